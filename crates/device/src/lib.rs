@@ -1,0 +1,4 @@
+//! placeholder
+/// placeholder
+#[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct DeviceParams {}

@@ -1,0 +1,204 @@
+//! The words of the field as types: instants, identities, extents, requests and batches.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+use serde::{Deserialize, Serialize};
+
+/// An instant of the monotonic clock, or a span, in nanoseconds. Its zero is the driver's choice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// The earliest instant.
+    pub const ZERO: Nanos = Nanos(0);
+    /// Later than every instant that is reached.
+    pub const MAX: Nanos = Nanos(u64::MAX);
+
+    /// A span of `us` microseconds; saturates.
+    pub const fn from_micros(us: u64) -> Nanos {
+        Nanos(us.saturating_mul(1_000))
+    }
+
+    /// A span of `ms` milliseconds; saturates.
+    pub const fn from_millis(ms: u64) -> Nanos {
+        Nanos(ms.saturating_mul(1_000_000))
+    }
+
+    /// A span of `s` seconds; negative and not-a-number become zero, and it saturates.
+    pub fn from_secs_f64(s: f64) -> Nanos {
+        Nanos((s * 1e9) as u64)
+    }
+
+    /// The span in seconds.
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+
+    /// `self - earlier`, or zero when `earlier` is later.
+    pub const fn since(self, earlier: Nanos) -> Nanos {
+        Nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add for Nanos {
+    type Output = Nanos;
+    fn add(self, rhs: Nanos) -> Nanos {
+        Nanos(self.0.saturating_add(rhs.0))
+    }
+}
+
+impl AddAssign for Nanos {
+    fn add_assign(&mut self, rhs: Nanos) {
+        *self = *self + rhs;
+    }
+}
+
+impl Sub for Nanos {
+    type Output = Nanos;
+    fn sub(self, rhs: Nanos) -> Nanos {
+        self.since(rhs)
+    }
+}
+
+impl fmt::Display for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n >= 1_000_000_000 => write!(f, "{:.3} s", n as f64 / 1e9),
+            n if n >= 1_000_000 => write!(f, "{:.3} ms", n as f64 / 1e6),
+            n => write!(f, "{:.1} µs", n as f64 / 1e3),
+        }
+    }
+}
+
+macro_rules! interned {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+    )*};
+}
+
+interned! {
+    /// A file, interned by the driver for as long as it has outstanding requests.
+    FileId,
+    /// A client: one process, or one mount, on a compute node.
+    ClientId,
+    /// A connection to this server.
+    ConnId,
+    /// An application (a job of the batch system).
+    JobId,
+    /// A user.
+    UserId,
+}
+
+/// One device or data server below the scheduler.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct LaneId(pub u16);
+
+impl LaneId {
+    /// The lane as an index into per-lane tables.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The submitter's token for a request; unique among those outstanding in one core.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct RequestId(pub u64);
+
+/// The core's name for a dispatched batch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct BatchId(pub u64);
+
+/// What a request does to its extent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Op {
+    /// Reads the extent.
+    Read,
+    /// Writes the extent.
+    Write,
+    /// Makes everything acknowledged before in the extent durable; a barrier for it.
+    Sync,
+    /// Cuts or extends the file; a barrier for everything from `lane_offset` on.
+    Truncate,
+    /// Removes the file; a barrier for all of it.
+    Unlink,
+}
+
+impl Op {
+    /// True for the operations that a policy may reorder and aggregate.
+    pub const fn is_data(self) -> bool {
+        matches!(self, Op::Read | Op::Write)
+    }
+}
+
+/// Where a request acts. Contiguity and order are judged in `lane_offset`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The file.
+    pub file: FileId,
+    /// The device or data server that serves it (its first byte, where requests are not split).
+    pub lane: LaneId,
+    /// Offset in the file, bytes.
+    pub file_offset: u64,
+    /// Offset in the lane's own space, bytes. Where requests are not split it equals `file_offset`.
+    pub lane_offset: u64,
+    /// Length in bytes; `u64::MAX` on a barrier means "to the end".
+    pub len: u64,
+}
+
+impl Extent {
+    /// First byte after the extent in the lane's space.
+    pub const fn end(&self) -> u64 {
+        self.lane_offset.saturating_add(self.len)
+    }
+}
+
+/// What the scheduler knows of a request. The payload stays with the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// The submitter's token.
+    pub id: RequestId,
+    /// Where it acts.
+    pub extent: Extent,
+    /// When it reached this scheduler first; kept across policy switches.
+    pub arrival: Nanos,
+    /// Who sent it.
+    pub client: ClientId,
+    /// Over which connection.
+    pub conn: ConnId,
+    /// For which application.
+    pub job: JobId,
+    /// On whose behalf.
+    pub user: UserId,
+    /// What it does.
+    pub op: Op,
+}
+
+/// One request's share of a batch: bytes `from .. from + len` of the request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The request.
+    pub id: RequestId,
+    /// First byte within the request.
+    pub from: u64,
+    /// Bytes of the request in this batch.
+    pub len: u64,
+    /// Where the part starts in the lane's space.
+    pub lane_offset: u64,
+}
+
+/// A *virtual request*: parts of one file, operation and lane whose ranges touch, in offset order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Batch {
+    /// The core's name for it; completions carry it back.
+    pub id: BatchId,
+    /// The hull of the parts. `file_offset` is that of the first part.
+    pub extent: Extent,
+    /// The operation of all parts.
+    pub op: Op,
+    /// In offset order; never empty.
+    pub parts: Vec<Part>,
+}

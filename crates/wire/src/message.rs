@@ -1,0 +1,480 @@
+//! The messages. Bodies are encoded with postcard; bulk data follows the body as the frame's payload.
+
+use impresario_layout::Layout;
+use serde::{Deserialize, Serialize};
+
+/// Version of the protocol; both sides must speak the same.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// A file's stable key: names its objects on the data servers for ever.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct FileKey(pub u64);
+
+/// A client's identity, drawn at random when it starts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct ClientKey(pub u64);
+
+/// Who a request is from; on every request, so that it survives forwarding.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct Who {
+    /// The client.
+    pub client: ClientKey,
+    /// Raised by the client whenever it gives up a path to a server; older epochs are fenced.
+    pub epoch: u32,
+    /// Number of the request within the client; a retry keeps it.
+    pub sequence: u64,
+    /// The application (job of the batch system); 0 when unknown.
+    pub job: u64,
+    /// The user's number.
+    pub user: u32,
+}
+
+/// What kind of server is spoken to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Role {
+    /// The metadata server.
+    Meta,
+    /// A data server.
+    Data,
+    /// An I/O node.
+    Io,
+}
+
+/// First frame on a connection, from the side that opened it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL_VERSION`] of the sender.
+    pub version: u32,
+    /// The sender.
+    pub who: Who,
+    /// The role that the sender believes it speaks to.
+    pub role: Role,
+    /// For logs: program and host of the sender, cut to 256 bytes.
+    pub name: String,
+}
+
+/// The server's answer to [`Hello`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Welcome {
+    /// [`PROTOCOL_VERSION`] of the server.
+    pub version: u32,
+    /// The server's name in the configuration.
+    pub name: String,
+    /// Drawn anew at each start of the server: tells a restart from a broken connection.
+    pub incarnation: u64,
+    /// Largest payload of one request or reply, bytes.
+    pub max_payload_bytes: u32,
+}
+
+/// A request to a server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Call {
+    /// Data server: read `len` bytes of an object. Answer: [`Answer::Data`]; short where the object ends.
+    Read {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Offset in the object, bytes.
+        lane_offset: u64,
+        /// Bytes wanted.
+        len: u32,
+    },
+    /// Data server: write the payload into an object. Answer: [`Answer::Written`].
+    Write {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Offset in the object, bytes.
+        lane_offset: u64,
+    },
+    /// Data server: make an object durable, and its existence. Answer: [`Answer::Done`].
+    Sync {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+    },
+    /// Data server: cut or extend an object; creates it when `len > 0`. Answer: [`Answer::Done`].
+    Truncate {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// New length of the object, bytes.
+        len: u64,
+    },
+    /// Data server: remove an object; no error when there is none. Answer: [`Answer::Done`].
+    Unlink {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+    },
+    /// Data server: size and times of an object, unscheduled. Answer: [`Answer::Object`].
+    ObjectStat {
+        /// File.
+        file: FileKey,
+    },
+    /// I/O node: read a file range. Answer: [`Answer::Data`]; short only at the end of the file.
+    FileRead {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// Offset in the file, bytes.
+        offset: u64,
+        /// Bytes wanted.
+        len: u32,
+    },
+    /// I/O node: write the payload into a file. Answer: [`Answer::Written`].
+    FileWrite {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// Offset in the file, bytes.
+        offset: u64,
+    },
+    /// I/O node: make the objects of a file durable on all its data servers. Answer: [`Answer::Done`].
+    FileSync {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+    },
+    /// I/O node: file length as its objects tell it. Answer: [`Answer::Object`].
+    FileStat {
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+    },
+    /// Metadata server, or an I/O node that passes it on.
+    Meta(MetaCall),
+    /// Any server: its state as JSON. Answer: [`Answer::Text`].
+    Status,
+    /// I/O node or data server: switch the policy now. Answer: [`Answer::Done`], or a fault that says why not.
+    SetPolicy {
+        /// Name of the policy.
+        name: String,
+        /// Parameters as `key`, `value` pairs.
+        params: Vec<(String, String)>,
+    },
+    /// Data server on a modelled device, and I/O nodes: zero the statistics. Answer: [`Answer::Done`].
+    ResetStatistics,
+    /// Data server on a modelled device: serve in `arrival` or `elevator` order. Answer: [`Answer::Done`].
+    SetDiskOrder {
+        /// `arrival` or `elevator`.
+        order: String,
+    },
+}
+
+/// What a metadata call acts on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Target {
+    /// A path from the root of the name space: components separated by `/`, no leading `/`; the root is empty.
+    /// The server follows no symbolic link: whoever walks the tree does.
+    Path(Vec<u8>),
+    /// An open file.
+    Handle(u64),
+}
+
+/// Attributes to change; `None` leaves one as it is.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length, bytes; cuts or extends the objects too.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The server's present time.
+    Now,
+    /// A given time.
+    At(Time),
+}
+
+/// A point of calendar time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
+pub struct Time {
+    /// Seconds since 1970-01-01 UTC.
+    pub secs: i64,
+    /// Nanoseconds, 0 to 999,999,999.
+    pub nanos: u32,
+}
+
+/// A request to the metadata server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum MetaCall {
+    /// Attributes. Answer: [`Answer::Attr`].
+    GetAttr {
+        /// Of what.
+        target: Target,
+    },
+    /// Changes attributes. Answer: [`Answer::Attr`].
+    SetAttr {
+        /// Of what.
+        target: Target,
+        /// The changes.
+        set: SetAttr,
+    },
+    /// Makes a file and opens it for reading and writing. Answer: [`Answer::Opened`].
+    Create {
+        /// Path.
+        path: Vec<u8>,
+        /// Permission bits.
+        mode: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+        /// Fail when it exists; otherwise an existing file is opened.
+        exclusive: bool,
+        /// How to stripe it; `None`: as its directory says.
+        layout: Option<LayoutRequest>,
+    },
+    /// Opens a file. Answer: [`Answer::Opened`].
+    Open {
+        /// Path.
+        path: Vec<u8>,
+        /// For writing too. The server tracks writers to know who holds the size.
+        write: bool,
+    },
+    /// After a lost connection or a restarted server: registers a file that this client had open. Answer: [`Answer::Opened`].
+    Reopen {
+        /// The path it was opened by, or was last renamed to by this client.
+        path: Vec<u8>,
+        /// Its key; tells it from another file of that name.
+        file: FileKey,
+        /// It was open for writing.
+        write: bool,
+    },
+    /// Ends an open. Answer: [`Answer::Done`].
+    Close {
+        /// The open file.
+        handle: u64,
+    },
+    /// Makes a file's size, attributes and name durable (its data are the data servers' matter). Answer: [`Answer::Done`].
+    Fsync {
+        /// The open file.
+        handle: u64,
+    },
+    /// Makes the names in a directory durable. Answer: [`Answer::Done`].
+    FsyncDir {
+        /// Path.
+        path: Vec<u8>,
+    },
+    /// Makes a directory. Answer: [`Answer::Attr`].
+    Mkdir {
+        /// Path.
+        path: Vec<u8>,
+        /// Permission bits.
+        mode: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// Removes an empty directory. Answer: [`Answer::Done`].
+    Rmdir {
+        /// Path.
+        path: Vec<u8>,
+    },
+    /// Removes a name; the objects go with the last name and the last open. Answer: [`Answer::Done`].
+    Unlink {
+        /// Path.
+        path: Vec<u8>,
+    },
+    /// Renames, atomically replacing what was there. Answer: [`Answer::Done`].
+    Rename {
+        /// Old path.
+        from: Vec<u8>,
+        /// New path.
+        to: Vec<u8>,
+        /// Fail when the new name exists.
+        no_replace: bool,
+    },
+    /// Makes a symbolic link. Answer: [`Answer::Attr`].
+    Symlink {
+        /// Path of the link.
+        path: Vec<u8>,
+        /// What it says.
+        target: Vec<u8>,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// Reads a symbolic link. Answer: [`Answer::Link`].
+    Readlink {
+        /// Path.
+        path: Vec<u8>,
+    },
+    /// A slice of a directory, with attributes. Answer: [`Answer::Entries`].
+    Readdir {
+        /// Path.
+        path: Vec<u8>,
+        /// Resume after this name; empty: from the start. Names come in byte order.
+        after: Vec<u8>,
+        /// At most so many entries (the server may give fewer, but at least one).
+        max: u32,
+    },
+    /// Totals over the data servers. Answer: [`Answer::Statfs`].
+    Statfs,
+    /// How files made in a directory will be striped. Answer: [`Answer::Done`].
+    SetLayout {
+        /// Path of the directory.
+        path: Vec<u8>,
+        /// `None`: as its parent says.
+        layout: Option<LayoutRequest>,
+    },
+}
+
+/// Striping wished for; what is `None` comes from the directory, then from the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct LayoutRequest {
+    /// First data server; `None`: chosen by the server, spread evenly.
+    pub base: Option<u16>,
+    /// Number of data servers.
+    pub pcount: Option<u16>,
+    /// Strip size, bytes.
+    pub ssize_bytes: Option<u32>,
+}
+
+/// What a name is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum NodeKind {
+    /// A file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+}
+
+/// Attributes of a node of the name space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Attr {
+    /// Number of the node, unique while it exists.
+    pub ino: u64,
+    /// What it is.
+    pub kind: NodeKind,
+    /// Permission bits (with set-id and sticky).
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length, bytes.
+    pub size: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last modification.
+    pub mtime: Time,
+    /// Last change of attributes.
+    pub ctime: Time,
+}
+
+/// An open file, as its client needs it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Opened {
+    /// Names the open until it is closed or the connection ends.
+    pub handle: u64,
+    /// The file's key.
+    pub file: FileKey,
+    /// Where its data lie.
+    pub layout: Layout,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// One name of a directory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name: bytes without `/` and NUL.
+    pub name: Vec<u8>,
+    /// What it names.
+    pub attr: Attr,
+}
+
+/// The state of an object, or of a file as its objects tell it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct ObjectInfo {
+    /// Length, bytes; 0 when there is no object.
+    pub size: u64,
+    /// Last modification; zero when there is no object.
+    pub mtime: Time,
+    /// Bytes of storage used.
+    pub used_bytes: u64,
+}
+
+/// Totals of a file system.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Statfs {
+    /// Bytes in all.
+    pub total_bytes: u64,
+    /// Bytes free.
+    pub free_bytes: u64,
+    /// Nodes in all.
+    pub files: u64,
+    /// Nodes free.
+    pub files_free: u64,
+}
+
+/// A server's answer.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// Done; nothing to say.
+    Done,
+    /// The payload holds the bytes read.
+    Data,
+    /// Bytes written.
+    Written(u32),
+    /// Of an object.
+    Object(ObjectInfo),
+    /// Of a node.
+    Attr(Attr),
+    /// An open file.
+    Opened(Opened),
+    /// What a symbolic link says.
+    Link(Vec<u8>),
+    /// A slice of a directory; empty at its end.
+    Entries(Vec<Entry>),
+    /// Totals.
+    Statfs(Statfs),
+    /// Text for people or programs (JSON).
+    Text(String),
+    /// It failed.
+    Fault(Fault),
+}
+
+/// A failure that a server reports.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{message} (errno {errno})")]
+pub struct Fault {
+    /// A Linux errno.
+    pub errno: i32,
+    /// One line: what failed, on what, and the remedy where there is one.
+    pub message: String,
+}
