@@ -1,8 +1,22 @@
 //! Threads and a clock around the scheduling core: submission with back-pressure, dispatch, timers.
+//!
+//! The engine owns one thread, its timer, which sleeps unless a policy waits for an instant. Everything
+//! else runs on the threads that submit and complete: whoever changes the core asks it for the next batches and
+//! starts them, outside the lock. A request that may go at once therefore costs no hand-over
+//! between threads.
 
-use std::sync::Arc;
+mod intern;
 
-use impresario_sched::{Batch, ConnId, LaneId, Nanos, Op, PolicySpec, Request, RequestId};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use impresario_sched::{
+    Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId,
+    LaneId, Nanos, Next, Op, PolicyError, PolicySpec, Request, RequestId, Status, UserId,
+};
+
+use intern::Interner;
 
 /// How a batch ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +32,7 @@ pub struct Outcome {
 }
 
 /// A dispatched batch with the submitters' contexts.
-pub struct Work<T> {
+pub struct Work<T: Send + 'static> {
     /// The virtual request.
     pub batch: Batch,
     /// One per `batch.parts`, in the same order: the request and what came with it.
@@ -28,19 +42,54 @@ pub struct Work<T> {
 }
 
 /// The duty to report a batch's end. Dropping it unreported completes the batch as EIO.
-pub struct Ticket<T> {
-    _private: std::marker::PhantomData<T>,
+pub struct Ticket<T: Send + 'static> {
+    shared: Arc<Shared<T>>,
+    batch: BatchId,
+    names: Vec<Names>,
+    reported: bool,
 }
 
-impl<T> Ticket<T> {
+impl<T: Send + 'static> Ticket<T> {
     /// Reports the end; from any thread. May start further batches on this thread.
-    pub fn complete(self, _outcome: Outcome) {
-        todo!()
+    pub fn complete(mut self, outcome: Outcome) {
+        self.report(outcome);
+    }
+
+    fn report(&mut self, outcome: Outcome) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        self.record(&mut state, outcome);
+        shared.pump(state);
+    }
+
+    fn record(&mut self, state: &mut State<T>, outcome: Outcome) {
+        self.reported = true;
+        let Outcome { errno, bytes_done, started, finished } = outcome;
+        let completion = Completion { batch: self.batch, errno, bytes_done, started, finished };
+        state.core.event(now(), Event::Completed(completion));
+        let mut names = std::mem::take(&mut self.names);
+        for n in names.drain(..) {
+            state.release(n);
+        }
+        state.spare.push(names);
+        state.in_flight -= 1;
+        self.shared.make_room(state);
     }
 }
 
+impl<T: Send + 'static> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        if !self.reported {
+            let at = now();
+            self.report(Outcome { errno: EIO, bytes_done: 0, started: at, finished: at });
+        }
+    }
+}
+
+const EIO: i32 = 5;
+
 /// What became of a started batch.
-pub enum Started<T> {
+pub enum Started<T: Send + 'static> {
     /// The executor completes it later.
     Pending,
     /// It is done already; the engine records it without recursion.
@@ -96,55 +145,395 @@ pub struct EngineConfig {
     pub shared_space: bool,
     /// The policy.
     pub policy: PolicySpec,
-    /// In-flight limit of a lane in requests; 0: the policy's own default.
+    /// In-flight limit of a lane in batches; 0: [`EngineConfig::LANE_REQUESTS`].
     pub lane_requests: u32,
     /// In-flight limit of a lane in bytes.
     pub lane_bytes: u64,
+    /// In-flight limit over all lanes in batches.
+    pub total_requests: u32,
     /// Position of this node among its like (which rotation of servers `twins` uses).
     pub node_rank: u32,
     /// Bound of the queue, requests (queued and in flight).
     pub queue_requests: u32,
     /// How long `submit` waits while the queue is full.
-    pub submit_timeout: std::time::Duration,
+    pub submit_timeout: Duration,
+    /// Time to process, for the policies that go by it.
+    pub cost: CostModel,
+}
+
+impl EngineConfig {
+    /// Batches in flight per lane unless configured: enough for a device that serves many at once.
+    pub const LANE_REQUESTS: u32 = 32;
+
+    /// One lane, defaults everywhere.
+    pub fn new(policy: PolicySpec) -> EngineConfig {
+        EngineConfig {
+            lanes: 1,
+            shared_space: false,
+            policy,
+            lane_requests: 0,
+            lane_bytes: u64::MAX,
+            total_requests: u32::MAX,
+            node_rank: 0,
+            queue_requests: 10_000,
+            submit_timeout: Duration::from_secs(10),
+            cost: CostModel::default(),
+        }
+    }
+}
+
+/// The interned names of a request, held while it is outstanding.
+#[derive(Clone, Copy)]
+struct Names {
+    file: u32,
+    client: u32,
+    job: u32,
+    user: u32,
+}
+
+struct Held<T> {
+    context: T,
+    names: Names,
+}
+
+struct State<T> {
+    core: Core,
+    /// By slot of the request's identity.
+    held: Vec<Option<Held<T>>>,
+    files: Interner,
+    clients: Interner,
+    jobs: Interner,
+    users: Interner,
+    spare: Vec<Vec<Names>>,
+    in_flight: usize,
+    /// Threads that wait for room.
+    waiting: usize,
+    closed: bool,
+    /// When the timer wakes; `Nanos::MAX`: not.
+    alarm: Nanos,
+    /// Work is left that a pumping thread handed to the timer.
+    handed_over: bool,
+}
+
+struct Shared<T: Send + 'static> {
+    state: Mutex<State<T>>,
+    /// A slot became free, or a batch ended.
+    room: Condvar,
+    /// The alarm moved forward, work was handed over, or the engine closes.
+    timer: Condvar,
+    executor: Arc<dyn Executor<T>>,
+    stopped: AtomicBool,
 }
 
 /// The engine. Threads: one timer; the rest is borrowed from submitters and completers.
 pub struct Engine<T: Send + 'static> {
-    _private: std::marker::PhantomData<T>,
+    shared: Arc<Shared<T>>,
+    submit_timeout: Duration,
+    timer: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// The engine's clock: CLOCK_MONOTONIC in nanoseconds, so that instants of a device model on this machine mean the same.
+pub fn now() -> Nanos {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
+/// What to add to [`now`] for the time that machines with synchronised clocks share, nanoseconds.
+fn shared_clock_offset_ns() -> i64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    (t.tv_sec * 1_000_000_000 + t.tv_nsec) - now().0 as i64
+}
+
+impl<T: Send + 'static> State<T> {
+    fn intern(&mut self, s: &Submission) -> Names {
+        Names {
+            file: self.files.take(s.file),
+            client: self.clients.take(s.client),
+            job: self.jobs.take(s.job),
+            user: self.users.take(u64::from(s.user)),
+        }
+    }
+
+    fn release(&mut self, n: Names) {
+        self.files.release(n.file);
+        self.clients.release(n.client);
+        self.jobs.release(n.job);
+        self.users.release(n.user);
+    }
+
+    fn take_held(&mut self, id: RequestId) -> Option<Held<T>> {
+        self.held.get_mut(id.0 as u32 as usize)?.take()
+    }
+
+    /// Collects what belongs to a dispatched batch. Every part of it was submitted with a context.
+    fn gather(&mut self, batch: &Batch) -> (Vec<(Request, T)>, Vec<Names>) {
+        let mut names = self.spare.pop().unwrap_or_default();
+        let mut parts = Vec::with_capacity(batch.parts.len());
+        for part in &batch.parts {
+            if let (Some(request), Some(held)) = (self.core.request(part.id), self.take_held(part.id)) {
+                names.push(held.names);
+                parts.push((request, held.context));
+            }
+        }
+        debug_assert_eq!(parts.len(), batch.parts.len());
+        (parts, names)
+    }
+}
+
+/// Batches that a submitter starts on its own thread before it hands the rest to the timer's.
+const PUMP_BATCHES: usize = 64;
+
+impl<T: Send + 'static> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Nothing that can panic runs between a change and the end of its consequences.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes those who wait for room. Waking costs a system call even when nobody listens, hence the count.
+    fn make_room(&self, state: &State<T>) {
+        if state.waiting > 0 {
+            self.room.notify_all();
+        }
+    }
+
+    fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State<T>>, left: Duration) -> MutexGuard<'a, State<T>> {
+        state.waiting += 1;
+        state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        state.waiting -= 1;
+        state
+    }
+
+    /// Starts what may start, then sets the alarm.
+    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State<T>>) {
+        for _ in 0..PUMP_BATCHES {
+            let batch = match state.core.next(now()) {
+                Next::Dispatch(batch) => batch,
+                Next::Wait { until, .. } => {
+                    if until < state.alarm {
+                        state.alarm = until;
+                        self.timer.notify_one();
+                    }
+                    return;
+                }
+            };
+            let (parts, names) = state.gather(&batch);
+            state.in_flight += 1;
+            drop(state);
+            let ticket = Ticket { shared: Arc::clone(self), batch: batch.id, names, reported: false };
+            let started = self.executor.start(Work { batch, parts, ticket });
+            state = self.lock();
+            if let Started::Finished(mut ticket, outcome) = started {
+                ticket.record(&mut state, outcome);
+            }
+        }
+        state.handed_over = true;
+        self.timer.notify_one();
+    }
+
+    fn keep_time(self: Arc<Self>) {
+        // Wake when asked to, not up to 50 µs later.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
+        let mut state = self.lock();
+        while !self.stopped.load(Ordering::Acquire) {
+            let at = now();
+            if state.handed_over || state.alarm <= at {
+                state.handed_over = false;
+                state.alarm = Nanos::MAX;
+                self.pump(state);
+                state = self.lock();
+            } else if state.alarm == Nanos::MAX {
+                state = self.timer.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                let left = Duration::from_nanos(state.alarm.since(at).0);
+                state = self.timer.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
 }
 
 impl<T: Send + 'static> Engine<T> {
     /// Starts an engine.
-    pub fn new(_config: EngineConfig, _executor: Arc<dyn Executor<T>>) -> Result<Arc<Engine<T>>, String> {
-        todo!()
+    pub fn new(config: EngineConfig, executor: Arc<dyn Executor<T>>) -> Result<Arc<Engine<T>>, PolicyError> {
+        let core_config = CoreConfig {
+            lanes: config.lanes,
+            shared_space: config.shared_space,
+            lane_requests: if config.lane_requests == 0 { EngineConfig::LANE_REQUESTS } else { config.lane_requests },
+            lane_bytes: config.lane_bytes,
+            total_requests: config.total_requests,
+            node_rank: config.node_rank,
+            capacity: config.queue_requests,
+            cost: config.cost,
+        };
+        let mut core = Core::new(core_config, &config.policy)?;
+        let clock = Event::SharedClock { offset_ns: shared_clock_offset_ns(), error_ns: 0 };
+        core.event(now(), clock);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                core,
+                held: Vec::new(),
+                files: Interner::default(),
+                clients: Interner::default(),
+                jobs: Interner::default(),
+                users: Interner::default(),
+                spare: Vec::new(),
+                in_flight: 0,
+                waiting: 0,
+                closed: false,
+                alarm: Nanos::MAX,
+                handed_over: false,
+            }),
+            room: Condvar::new(),
+            timer: Condvar::new(),
+            executor,
+            stopped: AtomicBool::new(false),
+        });
+        let timer = std::thread::Builder::new().name("engine-timer".into()).stack_size(256 << 10).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.keep_time()
+        });
+        let timer = timer.map_err(|e| PolicyError::Unsuitable {
+            policy: "engine",
+            why: format!("its timer thread cannot be started ({e}); raise the limit of threads"),
+        })?;
+        Ok(Arc::new(Engine { shared, submit_timeout: config.submit_timeout, timer: Mutex::new(Some(timer)) }))
     }
-    /// The engine's clock.
+
+    /// The engine's clock, see [`now`].
     pub fn now(&self) -> Nanos {
-        todo!()
+        now()
     }
+
     /// Takes a request in; waits while the queue is full. May run `Executor::start` on this thread.
-    pub fn submit(&self, _submission: Submission, _context: T) -> Result<RequestId, Refused<T>> {
-        todo!()
+    pub fn submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
+        let mut state = self.shared.lock();
+        let mut deadline = None;
+        while !state.closed && state.core.room() == 0 {
+            let until = *deadline.get_or_insert_with(|| Instant::now() + self.submit_timeout);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Refused::Busy(context));
+            }
+            state = self.shared.wait_for_room(state, left);
+        }
+        if state.closed {
+            return Err(Refused::Closed(context));
+        }
+        let names = state.intern(&submission);
+        let at = now();
+        let request = Request {
+            id: RequestId(0),
+            extent: Extent {
+                file: FileId(names.file),
+                lane: submission.lane,
+                file_offset: submission.file_offset,
+                lane_offset: submission.lane_offset,
+                len: submission.len,
+            },
+            arrival: at,
+            client: ClientId(names.client),
+            conn: submission.conn,
+            job: JobId(names.job),
+            user: UserId(names.user),
+            op: submission.op,
+        };
+        let Ok(id) = state.core.push(at, &request) else {
+            state.release(names);
+            return Err(Refused::Busy(context));
+        };
+        let slot = id.0 as u32 as usize;
+        if state.held.len() <= slot {
+            state.held.resize_with(slot + 1, || None);
+        }
+        state.held[slot] = Some(Held { context, names });
+        self.shared.pump(state);
+        Ok(id)
     }
+
+    /// Withdraws a request: its context if it was still queued, `None` when it is in flight (drop its reply) or gone.
+    pub fn cancel(&self, id: RequestId) -> Option<T> {
+        let mut state = self.shared.lock();
+        if state.core.cancel(now(), id) != Cancelled::Removed {
+            return None;
+        }
+        let held = state.take_held(id)?;
+        state.release(held.names);
+        self.shared.make_room(&state);
+        self.shared.pump(state); // what it blocked may go now
+        Some(held.context)
+    }
+
     /// Drops every queued request of a connection (its client is gone); returns their contexts.
     /// In-flight ones stay and complete.
-    pub fn cancel_connection(&self, _conn: ConnId) -> Vec<T> {
-        todo!()
+    pub fn cancel_connection(&self, conn: ConnId) -> Vec<T> {
+        let mut state = self.shared.lock();
+        let ids = state.core.cancel_connection(now(), conn);
+        let contexts = self.collect(&mut state, ids);
+        self.shared.make_room(&state);
+        self.shared.pump(state);
+        contexts
     }
+
+    fn collect(&self, state: &mut State<T>, ids: Vec<RequestId>) -> Vec<T> {
+        let held: Vec<Held<T>> = ids.into_iter().filter_map(|id| state.take_held(id)).collect();
+        held.into_iter()
+            .map(|h| {
+                state.release(h.names);
+                h.context
+            })
+            .collect()
+    }
+
     /// Switches the policy, live. A refusal changes nothing.
-    pub fn set_policy(&self, _spec: &PolicySpec) -> Result<(), String> {
-        todo!()
+    pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
+        let mut state = self.shared.lock();
+        state.core.reconfigure(now(), spec)?;
+        self.shared.pump(state);
+        Ok(())
     }
-    /// Policy, queue lengths, statistics as JSON-ready text.
-    pub fn status(&self) -> impresario_sched::Status {
-        todo!()
+
+    /// Policy, queue lengths, statistics.
+    pub fn status(&self) -> Status {
+        self.shared.lock().core.status()
     }
+
     /// Zeroes the statistics.
     pub fn reset_statistics(&self) {
-        todo!()
+        self.shared.lock().core.reset_statistics();
     }
-    /// Stops: refuses new requests, waits (bounded) for what is in flight, returns what was queued.
-    pub fn shutdown(&self, _patience: std::time::Duration) -> Vec<T> {
-        todo!()
+
+    /// Stops: refuses new requests, returns what was queued, waits at most `patience` for what is in flight.
+    pub fn shutdown(&self, patience: Duration) -> Vec<T> {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        let ids = state.core.drain(now()).into_iter().map(|r| r.id).collect();
+        let contexts = self.collect(&mut state, ids);
+        self.shared.make_room(&state);
+        let until = Instant::now() + patience;
+        while state.in_flight > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.shared.wait_for_room(state, left);
+        }
+        drop(state);
+        self.stop_timer();
+        contexts
+    }
+
+    fn stop_timer(&self) {
+        self.shared.stopped.store(true, Ordering::Release);
+        drop(self.shared.lock()); // the timer is either before its check or already waiting
+        self.shared.timer.notify_all();
+        let timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(timer) = timer.filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = timer.join();
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Engine<T> {
+    fn drop(&mut self) {
+        self.stop_timer();
     }
 }

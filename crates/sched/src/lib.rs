@@ -1,8 +1,21 @@
-//! placeholder
+//! Request scheduling as one pure state machine: no thread, no clock, no I/O.
+//!
+//! [`Core`] is driven by `engine` (threads and a clock) and by `sim` (virtual time). [`policy`] holds the
+//! policies, one file each.
+
+mod conflicts;
+pub mod core;
+pub mod cost;
+pub mod policy;
+mod sorted;
 pub mod spec;
+pub mod stats;
+mod table;
 pub mod types;
+
+pub use crate::core::{Cancelled, Completion, Core, CoreConfig, Event, Full, LaneStatus, Next, Status};
+pub use cost::{CostModel, LinearCost};
+pub use policy::{PolicyError, WaitBound, WaitReason};
 pub use spec::PolicySpec;
+pub use table::{Slot, Table};
 pub use types::*;
-/// placeholder
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Status {}

@@ -1,0 +1,55 @@
+//! Stable keys (files, clients, jobs, users) to small numbers, for as long as requests name them.
+
+use rustc_hash::FxHashMap;
+
+/// Counts references; a key without any is forgotten, so memory follows what is outstanding.
+#[derive(Default)]
+pub(crate) struct Interner {
+    numbers: FxHashMap<u64, u32>,
+    entries: Vec<(u64, u32)>,
+    free: Vec<u32>,
+}
+
+impl Interner {
+    /// The number of a key, one reference more.
+    pub fn take(&mut self, key: u64) -> u32 {
+        let Interner { numbers, entries, free } = self;
+        let n = *numbers.entry(key).or_insert_with(|| {
+            free.pop().unwrap_or_else(|| {
+                entries.push((key, 0));
+                entries.len() as u32 - 1
+            })
+        });
+        let entry = &mut entries[n as usize];
+        *entry = (key, entry.1 + 1);
+        n
+    }
+
+    /// One reference less.
+    pub fn release(&mut self, n: u32) {
+        let Some(entry) = self.entries.get_mut(n as usize) else { return };
+        entry.1 = entry.1.saturating_sub(1);
+        if entry.1 == 0 && self.numbers.remove(&entry.0).is_some() {
+            self.free.push(n);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_last_as_long_as_their_references() {
+        let mut i = Interner::default();
+        let (a, b) = (i.take(7), i.take(8));
+        assert_ne!(a, b);
+        assert_eq!(i.take(7), a);
+        i.release(a);
+        assert_eq!(i.take(7), a, "one reference is left");
+        i.release(a);
+        i.release(a);
+        assert_eq!(i.take(9), a, "the number is used again");
+        assert_eq!(i.entries.len(), 2);
+    }
+}

@@ -1,0 +1,373 @@
+//! `mlf`: the multilevel-feedback scheduler of aIOLi as AGIOS describes it (agios-2013, III).
+//!
+//! Requests wait in two queues per file, one for reads and one for writes, in offset order; touching ones
+//! are aggregated into virtual requests. A new request has a quantum of 0. Each *pass* adds TTP(`quantum_bytes`) to
+//! the quantum of every request; a virtual request owns the sum of its parts' quanta. Queues are
+//! visited by their oldest arrival, and each sends at most one batch a pass: the first virtual request in
+//! offset order whose quantum is at least TTP(its size).
+//!
+//! Nothing is walked to do so. Quanta are linear in the pass: those of a virtual request with n parts that
+//! arrived in passes p₁…pₙ sum up to (n·p − Σpᵢ)·TTP(`quantum_bytes`) in pass p, so the pass from which it
+//! may be served is known when it is built, and a pass in which nothing may be served is skipped by
+//! arithmetic.
+//!
+//! Where the paper is silent we chose:
+//! - A pass takes no time: it ends when every queue that had something eligible has sent its batch. With a deep
+//!   hand-off below the scheduler nothing would ever wait then; `pass_us` gives a pass a set time.
+//! - A virtual request never grows beyond a batch (`batch_requests`, `batch_bytes`); a longer run of touching
+//!   requests is several virtual requests.
+//! - "Offset order" starts at the lowest offset each time, which can starve high offsets: after `guard_batches`
+//!   batches of a queue that left out its oldest request, the oldest goes next, whatever its quantum
+//!   (0 switches the guard off).
+//! - `growth=double` is the rule of the public library: the quantum in bytes doubles with each pass
+//!   (0, 1, 2, 4 … × `quantum_bytes`) and must reach the size in bytes; the parts of a virtual request count
+//!   from the mean of their arrivals.
+//!
+//! Wait: at most the passes that its quantum needs, then `guard_batches` for each older request of its queue, in each of
+//! which every queue sends one batch. Work-conserving unless `pass_us` is set; then a lane
+//! idles until the pass in which something becomes eligible.
+
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+
+use super::params::Range;
+use super::runs::{Run, RunQueue, Runs};
+use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use crate::cost::CostModel;
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::{FileId, Nanos, Op};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "mlf",
+    summary: "Multilevel feedback: aggregate in offset order, quanta grow until a request's turn has come.",
+    source: "agios-2013, III (algorithm of aioli-2006)",
+    params: &[
+        ParamInfo {
+            name: "quantum_bytes",
+            default: "8192",
+            range: Range::Integer(512, 1 << 30),
+            doc: "Each pass adds the time to process so many bytes.",
+        },
+        ParamInfo {
+            name: "batch_requests",
+            default: "64",
+            range: Range::Integer(1, 1024),
+            doc: "Requests per virtual request at most.",
+        },
+        ParamInfo {
+            name: "batch_bytes",
+            default: "1048576",
+            range: Range::Integer(512, 1 << 30),
+            doc: "Bytes per virtual request at most.",
+        },
+        ParamInfo {
+            name: "growth",
+            default: "fixed",
+            range: Range::Choice(&["fixed", "double"]),
+            doc: "How quanta grow: a fixed step (paper) or doubling (public library).",
+        },
+        ParamInfo {
+            name: "pass_us",
+            default: "0",
+            range: Range::Integer(0, 10_000_000),
+            doc: "Time that a pass takes, microseconds; 0: none.",
+        },
+        ParamInfo {
+            name: "guard_batches",
+            default: "16",
+            range: Range::Integer(0, 1_000_000),
+            doc: "Batches of a queue that may leave out its oldest request; 0: any number.",
+        },
+    ],
+    build: |params, setup| {
+        let runs = Runs::new(params.integer("batch_requests") as u16, params.integer("batch_bytes"));
+        Ok(Box::new(Mlf {
+            rule: Rule { quantum_bytes: params.integer("quantum_bytes"), double: params.on_word("growth", "double") },
+            pass_length: Nanos::from_micros(params.integer("pass_us")),
+            guard: params.integer("guard_batches"),
+            capacity: u64::from(setup.capacity),
+            params: params.clone(),
+            runs,
+            queues: Vec::new(),
+            free: Vec::new(),
+            by_key: FxHashMap::default(),
+            lanes: (0..setup.lanes).map(|_| LaneQueues::default()).collect(),
+            next_lane: 0,
+        }))
+    },
+};
+
+type Key = (usize, FileId, Op);
+
+struct Queue {
+    key: Key,
+    runs: RunQueue,
+    /// The last pass in which it sent a batch.
+    served_pass: Option<u64>,
+    /// Batches that left out its present oldest request.
+    skipped: u64,
+    filed: Filed,
+}
+
+/// In which of its lane's sets a queue is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Filed {
+    Nowhere,
+    Eligible(u64),
+    Future(u64),
+}
+
+#[derive(Default)]
+struct LaneQueues {
+    pass: u64,
+    /// (arrival of the oldest request, queue): may send a batch in this pass.
+    eligible: BTreeSet<(u64, u32)>,
+    /// (first pass in which it may send one, queue)
+    future: BTreeSet<(u64, u32)>,
+}
+
+#[derive(Clone, Copy)]
+struct Rule {
+    quantum_bytes: u64,
+    double: bool,
+}
+
+impl Rule {
+    /// The first pass in which the quantum of a virtual request suffices.
+    fn ready_pass(&self, cost: &CostModel, op: Op, run: &Run) -> u64 {
+        if self.double {
+            // factor × n × quantum ≥ size, the factor being 2^(visits-1)
+            let factor = run.len.div_ceil(self.quantum_bytes.saturating_mul(run.count)).max(1);
+            return run.pass_sum.div_ceil(run.count) + 1 + u64::from(factor.next_power_of_two().trailing_zeros());
+        }
+        let passes_of_one = cost.ttp(op, run.len).0.div_ceil(cost.ttp(op, self.quantum_bytes).0);
+        // n·p − Σpᵢ ≥ passes that one request of this size would need
+        (run.pass_sum + passes_of_one).div_ceil(run.count)
+    }
+}
+
+struct Mlf {
+    params: Params,
+    rule: Rule,
+    pass_length: Nanos,
+    guard: u64,
+    capacity: u64,
+    runs: Runs,
+    queues: Vec<Queue>,
+    free: Vec<u32>,
+    by_key: FxHashMap<Key, u32>,
+    /// One per lane group.
+    lanes: Vec<LaneQueues>,
+    next_lane: usize,
+}
+
+impl Mlf {
+    fn key(view: &View<'_>, slot: Slot) -> Key {
+        (view.group(slot), view.table.file(slot), view.table.op(slot))
+    }
+
+    /// The present pass of a lane.
+    fn pass(&self, view: &View<'_>, lane: usize) -> u64 {
+        match self.pass_length {
+            Nanos::ZERO => self.lanes[lane].pass,
+            length => view.now.0 / length.0,
+        }
+    }
+
+    fn queue_for(&mut self, key: Key) -> u32 {
+        if let Some(&q) = self.by_key.get(&key) {
+            return q;
+        }
+        let q = self.free.pop().unwrap_or_else(|| {
+            self.queues.push(Queue {
+                key,
+                runs: RunQueue::default(),
+                served_pass: None,
+                skipped: 0,
+                filed: Filed::Nowhere,
+            });
+            self.queues.len() as u32 - 1
+        });
+        let queue = &mut self.queues[q as usize];
+        (queue.key, queue.served_pass, queue.skipped) = (key, None, 0);
+        self.by_key.insert(key, q);
+        q
+    }
+
+    /// Puts a queue into the set where it belongs after a change, or drops it when it is empty.
+    fn refile(&mut self, view: &View<'_>, q: u32) {
+        let queue = &self.queues[q as usize];
+        let lane = queue.key.0;
+        let pass = self.pass(view, lane);
+        let filed = match (queue.runs.oldest(), self.runs.ready_from(&queue.runs, pass)) {
+            (Some(oldest), Some(ready)) => match ready.max(queue.served_pass.map_or(0, |p| p + 1)) {
+                due if due <= pass => Filed::Eligible(view.table.seq(oldest)),
+                due => Filed::Future(due),
+            },
+            _ => Filed::Nowhere,
+        };
+        self.file(q, filed);
+        let queue = &mut self.queues[q as usize];
+        if queue.runs.is_empty() {
+            self.by_key.remove(&queue.key);
+            self.free.push(q);
+        }
+    }
+
+    fn file(&mut self, q: u32, filed: Filed) {
+        let queue = &mut self.queues[q as usize];
+        let old = std::mem::replace(&mut queue.filed, filed);
+        if old == filed {
+            return;
+        }
+        let lane = &mut self.lanes[queue.key.0];
+        match old {
+            Filed::Eligible(seq) => lane.eligible.remove(&(seq, q)),
+            Filed::Future(pass) => lane.future.remove(&(pass, q)),
+            Filed::Nowhere => false,
+        };
+        match filed {
+            Filed::Eligible(seq) => lane.eligible.insert((seq, q)),
+            Filed::Future(pass) => lane.future.insert((pass, q)),
+            Filed::Nowhere => false,
+        };
+    }
+
+    /// The queue of a lane that sends next, having moved to the pass in which there is one; or how long to wait.
+    fn next_queue(&mut self, view: &View<'_>, lane: usize) -> Result<u32, Choice> {
+        loop {
+            let l = &mut self.lanes[lane];
+            let pass = if self.pass_length == Nanos::ZERO { l.pass } else { view.now.0 / self.pass_length.0 };
+            if let Some(&(due, q)) = l.future.first().filter(|f| f.0 <= pass || l.eligible.is_empty()) {
+                if due > pass && self.pass_length != Nanos::ZERO {
+                    return Err(Choice::Wait { until: Nanos(due * self.pass_length.0), reason: WaitReason::Quantum });
+                }
+                l.pass = due.max(pass);
+                let oldest = self.queues[q as usize].runs.oldest().map_or(0, |o| view.table.seq(o));
+                self.file(q, Filed::Eligible(oldest));
+                continue;
+            }
+            return l.eligible.first().map(|e| e.1).ok_or(Choice::until_event(WaitReason::Empty));
+        }
+    }
+}
+
+impl Policy for Mlf {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let key = Self::key(view, slot);
+        let (pass, q) = (self.pass(view, key.0), self.queue_for(key));
+        let (rule, cost) = (self.rule, view.cost);
+        let queue = &mut self.queues[q as usize];
+        self.runs.insert(&mut queue.runs, view.table, slot, pass, |run| rule.ready_pass(cost, key.2, run));
+        self.refile(view, q);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let key = Self::key(view, slot);
+        let Some(&q) = self.by_key.get(&key) else { return };
+        let (rule, cost) = (self.rule, view.cost);
+        let queue = &mut self.queues[q as usize];
+        self.runs.remove(&mut queue.runs, view.table, slot, |run| rule.ready_pass(cost, key.2, run));
+        self.refile(view, q);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut wait = Choice::until_event(WaitReason::Empty);
+        for turn in 0..view.groups() {
+            let lane = (self.next_lane + turn) % view.groups();
+            // A stale entry can make a queue look ready; each look removes one, so this ends.
+            while batch.is_empty() {
+                let q = match self.next_queue(view, lane) {
+                    Ok(q) => q,
+                    Err(Choice::Wait { until, reason }) => {
+                        if let Choice::Wait { until: known, .. } = wait
+                            && reason != WaitReason::Empty
+                            && until <= known
+                        {
+                            wait = Choice::Wait { until, reason };
+                        }
+                        break;
+                    }
+                    Err(Choice::Serve) => break,
+                };
+                let pass = self.pass(view, lane);
+                let queue = &mut self.queues[q as usize];
+                let (op, rule, cost) = (queue.key.2, self.rule, view.cost);
+                let ready_at = |run: &Run| rule.ready_pass(cost, op, run);
+                self.runs.promote(&mut queue.runs, view.table, pass, ready_at);
+                let oldest = queue.runs.oldest();
+                let guarded = oldest.filter(|_| self.guard > 0 && queue.skipped >= self.guard);
+                let head = match guarded {
+                    Some(oldest) => Some(self.runs.run_of(oldest)),
+                    None => queue.runs.first_ready(),
+                };
+                let Some(head) = head else {
+                    self.refile(view, q);
+                    continue;
+                };
+                if !view.open(view.table.lane(head)) {
+                    wait = Choice::until_event(WaitReason::LanesBusy);
+                    break;
+                }
+                self.runs.take(&mut queue.runs, view.table, head, usize::MAX, batch, ready_at);
+                queue.served_pass = Some(pass);
+                queue.skipped = if queue.runs.oldest() == oldest { queue.skipped + 1 } else { 0 };
+                self.refile(view, q);
+            }
+            if !batch.is_empty() {
+                self.next_lane = (lane + 1) % view.groups();
+                return Choice::Serve;
+            }
+        }
+        wait
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let key = Self::key(view, slot);
+        let run = Run { count: 1, len: view.table.len_bytes(slot), pass_sum: 0 };
+        let passes = self.rule.ready_pass(view.cost, key.2, &run);
+        let guard = if self.guard == 0 { u64::MAX } else { self.guard };
+        // Each older request of its queue may use up the guard once; in each pass every queue may send a batch.
+        let turns = passes.saturating_add(guard.saturating_mul(self.capacity)).saturating_add(1);
+        WaitBound {
+            batches: turns.saturating_mul(self.capacity),
+            idle: Nanos(self.pass_length.0.saturating_mul(passes.saturating_add(1))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Worked by hand: TTP(x) = 10 ms + 8 µs/KiB, quantum 8 KiB, so a pass adds 10.064 ms.
+    #[test]
+    fn quanta_by_hand() {
+        let linear = crate::cost::LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 7812 };
+        let cost = CostModel { read: linear, write: linear };
+        let rule = Rule { quantum_bytes: 8192, double: false };
+        let ready = |count, len, pass_sum| rule.ready_pass(&cost, Op::Read, &Run { count, len, pass_sum });
+        assert_eq!(ready(1, 8192, 0), 1, "one pass pays for one request of the quantum's size");
+        assert_eq!(ready(1, 262_144, 0), 2, "12.05 ms need two passes");
+        assert_eq!(ready(2, 16_384, 0), 1, "two parts earn twice as much");
+        assert_eq!(ready(2, 16_384, 5 + 6), 7, "2p − 11 ≥ 2, p = 6.5");
+        assert_eq!(ready(64, 1 << 20, 0), 1);
+    }
+
+    #[test]
+    fn doubling_as_in_the_public_library() {
+        let rule = Rule { quantum_bytes: 8192, double: true };
+        let cost = CostModel::default();
+        let ready = |count, len, pass_sum| rule.ready_pass(&cost, Op::Read, &Run { count, len, pass_sum });
+        assert_eq!(ready(1, 8192, 0), 1, "factor 1 at the first visit");
+        assert_eq!(ready(1, 8193, 0), 2, "factor 2 at the second");
+        assert_eq!(ready(1, 65_536, 0), 4, "factor 8 at the fourth");
+        assert_eq!(ready(8, 65_536, 80), 11);
+    }
+}

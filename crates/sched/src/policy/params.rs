@@ -1,0 +1,159 @@
+//! Parameters of policies: their description, and values given as text.
+
+use std::collections::BTreeMap;
+
+use crate::spec::PolicySpec;
+
+/// What a parameter accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Range {
+    /// A whole number between two, inclusive.
+    Integer(u64, u64),
+    /// One of a few words.
+    Choice(&'static [&'static str]),
+}
+
+/// `on` or `off`.
+pub const SWITCH: Range = Range::Choice(&["on", "off"]);
+
+/// A parameter as documentation shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct ParamInfo {
+    /// Its name, with the unit last.
+    pub name: &'static str,
+    /// Default, as text.
+    pub default: &'static str,
+    /// What it accepts.
+    pub range: Range,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// Why a policy was refused. Nothing has changed when it is returned.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// No policy has that name.
+    #[error("there is no policy \"{name}\"; there are: {known}")]
+    Unknown {
+        /// The name given.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// The policy has no such parameter.
+    #[error("policy {policy} has no parameter \"{name}\"; it has: {known}")]
+    UnknownParam {
+        /// The policy.
+        policy: &'static str,
+        /// The name given.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// A value is out of range.
+    #[error("policy {policy}: {name} = \"{value}\" is not {expected}")]
+    BadValue {
+        /// The policy.
+        policy: &'static str,
+        /// The parameter.
+        name: &'static str,
+        /// The value given.
+        value: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// The policy cannot work on this server.
+    #[error("policy {policy} cannot be used here: {why}")]
+    Unsuitable {
+        /// The policy.
+        policy: &'static str,
+        /// Why, and the remedy.
+        why: String,
+    },
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Range::Integer(low, high) => write!(f, "a whole number from {low} to {high}"),
+            Range::Choice(words) => write!(f, "one of {}", words.join(", ")),
+        }
+    }
+}
+
+impl Range {
+    fn accepts(&self, value: &str) -> bool {
+        match self {
+            Range::Integer(low, high) => value.parse::<u64>().is_ok_and(|v| (*low..=*high).contains(&v)),
+            Range::Choice(words) => words.contains(&value),
+        }
+    }
+}
+
+/// Checked values of a policy's parameters.
+#[derive(Clone, Debug)]
+pub struct Params {
+    policy: &'static str,
+    infos: &'static [ParamInfo],
+    values: BTreeMap<&'static str, String>,
+}
+
+impl Params {
+    /// Checks names and ranges; what is not given takes its default.
+    pub fn new(
+        policy: &'static str,
+        infos: &'static [ParamInfo],
+        given: &BTreeMap<String, String>,
+    ) -> Result<Params, PolicyError> {
+        for name in given.keys() {
+            if !infos.iter().any(|i| i.name == name) {
+                let known: Vec<_> = infos.iter().map(|i| i.name).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                return Err(PolicyError::UnknownParam { policy, name: name.clone(), known });
+            }
+        }
+        let mut values = BTreeMap::new();
+        for info in infos {
+            let value = given.get(info.name).map_or(info.default, String::as_str).trim();
+            if !info.range.accepts(value) {
+                return Err(PolicyError::BadValue {
+                    policy,
+                    name: info.name,
+                    value: value.into(),
+                    expected: info.range.to_string(),
+                });
+            }
+            values.insert(info.name, value.to_string());
+        }
+        Ok(Params { policy, infos, values })
+    }
+
+    /// A number. `name` must be one of the policy's own integer parameters.
+    pub fn integer(&self, name: &'static str) -> u64 {
+        self.text(name).parse().unwrap_or_else(|_| unreachable!("{name} was checked"))
+    }
+
+    /// A word. `name` must be one of the policy's own parameters.
+    pub fn text(&self, name: &'static str) -> &str {
+        debug_assert!(self.infos.iter().any(|i| i.name == name));
+        self.values.get(name).map_or("", String::as_str)
+    }
+
+    /// True when a word parameter has this value.
+    pub fn on_word(&self, name: &'static str, word: &str) -> bool {
+        self.text(name) == word
+    }
+
+    /// A switch.
+    pub fn on(&self, name: &'static str) -> bool {
+        self.text(name) == "on"
+    }
+
+    /// The policy with all its parameters spelled out.
+    pub fn spec(&self) -> PolicySpec {
+        PolicySpec {
+            name: self.policy.into(),
+            params: self.values.iter().map(|(k, v)| (k.to_string(), v.clone())).collect(),
+        }
+    }
+}

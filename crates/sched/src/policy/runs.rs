@@ -1,0 +1,342 @@
+//! Queues in offset order with aggregation: the machinery of `mlf`, `hbrr` and merging `fifo`.
+//!
+//! A [`RunQueue`] holds the requests of one file, operation and lane as *runs*: virtual requests of touching
+//! ranges, built as requests arrive and never larger than a batch may be. A run is *ready* from a
+//! given pass on (policies without quanta say: from pass 0); ready and waiting runs are kept in offset
+//! order each, so that the first ready one is found at once and neighbours are found in both.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::sorted::SortedSet;
+use crate::table::{Slot, Table};
+
+/// A virtual request, as the rule for readiness sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// Its requests.
+    pub count: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Sum over its requests of the pass in which each arrived.
+    pub pass_sum: u64,
+}
+
+/// Per request, 32 bytes. A run's figures stand at its first request, its head.
+#[derive(Clone, Copy)]
+struct Node {
+    /// Next request of the run, in offset order.
+    next: Slot,
+    /// Neighbours in the queue's order of arrival.
+    older: Slot,
+    newer: Slot,
+    /// Of a head: the run's last request. Of others: towards the head.
+    link: Slot,
+    pass_sum: u64,
+    len: u32,
+    /// Requests in the run; 0 for all but heads.
+    count: u16,
+    ready: bool,
+}
+
+const EMPTY: Node = Node {
+    next: Slot::NONE,
+    older: Slot::NONE,
+    newer: Slot::NONE,
+    link: Slot::NONE,
+    pass_sum: 0,
+    len: 0,
+    count: 0,
+    ready: false,
+};
+
+/// (start, head)
+type Key = (u64, u32);
+
+/// The runs of one file, operation and lane.
+#[derive(Default)]
+pub(crate) struct RunQueue {
+    ready: SortedSet<Key>,
+    waiting: SortedSet<Key>,
+    /// (pass from which a waiting run is ready, head); entries that were overtaken by a change are stale.
+    pending: BinaryHeap<Reverse<(u64, u32)>>,
+    oldest: Option<Slot>,
+    newest: Option<Slot>,
+    len: u32,
+    waiting_len: u32,
+}
+
+impl RunQueue {
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The request that arrived first.
+    pub fn oldest(&self) -> Option<Slot> {
+        self.oldest
+    }
+
+    /// Head of the first ready run in offset order.
+    pub fn first_ready(&self) -> Option<Slot> {
+        self.ready.first().map(|k| Slot(k.1))
+    }
+}
+
+/// The nodes of all queues of a policy, and the limits of a batch.
+pub(crate) struct Runs {
+    nodes: Vec<Node>,
+    max_requests: u16,
+    max_bytes: u64,
+}
+
+impl Runs {
+    pub fn new(max_requests: u16, max_bytes: u64) -> Runs {
+        Runs { nodes: Vec::new(), max_requests: max_requests.max(1), max_bytes: max_bytes.min(u64::from(u32::MAX)) }
+    }
+
+    fn run(&self, head: Slot) -> Run {
+        let n = &self.nodes[head.index()];
+        Run { count: u64::from(n.count), len: u64::from(n.len), pass_sum: n.pass_sum }
+    }
+
+    /// The head of the run that holds a queued request.
+    pub fn run_of(&mut self, slot: Slot) -> Slot {
+        let mut at = slot;
+        while self.nodes[at.index()].count == 0 {
+            let up = self.nodes[at.index()].link;
+            if self.nodes[up.index()].count == 0 {
+                self.nodes[at.index()].link = self.nodes[up.index()].link;
+            }
+            at = up;
+        }
+        at
+    }
+
+    /// Queues a request that arrived in `pass`, aggregating it with the runs that it touches.
+    pub fn insert(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
+        if self.nodes.len() <= slot.index() {
+            let want = slot.index() + 1 - self.nodes.len();
+            if self.nodes.capacity() < slot.index() + 1 {
+                self.nodes.reserve_exact(want.max(self.nodes.len() / 2).max(64));
+            }
+            self.nodes.resize(slot.index() + 1, EMPTY);
+        }
+        let newest = q.newest.replace(slot);
+        match newest {
+            Some(newest) => self.nodes[newest.index()].newer = slot,
+            None => q.oldest = Some(slot),
+        }
+        q.len += 1;
+        let len = u32::try_from(table.len_bytes(slot)).unwrap_or(u32::MAX);
+        let older = newest.unwrap_or(Slot::NONE);
+        self.nodes[slot.index()] = Node { older, link: slot, pass_sum: pass, len, count: 1, ..EMPTY };
+        self.place(q, table, slot, pass, ready_at);
+    }
+
+    /// Aggregates a one-request run with its neighbours and files the result.
+    fn place(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
+        let start = table.start(slot);
+        let below = (start.saturating_add(1), 0);
+        let left = q.ready.before(&below).max(q.waiting.before(&below)).map(|k| Slot(k.1));
+        let right = [q.ready.at_or_after(&below), q.waiting.at_or_after(&below)];
+        let right = right.into_iter().flatten().min().map(|k| Slot(k.1));
+        let mut head = slot;
+        if let Some(left) = left.filter(|l| self.may_join(table, *l, slot)) {
+            self.unfile(q, table, left);
+            self.add(table, left, slot);
+            head = left;
+        }
+        if let Some(right) = right.filter(|r| self.may_join(table, head, *r)) {
+            let tail = self.nodes[head.index()].link;
+            // An overlapping read may reach past its neighbour's start; the parts must stay in offset order.
+            if table.start(tail) <= table.start(right) {
+                self.unfile(q, table, right);
+                self.append(table, head, right);
+            }
+        }
+        self.file(q, table, head, pass, ready_at);
+    }
+
+    /// True when run `b`, which starts no earlier than `a`, touches it and both fit a batch.
+    fn may_join(&self, table: &Table, a: Slot, b: Slot) -> bool {
+        let (na, nb) = (&self.nodes[a.index()], &self.nodes[b.index()]);
+        let (start, end_a) = (table.start(a), table.start(a).saturating_add(u64::from(na.len)));
+        let end_b = table.start(b).saturating_add(u64::from(nb.len));
+        end_a >= table.start(b)
+            && na.count.saturating_add(nb.count) <= self.max_requests
+            && end_a.max(end_b) - start <= self.max_bytes
+    }
+
+    /// Adds a single request into run `a`, which starts no later, at its place in offset order.
+    fn add(&mut self, table: &Table, a: Slot, slot: Slot) {
+        let tail = self.nodes[a.index()].link;
+        if table.start(tail) <= table.start(slot) {
+            return self.append(table, a, slot);
+        }
+        // Only overlapping reads come here; a run is at most one batch long.
+        let mut before = a;
+        while table.start(self.nodes[before.index()].next) <= table.start(slot) {
+            before = self.nodes[before.index()].next;
+        }
+        let (after, pass) = (self.nodes[before.index()].next, self.nodes[slot.index()].pass_sum);
+        self.nodes[before.index()].next = slot;
+        let len = (table.end(slot) - table.start(a)) as u32;
+        let n = &mut self.nodes[slot.index()];
+        (n.next, n.link, n.count) = (after, a, 0);
+        let n = &mut self.nodes[a.index()];
+        (n.len, n.count, n.pass_sum) = (n.len.max(len), n.count + 1, n.pass_sum + pass);
+    }
+
+    /// Appends run `b` to run `a`; `a` may end inside or right before `b`.
+    fn append(&mut self, table: &Table, a: Slot, b: Slot) {
+        let nb = self.nodes[b.index()];
+        let tail = self.nodes[a.index()].link;
+        self.nodes[tail.index()].next = b;
+        let len = (table.start(b) + u64::from(nb.len) - table.start(a)) as u32;
+        let n = &mut self.nodes[a.index()];
+        (n.link, n.len, n.count, n.pass_sum) = (nb.link, n.len.max(len), n.count + nb.count, n.pass_sum + nb.pass_sum);
+        let n = &mut self.nodes[b.index()];
+        (n.link, n.count) = (a, 0);
+    }
+
+    fn file(&mut self, q: &mut RunQueue, table: &Table, head: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
+        let ready_pass = ready_at(&self.run(head));
+        let key = (table.start(head), head.0);
+        let ready = ready_pass <= pass;
+        self.nodes[head.index()].ready = ready;
+        if ready {
+            q.ready.insert(key);
+        } else {
+            q.waiting.insert(key);
+            q.waiting_len += 1;
+            if q.pending.len() > 2 * q.waiting_len as usize + 8 {
+                // Mostly stale entries: keep one per waiting run.
+                let nodes = &self.nodes;
+                let mut entries: Vec<_> = std::mem::take(&mut q.pending).into_vec();
+                entries.retain(|Reverse((_, h))| nodes.get(*h as usize).is_some_and(|n| n.count > 0 && !n.ready));
+                entries.sort_unstable_by_key(|Reverse((pass, h))| (*h, *pass));
+                entries.dedup_by_key(|Reverse((_, h))| *h);
+                q.pending = entries.into();
+            }
+            q.pending.push(Reverse((ready_pass, head.0)));
+        }
+    }
+
+    fn unfile(&mut self, q: &mut RunQueue, table: &Table, head: Slot) {
+        let key = (table.start(head), head.0);
+        if self.nodes[head.index()].ready {
+            q.ready.remove(&key);
+        } else if q.waiting.remove(&key) {
+            q.waiting_len -= 1;
+        }
+    }
+
+    /// Moves the runs that are ready in `pass` from the waiting to the ready.
+    pub fn promote(&mut self, q: &mut RunQueue, table: &Table, pass: u64, ready_at: impl Fn(&Run) -> u64) {
+        while let Some(&Reverse((_, head))) = q.pending.peek().filter(|e| e.0.0 <= pass) {
+            q.pending.pop();
+            let head = Slot(head);
+            let n = self.nodes[head.index()];
+            if n.count == 0 || n.ready || !q.waiting.remove(&(table.start(head), head.0)) {
+                continue; // stale
+            }
+            let ready_pass = ready_at(&self.run(head));
+            if ready_pass <= pass {
+                self.nodes[head.index()].ready = true;
+                q.ready.insert((table.start(head), head.0));
+                q.waiting_len -= 1;
+            } else {
+                q.waiting.insert((table.start(head), head.0));
+                q.pending.push(Reverse((ready_pass, head.0)));
+            }
+        }
+    }
+
+    /// The pass from which on something of the queue is ready; the present one when something is ready now.
+    pub fn ready_from(&self, q: &RunQueue, pass: u64) -> Option<u64> {
+        if !q.ready.is_empty() {
+            return Some(pass);
+        }
+        q.pending.peek().map(|e| e.0.0.max(pass))
+    }
+
+    /// Takes the first `limit` requests of a run out of the queue, in offset order; what is left stays a run.
+    pub fn take(
+        &mut self,
+        q: &mut RunQueue,
+        table: &Table,
+        head: Slot,
+        limit: usize,
+        out: &mut Vec<Slot>,
+        ready_at: impl Fn(&Run) -> u64,
+    ) {
+        self.unfile(q, table, head);
+        let run = self.nodes[head.index()];
+        let count = usize::from(run.count);
+        let mut at = head;
+        for _ in 0..count.min(limit) {
+            out.push(at);
+            let next = self.nodes[at.index()].next;
+            self.forget(q, at);
+            at = next;
+        }
+        if count <= limit {
+            return;
+        }
+        let left = (count - limit) as u16;
+        let end = table.start(head).saturating_add(u64::from(run.len));
+        let new_head = at;
+        self.nodes[new_head.index()] = Node {
+            link: run.link,
+            len: (end - table.start(new_head)) as u32,
+            count: left,
+            pass_sum: run.pass_sum / u64::from(run.count) * u64::from(left),
+            ..self.nodes[new_head.index()]
+        };
+        let mut part = self.nodes[new_head.index()].next;
+        for _ in 1..left {
+            self.nodes[part.index()].link = new_head;
+            part = self.nodes[part.index()].next;
+        }
+        self.file(q, table, new_head, 0, ready_at);
+    }
+
+    /// Takes one request out of the middle of things (it was cancelled).
+    pub fn remove(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, ready_at: impl Fn(&Run) -> u64 + Copy) {
+        let head = self.run_of(slot);
+        self.unfile(q, table, head);
+        let run = self.nodes[head.index()];
+        let pass = run.pass_sum / u64::from(run.count.max(1));
+        let mut at = head;
+        let mut parts = Vec::with_capacity(usize::from(run.count));
+        for _ in 0..run.count {
+            parts.push(at);
+            at = self.nodes[at.index()].next;
+        }
+        self.forget(q, slot);
+        parts.retain(|p| *p != slot);
+        for &part in &parts {
+            let len = u32::try_from(table.len_bytes(part)).unwrap_or(u32::MAX);
+            let n = &mut self.nodes[part.index()];
+            (n.next, n.link, n.count, n.len, n.pass_sum) = (Slot::NONE, part, 1, len, pass);
+        }
+        for part in parts {
+            self.place(q, table, part, 0, ready_at);
+        }
+    }
+
+    /// Takes a request out of the order of arrival.
+    fn forget(&mut self, q: &mut RunQueue, slot: Slot) {
+        let Node { older, newer, .. } = self.nodes[slot.index()];
+        match older.some() {
+            Some(o) => self.nodes[o.index()].newer = newer,
+            None => q.oldest = newer.some(),
+        }
+        match newer.some() {
+            Some(n) => self.nodes[n.index()].older = older,
+            None => q.newest = older.some(),
+        }
+        self.nodes[slot.index()].count = 0;
+        q.len -= 1;
+    }
+}

@@ -1,0 +1,264 @@
+//! The outstanding requests, in one bounded table that the core, the conflicts and the policies share.
+
+use crate::types::{ClientId, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId};
+
+/// A place in the table; valid while its request is outstanding.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// No place.
+    pub const NONE: Slot = Slot(u32::MAX);
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// `None` for [`Slot::NONE`].
+    pub(crate) fn some(self) -> Option<Slot> {
+        (self != Slot::NONE).then_some(self)
+    }
+}
+
+/// Where an outstanding request stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum State {
+    Free,
+    /// Something older conflicts with it; no policy sees it.
+    Blocked,
+    /// The policy (or, for a barrier, the core) has it.
+    Queued,
+    InFlight,
+}
+
+/// 72 bytes: what is known of an outstanding request, packed.
+#[derive(Clone, Copy)]
+struct Entry {
+    arrival: Nanos,
+    file_offset: u64,
+    lane_offset: u64,
+    len: u64,
+    /// Order of arrival at this core.
+    seq: u64,
+    file: FileId,
+    client: ClientId,
+    conn: ConnId,
+    job: JobId,
+    user: UserId,
+    generation: u32,
+    lane: LaneId,
+    op: Op,
+    state: State,
+}
+
+/// The outstanding requests.
+pub struct Table {
+    entries: Vec<Entry>,
+    free: Vec<Slot>,
+    capacity: u32,
+    next_seq: u64,
+}
+
+impl Table {
+    /// Slots share a 64-bit key with sequence numbers in the conflict index.
+    pub(crate) const SLOT_BITS: u32 = 20;
+    /// The largest capacity.
+    pub const CAPACITY_MAX: u32 = 1 << Self::SLOT_BITS;
+
+    pub(crate) fn new(capacity: u32) -> Table {
+        let capacity = capacity.clamp(1, Self::CAPACITY_MAX);
+        Table { entries: Vec::new(), free: Vec::new(), capacity, next_seq: 0 }
+    }
+
+    /// Requests outstanding.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// True when nothing is outstanding.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The most that fit.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// True when sequence numbers should start anew at the next chance (after 10^12 requests).
+    pub(crate) fn is_worn(&self) -> bool {
+        self.is_empty() && self.next_seq >> (63 - Self::SLOT_BITS) > 0
+    }
+
+    /// Starts sequence numbers anew; nothing outside may remember one.
+    pub(crate) fn renew(&mut self) {
+        self.next_seq = 0;
+    }
+
+    pub(crate) fn insert(&mut self, request: &Request) -> Option<Slot> {
+        let seq = self.next_seq;
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.entries.len() < self.capacity as usize => {
+                if self.entries.len() == self.entries.capacity() {
+                    // Grow by a half, not double: memory follows the queue more closely.
+                    let grow = (self.entries.len() / 2).clamp(64, self.capacity as usize - self.entries.len());
+                    self.entries.reserve_exact(grow.max(1));
+                }
+                self.entries.push(Entry::free());
+                Slot(self.entries.len() as u32 - 1)
+            }
+            None => return None,
+        };
+        self.next_seq += 1;
+        let e = &mut self.entries[slot.index()];
+        let generation = e.generation.wrapping_add(1);
+        *e = Entry {
+            arrival: request.arrival,
+            file_offset: request.extent.file_offset,
+            lane_offset: request.extent.lane_offset,
+            len: request.extent.len,
+            seq,
+            file: request.extent.file,
+            client: request.client,
+            conn: request.conn,
+            job: request.job,
+            user: request.user,
+            generation,
+            lane: request.extent.lane,
+            op: request.op,
+            state: State::Queued,
+        };
+        Some(slot)
+    }
+
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        self.entries[slot.index()].state = State::Free;
+        self.free.push(slot);
+    }
+
+    /// The identity that the core gave the request: its slot and the slot's generation.
+    pub fn id(&self, slot: Slot) -> RequestId {
+        RequestId(u64::from(self.entries[slot.index()].generation) << 32 | u64::from(slot.0))
+    }
+
+    pub(crate) fn find(&self, id: RequestId) -> Option<Slot> {
+        let slot = Slot(id.0 as u32);
+        let e = self.entries.get(slot.index())?;
+        (e.state != State::Free && u64::from(e.generation) == id.0 >> 32).then_some(slot)
+    }
+
+    /// The whole request.
+    pub fn request(&self, slot: Slot) -> Request {
+        let e = &self.entries[slot.index()];
+        Request {
+            id: self.id(slot),
+            extent: self.extent(slot),
+            arrival: e.arrival,
+            client: e.client,
+            conn: e.conn,
+            job: e.job,
+            user: e.user,
+            op: e.op,
+        }
+    }
+
+    /// Where it acts.
+    pub fn extent(&self, slot: Slot) -> Extent {
+        let e = &self.entries[slot.index()];
+        Extent { file: e.file, lane: e.lane, file_offset: e.file_offset, lane_offset: e.lane_offset, len: e.len }
+    }
+
+    /// Start in the lane's space, bytes.
+    pub fn start(&self, slot: Slot) -> u64 {
+        self.entries[slot.index()].lane_offset
+    }
+
+    /// Length, bytes.
+    pub fn len_bytes(&self, slot: Slot) -> u64 {
+        self.entries[slot.index()].len
+    }
+
+    /// First byte after it in the lane's space.
+    pub fn end(&self, slot: Slot) -> u64 {
+        let e = &self.entries[slot.index()];
+        e.lane_offset.saturating_add(e.len)
+    }
+
+    /// Its lane.
+    pub fn lane(&self, slot: Slot) -> LaneId {
+        self.entries[slot.index()].lane
+    }
+
+    /// Its file.
+    pub fn file(&self, slot: Slot) -> FileId {
+        self.entries[slot.index()].file
+    }
+
+    /// Its operation.
+    pub fn op(&self, slot: Slot) -> Op {
+        self.entries[slot.index()].op
+    }
+
+    /// Its first arrival.
+    pub fn arrival(&self, slot: Slot) -> Nanos {
+        self.entries[slot.index()].arrival
+    }
+
+    /// Its place in the order of arrival at this core.
+    pub fn seq(&self, slot: Slot) -> u64 {
+        self.entries[slot.index()].seq
+    }
+
+    pub(crate) fn state(&self, slot: Slot) -> State {
+        self.entries[slot.index()].state
+    }
+
+    pub(crate) fn set_state(&mut self, slot: Slot, state: State) {
+        self.entries[slot.index()].state = state;
+    }
+
+    pub(crate) fn conn(&self, slot: Slot) -> ConnId {
+        self.entries[slot.index()].conn
+    }
+
+    /// The slots in any of the given states, in order of arrival. Walks the table: for rare occasions.
+    pub(crate) fn in_state(&self, wanted: impl Fn(State) -> bool) -> Vec<Slot> {
+        let mut slots: Vec<Slot> =
+            (0..self.entries.len() as u32).map(Slot).filter(|s| wanted(self.state(*s))).collect();
+        slots.sort_unstable_by_key(|s| self.seq(*s));
+        slots
+    }
+}
+
+impl Entry {
+    fn free() -> Entry {
+        Entry {
+            arrival: Nanos::ZERO,
+            file_offset: 0,
+            lane_offset: 0,
+            len: 0,
+            seq: 0,
+            file: FileId(0),
+            client: ClientId(0),
+            conn: ConnId(0),
+            job: JobId(0),
+            user: UserId(0),
+            generation: 0,
+            lane: LaneId(0),
+            op: Op::Read,
+            state: State::Free,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_72_bytes() {
+        assert_eq!(std::mem::size_of::<Entry>(), 72);
+    }
+}
