@@ -220,12 +220,16 @@ impl Core {
         }
     }
 
+    fn total_open(&self) -> bool {
+        self.policy.unlimited() || self.in_flight_batches < self.config.total_requests.max(1)
+    }
+
     fn view<'a>(
         now: Nanos,
         config: &'a CoreConfig,
         table: &'a Table,
         lanes: &'a [Lane],
-        in_flight: u32,
+        total_open: bool,
         offset_ns: i64,
     ) -> View<'a> {
         View {
@@ -234,7 +238,7 @@ impl Core {
             table,
             cost: &config.cost,
             lanes,
-            total_open: in_flight < config.total_requests.max(1),
+            total_open,
             shared_space: config.shared_space,
         }
     }
@@ -272,7 +276,7 @@ impl Core {
                 &self.config,
                 &self.table,
                 &self.lanes,
-                self.in_flight_batches,
+                self.total_open(),
                 self.shared_offset_ns,
             );
             self.policy.enqueue(&view, slot);
@@ -288,7 +292,7 @@ impl Core {
             return Next::Wait { until: Nanos::MAX, reason };
         }
         let view =
-            Self::view(now, &self.config, &self.table, &self.lanes, self.in_flight_batches, self.shared_offset_ns);
+            Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
         // Barriers are few; those of lanes without room wait for their turn in order.
         if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
             && let Some(slot) = self.barriers.remove(at)
@@ -432,7 +436,7 @@ impl Core {
                     &self.config,
                     &self.table,
                     &self.lanes,
-                    self.in_flight_batches,
+                    self.total_open(),
                     self.shared_offset_ns,
                 );
                 self.policy.dequeue(&view, slot);
@@ -481,7 +485,7 @@ impl Core {
                     &self.config,
                     &self.table,
                     &self.lanes,
-                    self.in_flight_batches,
+                    self.total_open(),
                     self.shared_offset_ns,
                 );
                 self.policy.enqueue(&view, slot);
@@ -504,7 +508,7 @@ impl Core {
             return None;
         }
         let view =
-            Self::view(now, &self.config, &self.table, &self.lanes, self.in_flight_batches, self.shared_offset_ns);
+            Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
         Some(self.policy.wait_bound(&view, slot))
     }
 

@@ -103,8 +103,8 @@ impl Table {
             None if self.entries.len() < self.capacity as usize => {
                 if self.entries.len() == self.entries.capacity() {
                     // Grow by a half, not double: memory follows the queue more closely.
-                    let grow = (self.entries.len() / 2).clamp(64, self.capacity as usize - self.entries.len());
-                    self.entries.reserve_exact(grow.max(1));
+                    let grow = (self.entries.len() / 2).max(64).min(self.capacity as usize - self.entries.len());
+                    self.entries.reserve_exact(grow);
                 }
                 self.entries.push(Entry::free());
                 Slot(self.entries.len() as u32 - 1)
@@ -221,6 +221,15 @@ impl Table {
 
     pub(crate) fn conn(&self, slot: Slot) -> ConnId {
         self.entries[slot.index()].conn
+    }
+
+    /// Requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any. Walks the table.
+    pub(crate) fn older_than(&self, slot: Slot, any_lane: bool) -> u64 {
+        let me = &self.entries[slot.index()];
+        let older = |e: &&Entry| {
+            matches!(e.state, State::Queued | State::Blocked) && e.seq < me.seq && (any_lane || e.lane == me.lane)
+        };
+        self.entries.iter().filter(older).count() as u64
     }
 
     /// The slots in any of the given states, in order of arrival. Walks the table: for rare occasions.

@@ -108,7 +108,9 @@ impl Policy for Fifo {
                 lane.pop();
             }
             let Some(&Reverse((_, head))) = lane.peek() else { continue };
-            if !view.open(view.table.lane(head)) {
+            // What goes is the run around it; where requests are not split, that may begin at another server.
+            let first = self.merge.as_mut().map_or(head, |m| m.runs.run_of(head));
+            if !view.open(view.table.lane(first)) {
                 reason = WaitReason::LanesBusy;
                 continue;
             }
@@ -117,8 +119,7 @@ impl Policy for Fifo {
                 Some(m) => {
                     let key = (group, view.table.file(head), view.table.op(head));
                     if let Some(queue) = m.queues.get_mut(&key) {
-                        let run = m.runs.run_of(head);
-                        m.runs.take(queue, view.table, run, usize::MAX, batch, |_| 0);
+                        m.runs.take(queue, view.table, first, usize::MAX, batch, |_| 0);
                         if queue.is_empty() {
                             m.queues.remove(&key);
                         }
@@ -133,9 +134,7 @@ impl Policy for Fifo {
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let lane = &self.lanes[view.group(slot)];
-        let seq = view.table.seq(slot);
-        let ahead = lane.iter().filter(|e| e.0.0 < seq && Self::queued(view, e)).count();
-        WaitBound { batches: ahead as u64, idle: Nanos::ZERO }
+        let ahead = view.table.older_than(slot, view.groups() == 1);
+        WaitBound { batches: ahead, idle: Nanos::ZERO }
     }
 }

@@ -285,16 +285,10 @@ impl Policy for Mlf {
             while batch.is_empty() {
                 let q = match self.next_queue(view, lane) {
                     Ok(q) => q,
-                    Err(Choice::Wait { until, reason }) => {
-                        if let Choice::Wait { until: known, .. } = wait
-                            && reason != WaitReason::Empty
-                            && until <= known
-                        {
-                            wait = Choice::Wait { until, reason };
-                        }
+                    Err(quantum) => {
+                        wait = wait.sooner(quantum);
                         break;
                     }
-                    Err(Choice::Serve) => break,
                 };
                 let pass = self.pass(view, lane);
                 let queue = &mut self.queues[q as usize];
@@ -312,7 +306,7 @@ impl Policy for Mlf {
                     continue;
                 };
                 if !view.open(view.table.lane(head)) {
-                    wait = Choice::until_event(WaitReason::LanesBusy);
+                    wait = wait.sooner(Choice::until_event(WaitReason::LanesBusy));
                     break;
                 }
                 self.runs.take(&mut queue.runs, view.table, head, usize::MAX, batch, ready_at);

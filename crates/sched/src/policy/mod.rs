@@ -51,6 +51,18 @@ impl Choice {
     pub(crate) const fn until_event(reason: WaitReason) -> Choice {
         Choice::Wait { until: Nanos::MAX, reason }
     }
+
+    /// Of two waits the one that ends first; having nothing gives way to any other reason.
+    pub(crate) fn sooner(self, other: Choice) -> Choice {
+        match (self, other) {
+            (Choice::Wait { until: a, reason }, Choice::Wait { until: b, .. })
+                if a < b || (a == b && reason != WaitReason::Empty) =>
+            {
+                self
+            }
+            _ => other,
+        }
+    }
 }
 
 /// A lane as policies see it.

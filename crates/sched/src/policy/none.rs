@@ -15,46 +15,61 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     summary: "Hand every request over at once, in order of arrival.",
     source: "the papers' baseline without a scheduler",
     params: &[],
-    build: |params, _| Ok(Box::new(None { params: params.clone(), queue: VecDeque::new() })),
+    build: |params, setup| {
+        Ok(Box::new(Unscheduled { params: params.clone(), lanes: vec![VecDeque::new(); usize::from(setup.lanes)] }))
+    },
 };
 
-struct None {
+struct Unscheduled {
     params: Params,
-    /// Rarely more than one: emptied at the next decision.
-    queue: VecDeque<Slot>,
+    /// Emptied at the next decision, unless a lane is held.
+    lanes: Vec<VecDeque<Slot>>,
 }
 
-impl Policy for None {
+impl Policy for Unscheduled {
     fn spec(&self) -> PolicySpec {
         self.params.spec()
     }
 
-    fn enqueue(&mut self, _: &View<'_>, slot: Slot) {
-        self.queue.push_back(slot);
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        self.lanes[view.table.lane(slot).index()].push_back(slot);
     }
 
-    fn dequeue(&mut self, _: &View<'_>, slot: Slot) {
-        self.queue.retain(|s| *s != slot);
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        self.lanes[view.table.lane(slot).index()].retain(|s| *s != slot);
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        match self.queue.front() {
-            Some(&head) if !view.open(view.table.lane(head)) => Choice::until_event(WaitReason::LanesBusy),
-            Some(&head) => {
-                self.queue.pop_front();
+        let heads = self.lanes.iter_mut().filter(|lane| !lane.is_empty());
+        let mut reason = WaitReason::Empty;
+        let open = heads.filter(|lane| {
+            let open = view.open(view.table.lane(lane[0]));
+            if !open {
+                reason = WaitReason::Hold;
+            }
+            open
+        });
+        match open.min_by_key(|lane| view.table.seq(lane[0])).and_then(VecDeque::pop_front) {
+            Some(head) => {
                 batch.push(head);
                 Choice::Serve
             }
-            Option::None => Choice::until_event(WaitReason::Empty),
+            None => Choice::until_event(reason),
         }
     }
 
-    fn wait_bound(&self, _: &View<'_>, slot: Slot) -> WaitBound {
-        let ahead = self.queue.iter().take_while(|s| **s != slot).count();
-        WaitBound { batches: ahead as u64, idle: Nanos::ZERO }
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        // A request that a conflict held back is handed over late; older ones may still follow it.
+        WaitBound { batches: view.table.older_than(slot, view.groups() == 1) + self.queued(), idle: Nanos::ZERO }
     }
 
     fn unlimited(&self) -> bool {
         true
+    }
+}
+
+impl Unscheduled {
+    fn queued(&self) -> u64 {
+        self.lanes.iter().map(|l| l.len() as u64).sum()
     }
 }

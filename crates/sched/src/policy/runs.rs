@@ -260,7 +260,7 @@ impl Runs {
         q.pending.peek().map(|e| e.0.0.max(pass))
     }
 
-    /// Takes the first `limit` requests of a run out of the queue, in offset order; what is left stays a run.
+    /// Takes the first `limit` requests of a run out of the queue, in offset order; what is left stays queued.
     pub fn take(
         &mut self,
         q: &mut RunQueue,
@@ -268,59 +268,54 @@ impl Runs {
         head: Slot,
         limit: usize,
         out: &mut Vec<Slot>,
-        ready_at: impl Fn(&Run) -> u64,
+        ready_at: impl Fn(&Run) -> u64 + Copy,
     ) {
-        self.unfile(q, table, head);
-        let run = self.nodes[head.index()];
-        let count = usize::from(run.count);
-        let mut at = head;
-        for _ in 0..count.min(limit) {
-            out.push(at);
-            let next = self.nodes[at.index()].next;
-            self.forget(q, at);
-            at = next;
+        let (mut parts, pass) = self.dissolve(q, table, head);
+        let left = parts.split_off(parts.len().min(limit));
+        for &slot in &parts {
+            self.forget(q, slot);
         }
-        if count <= limit {
-            return;
-        }
-        let left = (count - limit) as u16;
-        let end = table.start(head).saturating_add(u64::from(run.len));
-        let new_head = at;
-        self.nodes[new_head.index()] = Node {
-            link: run.link,
-            len: (end - table.start(new_head)) as u32,
-            count: left,
-            pass_sum: run.pass_sum / u64::from(run.count) * u64::from(left),
-            ..self.nodes[new_head.index()]
-        };
-        let mut part = self.nodes[new_head.index()].next;
-        for _ in 1..left {
-            self.nodes[part.index()].link = new_head;
-            part = self.nodes[part.index()].next;
-        }
-        self.file(q, table, new_head, 0, ready_at);
+        out.append(&mut parts);
+        self.place_again(q, table, &left, pass, ready_at);
     }
 
     /// Takes one request out of the middle of things (it was cancelled).
     pub fn remove(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, ready_at: impl Fn(&Run) -> u64 + Copy) {
         let head = self.run_of(slot);
+        let (mut parts, pass) = self.dissolve(q, table, head);
+        self.forget(q, slot);
+        parts.retain(|p| *p != slot);
+        self.place_again(q, table, &parts, pass, ready_at);
+    }
+
+    /// Takes a run out of the offset orders: its requests, and the mean of the passes in which they arrived.
+    fn dissolve(&mut self, q: &mut RunQueue, table: &Table, head: Slot) -> (Vec<Slot>, u64) {
         self.unfile(q, table, head);
         let run = self.nodes[head.index()];
-        let pass = run.pass_sum / u64::from(run.count.max(1));
-        let mut at = head;
         let mut parts = Vec::with_capacity(usize::from(run.count));
+        let mut at = head;
         for _ in 0..run.count {
             parts.push(at);
             at = self.nodes[at.index()].next;
         }
-        self.forget(q, slot);
-        parts.retain(|p| *p != slot);
-        for &part in &parts {
+        (parts, run.pass_sum / u64::from(run.count.max(1)))
+    }
+
+    /// Builds runs anew from what is left of one; without what was taken they may not touch any more.
+    fn place_again(
+        &mut self,
+        q: &mut RunQueue,
+        table: &Table,
+        parts: &[Slot],
+        pass: u64,
+        ready_at: impl Fn(&Run) -> u64 + Copy,
+    ) {
+        for &part in parts {
             let len = u32::try_from(table.len_bytes(part)).unwrap_or(u32::MAX);
             let n = &mut self.nodes[part.index()];
             (n.next, n.link, n.count, n.len, n.pass_sum) = (Slot::NONE, part, 1, len, pass);
         }
-        for part in parts {
+        for &part in parts {
             self.place(q, table, part, 0, ready_at);
         }
     }

@@ -11,7 +11,8 @@
 //! is ours. Refused where there is one lane only: there is nothing to coordinate.
 //!
 //! Wait: not work-conserving; a lane idles outside its window, at most (n-1) windows of every n. With nothing
-//! queued no timer runs. The first request of a queue leaves within n windows if its server has room then; the k-th
+//! queued no timer runs. Of its own server's requests only older ones go before it; how many of other servers' do
+//! meanwhile depends on them, so that bound is one of time. The first request of a queue leaves within n windows if its server has room then; the k-th
 //! within k times that.
 
 use std::collections::VecDeque;
@@ -132,10 +133,10 @@ impl Policy for Twins {
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let queue = &self.queues[view.table.lane(slot).index()];
-        let ahead = queue.iter().take_while(|s| **s != slot).count() as u64;
+        let ahead = view.table.older_than(slot, false);
         let round = self.window.0.saturating_mul(self.order.len() as u64);
-        WaitBound { batches: view.table.len() as u64 * (ahead + 1), idle: Nanos(round.saturating_mul(ahead + 1)) }
+        let batches = if view.groups() == 1 { u64::MAX } else { ahead };
+        WaitBound { batches, idle: Nanos(round.saturating_mul(ahead + 1)) }
     }
 }
 

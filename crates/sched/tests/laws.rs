@@ -1,0 +1,434 @@
+//! The six laws of the core's contract, checked for every policy by one harness over random scripts.
+//!
+//! A new policy joins by a line in [`specs`]. A failure names its seed; `LAWS_SEED=n` replays that one alone,
+//! `LAWS_SEEDS=n` runs more than the usual number.
+
+use std::collections::BTreeMap;
+
+use impresario_sched::{
+    Cancelled, Completion, ConnId, Core, CoreConfig, Event, Extent, FileId, LaneId, Nanos, Next, Op, PolicySpec,
+    Request, RequestId, WaitReason,
+};
+
+/// (policy, number of lanes, may let a lane idle by its own rule)
+fn specs() -> Vec<(PolicySpec, u16, bool)> {
+    let p = PolicySpec::named;
+    vec![
+        (p("none"), 1, false),
+        (p("none"), 3, false),
+        (p("fifo"), 1, false),
+        (p("fifo").with("merge", "on").with("batch_requests", 5), 3, false),
+        (p("hbrr"), 1, false),
+        (p("hbrr").with("quantum_requests", 3), 3, false),
+        (p("mlf"), 1, false),
+        (p("mlf").with("batch_requests", 4).with("guard_batches", 2), 3, false),
+        (p("mlf").with("growth", "double").with("quantum_bytes", 512), 1, false),
+        (p("mlf").with("pass_us", 50), 2, true),
+        (p("twins").with("window_us", 20), 4, true),
+        (p("twins").with("window_us", 35).with("order", "permutation"), 3, true),
+    ]
+}
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Waiting,
+    InFlight,
+    Done,
+    Cancelled,
+}
+
+struct Known {
+    request: Request,
+    order: usize,
+    fate: Fate,
+    /// Batches dispatched, and idle time passed, since its bound was stated; the bound; void after a switch or hold.
+    bound: Option<(u64, u64, impresario_sched::WaitBound)>,
+}
+
+struct Harness {
+    core: Core,
+    rng: Rng,
+    now: Nanos,
+    lanes: u16,
+    shared_space: bool,
+    lane_limit: u32,
+    total_limit: u32,
+    unlimited: bool,
+    may_idle: bool,
+    known: BTreeMap<RequestId, Known>,
+    flying: Vec<(impresario_sched::Batch, Nanos)>,
+    holds: Vec<Nanos>,
+    log: Vec<String>,
+    pushed: usize,
+}
+
+fn conflict(a: &Request, b: &Request, shared_space: bool) -> bool {
+    let same = a.extent.file == b.extent.file && (shared_space || a.extent.lane == b.extent.lane);
+    let overlap = a.extent.lane_offset < b.extent.end() && b.extent.lane_offset < a.extent.end();
+    let harmless = |x: Op, y: Op| matches!((x, y), (Op::Read | Op::Sync, Op::Read | Op::Sync));
+    same && overlap && !harmless(a.op, b.op)
+}
+
+impl Harness {
+    fn new(spec: &PolicySpec, lanes: u16, may_idle: bool, seed: u64) -> Harness {
+        let mut rng = Rng(seed);
+        let shared_space = lanes > 1 && rng.below(2) == 0;
+        let lane_limit = 1 + rng.below(3) as u32;
+        let total_limit = if rng.below(2) == 0 { u32::MAX } else { 2 };
+        let config = CoreConfig {
+            lanes,
+            shared_space,
+            lane_requests: lane_limit,
+            total_requests: total_limit,
+            node_rank: rng.below(9) as u32,
+            ..CoreConfig::single_lane(64)
+        };
+        Harness {
+            core: Core::new(config, spec).unwrap(),
+            rng,
+            now: Nanos(1_000),
+            lanes,
+            shared_space,
+            lane_limit,
+            total_limit,
+            unlimited: spec.name == "none",
+            may_idle,
+            known: BTreeMap::new(),
+            flying: Vec::new(),
+            holds: vec![Nanos::ZERO; usize::from(lanes)],
+            log: Vec::new(),
+            pushed: 0,
+        }
+    }
+
+    fn push(&mut self) {
+        let op = match self.rng.below(20) {
+            0 => Op::Sync,
+            1 => Op::Truncate,
+            2..8 => Op::Write,
+            _ => Op::Read,
+        };
+        let lane = LaneId(self.rng.below(u64::from(self.lanes)) as u16);
+        let offset = self.rng.below(40) * 1024;
+        let extent = match op {
+            Op::Sync => Extent { file: FileId(0), lane, file_offset: 0, lane_offset: 0, len: u64::MAX },
+            Op::Truncate => Extent { file: FileId(0), lane, file_offset: offset, lane_offset: offset, len: u64::MAX },
+            _ => {
+                let len = [512, 1024, 1024, 1024, 4096][self.rng.below(5) as usize];
+                Extent { file: FileId(0), lane, file_offset: offset, lane_offset: offset, len }
+            }
+        };
+        let mut request = Request::new(op, Extent { file: FileId(self.rng.below(4) as u32), ..extent });
+        request.arrival = self.now;
+        request.conn = ConnId(self.rng.below(5) as u32);
+        if self.core.room() == 0 {
+            assert!(self.core.push(self.now, &request).is_err());
+            return;
+        }
+        let id = self.core.push(self.now, &request).unwrap();
+        request.id = id;
+        assert_eq!(self.core.request(id), Some(request));
+        // Holds are waits that somebody else stated; while one lasts no policy can promise anything.
+        let held = self.holds.iter().any(|h| *h > self.now);
+        let bound = self.core.wait_bound(self.now, id).filter(|_| !held).map(|b| (0, 0, b));
+        let order = self.pushed;
+        self.pushed += 1;
+        let known = Known { request, order, fate: Fate::Waiting, bound };
+        let old = self.known.insert(id, known);
+        assert!(old.is_none_or(|k| matches!(k.fate, Fate::Done | Fate::Cancelled)), "an identity was given twice");
+    }
+
+    fn outstanding(&self) -> impl Iterator<Item = &Known> {
+        self.known.values().filter(|k| matches!(k.fate, Fate::Waiting | Fate::InFlight))
+    }
+
+    /// Law 2: nothing older that conflicts is outstanding.
+    fn is_blocked(&self, k: &Known) -> bool {
+        self.outstanding().any(|o| o.order < k.order && conflict(&o.request, &k.request, self.shared_space))
+    }
+
+    /// Asks for dispatches until there is none.
+    fn pump(&mut self) -> Nanos {
+        loop {
+            match self.core.next(self.now) {
+                Next::Dispatch(batch) => self.dispatched(batch),
+                Next::Wait { until, reason } => {
+                    self.check_idling(until, reason);
+                    return until;
+                }
+            }
+        }
+    }
+
+    fn dispatched(&mut self, batch: impresario_sched::Batch) {
+        assert!(!batch.parts.is_empty());
+        let mut end = batch.extent.lane_offset;
+        for part in &batch.parts {
+            let k = &self.known[&part.id];
+            assert_eq!(k.fate, Fate::Waiting, "law 1: dispatched once");
+            assert!(!self.is_blocked(k), "law 2: a conflicting older request is outstanding");
+            assert_eq!((part.from, part.len), (0, k.request.extent.len));
+            assert_eq!(k.request.extent.file, batch.extent.file);
+            assert_eq!(k.request.op, batch.op);
+            assert!(self.shared_space || k.request.extent.lane == batch.extent.lane);
+            assert!(part.lane_offset <= end || part.lane_offset == batch.extent.lane_offset, "parts touch");
+            end = end.max(k.request.extent.end());
+        }
+        assert!(batch.parts.windows(2).all(|w| w[0].lane_offset <= w[1].lane_offset), "offset order");
+        if batch.op.is_data() {
+            assert_eq!(end, batch.extent.end(), "the hull of the parts");
+            for k in self.known.values_mut().filter(|k| k.fate == Fate::Waiting) {
+                let mine = batch.parts.iter().any(|p| p.id == k.request.id);
+                let same_lane = self.shared_space || k.request.extent.lane == batch.extent.lane;
+                if let Some((batches, _, bound)) = &mut k.bound
+                    && !mine
+                    && same_lane
+                {
+                    *batches += 1;
+                    assert!(*batches <= bound.batches, "law 3: {batches} batches before it, bound {bound:?}");
+                }
+            }
+        }
+        let lane = batch.extent.lane.index();
+        assert!(self.holds[lane] <= self.now, "a held lane idles");
+        let in_flight = self.flying.iter().filter(|f| f.0.extent.lane == batch.extent.lane).count() as u32;
+        // After a switch, what is in flight may exceed the new policy's limit, but nothing is added then.
+        assert!(self.unlimited || in_flight < self.lane_limit, "the lane's limit");
+        for part in &batch.parts {
+            self.known.get_mut(&part.id).unwrap().fate = Fate::InFlight;
+        }
+        self.log.push(format!("{} {:?} {:?}", self.now.0, batch.extent, batch.parts));
+        self.flying.push((batch, self.now));
+    }
+
+    /// Law 4: no lane idles while dispatchable work for it exists, except for a stated hold.
+    fn check_idling(&self, until: Nanos, reason: WaitReason) {
+        assert!(until > self.now, "waiting for the past would spin");
+        let status = self.core.status();
+        let total_open = self.unlimited || status.in_flight_batches < self.total_limit;
+        for k in self.known.values().filter(|k| k.fate == Fate::Waiting) {
+            let lane = k.request.extent.lane.index();
+            let limit = status.lanes[lane].limit_batches.unwrap_or(u32::MAX);
+            let open = total_open && status.lanes[lane].in_flight_batches < limit && self.holds[lane] <= self.now;
+            if !open || self.is_blocked(k) {
+                continue;
+            }
+            // With one space for all lanes a queue's first request decides which lane it waits for.
+            let other_lane_blocks = self.shared_space && status.lanes.iter().enumerate().any(|(l, s)| {
+                s.in_flight_batches >= s.limit_batches.unwrap_or(u32::MAX) || self.holds[l] > self.now
+            });
+            let stated = self.may_idle
+                && until < Nanos::MAX
+                && matches!(reason, WaitReason::Window | WaitReason::Quantum | WaitReason::LanesBusy);
+            assert!(stated || other_lane_blocks, "law 4: idle with work ({reason:?} until {until:?}): {:?}", k.request);
+        }
+    }
+
+    fn complete(&mut self) {
+        if self.flying.is_empty() {
+            return;
+        }
+        let at = self.rng.below(self.flying.len() as u64) as usize;
+        let (batch, started) = self.flying.swap_remove(at);
+        let mut completion = Completion::of(&batch, started, self.now);
+        if self.rng.below(10) == 0 {
+            (completion.errno, completion.bytes_done) = (5, 0);
+        }
+        self.core.event(self.now, Event::Completed(completion));
+        self.core.event(self.now, Event::Completed(completion)); // reported twice: ignored
+        for part in &batch.parts {
+            self.known.get_mut(&part.id).unwrap().fate = Fate::Done;
+        }
+    }
+
+    fn advance(&mut self, by: Nanos) {
+        self.now += by;
+        let status = self.core.status();
+        for k in self.known.values_mut().filter(|k| k.fate == Fate::Waiting) {
+            let lane = &status.lanes[k.request.extent.lane.index()];
+            let open = lane.in_flight_batches < lane.limit_batches.unwrap_or(u32::MAX) && status.in_flight_batches < 2;
+            if let Some((_, idle, bound)) = &mut k.bound
+                && open
+                && !self.shared_space
+            {
+                *idle += by.0;
+                // Time goes on in steps; a wait may be noticed one step late.
+                assert!(*idle <= bound.idle.0 + 2 * by.0 + 200_000, "law 3: idle {idle} ns, bound {bound:?}");
+            }
+        }
+    }
+
+    fn cancel(&mut self) {
+        let waiting: Vec<RequestId> =
+            self.known.iter().filter(|(_, k)| k.fate == Fate::Waiting).map(|(id, _)| *id).collect();
+        if !waiting.is_empty() {
+            let id = waiting[self.rng.below(waiting.len() as u64) as usize];
+            assert_eq!(self.core.cancel(self.now, id), Cancelled::Removed);
+            assert_eq!(self.core.cancel(self.now, id), Cancelled::Unknown);
+            self.known.get_mut(&id).unwrap().fate = Fate::Cancelled;
+        }
+        if let Some((batch, _)) = self.flying.first() {
+            assert_eq!(self.core.cancel(self.now, batch.parts[0].id), Cancelled::InFlight);
+        }
+        if self.rng.below(8) == 0 {
+            let conn = ConnId(self.rng.below(5) as u32);
+            let mut gone = self.core.cancel_connection(self.now, conn);
+            gone.sort();
+            let mut mine: Vec<RequestId> = self
+                .known
+                .values()
+                .filter(|k| k.fate == Fate::Waiting && k.request.conn == conn)
+                .map(|k| k.request.id)
+                .collect();
+            mine.sort();
+            assert_eq!(gone, mine);
+            for id in mine {
+                self.known.get_mut(&id).unwrap().fate = Fate::Cancelled;
+            }
+        }
+    }
+
+    fn void_bounds(&mut self) {
+        self.known.values_mut().for_each(|k| k.bound = None);
+    }
+
+    /// Lets everything outstanding finish; bounded by what there is.
+    fn finish(&mut self) {
+        for _ in 0..100_000 {
+            let until = self.pump();
+            if self.core.is_empty() {
+                break;
+            }
+            if self.flying.is_empty() {
+                assert!(until < Nanos::MAX, "work is left and nothing would ever wake the scheduler");
+                let by = until - self.now;
+                self.advance(by);
+            } else {
+                self.advance(Nanos(3_000));
+                self.complete();
+            }
+        }
+        assert!(self.core.is_empty(), "everything ends");
+        assert!(self.known.values().all(|k| matches!(k.fate, Fate::Done | Fate::Cancelled)), "law 1");
+        assert!(matches!(self.core.next(self.now), Next::Wait { until: Nanos::MAX, reason: WaitReason::Empty }));
+        let status = self.core.status();
+        assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0), "gauges are back at zero");
+    }
+}
+
+fn seeds(default: u64) -> Vec<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    match number("LAWS_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..number("LAWS_SEEDS").unwrap_or(default)).collect(),
+    }
+}
+
+/// Names the seed when an assertion fails inside.
+fn replayable<R>(what: &str, seed: u64, run: impl FnOnce() -> R) -> R {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+        .unwrap_or_else(|_| panic!("{what} failed; replay it with LAWS_SEED={seed}"))
+}
+
+fn script(spec: &PolicySpec, lanes: u16, may_idle: bool, seed: u64, switches: &[PolicySpec]) -> Vec<String> {
+    let mut h = Harness::new(spec, lanes, may_idle || !switches.is_empty(), seed);
+    for _ in 0..400 {
+        match h.rng.below(10) {
+            0..5 => h.push(),
+            5..8 => h.complete(),
+            8 => {
+                let by = Nanos(h.rng.below(40_000));
+                h.advance(by);
+            }
+            _ => match h.rng.below(6) {
+                0 => {
+                    let lane = h.rng.below(u64::from(lanes)) as u16;
+                    let until = h.now + Nanos(h.rng.below(30_000));
+                    h.core.hold(LaneId(lane), until);
+                    h.holds[usize::from(lane)] = until;
+                    h.void_bounds();
+                }
+                1 if !switches.is_empty() => {
+                    let to = &switches[h.rng.below(switches.len() as u64) as usize];
+                    h.core.reconfigure(h.now, to).unwrap();
+                    h.unlimited = to.name == "none";
+                    h.void_bounds();
+                }
+                _ => h.cancel(),
+            },
+        }
+        h.pump();
+    }
+    h.void_bounds();
+    h.finish();
+    h.log
+}
+
+#[test]
+fn every_policy_keeps_the_laws() {
+    for (spec, lanes, may_idle) in specs() {
+        for seed in seeds(40) {
+            replayable(&format!("{spec} on {lanes} lanes"), seed, || script(&spec, lanes, may_idle, seed, &[]));
+        }
+    }
+}
+
+/// Law 5.
+#[test]
+fn the_same_seed_gives_the_same_schedule() {
+    for (spec, lanes, may_idle) in specs() {
+        let run = || script(&spec, lanes, may_idle, 4711, &[]);
+        let (first, second) = (run(), run());
+        assert!(first.len() > 10 && first == second, "{spec}");
+    }
+}
+
+/// Law 6: a live switch between any two policies loses and repeats nothing.
+#[test]
+fn live_switches_between_every_ordered_pair() {
+    for (from, from_lanes, _) in specs() {
+        for (to, to_lanes, _) in specs() {
+            let lanes = from_lanes.max(to_lanes);
+            for seed in seeds(2) {
+                replayable(&format!("{from} → {to}"), seed, || script(&from, lanes, true, seed, std::slice::from_ref(&to)));
+            }
+        }
+    }
+}
+
+#[test]
+fn refusals_say_why_and_change_nothing() {
+    let mut core = Core::new(CoreConfig::single_lane(8), &PolicySpec::named("fifo")).unwrap();
+    let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 10 };
+    let id = core.push(Nanos(0), &Request::new(Op::Read, extent)).unwrap();
+    let p = PolicySpec::named;
+    for (spec, says) in [
+        (p("twins"), "one lane only"),
+        (p("fastest"), "there is no policy \"fastest\"; there are: none, fifo, hbrr, mlf, twins"),
+        (p("mlf").with("quantum", 1), "no parameter \"quantum\"; it has: quantum_bytes"),
+        (p("mlf").with("quantum_bytes", 0), "\"0\" is not a whole number from 512"),
+        (p("fifo").with("merge", "maybe"), "\"maybe\" is not one of on, off"),
+    ] {
+        let error = core.reconfigure(Nanos(1), &spec).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+        assert_eq!(core.status().policy.name, "fifo");
+    }
+    let Next::Dispatch(batch) = core.next(Nanos(2)) else { panic!() };
+    assert_eq!(batch.parts[0].id, id);
+}
