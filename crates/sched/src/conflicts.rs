@@ -13,11 +13,11 @@
 use rustc_hash::FxHashMap;
 
 use crate::sorted::SortedSet;
-use crate::table::{Slot, Table};
+use crate::table::{Arrival, Slot, State, Table};
 use crate::types::{FileId, LaneId, Op};
 
-/// (start of the range, sequence number and slot): at one start, older ranges come first.
-type Key = (u64, u64);
+/// (start of the range, arrival): at one start, older ranges come first.
+type Key = (u64, Arrival);
 
 #[derive(Default)]
 struct Group {
@@ -52,11 +52,7 @@ fn longest(class: u8) -> u64 {
 }
 
 fn key_of(table: &Table, slot: Slot) -> Key {
-    (table.start(slot), table.seq(slot) << Table::SLOT_BITS | u64::from(slot.0))
-}
-
-fn slot_of(key: Key) -> Slot {
-    Slot((key.1 & ((1 << Table::SLOT_BITS) - 1)) as u32)
+    (table.start(slot), table.arrival_order(slot))
 }
 
 impl Group {
@@ -82,18 +78,18 @@ impl Group {
     /// Some range that overlaps `start..end` and is older than `seq`: of those with one start, the youngest.
     fn older_overlap(&self, table: &Table, start: u64, end: u64, seq: u64) -> Option<Slot> {
         let matches = |key: Key| {
-            let slot = slot_of(key);
+            let slot = key.1.slot();
             table.end(slot) > start && table.seq(slot) < seq
         };
         for (class, set) in &self.classes {
-            let mut from = (start.saturating_sub(longest(*class)), 0);
+            let mut from = (start.saturating_sub(longest(*class)), Arrival::MIN);
             while let Some(key) = set.at_or_after(&from).filter(|k| k.0 < end) {
                 if matches(key) {
-                    let last = set.before(&(key.0, u64::MAX)).filter(|k| matches(*k));
-                    return Some(slot_of(last.unwrap_or(key)));
+                    let last = set.before(&(key.0, Arrival::MAX)).filter(|k| matches(*k));
+                    return Some(last.unwrap_or(key).1.slot());
                 }
-                let younger = table.seq(slot_of(key)) >= seq;
-                from = if younger { (key.0 + 1, 0) } else { (key.0, key.1 + 1) };
+                let younger = table.seq(key.1.slot()) >= seq;
+                from = if younger { (key.0 + 1, Arrival::MIN) } else { (key.0, key.1.next()) };
             }
         }
         None
@@ -141,7 +137,7 @@ impl Conflicts {
         }
         for (waiter, seq) in self.waiters.remove(&slot).unwrap_or_default() {
             // A cancelled waiter's slot may be free or hold another request by now.
-            if table.state(waiter) != crate::table::State::Blocked || table.seq(waiter) != seq {
+            if table.state(waiter) != State::Blocked || table.seq(waiter) != seq {
                 continue;
             }
             match self.blocker(table, waiter) {

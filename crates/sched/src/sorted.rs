@@ -38,21 +38,17 @@ impl<K: Ord + Copy> SortedSet<K> {
         let Err(at) = chunk.binary_search(&key) else { return false };
         if chunk.len() < CHUNK {
             if chunk.len() == chunk.capacity() {
-                chunk.reserve_exact((chunk.len() / 2).clamp(2, CHUNK - chunk.len()));
+                chunk.reserve_exact((chunk.len() / 8).max(2).min(CHUNK - chunk.len()));
             }
             chunk.insert(at, key);
             return true;
         }
         // Full. Appending in order fills chunks to the brim; elsewhere halves leave room on both sides.
         let at_end = at == CHUNK && last;
-        let mut upper = if at_end { Vec::with_capacity(CHUNK / 2) } else { chunk.split_off(CHUNK / 2) };
-        if at_end {
-            upper.push(key);
-        } else if at > CHUNK / 2 {
-            upper.insert(at - CHUNK / 2, key);
-        } else {
-            chunk.insert(at, key);
-        }
+        let mut upper = if at_end { Vec::new() } else { chunk.split_off(CHUNK / 2) };
+        let (part, at) = if at_end || at > CHUNK / 2 { (&mut upper, at - chunk.len()) } else { (&mut *chunk, at) };
+        part.insert(at, key);
+        chunk.shrink_to(chunk.len() + CHUNK / 8);
         self.chunks.insert(c + 1, upper);
         true
     }

@@ -20,6 +20,24 @@ impl Slot {
     }
 }
 
+/// A request's place in the order of arrival and its slot, in one word; orders as the arrivals do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Arrival(u64);
+
+impl Arrival {
+    pub(crate) const MIN: Arrival = Arrival(0);
+    pub(crate) const MAX: Arrival = Arrival(u64::MAX);
+
+    /// The least that is greater.
+    pub(crate) fn next(self) -> Arrival {
+        Arrival(self.0 + 1)
+    }
+
+    pub(crate) fn slot(self) -> Slot {
+        Slot((self.0 & ((1 << Table::SLOT_BITS) - 1)) as u32)
+    }
+}
+
 /// Where an outstanding request stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -209,6 +227,10 @@ impl Table {
     /// Its place in the order of arrival at this core.
     pub fn seq(&self, slot: Slot) -> u64 {
         self.entries[slot.index()].seq
+    }
+
+    pub(crate) fn arrival_order(&self, slot: Slot) -> Arrival {
+        Arrival(self.seq(slot) << Self::SLOT_BITS | u64::from(slot.0))
     }
 
     pub(crate) fn state(&self, slot: Slot) -> State {

@@ -15,7 +15,7 @@ use super::params::{Range, SWITCH};
 use super::runs::{RunQueue, Runs};
 use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
-use crate::table::{Slot, State};
+use crate::table::{Arrival, Slot, State};
 use crate::types::{FileId, Nanos, Op};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
@@ -38,7 +38,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         },
     ],
     build: |params, setup| {
-        let runs = Runs::new(params.integer("batch_requests") as u16, params.integer("batch_bytes"));
+        let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
         Ok(Box::new(Fifo {
             merge: params.on("merge").then(|| Merging { runs, queues: FxHashMap::default() }),
             params: params.clone(),
@@ -56,17 +56,17 @@ struct Merging {
 
 struct Fifo {
     params: Params,
-    /// Per lane group, (sequence, slot), so that a request that a conflict held back takes its place by arrival.
+    /// Per lane group, so that a request that a conflict held back takes its place by arrival.
     /// An entry whose request was cancelled or went along with another is stale.
-    lanes: Vec<BinaryHeap<Reverse<(u64, Slot)>>>,
+    lanes: Vec<BinaryHeap<Reverse<Arrival>>>,
     stale_limit: usize,
     next_lane: usize,
     merge: Option<Merging>,
 }
 
 impl Fifo {
-    fn queued(view: &View<'_>, Reverse((seq, slot)): &Reverse<(u64, Slot)>) -> bool {
-        view.table.state(*slot) == State::Queued && view.table.seq(*slot) == *seq
+    fn queued(view: &View<'_>, Reverse(arrival): &Reverse<Arrival>) -> bool {
+        view.table.state(arrival.slot()) == State::Queued && view.table.arrival_order(arrival.slot()) == *arrival
     }
 }
 
@@ -80,7 +80,7 @@ impl Policy for Fifo {
         if lane.len() > self.stale_limit {
             lane.retain(|e| Self::queued(view, e));
         }
-        lane.push(Reverse((view.table.seq(slot), slot)));
+        lane.push(Reverse(view.table.arrival_order(slot)));
         if let Some(m) = &mut self.merge {
             let key = (view.group(slot), view.table.file(slot), view.table.op(slot));
             m.runs.insert(m.queues.entry(key).or_default(), view.table, slot, 0, |_| 0);
@@ -107,7 +107,7 @@ impl Policy for Fifo {
             while lane.peek().is_some_and(|e| !Self::queued(view, e)) {
                 lane.pop();
             }
-            let Some(&Reverse((_, head))) = lane.peek() else { continue };
+            let Some(head) = lane.peek().map(|e| e.0.slot()) else { continue };
             // What goes is the run around it; where requests are not split, that may begin at another server.
             let first = self.merge.as_mut().map_or(head, |m| m.runs.run_of(head));
             if !view.open(view.table.lane(first)) {

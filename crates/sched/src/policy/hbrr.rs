@@ -41,7 +41,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |params, setup| {
         let quantum = params.integer("quantum_requests");
         Ok(Box::new(Hbrr {
-            runs: Runs::new(quantum as u16, params.integer("batch_bytes")),
+            runs: Runs::new(quantum, params.integer("batch_bytes"), setup.capacity),
             quantum,
             params: params.clone(),
             capacity: u64::from(setup.capacity),

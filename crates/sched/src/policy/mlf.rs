@@ -82,7 +82,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         },
     ],
     build: |params, setup| {
-        let runs = Runs::new(params.integer("batch_requests") as u16, params.integer("batch_bytes"));
+        let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
         Ok(Box::new(Mlf {
             rule: Rule { quantum_bytes: params.integer("quantum_bytes"), double: params.on_word("growth", "double") },
             pass_length: Nanos::from_micros(params.integer("pass_us")),

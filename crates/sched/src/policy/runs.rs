@@ -53,13 +53,31 @@ const EMPTY: Node = Node {
 /// (start, head)
 type Key = (u64, u32);
 
+/// The pass from which a waiting run is ready, and its head, in one word ordered by the pass.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Due(u64);
+
+impl Due {
+    fn new(pass: u64, head: Slot) -> Due {
+        Due(pass.min(u64::MAX >> Table::SLOT_BITS) << Table::SLOT_BITS | u64::from(head.0))
+    }
+
+    fn pass(self) -> u64 {
+        self.0 >> Table::SLOT_BITS
+    }
+
+    fn head(self) -> Slot {
+        Slot((self.0 & ((1 << Table::SLOT_BITS) - 1)) as u32)
+    }
+}
+
 /// The runs of one file, operation and lane.
 #[derive(Default)]
 pub(crate) struct RunQueue {
     ready: SortedSet<Key>,
     waiting: SortedSet<Key>,
-    /// (pass from which a waiting run is ready, head); entries that were overtaken by a change are stale.
-    pending: BinaryHeap<Reverse<(u64, u32)>>,
+    /// When waiting runs become ready; entries that were overtaken by a change are stale.
+    pending: BinaryHeap<Reverse<Due>>,
     oldest: Option<Slot>,
     newest: Option<Slot>,
     len: u32,
@@ -87,11 +105,18 @@ pub(crate) struct Runs {
     nodes: Vec<Node>,
     max_requests: u16,
     max_bytes: u64,
+    capacity: usize,
 }
 
 impl Runs {
-    pub fn new(max_requests: u16, max_bytes: u64) -> Runs {
-        Runs { nodes: Vec::new(), max_requests: max_requests.max(1), max_bytes: max_bytes.min(u64::from(u32::MAX)) }
+    /// For at most `capacity` requests outstanding.
+    pub fn new(max_requests: u64, max_bytes: u64, capacity: u32) -> Runs {
+        Runs {
+            nodes: Vec::new(),
+            max_requests: max_requests.clamp(1, u64::from(u16::MAX)) as u16,
+            max_bytes: max_bytes.min(u64::from(u32::MAX)),
+            capacity: capacity as usize,
+        }
     }
 
     fn run(&self, head: Slot) -> Run {
@@ -115,11 +140,12 @@ impl Runs {
     /// Queues a request that arrived in `pass`, aggregating it with the runs that it touches.
     pub fn insert(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
         if self.nodes.len() <= slot.index() {
-            let want = slot.index() + 1 - self.nodes.len();
-            if self.nodes.capacity() < slot.index() + 1 {
-                self.nodes.reserve_exact(want.max(self.nodes.len() / 2).max(64));
+            let (have, want) = (self.nodes.len(), slot.index() + 1);
+            if self.nodes.capacity() < want {
+                let roomy = (want + want / 2).min(self.capacity).max(want);
+                self.nodes.reserve_exact(roomy - have);
             }
-            self.nodes.resize(slot.index() + 1, EMPTY);
+            self.nodes.resize(want, EMPTY);
         }
         let newest = q.newest.replace(slot);
         match newest {
@@ -213,12 +239,15 @@ impl Runs {
                 // Mostly stale entries: keep one per waiting run.
                 let nodes = &self.nodes;
                 let mut entries: Vec<_> = std::mem::take(&mut q.pending).into_vec();
-                entries.retain(|Reverse((_, h))| nodes.get(*h as usize).is_some_and(|n| n.count > 0 && !n.ready));
-                entries.sort_unstable_by_key(|Reverse((pass, h))| (*h, *pass));
-                entries.dedup_by_key(|Reverse((_, h))| *h);
+                entries.retain(|Reverse(d)| nodes.get(d.head().index()).is_some_and(|n| n.count > 0 && !n.ready));
+                entries.sort_unstable_by_key(|Reverse(d)| (d.head(), d.pass()));
+                entries.dedup_by_key(|Reverse(d)| d.head());
                 q.pending = entries.into();
             }
-            q.pending.push(Reverse((ready_pass, head.0)));
+            if q.pending.len() == q.pending.capacity() {
+                q.pending.reserve_exact((q.pending.len() / 4).max(4));
+            }
+            q.pending.push(Reverse(Due::new(ready_pass, head)));
         }
     }
 
@@ -233,9 +262,9 @@ impl Runs {
 
     /// Moves the runs that are ready in `pass` from the waiting to the ready.
     pub fn promote(&mut self, q: &mut RunQueue, table: &Table, pass: u64, ready_at: impl Fn(&Run) -> u64) {
-        while let Some(&Reverse((_, head))) = q.pending.peek().filter(|e| e.0.0 <= pass) {
+        while let Some(&Reverse(due)) = q.pending.peek().filter(|e| e.0.pass() <= pass) {
             q.pending.pop();
-            let head = Slot(head);
+            let head = due.head();
             let n = self.nodes[head.index()];
             if n.count == 0 || n.ready || !q.waiting.remove(&(table.start(head), head.0)) {
                 continue; // stale
@@ -247,7 +276,7 @@ impl Runs {
                 q.waiting_len -= 1;
             } else {
                 q.waiting.insert((table.start(head), head.0));
-                q.pending.push(Reverse((ready_pass, head.0)));
+                q.pending.push(Reverse(Due::new(ready_pass, head)));
             }
         }
     }
@@ -257,7 +286,7 @@ impl Runs {
         if !q.ready.is_empty() {
             return Some(pass);
         }
-        q.pending.peek().map(|e| e.0.0.max(pass))
+        q.pending.peek().map(|e| e.0.pass().max(pass))
     }
 
     /// Takes the first `limit` requests of a run out of the queue, in offset order; what is left stays queued.
