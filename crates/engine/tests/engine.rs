@@ -1,0 +1,206 @@
+//! The engine under threads: nothing is lost, limits hold, idling costs nothing, shutdown is clean.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
+use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
+
+fn submission(file: u64, offset: u64, op: Op) -> Submission {
+    Submission {
+        op,
+        file,
+        lane: LaneId(0),
+        file_offset: offset,
+        lane_offset: offset,
+        len: 4096,
+        client: 1,
+        conn: ConnId(offset as u32 % 7),
+        job: 1,
+        user: 0,
+    }
+}
+
+fn done(errno: i32) -> Outcome {
+    let at = now();
+    Outcome { errno, bytes_done: 4096, started: at, finished: at }
+}
+
+/// Finishes at once, on the pumping thread; counts how often each context was served.
+struct Inline {
+    served: Vec<AtomicU64>,
+}
+
+impl Executor<usize> for Inline {
+    fn start(&self, work: Work<usize>) -> Started<usize> {
+        for (_, context) in &work.parts {
+            self.served[*context].fetch_add(1, Ordering::Relaxed);
+        }
+        Started::Finished(work.ticket, done(0))
+    }
+}
+
+#[test]
+fn every_request_is_served_once_by_many_threads_and_live_switches() {
+    const THREADS: usize = 4;
+    const EACH: usize = 3_000;
+    let executor = Arc::new(Inline { served: (0..THREADS * EACH).map(|_| AtomicU64::new(0)).collect() });
+    let config = EngineConfig { lane_requests: 3, queue_requests: 50, ..EngineConfig::new(PolicySpec::named("mlf")) };
+    let engine = Engine::new(config, executor.clone()).unwrap();
+    std::thread::scope(|s| {
+        for t in 0..THREADS {
+            let engine = &engine;
+            s.spawn(move || {
+                for i in 0..EACH {
+                    let op = if i % 3 == 0 { Op::Write } else { Op::Read };
+                    let sub = submission((i % 5) as u64, (i % 40) as u64 * 4096, op);
+                    assert!(engine.submit(sub, t * EACH + i).is_ok());
+                }
+            });
+        }
+        for name in ["fifo", "hbrr", "none", "mlf"].into_iter().cycle().take(40) {
+            engine.set_policy(&PolicySpec::named(name)).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    assert!(engine.shutdown(Duration::from_secs(10)).is_empty(), "inline work leaves nothing queued");
+    assert!(executor.served.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+    let status = engine.status();
+    assert_eq!(status.statistics.completed, (THREADS * EACH) as u64);
+    assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0));
+}
+
+/// Hands every batch to a channel; whoever holds the other end completes it.
+struct Deferred(Mutex<mpsc::Sender<Work<u32>>>);
+
+impl Executor<u32> for Deferred {
+    fn start(&self, work: Work<u32>) -> Started<u32> {
+        let _ = self.0.lock().unwrap().send(work);
+        Started::Pending
+    }
+}
+
+fn deferred(config: EngineConfig) -> (Arc<Engine<u32>>, mpsc::Receiver<Work<u32>>) {
+    let (tx, rx) = mpsc::channel();
+    (Engine::new(config, Arc::new(Deferred(Mutex::new(tx)))).unwrap(), rx)
+}
+
+#[test]
+fn limits_hold_and_a_full_queue_pushes_back() {
+    let config = EngineConfig {
+        lane_requests: 2,
+        queue_requests: 4,
+        submit_timeout: Duration::from_millis(50),
+        ..EngineConfig::new(PolicySpec::named("fifo"))
+    };
+    let (engine, work) = deferred(config);
+    for i in 0..4 {
+        assert!(engine.submit(submission(i, 0, Op::Read), i as u32).is_ok());
+    }
+    let first = work.try_recv().unwrap();
+    let second = work.try_recv().unwrap();
+    assert!(work.try_recv().is_err(), "two are in flight and no more");
+    assert!(matches!(engine.submit(submission(9, 0, Op::Read), 9), Err(Refused::Busy(9))));
+    first.ticket.complete(done(0));
+    let third = work.try_recv().unwrap();
+    assert_eq!(third.parts[0].1, 2);
+    assert!(engine.submit(submission(9, 0, Op::Read), 9).is_ok(), "room again");
+    drop(second); // never reported: the engine must not wait for ever
+    let fourth = work.try_recv().unwrap();
+    assert_eq!(fourth.parts[0].1, 3);
+    assert_eq!(engine.status().statistics.failed, 1, "it counts as failed");
+    drop((third, fourth));
+}
+
+#[test]
+fn a_lost_connection_cancels_what_it_queued_and_unblocks_others() {
+    let (engine, work) = deferred(EngineConfig { lane_requests: 1, ..EngineConfig::new(PolicySpec::named("fifo")) });
+    let from = |conn, op, context| {
+        let s = Submission { conn: ConnId(conn), ..submission(1, 0, op) };
+        assert!(engine.submit(s, context).is_ok());
+    };
+    from(1, Op::Write, 10);
+    from(2, Op::Write, 20);
+    from(3, Op::Read, 30);
+    assert_eq!(engine.cancel_connection(ConnId(2)), [20]);
+    work.try_recv().unwrap().ticket.complete(done(0));
+    let next = work.try_recv().unwrap();
+    assert_eq!(next.parts[0].1, 30, "the read waited for the cancelled write only through the first");
+    next.ticket.complete(done(0));
+}
+
+#[test]
+fn shutdown_returns_what_was_queued_and_waits_for_what_is_in_flight() {
+    let (engine, work) = deferred(EngineConfig { lane_requests: 1, ..EngineConfig::new(PolicySpec::named("mlf")) });
+    for i in 0..5u32 {
+        assert!(engine.submit(submission(u64::from(i), 0, Op::Read), i).is_ok());
+    }
+    let flying = work.recv().unwrap();
+    let finisher = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        flying.ticket.complete(done(0));
+    });
+    let mut queued = engine.shutdown(Duration::from_secs(5));
+    queued.sort();
+    assert_eq!(queued, [1, 2, 3, 4]);
+    assert_eq!(engine.status().in_flight_batches, 0);
+    assert!(matches!(engine.submit(submission(0, 0, Op::Read), 7), Err(Refused::Closed(7))));
+    finisher.join().unwrap();
+}
+
+#[test]
+fn shutdown_is_bounded_when_a_device_never_answers() {
+    let (engine, work) = deferred(EngineConfig::new(PolicySpec::named("fifo")));
+    assert!(engine.submit(submission(0, 0, Op::Read), 0).is_ok());
+    let stuck = work.recv().unwrap();
+    let start = Instant::now();
+    engine.shutdown(Duration::from_millis(20));
+    assert!(start.elapsed() < Duration::from_secs(10));
+    drop(stuck);
+}
+
+/// twins releases requests at its windows: the timer must wake for them, and only for them.
+#[test]
+fn the_timer_serves_windows_and_sleeps_otherwise() {
+    let served = Arc::new(AtomicUsize::new(0));
+    struct Count(Arc<AtomicUsize>);
+    impl Executor<u32> for Count {
+        fn start(&self, work: Work<u32>) -> Started<u32> {
+            self.0.fetch_add(work.parts.len(), Ordering::Relaxed);
+            Started::Finished(work.ticket, done(0))
+        }
+    }
+    let spec = PolicySpec::named("twins").with("window_us", 500);
+    let config = EngineConfig { lanes: 4, ..EngineConfig::new(spec) };
+    let engine = Engine::new(config, Arc::new(Count(served.clone()))).unwrap();
+    for i in 0..40u16 {
+        let s = Submission { lane: LaneId(i % 4), ..submission(u64::from(i), 0, Op::Read) };
+        assert!(engine.submit(s, 0).is_ok());
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while served.load(Ordering::Relaxed) < 40 {
+        assert!(Instant::now() < deadline, "only {} of 40 served", served.load(Ordering::Relaxed));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Nothing is queued: the process may use next to no CPU. Other tests run beside it, so the thread is looked at.
+    let timers = || -> BTreeMap<PathBuf, u64> {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        tasks
+            .filter_map(|t| {
+                let path = t.ok()?.path();
+                let name = std::fs::read_to_string(path.join("comm")).ok()?;
+                let stat = std::fs::read_to_string(path.join("schedstat")).ok()?;
+                let ns = stat.split(' ').next()?.parse().ok()?;
+                (name.trim() == "engine-timer").then_some((path, ns))
+            })
+            .collect()
+    };
+    let before = timers();
+    assert!(!before.is_empty());
+    std::thread::sleep(Duration::from_millis(400));
+    let used: u64 = timers().iter().map(|(path, ns)| ns - before.get(path).unwrap_or(ns)).sum();
+    assert!(used < 40_000_000, "idle timers used {used} ns of CPU in 400 ms");
+}
