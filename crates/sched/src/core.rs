@@ -271,14 +271,8 @@ impl Core {
         self.table.set_state(slot, State::Queued);
         self.queued += 1;
         if self.table.op(slot).is_data() {
-            let view = Self::view(
-                now,
-                &self.config,
-                &self.table,
-                &self.lanes,
-                self.total_open(),
-                self.shared_offset_ns,
-            );
+            let view =
+                Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
             self.policy.enqueue(&view, slot);
         } else {
             self.barriers.push_back(slot);
@@ -291,8 +285,7 @@ impl Core {
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
             return Next::Wait { until: Nanos::MAX, reason };
         }
-        let view =
-            Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
+        let view = Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
         // Barriers are few; those of lanes without room wait for their turn in order.
         if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
             && let Some(slot) = self.barriers.remove(at)
@@ -431,14 +424,8 @@ impl Core {
         } else {
             self.queued -= 1;
             if self.table.op(slot).is_data() {
-                let view = Self::view(
-                    now,
-                    &self.config,
-                    &self.table,
-                    &self.lanes,
-                    self.total_open(),
-                    self.shared_offset_ns,
-                );
+                let view =
+                    Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
                 self.policy.dequeue(&view, slot);
             } else {
                 self.barriers.retain(|s| *s != slot);
@@ -480,14 +467,8 @@ impl Core {
         self.apply_limits();
         for slot in self.table.in_state(|s| s == State::Queued) {
             if self.table.op(slot).is_data() {
-                let view = Self::view(
-                    now,
-                    &self.config,
-                    &self.table,
-                    &self.lanes,
-                    self.total_open(),
-                    self.shared_offset_ns,
-                );
+                let view =
+                    Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
                 self.policy.enqueue(&view, slot);
             }
         }
@@ -507,8 +488,7 @@ impl Core {
         if self.table.state(slot) != State::Queued || !self.table.op(slot).is_data() {
             return None;
         }
-        let view =
-            Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
+        let view = Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
         Some(self.policy.wait_bound(&view, slot))
     }
 

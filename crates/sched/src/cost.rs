@@ -17,7 +17,8 @@ pub struct LinearCost {
 impl LinearCost {
     /// Time to process `len` bytes; never zero, so that quanta always grow.
     pub fn ttp(&self, len_bytes: u64) -> Nanos {
-        let transfer_ns = (u128::from(len_bytes) * u128::from(self.ps_per_byte) / 1000).min(u128::from(u64::MAX)) as u64;
+        let transfer_ns =
+            (u128::from(len_bytes) * u128::from(self.ps_per_byte) / 1000).min(u128::from(u64::MAX)) as u64;
         Nanos((self.fixed + Nanos(transfer_ns)).0.max(1))
     }
 }

@@ -21,6 +21,7 @@ fn specs() -> Vec<(PolicySpec, u16, bool)> {
         (p("hbrr"), 1, false),
         (p("hbrr").with("quantum_requests", 3), 3, false),
         (p("mlf"), 1, false),
+        (p("mlf").with("window_us", 0), 1, false),
         (p("mlf").with("batch_requests", 4).with("guard_batches", 2), 3, false),
         (p("mlf").with("growth", "double").with("quantum_bytes", 512), 1, false),
         (p("mlf").with("pass_us", 50), 2, true),
@@ -230,9 +231,10 @@ impl Harness {
                 continue;
             }
             // With one space for all lanes a queue's first request decides which lane it waits for.
-            let other_lane_blocks = self.shared_space && status.lanes.iter().enumerate().any(|(l, s)| {
-                s.in_flight_batches >= s.limit_batches.unwrap_or(u32::MAX) || self.holds[l] > self.now
-            });
+            let other_lane_blocks = self.shared_space
+                && status.lanes.iter().enumerate().any(|(l, s)| {
+                    s.in_flight_batches >= s.limit_batches.unwrap_or(u32::MAX) || self.holds[l] > self.now
+                });
             let stated = self.may_idle
                 && until < Nanos::MAX
                 && matches!(reason, WaitReason::Window | WaitReason::Quantum | WaitReason::LanesBusy);
@@ -406,7 +408,9 @@ fn live_switches_between_every_ordered_pair() {
         for (to, to_lanes, _) in specs() {
             let lanes = from_lanes.max(to_lanes);
             for seed in seeds(2) {
-                replayable(&format!("{from} → {to}"), seed, || script(&from, lanes, true, seed, std::slice::from_ref(&to)));
+                replayable(&format!("{from} → {to}"), seed, || {
+                    script(&from, lanes, true, seed, std::slice::from_ref(&to))
+                });
             }
         }
     }

@@ -142,6 +142,9 @@ impl Policy for Hbrr {
     fn wait_bound(&self, _: &View<'_>, _: Slot) -> WaitBound {
         // Its queue serves its oldest run first: at most `capacity` turns until this one is the oldest, in
         // each of which every other queue (at most `capacity`) has its quantum.
-        WaitBound { batches: self.capacity.saturating_mul(self.capacity).saturating_mul(self.quantum), idle: Nanos::ZERO }
+        WaitBound {
+            batches: self.capacity.saturating_mul(self.capacity).saturating_mul(self.quantum),
+            idle: Nanos::ZERO,
+        }
     }
 }

@@ -11,20 +11,27 @@
 //! may be served is known when it is built, and a pass in which nothing may be served is skipped by
 //! arithmetic.
 //!
-//! Where the paper is silent we chose:
-//! - A pass takes no time: it ends when every queue that had something eligible has sent its batch. With a deep
+//! The turn of a queue is a *dedicated window* (aioli-2006, part 2: serialise the files, since every change of file
+//! moves the disk's head): for `window_us` after its first batch the queue goes first whenever it has
+//! requests, whatever their quanta, so that the next requests of its synchronous processes are
+//! served while the head is there. Others are served whenever it has none. `window_us=0` is the rule
+//! of agios-2013 alone, one batch a pass.
+//!
+//! Where the papers are silent we chose:
+//! - A pass takes no time: it ends when every queue that had something eligible has had its turn. With a deep
 //!   hand-off below the scheduler nothing would ever wait then; `pass_us` gives a pass a set time.
 //! - A virtual request never grows beyond a batch (`batch_requests`, `batch_bytes`); a longer run of touching
 //!   requests is several virtual requests.
 //! - "Offset order" starts at the lowest offset each time, which can starve high offsets: after `guard_batches`
 //!   batches of a queue that left out its oldest request, the oldest goes next, whatever its quantum
 //!   (0 switches the guard off).
+//! - A window ends after [`WINDOW_BATCHES`] batches at the latest, however short they are.
 //! - `growth=double` is the rule of the public library: the quantum in bytes doubles with each pass
 //!   (0, 1, 2, 4 … × `quantum_bytes`) and must reach the size in bytes; the parts of a virtual request count
 //!   from the mean of their arrivals.
 //!
-//! Wait: at most the passes that its quantum needs, then `guard_batches` for each older request of its queue, in each of
-//! which every queue sends one batch. Work-conserving unless `pass_us` is set; then a lane
+//! Wait: at most the passes that its quantum needs, then `guard_batches` turns for each older request of its queue, in
+//! each of which every queue has its window. Work-conserving unless `pass_us` is set; then a lane
 //! idles until the pass in which something becomes eligible.
 
 use std::collections::BTreeSet;
@@ -75,6 +82,13 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             doc: "Time that a pass takes, microseconds; 0: none.",
         },
         ParamInfo {
+            name: "window_us",
+            default: "60000",
+            range: Range::Integer(0, 10_000_000),
+            doc: "Dedicated window: how long a queue whose turn it is keeps its lane while it has requests, \
+                  microseconds; 0: one batch a pass.",
+        },
+        ParamInfo {
             name: "guard_batches",
             default: "16",
             range: Range::Integer(0, 1_000_000),
@@ -86,6 +100,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         Ok(Box::new(Mlf {
             rule: Rule { quantum_bytes: params.integer("quantum_bytes"), double: params.on_word("growth", "double") },
             pass_length: Nanos::from_micros(params.integer("pass_us")),
+            window: Nanos::from_micros(params.integer("window_us")),
             guard: params.integer("guard_batches"),
             capacity: u64::from(setup.capacity),
             params: params.clone(),
@@ -126,7 +141,20 @@ struct LaneQueues {
     eligible: BTreeSet<(u64, u32)>,
     /// (first pass in which it may send one, queue)
     future: BTreeSet<(u64, u32)>,
+    window: Option<Window>,
 }
+
+/// The lane is dedicated to one queue.
+#[derive(Clone, Copy)]
+struct Window {
+    /// Its file and operation; it may have nothing queued for a while, and others are served then.
+    key: Key,
+    end: Nanos,
+    batches: u32,
+}
+
+/// Batches of one dedicated window at most: bounds what others wait for when batches take next to no time.
+const WINDOW_BATCHES: u32 = 256;
 
 #[derive(Clone, Copy)]
 struct Rule {
@@ -152,6 +180,7 @@ struct Mlf {
     params: Params,
     rule: Rule,
     pass_length: Nanos,
+    window: Nanos,
     guard: u64,
     capacity: u64,
     runs: Runs,
@@ -237,6 +266,20 @@ impl Mlf {
 
     /// The queue of a lane that sends next, having moved to the pass in which there is one; or how long to wait.
     fn next_queue(&mut self, view: &View<'_>, lane: usize) -> Result<u32, Choice> {
+        if let Some(window) = self.lanes[lane].window {
+            let queue = self.by_key.get(&window.key).copied();
+            if view.now < window.end && window.batches < WINDOW_BATCHES {
+                if let Some(q) = queue {
+                    return Ok(q);
+                }
+            } else {
+                self.lanes[lane].window = None;
+                if let Some(q) = queue {
+                    self.queues[q as usize].served_pass = Some(self.pass(view, lane));
+                    self.refile(view, q);
+                }
+            }
+        }
         loop {
             let l = &mut self.lanes[lane];
             let pass = if self.pass_length == Nanos::ZERO { l.pass } else { view.now.0 / self.pass_length.0 };
@@ -293,8 +336,10 @@ impl Policy for Mlf {
                 let pass = self.pass(view, lane);
                 let queue = &mut self.queues[q as usize];
                 let (op, rule, cost) = (queue.key.2, self.rule, view.cost);
-                let ready_at = |run: &Run| rule.ready_pass(cost, op, run);
-                self.runs.promote(&mut queue.runs, view.table, pass, ready_at);
+                // In its window everything of a queue may go, whatever its quantum.
+                let windowed = self.lanes[lane].window.is_some_and(|w| w.key == queue.key);
+                let ready_at = |run: &Run| if windowed { 0 } else { rule.ready_pass(cost, op, run) };
+                self.runs.promote(&mut queue.runs, view.table, if windowed { u64::MAX } else { pass }, ready_at);
                 let oldest = queue.runs.oldest();
                 let guarded = oldest.filter(|_| self.guard > 0 && queue.skipped >= self.guard);
                 let head = match guarded {
@@ -310,7 +355,13 @@ impl Policy for Mlf {
                     break;
                 }
                 self.runs.take(&mut queue.runs, view.table, head, usize::MAX, batch, ready_at);
-                queue.served_pass = Some(pass);
+                match &mut self.lanes[lane].window {
+                    Some(window) if windowed => window.batches += 1,
+                    none @ None if self.window > Nanos::ZERO => {
+                        *none = Some(Window { key: queue.key, end: view.now + self.window, batches: 1 });
+                    }
+                    _ => queue.served_pass = Some(pass),
+                }
                 queue.skipped = if queue.runs.oldest() == oldest { queue.skipped + 1 } else { 0 };
                 self.refile(view, q);
             }
@@ -327,10 +378,10 @@ impl Policy for Mlf {
         let run = Run { count: 1, len: view.table.len_bytes(slot), pass_sum: 0 };
         let passes = self.rule.ready_pass(view.cost, key.2, &run);
         let guard = if self.guard == 0 { u64::MAX } else { self.guard };
-        // Each older request of its queue may use up the guard once; in each pass every queue may send a batch.
+        // Each older request of its queue may use up the guard once; in each pass every queue may have its window.
         let turns = passes.saturating_add(guard.saturating_mul(self.capacity)).saturating_add(1);
         WaitBound {
-            batches: turns.saturating_mul(self.capacity),
+            batches: turns.saturating_mul(self.capacity).saturating_mul(u64::from(WINDOW_BATCHES)),
             idle: Nanos(self.pass_length.0.saturating_mul(passes.saturating_add(1))),
         }
     }

@@ -52,7 +52,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         }
         let order = match params.text("order") {
             "permutation" => permutation(setup.lanes, setup.node_rank),
-            _ => (0..setup.lanes).map(|i| LaneId(((u32::from(i) + setup.node_rank) % u32::from(setup.lanes)) as u16)).collect(),
+            _ => (0..setup.lanes)
+                .map(|i| LaneId(((u32::from(i) + setup.node_rank) % u32::from(setup.lanes)) as u16))
+                .collect(),
         };
         Ok(Box::new(Twins {
             window: Nanos::from_micros(params.integer("window_us")),
