@@ -1,12 +1,12 @@
 //! An ordered set of small keys: sorted chunks behind one sorted directory.
 //!
-//! A queue may hold one request or a hundred thousand. Chunks of up to 128 keys keep both cheap: a few
+//! A queue may hold one request or a hundred thousand. Chunks of up to 256 keys keep both cheap: a few
 //! keys cost a few dozen bytes, a full set about 1.4 × its keys, and an insertion moves one chunk's
-//! tail (a kilobyte at most). A B-tree of the standard library costs a third more memory, and two
+//! tail (a few kilobytes at most). A B-tree of the standard library costs a third more memory, and two
 //! hundred bytes for its first key.
 
 /// Keys per chunk at most.
-const CHUNK: usize = 128;
+const CHUNK: usize = 256;
 
 /// An ordered set.
 #[derive(Clone, Debug)]

@@ -106,6 +106,8 @@ pub(crate) struct Runs {
     max_requests: u16,
     max_bytes: u64,
     capacity: usize,
+    /// Empty between calls; kept for its memory.
+    scratch: Vec<Slot>,
 }
 
 impl Runs {
@@ -116,6 +118,7 @@ impl Runs {
             max_requests: max_requests.clamp(1, u64::from(u16::MAX)) as u16,
             max_bytes: max_bytes.min(u64::from(u32::MAX)),
             capacity: capacity as usize,
+            scratch: Vec::new(),
         }
     }
 
@@ -299,29 +302,31 @@ impl Runs {
         out: &mut Vec<Slot>,
         ready_at: impl Fn(&Run) -> u64 + Copy,
     ) {
-        let (mut parts, pass) = self.dissolve(q, table, head);
-        let left = parts.split_off(parts.len().min(limit));
-        for &slot in &parts {
+        let scratch = std::mem::take(&mut self.scratch);
+        let (mut parts, pass) = self.dissolve(q, table, head, scratch);
+        let taken = parts.len().min(limit);
+        for &slot in &parts[..taken] {
             self.forget(q, slot);
         }
-        out.append(&mut parts);
-        self.place_again(q, table, &left, pass, ready_at);
+        out.extend_from_slice(&parts[..taken]);
+        self.place_again(q, table, &parts[taken..], pass, ready_at);
+        parts.clear();
+        self.scratch = parts;
     }
 
     /// Takes one request out of the middle of things (it was cancelled).
     pub fn remove(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, ready_at: impl Fn(&Run) -> u64 + Copy) {
         let head = self.run_of(slot);
-        let (mut parts, pass) = self.dissolve(q, table, head);
+        let (mut parts, pass) = self.dissolve(q, table, head, Vec::new());
         self.forget(q, slot);
         parts.retain(|p| *p != slot);
         self.place_again(q, table, &parts, pass, ready_at);
     }
 
     /// Takes a run out of the offset orders: its requests, and the mean of the passes in which they arrived.
-    fn dissolve(&mut self, q: &mut RunQueue, table: &Table, head: Slot) -> (Vec<Slot>, u64) {
+    fn dissolve(&mut self, q: &mut RunQueue, table: &Table, head: Slot, mut parts: Vec<Slot>) -> (Vec<Slot>, u64) {
         self.unfile(q, table, head);
         let run = self.nodes[head.index()];
-        let mut parts = Vec::with_capacity(usize::from(run.count));
         let mut at = head;
         for _ in 0..run.count {
             parts.push(at);
