@@ -1,1 +1,189 @@
-fn main() {}
+//! `impresario`, the one program: which subcommand runs, where logs go, how it exits.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+mod bench;
+mod children;
+mod config_command;
+mod demo;
+mod layout;
+mod mount;
+mod policy;
+mod ports;
+mod serve;
+mod status;
+mod up;
+
+/// Striped storage behind I/O nodes, with request scheduling at every server.
+///
+/// A cluster is described by one file, impresario.toml. `impresario up` writes one and runs the whole
+/// cluster on this machine; on several machines, `impresario serve` runs one server of it on each.
+#[derive(Parser)]
+#[command(name = "impresario", version, propagate_version = true, max_term_width = 100, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  impresario up --dir ./cluster                 a cluster on this machine, in the foreground
+  impresario mount ./cluster/impresario.toml /mnt/x
+  impresario status ./cluster/impresario.toml
+  impresario policy set ./cluster/impresario.toml --server io.1 twins window_us=1000
+
+Environment:
+  IMPRESARIO_LOG    what is logged to standard error: error, warn, info, debug, trace,
+                    or per part, such as impresario_server=debug (servers: info, others: warn)
+
+Exit status:
+  0  done
+  1  it failed, or something is not well: a server that does not answer, a died child
+  2  the command line or the configuration is wrong";
+
+#[derive(Subcommand)]
+enum Command {
+    Up(up::Args),
+    Serve(serve::Args),
+    Mount(mount::MountArgs),
+    Umount(mount::UmountArgs),
+    Status(status::Args),
+    #[command(subcommand)]
+    Policy(policy::Command),
+    #[command(subcommand)]
+    Config(config_command::Command),
+    #[command(subcommand)]
+    Layout(layout::Command),
+    Bench(bench::Args),
+    Demo(demo::Args),
+    /// Print a completion script for a shell
+    ///
+    /// For bash: impresario completions bash > /etc/bash_completion.d/impresario
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page of the program or of one subcommand, in roff
+    ///
+    /// To read it: impresario man up | man -l -
+    Man {
+        /// A subcommand, e.g. up, or none for the program itself.
+        subcommand: Option<String>,
+    },
+}
+
+/// The user's mistake, not the system's: exit status 2.
+#[derive(Debug)]
+struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// A mistake of the command line, in one line that names the flag and the remedy.
+fn usage(message: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Usage(message.into()))
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    let level = if matches!(command, Command::Serve(_)) { "info" } else { "warn" };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
+    match run(command) {
+        Ok(code) => code,
+        Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let in_file = error.is::<impresario_config::ConfigErrors>();
+            // Complaints about a file begin with its name, as compilers' do, so that editors find the line.
+            let prefix = if in_file { "" } else { "impresario: " };
+            // The error is all that matters now; standard error may be closed too.
+            let _ = writeln!(std::io::stderr(), "{prefix}{error:#}");
+            ExitCode::from(if in_file || error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Up(args) => up::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Mount(args) => mount::mount(args),
+        Command::Umount(args) => mount::umount(args),
+        Command::Status(args) => status::run(args),
+        Command::Policy(command) => policy::run(command),
+        Command::Config(command) => config_command::run(command),
+        Command::Layout(command) => layout::run(command),
+        Command::Bench(args) => bench::run(args),
+        Command::Demo(args) => demo::run(args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "impresario", &mut script);
+            print(&script)
+        }
+        Command::Man { subcommand } => man(subcommand.as_deref()),
+    }
+}
+
+fn man(subcommand: Option<&str>) -> anyhow::Result<ExitCode> {
+    let mut command = Cli::command();
+    command.build();
+    if let Some(name) = subcommand {
+        let found = command.find_subcommand(name).cloned();
+        command = found.ok_or_else(|| usage(format!("there is no subcommand {name}; `impresario help` lists them")))?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command).render(&mut page)?;
+    print(&page)
+}
+
+/// Writes to standard output; a reader that went away (`| head`) ends the program quietly.
+fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text)?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Reads and checks a configuration.
+fn load(path: &std::path::Path) -> anyhow::Result<impresario_config::Config> {
+    Ok(impresario_config::Config::load(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Man-page quality: every subcommand and flag says what it is for.
+    #[test]
+    fn everything_is_explained() {
+        fn walk(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            assert!(command.get_about().is_some(), "{path} is not explained");
+            for arg in command.get_arguments().filter(|a| !["help", "version"].contains(&a.get_id().as_str())) {
+                assert!(arg.get_help().is_some(), "{path}: {} is not explained", arg.get_id());
+            }
+            command.get_subcommands().filter(|c| c.get_name() != "help").for_each(|c| walk(c, &path));
+        }
+        walk(&Cli::command(), "");
+    }
+}

@@ -1,1 +1,37 @@
-//! placeholder
+//! Room 4: everything a program needs to use a cluster: connections that heal, names, and striped data.
+//!
+//! - [`Client`] and [`File`] are what programs use; [`names`] its operations on the name space.
+//! - [`Striped`] reads and writes files on the data servers directly; an I/O node forwards through it.
+//! - [`Link`] is a connection to one service that many threads share and that is made anew when it is lost.
+//! - [`transport`] holds sockets and frames, for servers too.
+
+pub mod admin;
+mod client;
+mod connection;
+mod cut;
+mod error;
+mod file;
+mod identity;
+mod landing;
+mod link;
+pub mod names;
+mod opens;
+mod pending;
+mod slots;
+mod striped;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+pub mod transport;
+mod turn;
+mod unsynced;
+
+pub use client::{Client, ClientOptions, Via};
+pub use error::{ClientError, Errno, Peer};
+pub use file::File;
+pub use identity::{Identity, Traffic, TrafficCount, whoami};
+pub use link::{Link, LinkOptions};
+pub use names::CreateOptions;
+pub use pending::{Buffers, Op, Pending, Reply, exchange};
+pub use striped::Striped;

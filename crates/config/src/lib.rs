@@ -1,145 +1,65 @@
-//! The one file that describes a cluster, `impresario.toml`: every key, its unit, default and range.
+//! The one file that describes a cluster, `impresario.toml`: its keys, how it is read, checked and written.
+//!
+//! [`Config::load`] reads a file and names everything that is wrong with it at once, each complaint with
+//! its place and a remedy. [`Config::check`] is the same judgement for a configuration made by a program.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+mod address;
+mod check;
+mod load;
+mod model;
+mod section;
+mod write;
 
-use impresario_device::DeviceParams;
-use impresario_sched::PolicySpec;
-use serde::{Deserialize, Serialize};
+pub use address::Address;
+pub use check::{KeyPath, Step};
+pub use load::{Complaint, ConfigErrors};
+pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};
 
-/// A whole cluster.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {
-    /// What holds for all servers.
-    #[serde(default)]
-    pub cluster: Cluster,
-    /// The metadata server.
-    pub meta: Meta,
-    /// The data servers; their order is the order of striping and must never change.
-    pub data: Vec<Data>,
-    /// The I/O nodes; none: clients speak to the data servers themselves.
-    #[serde(default)]
-    pub io: Vec<Io>,
-    /// Device models by name, for `device` of a data server.
-    #[serde(default)]
-    pub device: BTreeMap<String, DeviceParams>,
+/// The candidate nearest to `word`, when it is near enough to be what was meant: for "did you mean".
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|candidate| (edits(word, candidate), candidate))
+        .min_by_key(|(distance, _)| *distance)
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len().max(word.len()) / 3)
+        .map(|(_, candidate)| candidate)
 }
 
-/// What holds for all servers.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Cluster {
-    /// For people.
-    pub name: String,
-    /// Strip size of files whose directory says nothing, bytes.
-    pub stripe_bytes: u32,
-    /// Number of data servers per file; absent: all.
-    pub stripe_count: Option<u16>,
-    /// A request that no server has answered after this time fails with an I/O error, ms (100 to 600000).
-    pub request_timeout_ms: u64,
-    /// Largest payload of one request on the wire, bytes (4096 to 64 MiB).
-    pub max_payload_bytes: u32,
-}
-
-/// The metadata server.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Meta {
-    /// `host:port` or `unix:/path`.
-    pub address: String,
-    /// Folder of the name space; relative to the configuration file.
-    pub dir: PathBuf,
-}
-
-/// A data server.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Data {
-    /// Unique name, e.g. `data.0`.
-    pub name: String,
-    /// `host:port` or `unix:/path`.
-    pub address: String,
-    /// Folder of the objects; relative to the configuration file.
-    pub dir: PathBuf,
-    /// Scheduling policy.
-    #[serde(default = "default_data_policy")]
-    pub policy: PolicySpec,
-    /// Hand-off depth: requests in flight below the scheduler; 0 lets the policy choose.
-    #[serde(default)]
-    pub in_flight_requests: u32,
-    /// Bound of the queue, requests.
-    #[serde(default = "default_queue")]
-    pub queue_requests: u32,
-    /// Bound of the memory for payloads, bytes.
-    #[serde(default = "default_payload")]
-    pub payload_bytes: u64,
-    /// A device model of `[device.<name>]` in front of the folder; absent: none.
-    #[serde(default)]
-    pub device: Option<String>,
-}
-
-/// An I/O node.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Io {
-    /// Unique name, e.g. `io.0`.
-    pub name: String,
-    /// `host:port` or `unix:/path`.
-    pub address: String,
-    /// Scheduling policy.
-    #[serde(default = "default_io_policy")]
-    pub policy: PolicySpec,
-    /// Forwarded requests in flight at once (1 to 256).
-    #[serde(default = "default_in_flight")]
-    pub in_flight_requests: u32,
-    /// Neighbours merged into one forwarded request at most (1 to 1024).
-    #[serde(default = "default_merge")]
-    pub merge_requests: u32,
-    /// Length of the dispatch queue, requests.
-    #[serde(default = "default_dispatch")]
-    pub dispatch_requests: u32,
-    /// Cut requests at the boundaries of data servers before they are scheduled.
-    #[serde(default)]
-    pub split: bool,
-    /// Bound of the queue, requests.
-    #[serde(default = "default_queue")]
-    pub queue_requests: u32,
-    /// Bound of the memory for payloads, bytes.
-    #[serde(default = "default_payload")]
-    pub payload_bytes: u64,
-}
-
-impl Default for Cluster {
-    fn default() -> Self {
-        Cluster {
-            name: "impresario".into(),
-            stripe_bytes: impresario_layout::Layout::SSIZE_DEFAULT_BYTES,
-            stripe_count: None,
-            request_timeout_ms: 10_000,
-            max_payload_bytes: 4 << 20,
-        }
+/// Edit distance (insert, remove, change, swap of neighbours) of two short words, in characters. Words
+/// longer than 64 characters are not compared: nobody mistypes those into a key.
+fn edits(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.to_lowercase().chars().collect());
+    if a.len() > 64 || b.len() > 64 {
+        return usize::MAX;
     }
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
 }
 
-fn default_data_policy() -> PolicySpec {
-    PolicySpec::named("mlf")
-}
-fn default_io_policy() -> PolicySpec {
-    PolicySpec::named("fifo")
-}
-fn default_queue() -> u32 {
-    10_000
-}
-fn default_payload() -> u64 {
-    32 << 20
-}
-fn default_in_flight() -> u32 {
-    16
-}
-fn default_merge() -> u32 {
-    16
-}
-fn default_dispatch() -> u32 {
-    256
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_finds_what_was_meant_and_nothing_else() {
+        let keys = ["name", "address", "dir", "policy", "queue_requests"];
+        assert_eq!(nearest("adress", keys), Some("address"));
+        assert_eq!(nearest("queue_request", keys), Some("queue_requests"));
+        assert_eq!(nearest("plicoy", keys), Some("policy"));
+        assert_eq!(nearest("Policy", keys), Some("policy"));
+        assert_eq!(nearest("colour", keys), None);
+        assert_eq!(nearest(&"x".repeat(100_000), keys), None);
+    }
 }

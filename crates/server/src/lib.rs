@@ -1,1 +1,27 @@
-//! placeholder
+//! The daemons: metadata server, data server, I/O node.
+//!
+//! [`listener`] is the front that all three share; each of [`data`], [`io_node`] and [`meta`] is what is behind
+//! it; [`process`] starts one of them as a configuration says.
+
+mod bind;
+mod complaints;
+pub mod connection;
+pub mod data;
+mod data_servers;
+pub mod io_node;
+pub mod listener;
+pub mod meta;
+mod meta_front;
+pub mod outbox;
+pub mod payload;
+pub mod process;
+mod receive;
+mod workers;
+
+pub use bind::BindError;
+pub use process::{StartError, Started, run, start};
+
+/// A value as JSON; what cannot be one (it can here) is null.
+pub(crate) fn json(value: &impl serde::Serialize) -> serde_json::Value {
+    serde_json::to_value(value).unwrap_or_default()
+}

@@ -1,1 +1,20 @@
-//! placeholder
+//! A data server's local objects, and a modelled device in front of them when asked.
+//!
+//! [`ObjectStore`] keeps the objects over a small [`FileSystem`]: the local one ([`Real`]), or, for tests, one
+//! that forgets whatever was not synced ([`testing::Forgetful`]). [`ModelledDevice`] makes requests take the time
+//! of a modelled disk in real time; it runs what it is given and knows nothing of objects.
+
+mod error;
+mod filesystem;
+mod handles;
+mod histogram;
+mod modelled;
+mod objects;
+mod real;
+pub mod testing;
+
+pub use error::{StoreError, WriteError};
+pub use filesystem::{FileState, FileSystem, SpaceState};
+pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
+pub use objects::{ObjectStore, StoreOptions};
+pub use real::Real;

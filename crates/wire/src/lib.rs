@@ -1,8 +1,9 @@
 //! What travels between clients, I/O nodes, data servers and the metadata server: frames
 //! ([`frame`]) around messages ([`message`]). Encoding and decoding only; sockets are elsewhere.
 
+pub mod exercise;
 pub mod frame;
 pub mod message;
 
-pub use frame::{FrameError, FrameHeader, Kind};
+pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind, Limits, decode_body, encode_frame};
 pub use message::*;

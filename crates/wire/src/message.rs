@@ -38,6 +38,15 @@ pub enum Role {
     Data,
     /// An I/O node.
     Io,
+    /// Whatever listens there: for questions that every server answers, such as [`Call::Status`].
+    Any,
+}
+
+impl Role {
+    /// True when a server of this role may welcome a peer that wished to speak to `wished`.
+    pub fn serves(self, wished: Role) -> bool {
+        wished == self || wished == Role::Any
+    }
 }
 
 /// First frame on a connection, from the side that opened it.
@@ -60,10 +69,17 @@ pub struct Welcome {
     pub version: u32,
     /// The server's name in the configuration.
     pub name: String,
-    /// Drawn anew at each start of the server: tells a restart from a broken connection.
+    /// Drawn anew at each start of the server: tells a restart from a broken connection. The upper 32 bits name the
+    /// boot of its machine ([`same_boot`]).
     pub incarnation: u64,
     /// Largest payload of one request or reply, bytes.
     pub max_payload_bytes: u32,
+}
+
+/// True when a server's machine has not restarted between two incarnations of it, so that what it had acknowledged
+/// but not yet made durable is still in the machine's memory.
+pub fn same_boot(incarnation: u64, later: u64) -> bool {
+    incarnation >> 32 == later >> 32
 }
 
 /// A request to a server.
@@ -175,6 +191,28 @@ pub enum Call {
         /// `arrival` or `elevator`.
         order: String,
     },
+}
+
+impl Call {
+    /// Who the request is from, if the call says so.
+    pub fn who(&self) -> Option<&Who> {
+        match self {
+            Call::Read { who, .. } | Call::Write { who, .. } | Call::Sync { who, .. } => Some(who),
+            Call::Truncate { who, .. } | Call::Unlink { who, .. } => Some(who),
+            Call::FileRead { who, .. } | Call::FileWrite { who, .. } | Call::FileSync { who, .. } => Some(who),
+            _ => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn who_mut(&mut self) -> Option<&mut Who> {
+        match self {
+            Call::Read { who, .. } | Call::Write { who, .. } | Call::Sync { who, .. } => Some(who),
+            Call::Truncate { who, .. } | Call::Unlink { who, .. } => Some(who),
+            Call::FileRead { who, .. } | Call::FileWrite { who, .. } | Call::FileSync { who, .. } => Some(who),
+            _ => None,
+        }
+    }
 }
 
 /// What a metadata call acts on.
@@ -470,6 +508,9 @@ pub enum Answer {
 }
 
 /// A failure that a server reports.
+///
+/// Two errnos tell the client to act rather than to fail; in both cases *nothing was applied or it is safe to apply
+/// again under a newer epoch*: [`Fault::FENCED`] and [`Fault::PATH_LOST`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{message} (errno {errno})")]
 pub struct Fault {
@@ -477,4 +518,13 @@ pub struct Fault {
     pub errno: i32,
     /// One line: what failed, on what, and the remedy where there is one.
     pub message: String,
+}
+
+impl Fault {
+    /// (ESTALE) The request's epoch is older than one already seen of this client, and was not applied. Its client
+    /// sends it again with its present epoch if it still wants it.
+    pub const FENCED: i32 = 116;
+    /// (EAGAIN) An I/O node lost its path to a data server with the request outstanding: it may or may not have been
+    /// applied. Only the client may repeat it, under a new epoch, so that the first copy cannot arrive late.
+    pub const PATH_LOST: i32 = 11;
 }

@@ -1,0 +1,227 @@
+//! Flags that several benchmarks share: the workload, the cluster, the effort.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use impresario_device::DeviceParams;
+use impresario_workload::cluster::{OwnCluster, Plan};
+use impresario_workload::compare::Case;
+use impresario_workload::goals::Effort;
+use impresario_workload::pattern::{Pattern, Shape};
+use impresario_workload::plan::{Operation, Placement, Think, Workload};
+use impresario_workload::size::{parse_bytes, parse_duration, parse_positive_bytes, show_bytes};
+use impresario_workload::stop::Stop;
+use impresario_workload::storage::Storage;
+use impresario_workload::system::policy;
+
+use crate::{load, usage};
+
+/// What the applications do.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Workload")]
+pub struct WorkloadArgs {
+    /// Access patterns: contiguous, strided, file-per-process, random; several make several cases
+    #[arg(long = "pattern", value_delimiter = ',', default_value = "strided", value_name = "PATTERN")]
+    patterns: Vec<Shape>,
+    /// Operations: read, write; several make several cases
+    #[arg(long = "op", value_delimiter = ',', default_value = "write,read", value_name = "OP")]
+    operations: Vec<Operation>,
+    /// Size of a request
+    #[arg(long, default_value = "16k", value_parser = parse_positive_bytes, value_name = "SIZE")]
+    request_size: u64,
+    /// Bytes that every process reads or writes
+    #[arg(long, default_value = "2m", value_parser = parse_positive_bytes, value_name = "SIZE")]
+    size: u64,
+    /// Processes of every application
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    processes: u32,
+    /// Applications that run at once
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    apps: u32,
+    /// Start each application this long after the one before
+    #[arg(long, default_value = "0s", value_parser = parse_duration, value_name = "TIME")]
+    start_every: std::time::Duration,
+    /// Requests that a process keeps outstanding; 1 is synchronous
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    queue_depth: u32,
+    /// How often every process goes through its requests
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    loops: u32,
+    /// Waiting time before every request: none, uniform:100us, exponential:100us
+    #[arg(long, default_value = "none", value_name = "JITTER")]
+    jitter: Think,
+    /// The client's largest request on the wire; larger ones are cut and sent at once [default: no limit]
+    #[arg(long, value_parser = parse_positive_bytes, value_name = "SIZE")]
+    wire_max: Option<u64>,
+    /// Ranks on I/O nodes: block (neighbours together) or cyclic (neighbours apart)
+    #[arg(long, default_value = "block", value_name = "HOW")]
+    placement: Placement,
+    /// Do not wait for each other before the start
+    #[arg(long)]
+    no_barrier: bool,
+    /// End writing with an fsync, inside the timed part
+    #[arg(long)]
+    fsync: bool,
+    /// Seed of everything that is left to chance
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+}
+
+impl WorkloadArgs {
+    /// A case for every pattern and operation.
+    pub fn cases(&self) -> Result<Vec<Case>> {
+        let wire_max_bytes = match self.wire_max.map(u32::try_from) {
+            None => None,
+            Some(Ok(bytes)) => Some(bytes),
+            Some(Err(_)) => return Err(usage("--wire-max is larger than any request on the wire: give less than 4g")),
+        };
+        let mut cases = Vec::new();
+        for &shape in &self.patterns {
+            for &operation in &self.operations {
+                let (request_bytes, process_bytes) = (self.request_size, self.size);
+                let pattern =
+                    Pattern { shape, request_bytes, process_bytes, processes: self.processes, seed: self.seed };
+                let mut workload = Workload::uniform(self.apps, pattern, operation);
+                for (i, app) in workload.applications.iter_mut().enumerate() {
+                    app.start_us = (self.start_every.as_micros() as u64).saturating_mul(i as u64);
+                    app.queue_depth = self.queue_depth;
+                    app.loops = self.loops;
+                    app.think = self.jitter;
+                }
+                workload.placement = self.placement;
+                workload.wire_max_bytes = wire_max_bytes;
+                workload.barrier = !self.no_barrier;
+                workload.sync = self.fsync;
+                workload.check().map_err(usage)?;
+                let name = format!("{} {shape} {operation}", show_bytes(request_bytes as f64));
+                cases.push(Case { name, workload });
+            }
+        }
+        Ok(cases)
+    }
+}
+
+/// On what it runs.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Use the running cluster that this file describes, instead of starting one
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Data servers to start
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    data_servers: usize,
+    /// I/O nodes to start; 0: clients speak to the data servers
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    io_nodes: usize,
+    /// In front of every data server: disk (a modelled 7200 rpm disk) or none
+    #[arg(long, default_value = "none", value_name = "MODEL")]
+    device: String,
+    /// The modelled disk reports writes as done when they are in its memory
+    #[arg(long)]
+    disk_write_cache: bool,
+    /// Policy of the data servers, such as mlf or fifo+merge=on
+    #[arg(long, default_value = "mlf", value_name = "POLICY")]
+    data_policy: String,
+    /// Policy of the I/O nodes
+    #[arg(long, default_value = "fifo", value_name = "POLICY")]
+    io_policy: String,
+    /// Strip size of the files
+    #[arg(long, default_value = "64k", value_parser = parse_bytes, value_name = "SIZE")]
+    stripe_size: u64,
+    /// Batches that a data server hands to its disk at once; 0: the policy's choice
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    depth: u32,
+    /// Where the started cluster's folder is made [default: in memory, /dev/shm]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// A cluster to measure: somebody's, or one of our own.
+pub struct Opened {
+    storage: Storage,
+    _own: Option<OwnCluster>,
+}
+
+impl Opened {
+    /// Its storage.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+}
+
+impl ClusterArgs {
+    /// Number of data servers.
+    pub fn data_servers(&self) -> Result<usize> {
+        match &self.config {
+            Some(path) => Ok(load(path)?.data.len()),
+            None => Ok(self.data_servers),
+        }
+    }
+
+    /// The cluster to start.
+    pub fn plan(&self) -> Result<Plan> {
+        let write_cache = self.disk_write_cache;
+        let device = match self.device.as_str() {
+            "none" if write_cache => return Err(usage("--disk-write-cache needs --device disk")),
+            "none" => None,
+            "disk" => Some(DeviceParams { write_cache, ..DeviceParams::default() }),
+            other => return Err(usage(format!("there is no device model {other}: disk or none"))),
+        };
+        let stripe_bytes =
+            u32::try_from(self.stripe_size).map_err(|_| usage("--stripe-size must be less than 4 GiB"))?;
+        Ok(Plan {
+            data_servers: self.data_servers,
+            io_nodes: self.io_nodes,
+            data_policy: policy(&self.data_policy).map_err(usage)?,
+            io_policy: policy(&self.io_policy).map_err(usage)?,
+            device,
+            stripe_bytes,
+            in_flight_requests: self.depth,
+            parent: self.dir.clone(),
+        })
+    }
+
+    /// Opens the running cluster, or starts one.
+    pub fn open(&self, stop: &Stop) -> Result<Opened> {
+        if let Some(path) = &self.config {
+            return Ok(Opened { storage: Storage::new(load(path)?), _own: None });
+        }
+        let own = OwnCluster::start(&self.plan()?, stop)?;
+        Ok(Opened { storage: Storage::of(&own), _own: Some(own) })
+    }
+}
+
+/// How much is measured.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Effort")]
+pub struct EffortArgs {
+    /// Pairs at least
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pairs: u32,
+    /// Pairs at most, while a claim is unresolved
+    #[arg(long, default_value_t = 12, value_name = "N")]
+    max_pairs: u32,
+    /// No further pair starts after so many minutes
+    #[arg(long, default_value_t = 60.0, value_name = "MINUTES")]
+    max_minutes: f64,
+    /// Share of the full data volume; less than 1 is for trying out, not for judging
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    scale: f64,
+    /// Seed of the random order
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    order_seed: u64,
+}
+
+impl EffortArgs {
+    /// As experiments take it.
+    pub fn effort(&self) -> Effort {
+        Effort {
+            pairs: self.pairs.max(1),
+            pairs_max: self.max_pairs.max(self.pairs),
+            time_max_s: self.max_minutes * 60.0,
+            scale: self.scale,
+            seed: self.order_seed,
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What is shown on standard error while long work goes on, and what is left behind by it.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use impresario_workload::compare;
+use impresario_workload::datapath::Sample;
+use impresario_workload::size::show_seconds;
+use impresario_workload::stop::Stop;
+
+/// Sets the wish to stop at Ctrl-C and SIGTERM; a second one ends the program at once.
+pub fn catch_signals() -> Result<Stop> {
+    let stop = Stop::new();
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.flag()).context("catching signals")?;
+        signal_hook::flag::register(signal, stop.flag()).context("catching signals")?;
+    }
+    Ok(stop)
+}
+
+/// Writes a value as JSON where the user wants it.
+pub fn write_json(path: Option<&Path>, value: &impl serde::Serialize) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// One line that changes on a terminal; a line for every step elsewhere.
+pub struct Progress {
+    terminal: bool,
+    shown: bool,
+}
+
+impl Progress {
+    /// On standard error.
+    pub fn new() -> Progress {
+        Progress { terminal: std::io::stderr().is_terminal(), shown: false }
+    }
+
+    /// Shows a step in place of the one before. Nobody may be reading: that stops nothing.
+    pub fn show(&mut self, text: &str) {
+        let mut err = std::io::stderr().lock();
+        if self.terminal {
+            // Cut rather than wrapped: a wrapped line could not be taken back.
+            let text: String = text.chars().take(110).collect();
+            _ = write!(err, "\r\x1b[K{text}");
+        } else {
+            _ = writeln!(err, "{text}");
+        }
+        _ = err.flush();
+        self.shown = true;
+    }
+
+    /// Leaves the line.
+    pub fn end(&mut self) {
+        if self.terminal && std::mem::take(&mut self.shown) {
+            _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+
+    /// A step of an experiment: a bar, what runs, what is left.
+    pub fn experiment(&mut self, p: &compare::Progress<'_>) {
+        let done = p.done + u32::from(p.result.is_some());
+        let share = f64::from(done) / f64::from(p.wanted.max(1));
+        let filled = (share * 20.0) as usize;
+        let left = p.left.map_or(String::new(), |l| format!(", about {} left", show_seconds(l.as_secs_f64())));
+        let what = format!("pair {}, {}, {}", p.pair, p.case, p.system);
+        let text = match p.result {
+            // Elsewhere than on a terminal one line a run is enough.
+            None if !self.terminal => return,
+            None => what,
+            Some(r) => {
+                let doubt = if r.counts() { "" } else { ", does not count" };
+                format!("{what}: {}{doubt}", show_seconds(r.makespan_s))
+            }
+        };
+        self.show(&format!("[{:<20}] {done}/{}{left} · {text}", "#".repeat(filled.min(20)), p.wanted));
+    }
+
+    /// A run of the data path.
+    pub fn sample(&mut self, s: &Sample, left: Option<Duration>) {
+        let left = left.map_or(String::new(), |l| format!(" (about {} left)", show_seconds(l.as_secs_f64())));
+        let (load, way, speed) = (&s.load, s.way, s.result.bandwidth_mib_s);
+        self.show(&format!("{} servers, {load}, {way:?}: {speed:.0} MiB/s{left}", s.servers));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

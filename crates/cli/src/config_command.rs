@@ -1,0 +1,45 @@
+//! `impresario config`: is a configuration file right, and what does it say in full?
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::{load, print};
+
+/// Check or show a configuration file
+#[derive(Subcommand)]
+pub enum Command {
+    /// Name every unknown key and bad value of a configuration file, with line and remedy
+    ///
+    /// Prints one line for each mistake, as file:line:column: what is wrong, and exits with status 2; or one
+    /// line that sums up the cluster. Nothing is started or changed.
+    Check {
+        /// The configuration file.
+        config: PathBuf,
+    },
+    /// Print a configuration with every default filled in
+    Show {
+        /// The configuration file.
+        config: PathBuf,
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Check { config: path } => {
+            let config = load(&path)?;
+            let (data, io) = (config.data.len(), config.io.len());
+            let devices = config.data.iter().filter(|d| d.device.is_some()).count();
+            let modelled = if devices > 0 { format!(", {devices} of them on modelled devices") } else { String::new() };
+            print(format!("{}: good: {data} data servers{modelled}, {io} I/O nodes\n", path.display()).as_bytes())
+        }
+        Command::Show { config, json: true } => {
+            print(format!("{}\n", serde_json::to_string_pretty(&load(&config)?)?).as_bytes())
+        }
+        Command::Show { config, json: false } => print(toml::to_string(&load(&config)?)?.as_bytes()),
+    }
+}

@@ -1,0 +1,220 @@
+//! `impresario mount` and `umount`: a cluster as a file system of this machine.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use impresario_client::{Client, ClientOptions, Via};
+use impresario_config::Config;
+use impresario_fuse::{MountOptions, Mounted};
+use impresario_workload::size::{parse_duration, parse_positive_bytes};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::{load, print, usage};
+
+/// Mount a cluster on a folder of this machine, through FUSE
+///
+/// Stays in the foreground until Ctrl-C, SIGTERM or `impresario umount`; with -d it detaches as soon as the
+/// file system can be used. When Ctrl-C finds files in use it says so and stays; a second Ctrl-C takes the mount
+/// away under its users. What programs may rely on is written in doc/SEMANTICS.md.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario mount cluster/impresario.toml /mnt/x
+  impresario mount -d --allow-other cluster/impresario.toml /mnt/x
+  impresario mount --direct-io --job 42 cluster/impresario.toml /mnt/x")]
+pub struct MountArgs {
+    /// The configuration file of the cluster
+    config: PathBuf,
+    /// An existing folder
+    dir: PathBuf,
+    /// Return as soon as it is mounted; the mount goes on in the background
+    #[arg(short, long)]
+    detach: bool,
+    /// Let other users in; their permissions are checked (needs root, or user_allow_other in /etc/fuse.conf)
+    #[arg(long)]
+    allow_other: bool,
+    /// Refuse every change
+    #[arg(long)]
+    read_only: bool,
+    /// Number of the job (application) that requests are scheduled for
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    job: u64,
+    /// The way to the data: auto (evenly over the I/O nodes), direct (past them), or an I/O node's name
+    #[arg(long, default_value = "auto")]
+    via: String,
+    /// Past the page cache: every read and write goes to the servers as it is
+    #[arg(long)]
+    direct_io: bool,
+    /// How long names and attributes may be used without asking, such as 1s
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    cache_time: Option<Duration>,
+    /// Largest request of this mount on the wire, such as 8k; larger ones are cut and sent at once
+    #[arg(long, value_name = "SIZE", value_parser = parse_positive_bytes)]
+    wire_max: Option<u64>,
+    /// Threads that serve the kernel: so many requests are under way at a time
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// With -d: where the background process logs to (otherwise nowhere)
+    #[arg(long, value_name = "FILE", requires = "detach")]
+    log_file: Option<PathBuf>,
+    /// We are the background process
+    #[arg(long, hide = true)]
+    background: bool,
+}
+
+/// Unmount a cluster from a folder of this machine
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario umount /mnt/x
+  impresario umount --lazy /mnt/x")]
+pub struct UmountArgs {
+    /// Where it is mounted
+    dir: PathBuf,
+    /// Take the name away now, even when files are in use; the mount ends with its last user
+    #[arg(long)]
+    lazy: bool,
+}
+
+/// How long a detached mount may take until it can be used.
+const DETACH_PATIENCE: Duration = Duration::from_secs(60);
+/// What the background process prints when it can be used.
+const MOUNTED: &str = "mounted ";
+
+pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
+    let config = load(&args.config)?;
+    let via = via(&config, &args.via)?;
+    let wire_max_bytes = args.wire_max.map(|n| u32::try_from(n).map_err(|_| usage("--wire-max must be below 4g")));
+    let wire_max_bytes = wire_max_bytes.transpose()?;
+    if args.detach && !args.background {
+        return detach();
+    }
+    if args.background {
+        // Ctrl-C on the terminal that started us is no longer for us.
+        rustix::process::setsid().context("cannot detach")?;
+    }
+    let client =
+        Client::connect(&config, ClientOptions { job: args.job, via, wire_max_bytes, ..ClientOptions::default() })
+            .with_context(|| {
+                format!("cannot reach the cluster of {}; see `impresario status`", args.config.display())
+            })?;
+    let defaults = MountOptions::default();
+    let options = MountOptions {
+        allow_other: args.allow_other,
+        read_only: args.read_only,
+        direct_io: args.direct_io,
+        threads: args.threads,
+        cache_time: args.cache_time.unwrap_or(defaults.cache_time),
+        source: std::path::absolute(&args.config).unwrap_or(args.config.clone()).display().to_string(),
+        ..defaults
+    };
+    let mounted = Arc::new(impresario_fuse::mount(client, &args.dir, options)?);
+    let ending = mounted.clone();
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
+        .context("cannot catch signals")?;
+    std::thread::spawn(move || unmount_on_signals(&ending, signals.forever()));
+    print(format!("{MOUNTED}{} on {}\n", args.config.display(), mounted.path().display()).as_bytes())?;
+    if args.background {
+        leave_the_terminal(args.log_file.as_deref())?;
+    }
+    mounted.wait()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn via(config: &Config, word: &str) -> anyhow::Result<Via> {
+    match word {
+        "auto" => Ok(Via::Auto),
+        "direct" => Ok(Via::Direct),
+        name => match config.server(name).map_err(usage)? {
+            impresario_config::Server::Io(index, _) => Ok(Via::IoNode(index)),
+            _ => Err(usage(format!("--via {name}: that is not an I/O node; write auto, direct or an I/O node's name"))),
+        },
+    }
+}
+
+fn unmount_on_signals(mounted: &Mounted, signals: impl Iterator<Item = i32>) {
+    let mut asked_before = false;
+    for _ in signals {
+        let outcome = if asked_before { mounted.abort() } else { mounted.unmount() };
+        let Err(error) = outcome else { return };
+        eprintln!("impresario: {error}; or interrupt again to take the mount away under its users");
+        asked_before = true;
+    }
+}
+
+/// Starts ourselves again in the background and waits until the file system can be used.
+fn detach() -> anyhow::Result<ExitCode> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find the program itself")?);
+    command.args(std::env::args_os().skip(1)).arg("--background");
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start in the background")?;
+    let out = child.stdout.take().context("the background process has no output")?;
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(out).read_line(&mut line);
+        let _ = tell.send(read.map(|_| line));
+    });
+    match told.recv_timeout(DETACH_PATIENCE) {
+        Ok(Ok(line)) if line.starts_with(MOUNTED) => print(line.as_bytes()),
+        Ok(_) => {
+            // It ended without mounting; its error is on our standard error already.
+            let status = child.wait().context("cannot wait for the background process")?;
+            Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)))
+        }
+        Err(_) => {
+            let _ = child.kill();
+            bail!("not mounted after {} s; see `impresario status`", DETACH_PATIENCE.as_secs())
+        }
+    }
+}
+
+/// From now on whoever waits for our output to end is not kept waiting; logs go to a file or nowhere.
+fn leave_the_terminal(log: Option<&Path>) -> anyhow::Result<()> {
+    let nowhere = std::fs::File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    match log {
+        Some(path) => {
+            let file = std::fs::File::options().create(true).append(true).open(path);
+            rustix::stdio::dup2_stderr(&file.with_context(|| format!("cannot write {}", path.display()))?)?;
+        }
+        None => rustix::stdio::dup2_stderr(&nowhere)?,
+    }
+    // So that the folder we were started in can be unmounted or removed.
+    std::env::set_current_dir("/").context("/")
+}
+
+pub fn umount(args: UmountArgs) -> anyhow::Result<ExitCode> {
+    let dir = &args.dir;
+    // A mount whose process was killed is still a FUSE mount, but cannot even be looked at.
+    const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+    match rustix::fs::statfs(dir) {
+        Ok(found) if found.f_type == FUSE_SUPER_MAGIC => {}
+        Err(Errno::NOTCONN) => {}
+        Ok(_) => bail!("{} is not a mounted cluster", dir.display()),
+        Err(error) => bail!("cannot unmount {}: {error}", dir.display()),
+    }
+    let flags = if args.lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let by_us = rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW);
+    let busy = || format!("{} is in use: `fuser -vm {0}` names by whom; end them, or give --lazy", dir.display());
+    match by_us {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(Errno::BUSY) => bail!(busy()),
+        Err(Errno::INVAL) => bail!("{} is inside a mounted cluster, not where it is mounted", dir.display()),
+        Err(Errno::PERM) => {
+            let mut helper = Command::new("fusermount3");
+            helper.arg("-u").args(args.lazy.then_some("-z")).arg("--").arg(dir);
+            let said = helper.output().context("cannot run fusermount3; `make setup` installs it (package fuse3)")?;
+            let text = String::from_utf8_lossy(&said.stderr).trim().to_string();
+            match said.status.success() {
+                true => Ok(ExitCode::SUCCESS),
+                false if text.contains("busy") => bail!(busy()),
+                false => bail!("cannot unmount {}: {text}", dir.display()),
+            }
+        }
+        Err(error) => bail!("cannot unmount {}: {error}", dir.display()),
+    }
+}

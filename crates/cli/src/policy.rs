@@ -1,0 +1,171 @@
+//! `impresario policy`: which policies there are, which are in force, and switching them live.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Subcommand;
+use impresario_config::{Config, Server, nearest};
+use impresario_sched::policy::{POLICIES, PolicyInfo};
+use impresario_sched::{PolicySpec, policy};
+use serde_json::{Value, json};
+
+use crate::{load, print, status, usage};
+
+/// List, show or switch scheduling policies
+#[derive(Subcommand)]
+pub enum Command {
+    /// List the policies with their parameters: unit, default, range, and the paper they come from
+    List {
+        /// Only this one.
+        policy: Option<String>,
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the policy in force on every running server
+    Show {
+        /// The configuration file of the cluster.
+        config: PathBuf,
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Switch the policy of running servers, without stopping them
+    ///
+    /// Requests that wait are handed to the new policy; none is lost or repeated. A refused change says why
+    /// and changes nothing. The configuration file is not changed: after a restart the server uses what
+    /// stands there.
+    #[command(after_long_help = "Examples:
+  impresario policy set cluster/impresario.toml --server io.1 twins window_us=1000
+  impresario policy set cluster/impresario.toml --all-data fifo")]
+    Set {
+        /// The configuration file of the cluster.
+        config: PathBuf,
+        /// A server by its name; may be given several times.
+        #[arg(long, value_name = "NAME")]
+        server: Vec<String>,
+        /// All data servers.
+        #[arg(long)]
+        all_data: bool,
+        /// All I/O nodes.
+        #[arg(long)]
+        all_io: bool,
+        /// Name of the policy; `impresario policy list` shows them.
+        policy: String,
+        /// Parameters of the policy; those not given take their defaults.
+        #[arg(value_name = "KEY=VALUE")]
+        params: Vec<String>,
+    },
+}
+
+pub fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::List { policy, json } => list(policy.as_deref(), json),
+        Command::Show { config, json } => show(&load(&config)?, json),
+        Command::Set { config, server, all_data, all_io, policy, params } => {
+            let config = load(&config)?;
+            let mut spec = PolicySpec::named(&policy);
+            for param in &params {
+                let (key, value) = split_param(param)?;
+                spec = spec.with(key, value);
+            }
+            let servers = chosen(&config, &server, all_data, all_io)?;
+            set(&config, &servers, &spec)
+        }
+    }
+}
+
+/// `key=value` as two.
+pub fn split_param(text: &str) -> anyhow::Result<(&str, &str)> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.trim(), value.trim())),
+        _ => Err(usage(format!("{text:?} is not a parameter: write key=value, such as window_us=1000"))),
+    }
+}
+
+fn list(only: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+    let shown: Vec<&PolicyInfo> = POLICIES.iter().filter(|p| only.is_none_or(|name| p.name == name)).collect();
+    if let (Some(name), true) = (only, shown.is_empty()) {
+        let hint = nearest(name, POLICIES.iter().map(|p| p.name)).map(|n| format!("; did you mean {n}?"));
+        return Err(usage(format!("there is no policy {name}{}", hint.unwrap_or_default())));
+    }
+    if as_json {
+        let params = |p: &PolicyInfo| {
+            p.params
+                .iter()
+                .map(|i| json!({"name": i.name, "default": i.default, "range": i.range.to_string(), "doc": i.doc}))
+                .collect::<Vec<Value>>()
+        };
+        let all = shown
+            .iter()
+            .map(|p| json!({"name": p.name, "summary": p.summary, "source": p.source, "params": params(p)}));
+        let all: Vec<Value> = all.collect();
+        return print(format!("{}\n", serde_json::to_string_pretty(&all)?).as_bytes());
+    }
+    let mut out = String::new();
+    for policy in shown {
+        writeln!(out, "{}\n    {}\n    Source: {}", policy.name, policy.summary, policy.source)?;
+        for param in policy.params {
+            writeln!(out, "    {} = {}    ({})\n        {}", param.name, param.default, param.range, param.doc)?;
+        }
+        out.push('\n');
+    }
+    print(out.trim_end().as_bytes())?;
+    print(b"\n")
+}
+
+fn show(config: &Config, as_json: bool) -> anyhow::Result<ExitCode> {
+    let states = status::ask_all(config);
+    let schedulers: Vec<_> = states.iter().filter(|s| s.role != "meta").collect();
+    if as_json {
+        let all = schedulers.iter().map(|s| json!({"name": s.name, "policy": s.policy(), "error": s.error()}));
+        let all: Vec<Value> = all.collect();
+        print(format!("{}\n", serde_json::to_string_pretty(&all)?).as_bytes())?;
+    } else {
+        for state in &schedulers {
+            print(format!("{:<12} {}\n", state.name, state.error().unwrap_or_else(|| state.policy_text())).as_bytes())?;
+        }
+    }
+    Ok(ExitCode::from(u8::from(schedulers.iter().any(|s| s.error().is_some()))))
+}
+
+fn chosen<'a>(config: &'a Config, names: &[String], all_data: bool, all_io: bool) -> anyhow::Result<Vec<Server<'a>>> {
+    let mut servers = Vec::new();
+    for name in names {
+        match config.server(name).map_err(usage)? {
+            Server::Meta(_) => {
+                return Err(usage("the metadata server does not schedule; name a data server or an I/O node"));
+            }
+            server => servers.push(server),
+        }
+    }
+    servers.extend(config.servers().filter(|s| match s {
+        Server::Meta(_) => false,
+        Server::Data(..) => all_data,
+        Server::Io(..) => all_io,
+    }));
+    if servers.is_empty() {
+        return Err(usage("no server is named: give --server NAME, --all-data or --all-io"));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    servers.retain(|server| seen.insert(server.name()));
+    Ok(servers)
+}
+
+fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Result<ExitCode> {
+    // Nothing is changed anywhere when it is plain that one server would refuse.
+    for server in servers {
+        let lanes = if matches!(server, Server::Io(..)) { config.data.len() as u16 } else { 1 };
+        policy::check(spec, lanes).map_err(|e| usage(format!("{}: {e}", server.name())))?;
+    }
+    let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    for server in servers {
+        impresario_client::admin::set_policy(server.address(), spec, timeout)
+            .with_context(|| format!("{} ({}) keeps its policy", server.name(), server.address()))?;
+        print(format!("{}: {spec}\n", server.name()).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,236 @@
+//! `impresario status`: what every server of a cluster does, for people and for programs.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use impresario_config::{Config, Server};
+use impresario_workload::size::{parse_duration, show_bytes, show_seconds};
+use serde_json::{Value, json};
+
+use crate::{load, print};
+
+/// Show servers, policies, queues, and what each has done
+///
+/// One line for each server of the configuration: its policy with parameters that differ from the defaults,
+/// requests that wait, requests in flight to the device or to the servers below, requests done, the mean
+/// request that arrived and the mean batch that was handed on, and the mean times in the queue and below.
+/// A server that does not answer is shown as such, and the exit status is 1. A line below tells what each
+/// modelled device did.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario status cluster/impresario.toml
+  impresario status cluster/impresario.toml --watch 1s
+  impresario status cluster/impresario.toml --json | jq '.servers[].state.engine.queued'")]
+pub struct Args {
+    /// The configuration file of the cluster
+    config: PathBuf,
+    /// As JSON, with everything the servers tell
+    #[arg(long)]
+    json: bool,
+    /// Again and again, every so often (1s unless told), until Ctrl-C
+    #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "1s", value_parser = parse_duration)]
+    watch: Option<Duration>,
+}
+
+/// How long a server may take to tell its state.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What one server told, or why it did not.
+pub struct State {
+    /// Its name in the configuration.
+    pub name: String,
+    /// `meta`, `data` or `io`.
+    pub role: &'static str,
+    address: String,
+    device: Option<String>,
+    told: Result<Value, String>,
+}
+
+impl State {
+    /// Why it told nothing.
+    pub fn error(&self) -> Option<String> {
+        self.told.as_ref().err().cloned()
+    }
+
+    /// A figure of its engine; `None` when it has no engine or tells no such thing.
+    fn engine(&self, pointer: &str) -> Option<&Value> {
+        self.told.as_ref().ok()?.get("engine")?.pointer(pointer)
+    }
+
+    fn number(&self, pointer: &str) -> Option<f64> {
+        self.engine(pointer)?.as_f64()
+    }
+
+    /// The policy in force as JSON.
+    pub fn policy(&self) -> Option<&Value> {
+        self.engine("/policy")
+    }
+
+    /// The policy in force as one would type it.
+    pub fn policy_text(&self) -> String {
+        let Some(policy) = self.policy().and_then(Value::as_object) else { return "-".into() };
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        let mut out = policy.get("name").map(text).unwrap_or_default();
+        let info = impresario_sched::policy::POLICIES.iter().find(|p| p.name == out);
+        for (key, value) in policy.iter().filter(|(key, _)| *key != "name") {
+            let value = text(value);
+            let default =
+                info.and_then(|p| p.params.iter().find(|i| i.name == *key)).is_some_and(|i| i.default == value);
+            if !default {
+                out += &format!(" {key}={value}");
+            }
+        }
+        out
+    }
+}
+
+/// True when somebody accepts connections there and speaks our protocol.
+pub fn answers(address: &str) -> bool {
+    impresario_client::admin::status(address, Duration::from_secs(1)).is_ok()
+}
+
+/// Asks all servers at once; as slow as the slowest, at most [`PATIENCE`].
+pub fn ask_all(config: &Config) -> Vec<State> {
+    let ask = |server: Server<'_>| {
+        let (role, device) = match server {
+            Server::Meta(_) => ("meta", None),
+            Server::Data(_, data) => ("data", data.device.clone()),
+            Server::Io(..) => ("io", None),
+        };
+        let told = impresario_client::admin::status(server.address(), PATIENCE).map_err(|e| e.to_string());
+        let told = told.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("told no JSON: {e}")));
+        State { name: server.name().into(), role, address: server.address().into(), device, told }
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = config.servers().map(|server| scope.spawn(move || ask(server))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    })
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let config = load(&args.config)?;
+    loop {
+        let started = Instant::now();
+        let states = ask_all(&config);
+        let text = if args.json { to_json(&config, &states)? } else { table(&config, &states) };
+        // Home and clear below, as `watch` does, but only on a terminal.
+        let clear = args.watch.is_some() && !args.json && std::io::IsTerminal::is_terminal(&std::io::stdout());
+        print(format!("{}{text}", if clear { "\x1b[H\x1b[J" } else { "" }).as_bytes())?;
+        match args.watch {
+            None => return Ok(ExitCode::from(u8::from(states.iter().any(|s| s.told.is_err())))),
+            Some(every) => std::thread::sleep(every.saturating_sub(started.elapsed())),
+        }
+    }
+}
+
+fn to_json(config: &Config, states: &[State]) -> anyhow::Result<String> {
+    let servers = states.iter().map(|state| {
+        json!({
+            "name": state.name, "role": state.role, "address": state.address, "device": state.device,
+            "answers": state.told.is_ok(), "error": state.error(), "state": state.told.as_ref().ok(),
+        })
+    });
+    let all = json!({ "cluster": config.cluster.name, "servers": servers.collect::<Vec<Value>>() });
+    Ok(serde_json::to_string_pretty(&all)? + "\n")
+}
+
+const HEADER: [&str; 11] =
+    ["server", "address", "policy", "queued", "flight", "done", "failed", "request", "batch", "queue", "service"];
+
+fn table(config: &Config, states: &[State]) -> String {
+    let count = |value: Option<f64>| value.map_or("-".into(), |n| format!("{n:.0}"));
+    let size = |value: Option<f64>| value.filter(|n| *n > 0.0).map_or("-".into(), show_bytes);
+    let time = |value: Option<f64>| value.filter(|n| *n > 0.0).map_or("-".into(), |ns| show_seconds(ns / 1e9));
+    let rows = states.iter().map(|state| match &state.told {
+        Err(why) => vec![state.name.clone(), state.address.clone(), format!("DOES NOT ANSWER: {why}")],
+        Ok(_) => vec![
+            state.name.clone(),
+            state.address.clone(),
+            state.policy_text(),
+            count(state.number("/queued")),
+            count(state.number("/in_flight_batches")),
+            count(state.number("/statistics/completed")),
+            count(state.number("/statistics/failed")),
+            size(state.number("/statistics/request_bytes/mean")),
+            size(state.number("/statistics/batch_bytes/mean")),
+            time(state.number("/statistics/queue_ns/mean")),
+            time(state.number("/statistics/service_ns/mean")),
+        ],
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(HEADER.map(String::from).to_vec()).chain(rows).collect();
+    let width = |column: usize| {
+        // A message of a server that does not answer runs over the columns to its right.
+        let cells = rows.iter().filter(|row| row.len() > column && (column < 2 || row.len() == HEADER.len()));
+        cells.map(|row| row[column].chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
+    let mut out = format!("cluster {}\n", config.cluster.name);
+    for row in &rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let w = widths[column];
+            // Words to the left, numbers to the right. Writing to a String cannot fail.
+            let _ = if column < 3 { write!(line, "{cell:<w$}  ") } else { write!(line, "{cell:>w$}  ") };
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    states.iter().filter_map(modelled).for_each(|line| out += &line);
+    out
+}
+
+/// What a modelled device did; `None` where there is none.
+fn modelled(state: &State) -> Option<String> {
+    let device = state.told.as_ref().ok()?.get("device")?;
+    let number = |key: &str| device.get(key).and_then(Value::as_f64).unwrap_or_default();
+    let order = device.get("order").and_then(Value::as_str).unwrap_or("?");
+    Some(format!(
+        "{}: modelled {}, {order} order, {:.0} transfers of {} on average, busy {:.0} % of the time\n",
+        state.name,
+        state.device.as_deref().unwrap_or("device"),
+        number("transfers"),
+        show_bytes(number("transfer_mean_bytes")),
+        100.0 * number("busy_s") / number("measured_s").max(1e-9),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_not_answer_is_shown_and_the_table_is_aligned() {
+        let config = Config {
+            cluster: Default::default(),
+            meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into() },
+            data: vec![],
+            io: vec![],
+            device: Default::default(),
+        };
+        let engine = json!({"engine": {
+            "policy": {"name": "twins", "window_us": "1000", "order": "rotation"}, "queued": 3, "in_flight_batches": 2,
+            "statistics": {"completed": 12, "failed": 0, "request_bytes": {"mean": 8192.0}, "batch_bytes": {"mean": 65536.0},
+                           "queue_ns": {"mean": 2.5e6}, "service_ns": {"mean": 0.0}}},
+            "device": {"order": "elevator", "transfers": 7, "transfer_mean_bytes": 16384.0, "busy_s": 1.0, "measured_s": 4.0}});
+        let state = |name: &str, told| State {
+            name: name.into(),
+            role: "io",
+            address: "127.0.0.1:7000".into(),
+            device: None,
+            told,
+        };
+        let text = table(&config, &[state("io.0", Ok(engine)), state("io.1", Err("connection refused".into()))]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("server  address         policy"), "{text}");
+        assert!(lines[2].contains("twins window_us=1000") && !lines[2].contains("rotation"), "{text}");
+        assert!(lines[2].contains("8 KiB") && lines[2].contains("64 KiB") && lines[2].contains("2.5 ms"), "{text}");
+        assert_eq!(lines[3], "io.1    127.0.0.1:7000  DOES NOT ANSWER: connection refused", "{text}");
+        assert_eq!(
+            lines[4],
+            "io.0: modelled device, elevator order, 7 transfers of 16 KiB on average, busy 25 % of the time"
+        );
+        assert_eq!(lines[1].find("queued").map(|p| p + 6), lines[2].find(" 3 ").map(|p| p + 2), "{text}");
+    }
+}

@@ -1,0 +1,390 @@
+//! Servers that die under load and come back, or stay away: acknowledged data is there, errors come in time.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_client::{Client, CreateOptions};
+use impresario_config::Config;
+use support::{Cluster, PATIENCE, client, eventually, new_file, pattern, read_file, run, write_file};
+
+const BLOCK: usize = 24 * 1024;
+const BLOCKS: u64 = 64;
+
+/// Writers that overwrite blocks of their own file, fsync now and then, and remember what was acknowledged.
+struct Load {
+    stop: Arc<AtomicBool>,
+    writers: Vec<std::thread::JoinHandle<Vec<u64>>>,
+    progress: Arc<AtomicU64>,
+}
+
+impl Load {
+    /// Starts `count` writers, each a client and a file of its own.
+    fn start(config: &Config, count: u64) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let progress = Arc::new(AtomicU64::new(0));
+        let writers = (0..count).map(|w| {
+            let (config, stop, progress) = (config.clone(), stop.clone(), progress.clone());
+            std::thread::spawn(move || write_until(&client(&config, w), w, &stop, &progress))
+        });
+        let writers = writers.collect();
+        Load { stop, writers, progress }
+    }
+
+    /// Waits until the writers have got on by `blocks` more blocks.
+    #[track_caller]
+    fn await_progress(&self, blocks: u64) {
+        let from = self.progress.load(Ordering::Relaxed);
+        eventually("the load goes on", Duration::from_secs(60), || {
+            if let Some(dead) = self.writers.iter().position(|w| w.is_finished()) {
+                panic!("writer {dead} gave up");
+            }
+            (self.progress.load(Ordering::Relaxed) >= from + blocks).then_some(())
+        });
+    }
+
+    /// Stops the writers and compares every file with what was acknowledged, by a fresh client.
+    #[track_caller]
+    fn stop_and_verify(self, config: &Config) {
+        self.stop.store(true, Ordering::Relaxed);
+        let reader = client(config, 99);
+        for (w, writer) in self.writers.into_iter().enumerate() {
+            let generations = writer.join().expect("a writer failed");
+            let data = read_file(&reader, &format!("load.{w}"));
+            for (block, generation) in generations.iter().enumerate().filter(|(_, generation)| **generation > 0) {
+                let offset = block * BLOCK;
+                let wanted = pattern(w as u64, *generation, offset as u64, BLOCK);
+                assert!(
+                    data[offset..offset + BLOCK] == wanted,
+                    "file {w} block {block} is not generation {generation}"
+                );
+            }
+        }
+    }
+}
+
+/// The generation of each block that was acknowledged last.
+fn write_until(client: &Arc<Client>, w: u64, stop: &AtomicBool, progress: &AtomicU64) -> Vec<u64> {
+    let file = client.create(format!("load.{w}").as_bytes(), new_file(0o644)).unwrap();
+    let mut generations = vec![0; BLOCKS as usize];
+    let mut count = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        // A walk that visits every block and is not sequential.
+        let block = (count * 37 + w) % BLOCKS;
+        let generation = count / BLOCKS + 1;
+        let offset = block * BLOCK as u64;
+        let data = pattern(w, generation, offset, BLOCK);
+        let mut done = 0;
+        while done < BLOCK {
+            done += file.write_at(&data[done..], offset + done as u64).unwrap_or_else(|e| panic!("writer {w}: {e}"));
+        }
+        generations[block as usize] = generation;
+        count += 1;
+        progress.fetch_add(1, Ordering::Relaxed);
+        if count.is_multiple_of(50) {
+            file.sync().unwrap_or_else(|e| panic!("writer {w}, fsync: {e}"));
+        }
+    }
+    file.sync().unwrap();
+    file.close().unwrap();
+    generations
+}
+
+#[track_caller]
+fn killed_under_load_heals(data: usize, io: usize, victim: &str) {
+    let mut cluster = Cluster::start(data, io, |_| {});
+    let load = Load::start(&cluster.config, 3);
+    for _ in 0..3 {
+        load.await_progress(100);
+        cluster.kill(victim);
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.restart(victim);
+    }
+    load.await_progress(100);
+    load.stop_and_verify(&cluster.config);
+}
+
+#[test]
+fn a_killed_data_server_heals_direct() {
+    killed_under_load_heals(3, 0, "data.1");
+}
+
+#[test]
+fn a_killed_data_server_heals_behind_io_nodes() {
+    killed_under_load_heals(3, 2, "data.1");
+}
+
+#[test]
+fn a_killed_io_node_heals() {
+    killed_under_load_heals(2, 1, "io.0");
+}
+
+#[test]
+fn a_killed_metadata_server_heals() {
+    killed_under_load_heals(2, 1, "meta");
+}
+
+/// With another I/O node there, its clients go on at once; nobody needs to restart it.
+#[test]
+fn clients_of_a_lost_io_node_go_to_the_next() {
+    let mut cluster = Cluster::start(2, 2, |_| {});
+    let load = Load::start(&cluster.config, 4);
+    load.await_progress(100);
+    cluster.kill("io.0");
+    load.await_progress(300);
+    cluster.restart("io.0");
+    cluster.kill("io.1");
+    load.await_progress(300);
+    load.stop_and_verify(&cluster.config);
+}
+
+/// Everything is killed at once, and comes back: what was fsynced is there, names, sizes and bytes.
+#[test]
+fn a_cluster_that_is_killed_as_a_whole_heals() {
+    let mut cluster = Cluster::start(2, 1, |_| {});
+    let data = pattern(7, 1, 0, 1_234_567);
+    let writer = client(&cluster.config, 1);
+    write_file(&writer, "synced", &data);
+    // Still open for writing when everything dies.
+    let open = writer.create(b"open", new_file(0o600)).unwrap();
+    open.write_at(&data[..500_000], 0).unwrap();
+    open.sync().unwrap();
+    for name in ["io.0", "meta", "data.0", "data.1"] {
+        cluster.kill(name);
+    }
+    for name in ["data.0", "data.1", "meta", "io.0"] {
+        cluster.restart(name);
+    }
+    let reader = client(&cluster.config, 2);
+    assert!(read_file(&reader, "synced") == data);
+    assert!(read_file(&reader, "open") == data[..500_000]);
+    // The writer goes on as if nothing had been.
+    open.write_at(&data[500_000..600_000], 500_000).unwrap();
+    open.close().unwrap();
+    assert!(read_file(&reader, "open") == data[..600_000]);
+}
+
+#[test]
+fn a_data_server_that_stays_away_gives_eio_within_the_stated_time() {
+    for io in [0, 1] {
+        let mut cluster = Cluster::start(2, io, |config| config.cluster.request_timeout_ms = 1_500);
+        let client = client(&cluster.config, 1);
+        let data = pattern(3, 1, 0, 512 * 1024);
+        write_file(&client, "striped", &data);
+        let file = client.open(b"striped", true).unwrap();
+        cluster.kill("data.1");
+        let mut back = vec![0; data.len()];
+        let timed = |what: &str, outcome: Result<(), impresario_client::ClientError>, started: Instant| {
+            let (took, error) = (started.elapsed(), outcome.expect_err(what));
+            assert_eq!(error.errno(), libc::EIO, "{what}: {error}");
+            assert!(error.to_string().contains("data.1"), "{what} does not name the server: {error}");
+            assert!(took < Duration::from_millis(1_500 + 2_000), "{what} failed only after {took:?}");
+        };
+        let started = Instant::now();
+        timed("a read", file.read_at(&mut back, 0).map(|_| ()), started);
+        let started = Instant::now();
+        timed("a write", file.write_at(&data, 0).map(|_| ()), started);
+        let started = Instant::now();
+        timed("an fsync", file.sync(), started);
+        // What needs only the other server works meanwhile: the first strip is on one of the two.
+        let alive = (0..2).filter(|strip| file.read_at(&mut back[..4096], strip * 65536).is_ok()).count();
+        assert_eq!(alive, 1, "one strip in two is on the server that lives");
+        // It comes back, and so does everything.
+        cluster.restart("data.1");
+        assert!(read_file(&client, "striped") == data);
+    }
+}
+
+#[test]
+fn names_with_dots_are_refused() {
+    use impresario_wire::{MetaCall, Target};
+    let mut cluster = Cluster::start(1, 1, |_| {});
+    let outside = cluster.dir.path().join("outside");
+    std::fs::write(&outside, "secret").unwrap();
+    let client = client(&cluster.config, 1);
+    client.mkdir(b"d", 0o755, 0, 0).unwrap();
+    let names: [&[u8]; 10] = [
+        b"..",
+        b"../outside",
+        b"../../outside",
+        b"d/../../../outside",
+        b"d/..",
+        b".",
+        b"d/.",
+        b"/outside",
+        b"d//x",
+        b"a\0b",
+    ];
+    for path in names {
+        let path = path.to_vec();
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        let calls = [
+            MetaCall::GetAttr { target: Target::Path(path.clone()) },
+            MetaCall::Create { path: path.clone(), mode: 0o644, uid: 0, gid: 0, exclusive: false, layout: None },
+            MetaCall::Open { path: path.clone(), write: true },
+            MetaCall::Mkdir { path: path.clone(), mode: 0o755, uid: 0, gid: 0 },
+            MetaCall::Unlink { path: path.clone() },
+            MetaCall::Rmdir { path: path.clone() },
+            MetaCall::Readdir { path: path.clone(), after: vec![], max: 10 },
+            MetaCall::Symlink { path: path.clone(), target: b"x".to_vec(), uid: 0, gid: 0 },
+            MetaCall::Rename { from: path.clone(), to: b"y".to_vec(), no_replace: false },
+            MetaCall::Rename { from: b"d".to_vec(), to: path.clone(), no_replace: false },
+        ];
+        for call in calls {
+            let what = format!("{call:?}");
+            let error = client.meta(call).map(|answer| panic!("{what} for {shown:?} gave {answer:?}")).unwrap_err();
+            assert!([libc::EINVAL, libc::EPERM, libc::ENOENT].contains(&error.errno()), "{what}: {error}");
+        }
+    }
+    let long = vec![b'x'; 256];
+    let error = client.mkdir(&long, 0o755, 0, 0).unwrap_err();
+    assert_eq!(error.errno(), libc::ENAMETOOLONG, "{error}");
+    assert_eq!(std::fs::read(&outside).unwrap(), b"secret");
+    // Symbolic links lead clients, never the server.
+    client.symlink(b"link", outside.as_os_str().as_encoded_bytes(), 0, 0).unwrap();
+    let error = client.open(b"link", false).map(|_| ()).unwrap_err();
+    assert!([libc::ELOOP, libc::EINVAL].contains(&error.errno()), "{error}");
+    assert!(cluster.server("meta").child.try_wait().unwrap().is_none());
+}
+
+/// A full disk: the write says so, the server lives, and after making room all goes on.
+#[test]
+fn a_full_disk_is_told_and_survived() {
+    let mut cluster = Cluster::describe(2, 1, |_| {});
+    let folder = cluster.config.data[1].dir.clone();
+    std::fs::create_dir_all(&folder).unwrap();
+    let Ok(_small) = SmallDisk::mount(&folder) else {
+        eprintln!("skipped: a small tmpfs cannot be mounted here (needs root)");
+        return;
+    };
+    for name in ["data.0", "data.1", "meta", "io.0"] {
+        cluster.restart(name);
+    }
+    let client = client(&cluster.config, 1);
+    let file = client.create(b"large", new_file(0o644)).unwrap();
+    let block = pattern(1, 1, 0, 1 << 20);
+    let mut full = None;
+    for i in 0..64u64 {
+        if let Err(error) = file.write_at(&block, i << 20).and_then(|_| file.sync()) {
+            full = Some(error);
+            break;
+        }
+    }
+    let error = full.expect("64 MiB fit into 16 MiB");
+    assert_eq!(error.errno(), libc::ENOSPC, "{error}");
+    cluster.state("data.1");
+    // What was written before is still right, and room helps.
+    let mut back = vec![0; 1 << 20];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 1 << 20);
+    assert!(back == block);
+    let _ = file.close();
+    client.unlink(b"large").unwrap();
+    let data = pattern(2, 1, 0, 2 << 20);
+    eventually("there is room again", PATIENCE, || {
+        let outcome = client
+            .create(b"small", CreateOptions { exclusive: false, ..new_file(0o644) })
+            .and_then(|file| file.write_at(&data, 0).and_then(|_| file.sync()).and_then(|_| file.close()));
+        outcome.ok()
+    });
+    assert!(read_file(&client, "small") == data);
+}
+
+struct SmallDisk<'a>(&'a std::path::Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(on: &'a std::path::Path) -> rustix::io::Result<SmallDisk<'a>> {
+        rustix::mount::mount("tmpfs", on, "tmpfs", rustix::mount::MountFlags::empty(), c"size=16m")?;
+        Ok(SmallDisk(on))
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Policies change while everything is busy: nothing is lost, repeated or stuck.
+#[test]
+fn policies_switch_live_under_load() {
+    let cluster = Cluster::start(2, 2, |_| {});
+    let load = Load::start(&cluster.config, 4);
+    let path = cluster.path.to_str().unwrap();
+    for round in 0..3 {
+        for words in [
+            &["--all-data", "none"][..],
+            &["--all-io", "hbrr"],
+            &["--all-data", "fifo"],
+            &["--all-io", "twins", "window_us=500"],
+            &["--all-data", "hbrr"],
+            &["--server", "io.0", "mlf"],
+            &["--all-data", "mlf"],
+            &["--all-io", "fifo"],
+        ] {
+            let ran = run(["policy", "set", path].iter().chain(words));
+            assert_eq!(ran.code, 0, "round {round}, {words:?}: {ran:?}");
+            load.await_progress(10);
+        }
+    }
+    let ran = run(["policy", "show", path]);
+    assert!(ran.code == 0 && ran.out.contains("data.0       mlf") && ran.out.contains("io.1         fifo"), "{ran:?}");
+    load.stop_and_verify(&cluster.config);
+}
+
+/// Not a test of its own: the process that [`a_client_killed_in_the_middle_leaves_nothing_behind`] kills.
+#[test]
+#[ignore = "started by another test as the process that is killed"]
+fn process_that_writes_until_it_is_killed() {
+    let path = std::env::var("IMPRESARIO_TEST_CONFIG").expect("started by the other test");
+    let config = Config::load(path.as_ref()).unwrap();
+    let client = client(&config, 5);
+    let file = client.create(b"victim", new_file(0o644)).unwrap();
+    let block = pattern(5, 1, 0, 1 << 20);
+    std::thread::scope(|scope| {
+        for t in 0..4u64 {
+            let (file, block) = (&file, &block);
+            scope.spawn(move || {
+                let mut i = 0u64;
+                loop {
+                    // Errors too are no reason to stop: the end comes from outside.
+                    let _ = file.write_at(block, ((i % 16) * 4 + t) << 20);
+                    i += 1;
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_client_killed_in_the_middle_leaves_nothing_behind() {
+    let cluster = Cluster::start(2, 1, |_| {});
+    let observer = client(&cluster.config, 1);
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "process_that_writes_until_it_is_killed"]);
+    command.env("IMPRESARIO_TEST_CONFIG", &cluster.path);
+    let mut process = support::Process::start_command(&mut command, &cluster.dir.path().join("victim.log"));
+    eventually("it writes", PATIENCE, || {
+        assert!(process.child.try_wait().unwrap().is_none(), "{}", process.log());
+        observer.stat(b"victim").ok().filter(|attr| attr.size > 8 << 20)
+    });
+    process.kill();
+    // What it had queued is dropped or done, its memory is given back, its open is closed.
+    for name in ["io.0", "data.0", "data.1"] {
+        eventually(&format!("{name} is quiet"), PATIENCE, || {
+            let state = cluster.state(name);
+            let number = |pointer: &str| state.pointer(pointer).and_then(|n| n.as_u64());
+            let quiet = ["/engine/queued", "/engine/blocked", "/engine/in_flight_batches"];
+            quiet.iter().all(|p| number(p) == Some(0)).then_some(())
+        });
+    }
+    let size = eventually("its size stands still", PATIENCE, || {
+        let size = observer.stat(b"victim").ok()?.size;
+        std::thread::sleep(Duration::from_millis(200));
+        (observer.stat(b"victim").ok()?.size == size).then_some(size)
+    });
+    assert!(read_file(&observer, "victim").len() as u64 == size);
+    observer.unlink(b"victim").unwrap();
+    assert_eq!(observer.stat(b"victim").unwrap_err().errno(), libc::ENOENT);
+}

@@ -1,0 +1,185 @@
+//! The commands of the five-minute tour: up, mount, cp, tar, fio, layout, umount; and a server killed meanwhile.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use support::{Cluster, IMPRESARIO, PATIENCE, Process, Ran, eventually, pattern, run, run_command};
+
+const LONG: Duration = Duration::from_secs(120);
+
+/// A mount in the background that is gone when the test ends.
+struct Mount {
+    dir: PathBuf,
+}
+
+impl Mount {
+    /// `None`, with a word why, where this machine cannot mount.
+    fn detached(cluster: &Cluster, more: &[&str]) -> Option<Mount> {
+        if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+            eprintln!("skipped: /dev/fuse: {error}");
+            return None;
+        }
+        let dir = cluster.dir.path().join("mnt");
+        std::fs::create_dir_all(&dir).unwrap();
+        let words = ["mount".as_ref(), "-d".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
+        let ran = run(words.into_iter().chain(more.iter().map(|word| word.as_ref())));
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert!(ran.out.starts_with("mounted ") && ran.out.contains("mnt"), "{ran:?}");
+        Some(Mount { dir })
+    }
+
+    #[track_caller]
+    fn umount(&self) {
+        let ran = run(["umount".as_ref(), self.dir.as_os_str()]);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{ran:?}");
+        assert!(!mounted(&self.dir));
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if mounted(&self.dir) {
+            let _ = Command::new(IMPRESARIO).args(["umount", "--lazy"]).arg(&self.dir).status();
+        }
+    }
+}
+
+fn mounted(dir: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(1) == dir.to_str())
+}
+
+#[track_caller]
+fn shell(script: &str, patience: Duration) -> Ran {
+    let ran = run_command(Command::new("bash").args(["-euo", "pipefail", "-c", script]), patience);
+    assert_eq!(ran.code, 0, "{script}: {ran:?}");
+    ran
+}
+
+#[test]
+fn cp_tar_and_fio_work_and_umount_leaves_nothing() {
+    let cluster = Cluster::start(4, 2, |_| {});
+    let Some(mount) = Mount::detached(&cluster, &[]) else { return };
+    let mnt = mount.dir.to_str().unwrap();
+    let work = cluster.dir.path().join("work");
+    for i in 0..40u64 {
+        let path = work.join(format!("tree/d{}/f{i}", i % 5));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, pattern(i, 1, 0, (i * i * 500) as usize)).unwrap();
+    }
+    std::os::unix::fs::symlink("d1/f1", work.join("tree/link")).unwrap();
+    let work = work.to_str().unwrap();
+    shell(&format!("cp -a {work}/tree {mnt}/ && diff -r --no-dereference {work}/tree {mnt}/tree"), LONG);
+    shell(&format!("tar -C {mnt} -cf {work}/t.tar tree && mkdir {mnt}/u && tar -C {mnt}/u -xf {work}/t.tar"), LONG);
+    shell(&format!("diff -r --no-dereference {work}/tree {mnt}/u/tree && rm -r {mnt}/u && test ! -e {mnt}/u"), LONG);
+    match Command::new("fio").arg("--version").output() {
+        Err(_) => eprintln!("skipped: fio is not installed"),
+        Ok(_) => {
+            let job = "--rw=randrw --bs=4k-64k --size=8m --verify=crc32c --verify_fatal=1 --verify_dump=0 --numjobs=2";
+            shell(&format!("fio --name=v --directory={mnt} {job} --fsync=64 --minimal"), LONG);
+        }
+    }
+    let ran = shell(&format!("df --output=fstype,source {mnt}"), PATIENCE);
+    assert!(ran.out.contains("fuse.impresario"), "{ran:?}");
+
+    // In use: said, and still there.
+    let held = std::fs::File::open(mount.dir.join("tree/d1/f1")).unwrap();
+    let ran = run(["umount".as_ref(), mount.dir.as_os_str()]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("in use") && ran.err.contains("--lazy"), "{ran:?}");
+    drop(held);
+    eventually("it can be unmounted", PATIENCE, || {
+        (run(["umount".as_ref(), mount.dir.as_os_str()]).code == 0).then_some(())
+    });
+    assert!(!mounted(&mount.dir));
+    let ran = run(["umount".as_ref(), mount.dir.as_os_str()]);
+    assert!(ran.code == 1 && ran.err.contains("is not a mounted cluster"), "{ran:?}");
+}
+
+#[test]
+fn layouts_are_set_for_directories_and_shown_for_files() {
+    let cluster = Cluster::start(3, 1, |_| {});
+    let Some(mount) = Mount::detached(&cluster, &[]) else { return };
+    std::fs::create_dir(mount.dir.join("one")).unwrap();
+    let layout = |words: &[&str]| {
+        run_command(Command::new(IMPRESARIO).args(["layout", words[0]]).arg(&cluster.path).args(&words[1..]), PATIENCE)
+    };
+    let ran = layout(&["set", "/one", "--stripe-count", "1", "--stripe-size", "1m", "--base", "2"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    std::fs::write(mount.dir.join("one/file"), "x").unwrap();
+    std::fs::write(mount.dir.join("file"), "x").unwrap();
+    let ran = layout(&["get", "/one/file"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "/one/file: strips of 1 MiB, dealt in turn to data.2\n"), "{ran:?}");
+    let ran = layout(&["get", "--json", "file"]);
+    let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&told["stripe_bytes"], &told["stripe_count"]), (&65536.into(), &3.into()), "{told}");
+    let ran = layout(&["set", "/one", "--stripe-count", "9"]);
+    assert!(ran.code == 1 && ran.err.contains("pcount 9 is not between 1 and 3"), "{ran:?}");
+    let ran = layout(&["get", "/missing"]);
+    assert!(ran.code == 1 && ran.err.contains("/missing"), "{ran:?}");
+    mount.umount();
+}
+
+/// `cp -a` of a tree goes on while data servers are killed and started again; all bytes are right.
+#[test]
+fn a_copy_survives_killed_servers() {
+    let mut cluster = Cluster::start(3, 1, |_| {});
+    let Some(mount) = Mount::detached(&cluster, &[]) else { return };
+    let work = cluster.dir.path().join("work");
+    std::fs::create_dir(&work).unwrap();
+    for i in 0..60u64 {
+        std::fs::write(work.join(format!("f{i}")), pattern(i, 1, 0, 700_000)).unwrap();
+    }
+    let (from, mnt) = (work.to_str().unwrap(), mount.dir.to_str().unwrap());
+    let mut command = Command::new("bash");
+    command.args(["-c", &format!("for i in 1 2 3; do cp -a {from} {mnt}/copy.$i && sync || exit 1; done")]);
+    let mut copy = Process::start_command(&mut command, &cluster.dir.path().join("copy.log"));
+    for victim in ["data.1", "io.0", "data.2", "meta"] {
+        std::thread::sleep(Duration::from_millis(400));
+        cluster.kill(victim);
+        std::thread::sleep(Duration::from_millis(200));
+        cluster.restart(victim);
+    }
+    let status = copy.wait(LONG);
+    assert!(status.success(), "{}", copy.log());
+    for i in 1..=3 {
+        shell(&format!("diff -r {from} {mnt}/copy.{i}"), LONG);
+    }
+    mount.umount();
+}
+
+#[test]
+fn a_foreground_mount_ends_with_ctrl_c_and_an_unreachable_cluster_is_told() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: no /dev/fuse");
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |config| config.cluster.request_timeout_ms = 1_000);
+    let dir = cluster.dir.path().join("mnt");
+    std::fs::create_dir(&dir).unwrap();
+    let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
+    let mut process = Process::start(words, &cluster.dir.path().join("mount.log"));
+    eventually("it is mounted", PATIENCE, || mounted(&dir).then_some(()));
+    std::fs::write(dir.join("x"), "y").unwrap();
+    process.signal(Signal::INT);
+    assert_eq!(process.wait(PATIENCE).code(), Some(0), "{}", process.log());
+    assert!(!mounted(&dir));
+
+    let ran = run(["mount".as_ref(), cluster.path.as_os_str(), "/nonexistent".as_ref()]);
+    assert!(ran.code == 1 && ran.err.contains("/nonexistent"), "{ran:?}");
+
+    let path = cluster.path.clone();
+    let keep = cluster.dir.path().join("mnt");
+    let mut cluster = cluster;
+    cluster.kill("meta");
+    for words in [&["mount"][..], &["mount", "-d"]] {
+        let ran = run_command(Command::new(IMPRESARIO).args(words).arg(&path).arg(&keep), PATIENCE);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.err.contains("cannot") && ran.err.contains(&cluster.config.meta.address), "{ran:?}");
+    }
+    assert!(!mounted(&keep));
+}

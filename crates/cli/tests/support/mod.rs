@@ -1,0 +1,266 @@
+//! What the end-to-end tests share: clusters of real processes that are gone when the test ends.
+#![allow(dead_code, reason = "each test program uses its own part")]
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_config::{Config, Data, Io, Meta};
+
+/// The program under test.
+pub const IMPRESARIO: &str = env!("CARGO_BIN_EXE_impresario");
+/// How long a server may take to start or to stop. Generous: the machine may be busy with other tests.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Ports that were free a moment ago, all different.
+pub fn free_ports(count: usize) -> Vec<u16> {
+    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    held.iter().map(|socket| socket.local_addr().unwrap().port()).collect()
+}
+
+/// Waits until `f` gives something; fails the test with `what` when it takes too long.
+#[track_caller]
+pub fn eventually<T>(what: &str, patience: Duration, mut f: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(value) = f() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A process that is killed when the test ends. Its output is kept in a file.
+pub struct Process {
+    pub child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts the program with standard output and error together in `log`.
+    pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, log: &Path) -> Process {
+        Process::start_command(Command::new(IMPRESARIO).args(args), log)
+    }
+
+    pub fn start_command(command: &mut Command, log: &Path) -> Process {
+        let out = File::options().create(true).append(true).open(log).unwrap();
+        let err = out.try_clone().unwrap();
+        let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn().unwrap();
+        Process { child, log: log.into() }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it wrote so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Sends a signal; fails the test if that is impossible.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait(&mut self, patience: Duration) -> ExitStatus {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "still running after {patience:?}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a command wrote, and how it ended.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs `impresario args` to its end, at most a minute.
+#[track_caller]
+pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ran {
+    run_command(Command::new(IMPRESARIO).args(args), Duration::from_secs(60))
+}
+
+/// Runs a command to its end, within bounded time. Its output goes through files, so that it never blocks.
+#[track_caller]
+pub fn run_command(command: &mut Command, patience: Duration) -> Ran {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, err) = (dir.path().join("out"), dir.path().join("err"));
+    command.stdin(Stdio::null()).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+    let mut process = Process { child: command.spawn().unwrap(), log: err.clone() };
+    let status = process.wait(patience);
+    let text = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+    Ran { code: status.code().unwrap_or(-1), out: text(&out), err: text(&err) }
+}
+
+/// A cluster of one process a server in a temporary folder. All end with the test.
+pub struct Cluster {
+    pub config: Config,
+    pub path: PathBuf,
+    pub dir: tempfile::TempDir,
+    servers: Vec<(String, Process)>,
+}
+
+impl Cluster {
+    /// Describes a cluster; nothing runs yet.
+    pub fn describe(data: usize, io: usize, change: impl FnOnce(&mut Config)) -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ports = free_ports(1 + data + io).into_iter().map(|port| format!("127.0.0.1:{port}"));
+        let mut address = || ports.next().unwrap();
+        let mut config = Config {
+            cluster: Default::default(),
+            meta: Meta { address: address(), dir: "meta".into() },
+            data: (0..data).map(|i| Data::new(format!("data.{i}"), address(), format!("data.{i}"))).collect(),
+            io: (0..io).map(|i| Io::new(format!("io.{i}"), address())).collect(),
+            device: Default::default(),
+        };
+        config.cluster.request_timeout_ms = 5_000;
+        change(&mut config);
+        let path = dir.path().join("impresario.toml");
+        std::fs::write(&path, config.to_toml()).unwrap();
+        let config = Config::load(&path).unwrap_or_else(|e| panic!("{e}"));
+        Cluster { config, path, dir, servers: Vec::new() }
+    }
+
+    /// A running cluster that answers.
+    pub fn start(data: usize, io: usize, change: impl FnOnce(&mut Config)) -> Cluster {
+        let mut cluster = Cluster::describe(data, io, change);
+        let names: Vec<String> = cluster.config.servers().map(|s| s.name().to_string()).collect();
+        names.iter().for_each(|name| cluster.launch(name));
+        names.iter().for_each(|name| cluster.await_answer(name));
+        cluster
+    }
+
+    /// Starts one server; does not wait.
+    pub fn launch(&mut self, name: &str) {
+        let log = self.dir.path().join(format!("{name}.log"));
+        let process = Process::start(["serve".as_ref(), self.path.as_os_str(), "--name".as_ref(), name.as_ref()], &log);
+        self.servers.retain(|(other, _)| other != name);
+        self.servers.push((name.into(), process));
+    }
+
+    #[track_caller]
+    pub fn await_answer(&mut self, name: &str) {
+        let address = self.config.server(name).unwrap().address().to_string();
+        let deadline = Instant::now() + PATIENCE;
+        while impresario_client::admin::status(&address, Duration::from_secs(2)).is_err() {
+            let process = self.server(name);
+            let ended = process.child.try_wait().unwrap();
+            let in_time = Instant::now() < deadline;
+            assert!(ended.is_none() && in_time, "{name} does not answer, ended: {ended:?}\n{}", process.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The process of a server.
+    #[track_caller]
+    pub fn server(&mut self, name: &str) -> &mut Process {
+        let found = self.servers.iter_mut().find(|(other, _)| other == name);
+        &mut found.unwrap_or_else(|| panic!("{name} was not started")).1
+    }
+
+    /// `kill -9` of one server.
+    pub fn kill(&mut self, name: &str) {
+        self.server(name).kill();
+    }
+
+    /// Starts a killed server again and waits until it answers.
+    pub fn restart(&mut self, name: &str) {
+        self.launch(name);
+        self.await_answer(name);
+    }
+
+    /// The state that a server tells.
+    pub fn state(&self, name: &str) -> serde_json::Value {
+        let address = self.config.server(name).unwrap().address();
+        serde_json::from_str(&impresario_client::admin::status(address, PATIENCE).unwrap()).unwrap()
+    }
+}
+
+/// Bytes that tell where they belong: wrong offset, file or generation shows.
+pub fn pattern(file: u64, generation: u64, offset: u64, len: usize) -> Vec<u8> {
+    let word = |i: u64| {
+        let x =
+            (file.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ generation.wrapping_mul(0xc2b2_ae3d_27d4_eb4f)).wrapping_add(i);
+        let x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (x ^ (x >> 29)).to_le_bytes()
+    };
+    (offset..offset + len as u64).map(|at| word(at / 8)[(at % 8) as usize]).collect()
+}
+
+/// A client of its own: identity, connections and all.
+#[track_caller]
+pub fn client(config: &Config, seed: u64) -> Arc<Client> {
+    client_via(config, seed, Via::Auto)
+}
+
+#[track_caller]
+pub fn client_via(config: &Config, seed: u64, via: Via) -> Arc<Client> {
+    let options = ClientOptions { job: seed, via, placement_seed: seed, ..ClientOptions::default() };
+    Client::connect(config, options).unwrap_or_else(|e| panic!("cannot connect: {e}"))
+}
+
+/// A file that must not be there yet, root's.
+pub fn new_file(mode: u32) -> CreateOptions {
+    CreateOptions { mode, uid: 0, gid: 0, exclusive: true, layout: None }
+}
+
+/// Makes a file with this content and fsyncs it.
+#[track_caller]
+pub fn write_file(client: &Arc<Client>, path: &str, data: &[u8]) {
+    let file = client.create(path.as_bytes(), new_file(0o644)).unwrap();
+    let mut at = 0;
+    while at < data.len() {
+        at += file.write_at(&data[at..data.len().min(at + (1 << 20))], at as u64).unwrap();
+    }
+    file.sync().unwrap();
+    file.close().unwrap();
+}
+
+/// All of a file.
+#[track_caller]
+pub fn read_file(client: &Arc<Client>, path: &str) -> Vec<u8> {
+    let file = client.open(path.as_bytes(), false).unwrap();
+    let size = file.attr().unwrap().size as usize;
+    let mut data = vec![0; size];
+    let mut at = 0;
+    while at < size {
+        let end = size.min(at + (1 << 20));
+        let n = file.read_at(&mut data[at..end], at as u64).unwrap();
+        assert!(n > 0, "{path} ends at {at} though its size is {size}");
+        at += n;
+    }
+    let mut beyond = [0; 1];
+    assert_eq!(file.read_at(&mut beyond, size as u64).unwrap(), 0, "{path} goes on behind its end");
+    file.close().unwrap();
+    data
+}

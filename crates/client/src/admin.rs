@@ -1,0 +1,50 @@
+//! One question to one server, by its address: for command lines.
+//!
+//! Unlike a client's calls these do not wait for a server that refuses connections to come back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_sched::PolicySpec;
+use impresario_wire::{Answer, Call, Role, frame::ANSWER_BODY_MAX_BYTES};
+
+use crate::error::ClientError;
+use crate::identity::Identity;
+use crate::link::{Link, LinkOptions};
+use crate::pending::Reply;
+use crate::striped::{expect_done, unexpected};
+
+/// A server's state as JSON.
+pub fn status(address: &str, timeout: Duration) -> Result<String, ClientError> {
+    let reply = ask(address, Call::Status, timeout)?;
+    if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
+}
+
+/// Switches the policy of an I/O node or data server now. A refusal says why and changes nothing.
+pub fn set_policy(address: &str, policy: &PolicySpec, timeout: Duration) -> Result<(), ClientError> {
+    let params = policy.params.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+    expect_done(&ask(address, Call::SetPolicy { name: policy.name.clone(), params }, timeout)?)
+}
+
+/// Has a data server on a modelled device serve in `arrival` or `elevator` order.
+pub fn set_disk_order(address: &str, order: &str, timeout: Duration) -> Result<(), ClientError> {
+    expect_done(&ask(address, Call::SetDiskOrder { order: order.into() }, timeout)?)
+}
+
+/// Zeroes a server's statistics.
+pub fn reset_statistics(address: &str, timeout: Duration) -> Result<(), ClientError> {
+    expect_done(&ask(address, Call::ResetStatistics, timeout)?)
+}
+
+fn ask(address: &str, call: Call, timeout: Duration) -> Result<Reply, ClientError> {
+    let (user, name) = crate::whoami();
+    let identity = Arc::new(Identity::draw(0, user)?);
+    let options = LinkOptions {
+        who: identity.who(),
+        name,
+        timeout,
+        keep_trying: false,
+        ..LinkOptions::new(Role::Any, ANSWER_BODY_MAX_BYTES)
+    };
+    Link::new(&[("", address)], identity, options)?.call(call, &[], None, Instant::now() + timeout)
+}

@@ -1,0 +1,260 @@
+//! A program's connection to a cluster: which servers it speaks to, and through which of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_config::{Config, META_NAME};
+use impresario_layout::Layout;
+use impresario_wire::{Answer, Call, FileKey, MetaCall, ObjectInfo, Role};
+
+use crate::error::ClientError;
+use crate::identity::{Identity, TrafficCount};
+use crate::link::{Link, LinkOptions};
+use crate::opens::Opens;
+use crate::pending::{Op, Reply, exchange};
+use crate::striped::{ROUND_BYTES, Striped, check_range, expect_done, unexpected};
+
+/// Which way a client's requests go.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Via {
+    /// Through the I/O node that [`ClientOptions::placement_seed`] picks; directly where the cluster has none.
+    #[default]
+    Auto,
+    /// Straight to the metadata server and the data servers.
+    Direct,
+    /// Through the I/O node of this index.
+    IoNode(usize),
+}
+
+/// Who a client is and how it behaves.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// The application (job of the batch system); 0: unknown.
+    pub job: u64,
+    /// The user's number.
+    pub user: u32,
+    /// Program and host, for the servers' logs.
+    pub name: String,
+    /// Which way requests go.
+    pub via: Via,
+    /// Largest request on the wire, bytes: what an application asks for is cut into such pieces, all sent at once.
+    /// `None`: as large as the servers take.
+    pub wire_max_bytes: Option<u32>,
+    /// Spreads clients over the I/O nodes: consecutive numbers go to consecutive nodes.
+    pub placement_seed: u64,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        let (user, name) = crate::whoami();
+        ClientOptions {
+            job: 0,
+            user,
+            name,
+            via: Via::Auto,
+            wire_max_bytes: None,
+            placement_seed: std::process::id().into(),
+        }
+    }
+}
+
+/// A client of a cluster; many threads may use it at once.
+pub struct Client {
+    identity: Arc<Identity>,
+    timeout: Duration,
+    meta: Arc<Link>,
+    data: DataPath,
+    pub(crate) opens: Opens,
+}
+
+enum DataPath {
+    Direct(Striped),
+    /// Data go the way of metadata.
+    IoNode {
+        piece_max_bytes: usize,
+    },
+}
+
+impl Client {
+    /// Connects to the metadata server, or to an I/O node and through it; fails after the cluster's
+    /// `request_timeout_ms`. Data servers are connected when they are needed.
+    pub fn connect(config: &Config, options: ClientOptions) -> Result<Arc<Client>, ClientError> {
+        let identity = Arc::new(Identity::draw(options.job, options.user)?);
+        let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+        let link_options = |role| LinkOptions {
+            who: identity.who(),
+            name: options.name.clone(),
+            timeout,
+            ..LinkOptions::new(role, config.cluster.max_payload_bytes)
+        };
+        let first = match options.via {
+            Via::Direct => None,
+            Via::Auto if config.io.is_empty() => None,
+            Via::Auto => Some((options.placement_seed % config.io.len() as u64) as usize),
+            Via::IoNode(index) if index < config.io.len() => Some(index),
+            Via::IoNode(index) => {
+                let count = config.io.len();
+                return Err(ClientError::invalid(format!(
+                    "I/O node {index} is not in the configuration, which has {count}"
+                )));
+            }
+        };
+        let (meta, data) = match first {
+            Some(first) => {
+                let (before, from) = config.io.split_at(first);
+                let doors: Vec<_> =
+                    from.iter().chain(before).map(|io| (io.name.as_str(), io.address.as_str())).collect();
+                let link = Arc::new(Link::new(&doors, identity.clone(), link_options(Role::Io))?);
+                let most = config.cluster.max_payload_bytes;
+                let piece_max_bytes = options.wire_max_bytes.unwrap_or(most).clamp(1, most.max(1)) as usize;
+                (link, DataPath::IoNode { piece_max_bytes })
+            }
+            None => {
+                let link = |role, name, address| {
+                    Link::new(&[(name, address)], identity.clone(), link_options(role)).map(Arc::new)
+                };
+                let meta = link(Role::Meta, META_NAME, &config.meta.address)?;
+                let servers = config.data.iter().map(|data| link(Role::Data, &data.name, &data.address));
+                let striped = Striped::new(servers.collect::<Result<_, _>>()?, timeout);
+                (meta, DataPath::Direct(striped.with_piece_max(options.wire_max_bytes)))
+            }
+        };
+        meta.session(Instant::now() + timeout)?;
+        let client = Arc::new(Client { identity, timeout, meta, data, opens: Opens::default() });
+        Ok(client)
+    }
+
+    /// A metadata call. It is repeated when its connection is lost, if that is safe for the call; otherwise it fails
+    /// with [`ClientError::Lost`]. The operations of [`names`](crate::names) settle that too.
+    pub fn meta(&self, call: MetaCall) -> Result<Answer, ClientError> {
+        self.meta.call(Call::Meta(call), &[], None, self.deadline()).map(|reply| reply.answer)
+    }
+
+    /// Reads from a file's data. Short only at the end of the file; holes are zeros.
+    pub fn read(&self, file: FileKey, layout: &Layout, offset: u64, into: &mut [u8]) -> Result<usize, ClientError> {
+        let piece_max = match &self.data {
+            DataPath::Direct(striped) => return striped.read(&self.identity.who(), file, layout, offset, into),
+            DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
+        };
+        check_range(offset, into.len())?;
+        let mut done = 0;
+        for round in into.chunks_mut(ROUND_BYTES) {
+            let (deadline, round_len) = (self.deadline(), round.len());
+            let mut pieces: Vec<_> =
+                round.chunks_mut(piece_max).map(|piece| [std::io::IoSliceMut::new(piece)]).collect();
+            let lens: Vec<usize> = pieces.iter().map(|[piece]| piece.len()).collect();
+            let mut at = offset + done as u64;
+            let ops = pieces.iter_mut().map(|piece| {
+                let len = piece.iter().map(|p| p.len()).sum::<usize>() as u32;
+                let call = Call::FileRead { who: self.identity.who(), file, layout: *layout, offset: at, len };
+                at += u64::from(len);
+                Op { link: &self.meta, call, payload: &[], into: Some(piece) }
+            });
+            let mut got = 0;
+            let mut has_ended = false;
+            for (reply, len) in exchange(ops.collect(), deadline).into_iter().zip(lens) {
+                let reply = reply?;
+                if reply.answer != Answer::Data {
+                    return Err(unexpected(&reply));
+                }
+                // What a later piece brought was appended after an earlier one had met the end.
+                if !has_ended {
+                    got += reply.len;
+                    has_ended = reply.len < len;
+                }
+            }
+            done += got;
+            if got < round_len {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all bytes into a file's data. When it fails, some of them may have been written.
+    pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, bytes: &[u8]) -> Result<usize, ClientError> {
+        let piece_max = match &self.data {
+            DataPath::Direct(striped) => return striped.write(&self.identity.who(), file, layout, offset, bytes),
+            DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
+        };
+        check_range(offset, bytes.len())?;
+        let mut at = offset;
+        for round in bytes.chunks(ROUND_BYTES) {
+            let deadline = self.deadline();
+            let pieces: Vec<_> = round.chunks(piece_max).map(|piece| [std::io::IoSlice::new(piece)]).collect();
+            let ops = pieces.iter().map(|piece| {
+                let call = Call::FileWrite { who: self.identity.who(), file, layout: *layout, offset: at };
+                at += piece.iter().map(|p| p.len() as u64).sum::<u64>();
+                Op { link: &self.meta, call, payload: piece, into: None }
+            });
+            for (reply, [piece]) in exchange(ops.collect(), deadline).into_iter().zip(&pieces) {
+                let reply = reply?;
+                if !matches!(reply.answer, Answer::Written(written) if written as usize == piece.len()) {
+                    return Err(unexpected(&reply));
+                }
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    /// Makes a file's data durable. Its size and name are the metadata server's: see [`File::sync`](crate::File::sync).
+    pub fn sync_data(&self, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
+        let who = self.identity.who();
+        match &self.data {
+            DataPath::Direct(striped) => striped.sync(&who, file, layout),
+            DataPath::IoNode { .. } => expect_done(&self.io(Call::FileSync { who, file, layout: *layout })?),
+        }
+    }
+
+    /// Length, last modification and storage used of a file, as its objects tell them.
+    pub fn stat_data(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
+        match &self.data {
+            DataPath::Direct(striped) => striped.stat(file, layout),
+            DataPath::IoNode { .. } => {
+                let reply = self.io(Call::FileStat { file, layout: *layout })?;
+                if let Answer::Object(info) = reply.answer { Ok(info) } else { Err(unexpected(&reply)) }
+            }
+        }
+    }
+
+    /// The data servers, when this client speaks to them itself.
+    pub fn striped(&self) -> Option<&Striped> {
+        match &self.data {
+            DataPath::Direct(striped) => Some(striped),
+            DataPath::IoNode { .. } => None,
+        }
+    }
+
+    /// Who this client is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Data requests that left this client so far.
+    pub fn traffic(&self) -> TrafficCount {
+        self.identity.traffic.now()
+    }
+
+    /// After this time without an answer an operation fails.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn meta_link(&self) -> &Arc<Link> {
+        &self.meta
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    fn io(&self, call: Call) -> Result<Reply, ClientError> {
+        self.meta.call(call, &[], None, self.deadline())
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("server", &self.meta.peer()).finish_non_exhaustive()
+    }
+}

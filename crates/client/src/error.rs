@@ -1,0 +1,170 @@
+//! What can go wrong between a client and its servers, each in one line that names the server and the remedy.
+
+use std::io;
+use std::time::Duration;
+
+use impresario_wire::{Fault, FrameError};
+
+/// A server's name in the configuration and its address, for messages.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Peer {
+    /// Name, e.g. `data.1`.
+    pub name: String,
+    /// Address as the configuration says it.
+    pub address: String,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name.is_empty() {
+            true => write!(f, "{}", self.address),
+            false => write!(f, "{} ({})", self.name, self.address),
+        }
+    }
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No connection, or no answer, until the deadline.
+    #[error("{} ({}) could not be reached within {:.1} s: {cause}", .server, .address, .waited.as_secs_f64())]
+    Unreachable {
+        /// The server.
+        server: String,
+        /// Its address.
+        address: String,
+        /// How long was tried.
+        waited: Duration,
+        /// What stood in the way last.
+        cause: String,
+    },
+    /// The peer does not speak our protocol, or broke it.
+    #[error("{peer}: {what}")]
+    Protocol {
+        /// The server.
+        peer: Peer,
+        /// What it did.
+        what: String,
+    },
+    /// The server refused the connection, in its own words.
+    #[error("{peer} refused the connection: {fault}")]
+    Refused {
+        /// The server.
+        peer: Peer,
+        /// Why.
+        fault: Fault,
+    },
+    /// The server failed the call, in its own words.
+    #[error("{peer}: {fault}")]
+    Fault {
+        /// The server.
+        peer: Peer,
+        /// Why.
+        fault: Fault,
+    },
+    /// The connection was lost after the call was sent, and the call may not be repeated by this program: it may or
+    /// may not have been applied.
+    #[error(
+        "{peer}: the connection was lost before the answer came ({cause}); the call may or may not have been applied"
+    )]
+    Lost {
+        /// The server.
+        peer: Peer,
+        /// What ended the connection.
+        cause: String,
+    },
+    /// The session that the call belongs to has ended; the call was not sent.
+    #[error("{peer}: the session has ended and what was open in it is closed")]
+    SessionEnded {
+        /// The server.
+        peer: Peer,
+    },
+    /// Data acknowledged by a server may be lost: its machine restarted before it made them durable.
+    #[error("{peer}: its machine restarted before a sync; data written before may be lost, write them again")]
+    UnsyncedLost {
+        /// The server.
+        peer: Peer,
+    },
+    /// What the caller asked for cannot be.
+    #[error("{what}")]
+    Invalid {
+        /// What and why.
+        what: String,
+    },
+    /// This system failed.
+    #[error("{what}: {errno}")]
+    System {
+        /// Doing what.
+        what: String,
+        /// A Linux errno, as text for people.
+        errno: Errno,
+    },
+}
+
+/// A Linux errno that prints as its text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl ClientError {
+    /// The Linux errno that a file system call fails with for this reason.
+    pub fn errno(&self) -> i32 {
+        match self {
+            ClientError::Fault { fault, .. } if fault.errno > 0 => fault.errno,
+            ClientError::Invalid { .. } => libc::EINVAL,
+            ClientError::System { errno, .. } => errno.0,
+            _ => libc::EIO,
+        }
+    }
+
+    /// What an I/O node answers when it could not do a call for this reason: the fault as the server gave it, or
+    /// [`Fault::PATH_LOST`] where only the client may repeat the call.
+    pub fn to_fault(&self) -> Fault {
+        match self {
+            ClientError::Fault { fault, .. } => fault.clone(),
+            ClientError::Lost { .. } => Fault { errno: Fault::PATH_LOST, message: self.to_string() },
+            other => Fault { errno: other.errno(), message: other.to_string() },
+        }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> ClientError {
+        ClientError::Invalid { what: what.into() }
+    }
+}
+
+/// Why a stream gives no further frame, or takes none.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The peer closed between two frames.
+    #[error("the server closed the connection")]
+    Closed,
+    /// The peer closed within a frame.
+    #[error("the connection ended in the middle of a frame")]
+    Truncated,
+    /// Nothing came, or nothing could be sent, in time.
+    #[error("nothing came in time")]
+    TimedOut,
+    /// Not a frame of ours.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// An answer to a call that was not made.
+    #[error("it answered call {0}, which is not under way")]
+    Unasked(u64),
+    /// The peer says why it ends the connection.
+    #[error("{}", .0.message)]
+    Farewell(Fault),
+    /// The socket failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for TransportError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        TransportError::Io(errno.into())
+    }
+}

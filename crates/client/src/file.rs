@@ -1,0 +1,225 @@
+//! An open file.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use impresario_layout::Layout;
+use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetAttr, Target};
+
+use crate::client::Client;
+use crate::error::{ClientError, Errno};
+use crate::turn::lock;
+
+/// A file that is dropped without being closed waits at most so long for the metadata server.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// An open file; many threads may use it at once. [`close`](File::close) tells what went wrong last; dropping does not.
+///
+/// The metadata server knows it as open. When the connection to that server is lost, or the server restarts, the file
+/// is registered anew with the next operation that needs it, and by itself within about a second.
+pub struct File {
+    inner: Arc<OpenFile>,
+}
+
+pub(crate) struct OpenFile {
+    client: Arc<Client>,
+    number: u64,
+    key: FileKey,
+    layout: Layout,
+    write: bool,
+    registration: Mutex<Registration>,
+}
+
+/// How the metadata server knows the file.
+struct Registration {
+    /// The connection that the handle belongs to.
+    session: u64,
+    handle: u64,
+    path: Vec<u8>,
+    is_closed: bool,
+}
+
+impl File {
+    pub(crate) fn new(client: &Arc<Client>, path: Vec<u8>, write: bool, opened: &Opened, session: u64) -> File {
+        let registration = Registration { session, handle: opened.handle, path, is_closed: false };
+        let inner = Arc::new(OpenFile {
+            client: client.clone(),
+            number: client.opens.number(),
+            key: opened.file,
+            layout: opened.layout,
+            write,
+            registration: Mutex::new(registration),
+        });
+        client.opens.insert(client, inner.number, &inner);
+        File { inner }
+    }
+
+    /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
+        self.inner.client.read(self.inner.key, &self.inner.layout, offset, into)
+    }
+
+    /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
+    /// [`sync`](File::sync).
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, ClientError> {
+        if !self.inner.write {
+            return Err(ClientError::System {
+                what: "writing a file that is open for reading".into(),
+                errno: Errno(libc::EBADF),
+            });
+        }
+        self.inner.client.write(self.inner.key, &self.inner.layout, offset, bytes)
+    }
+
+    /// Makes data, size and attributes durable.
+    pub fn sync(&self) -> Result<(), ClientError> {
+        self.inner.client.sync_data(self.inner.key, &self.inner.layout)?;
+        match self.inner.ask(|handle| MetaCall::Fsync { handle })? {
+            Answer::Done => Ok(()),
+            other => Err(self.inner.unexpected(&other)),
+        }
+    }
+
+    /// Cuts or extends the file.
+    pub fn set_len(&self, len: u64) -> Result<Attr, ClientError> {
+        self.set_attr(&SetAttr { size: Some(len), ..SetAttr::default() })
+    }
+
+    /// Changes attributes.
+    pub fn set_attr(&self, set: &SetAttr) -> Result<Attr, ClientError> {
+        self.inner.attr(|handle| MetaCall::SetAttr { target: Target::Handle(handle), set: set.clone() })
+    }
+
+    /// Attributes as they are now.
+    pub fn attr(&self) -> Result<Attr, ClientError> {
+        self.inner.attr(|handle| MetaCall::GetAttr { target: Target::Handle(handle) })
+    }
+
+    /// Ends the open. Of a file that was written, the metadata server knows the size when this returns.
+    pub fn close(self) -> Result<(), ClientError> {
+        self.inner.close(self.inner.client.deadline())
+    }
+
+    /// The file's key.
+    pub fn key(&self) -> FileKey {
+        self.inner.key
+    }
+
+    /// Where its data lie.
+    pub fn layout(&self) -> Layout {
+        self.inner.layout
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let inner = &self.inner;
+        let is_closed = lock(&inner.registration).is_closed;
+        if !is_closed && let Err(error) = inner.close(Instant::now() + DROP_WAIT_MAX.min(inner.client.timeout())) {
+            tracing::debug!(%error, "closing a dropped file");
+        }
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let OpenFile { key, layout, write, .. } = &*self.inner;
+        f.debug_struct("File").field("key", key).field("layout", layout).field("write", write).finish_non_exhaustive()
+    }
+}
+
+impl OpenFile {
+    /// Registers the file with the metadata server's present session, if it is not; returns session and handle.
+    pub(crate) fn register(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
+        let link = self.client.meta_link();
+        let mut registration = lock(&self.registration);
+        let session = link.session(deadline)?;
+        if registration.session != session && !registration.is_closed {
+            let call = MetaCall::Reopen { path: registration.path.clone(), file: self.key, write: self.write };
+            match link.call_in(session, Call::Meta(call), deadline)?.answer {
+                Answer::Opened(opened) if opened.file == self.key => {
+                    tracing::debug!(file = self.key.0, session, "registered an open file anew");
+                    (registration.session, registration.handle) = (session, opened.handle);
+                }
+                other => return Err(self.unexpected(&other)),
+            }
+        }
+        Ok((registration.session, registration.handle))
+    }
+
+    /// True when the metadata server does not know, as far as we know, that the file is open.
+    pub(crate) fn is_unregistered(&self, session: Option<u64>) -> bool {
+        // Somebody who holds the lock is about to register it.
+        self.registration.try_lock().is_ok_and(|r| !r.is_closed && Some(r.session) != session)
+    }
+
+    /// This client renamed what the file was opened by, or a folder above it.
+    pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
+        let mut registration = lock(&self.registration);
+        match registration.path.strip_prefix(from) {
+            Some(rest) if rest.is_empty() || rest.starts_with(b"/") => registration.path = [to, rest].concat(),
+            _ => {}
+        }
+    }
+
+    /// A call about the open file that may be repeated.
+    fn ask(&self, call: impl Fn(u64) -> MetaCall) -> Result<Answer, ClientError> {
+        let deadline = self.client.deadline();
+        let mut has_been_stale = false;
+        loop {
+            let asked = self.register(deadline).and_then(|(session, handle)| {
+                self.client.meta_link().call_in(session, Call::Meta(call(handle)), deadline)
+            });
+            match asked {
+                Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
+                // The server has forgotten the session without ending the connection, as an I/O node between may do.
+                Err(ClientError::Fault { fault: Fault { errno: libc::EBADF, .. }, .. }) if !has_been_stale => {
+                    has_been_stale = true;
+                    lock(&self.registration).session = 0;
+                }
+                asked => return asked.map(|reply| reply.answer),
+            }
+        }
+    }
+
+    fn attr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Attr, ClientError> {
+        match self.ask(call)? {
+            Answer::Attr(attr) => Ok(attr),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn close(&self, deadline: Instant) -> Result<(), ClientError> {
+        self.client.opens.remove(self.number);
+        let link = self.client.meta_link();
+        let closed = loop {
+            let (session, handle, is_current) = {
+                let registration = lock(&self.registration);
+                let is_current = link.session_now() == Some(registration.session);
+                (registration.session, registration.handle, is_current)
+            };
+            // The end of a session closes what was open in it. But of a file that was written, the server is to learn
+            // the size now, and not when it gets round to it.
+            if !is_current && !self.write {
+                break Ok(());
+            }
+            let registered = if is_current { Ok((session, handle)) } else { self.register(deadline) };
+            let asked = registered
+                .and_then(|(session, handle)| link.call_in(session, Call::Meta(MetaCall::Close { handle }), deadline));
+            match asked.map(|reply| reply.answer) {
+                Ok(Answer::Done) => break Ok(()),
+                Ok(other) => break Err(self.unexpected(&other)),
+                Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
+                Err(error) => break Err(error),
+            }
+        };
+        lock(&self.registration).is_closed = true;
+        closed
+    }
+
+    fn unexpected(&self, answer: &Answer) -> ClientError {
+        let mut what = format!("its answer does not belong to the call: {answer:?}");
+        what.truncate((0..=200.min(what.len())).rev().find(|at| what.is_char_boundary(*at)).unwrap_or(0));
+        ClientError::Protocol { peer: self.client.meta_link().peer(), what }
+    }
+}

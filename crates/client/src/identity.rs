@@ -1,0 +1,139 @@
+//! Who a client is: its key, epoch and request numbers, and what it has sent.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use impresario_wire::{ClientKey, Who};
+
+use crate::error::{ClientError, Errno};
+
+/// A client as its servers know it; shared by all its links.
+#[derive(Debug)]
+pub struct Identity {
+    client: ClientKey,
+    epoch: AtomicU32,
+    sequence: AtomicU64,
+    job: u64,
+    user: u32,
+    /// What left this client.
+    pub traffic: Traffic,
+}
+
+impl Identity {
+    /// A new client with a key drawn at random.
+    pub fn draw(job: u64, user: u32) -> Result<Identity, ClientError> {
+        let mut key = [0; 8];
+        getrandom::fill(&mut key).map_err(|error| ClientError::System {
+            what: "drawing a random client key".into(),
+            errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+        })?;
+        let who = Who { client: ClientKey(u64::from_le_bytes(key)), job, user, ..Who::default() };
+        Ok(Identity::of(who))
+    }
+
+    /// The client of that name; for those who speak for another.
+    pub fn of(who: Who) -> Identity {
+        Identity {
+            client: who.client,
+            epoch: AtomicU32::new(who.epoch),
+            sequence: AtomicU64::new(who.sequence),
+            job: who.job,
+            user: who.user,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// The client's key.
+    pub fn client(&self) -> ClientKey {
+        self.client
+    }
+
+    /// The sender of a new request: numbered, under the present epoch.
+    pub fn who(&self) -> Who {
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        Who { client: self.client, epoch: self.epoch(), sequence, job: self.job, user: self.user }
+    }
+
+    /// The present epoch.
+    pub fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// A path to a server was given up with requests outstanding: whatever is still on it must not be applied any more
+    /// once a newer request was seen.
+    pub(crate) fn raise_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Leaves behind an epoch that a server called old.
+    pub(crate) fn raise_epoch_above(&self, old: u32) {
+        let _ = self.epoch.compare_exchange(old, old.wrapping_add(1), Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+/// Data requests that were sent, counted once each time they leave.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+/// [`Traffic`] at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TrafficCount {
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes they asked for.
+    pub read_bytes: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes they carried.
+    pub written_bytes: u64,
+}
+
+impl TrafficCount {
+    /// Data requests in all.
+    pub fn requests(&self) -> u64 {
+        self.reads + self.writes
+    }
+
+    /// Mean request leaving the client, bytes; 0 when there was none.
+    pub fn mean_request_bytes(&self) -> f64 {
+        match self.requests() {
+            0 => 0.0,
+            requests => (self.read_bytes + self.written_bytes) as f64 / requests as f64,
+        }
+    }
+}
+
+impl Traffic {
+    pub(crate) fn count_read(&self, bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_write(&self, bytes: u64) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The counts now.
+    pub fn now(&self) -> TrafficCount {
+        TrafficCount {
+            reads: self.reads.load(Ordering::Relaxed),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            written_bytes: self.written_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The user's number, and a name for logs: program, process and host, e.g. `cp[4711]@node3`.
+pub fn whoami() -> (u32, String) {
+    let program = std::env::current_exe().ok();
+    let program =
+        program.as_deref().and_then(|path| path.file_name()).map_or("?".into(), |name| name.to_string_lossy());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    (rustix::process::getuid().as_raw(), format!("{program}[{}]@{}", std::process::id(), host.trim()))
+}

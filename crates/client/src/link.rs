@@ -1,0 +1,309 @@
+//! A link to one service: a connection that is made anew when it is lost, and calls that survive that.
+//!
+//! A link has one door, or several equivalent ones (the I/O nodes): when a connection ends or cannot be made it goes
+//! on to the next. Calls are repeated on a new connection until their deadline, as far as that is safe:
+//! - what only reads, and control calls, always;
+//! - what changes data, when the link's own client is the sender: the connection that was given up raised its epoch, so
+//!   that a late first copy is refused by whoever has seen the repetition;
+//! - data calls passed on for another client, and metadata calls, only if nothing of them was sent. Otherwise they fail
+//!   with [`ClientError::Lost`], and their client decides.
+
+use std::io::IoSlice;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use impresario_config::Address;
+use impresario_wire::{Call, Hello, PROTOCOL_VERSION, Role, Who};
+
+use crate::connection::{Connection, Greeting};
+use crate::error::{ClientError, Peer};
+use crate::identity::Identity;
+use crate::pending::{Buffers, Pending, Reply};
+use crate::turn::lock;
+
+/// First pause before a connection is tried again.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// The pause after so many failures in a row.
+pub(crate) fn pause(failures: u32) -> Duration {
+    PAUSE_MIN.saturating_mul(1 << failures.min(10)).min(PAUSE_MAX)
+}
+
+/// How a link behaves.
+#[derive(Clone, Debug)]
+pub struct LinkOptions {
+    /// Role of the servers.
+    pub role: Role,
+    /// Who says hello.
+    pub who: Who,
+    /// Name of this program for the servers' logs.
+    pub name: String,
+    /// How long a call may take unless it says otherwise; scales the patience with servers that are silent.
+    pub timeout: Duration,
+    /// Longest payload of a call or an answer, bytes.
+    pub max_payload_bytes: u32,
+    /// Try again until the deadline when no server can be reached; otherwise fail at once.
+    pub keep_trying: bool,
+}
+
+impl LinkOptions {
+    /// For servers of a role: ten seconds for a call, an anonymous hello.
+    pub fn new(role: Role, max_payload_bytes: u32) -> LinkOptions {
+        let timeout = Duration::from_secs(10);
+        LinkOptions { role, who: Who::default(), name: String::new(), timeout, max_payload_bytes, keep_trying: true }
+    }
+}
+
+/// A reconnecting connection that many threads share.
+pub struct Link {
+    doors: Vec<Door>,
+    options: LinkOptions,
+    hello: Hello,
+    identity: Arc<Identity>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct Door {
+    peer: Peer,
+    address: Address,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Arc<Connection>>,
+    /// A thread is connecting; the others wait for it.
+    connecting: bool,
+    door: usize,
+    /// Attempts in a row that came to nothing.
+    failures: u32,
+    retry_at: Option<Instant>,
+    cause: String,
+}
+
+impl Link {
+    /// A link to a service behind `(name, address)` doors, of which the first is tried first. Nothing is connected
+    /// yet. An empty name accepts whatever server answers there.
+    pub fn new(doors: &[(&str, &str)], identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
+        let doors = doors.iter().map(|(name, address)| {
+            let peer = Peer { name: name.to_string(), address: address.to_string() };
+            let parsed = address.parse().map_err(|error| ClientError::invalid(format!("{peer}: {error}")));
+            parsed.map(|address| Door { peer, address })
+        });
+        let doors: Vec<Door> = doors.collect::<Result<_, _>>()?;
+        if doors.is_empty() {
+            return Err(ClientError::invalid("a link needs the address of at least one server"));
+        }
+        let mut name = options.name.clone();
+        name.truncate((0..=256.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
+        let hello = Hello { version: PROTOCOL_VERSION, who: options.who, role: options.role, name };
+        Ok(Link { doors, options, hello, identity, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// The server that the link speaks to, or would speak to next.
+    pub fn peer(&self) -> Peer {
+        let state = lock(&self.state);
+        match &state.connection {
+            Some(connection) => connection.peer.clone(),
+            None => self
+                .door(state.door)
+                .map(|door| door.peer.clone())
+                .unwrap_or(Peer { name: String::new(), address: String::new() }),
+        }
+    }
+
+    /// The client that the link's calls are from, unless they say otherwise.
+    pub fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// How the link behaves.
+    pub fn options(&self) -> &LinkOptions {
+        &self.options
+    }
+
+    /// Sends a call; `payload` is what a write carries. Never fails: what went wrong, [`Pending::wait`] tells, after it
+    /// has tried to mend it. Waits at most until `deadline`.
+    pub fn start<'a>(&'a self, call: Call, payload: &'a [IoSlice<'a>], deadline: Instant) -> Pending<'a> {
+        let mut pending = Pending::new(self, call, payload, None);
+        pending.launch(deadline);
+        pending
+    }
+
+    /// One call from sending to answer; the answer's payload goes into `into`.
+    pub fn call(
+        &self,
+        call: Call,
+        payload: &[IoSlice<'_>],
+        into: Buffers<'_, '_>,
+        deadline: Instant,
+    ) -> Result<Reply, ClientError> {
+        self.start(call, payload, deadline).wait(into, deadline)
+    }
+
+    /// A call that makes sense only on the connection `session`: it is sent there once or not at all
+    /// ([`ClientError::SessionEnded`]).
+    pub fn call_in(&self, session: u64, call: Call, deadline: Instant) -> Result<Reply, ClientError> {
+        let mut pending = Pending::new(self, call, &[], Some(session));
+        pending.launch(deadline);
+        pending.wait(None, deadline)
+    }
+
+    /// Number of the present connection, made if need be. It is unique in this process: another number means that the
+    /// server has ended what was open on the connection before.
+    pub fn session(&self, deadline: Instant) -> Result<u64, ClientError> {
+        self.connection(Instant::now(), deadline).map(|connection| connection.session)
+    }
+
+    /// Number of the present connection, if there is one and it is sound as far as is known. Never waits for the server.
+    pub fn session_now(&self) -> Option<u64> {
+        let connection = lock(&self.state).connection.clone()?;
+        connection.check_idle().is_none().then_some(connection.session)
+    }
+
+    /// Ends the present connection, if any; calls under way are repeated on the next.
+    pub fn disconnect(&self) {
+        let connection = lock(&self.state).connection.clone();
+        if let Some(connection) = connection {
+            connection.break_off("the client ended the connection", false);
+        }
+    }
+
+    pub(crate) fn connection_in(&self, session: u64) -> Result<Arc<Connection>, ClientError> {
+        let connection = lock(&self.state).connection.clone();
+        match connection.filter(|c| c.session == session) {
+            // These calls cannot be repeated, so look twice before one is sent into the void.
+            Some(connection) if connection.check_idle().is_none() => Ok(connection),
+            _ => Err(ClientError::SessionEnded { peer: self.peer() }),
+        }
+    }
+
+    /// The present connection, or a new one; tries until the deadline. `started` is when the caller's call began.
+    pub(crate) fn connection(&self, started: Instant, deadline: Instant) -> Result<Arc<Connection>, ClientError> {
+        let mut state = lock(&self.state);
+        let mut doors_shut = 0;
+        loop {
+            if let Some(connection) = &state.connection {
+                let Some(broken) = connection.broken() else { return Ok(connection.clone()) };
+                // A server that ends connections without ever answering is not asked again and again at once.
+                state.failures = match connection.proven.load(std::sync::atomic::Ordering::Relaxed) {
+                    true => 0,
+                    false => state.failures + 1,
+                };
+                state.retry_at = (state.failures > 0).then(|| Instant::now() + pause(state.failures - 1));
+                state.cause = broken.cause.to_string();
+                state.connection = None;
+                state.door = (state.door + 1) % self.doors.len();
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(self.unreachable(&state, started));
+            }
+            let until = match (state.connecting, state.retry_at) {
+                (true, _) => deadline,
+                (false, Some(at)) if now < at => at.min(deadline),
+                _ => {
+                    state.connecting = true;
+                    drop(state);
+                    let made = self.attempt(deadline);
+                    state = lock(&self.state);
+                    if let Err(error) = made {
+                        doors_shut += 1;
+                        // Every door refused for good: trying again does not help.
+                        let is_hopeless = is_final(&error) || !self.options.keep_trying;
+                        if is_hopeless && doors_shut >= self.doors.len() {
+                            return Err(error);
+                        }
+                    }
+                    continue;
+                }
+            };
+            state = self.changed.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// One attempt at the present door, by the one thread that connects.
+    fn attempt(&self, deadline: Instant) -> Result<(), ClientError> {
+        let at = lock(&self.state).door;
+        let several = self.doors.len() > 1;
+        // With another door to try, no more than a part of the time is spent at this one.
+        let share = if several { self.options.timeout / 4 } else { Duration::MAX };
+        let now = Instant::now();
+        let made = self.door(at).ok_or_else(|| ClientError::invalid("no such server")).and_then(|door| {
+            let greeting = Greeting {
+                peer: &door.peer,
+                hello: &self.hello,
+                deadline: now.checked_add(share).map_or(deadline, |end| end.min(deadline)),
+                tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(500)),
+                max_payload_bytes: self.options.max_payload_bytes,
+                silence_max: several.then_some(self.options.timeout / 2),
+            };
+            Connection::open(&door.address, &greeting, &self.identity)
+        });
+        let mut state = lock(&self.state);
+        state.connecting = false;
+        let made = match made {
+            Ok(connection) => {
+                state.retry_at = None;
+                state.connection = Some(Arc::new(connection));
+                Ok(())
+            }
+            Err(error) => {
+                state.door = (at + 1) % self.doors.len();
+                state.failures += 1;
+                // Each round over all doors counts as one failure.
+                let rounds = state.failures / self.doors.len() as u32;
+                let is_round = state.failures.is_multiple_of(self.doors.len() as u32);
+                state.retry_at = is_round.then(|| Instant::now() + pause(rounds.saturating_sub(1)));
+                state.cause = match &error {
+                    ClientError::Unreachable { cause, .. } => cause.clone(),
+                    ClientError::Refused { fault, .. } => fault.message.clone(),
+                    other => other.to_string(),
+                };
+                Err(error)
+            }
+        };
+        drop(state);
+        self.changed.notify_all();
+        made
+    }
+
+    fn door(&self, at: usize) -> Option<&Door> {
+        self.doors.get(at)
+    }
+
+    fn unreachable(&self, state: &State, started: Instant) -> ClientError {
+        let cause = match state.cause.as_str() {
+            "" => "there was no time to connect",
+            cause => cause,
+        };
+        self.unreachable_because(state.door, started, cause.into())
+    }
+
+    /// The error of a call whose time is up.
+    pub(crate) fn late(&self, peer: &Peer, started: Instant, cause: &str) -> ClientError {
+        let at = self.doors.iter().position(|door| door.peer == *peer).unwrap_or(0);
+        self.unreachable_because(at, started, cause.into())
+    }
+
+    fn unreachable_because(&self, door: usize, started: Instant, cause: String) -> ClientError {
+        let names: Vec<&str> = self.doors.iter().map(|door| door.peer.name.as_str()).collect();
+        let address = self.door(door).map(|door| door.peer.address.clone()).unwrap_or_default();
+        let server = match names.as_slice() {
+            [one] if one.is_empty() => "the server".into(),
+            several => several.join(", "),
+        };
+        ClientError::Unreachable { server, address, waited: started.elapsed(), cause }
+    }
+}
+
+/// True when a server's refusal will not change by itself.
+fn is_final(error: &ClientError) -> bool {
+    match error {
+        ClientError::Protocol { .. } | ClientError::Invalid { .. } => true,
+        ClientError::Refused { fault, .. } => fault.errno == libc::EPROTO,
+        _ => false,
+    }
+}

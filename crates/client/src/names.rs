@@ -1,0 +1,219 @@
+//! A client's operations on the name space.
+//!
+//! Paths are bytes, from the root of the name space; a leading `/` is allowed. No symbolic link is followed.
+//!
+//! A change whose answer is lost with its connection is asked for again. If it turns out to have been done (the name
+//! exists that was to be made, or is gone that was to be removed), it counts as done by us. When somebody else did the
+//! same thing in that very moment, two programs may both be told that it was they: known of network file systems, and
+//! only after a lost connection.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use impresario_wire::{Answer, Attr, Call, Entry, LayoutRequest, MetaCall, Opened, SetAttr, Statfs, Target};
+
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::file::File;
+use crate::pending::Reply;
+use crate::striped::{expect_done, unexpected};
+
+/// How a file is to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CreateOptions {
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Fail when it exists; otherwise an existing file is opened.
+    pub exclusive: bool,
+    /// How to stripe it; `None`: as its directory says.
+    pub layout: Option<LayoutRequest>,
+}
+
+impl Default for CreateOptions {
+    /// A file of the caller's user and group, mode 0644.
+    fn default() -> Self {
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        CreateOptions { mode: 0o644, uid, gid, exclusive: false, layout: None }
+    }
+}
+
+impl Client {
+    /// Attributes of what a path names.
+    pub fn stat(&self, path: impl AsRef<[u8]>) -> Result<Attr, ClientError> {
+        attr(self.ask(MetaCall::GetAttr { target: at(path) })?)
+    }
+
+    /// Changes attributes of what a path names.
+    pub fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<Attr, ClientError> {
+        attr(self.ask(MetaCall::SetAttr { target: at(path), set })?)
+    }
+
+    /// Makes a file and opens it for reading and writing.
+    pub fn create(self: &Arc<Self>, path: impl AsRef<[u8]>, options: CreateOptions) -> Result<File, ClientError> {
+        self.create_with_attr(path, options).map(|(file, _)| file)
+    }
+
+    /// The same, with the file's attributes.
+    pub fn create_with_attr(
+        self: &Arc<Self>,
+        path: impl AsRef<[u8]>,
+        options: CreateOptions,
+    ) -> Result<(File, Attr), ClientError> {
+        let path = clean(path);
+        let CreateOptions { mode, uid, gid, exclusive, layout } = options;
+        let call = MetaCall::Create { path: path.clone(), mode, uid, gid, exclusive, layout };
+        let (reply, opened) = match self.change(&call, libc::EEXIST)? {
+            Some(reply) => opened(reply)?,
+            None => opened(self.ask(MetaCall::Open { path: path.clone(), write: true })?)?,
+        };
+        Ok((File::new(self, path, true, &opened, reply.session), opened.attr))
+    }
+
+    /// Opens a file.
+    pub fn open(self: &Arc<Self>, path: impl AsRef<[u8]>, write: bool) -> Result<File, ClientError> {
+        self.open_with_attr(path, write).map(|(file, _)| file)
+    }
+
+    /// The same, with the file's attributes.
+    pub fn open_with_attr(self: &Arc<Self>, path: impl AsRef<[u8]>, write: bool) -> Result<(File, Attr), ClientError> {
+        let path = clean(path);
+        let (reply, opened) = opened(self.ask(MetaCall::Open { path: path.clone(), write })?)?;
+        Ok((File::new(self, path, write, &opened, reply.session), opened.attr))
+    }
+
+    /// Removes a file's or link's name.
+    pub fn unlink(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
+        self.change(&MetaCall::Unlink { path: clean(path) }, libc::ENOENT)?.map_or(Ok(()), |reply| expect_done(&reply))
+    }
+
+    /// Makes a directory.
+    pub fn mkdir(&self, path: impl AsRef<[u8]>, mode: u32, uid: u32, gid: u32) -> Result<Attr, ClientError> {
+        let path = clean(path);
+        match self.change(&MetaCall::Mkdir { path: path.clone(), mode, uid, gid }, libc::EEXIST)? {
+            Some(reply) => attr(reply),
+            None => self.stat(path),
+        }
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
+        self.change(&MetaCall::Rmdir { path: clean(path) }, libc::ENOENT)?.map_or(Ok(()), |reply| expect_done(&reply))
+    }
+
+    /// Renames, atomically replacing what was there, unless `no_replace`.
+    pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>, no_replace: bool) -> Result<(), ClientError> {
+        let (from, to) = (clean(from), clean(to));
+        let call = MetaCall::Rename { from: from.clone(), to: to.clone(), no_replace };
+        match self.change(&call, libc::ENOENT)? {
+            Some(reply) => expect_done(&reply)?,
+            // The old name is gone: by our first attempt, if the new one is there.
+            None => drop(self.stat(&to)?),
+        }
+        self.opens.note_rename(&from, &to);
+        Ok(())
+    }
+
+    /// Makes a symbolic link that says `target`.
+    pub fn symlink(
+        &self,
+        path: impl AsRef<[u8]>,
+        target: impl AsRef<[u8]>,
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr, ClientError> {
+        let (path, target) = (clean(path), target.as_ref().to_vec());
+        match self.change(&MetaCall::Symlink { path: path.clone(), target, uid, gid }, libc::EEXIST)? {
+            Some(reply) => attr(reply),
+            None => self.stat(path),
+        }
+    }
+
+    /// What a symbolic link says.
+    pub fn readlink(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>, ClientError> {
+        let reply = self.ask(MetaCall::Readlink { path: clean(path) })?;
+        if let Answer::Link(target) = reply.answer { Ok(target) } else { Err(unexpected(&reply)) }
+    }
+
+    /// A slice of a directory in byte order: at most `max` entries behind the name `after` (empty: from the start).
+    /// Empty at its end.
+    pub fn readdir(
+        &self,
+        path: impl AsRef<[u8]>,
+        after: impl AsRef<[u8]>,
+        max: u32,
+    ) -> Result<Vec<Entry>, ClientError> {
+        let after = after.as_ref().to_vec();
+        let reply = self.ask(MetaCall::Readdir { path: clean(path), after, max })?;
+        if let Answer::Entries(entries) = reply.answer { Ok(entries) } else { Err(unexpected(&reply)) }
+    }
+
+    /// A whole directory.
+    pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<Entry>, ClientError> {
+        let mut all: Vec<Entry> = Vec::new();
+        loop {
+            let after = all.last().map(|entry| entry.name.clone()).unwrap_or_default();
+            let more = self.readdir(&path, &after, 1024)?;
+            // A server that repeats itself must not keep us here for ever.
+            if more.first().is_none_or(|first| !all.is_empty() && first.name <= after) {
+                return Ok(all);
+            }
+            all.extend(more);
+        }
+    }
+
+    /// Totals over the data servers.
+    pub fn statfs(&self) -> Result<Statfs, ClientError> {
+        let reply = self.ask(MetaCall::Statfs)?;
+        if let Answer::Statfs(statfs) = reply.answer { Ok(statfs) } else { Err(unexpected(&reply)) }
+    }
+
+    /// Makes the names in a directory durable.
+    pub fn sync_dir(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
+        expect_done(&self.ask(MetaCall::FsyncDir { path: clean(path) })?)
+    }
+
+    /// How files made in a directory will be striped; `None`: as its parent says.
+    pub fn set_layout(&self, path: impl AsRef<[u8]>, layout: Option<LayoutRequest>) -> Result<(), ClientError> {
+        expect_done(&self.ask(MetaCall::SetLayout { path: clean(path), layout })?)
+    }
+
+    fn ask(&self, call: MetaCall) -> Result<Reply, ClientError> {
+        self.meta_link().call(Call::Meta(call), &[], None, self.deadline())
+    }
+
+    /// Asks for a change until its answer is known. `None`: an earlier attempt, whose answer was lost, has done it, as
+    /// the errno `done` of a later one tells.
+    fn change(&self, call: &MetaCall, done: i32) -> Result<Option<Reply>, ClientError> {
+        let deadline = self.deadline();
+        let mut was_lost = false;
+        loop {
+            match self.meta_link().call(Call::Meta(call.clone()), &[], None, deadline) {
+                Err(ClientError::Lost { .. }) if Instant::now() < deadline => was_lost = true,
+                Err(ClientError::Fault { fault, .. }) if was_lost && fault.errno == done => return Ok(None),
+                other => return other.map(Some),
+            }
+        }
+    }
+}
+
+fn clean(path: impl AsRef<[u8]>) -> Vec<u8> {
+    let path = path.as_ref();
+    let from = path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
+    path.get(from..).unwrap_or(&[]).to_vec()
+}
+
+fn at(path: impl AsRef<[u8]>) -> Target {
+    Target::Path(clean(path))
+}
+
+fn attr(reply: Reply) -> Result<Attr, ClientError> {
+    if let Answer::Attr(attr) = reply.answer { Ok(attr) } else { Err(unexpected(&reply)) }
+}
+
+fn opened(reply: Reply) -> Result<(Reply, Opened), ClientError> {
+    if let Answer::Opened(opened) = reply.answer { Ok((reply, opened)) } else { Err(unexpected(&reply)) }
+}

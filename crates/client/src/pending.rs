@@ -1,0 +1,301 @@
+//! A call that was sent: waiting for its answer, and repeating it when its connection is lost.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Instant;
+
+use impresario_wire::{Answer, Call, Fault, MetaCall, Target};
+
+use crate::connection::{Connection, NotStarted, Outcome};
+use crate::error::{ClientError, Peer};
+use crate::landing::Lender;
+use crate::link::{Link, pause};
+use crate::slots::Breakage;
+
+/// Buffers for the payload of an answer, filled back to back.
+pub type Buffers<'a, 'b> = Option<&'a mut [IoSliceMut<'b>]>;
+
+/// An answer, other than a fault.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Reply {
+    /// The answer.
+    pub answer: Answer,
+    /// Bytes of payload that came with it.
+    pub len: usize,
+    /// The server's incarnation.
+    pub incarnation: u64,
+    /// Number of the connection it came on.
+    pub session: u64,
+    /// The call was sent again after it, or its answer, was lost: its first copy may have been applied before.
+    pub repeated: bool,
+    /// Who answered.
+    pub peer: Peer,
+}
+
+/// A call under way. Dropped, it is abandoned: the server may still do it.
+pub struct Pending<'a> {
+    link: &'a Link,
+    call: Call,
+    payload: &'a [IoSlice<'a>],
+    want_bytes: u32,
+    session: Option<u64>,
+    started: Instant,
+    under_way: Option<(Arc<Connection>, u64)>,
+    /// Where the payload of the answer goes.
+    lender: Option<Lender>,
+    /// It could not be sent, for good.
+    failed: Option<ClientError>,
+    /// It may be sent again though a copy of it was sent.
+    may_repeat: bool,
+    lost: bool,
+    refusals: u32,
+}
+
+impl<'a> Pending<'a> {
+    pub(crate) fn new(link: &'a Link, call: Call, payload: &'a [IoSlice<'a>], session: Option<u64>) -> Pending<'a> {
+        let want_bytes = match &call {
+            Call::Read { len, .. } | Call::FileRead { len, .. } => *len,
+            _ => 0,
+        };
+        let may_repeat = session.is_none() && may_repeat(&call, link);
+        Pending {
+            link,
+            call,
+            payload,
+            want_bytes,
+            session,
+            started: Instant::now(),
+            under_way: None,
+            lender: None,
+            failed: None,
+            may_repeat,
+            lost: false,
+            refusals: 0,
+        }
+    }
+
+    /// Waits for the answer, at most until `deadline`; its payload goes into `into`, which must hold what was asked for.
+    /// A fault is an error.
+    pub fn wait(mut self, into: Buffers<'_, '_>, deadline: Instant) -> Result<Reply, ClientError> {
+        if let Some(into) = into {
+            // SAFETY: a landing is dropped when its call goes off its connection's books, which `finish` sees to
+            // however it returns, and `drop` if it unwinds: both before this function ends. Until then `into` is
+            // borrowed and not touched, and a call is sent again only after that.
+            let lender = unsafe { Lender::new(into) };
+            if let Some((connection, id)) = &self.under_way {
+                self.check_room(&lender)?;
+                connection.lend(*id, lender.lend());
+            }
+            self.lender = Some(lender);
+        }
+        self.finish(deadline)
+    }
+
+    /// Sends the call, unless it was sent. Does not fail: see [`finish`](Self::finish).
+    pub(crate) fn launch(&mut self, deadline: Instant) {
+        while self.under_way.is_none() && self.failed.is_none() {
+            if let Err(error) = self.send(deadline) {
+                self.failed = Some(error);
+            }
+        }
+    }
+
+    /// Waits for the answer; repeats the call where that is allowed.
+    fn finish(&mut self, deadline: Instant) -> Result<Reply, ClientError> {
+        loop {
+            self.launch(deadline);
+            if let Some(error) = self.failed.take() {
+                return Err(error);
+            }
+            let Some((connection, id)) = &self.under_way else { continue };
+            let outcome = connection.wait(*id, deadline);
+            let Some((connection, _)) = self.under_way.take() else { continue };
+            match outcome {
+                Outcome::Answered(Answer::Fault(fault), ..) => {
+                    if !self.asks_to_repeat(&fault, &connection) {
+                        return Err(ClientError::Fault { peer: connection.peer.clone(), fault });
+                    }
+                    self.pause(deadline);
+                    if Instant::now() >= deadline {
+                        return Err(self.link.late(&connection.peer, self.started, &fault.message));
+                    }
+                }
+                Outcome::Answered(answer, len, spill) => {
+                    if let Some(lender) = &self.lender
+                        && !spill.is_empty()
+                    {
+                        lender.lend().put(0, &spill);
+                    }
+                    return Ok(Reply {
+                        answer,
+                        len: len as usize,
+                        incarnation: connection.welcome.incarnation,
+                        session: connection.session,
+                        repeated: self.lost,
+                        peer: connection.peer.clone(),
+                    });
+                }
+                Outcome::Broken(broken) => self.note_loss(&connection.peer, broken)?,
+                Outcome::Late => return Err(self.link.late(&connection.peer, self.started, "no answer came")),
+            }
+        }
+    }
+
+    fn send(&mut self, deadline: Instant) -> Result<(), ClientError> {
+        let connection = match self.session {
+            Some(session) => self.link.connection_in(session)?,
+            None => self.link.connection(self.started, deadline)?,
+        };
+        if self.is_ours()
+            && let Some(who) = self.call.who_mut()
+        {
+            who.epoch = self.link.identity().epoch();
+        }
+        if let Some(lender) = &self.lender {
+            self.check_room(lender)?;
+        }
+        let landing = self.lender.map(|lender| lender.lend());
+        match connection.start(&self.call, self.payload, self.want_bytes, landing, deadline) {
+            Ok(id) => {
+                self.count();
+                self.under_way = Some((connection, id));
+                Ok(())
+            }
+            Err(NotStarted::Unsent) if self.session.is_some() => {
+                Err(ClientError::SessionEnded { peer: connection.peer.clone() })
+            }
+            Err(NotStarted::Unsent) => Ok(()),
+            Err(NotStarted::Sent(broken)) => self.note_loss(&connection.peer, broken),
+            Err(NotStarted::Late) => Err(self.link.late(&connection.peer, self.started, "it takes no more requests")),
+            Err(NotStarted::Impossible(error)) => {
+                Err(ClientError::invalid(format!("{}: the call cannot be sent: {error}", connection.peer)))
+            }
+        }
+    }
+
+    /// After its connection was lost: may the call be sent again?
+    fn note_loss(&mut self, peer: &Peer, broken: Breakage) -> Result<(), ClientError> {
+        if broken.protocol {
+            return Err(ClientError::Protocol { peer: peer.clone(), what: broken.cause.to_string() });
+        }
+        if !self.may_repeat {
+            return Err(ClientError::Lost { peer: peer.clone(), cause: broken.cause.to_string() });
+        }
+        self.lost = true;
+        Ok(())
+    }
+
+    /// Does the fault ask for the call to be sent again? Prepares that.
+    fn asks_to_repeat(&mut self, fault: &Fault, connection: &Connection) -> bool {
+        match fault.errno {
+            Fault::FENCED | Fault::PATH_LOST if self.is_ours() => {
+                if let Some(who) = self.call.who_mut() {
+                    self.link.identity().raise_epoch_above(who.epoch);
+                }
+                self.lost |= fault.errno == Fault::PATH_LOST;
+                true
+            }
+            // The server is stopping and has not begun the call: it, or another, will do it.
+            libc::ESHUTDOWN if self.session.is_none() => {
+                connection.break_off(&fault.message, false);
+                true
+            }
+            // The server has had no memory for the call, and has not begun it.
+            libc::EBUSY => matches!(
+                self.call,
+                Call::Read { .. } | Call::Write { .. } | Call::FileRead { .. } | Call::FileWrite { .. }
+            ),
+            _ => false,
+        }
+    }
+
+    /// Between a refusal and the repetition.
+    fn pause(&mut self, deadline: Instant) {
+        self.refusals += 1;
+        // The first is mostly another thread having just raised the epoch: no reason to wait.
+        if self.refusals > 1 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            std::thread::sleep(pause(self.refusals - 2).min(left));
+        }
+    }
+
+    fn check_room(&self, lender: &Lender) -> Result<(), ClientError> {
+        if lender.len_bytes() < self.want_bytes as usize {
+            return Err(ClientError::invalid("the buffers are smaller than what the call asks for"));
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self) -> bool {
+        self.call.who().is_some_and(|who| who.client == self.link.identity().client())
+    }
+
+    fn count(&self) {
+        let traffic = &self.link.identity().traffic;
+        match &self.call {
+            Call::Read { len, .. } | Call::FileRead { len, .. } => traffic.count_read(u64::from(*len)),
+            Call::Write { .. } | Call::FileWrite { .. } => {
+                traffic.count_write(self.payload.iter().map(|piece| piece.len() as u64).sum());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if let Some((connection, id)) = self.under_way.take() {
+            connection.abandon(id);
+        }
+    }
+}
+
+/// May a call be sent again though a copy of it was sent before?
+fn may_repeat(call: &Call, link: &Link) -> bool {
+    match call {
+        Call::Write { who, .. }
+        | Call::FileWrite { who, .. }
+        | Call::Truncate { who, .. }
+        | Call::Unlink { who, .. } => who.client == link.identity().client(),
+        Call::Meta(call) => match call {
+            MetaCall::GetAttr { target } | MetaCall::SetAttr { target, .. } => matches!(target, Target::Path(_)),
+            // An open that nobody heard of ends with its connection.
+            MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
+            MetaCall::Create { exclusive, .. } => !exclusive,
+            MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs => true,
+            MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
+            MetaCall::Close { .. } | MetaCall::Fsync { .. } => false,
+            MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
+            MetaCall::Rename { .. } | MetaCall::Symlink { .. } => false,
+        },
+        Call::Read { .. } | Call::FileRead { .. } | Call::ObjectStat { .. } | Call::FileStat { .. } => true,
+        Call::Sync { .. } | Call::FileSync { .. } => true,
+        Call::Status | Call::SetPolicy { .. } | Call::ResetStatistics | Call::SetDiskOrder { .. } => true,
+    }
+}
+
+/// One of several calls that are sent together.
+pub struct Op<'a, 'b> {
+    /// Where it goes.
+    pub link: &'a Link,
+    /// The call.
+    pub call: Call,
+    /// What a write carries.
+    pub payload: &'a [IoSlice<'a>],
+    /// Where the payload of the answer goes.
+    pub into: Buffers<'a, 'b>,
+}
+
+/// Sends all calls before any answer is awaited, and waits for all answers, at most until `deadline`.
+pub fn exchange(ops: Vec<Op<'_, '_>>, deadline: Instant) -> Vec<Result<Reply, ClientError>> {
+    let mut under_way = Vec::with_capacity(ops.len());
+    for Op { link, call, payload, into } in ops {
+        let mut pending = Pending::new(link, call, payload, None);
+        // SAFETY: as in `Pending::wait`: every pending call is dropped before this function ends, however it does; the
+        // buffers are borrowed for longer than that and not touched here.
+        pending.lender = into.map(|into| unsafe { Lender::new(into) });
+        pending.launch(deadline);
+        under_way.push(pending);
+    }
+    under_way.iter_mut().map(|pending| pending.finish(deadline)).collect()
+}

@@ -1,0 +1,329 @@
+//! Files over data servers: every call cut by striping, all its parts sent before any answer is awaited.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_layout::Layout;
+use impresario_wire::{Answer, Call, FileKey, ObjectInfo, Who};
+
+use crate::cut::{Cut, cut};
+use crate::error::ClientError;
+use crate::link::Link;
+use crate::pending::{Op, Reply, exchange};
+use crate::unsynced::Unsynced;
+
+/// A request of an application is done in rounds of so many bytes, which bounds what is under way for it.
+pub(crate) const ROUND_BYTES: usize = 64 << 20;
+
+/// The data servers of a cluster.
+pub struct Striped {
+    servers: Vec<Arc<Link>>,
+    timeout: Duration,
+    call_max_bytes: usize,
+    piece_max_bytes: Option<usize>,
+    unsynced: Unsynced,
+}
+
+impl Striped {
+    /// Over one link per data server, in the order of the configuration. A call fails after `timeout`.
+    pub fn new(servers: Vec<Arc<Link>>, timeout: Duration) -> Striped {
+        let call_max_bytes = servers.iter().map(|link| link.options().max_payload_bytes).min().unwrap_or(1);
+        let call_max_bytes = (call_max_bytes as usize).max(1);
+        Striped { servers, timeout, call_max_bytes, piece_max_bytes: None, unsynced: Unsynced::default() }
+    }
+
+    /// With requests cut into pieces of at most so many bytes before they are dealt to servers, all sent at once, as
+    /// clients of other file systems do.
+    pub fn with_piece_max(mut self, bytes: Option<u32>) -> Striped {
+        self.piece_max_bytes = bytes.map(|bytes| (bytes as usize).max(1));
+        self
+    }
+
+    /// The link to each data server.
+    pub fn servers(&self) -> &[Arc<Link>] {
+        &self.servers
+    }
+
+    /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
+    pub fn read(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, ClientError> {
+        self.check(layout, offset, into.len())?;
+        let mut done = 0;
+        for part in into.chunks_mut(ROUND_BYTES) {
+            let len = part.len();
+            let got = self.read_round(who, file, layout, offset + done as u64, part)?;
+            done += got;
+            if got < len {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all bytes at `offset`. When it fails, some of them may have been written.
+    pub fn write(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, ClientError> {
+        self.check(layout, offset, bytes.len())?;
+        let mut at = offset;
+        for part in bytes.chunks(ROUND_BYTES) {
+            let deadline = self.deadline();
+            let cuts = cut(layout, at, part, self.call_max_bytes, self.piece_max_bytes);
+            let mut ops = Vec::with_capacity(cuts.len());
+            for Cut { server, lane_offset, slices, .. } in &cuts {
+                let call = Call::Write { who: *who, file, lane_offset: *lane_offset };
+                ops.push(Op { link: self.server(*server)?, call, payload: slices, into: None });
+            }
+            for (reply, cut) in exchange(ops, deadline).into_iter().zip(&cuts) {
+                self.written(cut.server, file, reply, cut.len)?;
+            }
+            at += part.len() as u64;
+        }
+        Ok(bytes.len())
+    }
+
+    /// Makes a file's objects durable on all its data servers.
+    pub fn sync(&self, who: &Who, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
+        let replies = self.on_all_lanes(layout, |_| Call::Sync { who: *who, file })?;
+        let mut lost = None;
+        for (server, reply) in replies {
+            expect_done(&reply)?;
+            if !self.unsynced.note_sync(server, file, reply.incarnation) {
+                lost = Some(ClientError::UnsyncedLost { peer: reply.peer });
+            }
+        }
+        lost.map_or(Ok(()), Err)
+    }
+
+    /// Length, last modification and storage used of a file, as its objects tell them.
+    pub fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
+        let mut all = ObjectInfo::default();
+        for (server, reply) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })? {
+            let Answer::Object(info) = reply.answer else { return Err(unexpected(&reply)) };
+            let len = layout.position_of(server).map_or(0, |k| layout.file_len(k, info.size));
+            all.size = all.size.max(len);
+            all.mtime = all.mtime.max(info.mtime);
+            all.used_bytes += info.used_bytes;
+        }
+        Ok(all)
+    }
+
+    /// Cuts or extends a file to `len` bytes.
+    pub fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len: u64) -> Result<(), ClientError> {
+        self.check(layout, len, 0)?;
+        let lane_len = |k| layout.lane_len(k, len);
+        let replies = self.on_all_lanes(layout, |k| Call::Truncate { who: *who, file, len: lane_len(k) })?;
+        for (server, reply) in replies {
+            expect_done(&reply)?;
+            self.unsynced.note_write(server, file, reply.incarnation);
+        }
+        Ok(())
+    }
+
+    /// Removes a file's objects; no error when there are none.
+    pub fn unlink(&self, who: &Who, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
+        for (server, reply) in self.on_all_lanes(layout, |_| Call::Unlink { who: *who, file })? {
+            expect_done(&reply)?;
+            self.unsynced.forget(server, file);
+        }
+        Ok(())
+    }
+
+    /// Reads a range of one server's object, at most a call's payload; short where the object ends, which need not be
+    /// the end of the file: a short answer says nothing about the bytes behind it. [`Striped::read`] settles what they
+    /// are.
+    pub fn lane_read(
+        &self,
+        who: &Who,
+        server: u16,
+        file: FileKey,
+        lane_offset: u64,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, ClientError> {
+        let len = self.call_len(into.iter().map(|piece| piece.len()).sum())?;
+        let call = Call::Read { who: *who, file, lane_offset, len };
+        let reply = self.server(server)?.call(call, &[], Some(into), self.deadline())?;
+        read(&reply)
+    }
+
+    /// Writes a range of one server's object, at most a call's payload.
+    pub fn lane_write(
+        &self,
+        who: &Who,
+        server: u16,
+        file: FileKey,
+        lane_offset: u64,
+        from: &[IoSlice<'_>],
+    ) -> Result<usize, ClientError> {
+        let len = from.iter().map(|piece| piece.len()).sum();
+        self.call_len(len)?;
+        let call = Call::Write { who: *who, file, lane_offset };
+        self.written(server, file, self.server(server)?.call(call, from, None, self.deadline()), len)?;
+        Ok(len)
+    }
+
+    fn read_round(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, ClientError> {
+        let deadline = self.deadline();
+        let len = into.len();
+        let mut cuts = cut(layout, offset, into, self.call_max_bytes, self.piece_max_bytes);
+        if !self.read_cuts(who, file, &mut cuts, deadline)? {
+            return Ok(len);
+        }
+        // Some object ended early: at the end of the file, or before a hole. Only the whole file's length tells.
+        let file_len = self.stat(file, layout)?.size;
+        let missing = cuts.iter().filter(|cut| {
+            let k = layout.position_of(cut.server).unwrap_or(0);
+            cut.len > 0 && layout.file_offset(k, cut.lane_offset) < file_len
+        });
+        // What looks like a hole may have been written since it was read and before the length was learnt. It is a
+        // hole only if it is still missing now.
+        if missing.count() > 0 {
+            self.read_cuts(who, file, &mut cuts, deadline)?;
+            cuts.iter_mut().flat_map(|cut| &mut cut.slices).for_each(|piece| piece.fill(0));
+        }
+        Ok(file_len.saturating_sub(offset).min(len as u64) as usize)
+    }
+
+    /// Reads what is left of each cut and takes it off; true when something is still missing.
+    fn read_cuts(
+        &self,
+        who: &Who,
+        file: FileKey,
+        cuts: &mut [Cut<IoSliceMut<'_>>],
+        deadline: Instant,
+    ) -> Result<bool, ClientError> {
+        let mut ops = Vec::with_capacity(cuts.len());
+        for Cut { server, lane_offset, len, slices } in cuts.iter_mut().filter(|cut| cut.len > 0) {
+            let call = Call::Read { who: *who, file, lane_offset: *lane_offset, len: *len as u32 };
+            ops.push(Op { link: self.server(*server)?, call, payload: &[], into: Some(slices) });
+        }
+        let replies = exchange(ops, deadline);
+        let mut is_short = false;
+        for (reply, cut) in replies.into_iter().zip(cuts.iter_mut().filter(|cut| cut.len > 0)) {
+            let got = read(&reply?)?;
+            cut.advance(got);
+            is_short |= cut.len > 0;
+        }
+        Ok(is_short)
+    }
+
+    fn on_all_lanes(&self, layout: &Layout, call: impl Fn(u16) -> Call) -> Result<Vec<(u16, Reply)>, ClientError> {
+        self.check(layout, 0, 0)?;
+        let mut ops = Vec::with_capacity(layout.pcount.into());
+        for k in 0..layout.pcount {
+            ops.push(Op { link: self.server(layout.server_at(k))?, call: call(k), payload: &[], into: None });
+        }
+        let replies = exchange(ops, self.deadline()).into_iter().zip(0..);
+        replies.map(|(reply, k)| reply.map(|reply| (layout.server_at(k), reply))).collect()
+    }
+
+    fn written(
+        &self,
+        server: u16,
+        file: FileKey,
+        reply: Result<Reply, ClientError>,
+        len: usize,
+    ) -> Result<(), ClientError> {
+        let reply = reply?;
+        self.unsynced.note_write(server, file, reply.incarnation);
+        match reply.answer {
+            Answer::Written(written) if written as usize == len => Ok(()),
+            Answer::Written(written) => Err(ClientError::Protocol {
+                peer: reply.peer,
+                what: format!("it wrote {written} of {len} bytes and gave no reason; is its disk full?"),
+            }),
+            _ => Err(unexpected(&reply)),
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    fn call_len(&self, len: usize) -> Result<u32, ClientError> {
+        u32::try_from(len).ok().filter(|_| len <= self.call_max_bytes).ok_or_else(|| {
+            let max = self.call_max_bytes;
+            ClientError::invalid(format!("{len} bytes are too many for one call; the limit is {max}"))
+        })
+    }
+
+    fn server(&self, server: u16) -> Result<&Link, ClientError> {
+        self.servers.get(usize::from(server)).map(|link| &**link).ok_or_else(|| {
+            let count = self.servers.len();
+            ClientError::invalid(format!("data server {server} is not in the configuration, which has {count}"))
+        })
+    }
+
+    fn check(&self, layout: &Layout, offset: u64, len: usize) -> Result<(), ClientError> {
+        layout.check().map_err(|error| ClientError::invalid(format!("the file's layout is damaged: {error}")))?;
+        check_range(offset, len)?;
+        if usize::from(layout.servers) > self.servers.len() {
+            return Err(ClientError::invalid(format!(
+                "the file was made for {} data servers, the configuration has {}; data servers must not be taken out of it",
+                layout.servers,
+                self.servers.len()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// File offsets are signed 64-bit numbers on this system.
+pub(crate) fn check_range(offset: u64, len: usize) -> Result<(), ClientError> {
+    match offset.checked_add(len as u64) {
+        Some(end) if end <= i64::MAX as u64 => Ok(()),
+        _ => Err(ClientError::System {
+            what: format!("{len} bytes at offset {offset} go beyond the longest file"),
+            errno: crate::error::Errno(libc::EFBIG),
+        }),
+    }
+}
+
+impl Cut<IoSliceMut<'_>> {
+    /// Takes the first `got` bytes off.
+    fn advance(&mut self, got: usize) {
+        let mut rest = std::mem::take(&mut self.slices);
+        let mut window = rest.as_mut_slice();
+        let before = window.len();
+        IoSliceMut::advance_slices(&mut window, got.min(self.len));
+        let used = before - window.len();
+        rest.drain(..used);
+        self.slices = rest;
+        self.lane_offset += got as u64;
+        self.len -= got.min(self.len);
+    }
+}
+
+fn read(reply: &Reply) -> Result<usize, ClientError> {
+    if reply.answer == Answer::Data { Ok(reply.len) } else { Err(unexpected(reply)) }
+}
+
+pub(crate) fn expect_done(reply: &Reply) -> Result<(), ClientError> {
+    if reply.answer == Answer::Done { Ok(()) } else { Err(unexpected(reply)) }
+}
+
+/// The error for an answer that does not belong to its call.
+pub(crate) fn unexpected(reply: &Reply) -> ClientError {
+    let mut what = format!("its answer does not belong to the call: {:?}", reply.answer);
+    what.truncate((0..=200.min(what.len())).rev().find(|at| what.is_char_boundary(*at)).unwrap_or(0));
+    ClientError::Protocol { peer: reply.peer.clone(), what }
+}

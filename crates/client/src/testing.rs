@@ -1,0 +1,333 @@
+//! Servers over memory that speak the wire protocol, for tests: of this crate, and with the feature `testing` of others.
+//!
+//! [`FakeServer`] is a listener with one thread per connection that hands each call to a closure, so that a test can
+//! misbehave in every way. [`FakeObjects`] and [`FakeNames`] are a well-behaved data and metadata server to put behind
+//! it, [`FakeCluster`] a whole cluster of them.
+
+mod names;
+mod objects;
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use impresario_config::{Cluster, Config, Data, Io, META_NAME, Meta};
+use impresario_wire::{Answer, Call, Fault, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame};
+
+pub use self::names::FakeNames;
+pub use self::objects::FakeObjects;
+use crate::transport::{FrameReader, Stream, TransportError, send_frame};
+use crate::turn::lock;
+use crate::{Identity, Link, LinkOptions, Striped};
+
+/// Longest payload that a fake server takes, bytes.
+pub const MAX_PAYLOAD_BYTES: u32 = 8 << 20;
+
+/// How a fake server greets.
+#[derive(Clone, Debug)]
+pub struct FakeGreeting {
+    /// What it calls itself.
+    pub name: String,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// The version it speaks.
+    pub version: u32,
+    /// Sent instead of a welcome, as it is; nothing is sent when it is empty.
+    pub instead: Option<Vec<u8>>,
+}
+
+impl FakeGreeting {
+    /// A proper greeting.
+    pub fn of(name: &str) -> FakeGreeting {
+        FakeGreeting { name: name.into(), incarnation: 1 << 32 | 1, version: PROTOCOL_VERSION, instead: None }
+    }
+}
+
+/// A call as it arrived.
+#[derive(Clone, Debug)]
+pub struct FakeCall {
+    /// Its number.
+    pub id: u64,
+    /// The call.
+    pub call: Call,
+    /// What it carried.
+    pub payload: Vec<u8>,
+}
+
+/// What becomes of a connection after a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flow {
+    /// It goes on.
+    Continue,
+    /// It is closed.
+    Close,
+}
+
+/// What serves one connection; dropped when that ends.
+pub type Serve = Box<dyn FnMut(&FakeConnection, FakeCall) -> Flow + Send>;
+
+/// A connection to a fake server.
+pub struct FakeConnection {
+    stream: Stream,
+    /// Who said hello.
+    pub hello: Hello,
+    /// Number of the connection, from 0 on.
+    pub number: usize,
+    is_mute: AtomicBool,
+}
+
+impl FakeConnection {
+    /// While mute, answers are lost.
+    pub fn mute(&self, is_mute: bool) {
+        self.is_mute.store(is_mute, Ordering::Release);
+    }
+
+    /// Answers a call.
+    pub fn answer(&self, id: u64, answer: &Answer, payload: &[u8]) {
+        if self.is_mute.load(Ordering::Acquire) {
+            return;
+        }
+        if let Ok(head) = frame::encode(Kind::Answer, id, answer, payload.len() as u32) {
+            let payload = [io::IoSlice::new(payload)];
+            let _ = send_frame(&self.stream, &head, &payload, Instant::now() + Duration::from_secs(60));
+        }
+    }
+
+    /// Sends bytes as they are.
+    pub fn raw(&self, bytes: &[u8]) {
+        let _ = send_frame(&self.stream, bytes, &[], Instant::now() + Duration::from_secs(10));
+    }
+}
+
+/// A server on a free port of this machine.
+pub struct FakeServer {
+    address: String,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    accepted: AtomicUsize,
+    sockets: Mutex<Vec<TcpStream>>,
+}
+
+impl FakeServer {
+    /// Starts on a free port. `serve` is called for each connection.
+    pub fn start(greeting: FakeGreeting, serve: impl Fn() -> Serve + Send + Sync + 'static) -> io::Result<FakeServer> {
+        FakeServer::start_at("127.0.0.1:0", greeting, serve)
+    }
+
+    /// Starts on a given address.
+    pub fn start_at(
+        address: &str,
+        greeting: FakeGreeting,
+        serve: impl Fn() -> Serve + Send + Sync + 'static,
+    ) -> io::Result<FakeServer> {
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?.to_string();
+        let shared =
+            Arc::new(Shared { stop: AtomicBool::new(false), accepted: AtomicUsize::new(0), sockets: Mutex::default() });
+        let (here, serve) = (shared.clone(), Arc::new(serve));
+        let acceptor = std::thread::spawn(move || {
+            while let Ok((socket, _)) = listener.accept() {
+                if here.stop.load(Ordering::Acquire) {
+                    return;
+                }
+                let number = here.accepted.fetch_add(1, Ordering::AcqRel);
+                let Ok(copy) = socket.try_clone() else { continue };
+                lock(&here.sockets).push(copy);
+                let (greeting, serve) = (greeting.clone(), serve.clone());
+                std::thread::spawn(move || {
+                    let _ = converse(socket, number, &greeting, &*serve);
+                });
+            }
+        });
+        Ok(FakeServer { address, shared, acceptor: Some(acceptor) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Connections accepted so far.
+    pub fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::Acquire)
+    }
+
+    /// Ends all connections, as a lost network does.
+    pub fn drop_connections(&self) {
+        for socket in lock(&self.shared.sockets).drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Ends as `kill -9` would: nobody listens, all connections are gone.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // Wakes the acceptor.
+        let _ = TcpStream::connect(&self.address);
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        self.drop_connections();
+    }
+}
+
+impl Drop for FakeServer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn converse(
+    socket: TcpStream,
+    number: usize,
+    greeting: &FakeGreeting,
+    serve: &(dyn Fn() -> Serve + Send + Sync),
+) -> Result<(), TransportError> {
+    let closing = socket.try_clone()?;
+    let result = (|| {
+        let stream = Stream::from_tcp(socket, Duration::from_secs(600))?;
+        let forever = || Instant::now() + Duration::from_secs(3600);
+        let limits = Limits { max_payload_bytes: MAX_PAYLOAD_BYTES };
+        let mut reader = FrameReader::default();
+        let (header, body) = reader.next_frame(&stream, &limits, forever())?;
+        let hello: Hello = decode_body(body)?;
+        let welcome = Welcome {
+            version: greeting.version,
+            name: greeting.name.clone(),
+            incarnation: greeting.incarnation,
+            max_payload_bytes: MAX_PAYLOAD_BYTES,
+        };
+        let connection = FakeConnection { stream, hello, number, is_mute: AtomicBool::new(false) };
+        match &greeting.instead {
+            Some(bytes) => connection.raw(bytes),
+            None => connection.raw(&frame::encode(Kind::Welcome, header.id, &welcome, 0)?),
+        }
+        let mut serve = serve();
+        loop {
+            let (header, body) = reader.next_frame(&connection.stream, &limits, forever())?;
+            let call = decode_body(body)?;
+            let mut payload = vec![0; header.payload_len as usize];
+            reader.read_payload(&connection.stream, &mut payload, forever())?;
+            if serve(&connection, FakeCall { id: header.id, call, payload }) == Flow::Close {
+                return Ok(());
+            }
+        }
+    })();
+    let _ = closing.shutdown(Shutdown::Both);
+    result
+}
+
+/// The answer of a server that does not know the call.
+pub(crate) fn refuse(errno: i32, message: &str) -> Answer {
+    Answer::Fault(Fault { errno, message: message.into() })
+}
+
+/// A metadata server, data servers and I/O nodes over memory, in this process.
+pub struct FakeCluster {
+    /// What the data servers hold.
+    pub objects: Vec<Arc<FakeObjects>>,
+    /// The name space.
+    pub names: Arc<FakeNames>,
+    /// The metadata server; can be taken out and killed.
+    pub meta: Option<FakeServer>,
+    /// The data servers.
+    pub data: Vec<FakeServer>,
+    /// The I/O nodes.
+    pub io: Vec<FakeServer>,
+    config: Config,
+}
+
+impl FakeCluster {
+    /// Starts a cluster whose clients give up after `timeout_ms`.
+    pub fn start(data_servers: usize, io_nodes: usize, timeout_ms: u64) -> io::Result<FakeCluster> {
+        let objects: Vec<Arc<FakeObjects>> = (0..data_servers).map(|_| Arc::default()).collect();
+        let data = objects.iter().enumerate().map(|(i, objects)| {
+            let objects = objects.clone();
+            FakeServer::start(FakeGreeting::of(&format!("data.{i}")), move || objects.serve())
+        });
+        let data: Vec<FakeServer> = data.collect::<io::Result<_>>()?;
+        let names = Arc::new(FakeNames::new(objects.clone()));
+        let served = names.clone();
+        let meta = FakeServer::start(FakeGreeting::of(META_NAME), move || served.serve())?;
+        let cluster = Cluster { request_timeout_ms: timeout_ms, max_payload_bytes: 1 << 20, ..Cluster::default() };
+        let addresses: Vec<String> = data.iter().map(|server| server.address().to_string()).collect();
+        let data_config = addresses.iter().enumerate().map(|(i, a)| Data::new(format!("data.{i}"), a, "unused"));
+        let mut config = Config {
+            cluster,
+            meta: Meta { address: meta.address().into(), dir: "unused".into() },
+            data: data_config.collect(),
+            io: Vec::new(),
+            device: Default::default(),
+        };
+        let mut io = Vec::new();
+        for i in 0..io_nodes {
+            let name = format!("io.{i}");
+            let (names, addresses) = (names.clone(), addresses.clone());
+            let forward = Arc::new(striped_over(&addresses, Duration::from_millis(timeout_ms))?);
+            io.push(FakeServer::start(FakeGreeting::of(&name), move || forward_by(&forward, names.serve()))?);
+            config.io.extend(io.last().map(|server| Io::new(name, server.address())));
+        }
+        Ok(FakeCluster { objects, names, meta: Some(meta), data, io, config })
+    }
+
+    /// The configuration that its clients use.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Starts the metadata server again, after it was killed.
+    pub fn restart_meta(&mut self) -> io::Result<()> {
+        let names = self.names.clone();
+        self.meta =
+            Some(FakeServer::start_at(&self.config.meta.address, FakeGreeting::of(META_NAME), move || names.serve())?);
+        Ok(())
+    }
+}
+
+/// Data access to fake data servers, as an I/O node has it.
+fn striped_over(addresses: &[String], timeout: Duration) -> io::Result<Striped> {
+    let identity = Arc::new(Identity::draw(0, 0).map_err(io::Error::other)?);
+    let links = addresses.iter().enumerate().map(|(i, address)| {
+        let options = LinkOptions { timeout, ..LinkOptions::new(Role::Data, MAX_PAYLOAD_BYTES) };
+        Link::new(&[(&format!("data.{i}"), address)], identity.clone(), options).map(Arc::new).map_err(io::Error::other)
+    });
+    Ok(Striped::new(links.collect::<io::Result<_>>()?, timeout))
+}
+
+/// What an I/O node does, without a scheduler: one call at a time per connection.
+fn forward_by(striped: &Arc<Striped>, mut meta: Serve) -> Serve {
+    let striped = striped.clone();
+    Box::new(move |connection, call| {
+        let mut bytes = Vec::new();
+        let done = match &call.call {
+            Call::FileRead { who, file, layout, offset, len } => {
+                bytes.resize(*len as usize, 0);
+                striped.read(who, *file, layout, *offset, &mut bytes).map(|got| {
+                    bytes.truncate(got);
+                    Answer::Data
+                })
+            }
+            Call::FileWrite { who, file, layout, offset } => {
+                striped.write(who, *file, layout, *offset, &call.payload).map(|len| Answer::Written(len as u32))
+            }
+            Call::FileSync { who, file, layout } => striped.sync(who, *file, layout).map(|()| Answer::Done),
+            Call::FileStat { file, layout } => striped.stat(*file, layout).map(Answer::Object),
+            _ => return meta(connection, call),
+        };
+        let answer = done.unwrap_or_else(|error| Answer::Fault(error.to_fault()));
+        let bytes = if answer == Answer::Data { bytes } else { Vec::new() };
+        connection.answer(call.id, &answer, &bytes);
+        Flow::Continue
+    })
+}

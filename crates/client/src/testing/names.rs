@@ -1,0 +1,203 @@
+//! A metadata server's name space in memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use impresario_layout::Layout;
+use impresario_wire::{
+    Answer, Attr, Call, Entry, FileKey, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, Time, Who,
+};
+
+use super::{FakeObjects, Flow, Serve, refuse};
+use crate::turn::lock;
+
+/// A name space.
+pub struct FakeNames {
+    data: Vec<Arc<FakeObjects>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    nodes: BTreeMap<Vec<u8>, Node>,
+    next: u64,
+    log: Vec<MetaCall>,
+}
+
+#[derive(Clone)]
+struct Node {
+    attr: Attr,
+    key: FileKey,
+    layout: Layout,
+    target: Vec<u8>,
+}
+
+/// What one connection has open: key and layout by handle. Gone with it.
+#[derive(Default)]
+struct Session {
+    open: HashMap<u64, Node>,
+}
+
+impl FakeNames {
+    /// An empty name space over data servers.
+    pub fn new(data: Vec<Arc<FakeObjects>>) -> FakeNames {
+        let names = FakeNames { data, state: Mutex::default() };
+        names.insert(&mut lock(&names.state), b"", NodeKind::Dir, 0o755, 0, 0, b"");
+        names
+    }
+
+    /// The calls that arrived, in order.
+    pub fn log(&self) -> Vec<MetaCall> {
+        lock(&self.state).log.clone()
+    }
+
+    /// Serves a connection.
+    pub fn serve(self: &Arc<Self>) -> Serve {
+        let (names, mut session) = (self.clone(), Session::default());
+        Box::new(move |connection, call| {
+            let answer = match &call.call {
+                Call::Meta(meta) => names.apply(&mut session, meta),
+                Call::Status => Answer::Text("{}".into()),
+                _ => refuse(libc::ENOSYS, "not a call for a metadata server"),
+            };
+            connection.answer(call.id, &answer, &[]);
+            Flow::Continue
+        })
+    }
+
+    fn apply(&self, session: &mut Session, call: &MetaCall) -> Answer {
+        let mut state = lock(&self.state);
+        state.log.push(call.clone());
+        self.done(&mut state, session, call).unwrap_or_else(|errno| refuse(errno, "the name space says no"))
+    }
+
+    fn done(&self, state: &mut State, session: &mut Session, call: &MetaCall) -> Result<Answer, i32> {
+        Ok(match call {
+            MetaCall::GetAttr { target } => Answer::Attr(self.attr(&node(state, session, target)?)),
+            MetaCall::SetAttr { target, set } => {
+                let SetAttr { mode, uid, gid, size, .. } = *set;
+                let found = node(state, session, target)?;
+                for node in state.nodes.values_mut().filter(|node| node.attr.ino == found.attr.ino) {
+                    node.attr.mode = mode.unwrap_or(node.attr.mode);
+                    node.attr.uid = uid.unwrap_or(node.attr.uid);
+                    node.attr.gid = gid.unwrap_or(node.attr.gid);
+                }
+                for (k, objects) in (0..found.layout.pcount).map(|k| (k, self.objects(&found.layout, k))) {
+                    if let (Some(size), Some(objects)) = (size, objects) {
+                        let len = found.layout.lane_len(k, size);
+                        objects.apply(&Call::Truncate { who: Who::default(), file: found.key, len }, &[]);
+                    }
+                }
+                Answer::Attr(self.attr(&node(state, session, target)?))
+            }
+            MetaCall::Create { path, exclusive: true, .. } if state.nodes.contains_key(path) => {
+                return Err(libc::EEXIST);
+            }
+            MetaCall::Create { path, .. } if state.nodes.contains_key(path) => self.open(state, session, path)?,
+            MetaCall::Create { path, mode, uid, gid, .. } => {
+                self.insert(state, path, NodeKind::File, *mode, *uid, *gid, b"");
+                self.open(state, session, path)?
+            }
+            MetaCall::Open { path, .. } => self.open(state, session, path)?,
+            MetaCall::Reopen { path, file, .. } => match state.nodes.get(path) {
+                Some(node) if node.key == *file => self.open(state, session, path)?,
+                _ => return Err(libc::ESTALE),
+            },
+            MetaCall::Close { handle } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
+            MetaCall::Fsync { handle } => session.open.get(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
+            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } if state.nodes.contains_key(path) => {
+                return Err(libc::EEXIST);
+            }
+            MetaCall::Mkdir { path, mode, uid, gid } => {
+                Answer::Attr(self.insert(state, path, NodeKind::Dir, *mode, *uid, *gid, b""))
+            }
+            MetaCall::Symlink { path, target, uid, gid } => {
+                Answer::Attr(self.insert(state, path, NodeKind::Symlink, 0o777, *uid, *gid, target))
+            }
+            MetaCall::Readlink { path } => Answer::Link(state.nodes.get(path).ok_or(libc::ENOENT)?.target.clone()),
+            MetaCall::Rmdir { path } if children(state, path).next().is_some() => return Err(libc::ENOTEMPTY),
+            MetaCall::Unlink { path } | MetaCall::Rmdir { path } => {
+                state.nodes.remove(path).map(|_| Answer::Done).ok_or(libc::ENOENT)?
+            }
+            MetaCall::Rename { to, no_replace: true, .. } if state.nodes.contains_key(to) => return Err(libc::EEXIST),
+            MetaCall::Rename { from, to, .. } => {
+                let node = state.nodes.remove(from).ok_or(libc::ENOENT)?;
+                let below: Vec<_> =
+                    state.nodes.keys().filter(|p| p.starts_with(&[from, &b"/"[..]].concat())).cloned().collect();
+                for path in below {
+                    if let (Some(node), Some(rest)) = (state.nodes.remove(&path), path.strip_prefix(from.as_slice())) {
+                        state.nodes.insert([to, rest].concat(), node);
+                    }
+                }
+                state.nodes.insert(to.clone(), node);
+                Answer::Done
+            }
+            MetaCall::Readdir { path, after, max } => {
+                let entries = children(state, path).filter(|(name, _)| *name > after.as_slice()).take(*max as usize);
+                Answer::Entries(entries.map(|(name, n)| Entry { name: name.to_vec(), attr: self.attr(n) }).collect())
+            }
+            MetaCall::Statfs => {
+                Answer::Statfs(Statfs { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 1000, files_free: 900 })
+            }
+            MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => Answer::Done,
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn insert(
+        &self,
+        state: &mut State,
+        path: &[u8],
+        kind: NodeKind,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        says: &[u8],
+    ) -> Attr {
+        state.next += 1;
+        let time = Time { secs: 1, nanos: 0 };
+        let (ino, size) = (state.next, says.len() as u64);
+        let attr = Attr { ino, kind, mode, nlink: 1, uid, gid, size, atime: time, mtime: time, ctime: time };
+        let servers = self.data.len().max(1) as u16;
+        let layout = Layout { base: (ino % u64::from(servers)) as u16, pcount: servers, ssize_bytes: 4096, servers };
+        state.nodes.insert(path.to_vec(), Node { attr, key: FileKey(ino), layout, target: says.to_vec() });
+        attr
+    }
+
+    fn open(&self, state: &mut State, session: &mut Session, path: &[u8]) -> Result<Answer, i32> {
+        let node = state.nodes.get(path).ok_or(libc::ENOENT)?.clone();
+        state.next += 1;
+        session.open.insert(state.next, node.clone());
+        Ok(Answer::Opened(Opened { handle: state.next, file: node.key, layout: node.layout, attr: self.attr(&node) }))
+    }
+
+    fn objects(&self, layout: &Layout, k: u16) -> Option<&Arc<FakeObjects>> {
+        self.data.get(usize::from(layout.server_at(k)))
+    }
+
+    fn attr(&self, node: &Node) -> Attr {
+        let lanes =
+            (0..node.layout.pcount).filter_map(|k| Some((k, self.objects(&node.layout, k)?.info(node.key).size)));
+        match node.attr.kind {
+            NodeKind::File => {
+                Attr { size: lanes.map(|(k, len)| node.layout.file_len(k, len)).max().unwrap_or(0), ..node.attr }
+            }
+            _ => node.attr,
+        }
+    }
+}
+
+fn node(state: &State, session: &Session, target: &Target) -> Result<Node, i32> {
+    match target {
+        Target::Path(path) => state.nodes.get(path).cloned().ok_or(libc::ENOENT),
+        Target::Handle(handle) => session.open.get(handle).cloned().ok_or(libc::EBADF),
+    }
+}
+
+fn children<'a>(state: &'a State, path: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a Node)> {
+    let prefix = if path.is_empty() { Vec::new() } else { [path, b"/"].concat() };
+    state.nodes.iter().filter_map(move |(name, node)| {
+        let name = name.strip_prefix(prefix.as_slice())?;
+        (!name.is_empty() && !name.contains(&b'/')).then_some((name, node))
+    })
+}

@@ -1,0 +1,114 @@
+//! A data server's objects in memory.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Time, Who};
+
+use super::{Flow, Serve, refuse};
+use crate::turn::lock;
+
+/// The objects of one data server.
+#[derive(Default)]
+pub struct FakeObjects {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    objects: HashMap<FileKey, Vec<u8>>,
+    epochs: HashMap<ClientKey, u32>,
+    log: Vec<Call>,
+    syncs: usize,
+}
+
+impl FakeObjects {
+    /// The content of an object, if there is one.
+    pub fn object(&self, file: FileKey) -> Option<Vec<u8>> {
+        lock(&self.state).objects.get(&file).cloned()
+    }
+
+    /// The calls that arrived, in order.
+    pub fn log(&self) -> Vec<Call> {
+        lock(&self.state).log.clone()
+    }
+
+    /// Forgets the calls that arrived.
+    pub fn clear_log(&self) {
+        lock(&self.state).log.clear();
+    }
+
+    /// Syncs that were done.
+    pub fn syncs(&self) -> usize {
+        lock(&self.state).syncs
+    }
+
+    /// Size of an object.
+    pub fn info(&self, file: FileKey) -> ObjectInfo {
+        let size = lock(&self.state).objects.get(&file).map_or(0, |object| object.len() as u64);
+        ObjectInfo { size, mtime: Time { secs: size.min(1) as i64, nanos: 0 }, used_bytes: size }
+    }
+
+    /// Does one call; older epochs are fenced.
+    pub fn apply(&self, call: &Call, payload: &[u8]) -> (Answer, Vec<u8>) {
+        let mut state = lock(&self.state);
+        if state.log.len() < 100_000 {
+            state.log.push(call.clone());
+        }
+        if let Some(Who { client, epoch, .. }) = call.who() {
+            let seen = state.epochs.entry(*client).or_default();
+            *seen = (*seen).max(*epoch);
+            if epoch < seen {
+                return (refuse(Fault::FENCED, "older epoch"), Vec::new());
+            }
+        }
+        let answer = match call {
+            Call::Read { file, lane_offset, len, .. } => {
+                let object = state.objects.get(file).map_or(&[][..], |object| object.as_slice());
+                let from = (*lane_offset).min(object.len() as u64) as usize;
+                let to = (from + *len as usize).min(object.len());
+                return (Answer::Data, object.get(from..to).unwrap_or(&[]).to_vec());
+            }
+            Call::Write { file, lane_offset, .. } => {
+                let (from, to) = (*lane_offset as usize, *lane_offset as usize + payload.len());
+                let object = state.objects.entry(*file).or_default();
+                object.resize(object.len().max(to), 0);
+                if let Some(place) = object.get_mut(from..to) {
+                    place.copy_from_slice(payload);
+                }
+                Answer::Written(payload.len() as u32)
+            }
+            Call::Sync { .. } => {
+                state.syncs += 1;
+                Answer::Done
+            }
+            Call::Truncate { file, len, .. } => {
+                if *len > 0 || state.objects.contains_key(file) {
+                    state.objects.entry(*file).or_default().resize(*len as usize, 0);
+                }
+                Answer::Done
+            }
+            Call::Unlink { file, .. } => {
+                state.objects.remove(file);
+                Answer::Done
+            }
+            Call::ObjectStat { file } => {
+                drop(state);
+                Answer::Object(self.info(*file))
+            }
+            Call::Status => Answer::Text("{}".into()),
+            _ => refuse(libc::ENOSYS, "not a call for a data server"),
+        };
+        (answer, Vec::new())
+    }
+
+    /// Serves a connection.
+    pub fn serve(self: &std::sync::Arc<Self>) -> Serve {
+        let objects = self.clone();
+        Box::new(move |connection, call| {
+            let (answer, payload) = objects.apply(&call.call, &call.payload);
+            connection.answer(call.id, &answer, &payload);
+            Flow::Continue
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! Clients and files on a whole cluster in this process.
+
+use std::time::Duration;
+
+use impresario_wire::{MetaCall, NodeKind, SetAttr};
+
+use super::*;
+use crate::testing::FakeCluster;
+use crate::{Client, ClientOptions, CreateOptions, Via};
+
+fn connect(cluster: &FakeCluster, via: Via) -> Arc<Client> {
+    Client::connect(cluster.config(), ClientOptions { via, ..ClientOptions::default() }).unwrap()
+}
+
+#[test]
+fn names_and_data_work_directly_and_through_an_io_node() {
+    let cluster = FakeCluster::start(3, 2, 5000).unwrap();
+    for via in [Via::Direct, Via::Auto, Via::IoNode(1)] {
+        let client = connect(&cluster, via);
+        assert_eq!(client.mkdir("/dir", 0o755, 1, 2).unwrap().kind, NodeKind::Dir);
+        let file = client.create("dir/a", CreateOptions { exclusive: true, ..CreateOptions::default() }).unwrap();
+        let bytes = content(0, 3 << 20);
+        assert_eq!(file.write_at(&bytes, 10_000).unwrap(), 3 << 20);
+        file.sync().unwrap();
+        assert_eq!(file.attr().unwrap().size, 10_000 + (3 << 20));
+        let mut back = vec![1; 4 << 20];
+        assert_eq!(file.read_at(&mut back, 0).unwrap(), 10_000 + (3 << 20));
+        assert!(back[..10_000].iter().all(|byte| *byte == 0) && back[10_000..10_000 + (3 << 20)] == bytes);
+        assert_eq!(file.set_len(20_000).unwrap().size, 20_000);
+        assert_eq!(file.read_at(&mut back, 19_990).unwrap(), 10);
+        file.close().unwrap();
+
+        let error = client.create("dir/a", CreateOptions { exclusive: true, ..CreateOptions::default() }).unwrap_err();
+        assert_eq!(error.errno(), libc::EEXIST);
+        client.rename("dir/a", "dir/b", false).unwrap();
+        assert_eq!(client.stat("dir/a").unwrap_err().errno(), libc::ENOENT);
+        let file = client.open("dir/b", false).unwrap();
+        assert_eq!(file.write_at(b"x", 0).unwrap_err().errno(), libc::EBADF);
+        drop(file);
+        client.symlink("dir/link", "b", 1, 2).unwrap();
+        assert_eq!(client.readlink("dir/link").unwrap(), b"b");
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        assert_eq!(client.set_attr("dir/b", set).unwrap().mode, 0o600);
+        let names: Vec<_> = client.list("dir").unwrap().into_iter().map(|entry| entry.name).collect();
+        assert_eq!(names, [b"b".to_vec(), b"link".to_vec()]);
+        assert_eq!(client.rmdir("dir").unwrap_err().errno(), libc::ENOTEMPTY);
+        client.unlink("dir/b").unwrap();
+        client.unlink("dir/link").unwrap();
+        client.rmdir("dir").unwrap();
+        assert!(client.statfs().unwrap().total_bytes > 0);
+        client.sync_dir("").unwrap();
+        assert_eq!(client.striped().is_some(), via == Via::Direct);
+    }
+    let error = Client::connect(cluster.config(), ClientOptions { via: Via::IoNode(2), ..ClientOptions::default() });
+    assert!(error.unwrap_err().to_string().contains("which has 2"));
+}
+
+#[test]
+fn clients_are_spread_evenly_over_the_io_nodes() {
+    let cluster = FakeCluster::start(1, 3, 5000).unwrap();
+    for placement_seed in 0..9 {
+        Client::connect(cluster.config(), ClientOptions { placement_seed, ..ClientOptions::default() }).unwrap();
+    }
+    assert_eq!(cluster.io.iter().map(|io| io.accepted()).collect::<Vec<_>>(), [3, 3, 3]);
+}
+
+#[test]
+fn the_largest_request_on_the_wire_is_the_clients_choice() {
+    let cluster = FakeCluster::start(2, 1, 5000).unwrap();
+    for via in [Via::Direct, Via::Auto] {
+        for (wire_max_bytes, requests) in [(Some(8192), 32), (None, if via == Via::Direct { 2 } else { 1 })] {
+            let options = ClientOptions { via, wire_max_bytes, ..ClientOptions::default() };
+            let client = Client::connect(cluster.config(), options).unwrap();
+            let file = client.create("f", CreateOptions::default()).unwrap();
+            file.write_at(&content(0, 256 << 10), 0).unwrap();
+            let traffic = client.traffic();
+            // Over strips of 4 KiB a piece of 8 KiB goes to two servers.
+            let requests = if wire_max_bytes.is_some() && via == Via::Direct { 2 * requests } else { requests };
+            assert_eq!((traffic.writes, traffic.written_bytes), (requests, 256 << 10), "{via:?} {wire_max_bytes:?}");
+            let mut back = vec![0; 256 << 10];
+            assert_eq!(file.read_at(&mut back, 0).unwrap(), 256 << 10);
+            assert!(back == content(0, 256 << 10));
+            assert_eq!(client.traffic().requests(), 2 * requests);
+        }
+    }
+}
+
+#[test]
+fn open_files_survive_the_metadata_server() {
+    let mut cluster = FakeCluster::start(2, 0, 4000).unwrap();
+    let client = connect(&cluster, Via::Auto);
+    let written = client.create("written", CreateOptions::default()).unwrap();
+    let idle = client.create("idle", CreateOptions::default()).unwrap();
+    written.write_at(b"before", 0).unwrap();
+    client.rename("idle", "renamed", false).unwrap();
+    cluster.meta.take().unwrap().kill();
+    written.write_at(b"during", 6).unwrap();
+    let started = Instant::now();
+    assert_eq!(client.stat("written").unwrap_err().errno(), libc::EIO);
+    assert!(started.elapsed() < Duration::from_millis(4800), "in time: {:?}", started.elapsed());
+    cluster.restart_meta().unwrap();
+    written.sync().unwrap();
+    // The idle one is registered by itself, under the name that it has now.
+    let reopened = |path: &[u8]| {
+        cluster
+            .names
+            .log()
+            .iter()
+            .any(|call| matches!(call, MetaCall::Reopen { path: p, write: true, .. } if p == path))
+    };
+    while started.elapsed() < Duration::from_secs(20) && !reopened(b"renamed") {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(reopened(b"written") && reopened(b"renamed"));
+    assert_eq!(idle.attr().unwrap().size, 0);
+    let mut back = [0; 12];
+    written.read_at(&mut back, 0).unwrap();
+    assert_eq!(&back, b"beforeduring");
+    cluster.meta.as_ref().unwrap().drop_connections();
+    written.close().unwrap();
+    idle.close().unwrap();
+    let closes = cluster.names.log().iter().filter(|call| matches!(call, MetaCall::Close { .. })).count();
+    assert_eq!(closes, 2, "the server is told of the end of a file that was written");
+}
+
+#[test]
+fn a_lost_io_node_is_replaced_while_many_write() {
+    let mut cluster = FakeCluster::start(3, 3, 6000).unwrap();
+    let clients: Vec<_> = (0..3).map(|i| connect(&cluster, Via::IoNode(i))).collect();
+    std::thread::scope(|scope| {
+        for (number, client) in clients.iter().enumerate() {
+            scope.spawn(move || {
+                let file = client.create(format!("f{number}"), CreateOptions::default()).unwrap();
+                for i in 0..150u64 {
+                    file.write_at(&content(i * 10_000, 10_000), i * 10_000).unwrap();
+                    std::thread::sleep(Duration::from_millis(4));
+                }
+                let mut back = vec![0; 1_500_000];
+                assert_eq!(file.read_at(&mut back, 0).unwrap(), 1_500_000);
+                assert!(back == content(0, 1_500_000));
+                file.close().unwrap();
+            });
+        }
+        std::thread::sleep(Duration::from_millis(150));
+        cluster.io.remove(0).kill();
+        std::thread::sleep(Duration::from_millis(200));
+        cluster.data[1].drop_connections();
+    });
+}
+
+#[test]
+fn a_lost_answer_to_a_change_is_settled_by_looking() {
+    use crate::testing::FakeNames;
+    // Every change is done, but its first answer is lost.
+    let names = Arc::new(FakeNames::new(Vec::new()));
+    let cluster = FakeCluster::start(1, 0, 4000).unwrap();
+    let done = Arc::new(std::sync::Mutex::new(std::collections::HashSet::new()));
+    let meta = FakeServer::start(FakeGreeting::of("meta"), move || {
+        let (mut inner, done) = (names.serve(), done.clone());
+        Box::new(move |connection, call| {
+            let text = format!("{:?}", call.call);
+            let is_change =
+                ["Create", "Mkdir", "Unlink", "Rmdir", "Rename", "Symlink"].iter().any(|c| text.contains(c));
+            if is_change && done.lock().unwrap().insert(text) {
+                connection.mute(true);
+                inner(connection, call);
+                connection.mute(false);
+                return Flow::Close;
+            }
+            inner(connection, call)
+        })
+    })
+    .unwrap();
+    let mut config = cluster.config().clone();
+    config.meta.address = meta.address().into();
+    let client = Client::connect(&config, ClientOptions::default()).unwrap();
+    client.mkdir("d", 0o755, 0, 0).unwrap();
+    client.create("d/f", CreateOptions { exclusive: true, ..CreateOptions::default() }).unwrap();
+    client.symlink("d/s", "f", 0, 0).unwrap();
+    client.rename("d/f", "d/g", false).unwrap();
+    client.unlink("d/g").unwrap();
+    client.unlink("d/s").unwrap();
+    client.rmdir("d").unwrap();
+    assert_eq!(client.list("").unwrap(), []);
+    assert_eq!(client.unlink("nothing").map_err(|e| e.errno()), Ok(()), "its first answer was lost too");
+    assert_eq!(client.unlink("nothing").unwrap_err().errno(), libc::ENOENT);
+}
+
+#[test]
+fn questions_to_one_server_need_only_its_address() {
+    let cluster = FakeCluster::start(1, 0, 2000).unwrap();
+    let timeout = Duration::from_secs(2);
+    assert_eq!(crate::admin::status(cluster.data[0].address(), timeout).unwrap(), "{}");
+    assert_eq!(crate::admin::status(&cluster.config().meta.address, timeout).unwrap(), "{}");
+    let policy = impresario_sched::PolicySpec::named("twins").with("window_us", 1000);
+    let error = crate::admin::set_policy(cluster.data[0].address(), &policy, timeout).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOSYS);
+    assert!(
+        crate::admin::set_disk_order("nonsense", "arrival", timeout).unwrap_err().to_string().contains("host:port")
+    );
+}

@@ -1,0 +1,209 @@
+//! Striped data against a reference.
+
+use std::time::Duration;
+
+use impresario_layout::Layout;
+use impresario_wire::FileKey;
+use proptest::prelude::*;
+
+use super::*;
+use crate::Striped;
+use crate::testing::{FakeObjects, MAX_PAYLOAD_BYTES};
+
+struct Bed {
+    objects: Vec<Arc<FakeObjects>>,
+    _servers: Vec<FakeServer>,
+    striped: Striped,
+    who: Who,
+}
+
+fn bed(servers: usize, call_max: u32, piece_max: Option<u32>) -> Bed {
+    let identity = Arc::new(Identity::draw(1, 2).unwrap());
+    let objects: Vec<Arc<FakeObjects>> = (0..servers).map(|_| Arc::default()).collect();
+    let fakes: Vec<FakeServer> = objects
+        .iter()
+        .map(|objects| {
+            let objects = objects.clone();
+            FakeServer::start(FakeGreeting::of("data"), move || objects.serve()).unwrap()
+        })
+        .collect();
+    let links = fakes.iter().map(|fake| {
+        let options = LinkOptions { timeout: Duration::from_secs(5), ..LinkOptions::new(Role::Data, call_max) };
+        Arc::new(Link::new(&[("data", fake.address())], identity.clone(), options).unwrap())
+    });
+    let striped = Striped::new(links.collect(), Duration::from_secs(5)).with_piece_max(piece_max);
+    Bed { objects, _servers: fakes, striped, who: identity.who() }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, usize),
+    Read(u64, usize),
+    Truncate(u64),
+    Sync,
+    Unlink,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0u64..60_000, 0usize..30_000).prop_map(|(offset, len)| Step::Write(offset, len)),
+        5 => (0u64..90_000, 0usize..60_000).prop_map(|(offset, len)| Step::Read(offset, len)),
+        2 => (0u64..80_000).prop_map(Step::Truncate),
+        1 => Just(Step::Sync),
+        1 => Just(Step::Unlink),
+    ];
+    proptest::collection::vec(step, 1..25)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn a_striped_file_is_a_file(
+        (base, pcount) in (0u16..4, 1u16..=4),
+        ssize in prop_oneof![Just(512u32), Just(1000), Just(4096), Just(65536)],
+        call_max in prop_oneof![Just(4096u32), Just(5000), Just(MAX_PAYLOAD_BYTES)],
+        piece_max in prop_oneof![Just(None), Just(Some(8192u32)), Just(Some(777))],
+        steps in steps(),
+    ) {
+        let bed = bed(4, call_max, piece_max);
+        let (who, file) = (&bed.who, FileKey(9));
+        let layout = Layout::new(base, pcount, ssize, 4).unwrap();
+        let mut reference: Vec<u8> = Vec::new();
+        for (number, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Write(offset, len) => {
+                    let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + number * 31 + 1) as u8).collect();
+                    prop_assert_eq!(bed.striped.write(who, file, &layout, offset, &bytes).unwrap(), len);
+                    if len > 0 {
+                        let end = offset as usize + len;
+                        reference.resize(reference.len().max(end), 0);
+                        reference[offset as usize..end].copy_from_slice(&bytes);
+                    }
+                }
+                Step::Read(offset, len) => {
+                    let mut bytes = vec![0xaa; len];
+                    let got = bed.striped.read(who, file, &layout, offset, &mut bytes).unwrap();
+                    let from = reference.len().min(offset as usize);
+                    let to = reference.len().min(offset as usize + len);
+                    prop_assert_eq!(got, to - from);
+                    prop_assert!(bytes[..got] == reference[from..to]);
+                }
+                Step::Truncate(len) => {
+                    bed.striped.truncate(who, file, &layout, len).unwrap();
+                    reference.resize(len as usize, 0);
+                }
+                Step::Sync => bed.striped.sync(who, file, &layout).unwrap(),
+                Step::Unlink => {
+                    bed.striped.unlink(who, file, &layout).unwrap();
+                    reference.clear();
+                    prop_assert!(bed.objects.iter().all(|o| o.object(file).is_none()));
+                }
+            }
+            prop_assert_eq!(bed.striped.stat(file, &layout).unwrap().size, reference.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn a_request_is_one_call_per_server_and_pieces_are_sent_as_asked() {
+    let bed = bed(4, MAX_PAYLOAD_BYTES, None);
+    let layout = Layout::new(0, 4, 65536, 4).unwrap();
+    let bytes = content(0, 1 << 20);
+    bed.striped.write(&bed.who, FileKey(1), &layout, 0, &bytes).unwrap();
+    let mut back = vec![0; 1 << 20];
+    bed.striped.read(&bed.who, FileKey(1), &layout, 0, &mut back).unwrap();
+    assert!(back == bytes);
+    for objects in &bed.objects {
+        assert_eq!(objects.log().len(), 2, "one write, one read of 256 KiB each");
+    }
+    let pieces = self::bed(4, MAX_PAYLOAD_BYTES, Some(8192));
+    pieces.striped.write(&pieces.who, FileKey(1), &layout, 0, &bytes).unwrap();
+    assert_eq!(pieces.objects.iter().map(|o| o.log().len()).sum::<usize>(), 128);
+}
+
+#[test]
+fn what_looked_like_a_hole_but_was_being_written_is_read_again() {
+    // Lane 0 answers its first read before, and everything else after, another client has written both lanes.
+    let objects: Vec<Arc<FakeObjects>> = (0..2).map(|_| Arc::default()).collect();
+    let layout = Layout::new(0, 2, 4096, 2).unwrap();
+    let all = content(0, 8192);
+    let servers: Vec<FakeServer> = (0..2)
+        .map(|lane| {
+            let objects = objects.clone();
+            let all = all.clone();
+            FakeServer::start(FakeGreeting::of("data"), move || {
+                let (objects, all) = (objects.clone(), all.clone());
+                Box::new(move |connection, call| {
+                    let (answer, payload) = objects[lane].apply(&call.call, &call.payload);
+                    if lane == 0 && matches!(call.call, Call::Read { .. }) && payload.is_empty() {
+                        for (lane, part) in all.chunks(4096).enumerate() {
+                            let who = Who::default();
+                            objects[lane].apply(&Call::Write { who, file: FileKey(1), lane_offset: 0 }, part);
+                        }
+                    }
+                    connection.answer(call.id, &answer, &payload);
+                    Flow::Continue
+                })
+            })
+            .unwrap()
+        })
+        .collect();
+    let identity = Arc::new(Identity::draw(0, 0).unwrap());
+    let links = servers.iter().map(|server| {
+        let options = LinkOptions::new(Role::Data, 1 << 20);
+        Arc::new(Link::new(&[("data", server.address())], identity.clone(), options).unwrap())
+    });
+    let striped = Striped::new(links.collect(), Duration::from_secs(5));
+    let mut bytes = vec![0xaa; 8192];
+    assert_eq!(striped.read(&identity.who(), FileKey(1), &layout, 0, &mut bytes).unwrap(), 8192);
+    assert!(bytes == all, "zeros were returned that were never in the file");
+}
+
+#[test]
+fn a_sync_after_the_machine_restarted_fails_once() {
+    let objects = Arc::new(FakeObjects::default());
+    let start = |address: &str, incarnation| {
+        let objects = objects.clone();
+        let greeting = FakeGreeting { incarnation, ..FakeGreeting::of("data") };
+        FakeServer::start_at(address, greeting, move || objects.serve()).unwrap()
+    };
+    let server = start("127.0.0.1:0", 1 << 32);
+    let address = server.address().to_string();
+    let identity = Arc::new(Identity::draw(0, 0).unwrap());
+    let options = LinkOptions { timeout: Duration::from_secs(5), ..LinkOptions::new(Role::Data, 1 << 20) };
+    let link = Arc::new(Link::new(&[("data", &address)], identity.clone(), options).unwrap());
+    let striped = Striped::new(vec![link], Duration::from_secs(5));
+    let layout = Layout::over_all(1).unwrap();
+    let write = || striped.write(&identity.who(), FileKey(1), &layout, 0, b"abc").unwrap();
+    let sync = || striped.sync(&identity.who(), FileKey(1), &layout);
+    write();
+    server.kill();
+    let server = start(&address, 1 << 32 | 5);
+    sync().unwrap();
+    write();
+    server.kill();
+    let _server = start(&address, 2 << 32);
+    let error = sync().unwrap_err();
+    assert!(error.to_string().contains("restarted before a sync"), "{error}");
+    assert_eq!(error.errno(), libc::EIO);
+    sync().unwrap();
+}
+
+#[test]
+fn impossible_requests_are_refused() {
+    let bed = bed(2, 4096, None);
+    let (who, file) = (&bed.who, FileKey(1));
+    let layout = Layout::over_all(2).unwrap();
+    let error = bed.striped.read(who, file, &Layout { servers: 3, pcount: 3, ..layout }, 0, &mut [0]).unwrap_err();
+    assert!(error.to_string().contains("3 data servers, the configuration has 2"), "{error}");
+    let error = bed.striped.read(who, file, &Layout { pcount: 0, ..layout }, 0, &mut [0]).unwrap_err();
+    assert!(error.to_string().contains("damaged"), "{error}");
+    assert_eq!(bed.striped.write(who, file, &layout, i64::MAX as u64, b"ab").unwrap_err().errno(), libc::EFBIG);
+    assert_eq!(bed.striped.write(who, file, &layout, u64::MAX, b"ab").unwrap_err().errno(), libc::EFBIG);
+    assert_eq!(bed.striped.read(who, file, &layout, 0, &mut []).unwrap(), 0);
+    assert!(bed.striped.lane_read(who, 5, file, 0, &mut []).is_err());
+    let mut bytes = [0; 5000];
+    let error = bed.striped.lane_read(who, 0, file, 0, &mut [std::io::IoSliceMut::new(&mut bytes)]).unwrap_err();
+    assert!(error.to_string().contains("too many for one call"), "{error}");
+}

@@ -1,0 +1,325 @@
+//! Whether a configuration makes sense: ranges, names, addresses, folders, policies and device models.
+//!
+//! Judges the values only, so that it serves files and configurations made by programs alike; a complaint
+//! names the key by its [`KeyPath`], and the reader turns that into a line of the file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use impresario_layout::Layout;
+use impresario_sched::{PolicyError, PolicySpec, policy};
+
+use crate::model::{Config, META_NAME};
+use crate::{Address, nearest};
+
+/// One step on the way to a key.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Step {
+    /// Into a table.
+    Key(String),
+    /// Into an array of tables, counted from 0.
+    Index(usize),
+}
+
+/// The way to a key, e.g. `data`, 2, `address`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct KeyPath(pub Vec<Step>);
+
+impl KeyPath {
+    /// The path one key further down.
+    pub fn key(&self, key: &str) -> KeyPath {
+        KeyPath(self.0.iter().cloned().chain([Step::Key(key.into())]).collect())
+    }
+
+    /// The path of one table of an array.
+    pub fn index(&self, index: usize) -> KeyPath {
+        KeyPath(self.0.iter().cloned().chain([Step::Index(index)]).collect())
+    }
+}
+
+impl fmt::Display for KeyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(key) => write!(f, "{}{key}", if i == 0 { "" } else { "." })?,
+                Step::Index(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// More servers than this are a mistake in the file rather than a cluster.
+const SERVERS_MAX: usize = 1024;
+const QUEUE_MAX: u64 = 1_000_000;
+const PAYLOAD_MAX_BYTES: u64 = 64 << 30;
+
+/// What the checks find, each with the key that is wrong.
+#[derive(Default)]
+struct Findings(Vec<(KeyPath, String)>);
+
+impl Findings {
+    fn add(&mut self, path: &KeyPath, key: &str, message: impl Into<String>) {
+        self.0.push((path.key(key), message.into()));
+    }
+
+    fn range(&mut self, path: &KeyPath, key: &str, value: u64, (least, most): (u64, u64), unit: &str) {
+        if !(least..=most).contains(&value) {
+            self.add(path, key, format!("{key} is {value}; it must be between {least} and {most}{unit}"));
+        }
+    }
+
+    fn policy(&mut self, path: &KeyPath, spec: &PolicySpec, lanes: u16) {
+        if let Err(error) = policy::check(spec, lanes) {
+            self.add(path, "policy", explain(&error));
+        }
+    }
+}
+
+/// The error, with what was perhaps meant.
+fn explain(error: &PolicyError) -> String {
+    let near = match error {
+        PolicyError::Unknown { name, .. } => nearest(name, policy::POLICIES.iter().map(|p| p.name)),
+        PolicyError::UnknownParam { policy, name, .. } => {
+            let info = policy::POLICIES.iter().find(|p| p.name == *policy);
+            nearest(name, info.map_or(&[][..], |p| p.params).iter().map(|p| p.name))
+        }
+        _ => None,
+    };
+    near.map_or_else(|| error.to_string(), |near| format!("{error}; did you mean {near}?"))
+}
+
+impl Config {
+    /// Everything that is wrong with the values, each with the key it is about; empty when all is well.
+    pub fn check(&self) -> Vec<(KeyPath, String)> {
+        let mut found = Findings::default();
+        self.check_cluster(&mut found);
+        self.check_data(&mut found);
+        self.check_io(&mut found);
+        self.check_apart(&mut found);
+        found.0
+    }
+
+    fn check_cluster(&self, found: &mut Findings) {
+        let (at, cluster) = (KeyPath::default().key("cluster"), &self.cluster);
+        if cluster.name.chars().any(char::is_control) || cluster.name.len() > 256 {
+            found.add(&at, "name", "name must be one line of at most 256 bytes");
+        }
+        let ssize = (u64::from(Layout::SSIZE_MIN_BYTES), u64::from(Layout::SSIZE_MAX_BYTES));
+        found.range(&at, "stripe_bytes", cluster.stripe_bytes.into(), ssize, " bytes");
+        found.range(&at, "request_timeout_ms", cluster.request_timeout_ms, (100, 600_000), " ms");
+        found.range(&at, "max_payload_bytes", cluster.max_payload_bytes.into(), (4096, 64 << 20), " bytes");
+        if let Some(count) = cluster.stripe_count.filter(|_| !self.data.is_empty()) {
+            let most = self.data.len() as u64;
+            found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
+        }
+    }
+
+    fn check_data(&self, found: &mut Findings) {
+        let root = KeyPath::default();
+        if self.data.is_empty() || self.data.len() > SERVERS_MAX {
+            let n = self.data.len();
+            found.add(&root, "data", format!("there are {n} data servers; there must be between 1 and {SERVERS_MAX}"));
+        }
+        for (i, data) in self.data.iter().enumerate() {
+            let at = root.key("data").index(i);
+            found.range(
+                &at,
+                "in_flight_requests",
+                data.in_flight_requests.into(),
+                (0, 4096),
+                " (0: the policy's choice)",
+            );
+            found.range(&at, "queue_requests", data.queue_requests.into(), (1, QUEUE_MAX), " requests");
+            self.check_payload(&at, data.payload_bytes, found);
+            // A data server schedules for one lane: its own device.
+            found.policy(&at, &data.policy, 1);
+            if let Some(device) = data.device.as_ref().filter(|d| !self.device.contains_key(*d)) {
+                let remedy = match nearest(device, self.device.keys().map(String::as_str)) {
+                    Some(near) => format!("did you mean {near:?}?"),
+                    None => format!("add a section [device.{device}] or remove the key"),
+                };
+                found.add(&at, "device", format!("there is no device model {device:?}; {remedy}"));
+            }
+        }
+        for (name, device) in &self.device {
+            if let Err(why) = device.check() {
+                found.add(&root.key("device"), name, why);
+            }
+        }
+    }
+
+    fn check_io(&self, found: &mut Findings) {
+        let root = KeyPath::default();
+        if self.io.len() > SERVERS_MAX {
+            found.add(&root, "io", format!("there are {} I/O nodes; at most {SERVERS_MAX} are allowed", self.io.len()));
+        }
+        let lanes = self.data.len().min(usize::from(u16::MAX)) as u16;
+        for (i, io) in self.io.iter().enumerate() {
+            let at = root.key("io").index(i);
+            found.range(&at, "in_flight_requests", io.in_flight_requests.into(), (1, 256), " requests");
+            found.range(&at, "merge_requests", io.merge_requests.into(), (1, 1024), " requests");
+            found.range(&at, "dispatch_requests", io.dispatch_requests.into(), (1, 100_000), " requests");
+            found.range(&at, "queue_requests", io.queue_requests.into(), (1, QUEUE_MAX), " requests");
+            self.check_payload(&at, io.payload_bytes, found);
+            if lanes > 0 {
+                found.policy(&at, &io.policy, lanes);
+            }
+        }
+    }
+
+    fn check_payload(&self, at: &KeyPath, payload_bytes: u64, found: &mut Findings) {
+        let least = u64::from(self.cluster.max_payload_bytes);
+        if payload_bytes < least {
+            let why = format!(
+                "payload_bytes is {payload_bytes}; it must hold at least one request of max_payload_bytes, {least} bytes"
+            );
+            found.add(at, "payload_bytes", why);
+        } else if payload_bytes > PAYLOAD_MAX_BYTES {
+            let why = format!("payload_bytes is {payload_bytes}; it must be at most {PAYLOAD_MAX_BYTES} bytes");
+            found.add(at, "payload_bytes", why);
+        }
+    }
+
+    /// Names, addresses and folders are each one server's own.
+    fn check_apart(&self, found: &mut Findings) {
+        let root = KeyPath::default();
+        let data = (0..self.data.len()).map(|i| root.key("data").index(i));
+        let paths = data.chain([root.key("meta")]).chain((0..self.io.len()).map(|i| root.key("io").index(i)));
+        let mut names: BTreeMap<&str, KeyPath> = BTreeMap::new();
+        let mut addresses: BTreeMap<String, KeyPath> = BTreeMap::new();
+        let mut dirs: BTreeMap<&Path, KeyPath> = BTreeMap::new();
+        for (server, at) in self.servers().zip(paths) {
+            let name = server.name();
+            if at != root.key("meta") {
+                if let Err(why) = check_name(name) {
+                    found.add(&at, "name", why);
+                } else if let Some(other) = names.insert(name, at.clone()) {
+                    found.add(
+                        &at,
+                        "name",
+                        format!("{name:?} is the name of {other} already; give each server its own"),
+                    );
+                }
+            }
+            match server.address().parse::<Address>() {
+                Err(why) => found.add(&at, "address", format!("{:?} is not an address: {why}", server.address())),
+                Ok(address) => {
+                    if let Some(other) = addresses.insert(address.to_string(), at.clone()) {
+                        let why = format!("{address} is the address of {other} already; give each server its own");
+                        found.add(&at, "address", why);
+                    }
+                }
+            }
+            let Some(dir) = server.dir() else { continue };
+            if dir.as_os_str().is_empty() {
+                found.add(&at, "dir", "dir is empty; name a folder for this server");
+            } else if let Some(other) = dirs.insert(dir, at.clone()) {
+                let why = format!("{} is the folder of {other} already; give each server its own", dir.display());
+                found.add(&at, "dir", why);
+            }
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if name == META_NAME {
+        return Err(format!("{META_NAME:?} is the name of the metadata server; give this one another"));
+    }
+    if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
+        return Err(format!("{name:?} is not a name: use 1 to 64 letters, digits, '.', '-' and '_'"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_device::DeviceParams;
+
+    use super::*;
+    use crate::model::{Cluster, Data, Io, Meta};
+
+    fn good() -> Config {
+        Config {
+            cluster: Cluster::default(),
+            meta: Meta { address: "127.0.0.1:7000".into(), dir: "/c/meta".into() },
+            data: (0..4).map(|i| Data::new(format!("data.{i}"), format!("h:710{i}"), format!("/c/data.{i}"))).collect(),
+            io: (0..2).map(|i| Io::new(format!("io.{i}"), format!("h:720{i}"))).collect(),
+            device: BTreeMap::new(),
+        }
+    }
+
+    /// Changes a good configuration and expects exactly one complaint, at `path`, that says `what`.
+    #[track_caller]
+    fn refused(change: impl FnOnce(&mut Config), path: &str, what: &str) {
+        let mut config = good();
+        change(&mut config);
+        let found = config.check();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0.to_string(), path, "{found:?}");
+        assert!(found[0].1.contains(what), "{found:?}");
+    }
+
+    #[test]
+    fn a_good_one_passes() {
+        assert_eq!(good().check(), []);
+    }
+
+    #[test]
+    fn ranges_are_kept() {
+        refused(|c| c.cluster.name = "two\nlines".into(), "cluster.name", "one line");
+        refused(|c| c.cluster.stripe_bytes = 511, "cluster.stripe_bytes", "between 512 and 1073741824 bytes");
+        refused(|c| c.cluster.request_timeout_ms = 99, "cluster.request_timeout_ms", "between 100 and 600000 ms");
+        refused(|c| c.cluster.max_payload_bytes = 1, "cluster.max_payload_bytes", "between 4096 and 67108864 bytes");
+        refused(|c| c.cluster.stripe_count = Some(5), "cluster.stripe_count", "between 1 and 4, the number of data");
+        refused(|c| c.cluster.stripe_count = Some(0), "cluster.stripe_count", "between 1 and 4");
+        refused(|c| c.data[1].in_flight_requests = 5000, "data[1].in_flight_requests", "between 0 and 4096");
+        refused(|c| c.data[1].queue_requests = 0, "data[1].queue_requests", "between 1 and 1000000");
+        refused(|c| c.data[1].payload_bytes = 4096, "data[1].payload_bytes", "at least one request");
+        refused(|c| c.data[1].payload_bytes = 1 << 40, "data[1].payload_bytes", "at most");
+        refused(|c| c.io[1].in_flight_requests = 0, "io[1].in_flight_requests", "between 1 and 256");
+        refused(|c| c.io[1].merge_requests = 1025, "io[1].merge_requests", "between 1 and 1024");
+        refused(|c| c.io[1].dispatch_requests = 0, "io[1].dispatch_requests", "between 1 and 100000");
+        refused(|c| c.io[1].queue_requests = 0, "io[1].queue_requests", "between 1 and 1000000");
+        refused(|c| c.io[1].payload_bytes = 0, "io[1].payload_bytes", "at least one request");
+        refused(|c| c.data.clear(), "data", "between 1 and 1024");
+        refused(
+            |c| c.io = (0..1025).map(|i| Io::new(format!("io.{i}"), format!("h:{}", 10_000 + i))).collect(),
+            "io",
+            "at most 1024",
+        );
+    }
+
+    #[test]
+    fn servers_are_apart() {
+        refused(|c| c.data[2].name = "data.0".into(), "data[2].name", "the name of data[0] already");
+        refused(|c| c.io[1].name = "data.0".into(), "io[1].name", "the name of data[0] already");
+        refused(|c| c.io[0].name = "meta".into(), "io[0].name", "name of the metadata server");
+        refused(|c| c.io[0].name = "a/b".into(), "io[0].name", "is not a name");
+        refused(|c| c.data[3].address = "h:7100".into(), "data[3].address", "the address of data[0] already");
+        refused(|c| c.meta.address = "nowhere".into(), "meta.address", "host:port");
+        refused(|c| c.meta.dir = "/c/data.3".into(), "meta.dir", "the folder of data[3] already");
+        refused(|c| c.meta.dir = "".into(), "meta.dir", "dir is empty");
+    }
+
+    #[test]
+    fn policies_and_devices_exist() {
+        refused(|c| c.data[0].policy = PolicySpec::named("mfl"), "data[0].policy", "mlf");
+        refused(|c| c.data[0].policy = PolicySpec::named("twins"), "data[0].policy", "lane");
+        refused(|c| c.io[0].policy = PolicySpec::named("twins").with("window_us", "x"), "io[0].policy", "window_us");
+        refused(|c| c.data[0].device = Some("disk".into()), "data[0].device", "add a section [device.disk]");
+        let disk = |rpm| DeviceParams { rpm, ..DeviceParams::default() };
+        refused(
+            |c| c.device = BTreeMap::from([("disk".into(), disk(1))]),
+            "device.disk",
+            "rpm is 1; it must be between",
+        );
+        let near = |c: &mut Config| {
+            c.device = BTreeMap::from([("disk".into(), disk(7200))]);
+            c.data[0].device = Some("disc".into());
+        };
+        refused(near, "data[0].device", "did you mean \"disk\"?");
+    }
+}

@@ -1,0 +1,245 @@
+//! What the configuration of a cluster holds: every key, its unit, default and range.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use impresario_device::DeviceParams;
+use impresario_sched::PolicySpec;
+use serde::{Deserialize, Serialize};
+
+/// Name of the metadata server, which has no `name` key: there is one.
+pub const META_NAME: &str = "meta";
+
+/// A whole cluster. Read one with [`Config::load`], which checks; `Deserialize` alone does not.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What holds for all servers.
+    #[serde(default)]
+    pub cluster: Cluster,
+    /// The metadata server.
+    pub meta: Meta,
+    /// The data servers (1 to 1024); their order is the order of striping and must never change.
+    pub data: Vec<Data>,
+    /// The I/O nodes (0 to 1024); none: clients speak to the data servers themselves.
+    #[serde(default)]
+    pub io: Vec<Io>,
+    /// Device models by name, for `device` of a data server.
+    #[serde(default)]
+    pub device: BTreeMap<String, DeviceParams>,
+}
+
+/// What holds for all servers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// For people.
+    pub name: String,
+    /// Strip size of files whose directory says nothing, bytes (512 to 1 GiB).
+    pub stripe_bytes: u32,
+    /// Number of data servers per file; absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stripe_count: Option<u16>,
+    /// A request that no server has answered after this time fails with an I/O error, ms (100 to 600000).
+    pub request_timeout_ms: u64,
+    /// Largest payload of one request on the wire, bytes (4096 to 64 MiB).
+    pub max_payload_bytes: u32,
+}
+
+/// The metadata server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    /// `host:port` or `unix:/path`.
+    pub address: String,
+    /// Folder of the name space; relative to the configuration file.
+    pub dir: PathBuf,
+}
+
+/// A data server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// Unique name, e.g. `data.0`: 1 to 64 letters, digits, `.`, `-` and `_`.
+    pub name: String,
+    /// `host:port` or `unix:/path`.
+    pub address: String,
+    /// Folder of the objects; relative to the configuration file.
+    pub dir: PathBuf,
+    /// Scheduling policy.
+    #[serde(default = "default_data_policy")]
+    pub policy: PolicySpec,
+    /// Hand-off depth: requests in flight below the scheduler (0 to 4096); 0 lets the policy choose.
+    #[serde(default)]
+    pub in_flight_requests: u32,
+    /// Bound of the queue, requests (1 to 1000000).
+    #[serde(default = "default_queue")]
+    pub queue_requests: u32,
+    /// Bound of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
+    #[serde(default = "default_payload")]
+    pub payload_bytes: u64,
+    /// A device model of `[device.<name>]` in front of the folder; absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
+
+/// An I/O node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Io {
+    /// Unique name, e.g. `io.0`: 1 to 64 letters, digits, `.`, `-` and `_`.
+    pub name: String,
+    /// `host:port` or `unix:/path`.
+    pub address: String,
+    /// Scheduling policy.
+    #[serde(default = "default_io_policy")]
+    pub policy: PolicySpec,
+    /// Forwarded requests in flight at once (1 to 256).
+    #[serde(default = "default_in_flight")]
+    pub in_flight_requests: u32,
+    /// Neighbours merged into one forwarded request at most (1 to 1024).
+    #[serde(default = "default_merge")]
+    pub merge_requests: u32,
+    /// Length of the dispatch queue, requests (1 to 100000).
+    #[serde(default = "default_dispatch")]
+    pub dispatch_requests: u32,
+    /// Cut requests at the boundaries of data servers before they are scheduled.
+    #[serde(default)]
+    pub split: bool,
+    /// Bound of the queue, requests (1 to 1000000).
+    #[serde(default = "default_queue")]
+    pub queue_requests: u32,
+    /// Bound of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
+    #[serde(default = "default_payload")]
+    pub payload_bytes: u64,
+}
+
+/// One server of a cluster, found by its name.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Server<'a> {
+    /// The metadata server.
+    Meta(&'a Meta),
+    /// A data server and its index.
+    Data(usize, &'a Data),
+    /// An I/O node and its index.
+    Io(usize, &'a Io),
+}
+
+impl<'a> Server<'a> {
+    /// Its unique name.
+    pub fn name(&self) -> &'a str {
+        match self {
+            Server::Meta(_) => META_NAME,
+            Server::Data(_, data) => &data.name,
+            Server::Io(_, io) => &io.name,
+        }
+    }
+
+    /// Where it listens, as the configuration says it.
+    pub fn address(&self) -> &'a str {
+        match self {
+            Server::Meta(meta) => &meta.address,
+            Server::Data(_, data) => &data.address,
+            Server::Io(_, io) => &io.address,
+        }
+    }
+
+    /// Its folder, if it has one.
+    pub fn dir(&self) -> Option<&'a Path> {
+        match self {
+            Server::Meta(meta) => Some(&meta.dir),
+            Server::Data(_, data) => Some(&data.dir),
+            Server::Io(..) => None,
+        }
+    }
+}
+
+impl Config {
+    /// All servers in the order in which a cluster starts: those that others need come first.
+    pub fn servers(&self) -> impl Iterator<Item = Server<'_>> {
+        let data = self.data.iter().enumerate().map(|(i, data)| Server::Data(i, data));
+        let io = self.io.iter().enumerate().map(|(i, io)| Server::Io(i, io));
+        data.chain(std::iter::once(Server::Meta(&self.meta))).chain(io)
+    }
+
+    /// The server of that name; the error names the nearest and all there are.
+    pub fn server(&self, name: &str) -> Result<Server<'_>, String> {
+        self.servers().find(|server| server.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = self.servers().map(|server| server.name()).collect();
+            let hint = crate::nearest(name, names.iter().copied()).map(|n| format!("; did you mean {n}?"));
+            format!("no server is named {name}{} There are: {}", hint.unwrap_or_else(|| ".".into()), names.join(", "))
+        })
+    }
+
+    /// Number of data servers that a file is striped over when nothing else is said.
+    pub fn stripe_count(&self) -> u16 {
+        self.cluster.stripe_count.unwrap_or(self.data.len() as u16)
+    }
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Cluster {
+            name: "impresario".into(),
+            stripe_bytes: impresario_layout::Layout::SSIZE_DEFAULT_BYTES,
+            stripe_count: None,
+            request_timeout_ms: 10_000,
+            max_payload_bytes: 4 << 20,
+        }
+    }
+}
+
+impl Data {
+    /// A data server with the default of every optional key.
+    pub fn new(name: impl Into<String>, address: impl Into<String>, dir: impl Into<PathBuf>) -> Data {
+        Data {
+            name: name.into(),
+            address: address.into(),
+            dir: dir.into(),
+            policy: default_data_policy(),
+            in_flight_requests: 0,
+            queue_requests: default_queue(),
+            payload_bytes: default_payload(),
+            device: None,
+        }
+    }
+}
+
+impl Io {
+    /// An I/O node with the default of every optional key.
+    pub fn new(name: impl Into<String>, address: impl Into<String>) -> Io {
+        Io {
+            name: name.into(),
+            address: address.into(),
+            policy: default_io_policy(),
+            in_flight_requests: default_in_flight(),
+            merge_requests: default_merge(),
+            dispatch_requests: default_dispatch(),
+            split: false,
+            queue_requests: default_queue(),
+            payload_bytes: default_payload(),
+        }
+    }
+}
+
+fn default_data_policy() -> PolicySpec {
+    PolicySpec::named("mlf")
+}
+fn default_io_policy() -> PolicySpec {
+    PolicySpec::named("fifo")
+}
+fn default_queue() -> u32 {
+    10_000
+}
+fn default_payload() -> u64 {
+    32 << 20
+}
+fn default_in_flight() -> u32 {
+    16
+}
+fn default_merge() -> u32 {
+    16
+}
+fn default_dispatch() -> u32 {
+    256
+}

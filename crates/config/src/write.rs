@@ -1,0 +1,179 @@
+//! How a configuration is written: a file that a person can read on, with every key explained where it first occurs.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use impresario_sched::PolicySpec;
+
+use crate::model::{Config, Data, Io};
+
+impl Config {
+    /// The configuration as a commented file. Reading it back gives the same configuration.
+    pub fn to_toml(&self) -> String {
+        let mut out = String::new();
+        self.write(&mut out).expect("writing to a String cannot fail");
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let cluster = &self.cluster;
+        writeln!(
+            out,
+            "# A cluster of Impresario. Every key: doc/CONFIGURATION.md; check this file with `impresario config check`."
+        )?;
+        writeln!(out, "\n[cluster]")?;
+        writeln!(out, "name = {}", text(&cluster.name))?;
+        writeln!(out, "# Strip size of files whose directory says nothing, bytes.")?;
+        writeln!(out, "stripe_bytes = {}", cluster.stripe_bytes)?;
+        writeln!(out, "# Data servers per file; without the key: all.")?;
+        match cluster.stripe_count {
+            Some(count) => writeln!(out, "stripe_count = {count}")?,
+            None => writeln!(out, "# stripe_count = {}", self.data.len())?,
+        }
+        writeln!(out, "# A request that no server has answered after this time fails with an I/O error, ms.")?;
+        writeln!(out, "request_timeout_ms = {}", cluster.request_timeout_ms)?;
+        writeln!(out, "# Largest payload of one request on the wire, bytes.")?;
+        writeln!(out, "max_payload_bytes = {}", cluster.max_payload_bytes)?;
+
+        writeln!(out, "\n# The metadata server. Folders are relative to this file.")?;
+        writeln!(out, "[meta]\naddress = {}\ndir = {}", text(&self.meta.address), path(&self.meta.dir))?;
+
+        writeln!(
+            out,
+            "\n# The data servers. Their order is the order of striping: never change it once there are files."
+        )?;
+        for (i, data) in self.data.iter().enumerate() {
+            write_data(out, data, i == 0)?;
+        }
+        if !self.io.is_empty() {
+            writeln!(out, "\n# The I/O nodes: clients are spread over them evenly.")?;
+        }
+        for (i, io) in self.io.iter().enumerate() {
+            write_io(out, io, i == 0)?;
+        }
+        for (name, device) in &self.device {
+            writeln!(out, "\n# A device model: its times are modelled, whatever the folder lies on.")?;
+            writeln!(out, "[device.{}]", toml_edit::Key::new(name.as_str()))?;
+            out.push_str(&toml::to_string(device).map_err(|_| std::fmt::Error)?);
+        }
+        Ok(())
+    }
+}
+
+/// Writes a key where it differs from its default, and as a comment where it is to be explained.
+fn optional<T: PartialEq + std::fmt::Display>(
+    out: &mut String,
+    (key, value, default): (&str, T, T),
+    comment: Option<&str>,
+) -> std::fmt::Result {
+    match comment {
+        _ if value != default => writeln!(out, "{key} = {value}"),
+        Some(comment) => writeln!(out, "# {key} = {value}    # {comment}"),
+        None => Ok(()),
+    }
+}
+
+fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result {
+    let default = Data::new("", "", "");
+    let note = |text| explain.then_some(text);
+    writeln!(out, "\n[[data]]\nname = {}\naddress = {}", text(&data.name), text(&data.address))?;
+    writeln!(out, "dir = {}\npolicy = {}", path(&data.dir), policy(&data.policy))?;
+    let depth = ("in_flight_requests", data.in_flight_requests, default.in_flight_requests);
+    optional(out, depth, note("requests in flight below the scheduler; 0: as the policy wants it"))?;
+    optional(out, ("queue_requests", data.queue_requests, default.queue_requests), note("bound of the queue"))?;
+    let payload = ("payload_bytes", data.payload_bytes, default.payload_bytes);
+    optional(out, payload, note("bound of the memory for payloads, bytes"))?;
+    match &data.device {
+        Some(device) => writeln!(out, "device = {}", text(device)),
+        None => Ok(()),
+    }
+}
+
+fn write_io(out: &mut String, io: &Io, explain: bool) -> std::fmt::Result {
+    let default = Io::new("", "");
+    let note = |text| explain.then_some(text);
+    writeln!(out, "\n[[io]]\nname = {}\naddress = {}", text(&io.name), text(&io.address))?;
+    writeln!(out, "policy = {}", policy(&io.policy))?;
+    let in_flight = ("in_flight_requests", io.in_flight_requests, default.in_flight_requests);
+    optional(out, in_flight, note("forwarded requests in flight at once"))?;
+    let merge = ("merge_requests", io.merge_requests, default.merge_requests);
+    optional(out, merge, note("neighbours merged into one forwarded request at most"))?;
+    let dispatch = ("dispatch_requests", io.dispatch_requests, default.dispatch_requests);
+    optional(out, dispatch, note("length of the dispatch queue"))?;
+    optional(out, ("split", io.split, default.split), note("cut requests at data servers before scheduling"))?;
+    optional(out, ("queue_requests", io.queue_requests, default.queue_requests), note("bound of the queue"))?;
+    let payload = ("payload_bytes", io.payload_bytes, default.payload_bytes);
+    optional(out, payload, note("bound of the memory for payloads, bytes"))
+}
+
+fn text(text: &str) -> String {
+    toml_edit::Value::from(text).to_string()
+}
+
+fn path(path: &Path) -> String {
+    text(&path.to_string_lossy())
+}
+
+/// `"mlf"`, or `{ name = "twins", window_us = 1000 }`.
+fn policy(spec: &PolicySpec) -> String {
+    if spec.params.is_empty() {
+        return text(&spec.name);
+    }
+    let mut table = toml_edit::InlineTable::new();
+    table.insert("name", spec.name.as_str().into());
+    for (key, value) in &spec.params {
+        // Whole numbers without quotes, if they read back as the same text.
+        let number = value.parse::<i64>().ok().filter(|n| n.to_string() == *value);
+        table.insert(key, number.map_or_else(|| value.as_str().into(), toml_edit::Value::from));
+    }
+    table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use impresario_device::DeviceParams;
+
+    use super::*;
+    use crate::model::{Cluster, Meta};
+
+    #[test]
+    fn what_is_written_reads_back_the_same() {
+        let data = |i: usize| Data::new(format!("data.{i}"), format!("127.0.0.1:710{i}"), format!("data.{i}"));
+        let io = |i: usize| Io::new(format!("io.{i}"), format!("unix:/run/io \"{i}\""));
+        let mut config = Config {
+            cluster: Cluster { name: "a \"quoted\" # näme \\".into(), stripe_count: Some(1), ..Cluster::default() },
+            meta: Meta { address: "[::1]:7000".into(), dir: "meta".into() },
+            data: (0..3).map(data).collect(),
+            io: (0..2).map(io).collect(),
+            device: BTreeMap::from([
+                ("disk".into(), DeviceParams::default()),
+                ("a disk, fast".into(), DeviceParams { rpm: 15_000, seek_average_ms: 8.25, ..DeviceParams::default() }),
+            ]),
+        };
+        config.data[2].device = Some("a disk, fast".into());
+        config.data[1].queue_requests = 77;
+        config.data[1].policy = PolicySpec::named("hbrr");
+        config.data[2].in_flight_requests = 3;
+        config.data[2].payload_bytes = 64 << 20;
+        config.io[0].policy = PolicySpec::named("twins").with("window_us", 1500).with("order", "permutation");
+        config.io[1].split = true;
+        config.io[1].merge_requests = 2;
+        config.io[1].dispatch_requests = 9;
+        config.io[1].in_flight_requests = 8;
+        let written = config.to_toml();
+        let base = Path::new("/etc/impresario/impresario.toml");
+        let read = Config::parse(&written, base).unwrap_or_else(|e| panic!("{e}\n{written}"));
+        // Folders come back resolved against the file.
+        config.meta.dir = "/etc/impresario/meta".into();
+        for (i, data) in config.data.iter_mut().enumerate() {
+            data.dir = format!("/etc/impresario/data.{i}").into();
+        }
+        assert_eq!(read, config, "{written}");
+        // The comments name every optional key once.
+        for key in ["queue_requests", "payload_bytes", "merge_requests", "dispatch_requests", "stripe_count"] {
+            assert!(written.contains(key), "{key} is not explained:\n{written}");
+        }
+    }
+}

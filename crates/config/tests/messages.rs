@@ -1,0 +1,220 @@
+//! Every complaint about a configuration file: where it points, what it says, and that none hides another.
+
+use std::path::Path;
+
+use impresario_config::Config;
+
+const GOOD: &str = r#"
+[cluster]
+name = "lab"
+
+[meta]
+address = "127.0.0.1:7000"
+dir = "meta"
+
+[[data]]
+name = "data.0"
+address = "127.0.0.1:7100"
+dir = "data.0"
+
+[[data]]
+name = "data.1"
+address = "127.0.0.1:7101"
+dir = "/disk/1"
+policy = { name = "hbrr" }
+
+[[io]]
+name = "io.0"
+address = "127.0.0.1:7200"
+policy = "fifo"
+split = true
+"#;
+
+fn complaints(text: &str) -> Vec<String> {
+    match Config::parse(text, Path::new("/lab/c.toml")) {
+        Ok(config) => panic!("accepted: {config:?}"),
+        Err(errors) => errors.to_string().lines().map(str::to_string).collect(),
+    }
+}
+
+/// Replaces one line of the good file and expects exactly one complaint: at `place`, saying each of `what`.
+#[track_caller]
+fn one(line: &str, instead: &str, place: &str, what: &[&str]) {
+    assert_eq!(GOOD.matches(line).count(), 1, "{line} is not once in the good file");
+    let found = complaints(&GOOD.replace(line, instead));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].starts_with(&format!("/lab/c.toml:{place}: ")), "{found:?} is not at {place}");
+    for what in what {
+        assert!(found[0].contains(what), "{found:?} does not say {what:?}");
+    }
+}
+
+#[test]
+fn the_good_file_is_read_with_defaults_and_folders_resolved() {
+    let config = Config::parse(GOOD, Path::new("/lab/c.toml")).unwrap();
+    assert_eq!(config.cluster.name, "lab");
+    assert_eq!(config.cluster.stripe_bytes, 65536);
+    assert_eq!(config.meta.dir, Path::new("/lab/meta"));
+    assert_eq!(config.data[0].dir, Path::new("/lab/data.0"));
+    assert_eq!(config.data[0].policy.name, "mlf");
+    assert_eq!(config.data[1].dir, Path::new("/disk/1"));
+    assert_eq!(config.data[1].policy.name, "hbrr");
+    assert_eq!(config.data[1].queue_requests, 10_000);
+    assert_eq!(config.io[0].policy.name, "fifo");
+    assert!(config.io[0].split);
+    assert_eq!(config.io[0].in_flight_requests, 16);
+    assert_eq!(config.servers().map(|s| s.name()).collect::<Vec<_>>(), ["data.0", "data.1", "meta", "io.0"]);
+    assert_eq!(config.server("io.0").unwrap().address(), "127.0.0.1:7200");
+    let error = config.server("io0").unwrap_err();
+    assert!(error.contains("did you mean io.0?") && error.contains("data.1"), "{error}");
+}
+
+#[test]
+fn unknown_keys_name_the_nearest() {
+    one("name = \"lab\"", "nam = \"lab\"", "3:1", &["unknown key nam in cluster", "did you mean name?"]);
+    one("split = true", "  colour = 1", "24:3", &["unknown key colour in io[0]", "known are name, address, policy"]);
+    one("[cluster]", "[clutser]", "2:2", &["unknown section clutser", "did you mean cluster?"]);
+}
+
+#[test]
+fn wrong_types_say_what_to_write() {
+    one("name = \"lab\"", "name = 5", "3:8", &["name must be text in quotes, not integer"]);
+    one("split = true", "split = \"yes\"", "24:9", &["split must be true or false, not string"]);
+    one("split = true", "queue_requests = \"64k\"", "24:18", &["whole number of requests without quotes", "\"64k\""]);
+    one("split = true", "queue_requests = -1", "24:18", &["whole number of requests", "not -1"]);
+    one("split = true", "queue_requests = 1e3", "24:18", &["whole number of requests", "not 1000.0"]);
+    one("policy = \"fifo\"", "policy = 7", "23:10", &["policy must be a name such as \"mlf\", or { name ="]);
+    one("policy = \"fifo\"", "policy = { window_us = 7 }", "23:10", &["policy must be a name"]);
+    one("policy = \"fifo\"", "policy = { name = \"fifo\", x = [1] }", "23:10", &["x of policy fifo must be a number"]);
+    one("[cluster]\nname = \"lab\"", "cluster = 3", "2:11", &["cluster must be a section [cluster], not integer"]);
+}
+
+#[test]
+fn missing_keys_give_an_example() {
+    one("address = \"127.0.0.1:7000\"", "", "5:1", &["meta has no address", "address = \"127.0.0.1:7000\""]);
+    one("dir = \"data.0\"", "", "9:1", &["data[0] has no dir", "dir = \"data.0\""]);
+    one("name = \"io.0\"", "", "20:1", &["io[0] has no name", "name = \"io.0\""]);
+    one("[meta]\naddress = \"127.0.0.1:7000\"\ndir = \"meta\"", "", "1:1", &["there is no section [meta]; add one"]);
+    assert_eq!(
+        complaints("[meta]\naddress = \"h:1\"\ndir = \"m\""),
+        ["/lab/c.toml:1:1: there is no section [[data]]; add one for each server"]
+    );
+}
+
+#[test]
+fn one_bracket_where_two_belong() {
+    let text = "[meta]\naddress = \"h:1\"\ndir = \"m\"\n[data]\nname = \"d\"\naddress = \"h:2\"\ndir = \"d\"\n";
+    let found = complaints(text);
+    assert_eq!(found, ["/lab/c.toml:4:1: data must be sections [[data]], with two brackets, one a server"]);
+}
+
+#[test]
+fn values_are_judged_with_their_place() {
+    one("\"127.0.0.1:7101\"", "\"127.0.0.1\"", "16:11", &["\"127.0.0.1\" is not an address: write host:port"]);
+    one("\"127.0.0.1:7101\"", "\"127.0.0.1:7000\"", "6:11", &["is the address of data[1] already"]);
+    one("name = \"data.1\"", "name = \"data.0\"", "15:8", &["\"data.0\" is the name of data[0] already"]);
+    one("dir = \"/disk/1\"", "dir = \"data.0\"", "17:7", &["data.0 is the folder of data[0] already"]);
+    one("split = true", "merge_requests = 0", "24:18", &["merge_requests is 0; it must be between 1 and 1024"]);
+    one("name = \"lab\"", "stripe_count = 3", "3:16", &["between 1 and 2, the number of data servers"]);
+    one(
+        "dir = \"data.0\"",
+        "dir = \"data.0\"\ndevice = \"disk\"",
+        "13:10",
+        &["no device model \"disk\"", "[device.disk]"],
+    );
+}
+
+#[test]
+fn policies_are_judged_with_their_place() {
+    one("policy = \"fifo\"", "policy = \"fido\"", "23:10", &["fido", "did you mean fifo?"]);
+    one("{ name = \"hbrr\" }", "{ name = \"twins\" }", "18:10", &["twins", "lane"]);
+    one("{ name = \"hbrr\" }", "{ name = \"hbrr\", quantums = 8 }", "18:10", &["quantums"]);
+    one("policy = \"fifo\"", "policy = { name = \"twins\", window_us = -1 }", "23:10", &["window_us"]);
+}
+
+#[test]
+fn device_models_are_judged_with_their_place() {
+    let with = |disk: &str| {
+        format!("{}\n[device.disk]\n{disk}", GOOD.replace("dir = \"data.0\"", "dir = \"data.0\"\ndevice = \"disk\""))
+    };
+    let config = Config::parse(&with("rpm = 5400\n"), Path::new("/lab/c.toml")).unwrap();
+    assert_eq!(config.device["disk"].rpm, 5400);
+
+    let found = complaints(&with("rpm = 1\n"));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].starts_with("/lab/c.toml:27:1: rpm is 1; it must be between"), "{found:#?}");
+
+    // Each bad key at its own place, together with mistakes elsewhere, and the device is not called missing.
+    let found = complaints(
+        &with("rpn = 5400\nheads = \"four\"\norder = \"backwards\"\n").replace("split = true", "splt = true"),
+    );
+    assert_eq!(found.len(), 4, "{found:#?}");
+    for (line, place, what) in
+        [(0, "25:1", "splt"), (1, "28:1", "rpn"), (2, "29:9", "\"four\""), (3, "30:9", "backwards")]
+    {
+        assert!(found[line].starts_with(&format!("/lab/c.toml:{place}: ")) && found[line].contains(what), "{found:#?}");
+    }
+}
+
+#[test]
+fn syntax_is_judged_with_its_place() {
+    let found = complaints("[cluster]\nname = \"lab\nx = 1\n");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("/lab/c.toml:2:12: "), "{found:?}");
+}
+
+#[test]
+fn all_mistakes_come_at_once_in_the_order_of_the_file() {
+    let text = GOOD
+        .replace("name = \"lab\"", "name = 5\nstripe_byte = 1")
+        .replace("dir = \"meta\"", "")
+        .replace("\"127.0.0.1:7101\"", "\"nowhere\"")
+        .replace("split = true", "splits = true\nmerge_requests = 99999");
+    let found = complaints(&text);
+    let says = ["name must be text", "stripe_byte", "has no dir", "\"nowhere\" is not an address", "splits", "99999"];
+    assert_eq!(found.len(), says.len(), "{found:#?}");
+    for what in says {
+        assert!(found.iter().any(|line| line.contains(what)), "nobody says {what}: {found:#?}");
+    }
+    let lines: Vec<usize> = found.iter().map(|line| line.split(':').nth(1).unwrap().parse().unwrap()).collect();
+    assert!(lines.is_sorted(), "{found:#?}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_so() {
+    let error = Config::load(Path::new("/nonexistent/impresario.toml")).unwrap_err().to_string();
+    assert!(error.starts_with("/nonexistent/impresario.toml: cannot be read: No such file"), "{error}");
+    assert!(error.contains("impresario up"), "{error}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let binary = dir.path().join("binary.toml");
+    std::fs::write(&binary, [0xff, 0xfe, 0x00]).unwrap();
+    let error = Config::load(&binary).unwrap_err().to_string();
+    assert!(error.contains("cannot be read") && error.contains("UTF-8"), "{error}");
+
+    let huge = dir.path().join("huge.toml");
+    std::fs::File::create(&huge).unwrap().set_len(1 << 30).unwrap();
+    let error = Config::load(&huge).unwrap_err().to_string();
+    assert!(error.contains("has 1073741824 bytes"), "{error}");
+}
+
+#[test]
+fn load_resolves_folders_against_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    std::fs::write(&path, GOOD).unwrap();
+    let config = Config::load(&path).unwrap();
+    assert_eq!(config.meta.dir, dir.path().join("meta"));
+}
+
+#[test]
+fn random_damage_never_panics() {
+    // Every prefix, and every single byte replaced by characters that mean something in the format.
+    for cut in 0..GOOD.len() {
+        let _ = Config::parse(&GOOD[..cut], Path::new("/lab/c.toml"));
+        for damage in ["[", "]", "\"", "=", "{", "\n", "."] {
+            let text = format!("{}{damage}{}", &GOOD[..cut], &GOOD[cut + 1..]);
+            let _ = Config::parse(&text, Path::new("/lab/c.toml"));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! How attributes and times of the wire look to the kernel, and back.
+
+use std::time::{Duration, SystemTime};
+
+use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
+use impresario_wire::{Attr, NodeKind, SetTime, Time};
+
+/// What `stat` reports as the good size of a request, bytes. Programs that copy use it as their buffer; larger
+/// values would make every buffered stream of a program that seeks read as much at each turn.
+const BLOCK_BYTES: u32 = 128 * 1024;
+
+/// What a node is, to the kernel.
+pub(crate) fn file_type(kind: NodeKind) -> FileType {
+    match kind {
+        NodeKind::File => FileType::RegularFile,
+        NodeKind::Dir => FileType::Directory,
+        NodeKind::Symlink => FileType::Symlink,
+    }
+}
+
+/// Attributes of the number `number`, to the kernel.
+pub(crate) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(number),
+        size: attr.size,
+        blocks: attr.size.div_ceil(512),
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: SystemTime::UNIX_EPOCH,
+        kind: file_type(attr.kind),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: 0,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+/// A time of the wire; one that cannot be is the epoch.
+pub(crate) fn system_time(time: Time) -> SystemTime {
+    let (secs, nanos) = (time.secs.unsigned_abs(), Duration::from_nanos(u64::from(time.nanos.min(999_999_999))));
+    let whole = Duration::from_secs(secs);
+    let moved = match time.secs {
+        0.. => SystemTime::UNIX_EPOCH.checked_add(whole),
+        _ => SystemTime::UNIX_EPOCH.checked_sub(whole),
+    };
+    moved.and_then(|moved| moved.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// A time for the wire: seconds rounded down, so that the nanoseconds are positive before 1970 too.
+pub(crate) fn wire_time(time: SystemTime) -> Time {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => Time { secs: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nanos: after.subsec_nanos() },
+        Err(error) => {
+            let before = error.duration();
+            let secs = -i64::try_from(before.as_secs()).unwrap_or(i64::MAX);
+            match before.subsec_nanos() {
+                0 => Time { secs, nanos: 0 },
+                nanos => Time { secs: secs.saturating_sub(1), nanos: 1_000_000_000 - nanos },
+            }
+        }
+    }
+}
+
+/// A time to set, for the wire.
+pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(at) => SetTime::At(wire_time(at)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_go_there_and_back() {
+        for (secs, nanos) in
+            [(0, 0), (1, 999_999_999), (1_700_000_000, 5), (-1, 1), (-1, 0), (-86_400, 500), (1 << 33, 7)]
+        {
+            let time = Time { secs, nanos };
+            assert_eq!(wire_time(system_time(time)), time);
+        }
+    }
+
+    #[test]
+    fn strange_times_do_no_harm() {
+        for secs in [i64::MAX, i64::MIN] {
+            system_time(Time { secs, nanos: u32::MAX });
+        }
+    }
+
+    #[test]
+    fn permission_bits_keep_set_id_and_sticky_and_nothing_else() {
+        let attr = Attr {
+            ino: 9,
+            kind: NodeKind::File,
+            mode: 0o107_755,
+            nlink: 1,
+            uid: 3,
+            gid: 4,
+            size: 513,
+            atime: Time::default(),
+            mtime: Time { secs: 12, nanos: 34 },
+            ctime: Time::default(),
+        };
+        let shown = file_attr(42, &attr);
+        assert_eq!((shown.perm, shown.blocks, shown.ino.0), (0o7755, 2, 42));
+        assert_eq!(shown.mtime, SystemTime::UNIX_EPOCH + Duration::new(12, 34));
+    }
+}

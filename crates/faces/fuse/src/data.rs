@@ -1,0 +1,251 @@
+//! Open files: opening, reading, writing, making durable, closing.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{Errno, FopenFlags, WriteFlags};
+use impresario_client::File;
+use impresario_wire::{Attr, SetAttr};
+
+use crate::face::{Face, Outcome, fault};
+use crate::freshness::{Freshness, Mark, Verdict};
+use crate::handles::Handles;
+use crate::inodes::{Entered, Place, number_of};
+use crate::names::Maker;
+
+/// Largest read served, bytes; the kernel asks for at most 1 MiB.
+const READ_MAX_BYTES: usize = 16 << 20;
+
+thread_local! {
+    /// Where a thread's reads arrive; grows to the largest request that the kernel makes.
+    static ARRIVAL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An open file. It is closed at the server when the last request that uses it has ended.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    /// `None` only while it is dropped.
+    file: Option<File>,
+    number: u64,
+    fresh: Arc<Freshness>,
+    /// It is another file than the number means: the one that has its name by now.
+    instead: bool,
+}
+
+impl OpenFile {
+    /// It is another file than the number means.
+    pub(crate) fn is_instead(&self) -> bool {
+        self.instead
+    }
+
+    /// What the kernel believes of it.
+    pub(crate) fn fresh(&self) -> &Freshness {
+        &self.fresh
+    }
+
+    pub(crate) fn file(&self) -> Outcome<&File> {
+        self.file.as_ref().ok_or(Errno::EBADF)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.file.take().map(File::close) {
+            // Every byte was acknowledged by its write; the server ends the open itself when the connection ends.
+            tracing::warn!(%error, "closing a file");
+        }
+    }
+}
+
+impl Face {
+    /// Opens the file `number`.
+    ///
+    /// The kernel looked a name up before and opens what it found, but by now the name may mean another file, or the
+    /// file have another size than the kernel believes. ESTALE makes it look the name up again and open once more, but
+    /// only once: a name that is replaced all the time must then be opened as it is.
+    pub(crate) fn open_file(&self, number: u64, flags: i32, write: bool, uid: u32) -> Outcome<(u64, FopenFlags)> {
+        let place = self.inodes.last_place(number).ok_or(Errno::ESTALE)?;
+        let spared = self.inodes.is_spared(&place);
+        self.open_as_found(number, &place, spared, flags, write, uid).map_err(|errno| match errno {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE if !spared => {
+                self.inodes.spare(place);
+                Errno::ESTALE
+            }
+            other => other,
+        })
+    }
+
+    fn open_as_found(
+        &self,
+        number: u64,
+        place: &Place,
+        spared: bool,
+        flags: i32,
+        write: bool,
+        uid: u32,
+    ) -> Outcome<(u64, FopenFlags)> {
+        let fresh = self.inodes.fresh(number).ok_or(Errno::ESTALE)?;
+        let mark = fresh.mark();
+        let (file, attr) = self.at_name(place.0, &place.1, |path| self.client.open_with_attr(path, write))?;
+        let handle = Handles::<OpenFile>::draw();
+        let is_meant = number_of(attr.ino) == number && self.inodes.opened(number, file.key(), handle);
+        if !is_meant {
+            // Only where the kernel has checked the same permissions, and where nothing depends on what it knows of
+            // the size: where an append goes.
+            if !spared || flags & libc::O_APPEND != 0 || !fresh.has_permissions_of(&attr) {
+                return Err(Errno::ESTALE);
+            }
+            self.inodes.opened_instead(number, handle);
+        }
+        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant };
+        let flags =
+            self.begin(&open, flags, &attr, mark, spared, uid).inspect_err(|_| self.inodes.closed(number, handle))?;
+        self.files.put(handle, open);
+        Ok((handle, flags))
+    }
+
+    /// What there is to do for an open that found `attr`, and what the kernel may keep.
+    fn begin(
+        &self,
+        open: &OpenFile,
+        flags: i32,
+        attr: &Attr,
+        mark: Mark,
+        spared: bool,
+        uid: u32,
+    ) -> Outcome<FopenFlags> {
+        let file = open.file()?;
+        if flags & libc::O_TRUNC != 0 {
+            let set = SetAttr { size: Some(0), mode: without_set_id(uid, attr.mode), ..SetAttr::default() };
+            file.set_attr(&set).map_err(fault)?;
+            open.fresh.emptied();
+        } else if !open.instead {
+            return match open.fresh.judge(file.key(), attr, mark, spared, SystemTime::now()) {
+                Verdict::LookUpAgain => Err(Errno::ESTALE),
+                Verdict::Open { keep_pages } => Ok(self.open_flags(flags, keep_pages)),
+            };
+        }
+        // The kernel's pages are another file's.
+        let flags = if open.instead { flags | libc::O_DIRECT } else { flags };
+        Ok(self.open_flags(flags, false))
+    }
+
+    /// Makes the file `name` in `parent` and opens it.
+    ///
+    /// The kernel creates only where it found nothing and has checked no permission on a file: if there is one by
+    /// now, it must look again (ESTALE), unless the program wanted to be the one who makes it.
+    pub(crate) fn create_file(
+        &self,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        flags: i32,
+        maker: Maker,
+    ) -> Outcome<(Entered, Attr, u64, FopenFlags)> {
+        let (file, entered, attr) = match self.make_file(parent, name, mode, maker) {
+            Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
+                self.inodes.spare((parent, name.into()));
+                return Err(Errno::ESTALE);
+            }
+            made => made?,
+        };
+        let handle = Handles::<OpenFile>::draw();
+        let key = file.key();
+        let open = OpenFile { file: Some(file), number: entered.number, fresh: entered.fresh.clone(), instead: false };
+        if !self.inodes.opened(entered.number, key, handle) {
+            self.inodes.forget(entered.number, 1);
+            return Err(Errno::ESTALE);
+        }
+        self.files.put(handle, open);
+        Ok((entered, attr, handle, self.open_flags(flags, false)))
+    }
+
+    fn open_flags(&self, flags: i32, keep_pages: bool) -> FopenFlags {
+        if self.options.direct_io || flags & libc::O_DIRECT != 0 {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        } else if keep_pages {
+            FopenFlags::FOPEN_KEEP_CACHE
+        } else {
+            FopenFlags::empty()
+        }
+    }
+
+    /// What is open under `handle`.
+    pub(crate) fn open_by(&self, handle: u64) -> Outcome<Arc<OpenFile>> {
+        self.files.get(handle).ok_or(Errno::EBADF)
+    }
+
+    /// Reads and hands the bytes to `answer`; short only at the end of the file.
+    pub(crate) fn read_file(&self, handle: u64, offset: u64, len_bytes: u32, answer: impl FnOnce(Outcome<&[u8]>)) {
+        ARRIVAL.with_borrow_mut(|arrival| {
+            let len = (len_bytes as usize).min(READ_MAX_BYTES);
+            if arrival.len() < len {
+                arrival.resize(len, 0);
+            }
+            // The open is let go before the answer: once answered, the kernel may close the file at any moment,
+            // and the last to let go is the one that waits for the server.
+            let read =
+                self.open_by(handle).and_then(|open| open.file()?.read_at(&mut arrival[..len], offset).map_err(fault));
+            answer(read.map(|read| &arrival[..read.min(len)]));
+        });
+    }
+
+    /// Writes; the number of bytes that are with the data servers.
+    pub(crate) fn write_file(&self, handle: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> Outcome<u32> {
+        let open = self.open_by(handle)?;
+        let file = open.file()?;
+        open.fresh.write_begins();
+        let written = file.write_at(bytes, offset).map(|written| written.min(bytes.len()));
+        open.fresh.write_ended(written.as_ref().ok().map(|written| offset.saturating_add(*written as u64)));
+        let written = written.map_err(fault)?;
+        // The kernel left it to us to take set-id bits away when somebody without privilege writes.
+        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
+            && let Some(mode) = set_id_removed(open.fresh.mode())
+        {
+            let attr = file.set_attr(&SetAttr { mode: Some(mode), ..SetAttr::default() }).map_err(fault)?;
+            open.fresh.set_mode(attr.mode);
+        }
+        u32::try_from(written).map_err(|_| Errno::EIO)
+    }
+
+    /// The file's bytes, size and name are on the devices when this returns.
+    pub(crate) fn sync_file(&self, handle: u64) -> Outcome<()> {
+        self.open_by(handle)?.file()?.sync().map_err(fault)
+    }
+
+    /// Ends an open.
+    pub(crate) fn close_file(&self, handle: u64) {
+        if let Some(open) = self.files.take(handle) {
+            self.inodes.closed(open.number, handle);
+        }
+    }
+}
+
+/// The mode that a truncation by `uid` leaves, where it changes it.
+pub(crate) fn without_set_id(uid: u32, mode: u32) -> Option<u32> {
+    if uid == 0 { None } else { set_id_removed(mode) }
+}
+
+/// The mode without set-user-id and, where the group may execute, set-group-id; `None` when it has none.
+fn set_id_removed(mode: u32) -> Option<u32> {
+    let mut left = mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 {
+        left &= !libc::S_ISGID;
+    }
+    (left != mode).then_some(left & 0o7777)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_id_bits_go_as_the_kernel_takes_them() {
+        assert_eq!(set_id_removed(0o4755), Some(0o755));
+        assert_eq!(set_id_removed(0o2755), Some(0o755));
+        assert_eq!(set_id_removed(0o2745), None, "set-group-id without group execute means something else");
+        assert_eq!(set_id_removed(0o755), None);
+        assert_eq!((without_set_id(0, 0o4755), without_set_id(1000, 0o4755)), (None, Some(0o755)));
+    }
+}

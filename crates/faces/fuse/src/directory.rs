@@ -1,0 +1,149 @@
+//! Where a reader of a directory is: from the kernel's offsets to the name after which to resume.
+//!
+//! The server resumes after a *name*, which is robust: names that come or go meanwhile move nothing. The
+//! kernel counts, so an open directory remembers the names it has given: the latest all, older ones in steps, so
+//! that memory stays bounded. Stepping back further than [`RECENT`] names counts forward again from the
+//! nearest remembered name.
+
+use std::collections::VecDeque;
+
+/// Names remembered one by one.
+const RECENT: usize = 16 * 1024;
+/// Of the older ones, every so-many-th is remembered.
+const STEP: u64 = 1024;
+
+/// The names given so far.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor {
+    /// Position of the first name in `recent`.
+    first: u64,
+    recent: VecDeque<Vec<u8>>,
+    /// (position, name before it), ascending, all before `first`.
+    marks: Vec<(u64, Vec<u8>)>,
+    /// Where the end was found.
+    end: Option<u64>,
+    /// How many names fitted into the last reply.
+    pub(crate) last_fit: u32,
+}
+
+/// Where to resume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Resume {
+    /// After this name; empty: from the start.
+    pub after: Vec<u8>,
+    /// Then skip so many names.
+    pub skip: u64,
+}
+
+impl Cursor {
+    /// Moves to `position` (names given before it) and forgets what was given from there on.
+    pub(crate) fn seek(&mut self, position: u64) -> Resume {
+        if position == 0 {
+            *self = Cursor { last_fit: self.last_fit, ..Cursor::default() };
+            return Resume { after: Vec::new(), skip: 0 };
+        }
+        if position > self.first && position <= self.first + self.recent.len() as u64 {
+            let kept = (position - self.first) as usize;
+            if kept < self.recent.len() {
+                self.recent.truncate(kept);
+                self.end = None;
+            }
+            return Resume { after: self.recent.back().cloned().unwrap_or_default(), skip: 0 };
+        }
+        self.end = None;
+        self.recent.clear();
+        self.marks.retain(|(at, _)| *at <= position);
+        self.first = position;
+        match self.marks.last() {
+            Some((at, name)) => Resume { after: name.clone(), skip: position - at },
+            None => Resume { after: Vec::new(), skip: position },
+        }
+    }
+
+    /// Notes the next name as given.
+    pub(crate) fn gave(&mut self, name: Vec<u8>) {
+        self.recent.push_back(name);
+        if self.recent.len() <= RECENT {
+            return;
+        }
+        if let Some(oldest) = self.recent.pop_front() {
+            self.first += 1;
+            if self.first.is_multiple_of(STEP) {
+                self.marks.push((self.first, oldest));
+            }
+        }
+    }
+
+    /// Names given so far.
+    pub(crate) fn position(&self) -> u64 {
+        self.first + self.recent.len() as u64
+    }
+
+    /// The server has no name after the present position.
+    pub(crate) fn ended(&mut self) {
+        self.end = Some(self.position());
+    }
+
+    /// The end was found at the present position.
+    pub(crate) fn at_end(&self) -> bool {
+        self.end == Some(self.position())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(i: u64) -> Vec<u8> {
+        format!("n{i:08}").into_bytes()
+    }
+
+    /// A cursor that gave `count` names from the start.
+    fn read(count: u64) -> Cursor {
+        let mut cursor = Cursor::default();
+        cursor.seek(0);
+        (0..count).for_each(|i| cursor.gave(name(i)));
+        cursor
+    }
+
+    #[test]
+    fn resumes_after_the_name_before_the_position() {
+        let mut cursor = read(10);
+        assert_eq!(cursor.seek(10), Resume { after: name(9), skip: 0 });
+        assert_eq!(cursor.seek(4), Resume { after: name(3), skip: 0 });
+        assert_eq!(cursor.position(), 4, "what was given after it is forgotten");
+        cursor.gave(b"other".to_vec());
+        assert_eq!(cursor.seek(5), Resume { after: b"other".to_vec(), skip: 0 });
+        assert_eq!(cursor.seek(0), Resume { after: Vec::new(), skip: 0 });
+    }
+
+    #[test]
+    fn the_end_is_remembered_until_moved_back() {
+        let mut cursor = read(3);
+        assert!(!cursor.at_end());
+        cursor.ended();
+        cursor.seek(3);
+        assert!(cursor.at_end());
+        cursor.seek(2);
+        assert!(!cursor.at_end());
+    }
+
+    #[test]
+    fn far_back_counts_from_a_remembered_name_and_memory_is_bounded() {
+        let count = RECENT as u64 + 10 * STEP + 5;
+        let mut cursor = read(count);
+        assert_eq!(cursor.recent.len(), RECENT);
+        assert_eq!(cursor.marks.len(), 10);
+        assert_eq!(cursor.seek(count), Resume { after: name(count - 1), skip: 0 });
+        assert_eq!(cursor.seek(3 * STEP + 7), Resume { after: name(3 * STEP - 1), skip: 7 });
+        assert_eq!(cursor.position(), 3 * STEP + 7);
+        cursor.gave(name(3 * STEP + 7));
+        assert_eq!(cursor.seek(3 * STEP + 8), Resume { after: name(3 * STEP + 7), skip: 0 });
+        assert_eq!(cursor.seek(20), Resume { after: Vec::new(), skip: 20 });
+    }
+
+    #[test]
+    fn a_position_never_given_counts_from_the_start() {
+        assert_eq!(Cursor::default().seek(9), Resume { after: Vec::new(), skip: 9 });
+    }
+}

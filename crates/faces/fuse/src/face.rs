@@ -1,0 +1,429 @@
+//! The kernel's questions, one method each: taken apart, passed on, answered.
+//!
+//! What is done for names is in [`crate::names`], for open files in [`crate::data`]. Methods that are only here
+//! to say ENOSYS are those for which the kernel then has its own way and asks no more.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
+    ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use impresario_client::{Client, ClientError};
+use impresario_wire::{Attr, SetAttr};
+
+use crate::attr::{file_attr, set_time};
+use crate::data::OpenFile;
+use crate::handles::Handles;
+use crate::inodes::{Entered, Inodes};
+use crate::names::{Maker, OpenDirectory};
+use crate::{MountOptions, kernel};
+
+/// What an operation comes to: a result, or what the kernel is told instead.
+pub(crate) type Outcome<T> = Result<T, Errno>;
+
+/// Block size of `statfs`, bytes.
+const STATFS_BLOCK_BYTES: u32 = 4096;
+/// Longest name, bytes.
+const NAME_MAX_BYTES: u32 = 255;
+
+/// The file system.
+#[derive(Debug)]
+pub(crate) struct Face {
+    pub(crate) client: Arc<Client>,
+    pub(crate) options: MountOptions,
+    pub(crate) inodes: Inodes,
+    pub(crate) files: Handles<OpenFile>,
+    pub(crate) directories: Handles<OpenDirectory>,
+    /// Held for reading while a path is in use, for writing while a directory moves: a path that was built before a
+    /// move must not be looked up after it.
+    pub(crate) tree: RwLock<()>,
+}
+
+impl Face {
+    pub(crate) fn new(client: Arc<Client>, options: MountOptions) -> Face {
+        Face {
+            client,
+            options,
+            inodes: Inodes::new(),
+            files: Handles::new(),
+            directories: Handles::new(),
+            tree: RwLock::new(()),
+        }
+    }
+}
+
+/// What the kernel is told of a failed call. What is not an everyday answer goes to the log with its full text, as
+/// the kernel passes on a number only.
+pub(crate) fn fault(error: ClientError) -> Errno {
+    let errno = error.errno();
+    match errno {
+        libc::ENOENT | libc::EEXIST | libc::ENOTEMPTY | libc::ENOTDIR | libc::EISDIR | libc::ENAMETOOLONG => {
+            tracing::trace!(%error)
+        }
+        libc::EACCES | libc::EPERM | libc::EINVAL | libc::ELOOP | libc::ESTALE => tracing::debug!(%error),
+        _ => tracing::warn!(%error),
+    }
+    Errno::from_i32(errno)
+}
+
+impl Face {
+    fn reply_entry(&self, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
+        match outcome {
+            Ok((entered, attr)) => {
+                let shown = file_attr(entered.number, &attr);
+                reply.entry(&self.options.cache_time, &shown, Generation(entered.generation));
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn reply_attr(&self, reply: ReplyAttr, number: u64, outcome: Outcome<(Attr, Duration)>) {
+        match outcome {
+            Ok((attr, valid)) => reply.attr(&valid, &file_attr(number, &attr)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+}
+
+fn reply_empty(reply: ReplyEmpty, outcome: Outcome<()>) {
+    match outcome {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn maker(request: &Request) -> Maker {
+    Maker { uid: request.uid(), gid: request.gid() }
+}
+
+impl Filesystem for Face {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        kernel::agree(&self.options, config);
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.reply_entry(reply, self.look_up(parent.0, name.as_bytes()));
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
+        self.inodes.forget(ino.0, lookups);
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        self.reply_attr(reply, ino.0, self.get_attr(ino.0, handle.map(|handle| handle.0)));
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttr {
+            mode: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(set_time),
+            mtime: mtime.map(set_time),
+        };
+        let outcome = self.set_attr(ino.0, handle.map(|handle| handle.0), set, request.uid());
+        self.reply_attr(reply, ino.0, outcome.map(|attr| (attr, self.options.cache_time)));
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.read_link(ino.0) {
+            Ok(target) => reply.data(&target),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _: u32,
+        reply: ReplyEntry,
+    ) {
+        self.reply_entry(reply, self.make_node(parent.0, name.as_bytes(), mode, maker(request)));
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        self.reply_entry(reply, self.make_directory(parent.0, name.as_bytes(), mode, maker(request)));
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.remove(parent.0, name.as_bytes(), |client, path| client.unlink(path)));
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.remove(parent.0, name.as_bytes(), |client, path| client.rmdir(path)));
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let target = target.as_os_str().as_bytes();
+        self.reply_entry(reply, self.make_symlink(parent.0, name.as_bytes(), target, maker(request)));
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = ((parent.0, name.as_bytes()), (new_parent.0, new_name.as_bytes()));
+        reply_empty(reply, self.move_name(from, to, flags));
+    }
+
+    /// There are no hard links yet: EPERM is what link(2) says where a file system has none.
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(Errno::EPERM);
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let write = flags.acc_mode() != OpenAccMode::O_RDONLY;
+        match self.open_file(ino.0, flags.0, write, request.uid()) {
+            Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request)) {
+            Ok((entered, attr, handle, flags)) => {
+                let (shown, generation) = (file_attr(entered.number, &attr), Generation(entered.generation));
+                reply.created(&self.options.cache_time, &shown, generation, FileHandle(handle), flags);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        len_bytes: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.read_file(handle.0, offset, len_bytes, |outcome| match outcome {
+            Ok(bytes) => reply.data(bytes),
+            Err(errno) => reply.error(errno),
+        });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        bytes: &[u8],
+        write_flags: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.write_file(handle.0, offset, bytes, write_flags) {
+            Ok(written) => reply.written(written),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Nothing is held back here: once told so, the kernel writes what was mapped and asks no more.
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        // Nobody waits for the answer, and given late it may find the mount gone.
+        reply.ok();
+        self.close_file(handle.0);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        reply_empty(reply, self.sync_file(handle.0));
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let handle = Handles::<OpenDirectory>::draw();
+        self.directories.put(handle, OpenDirectory::new(ino.0));
+        reply.opened(FileHandle(handle), FopenFlags::empty());
+    }
+
+    fn readdir(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let outcome = self.read_directory(handle.0, offset, &mut |name| {
+            reply.add(INodeNo(name.number), name.offset, name.kind, OsStr::from_bytes(name.name))
+        });
+        match outcome {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdirplus(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let cache_time = self.options.cache_time;
+        let outcome = self.read_directory_plus(handle.0, offset, &mut |name, attr, generation| {
+            let (number, shown) = (INodeNo(name.number), file_attr(name.number, attr));
+            reply.add(number, name.offset, OsStr::from_bytes(name.name), &cache_time, &shown, Generation(generation))
+        });
+        match outcome {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.directories.take(handle.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        reply_empty(reply, self.sync_directory(ino.0));
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        match self.client.statfs() {
+            Ok(totals) => {
+                let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK_BYTES);
+                reply.statfs(
+                    blocks(totals.total_bytes),
+                    blocks(totals.free_bytes),
+                    blocks(totals.free_bytes),
+                    totals.files,
+                    totals.files_free,
+                    STATFS_BLOCK_BYTES,
+                    NAME_MAX_BYTES,
+                    STATFS_BLOCK_BYTES,
+                );
+            }
+            Err(error) => reply.error(fault(error)),
+        }
+    }
+
+    fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
+        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), Some(value)));
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, room_bytes: u32, reply: ReplyXattr) {
+        match self.get_extended(ino.0, name.as_bytes()) {
+            Ok(value) if room_bytes == 0 => reply.size(value.len() as u32),
+            Ok(value) if value.len() > room_bytes as usize => reply.error(Errno::ERANGE),
+            Ok(value) => reply.data(value.as_bytes()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// The striping is not listed, so that `cp -a` and `tar` do not try to set it on copies.
+    fn listxattr(&self, _: &Request, _: INodeNo, room_bytes: u32, reply: ReplyXattr) {
+        if room_bytes == 0 { reply.size(0) } else { reply.data(&[]) }
+    }
+
+    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), None));
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn bmap(&self, _: &Request, _: INodeNo, _: u32, _: u64, reply: ReplyBmap) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+}

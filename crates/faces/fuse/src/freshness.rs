@@ -1,0 +1,327 @@
+//! Whether the kernel's view of a file is as new as an open demands (close-to-open).
+//!
+//! The kernel keeps a file's size and pages for a while without asking. At every open we have the file's
+//! fresh attributes from the server and decide two things: whether the kernel must look the file up again
+//! first, because it believes another size (an append or a read up to the end would go wrong), and whether its
+//! cached pages may stay.
+//!
+//! Between opens, a program that reads what it also writes makes the kernel ask for the size after every write.
+//! For as long as attributes may be cached that question is answered from here ([`Freshness::recent`]).
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
+
+use impresario_wire::{Attr, FileKey, Time};
+
+use crate::attr::system_time;
+use crate::lock;
+
+/// A file changed more recently than this may change again without its time stamp moving (the servers' clocks
+/// tick in milliseconds), so its pages are not kept.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// What the kernel believes of one file or directory.
+#[derive(Debug, Default)]
+pub(crate) struct Freshness {
+    /// The size that the kernel goes by, bytes.
+    size: AtomicU64,
+    /// Permission bits.
+    mode: AtomicU32,
+    /// Owner and group.
+    uid: AtomicU32,
+    gid: AtomicU32,
+    /// Writes through this mount: begun, and ended (or truncations).
+    begun: AtomicU64,
+    writes: AtomicU64,
+    /// The server's attributes of late and what this mount wrote since.
+    view: Mutex<Option<View>>,
+    /// What the pages in the kernel's cache are a copy of.
+    pages: Mutex<Option<Stamp>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    file: FileKey,
+    size: u64,
+    mtime: Time,
+    writes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct View {
+    attr: Attr,
+    at: Instant,
+    /// Furthest end of a write since, bytes.
+    end: u64,
+}
+
+/// Taken before the server is asked for attributes: whether a write fell into that time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mark {
+    begun: u64,
+    ended: u64,
+}
+
+/// What to answer to an open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// The kernel believes another size: let it look the path up again (ESTALE makes it do so, once).
+    LookUpAgain,
+    /// Open it; the pages in the cache may stay or not.
+    Open {
+        /// They are what the server has.
+        keep_pages: bool,
+    },
+}
+
+impl Freshness {
+    /// The kernel is told these attributes.
+    pub(crate) fn told(&self, attr: &Attr) {
+        self.size.store(attr.size, Relaxed);
+        self.mode.store(attr.mode, Relaxed);
+        self.uid.store(attr.uid, Relaxed);
+        self.gid.store(attr.gid, Relaxed);
+        *lock(&self.view) = None;
+    }
+
+    /// A write through this mount begins.
+    pub(crate) fn write_begins(&self) {
+        let _view = lock(&self.view);
+        self.begun.fetch_add(1, Relaxed);
+    }
+
+    /// It ended at `end`, and the kernel moves its size accordingly; `None`: it failed.
+    pub(crate) fn write_ended(&self, end: Option<u64>) {
+        let mut view = lock(&self.view);
+        self.writes.fetch_add(1, Relaxed);
+        match (end, &mut *view) {
+            (Some(end), Some(view)) => view.end = view.end.max(end),
+            // Perhaps a part of it was written.
+            (None, view) => *view = None,
+            _ => {}
+        }
+        self.size.fetch_max(end.unwrap_or(0), Relaxed);
+    }
+
+    /// The kernel cuts its size to zero itself when an open that truncates succeeds.
+    pub(crate) fn emptied(&self) {
+        self.write_begins();
+        self.write_ended(None);
+        self.size.store(0, Relaxed);
+    }
+
+    /// To be taken before asking the server and given to [`Freshness::learnt`].
+    pub(crate) fn mark(&self) -> Mark {
+        let _view = lock(&self.view);
+        Mark { begun: self.begun.load(Relaxed), ended: self.writes.load(Relaxed) }
+    }
+
+    /// The kernel is told these attributes, which the server gave to a question asked after `mark`.
+    pub(crate) fn learnt(&self, attr: &Attr, mark: Mark, now: Instant) {
+        self.told(attr);
+        let mut view = lock(&self.view);
+        // A write under way meanwhile may be in them or not.
+        if self.has_no_write_since(mark) {
+            *view = Some(View { attr: *attr, at: now, end: 0 });
+        }
+    }
+
+    fn is_quiet_since(&self, mark: Mark) -> bool {
+        let _view = lock(&self.view);
+        self.has_no_write_since(mark)
+    }
+
+    /// To be called with `view` locked.
+    fn has_no_write_since(&self, mark: Mark) -> bool {
+        mark.begun == mark.ended && self.begun.load(Relaxed) == mark.begun
+    }
+
+    /// The server's attributes, at most `age_max` old, with the size that this mount's writes since then made. Their
+    /// times are as old as they are, so nobody may be shown them who asks for more than the size.
+    pub(crate) fn recent(&self, now: Instant, age_max: Duration) -> Option<Attr> {
+        let view = (*lock(&self.view))?;
+        let young = now.saturating_duration_since(view.at) < age_max;
+        young.then(|| Attr { size: view.attr.size.max(view.end), ..view.attr })
+    }
+
+    /// Permission bits last told.
+    pub(crate) fn mode(&self) -> u32 {
+        self.mode.load(Relaxed)
+    }
+
+    /// The permission bits were changed here.
+    pub(crate) fn set_mode(&self, mode: u32) {
+        self.mode.store(mode, Relaxed);
+    }
+
+    /// Group last told.
+    pub(crate) fn gid(&self) -> u32 {
+        self.gid.load(Relaxed)
+    }
+
+    /// Whether the permissions that the kernel has checked are those of a file with these attributes.
+    pub(crate) fn has_permissions_of(&self, attr: &Attr) -> bool {
+        let checked = (self.mode.load(Relaxed), self.uid.load(Relaxed), self.gid.load(Relaxed));
+        checked == (attr.mode, attr.uid, attr.gid)
+    }
+
+    /// Judges an open that found `attr` on the server, asked after `mark`. A `spared` one must not be refused.
+    pub(crate) fn judge(&self, file: FileKey, attr: &Attr, mark: Mark, spared: bool, now: SystemTime) -> Verdict {
+        // Of this mount's own writes the kernel knows.
+        let differs = self.size.load(Relaxed) != attr.size && self.is_quiet_since(mark);
+        if differs && !spared {
+            return Verdict::LookUpAgain;
+        }
+        let stamp = Stamp { file, size: attr.size, mtime: attr.mtime, writes: self.writes.load(Relaxed) };
+        let settled = now.duration_since(system_time(attr.mtime)).is_ok_and(|age| age >= SETTLED);
+        let mut pages = lock(&self.pages);
+        let keep_pages = settled && *pages == Some(stamp);
+        *pages = settled.then_some(stamp);
+        Verdict::Open { keep_pages }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use impresario_wire::NodeKind;
+
+    const FILE: FileKey = FileKey(7);
+
+    fn attr(size: u64, mtime_secs: i64) -> Attr {
+        Attr {
+            ino: 5,
+            kind: NodeKind::File,
+            mode: 0o4755,
+            nlink: 1,
+            uid: 1,
+            gid: 2,
+            size,
+            atime: Time::default(),
+            mtime: Time { secs: mtime_secs, nanos: 0 },
+            ctime: Time::default(),
+        }
+    }
+
+    fn judge(fresh: &Freshness, file: FileKey, attr: &Attr, now: SystemTime) -> Verdict {
+        fresh.judge(file, attr, fresh.mark(), false, now)
+    }
+
+    fn write(fresh: &Freshness, end: Option<u64>) {
+        fresh.write_begins();
+        fresh.write_ended(end);
+    }
+
+    fn at(secs: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn pages_stay_only_when_nothing_changed() {
+        let fresh = Freshness::default();
+        fresh.told(&attr(10, 100));
+        assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(200)), Verdict::Open { keep_pages: false }, "first open");
+        assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(201)), Verdict::Open { keep_pages: true });
+        assert_eq!(judge(&fresh, FILE, &attr(10, 150), at(202)), Verdict::Open { keep_pages: false }, "another time");
+        assert_eq!(judge(&fresh, FILE, &attr(10, 150), at(203)), Verdict::Open { keep_pages: true });
+        assert_eq!(
+            judge(&fresh, FileKey(8), &attr(10, 150), at(204)),
+            Verdict::Open { keep_pages: false },
+            "another file"
+        );
+    }
+
+    #[test]
+    fn pages_of_a_file_that_just_changed_do_not_stay() {
+        let fresh = Freshness::default();
+        fresh.told(&attr(10, 100));
+        for now in [100, 100, 99] {
+            assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(now)), Verdict::Open { keep_pages: false });
+        }
+    }
+
+    #[test]
+    fn own_writes_count_as_change() {
+        let fresh = Freshness::default();
+        fresh.told(&attr(10, 100));
+        judge(&fresh, FILE, &attr(10, 100), at(200));
+        write(&fresh, Some(5));
+        assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(201)), Verdict::Open { keep_pages: false });
+        assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(202)), Verdict::Open { keep_pages: true });
+    }
+
+    #[test]
+    fn another_size_makes_the_kernel_look_again_once() {
+        let fresh = Freshness::default();
+        fresh.told(&attr(10, 100));
+        assert_eq!(judge(&fresh, FILE, &attr(20, 150), at(200)), Verdict::LookUpAgain);
+        fresh.told(&attr(20, 150));
+        assert_eq!(judge(&fresh, FILE, &attr(20, 150), at(200)), Verdict::Open { keep_pages: false });
+        assert_eq!(judge(&fresh, FILE, &attr(30, 160), at(200)), Verdict::LookUpAgain);
+        let spared = fresh.judge(FILE, &attr(40, 170), fresh.mark(), true, at(200));
+        assert!(matches!(spared, Verdict::Open { .. }), "it keeps growing");
+    }
+
+    #[test]
+    fn another_size_by_own_writes_does_not() {
+        let fresh = Freshness::default();
+        fresh.told(&attr(10, 100));
+        let mark = fresh.mark();
+        write(&fresh, Some(30));
+        let verdict = fresh.judge(FILE, &attr(20, 150), mark, false, at(200));
+        assert!(matches!(verdict, Verdict::Open { .. }), "the answer is from before the write ended");
+    }
+
+    #[test]
+    fn own_appends_and_cuts_are_followed() {
+        let fresh = Freshness::default();
+        fresh.told(&attr(10, 100));
+        write(&fresh, Some(25));
+        write(&fresh, Some(5));
+        assert!(matches!(judge(&fresh, FILE, &attr(25, 150), at(200)), Verdict::Open { .. }));
+        fresh.emptied();
+        assert!(matches!(judge(&fresh, FILE, &attr(0, 150), at(200)), Verdict::Open { .. }));
+    }
+
+    #[test]
+    fn the_size_is_known_here_while_it_is_young() {
+        const AGE: Duration = Duration::from_secs(1);
+        let (fresh, now) = (Freshness::default(), Instant::now());
+        let size = |at: Instant| fresh.recent(at, AGE).map(|attr| attr.size);
+        assert_eq!(size(now), None);
+        fresh.learnt(&attr(10, 100), fresh.mark(), now);
+        assert_eq!(size(now + AGE / 2), Some(10));
+        write(&fresh, Some(30));
+        write(&fresh, Some(20));
+        assert_eq!(size(now + AGE / 2), Some(30));
+        assert_eq!(size(now + AGE), None, "too old");
+        write(&fresh, None);
+        assert_eq!(size(now), None, "a failed write may have done anything");
+        fresh.learnt(&attr(10, 100), fresh.mark(), now);
+        fresh.told(&attr(5, 200));
+        assert_eq!(size(now), None, "the kernel knows something newer");
+    }
+
+    #[test]
+    fn an_answer_that_a_write_overlapped_is_not_gone_by() {
+        let (fresh, now) = (Freshness::default(), Instant::now());
+        let known = || fresh.recent(now, Duration::from_secs(1)).is_some();
+        let mark = fresh.mark();
+        write(&fresh, Some(30));
+        fresh.learnt(&attr(10, 100), mark, now);
+        assert!(!known(), "began and ended meanwhile");
+        fresh.write_begins();
+        let mark = fresh.mark();
+        fresh.write_ended(Some(40));
+        fresh.learnt(&attr(10, 100), mark, now);
+        assert!(!known(), "was under way");
+        let mark = fresh.mark();
+        fresh.write_begins();
+        fresh.learnt(&attr(10, 100), mark, now);
+        assert!(!known(), "began meanwhile");
+        fresh.write_ended(Some(41));
+        fresh.learnt(&attr(41, 100), fresh.mark(), now);
+        assert!(known());
+    }
+}

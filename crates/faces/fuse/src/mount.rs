@@ -1,0 +1,282 @@
+//! Mounting and unmounting.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fuser::{Config, MountOption, Session, SessionACL};
+use impresario_client::{Client, ClientError};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::face::Face;
+use crate::{MountOptions, lock, mountpoint};
+
+/// The subtype: what `mount` and `/proc/mounts` call the file system's type is `fuse.` and this.
+const SUBTYPE: &str = "impresario";
+
+/// After the kernel let a mount go, its threads end at once; this only bounds the wait for them.
+const THREADS_END_WITHIN: Duration = Duration::from_secs(10);
+
+/// Why a mount or an unmount failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// No FUSE on this machine.
+    #[error(
+        "/dev/fuse cannot be used ({source}); load it with `modprobe fuse`, install the package fuse3, and in a container pass --device /dev/fuse and CAP_SYS_ADMIN"
+    )]
+    NoFuse {
+        /// What opening it said.
+        source: io::Error,
+    },
+    /// The mount point cannot be used.
+    #[error("cannot mount on {}: {source}; give an existing folder", path.display())]
+    MountPoint {
+        /// The mount point.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// A mount whose server is gone is still there.
+    #[error("cannot mount on {at}: a mount whose process has ended is still there; remove it with `fusermount3 -u {at}` or `umount -l {at}`", at = path.display())]
+    Stale {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// The cluster is mounted there already.
+    #[error("cannot mount on {at}: an Impresario file system is mounted there already; unmount it with `fusermount3 -u {at}`", at = path.display())]
+    Already {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// The cluster does not answer.
+    #[error("cannot mount on {}: the root of the file system cannot be read: {source}", path.display())]
+    Cluster {
+        /// The mount point.
+        path: PathBuf,
+        /// What the client says.
+        source: ClientError,
+    },
+    /// The kernel refused.
+    #[error("cannot mount on {}: {source}; mounting needs root or the set-user-id program fusermount3, and allow_other without root needs user_allow_other in /etc/fuse.conf", path.display())]
+    Refused {
+        /// The mount point.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Files on the mount are in use.
+    #[error("cannot unmount {}: it is in use{}; end the programs that use it and try again", path.display(), by(holders))]
+    Busy {
+        /// The mount point.
+        path: PathBuf,
+        /// Some of those who use it, as `pid (name)`.
+        holders: Vec<String>,
+    },
+    /// Unmounting failed otherwise.
+    #[error("cannot unmount {}: {source}", path.display())]
+    Unmount {
+        /// The mount point.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The mount ended by itself with an error.
+    #[error("the mount on {} ended: {reason}", path.display())]
+    Ended {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+fn by(holders: &[String]) -> String {
+    if holders.is_empty() { String::new() } else { format!(" by process {}", holders.join(", ")) }
+}
+
+/// A mounted file system. Dropping it unmounts.
+#[derive(Debug)]
+pub struct Mounted {
+    path: PathBuf,
+    ended: Arc<Ended>,
+}
+
+#[derive(Debug, Default)]
+struct Ended {
+    outcome: Mutex<Option<Result<(), String>>>,
+    changed: Condvar,
+}
+
+/// Mounts the cluster that `client` reaches on the folder `mountpoint` and serves it from threads of its own
+/// until it is unmounted.
+pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mounted, MountError> {
+    let path = usable(mountpoint)?;
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .map_err(|source| MountError::NoFuse { source })?;
+    client.stat(b"").map_err(|source| MountError::Cluster { path: path.clone(), source })?;
+
+    let read_ahead_bytes = options.read_ahead_bytes;
+    let config = session_config(&options);
+    let refused = |source| MountError::Refused { path: path.clone(), source };
+    let session = Session::new(Face::new(client, options), &path, &config).map_err(refused)?;
+    if let Err(error) = mountpoint::set_read_ahead(&path, read_ahead_bytes) {
+        tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; raising it needs root");
+    }
+    let ended = Arc::new(Ended::default());
+    let ending = ended.clone();
+    std::thread::Builder::new()
+        .name("fuse".to_owned())
+        .spawn(move || {
+            let outcome = session.run().map_err(|error| error.to_string());
+            *lock(&ending.outcome) = Some(outcome);
+            ending.changed.notify_all();
+        })
+        .map_err(refused)?;
+    Ok(Mounted { path, ended })
+}
+
+/// The mount point without links, when it can be mounted on.
+fn usable(mountpoint: &Path) -> Result<PathBuf, MountError> {
+    let wrong = |source| MountError::MountPoint { path: mountpoint.to_owned(), source };
+    let stale = |error: &io::Error| error.raw_os_error() == Some(libc::ENOTCONN);
+    let metadata = match std::fs::metadata(mountpoint) {
+        Err(error) if stale(&error) => return Err(MountError::Stale { path: mountpoint.to_owned() }),
+        other => other.map_err(wrong)?,
+    };
+    if !metadata.is_dir() {
+        return Err(wrong(io::Error::from(io::ErrorKind::NotADirectory)));
+    }
+    let path = mountpoint.canonicalize().map_err(wrong)?;
+    match mountpoint::mounted_at(&path) {
+        Some(line) if line.kind == format!("fuse.{SUBTYPE}") => Err(MountError::Already { path }),
+        _ => Ok(path),
+    }
+}
+
+fn session_config(options: &MountOptions) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(options.source_name()),
+        // As a plain option: the crate leaves its own subtype out where it mounts without a helper program.
+        MountOption::CUSTOM(format!("subtype={SUBTYPE}")),
+        MountOption::DefaultPermissions,
+        MountOption::NoSuid,
+        MountOption::NoDev,
+        MountOption::NoAtime,
+    ];
+    if options.read_only {
+        config.mount_options.push(MountOption::RO);
+    }
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(options.thread_count());
+    config.clone_fd = true;
+    config
+}
+
+impl Mounted {
+    /// Where it is mounted, without links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until somebody unmounts it: [`Mounted::unmount`] from another thread, `umount` or `fusermount3 -u`.
+    pub fn wait(&self) -> Result<(), MountError> {
+        let mut outcome = lock(&self.ended.outcome);
+        loop {
+            if let Some(outcome) = &*outcome {
+                return self.outcome(outcome);
+            }
+            outcome = self.ended.changed.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// As [`Mounted::wait`], but for at most `timeout`; `None`: still mounted.
+    pub fn wait_for(&self, timeout: Duration) -> Option<Result<(), MountError>> {
+        let deadline = Instant::now() + timeout;
+        let mut outcome = lock(&self.ended.outcome);
+        loop {
+            if let Some(outcome) = &*outcome {
+                return Some(self.outcome(outcome));
+            }
+            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            outcome = self.ended.changed.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn outcome(&self, outcome: &Result<(), String>) -> Result<(), MountError> {
+        outcome.clone().map_err(|reason| MountError::Ended { path: self.path.clone(), reason })
+    }
+
+    /// Unmounts. With [`MountError::Busy`] it stays mounted and usable; try again, or [`Mounted::abort`].
+    pub fn unmount(&self) -> Result<(), MountError> {
+        if self.wait_for(Duration::ZERO).is_some() {
+            return Ok(());
+        }
+        match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
+            // Not mounted any more: somebody else was faster.
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+            Err(Errno::BUSY) => return Err(self.busy()),
+            Err(Errno::PERM) => self.unmount_by_helper(false)?,
+            Err(error) => return Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
+        }
+        self.wait_for(THREADS_END_WITHIN);
+        Ok(())
+    }
+
+    /// Unmounts even though files are open: their users get errors from then on.
+    pub fn abort(&self) -> Result<(), MountError> {
+        if self.wait_for(Duration::ZERO).is_some() {
+            return Ok(());
+        }
+        // FORCE ends the connection, so that nobody waits for an answer any more; DETACH takes the name away.
+        match rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => self.wait_for(THREADS_END_WITHIN),
+            // The helper cannot end the connection: the threads go when the last user does.
+            Err(Errno::PERM) => return self.unmount_by_helper(true),
+            Err(error) => return Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
+        };
+        Ok(())
+    }
+
+    fn busy(&self) -> MountError {
+        MountError::Busy { path: self.path.clone(), holders: mountpoint::holders(&self.path) }
+    }
+
+    /// Without root only the set-user-id helper may unmount.
+    fn unmount_by_helper(&self, lazily: bool) -> Result<(), MountError> {
+        let failed = |source| MountError::Unmount { path: self.path.clone(), source };
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for helper in ["fusermount3", "fusermount"] {
+            let mut command = Command::new(helper);
+            command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(&self.path);
+            match command.output() {
+                Ok(output) if output.status.success() => return Ok(()),
+                Ok(output) => {
+                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                    if said.contains("busy") {
+                        return Err(self.busy());
+                    }
+                    return Err(failed(io::Error::other(said)));
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(failed(last))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let Err(error) = self.unmount() else { return };
+        tracing::warn!(%error, "taking the mount away although it is in use");
+        if let Err(error) = self.abort() {
+            tracing::warn!(%error, "the mount stays");
+        }
+    }
+}

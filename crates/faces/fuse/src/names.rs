@@ -1,0 +1,374 @@
+//! Names and attributes: looking up, making, moving, removing, listing.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use fuser::{Errno, FileType, RenameFlags};
+use impresario_client::{Client, ClientError, CreateOptions, File};
+use impresario_wire::{Attr, Entry, NodeKind, SetAttr};
+
+use crate::attr::file_type;
+use crate::data::{OpenFile, without_set_id};
+use crate::directory::Cursor;
+use crate::face::{Face, Outcome, fault};
+use crate::inodes::{Entered, ROOT, number_of};
+use crate::{lock, striping};
+
+/// Names asked for at first when nothing tells how many fit into the kernel's buffer; a page holds about 24.
+const FIRST_NAMES: u32 = 32;
+/// Most names asked for at a time.
+const NAMES_MAX: u32 = 1024;
+
+/// Who makes something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maker {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct OpenDirectory {
+    number: u64,
+    cursor: Mutex<Cursor>,
+}
+
+impl OpenDirectory {
+    pub(crate) fn new(number: u64) -> OpenDirectory {
+        OpenDirectory { number, cursor: Mutex::default() }
+    }
+}
+
+/// A name for the kernel.
+pub(crate) struct Listed<'a> {
+    pub number: u64,
+    /// Where to go on after it.
+    pub offset: u64,
+    pub kind: FileType,
+    pub name: &'a [u8],
+}
+
+impl Face {
+    fn still_tree(&self) -> RwLockReadGuard<'_, ()> {
+        self.tree.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls with the path of a number. When the server does not know it, another node has changed the tree: ESTALE
+    /// makes the kernel look the path up anew.
+    pub(crate) fn at_path<T>(&self, number: u64, call: impl FnOnce(&[u8]) -> Result<T, ClientError>) -> Outcome<T> {
+        let _still = self.still_tree();
+        let path = self.inodes.path(number).ok_or(Errno::ESTALE)?;
+        call(&path).map_err(|error| match error.errno() {
+            libc::ENOENT | libc::ENOTDIR if number != ROOT => Errno::ESTALE,
+            _ => fault(error),
+        })
+    }
+
+    /// Calls with the path of a name in a directory.
+    pub(crate) fn at_name<T>(
+        &self,
+        parent: u64,
+        name: &[u8],
+        call: impl FnOnce(&[u8]) -> Result<T, ClientError>,
+    ) -> Outcome<T> {
+        let _still = self.still_tree();
+        let path = self.inodes.path_in(parent, name).ok_or(Errno::ESTALE)?;
+        call(&path).map_err(fault)
+    }
+
+    /// What the path of `number` led to must be what the kernel means by it.
+    pub(crate) fn must_be(&self, number: u64, attr: &Attr) -> Outcome<()> {
+        if number == ROOT || number_of(attr.ino) == number {
+            return Ok(());
+        }
+        self.inodes.replaced_elsewhere(number);
+        Err(Errno::ESTALE)
+    }
+
+    pub(crate) fn look_up(&self, parent: u64, name: &[u8]) -> Outcome<(Entered, Attr)> {
+        let asked = self.inodes.changes();
+        let attr = self.at_name(parent, name, |path| self.client.stat(path))?;
+        Ok((self.inodes.enter(parent, name, &attr, asked), attr))
+    }
+
+    /// Attributes, and for how long the kernel may go by them.
+    ///
+    /// With a `handle` it is a reader that asks, for the size only: `stat` never names one.
+    pub(crate) fn get_attr(&self, number: u64, handle: Option<u64>) -> Outcome<(Attr, Duration)> {
+        let Some(open) = self.some_open(number, handle) else {
+            let attr = self.at_path(number, |path| self.client.stat(path))?;
+            self.must_be(number, &attr)?;
+            self.inodes.told(number, &attr);
+            return Ok((attr, self.options.cache_time));
+        };
+        let recent = || open.fresh().recent(Instant::now(), self.options.cache_time);
+        if let Some(attr) = handle.and_then(|_| recent()) {
+            return Ok((attr, Duration::ZERO));
+        }
+        let mark = open.fresh().mark();
+        // By the handle, which works without a name too.
+        let attr = open.file()?.attr().map_err(fault)?;
+        if !open.is_instead() {
+            self.must_be(number, &attr)?;
+        }
+        open.fresh().learnt(&attr, mark, Instant::now());
+        Ok((attr, self.options.cache_time))
+    }
+
+    pub(crate) fn set_attr(&self, number: u64, handle: Option<u64>, mut set: SetAttr, uid: u32) -> Outcome<Attr> {
+        if set.size.is_some() && set.mode.is_none() {
+            set.mode = self.inodes.fresh(number).and_then(|fresh| without_set_id(uid, fresh.mode()));
+        }
+        let open = self.some_open(number, handle);
+        let attr = match &open {
+            Some(open) => open.file()?.set_attr(&set).map_err(fault)?,
+            None => self.at_path(number, |path| self.client.set_attr(path, set))?,
+        };
+        if !open.is_some_and(|open| open.is_instead()) {
+            self.must_be(number, &attr)?;
+        }
+        self.inodes.told(number, &attr);
+        Ok(attr)
+    }
+
+    fn some_open(&self, number: u64, handle: Option<u64>) -> Option<Arc<OpenFile>> {
+        let by = |handle| self.open_by(handle).ok();
+        handle.and_then(by).or_else(|| self.inodes.open_handle(number).and_then(by))
+    }
+
+    pub(crate) fn read_link(&self, number: u64) -> Outcome<Vec<u8>> {
+        self.at_path(number, |path| self.client.readlink(path))
+    }
+
+    /// Makes an empty file and leaves it open.
+    pub(crate) fn make_file(
+        &self,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        maker: Maker,
+    ) -> Outcome<(File, Entered, Attr)> {
+        let asked = self.inodes.changes();
+        let gid = self.inherited_gid(parent, maker.gid);
+        let options = CreateOptions { mode: mode & 0o7777, uid: maker.uid, gid, exclusive: true, layout: None };
+        let (file, attr) = self.at_name(parent, name, |path| self.client.create_with_attr(path, options))?;
+        let entered = self.inodes.enter(parent, name, &attr, asked);
+        Ok((file, entered, attr))
+    }
+
+    /// Regular files only: EPERM is what mknod(2) says where a file system has no other nodes.
+    pub(crate) fn make_node(&self, parent: u64, name: &[u8], mode: u32, maker: Maker) -> Outcome<(Entered, Attr)> {
+        if mode & libc::S_IFMT != libc::S_IFREG && mode & libc::S_IFMT != 0 {
+            return Err(Errno::EPERM);
+        }
+        let (file, entered, attr) = self.make_file(parent, name, mode, maker)?;
+        if let Err(error) = file.close() {
+            tracing::warn!(%error, "closing a new file");
+        }
+        Ok((entered, attr))
+    }
+
+    pub(crate) fn make_directory(&self, parent: u64, name: &[u8], mode: u32, maker: Maker) -> Outcome<(Entered, Attr)> {
+        let asked = self.inodes.changes();
+        let gid = self.inherited_gid(parent, maker.gid);
+        let inherited = if self.has_set_gid(parent) { libc::S_ISGID } else { 0 };
+        let mode = (mode & 0o7777) | inherited;
+        let attr = self.at_name(parent, name, |path| self.client.mkdir(path, mode, maker.uid, gid))?;
+        Ok((self.inodes.enter(parent, name, &attr, asked), attr))
+    }
+
+    pub(crate) fn make_symlink(
+        &self,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+        maker: Maker,
+    ) -> Outcome<(Entered, Attr)> {
+        let asked = self.inodes.changes();
+        let gid = self.inherited_gid(parent, maker.gid);
+        let attr = self.at_name(parent, name, |path| self.client.symlink(path, target, maker.uid, gid))?;
+        Ok((self.inodes.enter(parent, name, &attr, asked), attr))
+    }
+
+    /// What is made in a set-group-id directory gets the directory's group.
+    fn inherited_gid(&self, parent: u64, gid: u32) -> u32 {
+        match self.inodes.fresh(parent) {
+            Some(fresh) if fresh.mode() & libc::S_ISGID != 0 => fresh.gid(),
+            _ => gid,
+        }
+    }
+
+    fn has_set_gid(&self, parent: u64) -> bool {
+        self.inodes.fresh(parent).is_some_and(|fresh| fresh.mode() & libc::S_ISGID != 0)
+    }
+
+    pub(crate) fn remove(
+        &self,
+        parent: u64,
+        name: &[u8],
+        remove: impl FnOnce(&Client, &[u8]) -> Result<(), ClientError>,
+    ) -> Outcome<()> {
+        self.at_name(parent, name, |path| remove(&self.client, path))?;
+        self.inodes.removed(parent, name);
+        Ok(())
+    }
+
+    pub(crate) fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: RenameFlags) -> Outcome<()> {
+        if !(flags - RenameFlags::RENAME_NOREPLACE).is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
+        let moved = || {
+            let from_path = self.inodes.path_in(from.0, from.1).ok_or(Errno::ESTALE)?;
+            let to_path = self.inodes.path_in(to.0, to.1).ok_or(Errno::ESTALE)?;
+            self.client.rename(&from_path, &to_path, no_replace).map_err(fault)?;
+            self.inodes.renamed(from, to);
+            Ok(())
+        };
+        // Only a directory has paths below it that change with it.
+        if matches!(self.inodes.kind_in(from.0, from.1), Some(NodeKind::File | NodeKind::Symlink)) {
+            let _still = self.still_tree();
+            return moved();
+        }
+        let _moving = self.tree.write().unwrap_or_else(PoisonError::into_inner);
+        moved()
+    }
+
+    pub(crate) fn sync_directory(&self, number: u64) -> Outcome<()> {
+        self.at_path(number, |path| self.client.sync_dir(path))
+    }
+
+    /// Gives `add` the names from `offset` on until it says that there is no more room.
+    pub(crate) fn read_directory(
+        &self,
+        handle: u64,
+        offset: u64,
+        add: &mut dyn FnMut(Listed<'_>) -> bool,
+    ) -> Outcome<()> {
+        self.list(handle, offset, &mut |listed, _| add(listed))
+    }
+
+    /// As [`Face::read_directory`], with attributes; each name given but `.` and `..` is one look-up.
+    pub(crate) fn read_directory_plus(
+        &self,
+        handle: u64,
+        offset: u64,
+        add: &mut dyn FnMut(Listed<'_>, &Attr, u64) -> bool,
+    ) -> Outcome<()> {
+        let directory = self.directories.get(handle).ok_or(Errno::EBADF)?;
+        let asked = self.inodes.changes();
+        self.list(handle, offset, &mut |listed, attr| {
+            let Some(attr) = attr else {
+                return add(listed, &directory_attr(), 0);
+            };
+            let entered = self.inodes.enter(directory.number, listed.name, attr, asked);
+            let full = add(listed, attr, entered.generation);
+            if full {
+                self.inodes.forget(entered.number, 1);
+            }
+            full
+        })
+    }
+
+    fn list(&self, handle: u64, offset: u64, add: &mut dyn FnMut(Listed<'_>, Option<&Attr>) -> bool) -> Outcome<()> {
+        let directory = self.directories.get(handle).ok_or(Errno::EBADF)?;
+        let own = [(directory.number, &b"."[..]), (self.inodes.parent(directory.number), &b".."[..])];
+        for (place, (number, name)) in own.into_iter().enumerate().skip(usize::try_from(offset).unwrap_or(2)) {
+            let listed = Listed { number, offset: place as u64 + 1, kind: FileType::Directory, name };
+            if add(listed, None) {
+                return Ok(());
+            }
+        }
+        let own_count = own.len() as u64;
+        let mut cursor = lock(&directory.cursor);
+        let resume = cursor.seek(offset.saturating_sub(own_count));
+        if cursor.at_end() {
+            return Ok(());
+        }
+        let (mut after, mut skip) = (resume.after, resume.skip);
+        let mut want = cursor.last_fit.saturating_add(2).clamp(FIRST_NAMES, NAMES_MAX);
+        let mut fitted = 0;
+        loop {
+            let ask = if skip > 0 { NAMES_MAX } else { want };
+            let entries = self.at_path(directory.number, |path| self.client.readdir(path, &after, ask))?;
+            let Some(last) = entries.last() else {
+                cursor.ended();
+                return Ok(());
+            };
+            // A server that repeats itself must not keep us here for ever.
+            if last.name <= after {
+                tracing::warn!("a directory's names do not come in order");
+                return Err(Errno::EIO);
+            }
+            after.clone_from(&last.name);
+            for Entry { name, attr } in entries {
+                if skip > 0 {
+                    skip -= 1;
+                    continue;
+                }
+                let listed = Listed {
+                    number: number_of(attr.ino),
+                    offset: own_count + cursor.position() + 1,
+                    kind: file_type(attr.kind),
+                    name: &name,
+                };
+                if add(listed, Some(&attr)) {
+                    cursor.last_fit = fitted;
+                    return Ok(());
+                }
+                fitted += 1;
+                cursor.gave(name);
+            }
+            want = want.saturating_mul(2).min(NAMES_MAX);
+        }
+    }
+
+    /// Striping as an extended attribute. Everything else is "none", which is also what programs expect that copy
+    /// access control lists or look for capabilities.
+    pub(crate) fn get_extended(&self, number: u64, name: &[u8]) -> Outcome<String> {
+        if name != striping::NAME.as_bytes() {
+            return Err(Errno::NO_XATTR);
+        }
+        if self.inodes.kind(number) != Some(NodeKind::File) {
+            return Err(Errno::NO_XATTR);
+        }
+        if let Some(open) = self.some_open(number, None) {
+            return Ok(striping::show(&open.file()?.layout()));
+        }
+        let file = self.at_path(number, |path| self.client.open(path, false))?;
+        let shown = striping::show(&file.layout());
+        if let Err(error) = file.close() {
+            tracing::warn!(%error, "closing a file after reading its striping");
+        }
+        Ok(shown)
+    }
+
+    /// Sets the striping of what will be made in a directory; `None`: as its parent says.
+    pub(crate) fn set_extended(&self, number: u64, name: &[u8], value: Option<&[u8]>) -> Outcome<()> {
+        // A file's striping is chosen when it is made.
+        if name != striping::NAME.as_bytes() || self.inodes.kind(number) != Some(NodeKind::Dir) {
+            return Err(if value.is_some() { Errno::EOPNOTSUPP } else { Errno::NO_XATTR });
+        }
+        let wish = value.map(striping::parse).transpose().map_err(|complaint| {
+            tracing::warn!("{complaint}");
+            Errno::EINVAL
+        })?;
+        self.at_path(number, |path| self.client.set_layout(path, wish))
+    }
+}
+
+/// For `.` and `..`, of which the kernel takes the kind only.
+fn directory_attr() -> Attr {
+    Attr {
+        ino: 0,
+        kind: NodeKind::Dir,
+        mode: 0o755,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        atime: Default::default(),
+        mtime: Default::default(),
+        ctime: Default::default(),
+    }
+}

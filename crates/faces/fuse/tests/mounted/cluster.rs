@@ -1,0 +1,175 @@
+//! A cluster in this process and mounts of it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use impresario_client::{Client, ClientOptions, Via};
+use impresario_config::{Cluster as Common, Config, Data, Io, Meta};
+use impresario_fuse::{MountOptions, Mounted, mount};
+use impresario_server::Started;
+use impresario_wire::Attr;
+use tempfile::TempDir;
+
+const DATA_SERVERS: usize = 4;
+
+/// A metadata server, four data servers and perhaps I/O nodes, on Unix sockets in a temporary folder.
+pub struct Cluster {
+    config: Config,
+    // Stopped in this order: I/O nodes first, data servers last.
+    running: Mutex<Vec<Started>>,
+    _dir: TempDir,
+}
+
+impl Cluster {
+    /// Starts one, or says why the test is skipped. Every call of its clients ends within `timeout`.
+    pub fn start(timeout: Duration) -> Option<Arc<Cluster>> {
+        Cluster::with_io_nodes(timeout, 0)
+    }
+
+    pub fn with_io_nodes(timeout: Duration, io_nodes: usize) -> Option<Arc<Cluster>> {
+        if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
+            eprintln!("skipped: /dev/fuse cannot be used: {error}");
+            return None;
+        }
+        let dir = match std::env::var_os("IMPRESARIO_TEST_DIR") {
+            Some(parent) => TempDir::new_in(parent).unwrap(),
+            None => TempDir::new().unwrap(),
+        };
+        let socket = |name: &str| format!("unix:{}", dir.path().join(name).display());
+        let folder = |name: &str| dir.path().join(format!("{name}.dir"));
+        let data = (0..DATA_SERVERS).map(|i| {
+            let name = format!("data.{i}");
+            Data::new(&name, socket(&name), folder(&name))
+        });
+        let io = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}"))));
+        let config = Config {
+            cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
+            meta: Meta { address: socket("meta"), dir: folder("meta") },
+            data: data.collect(),
+            io: io.collect(),
+            device: Default::default(),
+        };
+        let mut running: Vec<Started> =
+            config.servers().map(|server| impresario_server::start(&config, server.name()).unwrap()).collect();
+        running.reverse();
+        Some(Arc::new(Cluster { config, running: Mutex::new(running), _dir: dir }))
+    }
+
+    /// A client of its own.
+    pub fn client(&self) -> Arc<Client> {
+        let options = ClientOptions {
+            job: 1,
+            user: 0,
+            name: "test".into(),
+            via: Via::Auto,
+            wire_max_bytes: None,
+            placement_seed: 0,
+        };
+        Client::connect(&self.config, options).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A client of its own, mounted.
+    pub fn mount(self: &Arc<Cluster>, options: MountOptions) -> Node {
+        let folder = TempDir::new().unwrap();
+        let mounted = mount(self.client(), folder.path(), options).unwrap_or_else(|error| panic!("{error}"));
+        Node { mounted, folder, cluster: self.clone() }
+    }
+
+    pub fn stop_data_server(&self, index: usize) {
+        self.stop(&format!("data.{index}"));
+    }
+
+    pub fn start_data_server(&self, index: usize) {
+        let started = impresario_server::start(&self.config, &format!("data.{index}")).unwrap();
+        self.running.lock().unwrap().push(started);
+    }
+
+    pub fn stop_meta_server(&self) {
+        self.stop("meta");
+    }
+
+    pub fn stop(&self, name: &str) {
+        let mut running = self.running.lock().unwrap();
+        let place = running.iter().position(|server| server.name() == name).unwrap();
+        running.remove(place).stop();
+    }
+}
+
+/// A mount: to the kernel and the cluster, a machine of its own.
+pub struct Node {
+    // Unmounted before its folder and the cluster go.
+    mounted: Mounted,
+    folder: TempDir,
+    cluster: Arc<Cluster>,
+}
+
+impl Node {
+    /// The path of a name on this mount.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn mount_point(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn mounted(&self) -> &Mounted {
+        &self.mounted
+    }
+
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Another node on the same cluster.
+    pub fn second(&self, options: MountOptions) -> Node {
+        self.cluster.mount(options)
+    }
+
+    /// Drops the mount, keeps its folder.
+    pub fn keep_folder(self) -> TempDir {
+        drop(self.mounted);
+        self.folder
+    }
+
+    /// Up to `len` bytes of a file as a client without a mount reads them.
+    pub fn read_past_the_mount(&self, name: &str, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let file = self.cluster.client().open(name, false).unwrap();
+        let got = file.read_at(&mut bytes, 0).unwrap();
+        bytes.truncate(got);
+        file.close().unwrap();
+        bytes
+    }
+
+    /// Attributes as a client without a mount sees them.
+    pub fn stat_past_the_mount(&self, name: &str) -> Attr {
+        self.cluster.client().stat(name).unwrap()
+    }
+
+    /// Lets other users into the root of the file system.
+    pub fn open_the_way(&self) {
+        fs::set_permissions(self.mount_point(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+/// A fresh cluster with one mount.
+pub fn mounted() -> Option<Node> {
+    mounted_with(MountOptions::default())
+}
+
+pub fn mounted_with(options: MountOptions) -> Option<Node> {
+    Some(Cluster::start(Duration::from_secs(20))?.mount(options))
+}
+
+/// The errno of what must fail.
+pub fn errno<T>(result: io::Result<T>) -> i32 {
+    match result {
+        Ok(_) => panic!("it succeeded"),
+        Err(error) => error.raw_os_error().unwrap_or(0),
+    }
+}

@@ -1,0 +1,261 @@
+//! Reading, writing and what is open.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::time::Duration;
+
+use impresario_fuse::MountOptions;
+
+use crate::cluster::{Node, mounted, mounted_with};
+
+/// Bytes that differ at every place.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97 + (i >> 12)) >> 3) as u8).collect()
+}
+
+#[test]
+fn a_write_is_with_the_servers_when_it_returns() {
+    let Some(node) = mounted() else { return };
+    let bytes = pattern(1, 300_000);
+    let mut file = File::create(node.at("f")).unwrap();
+    file.write_all(&bytes).unwrap();
+    // Read past the kernel and past this mount, while the file is still open and nothing was synced.
+    assert_eq!(node.read_past_the_mount("f", bytes.len()), bytes);
+    file.write_all(b"more").unwrap();
+    assert_eq!(node.read_past_the_mount("f", bytes.len() + 4)[bytes.len()..], *b"more");
+}
+
+#[test]
+fn reads_are_short_only_at_the_end() {
+    let Some(node) = mounted() else { return };
+    let bytes = pattern(2, 1_234_567);
+    fs::write(node.at("f"), &bytes).unwrap();
+    let file = File::open(node.at("f")).unwrap();
+    let mut buffer = vec![0; 2_000_000];
+    for (offset, want) in [(0, 1_234_567), (1, 1_234_566), (1_234_000, 567), (1_234_567, 0), (9_999_999, 0)] {
+        let got = file.read_at(&mut buffer, offset).unwrap();
+        assert_eq!(got, want, "at {offset}");
+        assert_eq!(buffer[..got], bytes[(offset as usize).min(bytes.len())..][..got]);
+    }
+    assert_eq!(file.read_at(&mut buffer[..1000], 65_530).unwrap(), 1000, "over a strip's end");
+    assert_eq!(buffer[..1000], bytes[65_530..66_530]);
+}
+
+#[test]
+fn holes_read_as_zeros() {
+    let Some(node) = mounted() else { return };
+    let file = OpenOptions::new().create(true).read(true).write(true).truncate(true).open(node.at("f")).unwrap();
+    file.write_all_at(b"far", 5_000_000).unwrap();
+    file.write_all_at(b"near", 100).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 5_000_003);
+    let mut want = vec![0; 5_000_003];
+    want[100..104].copy_from_slice(b"near");
+    want[5_000_000..].copy_from_slice(b"far");
+    assert_eq!(fs::read(node.at("f")).unwrap(), want);
+    // A file is data to its end.
+    let mut seeker = File::open(node.at("f")).unwrap();
+    // SAFETY: plain calls on a descriptor that is open here.
+    let (data, hole) = unsafe {
+        (libc::lseek(seeker.as_raw_fd(), 1000, libc::SEEK_DATA), libc::lseek(seeker.as_raw_fd(), 0, libc::SEEK_HOLE))
+    };
+    assert_eq!((data, hole), (1000, 5_000_003));
+    assert_eq!(seeker.seek(SeekFrom::End(-3)).unwrap(), 5_000_000);
+}
+
+#[test]
+fn truncate_down_and_up() {
+    let Some(node) = mounted() else { return };
+    let bytes = pattern(3, 400_000);
+    fs::write(node.at("f"), &bytes).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(node.at("f")).unwrap();
+    for len in [399_999u64, 200_001, 65_536, 65_535, 1, 0] {
+        file.set_len(len).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), len);
+        assert_eq!(fs::read(node.at("f")).unwrap(), bytes[..len as usize], "{len}");
+    }
+    file.write_all_at(&bytes, 0).unwrap();
+    file.set_len(70_000).unwrap();
+    file.set_len(300_000).unwrap();
+    let mut want = bytes[..70_000].to_vec();
+    want.resize(300_000, 0);
+    assert_eq!(fs::read(node.at("f")).unwrap(), want, "what was cut does not come back");
+    drop(file);
+    // By path, with nothing open.
+    let path = std::ffi::CString::new(node.at("f").to_str().unwrap()).unwrap();
+    // SAFETY: a terminated string that lives over the call.
+    assert_eq!(unsafe { libc::truncate(path.as_ptr(), 131_072) }, 0);
+    want.truncate(131_072);
+    assert_eq!(fs::read(node.at("f")).unwrap(), want);
+}
+
+#[test]
+fn open_with_truncation_empties() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("f"), pattern(4, 200_000)).unwrap();
+    let mut file = OpenOptions::new().write(true).truncate(true).open(node.at("f")).unwrap();
+    assert_eq!(node.stat_past_the_mount("f").size, 0);
+    assert_eq!(file.metadata().unwrap().len(), 0);
+    file.write_all(b"new").unwrap();
+    assert_eq!(fs::read(node.at("f")).unwrap(), b"new");
+}
+
+#[test]
+fn appends_of_one_node_are_whole() {
+    let Some(node) = mounted() else { return };
+    let record = |writer: usize, i: usize| format!("{writer}:{i:05}:{}\n", "x".repeat(writer * 7));
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let path = node.at("log");
+            scope.spawn(move || {
+                let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+                (0..100).for_each(|i| file.write_all(record(writer, i).as_bytes()).unwrap());
+            });
+        }
+    });
+    let text = fs::read_to_string(node.at("log")).unwrap();
+    let mut lines: Vec<_> = text.lines().map(|line| format!("{line}\n")).collect();
+    let mut want: Vec<_> = (0..4).flat_map(|writer| (0..100).map(move |i| record(writer, i))).collect();
+    lines.sort();
+    want.sort();
+    assert_eq!(lines, want);
+}
+
+#[test]
+fn mapped_reading_and_writing() {
+    let Some(node) = mounted() else { return };
+    let mut bytes = pattern(5, 250_000);
+    fs::write(node.at("f"), &bytes).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(node.at("f")).unwrap();
+    // SAFETY: a fresh mapping of a file of that length, used within its bounds and unmapped once.
+    unsafe {
+        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+        let map = libc::mmap(std::ptr::null_mut(), bytes.len(), protection, libc::MAP_SHARED, fd, 0);
+        assert_ne!(map, libc::MAP_FAILED);
+        let view = std::slice::from_raw_parts_mut(map.cast::<u8>(), bytes.len());
+        assert!(view == bytes);
+        view[123_456..123_460].copy_from_slice(b"mmap");
+        assert_eq!(libc::msync(map, bytes.len(), libc::MS_SYNC), 0);
+        libc::munmap(map, bytes.len());
+    }
+    bytes[123_456..123_460].copy_from_slice(b"mmap");
+    assert!(node.read_past_the_mount("f", bytes.len()) == bytes);
+}
+
+#[test]
+fn an_open_removed_file_lives_on() {
+    let Some(node) = mounted() else { return };
+    let bytes = pattern(6, 150_000);
+    fs::write(node.at("f"), &bytes).unwrap();
+    let mut file = OpenOptions::new().read(true).write(true).open(node.at("f")).unwrap();
+    fs::remove_file(node.at("f")).unwrap();
+    assert!(!node.at("f").exists());
+    fs::write(node.at("f"), b"another file of that name").unwrap();
+    file.write_all_at(b"still", 149_995).unwrap();
+    file.set_len(160_000).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 160_000);
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o640);
+    let mut got = Vec::new();
+    file.read_to_end(&mut got).unwrap();
+    assert_eq!(got[..149_995], bytes[..149_995]);
+    assert_eq!(got[149_995..150_000], *b"still");
+    file.sync_all().unwrap();
+    drop(file);
+    assert_eq!(fs::read(node.at("f")).unwrap(), b"another file of that name");
+}
+
+#[test]
+fn stat_follows_writing() {
+    let Some(node) = mounted_with(MountOptions { cache_time: Duration::from_millis(50), ..Default::default() }) else {
+        return;
+    };
+    let mut file = File::create(node.at("f")).unwrap();
+    let mut last = file.metadata().unwrap().modified().unwrap();
+    for step in 1..4u64 {
+        std::thread::sleep(Duration::from_millis(60));
+        file.write_all(&[7; 100_000]).unwrap();
+        let seen = fs::metadata(node.at("f")).unwrap();
+        assert_eq!(seen.len(), step * 100_000);
+        assert!(seen.modified().unwrap() > last, "writing moves the time");
+        last = seen.modified().unwrap();
+        assert_eq!(node.stat_past_the_mount("f").size, step * 100_000, "on every node");
+    }
+}
+
+#[test]
+fn direct_io_gives_the_same_bytes() {
+    let direct = MountOptions { direct_io: true, ..Default::default() };
+    let Some(node) = mounted_with(direct) else { return };
+    check_odd_requests(&node, 0);
+    let plain = node.second(MountOptions::default());
+    check_odd_requests(&plain, libc::O_DIRECT);
+    // One writer direct, one reader through the page cache of another node.
+    assert!(fs::read(node.at("f")).unwrap() == fs::read(plain.at("f")).unwrap());
+}
+
+fn check_odd_requests(node: &Node, flags: i32) {
+    let bytes = pattern(7, 700_000);
+    let mut open = OpenOptions::new();
+    let file = open.read(true).write(true).create(true).truncate(true).custom_flags(flags).open(node.at("f")).unwrap();
+    let mut at = 0;
+    for len in [1, 511, 512, 4096, 65_535, 65_537, 100_000, 1].into_iter().cycle() {
+        let end = (at + len).min(bytes.len());
+        file.write_all_at(&bytes[at..end], at as u64).unwrap();
+        at = end;
+        if at == bytes.len() {
+            break;
+        }
+    }
+    let mut got = vec![0; bytes.len()];
+    let mut at = 0;
+    for len in [3, 4097, 262_144, 65_536, 77].into_iter().cycle() {
+        let end = (at + len).min(bytes.len());
+        file.read_exact_at(&mut got[at..end], at as u64).unwrap();
+        at = end;
+        if at == bytes.len() {
+            break;
+        }
+    }
+    assert!(got == bytes);
+}
+
+#[test]
+fn locks_hold_on_one_node() {
+    let Some(node) = mounted() else { return };
+    let (one, two) = (File::create(node.at("f")).unwrap(), File::open(node.at("f")).unwrap());
+    // SAFETY: plain calls on open descriptors.
+    unsafe {
+        assert_eq!(libc::flock(one.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB), 0);
+        assert_eq!(libc::flock(two.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EWOULDBLOCK));
+        assert_eq!(libc::flock(one.as_raw_fd(), libc::LOCK_UN), 0);
+        assert_eq!(libc::flock(two.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB), 0);
+    }
+}
+
+#[test]
+fn many_readers_and_writers_of_one_file() {
+    let Some(node) = mounted() else { return };
+    const PART: usize = 600_000;
+    File::create(node.at("f")).unwrap();
+    std::thread::scope(|scope| {
+        for part in 0..6 {
+            let path = node.at("f");
+            scope.spawn(move || {
+                let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+                let bytes = pattern(part as u64, PART);
+                for (i, piece) in bytes.chunks(33_333).enumerate() {
+                    let offset = (part * PART + i * 33_333) as u64;
+                    file.write_all_at(piece, offset).unwrap();
+                    let mut back = vec![0; piece.len()];
+                    file.read_exact_at(&mut back, offset).unwrap();
+                    assert!(back == piece);
+                }
+            });
+        }
+    });
+    let want: Vec<u8> = (0..6).flat_map(|part| pattern(part, PART)).collect();
+    assert!(fs::read(node.at("f")).unwrap() == want);
+}

@@ -1,0 +1,137 @@
+//! Mounting, unmounting and their errors.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use impresario_fuse::{MountError, MountOptions, mount};
+
+use crate::cluster::{Cluster, errno, mounted, mounted_with};
+
+#[test]
+fn a_busy_mount_says_who_uses_it() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("f"), "text").unwrap();
+    let mut open = File::open(node.at("f")).unwrap();
+    let error = node.mounted().unmount().unwrap_err();
+    assert!(matches!(&error, MountError::Busy { .. }), "{error}");
+    assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+    // Still mounted and usable.
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "text");
+    drop(open);
+    // The kernel lets the file go a moment later.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while let Err(error) = node.mounted().unmount() {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(node.mounted().wait_for(Duration::ZERO).is_some_and(|outcome| outcome.is_ok()));
+    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the folder below");
+    node.mounted().unmount().unwrap();
+}
+
+#[test]
+fn a_forced_unmount_ends_its_users() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("f"), "text").unwrap();
+    let mut open = File::open(node.at("f")).unwrap();
+    node.mounted().abort().unwrap();
+    assert!(node.mounted().wait_for(Duration::from_secs(5)).is_some(), "its threads have ended");
+    let mut text = String::new();
+    assert!([libc::ENOTCONN, libc::ECONNABORTED, libc::EIO].contains(&errno(open.read_to_string(&mut text))));
+    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the folder below");
+}
+
+#[test]
+fn somebody_else_unmounts() {
+    let Some(node) = mounted() else { return };
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| node.mounted().wait());
+        assert!(Command::new("umount").arg(node.mount_point()).status().unwrap().success());
+        waiter.join().unwrap().unwrap();
+    });
+    node.mounted().unmount().unwrap();
+}
+
+#[test]
+fn dropping_unmounts() {
+    let Some(node) = mounted() else { return };
+    let point = node.mount_point().to_owned();
+    let kept = node.keep_folder();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(point.to_str().unwrap()));
+    drop(kept);
+}
+
+#[test]
+fn what_is_mounted_is_shown() {
+    let options = MountOptions { source: "/etc/cluster, one.toml".into(), read_only: true, ..Default::default() };
+    let Some(node) = mounted_with(options) else { return };
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = mounts.lines().find(|line| line.contains(node.mount_point().to_str().unwrap())).unwrap();
+    assert!(line.contains("fuse.impresario") && line.contains("nosuid,nodev"), "{line}");
+    assert!(line.contains("/etc/cluster_\\040one.toml"), "{line}");
+    assert_eq!(errno(File::create(node.at("f"))), libc::EROFS);
+}
+
+#[test]
+fn mount_points_that_cannot_be_used() {
+    let Some(node) = mounted() else { return };
+    let client = node.cluster().client();
+    let folder = tempfile::tempdir().unwrap();
+    let try_at = |path: &std::path::Path| mount(client.clone(), path, MountOptions::default()).unwrap_err();
+
+    let missing = folder.path().join("missing");
+    let error = try_at(&missing);
+    assert!(matches!(error, MountError::MountPoint { .. }) && error.to_string().contains("missing"), "{error}");
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(matches!(try_at(&file), MountError::MountPoint { .. }));
+    let error = try_at(node.mount_point());
+    assert!(matches!(error, MountError::Already { .. }) && error.to_string().contains("fusermount3 -u"), "{error}");
+}
+
+#[test]
+fn a_dead_mount_is_recognised() {
+    let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let point = folder.path().join("dead");
+    fs::create_dir(&point).unwrap();
+    // What a killed process leaves: a mount whose device nobody has open any more.
+    let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = {
+        use std::os::fd::AsRawFd;
+        format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd())
+    };
+    if rustix::mount::mount(
+        "dead",
+        &point,
+        "fuse",
+        rustix::mount::MountFlags::empty(),
+        Some(std::ffi::CString::new(options).unwrap().as_c_str()),
+    )
+    .is_err()
+    {
+        return eprintln!("skipped: needs root to leave a dead mount behind");
+    }
+    drop(device);
+    let error = mount(cluster.client(), &point, MountOptions::default()).unwrap_err();
+    assert!(matches!(error, MountError::Stale { .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("fusermount3 -u") && said.contains(point.to_str().unwrap()), "{said}");
+    assert!(Command::new("umount").arg("-l").arg(&point).stderr(Stdio::inherit()).status().unwrap().success());
+    drop(mount(cluster.client(), &point, MountOptions::default()).unwrap());
+}
+
+#[test]
+fn an_unreachable_cluster_is_said_at_once() {
+    let Some(cluster) = Cluster::start(Duration::from_millis(300)) else { return };
+    let client = cluster.client();
+    cluster.stop_meta_server();
+    let folder = tempfile::tempdir().unwrap();
+    let error = mount(client, folder.path(), MountOptions::default()).unwrap_err();
+    assert!(matches!(error, MountError::Cluster { .. }), "{error}");
+}

@@ -1,0 +1,502 @@
+//! Names, attributes and what is not there.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use impresario_fuse::MountOptions;
+
+use crate::cluster::{errno, mounted, mounted_with};
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn renameat2(from: &Path, to: &Path, flags: u32) -> std::io::Result<()> {
+    let (from, to) = (c_path(from), c_path(to));
+    // SAFETY: terminated strings that live over the call.
+    match unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn rename_over_an_open_file() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("old"), "old content").unwrap();
+    fs::write(node.at("new"), "new").unwrap();
+    let mut old = OpenOptions::new().read(true).write(true).open(node.at("old")).unwrap();
+    let new = File::open(node.at("new")).unwrap();
+    fs::rename(node.at("new"), node.at("old")).unwrap();
+    assert!(!node.at("new").exists());
+    assert_eq!(fs::read_to_string(node.at("old")).unwrap(), "new");
+    let mut text = String::new();
+    old.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "old content");
+    old.write_all(b"!").unwrap();
+    assert_eq!(old.metadata().unwrap().len(), 12);
+    assert_eq!(new.metadata().unwrap().ino(), fs::metadata(node.at("old")).unwrap().ino());
+    assert_eq!(fs::read_to_string(node.at("old")).unwrap(), "new");
+}
+
+#[test]
+fn rename_is_atomic() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("f"), "0").unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = 0u32;
+            while !done.load(Relaxed) {
+                let now: u32 = fs::read_to_string(node.at("f")).unwrap().parse().unwrap();
+                assert!(now >= seen, "{now} after {seen}");
+                seen = now;
+            }
+            seen
+        });
+        for i in 1..200 {
+            fs::write(node.at("next"), i.to_string()).unwrap();
+            fs::rename(node.at("next"), node.at("f")).unwrap();
+        }
+        done.store(true, Relaxed);
+        reader.join().unwrap();
+    });
+    assert_eq!(fs::read_to_string(node.at("f")).unwrap(), "199");
+}
+
+#[test]
+fn rename_flags() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("a"), "a").unwrap();
+    fs::write(node.at("b"), "b").unwrap();
+    let refused = |flags, what| assert_eq!(errno(renameat2(&node.at("a"), &node.at("b"), flags)), what);
+    refused(libc::RENAME_NOREPLACE, libc::EEXIST);
+    refused(libc::RENAME_EXCHANGE, libc::EINVAL);
+    assert_eq!(fs::read_to_string(node.at("b")).unwrap(), "b");
+    renameat2(&node.at("a"), &node.at("c"), libc::RENAME_NOREPLACE).unwrap();
+    assert_eq!(fs::read_to_string(node.at("c")).unwrap(), "a");
+    fs::create_dir_all(node.at("full/inside")).unwrap();
+    fs::create_dir(node.at("dir")).unwrap();
+    assert_eq!(errno(fs::rename(node.at("dir"), node.at("full"))), libc::ENOTEMPTY);
+    assert_eq!(errno(fs::rename(node.at("full"), node.at("full/inside/deeper"))), libc::EINVAL);
+    assert_eq!(errno(fs::rename(node.at("c"), node.at("dir"))), libc::EISDIR);
+}
+
+#[test]
+fn only_one_makes_it() {
+    let Some(node) = mounted() else { return };
+    let other = node.second(MountOptions::default());
+    for round in 0..10 {
+        let winners = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for i in 0..6 {
+                let (node, winners) = (if i % 2 == 0 { &node } else { &other }, &winners);
+                scope.spawn(move || {
+                    let path = node.at(&format!("lock{round}"));
+                    match OpenOptions::new().write(true).create_new(true).open(path) {
+                        Ok(_) => _ = winners.fetch_add(1, Relaxed),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists),
+                    }
+                });
+            }
+        });
+        assert_eq!(winners.load(Relaxed), 1);
+        // Without asking to be the one who makes it, everybody gets it.
+        std::thread::scope(|scope| {
+            for i in 0..6 {
+                let node = if i % 2 == 0 { &node } else { &other };
+                scope.spawn(move || {
+                    OpenOptions::new().append(true).create(true).open(node.at(&format!("shared{round}"))).unwrap();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn names_are_bytes() {
+    let Some(node) = mounted() else { return };
+    let long = "n".repeat(255);
+    let names: [&[u8]; 7] =
+        [b"plain", b"\xff\xfe\x01", "grüße 世界".as_bytes(), b"new\nline", b"-rf", b"a b'c\"d", long.as_bytes()];
+    for name in names {
+        fs::write(node.mount_point().join(OsStr::from_bytes(name)), name).unwrap();
+    }
+    let listed: BTreeSet<Vec<u8>> =
+        fs::read_dir(node.mount_point()).unwrap().map(|e| e.unwrap().file_name().as_bytes().to_vec()).collect();
+    assert_eq!(listed, names.iter().map(|name| name.to_vec()).collect());
+    for name in names {
+        assert_eq!(fs::read(node.mount_point().join(OsStr::from_bytes(name))).unwrap(), name);
+    }
+    assert_eq!(errno(fs::write(node.at(&"n".repeat(256)), "")), libc::ENAMETOOLONG);
+}
+
+#[test]
+fn a_directory_of_2000_names() {
+    let Some(node) = mounted() else { return };
+    fs::create_dir(node.at("big")).unwrap();
+    let want: BTreeSet<String> = (0..2000).map(|i| format!("file-{i:04}{}", "x".repeat(i % 40))).collect();
+    for name in &want {
+        File::create(node.at("big").join(name)).unwrap();
+    }
+    let list = || -> Vec<String> {
+        fs::read_dir(node.at("big")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    let listed = list();
+    assert_eq!(listed.len(), 2000, "each once");
+    assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), want);
+    let shown = Command::new("ls").arg("-lU").arg(node.at("big")).output().unwrap();
+    assert_eq!(String::from_utf8(shown.stdout).unwrap().lines().count(), 2001);
+    fs::remove_dir_all(node.at("big")).unwrap();
+    assert!(!node.at("big").exists());
+}
+
+#[test]
+fn listing_while_removing() {
+    let Some(node) = mounted() else { return };
+    fs::create_dir(node.at("d")).unwrap();
+    for i in 0..1500 {
+        File::create(node.at(&format!("d/{i:05}"))).unwrap();
+    }
+    // Every other name goes while the listing is under way, and new ones come.
+    let mut seen = Vec::new();
+    for (i, entry) in fs::read_dir(node.at("d")).unwrap().enumerate() {
+        seen.push(entry.unwrap().file_name().into_string().unwrap());
+        if i % 10 == 0 && i < 1500 {
+            for victim in (i..i + 20).filter(|n| n % 2 == 1) {
+                let _ = fs::remove_file(node.at(&format!("d/{:05}", 1499 - victim % 1500)));
+            }
+            File::create(node.at(&format!("d/new{i}"))).unwrap();
+        }
+    }
+    let stayed: BTreeSet<String> = fs::read_dir(node.at("d"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|name| !name.starts_with("new"))
+        .collect();
+    let old: Vec<&String> = seen.iter().filter(|name| !name.starts_with("new")).collect();
+    let unique: BTreeSet<&String> = old.iter().copied().collect();
+    assert_eq!(old.len(), unique.len(), "nothing twice");
+    assert!(stayed.len() < 1400 && stayed.iter().all(|name| unique.contains(name)), "nothing that stayed is missing");
+}
+
+#[test]
+fn symbolic_links() {
+    let Some(node) = mounted() else { return };
+    fs::create_dir(node.at("d")).unwrap();
+    fs::write(node.at("d/f"), "text").unwrap();
+    symlink("d/f", node.at("link")).unwrap();
+    symlink("/nowhere/at all", node.at("broken")).unwrap();
+    symlink("loop", node.at("loop")).unwrap();
+    symlink("d", node.at("dir")).unwrap();
+    let long = "t/".repeat(2000);
+    symlink(&long, node.at("long")).unwrap();
+    assert_eq!(fs::read_to_string(node.at("link")).unwrap(), "text");
+    assert_eq!(fs::read_to_string(node.at("dir/f")).unwrap(), "text");
+    assert_eq!(fs::read_link(node.at("broken")).unwrap(), Path::new("/nowhere/at all"));
+    assert_eq!(fs::read_link(node.at("long")).unwrap(), Path::new(&long));
+    assert_eq!(errno(fs::read(node.at("broken"))), libc::ENOENT);
+    assert_eq!(errno(fs::read(node.at("loop"))), libc::ELOOP);
+    assert!(fs::symlink_metadata(node.at("link")).unwrap().is_symlink());
+    assert_eq!(fs::symlink_metadata(node.at("link")).unwrap().len(), 3);
+    fs::remove_file(node.at("link")).unwrap();
+    assert_eq!(fs::read_to_string(node.at("d/f")).unwrap(), "text");
+}
+
+#[test]
+fn moving_a_directory_with_open_files_below() {
+    let Some(node) = mounted() else { return };
+    fs::create_dir_all(node.at("a/b/c")).unwrap();
+    fs::write(node.at("a/b/c/f"), "one").unwrap();
+    let mut open = OpenOptions::new().append(true).open(node.at("a/b/c/f")).unwrap();
+    let folder = File::open(node.at("a/b/c")).unwrap();
+    fs::rename(node.at("a/b"), node.at("moved")).unwrap();
+    open.write_all(b" two").unwrap();
+    assert_eq!(open.metadata().unwrap().len(), 7);
+    assert_eq!(fs::read_to_string(node.at("moved/c/f")).unwrap(), "one two");
+    assert!(!node.at("a/b").exists());
+    assert!(folder.metadata().unwrap().is_dir(), "an open directory moves along");
+    folder.sync_all().unwrap();
+    // Looking at what is below while the directory goes to and fro never fails for what has the file open.
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                open.metadata().unwrap();
+                folder.metadata().unwrap();
+            }
+        });
+        for _ in 0..50 {
+            fs::rename(node.at("moved"), node.at("a/away")).unwrap();
+            fs::rename(node.at("a/away"), node.at("moved")).unwrap();
+        }
+        done.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn inode_numbers_are_stable() {
+    let Some(node) = mounted() else { return };
+    let numbers = || -> Vec<u64> { (0..50).map(|i| fs::metadata(node.at(&format!("{i}"))).unwrap().ino()).collect() };
+    for i in 0..50 {
+        File::create(node.at(&format!("{i}"))).unwrap();
+    }
+    let first = numbers();
+    assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 50);
+    // Make the kernel forget them and ask again.
+    let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(numbers(), first);
+    fs::rename(node.at("7"), node.at("renamed")).unwrap();
+    assert_eq!(fs::metadata(node.at("renamed")).unwrap().ino(), first[7]);
+}
+
+#[test]
+fn directories_can_be_synced() {
+    let Some(node) = mounted() else { return };
+    fs::create_dir(node.at("d")).unwrap();
+    fs::write(node.at("d/f"), "x").unwrap();
+    File::open(node.at("d")).unwrap().sync_all().unwrap();
+    File::open(node.mount_point()).unwrap().sync_all().unwrap();
+}
+
+#[test]
+fn attributes_are_kept() {
+    let Some(node) = mounted() else { return };
+    let time = |secs, nanos| std::time::UNIX_EPOCH + Duration::new(secs, nanos);
+    let mut file = File::create(node.at("f")).unwrap();
+    file.write_all(b"written before").unwrap();
+    let (accessed, modified) = (time(1_000_000_000, 123_456_789), time(1_234_567_890, 987_654_321));
+    file.set_times(fs::FileTimes::new().set_accessed(accessed).set_modified(modified)).unwrap();
+    file.set_permissions(Permissions::from_mode(0o1640)).unwrap();
+    drop(file);
+    std::thread::sleep(Duration::from_millis(100));
+    let fresh = node.second(MountOptions::default());
+    for seen in [fs::metadata(node.at("f")).unwrap(), fs::metadata(fresh.at("f")).unwrap()] {
+        assert_eq!((seen.accessed().unwrap(), seen.modified().unwrap()), (accessed, modified));
+        assert_eq!((seen.mode() & 0o7777, seen.len(), seen.nlink()), (0o1640, 14, 1));
+    }
+    if !is_root() {
+        eprintln!("owners are not changed: needs root");
+        return;
+    }
+    chown(node.at("f"), Some(1234), Some(2345)).unwrap();
+    let seen = fs::metadata(node.at("f")).unwrap();
+    assert_eq!((seen.uid(), seen.gid()), (1234, 2345));
+    chown(node.at("f"), None, Some(7)).unwrap();
+    assert_eq!(node.stat_past_the_mount("f").gid, 7);
+    assert_eq!(node.stat_past_the_mount("f").uid, 1234);
+    fs::create_dir(node.at("d")).unwrap();
+    fs::set_permissions(node.at("d"), Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(fs::metadata(node.at("d")).unwrap().mode() & 0o7777, 0o1777);
+    symlink("f", node.at("l")).unwrap();
+    std::os::unix::fs::lchown(node.at("l"), Some(99), None).unwrap();
+    assert_eq!(fs::symlink_metadata(node.at("l")).unwrap().uid(), 99);
+    assert_eq!(fs::metadata(node.at("f")).unwrap().uid(), 1234);
+}
+
+fn is_root() -> bool {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Runs a shell command as another user.
+fn as_user(uid: u32, command: &str, path: &Path) -> bool {
+    Command::new("sh")
+        .arg("-c")
+        .arg(command)
+        .arg("sh")
+        .arg(path)
+        .uid(uid)
+        .gid(uid)
+        .stderr(std::process::Stdio::null())
+        .status()
+        .unwrap()
+        .success()
+}
+
+#[test]
+fn permissions_are_checked() {
+    if !is_root() {
+        return eprintln!("skipped: needs root to become another user");
+    }
+    let Some(node) = mounted_with(MountOptions { allow_other: true, ..Default::default() }) else { return };
+    node.open_the_way();
+    fs::write(node.at("f"), "secret").unwrap();
+    fs::set_permissions(node.at("f"), Permissions::from_mode(0o640)).unwrap();
+    assert!(!as_user(4321, "cat \"$1\"", &node.at("f")));
+    chown(node.at("f"), None, Some(4321)).unwrap();
+    assert!(as_user(4321, "cat \"$1\" > /dev/null", &node.at("f")));
+    assert!(!as_user(4321, "echo x >> \"$1\"", &node.at("f")));
+    fs::create_dir(node.at("d")).unwrap();
+    assert!(!as_user(4321, "touch \"$1/new\"", &node.at("d")));
+    fs::set_permissions(node.at("d"), Permissions::from_mode(0o1777)).unwrap();
+    assert!(as_user(4321, "umask 027; echo hi > \"$1/theirs\"", &node.at("d")));
+    let theirs = fs::metadata(node.at("d/theirs")).unwrap();
+    assert_eq!((theirs.uid(), theirs.gid(), theirs.mode() & 0o777), (4321, 4321, 0o640));
+    assert!(!as_user(5432, "rm -f \"$1/theirs\"", &node.at("d")), "the sticky bit");
+    assert!(node.at("d/theirs").exists());
+    let root_only = node.second(MountOptions::default());
+    assert!(!as_user(4321, "ls \"$1\"", root_only.mount_point()), "without allow_other nobody else gets in");
+}
+
+#[test]
+fn set_user_id_goes_on_write() {
+    if !is_root() {
+        return eprintln!("skipped: needs root to become another user");
+    }
+    let Some(node) = mounted_with(MountOptions { allow_other: true, ..Default::default() }) else { return };
+    node.open_the_way();
+    let mode = || node.stat_past_the_mount("f").mode & 0o7777;
+    let set = || {
+        fs::write(node.at("f"), "program").unwrap();
+        fs::set_permissions(node.at("f"), Permissions::from_mode(0o6777)).unwrap();
+        assert_eq!(mode(), 0o6777);
+    };
+    set();
+    OpenOptions::new().append(true).open(node.at("f")).unwrap().write_all(b"x").unwrap();
+    assert_eq!(mode(), 0o6777, "root may");
+    assert!(as_user(4321, "echo x >> \"$1\"", &node.at("f")));
+    assert_eq!(mode(), 0o777, "by writing");
+    set();
+    assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
+    assert_eq!(mode(), 0o777, "by an open that truncates");
+    set();
+    assert!(as_user(4321, "truncate -s 3 \"$1\"", &node.at("f")));
+    assert_eq!(mode(), 0o777, "by truncating");
+    set();
+    chown(node.at("f"), Some(4321), None).unwrap();
+    assert_eq!(mode(), 0o777, "by changing the owner");
+}
+
+#[test]
+fn set_group_id_directories() {
+    if !is_root() {
+        return eprintln!("skipped: needs root to change groups");
+    }
+    let Some(node) = mounted() else { return };
+    fs::create_dir(node.at("d")).unwrap();
+    chown(node.at("d"), None, Some(777)).unwrap();
+    fs::set_permissions(node.at("d"), Permissions::from_mode(0o2775)).unwrap();
+    File::create(node.at("d/f")).unwrap();
+    fs::create_dir(node.at("d/sub")).unwrap();
+    symlink("f", node.at("d/l")).unwrap();
+    let of = |name: &str| fs::symlink_metadata(node.at(name)).unwrap();
+    assert_eq!((of("d/f").gid(), of("d/l").gid()), (777, 777));
+    assert_eq!((of("d/sub").gid(), of("d/sub").mode() & libc::S_ISGID), (777, libc::S_ISGID));
+}
+
+#[test]
+fn reading_leaves_the_access_time() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("f"), "text").unwrap();
+    let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1000);
+    File::options()
+        .write(true)
+        .open(node.at("f"))
+        .unwrap()
+        .set_times(fs::FileTimes::new().set_accessed(long_ago))
+        .unwrap();
+    fs::read(node.at("f")).unwrap();
+    assert_eq!(fs::metadata(node.at("f")).unwrap().accessed().unwrap(), long_ago);
+}
+
+#[test]
+fn totals() {
+    let Some(node) = mounted() else { return };
+    let path = c_path(node.mount_point());
+    // SAFETY: a terminated string and a structure of the right size, both alive over the call.
+    let seen = unsafe {
+        let mut seen: libc::statvfs = std::mem::zeroed();
+        assert_eq!(libc::statvfs(path.as_ptr(), &mut seen), 0);
+        seen
+    };
+    assert_eq!(seen.f_namemax, 255);
+    assert!(seen.f_blocks > 0 && seen.f_bavail <= seen.f_blocks);
+    assert!(Command::new("df").arg(node.mount_point()).output().unwrap().status.success());
+}
+
+fn get_xattr(path: &Path, name: &str) -> std::io::Result<String> {
+    let (path, name, mut value) = (c_path(path), CString::new(name).unwrap(), [0u8; 256]);
+    // SAFETY: terminated strings and a buffer of the length given.
+    match unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) } {
+        len @ 0.. => Ok(String::from_utf8(value[..len as usize].to_vec()).unwrap()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn set_xattr(path: &Path, name: &str, value: &str) -> std::io::Result<()> {
+    let (path, name) = (c_path(path), CString::new(name).unwrap());
+    // SAFETY: terminated strings and a value of the length given.
+    match unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn striping_by_extended_attribute() {
+    const LAYOUT: &str = "user.impresario.layout";
+    let Some(node) = mounted() else { return };
+    fs::create_dir(node.at("d")).unwrap();
+    set_xattr(&node.at("d"), LAYOUT, "pcount=1,ssize=128k,base=1").unwrap();
+    fs::write(node.at("d/f"), "x").unwrap();
+    assert_eq!(get_xattr(&node.at("d/f"), LAYOUT).unwrap(), "pcount=1,ssize=131072,base=1");
+    fs::create_dir(node.at("d/sub")).unwrap();
+    let open = File::create(node.at("d/sub/g")).unwrap();
+    assert_eq!(get_xattr(&node.at("d/sub/g"), LAYOUT).unwrap(), "pcount=1,ssize=131072,base=1", "inherited");
+    drop(open);
+    fs::write(node.at("plain"), "x").unwrap();
+    assert!(get_xattr(&node.at("plain"), LAYOUT).unwrap().contains("ssize=65536"));
+    for (value, what) in [("pcount=99", libc::EINVAL), ("pcount=x", libc::EINVAL), ("ssize=3", libc::EINVAL)] {
+        assert_eq!(errno(set_xattr(&node.at("d"), LAYOUT, value)), what, "{value}");
+    }
+    assert_eq!(errno(set_xattr(&node.at("d/f"), LAYOUT, "pcount=2")), libc::EOPNOTSUPP, "chosen when it is made");
+    let (path, name) = (c_path(&node.at("d")), CString::new(LAYOUT).unwrap());
+    // SAFETY: terminated strings that live over the call.
+    assert_eq!(unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) }, 0);
+    fs::write(node.at("d/h"), "x").unwrap();
+    assert!(get_xattr(&node.at("d/h"), LAYOUT).unwrap().contains("ssize=65536"), "as its parent again");
+}
+
+#[test]
+fn what_is_not_there_says_so() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("f"), "text").unwrap();
+    assert_eq!(errno(fs::hard_link(node.at("f"), node.at("g"))), libc::EPERM);
+    let pipe = c_path(&node.at("pipe"));
+    // SAFETY: a terminated string that lives over the call.
+    assert_eq!(errno_of(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }), libc::EPERM);
+    assert_eq!(errno(std::os::unix::net::UnixListener::bind(node.at("s"))), libc::EPERM);
+    assert_eq!(errno(set_xattr(&node.at("f"), "user.other", "x")), libc::EOPNOTSUPP);
+    assert_eq!(errno(get_xattr(&node.at("f"), "user.other")), libc::ENODATA);
+    assert_eq!(errno(get_xattr(&node.at("f"), "security.capability")), libc::ENODATA);
+    let file = File::options().write(true).open(node.at("f")).unwrap();
+    use std::os::fd::AsRawFd;
+    // SAFETY: a plain call on an open descriptor.
+    assert_eq!(errno_of(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 1 << 20) }), libc::EOPNOTSUPP);
+    assert_eq!(fs::copy(node.at("f"), node.at("copy")).unwrap(), 4, "which tries copy_file_range");
+    assert_eq!(fs::read_to_string(node.at("copy")).unwrap(), "text");
+    assert_eq!(errno(OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(node.at("f"))), libc::ENOTDIR);
+    assert_eq!(errno(fs::remove_dir(node.at("f"))), libc::ENOTDIR);
+    assert_eq!(errno(fs::remove_file(node.at("nothing"))), libc::ENOENT);
+    fs::create_dir(node.at("d")).unwrap();
+    assert_eq!(errno(fs::create_dir(node.at("d"))), libc::EEXIST);
+    assert_eq!(errno(File::create(node.at("d"))), libc::EISDIR);
+    fs::write(node.at("d/x"), "").unwrap();
+    assert_eq!(errno(fs::remove_dir(node.at("d"))), libc::ENOTEMPTY);
+}
+
+fn errno_of(result: i32) -> i32 {
+    assert_eq!(result, -1);
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}

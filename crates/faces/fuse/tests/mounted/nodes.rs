@@ -1,0 +1,247 @@
+//! Several nodes on one cluster, and servers that go away.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant};
+
+use impresario_fuse::MountOptions;
+
+use crate::cluster::{Cluster, Node, errno, mounted};
+use crate::files::pattern;
+
+/// Two nodes whose kernels may go by what they know for a long time: what is right then owes nothing to luck.
+fn two_nodes() -> Option<(Node, Node)> {
+    let patient = || MountOptions { cache_time: Duration::from_secs(600), ..Default::default() };
+    let one = crate::cluster::mounted_with(patient())?;
+    let two = one.second(patient());
+    Some((one, two))
+}
+
+#[test]
+fn close_to_open() {
+    let Some((one, two)) = two_nodes() else { return };
+    for round in 0..8u64 {
+        // Growing, shrinking, and changing without another size.
+        let len = [100_000, 250_000, 250_000, 10, 0, 250_000, 250_000, 1][round as usize];
+        let (writer, reader) = if round % 2 == 0 { (&one, &two) } else { (&two, &one) };
+        let bytes = pattern(round, len);
+        fs::write(writer.at("f"), &bytes).unwrap();
+        assert!(fs::read(reader.at("f")).unwrap() == bytes, "round {round}");
+        let open = File::open(reader.at("f")).unwrap();
+        assert_eq!(open.metadata().unwrap().len(), len as u64);
+    }
+}
+
+#[test]
+fn a_change_without_another_size_is_seen_at_the_next_open() {
+    let Some((one, two)) = two_nodes() else { return };
+    fs::write(one.at("f"), pattern(0, 200_000)).unwrap();
+    for round in 1..6u64 {
+        assert_eq!(fs::read(two.at("f")).unwrap().len(), 200_000);
+        let file = OpenOptions::new().write(true).open(one.at("f")).unwrap();
+        file.write_all_at(&pattern(round, 200_000), 0).unwrap();
+        drop(file);
+        assert!(fs::read(two.at("f")).unwrap() == pattern(round, 200_000), "round {round}");
+    }
+}
+
+#[test]
+fn an_append_after_another_nodes_append() {
+    let Some((one, two)) = two_nodes() else { return };
+    let mut want = String::new();
+    for i in 0..30 {
+        let node = if i % 2 == 0 { &one } else { &two };
+        let line = format!("line {i}\n");
+        let mut file = OpenOptions::new().append(true).create(true).open(node.at("log")).unwrap();
+        file.write_all(line.as_bytes()).unwrap();
+        want += &line;
+    }
+    assert_eq!(fs::read_to_string(one.at("log")).unwrap(), want);
+    assert_eq!(fs::read_to_string(two.at("log")).unwrap(), want);
+}
+
+#[test]
+fn replaced_by_rename_elsewhere() {
+    let Some((one, two)) = two_nodes() else { return };
+    for round in 0..20u64 {
+        let bytes = pattern(round, 1000 + 3000 * (round as usize % 3));
+        fs::write(one.at("next"), &bytes).unwrap();
+        fs::rename(one.at("next"), one.at("f")).unwrap();
+        assert!(fs::read(two.at("f")).unwrap() == bytes, "round {round}");
+    }
+}
+
+#[test]
+fn a_file_kept_open_follows_within_the_cache_time() {
+    let Some(one) = mounted() else { return };
+    let two = one.second(MountOptions::default());
+    fs::write(one.at("f"), pattern(1, 50_000)).unwrap();
+    let open = File::open(two.at("f")).unwrap();
+    let mut buffer = vec![0; 80_000];
+    assert_eq!(open.read_at(&mut buffer, 0).unwrap(), 50_000);
+    fs::write(one.at("f"), pattern(2, 80_000)).unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(open.read_at(&mut buffer, 0).unwrap(), 80_000);
+    assert!(buffer == pattern(2, 80_000));
+}
+
+#[test]
+fn names_cross_nodes() {
+    let Some(one) = mounted() else { return };
+    let two = one.second(MountOptions::default());
+    fs::create_dir(one.at("d")).unwrap();
+    fs::write(one.at("d/new"), "new").unwrap();
+    assert_eq!(fs::read_to_string(two.at("d/new")).unwrap(), "new", "a name not used before is seen at once");
+    fs::rename(one.at("d/new"), one.at("d/moved")).unwrap();
+    assert_eq!(fs::read_to_string(two.at("d/moved")).unwrap(), "new");
+    fs::remove_file(one.at("d/moved")).unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(!two.at("d/new").exists() && !two.at("d/moved").exists());
+    assert_eq!(fs::read_dir(two.at("d")).unwrap().count(), 0);
+    fs::rename(one.at("d"), one.at("e")).unwrap();
+    fs::write(one.at("e/f"), "text").unwrap();
+    assert_eq!(fs::read_to_string(two.at("e/f")).unwrap(), "text");
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(!two.at("d").exists());
+}
+
+#[test]
+fn removed_elsewhere_while_open() {
+    let Some((one, two)) = two_nodes() else { return };
+    let bytes = pattern(3, 120_000);
+    fs::write(one.at("f"), &bytes).unwrap();
+    let open = OpenOptions::new().read(true).write(true).open(two.at("f")).unwrap();
+    fs::remove_file(one.at("f")).unwrap();
+    fs::write(one.at("f"), "another").unwrap();
+    let mut got = vec![0; bytes.len()];
+    open.read_exact_at(&mut got, 0).unwrap();
+    assert!(got == bytes);
+    open.write_all_at(b"changed", 5).unwrap();
+    assert_eq!(open.metadata().unwrap().len(), 120_000);
+    drop(open);
+    assert_eq!(fs::read_to_string(two.at("f")).unwrap(), "another");
+}
+
+#[test]
+fn a_number_used_again_elsewhere_is_not_mixed_up() {
+    let Some((one, two)) = two_nodes() else { return };
+    // Local file systems hand out numbers again soon; node two still knows the old files by them.
+    for round in 0..30u64 {
+        let bytes = pattern(round, 5000);
+        fs::write(one.at("f"), &bytes).unwrap();
+        assert!(fs::read(two.at("f")).unwrap() == bytes, "round {round}");
+        assert!(fs::metadata(two.at("f")).unwrap().ino() > 1);
+        fs::remove_file(one.at("f")).unwrap();
+    }
+}
+
+#[test]
+fn readers_survive_a_restarted_data_server() {
+    let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
+    let node = cluster.mount(MountOptions { direct_io: true, ..Default::default() });
+    let bytes = pattern(4, 4_000_000);
+    fs::write(node.at("f"), &bytes).unwrap();
+    let open = OpenOptions::new().read(true).write(true).open(node.at("f")).unwrap();
+    cluster.stop_data_server(1);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4usize)
+            .map(|i| {
+                let (open, bytes) = (&open, &bytes);
+                scope.spawn(move || {
+                    let mut got = vec![0; 1_000_000];
+                    open.read_exact_at(&mut got, i as u64 * 1_000_000).unwrap();
+                    assert!(got == bytes[i * 1_000_000..][..1_000_000]);
+                })
+            })
+            .collect();
+        let writer = scope.spawn(|| open.write_all_at(&pattern(5, 600_000), 4_000_000).unwrap());
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(readers.iter().all(|reader| !reader.is_finished()), "they wait for the server");
+        cluster.start_data_server(1);
+        let started = Instant::now();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        writer.join().unwrap();
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?} after the restart", started.elapsed());
+    });
+    assert!(
+        fs::read(node.at("f")).unwrap() == [bytes, pattern(5, 600_000)].concat(),
+        "acknowledged data is still there"
+    );
+}
+
+#[test]
+fn a_lost_data_server_gives_an_error_in_time() {
+    let timeout = Duration::from_secs(2);
+    let Some(cluster) = Cluster::start(timeout) else { return };
+    let node = cluster.mount(MountOptions { direct_io: true, ..Default::default() });
+    fs::write(node.at("f"), pattern(6, 1_000_000)).unwrap();
+    let open = OpenOptions::new().read(true).write(true).open(node.at("f")).unwrap();
+    cluster.stop_data_server(0);
+    let mut buffer = vec![0; 500_000];
+    for what in ["read", "write"] {
+        let started = Instant::now();
+        let failed = match what {
+            "read" => errno(open.read_exact_at(&mut buffer, 0)),
+            // What it gave up may be written in part, so it stays away from what is read below.
+            _ => errno(open.write_all_at(&buffer, 500_000)),
+        };
+        assert_eq!(failed, libc::EIO, "{what}");
+        let waited = started.elapsed();
+        assert!(waited >= timeout / 2 && waited < 3 * timeout, "{what} failed after {waited:?}");
+    }
+    // The names do not depend on it, and nothing hangs.
+    fs::create_dir(node.at("d")).unwrap();
+    assert!(fs::read_dir(node.mount_point()).unwrap().count() == 2);
+    cluster.start_data_server(0);
+    open.read_exact_at(&mut buffer, 0).unwrap();
+    assert!(buffer == pattern(6, 1_000_000)[..500_000]);
+}
+
+#[test]
+fn io_nodes_carry_a_mount_and_replace_each_other() {
+    let Some(cluster) = Cluster::with_io_nodes(Duration::from_secs(20), 2) else { return };
+    let node = cluster.mount(MountOptions::default());
+    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(node.at("f")).unwrap();
+    for part in 0..12u64 {
+        if part == 4 {
+            cluster.stop("io.0");
+        }
+        open.write_all_at(&pattern(part, 300_000), part * 300_000).unwrap();
+    }
+    let want: Vec<u8> = (0..12).flat_map(|part| pattern(part, 300_000)).collect();
+    let got = fs::read(node.at("f")).unwrap();
+    let first = got.iter().zip(&want).position(|(got, want)| got != want);
+    assert_eq!((got.len(), first), (want.len(), None));
+    fs::rename(node.at("f"), node.at("g")).unwrap();
+    open.sync_all().unwrap();
+    assert!(cluster.mount(MountOptions::default()).at("g").exists());
+}
+
+#[test]
+fn replaced_all_the_time_elsewhere() {
+    let Some((one, two)) = two_nodes() else { return };
+    let content = |i: u64| format!("{i} ").repeat(1 + 700 * (i as usize % 4));
+    fs::write(one.at("f"), content(0)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut seen, mut reads) = (0, 0);
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                let text = fs::read_to_string(two.at("f")).unwrap();
+                let now: u64 = text.split(' ').next().unwrap().parse().unwrap();
+                assert_eq!(text, content(now), "whole");
+                assert!(now >= seen, "{now} after {seen}");
+                (seen, reads) = (now, reads + 1);
+            }
+            reads
+        });
+        for i in 1..300 {
+            fs::write(one.at("next"), content(i)).unwrap();
+            fs::rename(one.at("next"), one.at("f")).unwrap();
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 20);
+    });
+    assert_eq!(fs::read_to_string(two.at("f")).unwrap(), content(299));
+}

@@ -1,0 +1,68 @@
+//! What is said about misbehaving peers: once a minute per peer, so that nobody can fill the log.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use crate::payload::lock;
+
+const QUIET: Duration = Duration::from_secs(60);
+/// Peers remembered; with more of them within a minute, further ones are not logged but counted.
+const PEERS_MAX: usize = 1024;
+
+/// Remembers whom the log has complained about lately.
+#[derive(Default)]
+pub(crate) struct Complaints {
+    last: Mutex<FxHashMap<String, Instant>>,
+    count: AtomicU64,
+}
+
+impl Complaints {
+    /// Counts a complaint; calls `log` unless there was one about the same in the last minute.
+    pub(crate) fn about(&self, whom: &str, log: impl FnOnce()) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if self.is_due(whom, Instant::now()) {
+            log();
+        }
+    }
+
+    /// Complaints in all, logged or not.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn is_due(&self, whom: &str, now: Instant) -> bool {
+        let mut last = lock(&self.last);
+        if last.get(whom).is_some_and(|at| now.duration_since(*at) < QUIET) {
+            return false;
+        }
+        if last.len() >= PEERS_MAX {
+            last.retain(|_, at| now.duration_since(*at) < QUIET);
+        }
+        let known = last.len() < PEERS_MAX;
+        if known {
+            last.insert(whom.into(), now);
+        }
+        known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn once_a_minute_per_peer_in_bounded_memory() {
+        let complaints = Complaints::default();
+        let now = Instant::now();
+        assert!(complaints.is_due("a", now) && complaints.is_due("b", now));
+        assert!(!complaints.is_due("a", now + Duration::from_secs(59)));
+        assert!(complaints.is_due("a", now + Duration::from_secs(61)));
+        let due = (0..5000).filter(|n| complaints.is_due(&n.to_string(), now)).count();
+        assert_eq!(due, PEERS_MAX - 2);
+        assert!(lock(&complaints.last).len() <= PEERS_MAX);
+        assert!(complaints.is_due("later", now + Duration::from_secs(122)));
+    }
+}

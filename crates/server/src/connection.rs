@@ -1,0 +1,221 @@
+//! One client's connection as a service sees it: who it is, how much it may ask for at once, how it is answered.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use impresario_sched::ConnId;
+use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
+
+use crate::outbox::{Bulk, OutFrame, Outbox};
+use crate::payload::{PayloadPool, Reservation, lock};
+
+/// Most calls of one connection that are accepted and whose replies have not yet left.
+const CALLS_MAX: u32 = 4096;
+
+/// A client's connection.
+pub struct Connection {
+    id: ConnId,
+    peer: String,
+    /// What the client's hello said; set once.
+    hello: OnceLock<(String, Who)>,
+    pub(crate) outbox: Arc<Outbox>,
+    pool: Arc<PayloadPool>,
+    gate: Gate,
+    ended: AtomicBool,
+}
+
+/// What is under way on a connection; its limits are what bounds the outbox.
+struct Gate {
+    state: Mutex<Load>,
+    room: Condvar,
+    bytes_max: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Load {
+    calls: u32,
+    bytes: u64,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        id: ConnId,
+        peer: String,
+        outbox: Arc<Outbox>,
+        pool: Arc<PayloadPool>,
+        bytes_max: u64,
+    ) -> Arc<Connection> {
+        let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max };
+        Arc::new(Connection { id, peer, hello: OnceLock::new(), outbox, pool, gate, ended: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn introduce(&self, name: String, who: Who) {
+        let _ = self.hello.set((name, who));
+    }
+
+    /// Number of the connection, unique while the server runs (until four thousand million have come).
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// Where the client speaks from.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// What the client calls itself, for logs.
+    pub fn name(&self) -> &str {
+        self.hello.get().map_or("", |(name, _)| name)
+    }
+
+    /// What the client said of itself in its hello.
+    pub fn who(&self) -> Who {
+        self.hello.get().map(|(_, who)| *who).unwrap_or_default()
+    }
+
+    /// Ends the connection now, in both directions. Its queued requests are cancelled by its thread.
+    pub fn close(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.outbox.close();
+        self.gate.room.notify_all();
+    }
+
+    /// True once the connection has ended: answers go nowhere.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Waits until the connection may have another call with `bytes` of payload or reply under way;
+    /// `None` when the connection ended meanwhile, or the server's payload memory stayed full for `patience`.
+    pub(crate) fn admit(self: &Arc<Self>, bytes: u64, patience: Duration) -> Option<Slot> {
+        let deadline = Instant::now() + patience;
+        let mut load = lock(&self.gate.state);
+        // One call is always allowed, whatever its size: it was checked against the largest payload.
+        while load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
+            // How long depends on this client alone (it does not read its replies, or its requests are
+            // slow): it is not failed for that. The writer gives up on one that never reads.
+            if self.has_ended() {
+                return None;
+            }
+            let wait = self.gate.room.wait_timeout(load, Duration::from_secs(1));
+            load = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        load.calls += 1;
+        load.bytes += bytes;
+        drop(load);
+        let mut slot = Slot { connection: self.clone(), bytes, reservation: None };
+        if bytes > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            slot.reservation = Some(self.pool.reserve(bytes, left.max(patience / 2))?);
+        }
+        Some(slot)
+    }
+
+    /// Waits until every accepted call is answered and the answers have left; false when time ran out.
+    pub(crate) fn settle(&self, deadline: Instant) -> bool {
+        let mut load = lock(&self.gate.state);
+        while load.calls > 0 && !self.has_ended() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            load = self.gate.room.wait_timeout(load, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    pub(crate) fn calls_under_way(&self) -> u32 {
+        lock(&self.gate.state).calls
+    }
+}
+
+/// A call's share of its connection's limits and of the server's payload memory.
+pub(crate) struct Slot {
+    connection: Arc<Connection>,
+    bytes: u64,
+    reservation: Option<Reservation>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        drop(self.reservation.take());
+        let mut load = lock(&self.connection.gate.state);
+        load.calls -= 1;
+        load.bytes -= self.bytes;
+        drop(load);
+        self.connection.gate.room.notify_all();
+    }
+}
+
+/// The duty to answer one call, from any thread. Dropped unanswered it answers with EIO.
+pub struct Reply {
+    id: u64,
+    slot: Option<Slot>,
+}
+
+impl Reply {
+    pub(crate) fn new(id: u64, slot: Slot) -> Reply {
+        Reply { id, slot: Some(slot) }
+    }
+
+    /// Answers without bulk data.
+    pub fn send(self, answer: &Answer) {
+        self.send_bulk(answer, Bulk::None);
+    }
+
+    /// Answers with bulk data, which may not be more than the call asked for.
+    pub fn send_bulk(mut self, answer: &Answer, bulk: Bulk) {
+        if let Some(slot) = self.slot.take() {
+            post(self.id, answer, bulk, slot);
+        }
+    }
+
+    /// Answers with the bytes read.
+    pub fn send_data(self, bulk: Bulk) {
+        self.send_bulk(&Answer::Data, bulk);
+    }
+
+    /// Answers that it failed.
+    pub fn fault(self, errno: i32, message: impl Into<String>) {
+        self.send(&Answer::Fault(Fault { errno, message: message.into() }));
+    }
+
+    /// Says nothing: for a client that is gone.
+    pub fn forget(mut self) {
+        self.slot = None;
+    }
+
+    /// True when the client is gone: the answer would go nowhere.
+    pub fn is_vain(&self) -> bool {
+        self.slot.as_ref().is_none_or(|slot| slot.connection.has_ended())
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            let message = "the server gave the request up; try again or see its log".to_string();
+            post(self.id, &Answer::Fault(Fault { errno: libc::EIO, message }), Bulk::None, slot);
+        }
+    }
+}
+
+fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Slot) {
+    let outbox = slot.connection.outbox.clone();
+    let (head, bulk) = match encode(id, answer, bulk.len_bytes()) {
+        Ok(head) => (head, bulk),
+        Err(error) => {
+            let message = format!("the answer does not fit into a frame: {error}; ask for less at once");
+            let fault = Answer::Fault(Fault { errno: libc::EMSGSIZE, message });
+            (encode(id, &fault, 0).unwrap_or_default(), Bulk::None)
+        }
+    };
+    outbox.send(OutFrame::new(head, bulk, Some(Box::new(slot))));
+}
+
+/// The header and body of an answer.
+pub(crate) fn encode(id: u64, answer: &Answer, payload_bytes: usize) -> Result<Vec<u8>, FrameError> {
+    // Never more than was asked for, which fits; a wrong length would only get the connection closed.
+    frame::encode(Kind::Answer, id, answer, payload_bytes as u32)
+}

@@ -1,0 +1,271 @@
+//! What a data server's batches do: one read or write of an object each, at once where the page cache has it,
+//! else on one of a few threads; answered when the modelled device in front, if any, is done.
+
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Weak};
+
+use impresario_device as device;
+use impresario_engine::{Executor, Outcome, Started, Work, now};
+use impresario_sched::{Nanos, Op, Request};
+use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
+use impresario_wire::{Answer, Fault, FileKey, ObjectInfo, Time};
+use serde_json::{Map, Value, json};
+
+use super::Item;
+use super::modelled::{Meeting, Performed};
+use crate::connection::Reply;
+use crate::listener::Vitals;
+use crate::outbox::{Bulk, hand_over_own_replies};
+use crate::payload::Slice;
+use crate::workers::{PATIENCE, Workers};
+
+/// Threads for batches that wait for a real device.
+const DEVICE_THREADS: usize = 8;
+
+/// The folder of objects, and what is in front of it.
+pub(crate) struct Disk {
+    this: Weak<Disk>,
+    vitals: Vitals,
+    store: ObjectStore,
+    device: Option<Arc<ModelledDevice>>,
+    threads: Workers,
+}
+
+/// What a batch brought.
+pub(super) enum Done {
+    /// Bytes from the start of the batch; fewer than it asked for where the object ends.
+    Read(Slice),
+    /// So many bytes from the start of the batch; if not all, why.
+    Written(u64, Option<io::Error>),
+    Barrier,
+}
+
+impl Disk {
+    pub(crate) fn new(vitals: Vitals, store: ObjectStore, device: Option<Arc<ModelledDevice>>) -> Arc<Disk> {
+        let threads = Workers::new("device", DEVICE_THREADS);
+        Arc::new_cyclic(|this| Disk { this: this.clone(), vitals, store, device, threads })
+    }
+
+    pub(crate) fn stop(&self) {
+        self.device.iter().for_each(|device| device.stop());
+        self.threads.stop(PATIENCE);
+    }
+
+    /// Answers with the state of an object.
+    pub(crate) fn stat(&self, file: FileKey, reply: Reply) {
+        match self.store.stat(file.0) {
+            Ok(state) => {
+                let mtime = Time { secs: state.mtime_secs, nanos: state.mtime_nanos };
+                let info = ObjectInfo { size: state.size, mtime, used_bytes: state.used_bytes };
+                reply.send(&Answer::Object(info));
+            }
+            Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+        }
+    }
+
+    /// Changes the order in which the modelled device serves.
+    pub(crate) fn set_order(&self, order: &str, reply: Reply) {
+        let Some(device) = &self.device else {
+            let message = format!("{} has no modelled device whose order could be set", self.vitals.name());
+            return reply.fault(libc::EOPNOTSUPP, message);
+        };
+        match order.parse() {
+            Ok(order) => {
+                device.set_order(order);
+                tracing::info!(%order, "the modelled device's order is set");
+                reply.send(&Answer::Done);
+            }
+            Err(refusal) => reply.fault(libc::EINVAL, refusal),
+        }
+    }
+
+    /// Zeroes the device's statistics.
+    pub(crate) fn reset_statistics(&self) {
+        self.device.iter().for_each(|device| device.reset());
+    }
+
+    /// Adds what the store and the device have to say to the server's status.
+    pub(crate) fn describe(&self, status: &mut Map<String, Value>) {
+        let store = match self.store.statfs() {
+            Ok(space) => json!({
+                "total_bytes": space.total_bytes,
+                "free_bytes": space.free_bytes,
+                "files": space.files,
+                "files_free": space.files_free,
+                "in_memory": self.store.in_memory(),
+            }),
+            Err(error) => json!({ "error": error.to_string() }),
+        };
+        status.insert("store".into(), store);
+        if let Some(device) = &self.device {
+            let mut told = crate::json(&device.status());
+            if let Value::Object(told) = &mut told {
+                told.insert("kind".into(), "modelled disk: its times are computed, not measured".into());
+                told.insert("modelled".into(), true.into());
+            }
+            status.insert("device".into(), told);
+        }
+        status.insert("device_threads_waiting".into(), self.threads.waiting().into());
+    }
+
+    /// Does a batch, waiting for the device if need be.
+    fn perform(&self, work: &Work<Item>) -> io::Result<Done> {
+        let Some((_, first)) = work.parts.first() else { return Ok(Done::Barrier) };
+        let (file, extent) = (first.file.0, &work.batch.extent);
+        match work.batch.op {
+            Op::Read => {
+                let mut buffer = self.vitals.pool().buffer(extent.len as usize);
+                let got = self.store.read(file, extent.lane_offset, &mut buffer)?;
+                Ok(Done::Read(Slice::new(Arc::new(buffer), 0..got)))
+            }
+            Op::Write => {
+                let pieces: Vec<IoSlice<'_>> =
+                    work.parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
+                Ok(match self.store.write_vectored(file, extent.lane_offset, &pieces) {
+                    Ok(written) => Done::Written(written as u64, None),
+                    Err(error) => Done::Written(error.written as u64, Some(error.source)),
+                })
+            }
+            Op::Sync => self.store.sync(file).map(|()| Done::Barrier),
+            Op::Truncate => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
+            Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
+        }
+    }
+
+    /// Does a batch if it need not wait: what is in the page cache, or goes there.
+    fn perform_at_once(&self, work: &Work<Item>) -> Option<io::Result<Done>> {
+        match work.batch.op {
+            Op::Read => {
+                let (_, first) = work.parts.first()?;
+                let mut buffer = self.vitals.pool().buffer(work.batch.extent.len as usize);
+                let got = self.store.read_cached(first.file.0, work.batch.extent.lane_offset, &mut buffer)?;
+                Some(got.map(|got| Done::Read(Slice::new(Arc::new(buffer), 0..got))))
+            }
+            Op::Write => Some(self.perform(work)),
+            Op::Sync | Op::Truncate | Op::Unlink => None,
+        }
+    }
+}
+
+impl Executor<Item> for Disk {
+    fn start(&self, work: Work<Item>) -> Started<Item> {
+        hand_over_own_replies();
+        if let Some(device) = &self.device {
+            self.start_modelled(device, work);
+            return Started::Pending;
+        }
+        let started = now();
+        if let Some(result) = self.perform_at_once(&work) {
+            let Work { batch, parts, ticket } = work;
+            let bytes = answer(batch.extent.lane_offset, parts, &result);
+            return Started::Finished(ticket, outcome(&result, bytes, started, now()));
+        }
+        self.on_a_thread(move |disk| {
+            let started = now();
+            let result = disk.perform(&work);
+            complete((work, result), started, now);
+        });
+        Started::Pending
+    }
+}
+
+impl Disk {
+    fn start_modelled(&self, device: &Arc<ModelledDevice>, work: Work<Item>) {
+        let extent = work.batch.extent;
+        let file = work.parts.first().map_or(0, |(_, item)| item.file.0);
+        let data_op = match work.batch.op {
+            Op::Read => device::Op::Read,
+            Op::Write => device::Op::Write,
+            op => {
+                // A sync empties the drive's cache; what is done to names costs the model nothing.
+                let this = self.this.clone();
+                let run = move |timing: Timing| {
+                    let Some(disk) = this.upgrade() else { return };
+                    disk.on_a_thread(move |disk| {
+                        let result = disk.perform(&work);
+                        complete((work, result), Nanos(timing.started_ns), || Nanos(timing.finished_ns));
+                    });
+                };
+                return device.submit(Job { ios: Vec::new(), flush: op == Op::Sync, run: Box::new(run) });
+            }
+        };
+        let ios = device.placement().place(data_op, file, extent.lane_offset, extent.len).collect();
+        let meeting = Meeting::new();
+        let met = meeting.clone();
+        let run = Box::new(move |timing| met.timed(timing).into_iter().for_each(complete_modelled));
+        // First the model, so that its time begins now.
+        device.submit(Job { ios, flush: false, run });
+        match self.perform_at_once(&work) {
+            Some(result) => meeting.performed((work, result)).into_iter().for_each(complete_modelled),
+            None => self.on_a_thread(move |disk| {
+                let result = disk.perform(&work);
+                meeting.performed((work, result)).into_iter().for_each(complete_modelled);
+            }),
+        }
+    }
+
+    fn on_a_thread(&self, job: impl FnOnce(&Disk) + Send + 'static) {
+        if let Some(this) = self.this.upgrade() {
+            self.threads.run(Box::new(move || job(&this)));
+        }
+    }
+}
+
+fn complete_modelled((performed, timing): (Performed, Timing)) {
+    complete(performed, Nanos(timing.started_ns), || Nanos(timing.finished_ns));
+}
+
+/// Answers the parts of a batch, then reports its end. The clocks of engine and device are the same.
+fn complete((work, result): Performed, started: Nanos, finished: impl FnOnce() -> Nanos) {
+    let Work { batch, parts, ticket } = work;
+    let finished = finished();
+    let bytes = answer(batch.extent.lane_offset, parts, &result);
+    ticket.complete(outcome(&result, bytes, started, finished));
+}
+
+fn outcome(result: &io::Result<Done>, bytes_done: u64, started: Nanos, finished: Nanos) -> Outcome {
+    let errno = match result {
+        Ok(Done::Written(_, Some(error))) | Err(error) => errno_of(error),
+        Ok(_) => 0,
+    };
+    Outcome { errno, bytes_done, started, finished }
+}
+
+/// Answers every part of a batch that begins at `start`; gives the bytes moved.
+fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) -> u64 {
+    let mut bytes = 0;
+    for (request, item) in parts {
+        let (from, len) = (request.extent.lane_offset - start, request.extent.len);
+        match result {
+            Ok(Done::Read(slice)) => {
+                let part = slice.part(from as usize..(from + len) as usize);
+                bytes += part.len() as u64;
+                item.reply.send_data(Bulk::One(part));
+            }
+            // What was written before the device was full was written.
+            Ok(Done::Written(written, error)) => match error {
+                Some(error) if from + len > *written => item.reply.send(&Answer::Fault(fault_of(error))),
+                _ => {
+                    bytes += len;
+                    item.reply.send(&Answer::Written(len as u32));
+                }
+            },
+            Ok(Done::Barrier) => item.reply.send(&Answer::Done),
+            Err(error) => item.reply.send(&Answer::Fault(fault_of(error))),
+        }
+    }
+    bytes
+}
+
+fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn fault_of(error: &io::Error) -> Fault {
+    let remedy = match errno_of(error) {
+        libc::ENOSPC | libc::EDQUOT => "; free space on the data server",
+        libc::EMFILE | libc::ENFILE => "; raise its limit of open files",
+        _ => "",
+    };
+    Fault { errno: errno_of(error), message: format!("{error}{remedy}") }
+}

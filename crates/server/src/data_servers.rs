@@ -1,0 +1,84 @@
+//! The data servers as other servers use them: an I/O node forwards to them, the metadata server asks them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Striped};
+use impresario_config::Config;
+use impresario_layout::Layout;
+use impresario_wire::{Answer, Call, FileKey, ObjectInfo, Role, Statfs};
+
+use crate::meta::Objects;
+
+/// Links to all data servers, in the order of the configuration.
+pub(crate) struct DataServers {
+    pub(crate) striped: Arc<Striped>,
+    /// Who the server is to them where it speaks for itself.
+    pub(crate) identity: Arc<Identity>,
+    timeout: Duration,
+}
+
+impl DataServers {
+    /// For the server `name`. Nothing is connected yet.
+    pub(crate) fn of(config: &Config, name: &str) -> Result<DataServers, ClientError> {
+        let identity = Arc::new(Identity::draw(0, 0)?);
+        let timeout = upstream_timeout(config);
+        let options = LinkOptions {
+            who: identity.who(),
+            name: name.into(),
+            timeout,
+            ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
+        };
+        let link = |data: &impresario_config::Data| {
+            Link::new(&[(&data.name, &data.address)], identity.clone(), options.clone()).map(Arc::new)
+        };
+        let links = config.data.iter().map(link).collect::<Result<Vec<_>, _>>()?;
+        Ok(DataServers { striped: Arc::new(Striped::new(links, timeout)), identity, timeout })
+    }
+}
+
+/// How long a server waits for another on a client's behalf: less than the client waits, so that the client hears
+/// who is to blame before it gives up.
+pub(crate) fn upstream_timeout(config: &Config) -> Duration {
+    Duration::from_millis(config.cluster.request_timeout_ms) * 3 / 4
+}
+
+fn failed(error: ClientError) -> io::Error {
+    match error.errno() {
+        // The errno says less than the text, which names the server.
+        libc::EIO => io::Error::other(error),
+        errno => io::Error::from_raw_os_error(errno),
+    }
+}
+
+impl Objects for DataServers {
+    fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
+        self.striped.stat(file, layout).map_err(failed)
+    }
+
+    fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
+        self.striped.truncate(&self.identity.who(), file, layout, len_bytes).map_err(failed)
+    }
+
+    fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()> {
+        self.striped.unlink(&self.identity.who(), file, layout).map_err(failed)
+    }
+
+    /// Files are striped evenly, so what is free is limited by the fullest server.
+    fn statfs(&self) -> io::Result<Statfs> {
+        let deadline = Instant::now() + self.timeout;
+        let mut total = Statfs { free_bytes: u64::MAX, ..Statfs::default() };
+        let servers = self.striped.servers();
+        for server in servers {
+            let reply = server.call(Call::Status, &[], None, deadline).map_err(failed)?;
+            let Answer::Text(text) = reply.answer else { return Err(io::ErrorKind::InvalidData.into()) };
+            let status: serde_json::Value = serde_json::from_str(&text)?;
+            let store = |key: &str| status.get("store").and_then(|s| s.get(key)?.as_u64()).unwrap_or(0);
+            total.total_bytes += store("total_bytes");
+            total.free_bytes = total.free_bytes.min(store("free_bytes"));
+        }
+        total.free_bytes = total.free_bytes.saturating_mul(servers.len() as u64).min(total.total_bytes);
+        Ok(total)
+    }
+}

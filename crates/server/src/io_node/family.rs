@@ -1,0 +1,152 @@
+//! A request that was cut at the boundaries of data servers: its parts come back in any order, it is answered once.
+
+use std::sync::{Arc, Mutex};
+
+use impresario_layout::{Layout, Piece};
+use impresario_node::Parent;
+use impresario_wire::{Answer, Fault};
+
+use crate::connection::Reply;
+use crate::outbox::Bulk;
+use crate::payload::{Buffer, Slice, lock};
+
+/// The request and what is known of its parts.
+pub(super) struct Family {
+    layout: Layout,
+    offset: u64,
+    len: u64,
+    /// One per part.
+    ranges: Vec<Piece>,
+    state: Mutex<State>,
+}
+
+struct State {
+    parent: Parent,
+    reply: Option<Reply>,
+    fault: Option<Fault>,
+    /// What was read, one per part; shorter than the part's range where the object ended.
+    read: Vec<Option<Slice>>,
+}
+
+/// All parts are done; what is to be done now.
+pub(super) enum Complete {
+    /// Nothing: it was answered.
+    Answered,
+    /// An object ended early: it has to be found out what the file is there.
+    Short(Short),
+    /// The last barrier was reached.
+    Barrier(Reply),
+}
+
+/// A read that met the end of an object.
+pub(super) struct Short {
+    family: Arc<Family>,
+    reply: Reply,
+}
+
+impl Family {
+    /// Of a read or write of `len` bytes at `offset`, cut into `ranges`.
+    pub(super) fn of_data(layout: Layout, offset: u64, len: u64, ranges: Vec<Piece>, reply: Reply) -> Arc<Family> {
+        let state = State {
+            parent: Parent::new(ranges.len() as u32),
+            reply: Some(reply),
+            fault: None,
+            read: ranges.iter().map(|_| None).collect(),
+        };
+        Arc::new(Family { layout, offset, len, ranges, state: Mutex::new(state) })
+    }
+
+    /// Of a barrier on `parts` data servers.
+    pub(super) fn of_barriers(layout: Layout, reply: Reply) -> Arc<Family> {
+        let state =
+            State { parent: Parent::new(u32::from(layout.pcount)), reply: Some(reply), fault: None, read: Vec::new() };
+        Arc::new(Family { layout, offset: 0, len: 0, ranges: Vec::new(), state: Mutex::new(state) })
+    }
+
+    /// The bytes of a write that go to the data server of `range`, in the order of its object.
+    pub(super) fn payload_of(&self, range: &Piece, buffer: &Arc<Buffer>) -> Bulk {
+        let of_range = self.layout.pieces(self.offset, self.len).filter(|piece| piece.server == range.server);
+        Bulk::Many(of_range.map(|piece| self.slice(buffer, &piece)).collect())
+    }
+
+    fn slice(&self, buffer: &Arc<Buffer>, piece: &Piece) -> Slice {
+        let from = (piece.file_offset - self.offset) as usize;
+        Slice::new(buffer.clone(), from..from + piece.len as usize)
+    }
+
+    /// A part was read, as far as its object goes.
+    pub(super) fn part_read(self: &Arc<Self>, index: usize, bytes: Slice) -> Complete {
+        let len = bytes.len() as u64;
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.read.get_mut(index) {
+            *slot = Some(bytes);
+        }
+        self.part_done(&mut state, 0, len)
+    }
+
+    /// A part was written, or a barrier was reached.
+    pub(super) fn part_completed(self: &Arc<Self>, bytes: u64) -> Complete {
+        self.part_done(&mut lock(&self.state), 0, bytes)
+    }
+
+    /// A part failed; the first failure is what the client hears.
+    pub(super) fn part_failed(self: &Arc<Self>, fault: &Fault) {
+        let mut state = lock(&self.state);
+        state.fault.get_or_insert_with(|| fault.clone());
+        self.part_done(&mut state, fault.errno, 0);
+    }
+
+    fn part_done(self: &Arc<Self>, state: &mut State, errno: i32, bytes: u64) -> Complete {
+        let Some((errno, bytes)) = state.parent.part_done(errno, bytes) else { return Complete::Answered };
+        let Some(reply) = state.reply.take() else { return Complete::Answered };
+        if let Some(fault) = state.fault.take().filter(|_| errno != 0) {
+            reply.send(&Answer::Fault(fault));
+            return Complete::Answered;
+        }
+        if self.ranges.is_empty() {
+            return Complete::Barrier(reply);
+        }
+        if state.read.iter().all(Option::is_none) {
+            reply.send(&Answer::Written(bytes as u32));
+            return Complete::Answered;
+        }
+        let read = std::mem::take(&mut state.read);
+        if bytes < self.len {
+            return Complete::Short(Short { family: self.clone(), reply });
+        }
+        reply.send_data(Bulk::Many(self.in_file_order(&read).collect()));
+        Complete::Answered
+    }
+
+    /// What was read, as pieces in the order of the file.
+    fn in_file_order<'a>(&'a self, read: &'a [Option<Slice>]) -> impl Iterator<Item = Slice> + 'a {
+        self.layout.pieces(self.offset, self.len).filter_map(move |piece| {
+            let index = self.ranges.iter().position(|range| range.server == piece.server)?;
+            let from = (piece.lane_offset - self.ranges.get(index)?.lane_offset) as usize;
+            Some(read.get(index)?.as_ref()?.part(from..from + piece.len as usize))
+        })
+    }
+}
+
+impl Short {
+    pub(super) fn layout(&self) -> &Layout {
+        &self.family.layout
+    }
+
+    /// Offset in the file, bytes.
+    pub(super) fn offset(&self) -> u64 {
+        self.family.offset
+    }
+
+    pub(super) fn len_bytes(&self) -> usize {
+        self.family.len as usize
+    }
+
+    pub(super) fn answer(self, bytes: Slice) {
+        self.reply.send_data(Bulk::One(bytes));
+    }
+
+    pub(super) fn fail(self, fault: Fault) {
+        self.reply.send(&Answer::Fault(fault));
+    }
+}

@@ -1,0 +1,510 @@
+//! The front of every server: accepts connections, greets, reads calls and hands them to its [`Service`];
+//! keeps the limits, survives peers that speak nonsense, and ends gracefully.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use impresario_sched::ConnId;
+use impresario_wire::{Answer, Call, Fault, Hello, Kind, PROTOCOL_VERSION, Role, Welcome, frame};
+use rustc_hash::FxHashMap;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::net::Shutdown;
+
+use crate::bind::{Accepted, BindError, Listening};
+use crate::complaints::Complaints;
+use crate::connection::{self, Connection, Reply};
+use crate::outbox::{self, Bulk, OutFrame, Outbox, STACK_BYTES, Socket};
+use crate::payload::{Buffer, PayloadPool, lock};
+use crate::receive::{Broken, Receiver};
+
+/// The hand-shake must be over after this time.
+const GREETING_MAX: Duration = Duration::from_secs(5);
+/// When stopping: how long accepted calls may take to finish.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+/// Connections over the limit that are told so; further ones are closed at once.
+const REFUSALS_MAX: u32 = 32;
+
+/// What a server does with its clients' calls.
+pub trait Service: Send + Sync + 'static {
+    /// What is kept for each connection, and dropped by [`Service::close`].
+    type Session: Send + 'static;
+
+    /// A client connected. A fault refuses it.
+    fn open(&self, connection: &Arc<Connection>) -> Result<Self::Session, Fault>;
+
+    /// Serves a call on its connection's thread; calls of one connection come in the order in which they were
+    /// sent. The reply may be sent later, from any thread; other calls of the connection are read meanwhile.
+    fn serve(&self, session: &mut Self::Session, request: Incoming, reply: Reply);
+
+    /// The connection has ended. What of it is still queued should be dropped.
+    fn close(&self, session: Self::Session);
+}
+
+/// A call as it came in.
+pub struct Incoming {
+    /// The call.
+    pub call: Call,
+    /// Its payload: of writes; of other calls it is empty.
+    pub payload: Option<Buffer>,
+}
+
+/// What a server's front is told about itself.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name in the configuration.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+    /// Connections at once.
+    pub max_connections: u32,
+    /// Largest payload of one request or reply, bytes.
+    pub max_payload_bytes: u32,
+    /// Bound of the memory for payloads, bytes.
+    pub payload_bytes: u64,
+    /// How long a request waits for payload memory before it fails with EBUSY.
+    pub payload_patience: Duration,
+}
+
+impl Settings {
+    /// Settings with 1024 connections and the cluster's limits.
+    pub fn new(name: &str, role: Role, cluster: &impresario_config::Cluster, payload_bytes: u64) -> Settings {
+        Settings {
+            name: name.into(),
+            role,
+            max_connections: 1024,
+            max_payload_bytes: cluster.max_payload_bytes,
+            payload_bytes,
+            // Half of what the client is ready to wait, so that it hears of it.
+            payload_patience: Duration::from_millis(cluster.request_timeout_ms / 2),
+        }
+    }
+}
+
+/// A server whose address is taken; it answers after [`Server::start`].
+pub struct Server {
+    listening: Listening,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: Settings,
+    address: String,
+    incarnation: u64,
+    started: Instant,
+    pool: Arc<PayloadPool>,
+    complaints: Complaints,
+    connections: Mutex<FxHashMap<u32, Arc<Connection>>>,
+    /// Connection threads that run; changes are told.
+    threads: Mutex<u32>,
+    fewer_threads: Condvar,
+    refusals: AtomicU32,
+    next_id: AtomicU32,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    calls: AtomicU64,
+    stopping: AtomicBool,
+    wake: rustix::fd::OwnedFd,
+}
+
+/// What a service may ask of its front.
+#[derive(Clone)]
+pub struct Vitals(Arc<Shared>);
+
+impl Vitals {
+    /// The payload memory.
+    pub fn pool(&self) -> &Arc<PayloadPool> {
+        &self.0.pool
+    }
+
+    /// Name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.0.settings.name
+    }
+
+    /// What every server's status begins with: who it is, how long it runs, connections, payload memory.
+    pub fn status(&self) -> serde_json::Map<String, serde_json::Value> {
+        let shared = &self.0;
+        let (used, peak, limit) = shared.pool.usage_bytes();
+        let (connections, calls_under_way) = {
+            let connections = lock(&shared.connections);
+            (connections.len(), connections.values().map(|c| u64::from(c.calls_under_way())).sum::<u64>())
+        };
+        let status = serde_json::json!({
+            "name": shared.settings.name,
+            "role": match shared.settings.role { Role::Meta => "meta", Role::Data => "data", Role::Io => "io", Role::Any => "any" },
+            "address": shared.address,
+            "pid": std::process::id(),
+            "incarnation": format!("{:016x}", shared.incarnation),
+            "uptime_s": shared.started.elapsed().as_secs_f64(),
+            "connections": {
+                "open": connections,
+                "max": shared.settings.max_connections,
+                "accepted": shared.accepted.load(Ordering::Relaxed),
+                "refused": shared.refused.load(Ordering::Relaxed),
+                "complaints": shared.complaints.count(),
+                "calls": shared.calls.load(Ordering::Relaxed),
+                "calls_under_way": calls_under_way,
+            },
+            "memory": { "payload_bytes": used, "payload_bytes_peak": peak, "payload_bytes_max": limit },
+        });
+        match status {
+            serde_json::Value::Object(map) => map,
+            _ => serde_json::Map::new(),
+        }
+    }
+}
+
+/// A server that runs; dropping it stops it.
+pub struct Running {
+    shared: Arc<Shared>,
+    acceptor: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Takes the address: `host:port` (port 0: any free one) or `unix:/path`.
+    pub fn bind(address: &str, settings: Settings) -> Result<Server, BindError> {
+        let listening = Listening::bind(address)?;
+        let fail = |reason: String, source| BindError { address: address.into(), reason, source };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| fail("the system gives no event descriptor; raise its limits".into(), Some(e.into())))?;
+        let incarnation = impresario_client::transport::new_incarnation()
+            .map_err(|e| fail("the system gives no random numbers".into(), Some(e)))?;
+        let shared = Shared {
+            address: listening.address(),
+            incarnation,
+            started: Instant::now(),
+            pool: PayloadPool::new(settings.payload_bytes),
+            complaints: Complaints::default(),
+            connections: Mutex::default(),
+            threads: Mutex::default(),
+            fewer_threads: Condvar::new(),
+            refusals: AtomicU32::new(0),
+            next_id: AtomicU32::new(1),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            wake,
+            settings,
+        };
+        Ok(Server { listening, shared: Arc::new(shared) })
+    }
+
+    /// The address that clients use, with the port that was really taken.
+    pub fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    /// For the service that will be started on it.
+    pub fn vitals(&self) -> Vitals {
+        Vitals(self.shared.clone())
+    }
+
+    /// Begins to answer, on threads of its own.
+    pub fn start<S: Service>(self, service: Arc<S>) -> io::Result<Running> {
+        let Server { listening, shared } = self;
+        let accepting = shared.clone();
+        let acceptor = std::thread::Builder::new().name("accept".into()).stack_size(STACK_BYTES);
+        let acceptor = acceptor.spawn(move || accept(&accepting, &listening, &service))?;
+        Ok(Running { shared, acceptor: Some(acceptor) })
+    }
+}
+
+impl Running {
+    /// The address that clients use.
+    pub fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    /// Stops: no new connections or calls; accepted calls may finish, for at most five seconds.
+    pub fn stop(&mut self) {
+        let Some(acceptor) = self.acceptor.take() else { return };
+        self.shared.stopping.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        let _ = acceptor.join();
+        let connections: Vec<_> = lock(&self.shared.connections).values().cloned().collect();
+        for connection in &connections {
+            connection.outbox.shutdown(Shutdown::Read);
+        }
+        if !self.wait_for_threads(SETTLE_MAX + Duration::from_secs(1)) {
+            connections.iter().for_each(|c| c.close());
+            if !self.wait_for_threads(Duration::from_secs(2)) {
+                tracing::warn!(name = self.shared.settings.name, "some connections did not end in time; left behind");
+            }
+        }
+    }
+
+    fn wait_for_threads(&self, patience: Duration) -> bool {
+        let threads = lock(&self.shared.threads);
+        let waited = self.shared.fewer_threads.wait_timeout_while(threads, patience, |threads| *threads > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The accepting thread.
+fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc<S>) {
+    while !shared.stopping.load(Ordering::Acquire) {
+        match listening.accept() {
+            Ok(accepted) => admit(shared, service, accepted),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let mut fds = [PollFd::new(listening, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)];
+                let _ = poll(&mut fds, None);
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
+            Err(error) => {
+                // Out of descriptors or memory: wait for connections to end instead of spinning.
+                shared.complaints.about("accept", || {
+                    tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n)");
+                });
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Gives a connection its thread, or refuses it.
+fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, accepted: Accepted) {
+    let (socket, peer): (Socket, String) = match accepted {
+        Accepted::Tcp(stream, peer) => (Arc::new(stream), peer.to_string()),
+        Accepted::Unix(stream) => (Arc::new(stream), "unix".into()),
+    };
+    let full = lock(&shared.connections).len() >= shared.settings.max_connections as usize;
+    if full {
+        shared.refused.fetch_add(1, Ordering::Relaxed);
+        let max = shared.settings.max_connections;
+        shared.complaints.about("full", || tracing::warn!(max, peer, "too many connections; refused"));
+        if shared.refusals.fetch_add(1, Ordering::AcqRel) >= REFUSALS_MAX {
+            shared.refusals.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+    }
+    shared.accepted.fetch_add(u64::from(!full), Ordering::Relaxed);
+    let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
+    let outbox = Outbox::new(socket.clone(), shared.pool.clone());
+    let bytes_max = (shared.settings.payload_bytes / 2).max(u64::from(shared.settings.max_payload_bytes));
+    let connection = Connection::new(ConnId(id), peer, outbox, shared.pool.clone(), bytes_max);
+    if !full {
+        lock(&shared.connections).insert(id, connection.clone());
+    }
+    *lock(&shared.threads) += 1;
+    let (here, service) = (shared.clone(), service.clone());
+    let thread = std::thread::Builder::new().name(format!("conn-{id}")).stack_size(STACK_BYTES);
+    let spawned = thread.spawn(move || {
+        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, socket, full)));
+        if served.is_err() {
+            tracing::error!(peer = connection.peer(), "a connection's thread panicked; the connection is closed");
+        }
+        connection.close();
+        outbox::serve_on_this_thread(None);
+        // Whoever waits for this thread's end may count on the service being let go.
+        drop(service);
+        here.ended(id, full);
+    });
+    if let Err(error) = spawned {
+        shared.complaints.about("thread", || tracing::warn!(%error, "no thread for a connection; raise ulimit -u"));
+        shared.ended(id, full);
+    }
+}
+
+impl Shared {
+    /// Books the end of a connection's thread.
+    fn ended(&self, id: u32, was_refused: bool) {
+        match was_refused {
+            true => drop(self.refusals.fetch_sub(1, Ordering::AcqRel)),
+            false => drop(lock(&self.connections).remove(&id)),
+        }
+        *lock(&self.threads) -= 1;
+        self.fewer_threads.notify_all();
+    }
+
+    /// The whole life of a connection.
+    fn converse<S: Service>(&self, service: &S, connection: &Arc<Connection>, socket: Socket, full: bool) {
+        outbox::serve_on_this_thread(Some(connection.outbox.clone()));
+        let Ok(mut receiver) =
+            Receiver::new(socket, frame::Limits { max_payload_bytes: self.settings.max_payload_bytes })
+        else {
+            return;
+        };
+        let greeted = self.greet(&mut receiver, connection, full);
+        let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
+        let mut session = match session {
+            Ok(session) => session,
+            Err(farewell) => return self.farewell(farewell, &mut receiver, connection),
+        };
+        let farewell = loop {
+            if self.stopping.load(Ordering::Acquire) || connection.has_ended() {
+                break Farewell::Silent;
+            }
+            let next = AssertUnwindSafe(|| self.next_call(service, &mut session, &mut receiver, connection));
+            match catch_unwind(next) {
+                Ok(Ok(())) => {}
+                Ok(Err(farewell)) => break farewell,
+                Err(_) => {
+                    tracing::error!(peer = connection.peer(), "serving a call panicked; its connection is closed");
+                    break Farewell::Silent;
+                }
+            }
+            connection.outbox.drain_own();
+        };
+        if self.stopping.load(Ordering::Acquire) {
+            // Replies made from here on must not wait for this thread.
+            outbox::serve_on_this_thread(None);
+            connection.settle(Instant::now() + SETTLE_MAX);
+        }
+        service.close(session);
+        self.farewell(farewell, &mut receiver, connection);
+    }
+
+    /// Hello and welcome.
+    fn greet(&self, receiver: &mut Receiver, connection: &Connection, full: bool) -> Result<(), Farewell> {
+        receiver.set_patience(Some(GREETING_MAX)).map_err(|e| Farewell::Broken(e.into()))?;
+        let header = receiver.header(Some(Instant::now() + GREETING_MAX))?;
+        let settings = &self.settings;
+        let refuse = |message: String| {
+            Farewell::Fault(header.id, Fault { errno: libc::EPROTO, message: format!("{}: {message}", settings.name) })
+        };
+        if header.kind != Kind::Hello {
+            return Err(refuse(format!("a connection begins with a hello, not with {:?}", header.kind)));
+        }
+        let hello: Hello = frame::decode_body(receiver.body(header.body_len)?).map_err(Broken::from)?;
+        if hello.version != PROTOCOL_VERSION {
+            return Err(refuse(format!(
+                "version {} of the protocol was offered, version {PROTOCOL_VERSION} is spoken here; \
+                 use the same release on both sides",
+                hello.version
+            )));
+        }
+        if !settings.role.serves(hello.role) {
+            return Err(refuse(format!(
+                "this is a server of role {:?}, the caller wants {:?}; correct the address in its configuration",
+                settings.role, hello.role
+            )));
+        }
+        if full {
+            let message =
+                format!("{} has its {} connections; try again later", settings.name, settings.max_connections);
+            return Err(Farewell::Fault(header.id, Fault { errno: libc::EUSERS, message }));
+        }
+        let name: String = hello.name.chars().filter(|c| !c.is_control()).take(256).collect();
+        tracing::debug!(peer = connection.peer(), name, job = hello.who.job, "connected");
+        connection.introduce(name, hello.who);
+        let welcome = Welcome {
+            version: PROTOCOL_VERSION,
+            name: settings.name.clone(),
+            incarnation: self.incarnation,
+            max_payload_bytes: settings.max_payload_bytes,
+        };
+        let head = frame::encode(Kind::Welcome, header.id, &welcome, 0).map_err(Broken::from)?;
+        connection.outbox.send(OutFrame::new(head, Bulk::None, None));
+        connection.outbox.drain_own();
+        receiver.set_patience(None).map_err(|e| Farewell::Broken(e.into()))
+    }
+
+    /// Reads one call and has it served.
+    fn next_call<S: Service>(
+        &self,
+        service: &S,
+        session: &mut S::Session,
+        receiver: &mut Receiver,
+        connection: &Arc<Connection>,
+    ) -> Result<(), Farewell> {
+        let header = receiver.header(None)?;
+        let refuse = |errno, message: String| Farewell::Fault(header.id, Fault { errno, message });
+        if header.kind != Kind::Call {
+            return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {:?}", header.kind)));
+        }
+        let call: Call = frame::decode_body(receiver.body(header.body_len)?)
+            .map_err(|e| refuse(libc::EPROTO, format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
+        let bytes = match &call {
+            Call::Write { .. } | Call::FileWrite { .. } => u64::from(header.payload_len),
+            _ if header.payload_len > 0 => {
+                return Err(refuse(libc::EPROTO, "only writes carry a payload".into()));
+            }
+            Call::Read { len, .. } | Call::FileRead { len, .. } => u64::from(*len),
+            _ => 0,
+        };
+        let max = self.settings.max_payload_bytes;
+        if bytes > u64::from(max) {
+            let message = format!("{bytes} bytes were asked for at once; at most {max} (max_payload_bytes) are given");
+            self.answer_unadmitted(connection, header.id, Fault { errno: libc::EINVAL, message });
+            return Ok(());
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let Some(slot) = connection.admit(bytes, self.settings.payload_patience) else {
+            if connection.has_ended() {
+                return Err(Farewell::Silent);
+            }
+            receiver.skip(u64::from(header.payload_len))?;
+            let message = format!("{} has no memory for this request; raise payload_bytes", self.settings.name);
+            self.answer_unadmitted(connection, header.id, Fault { errno: libc::EBUSY, message });
+            return Ok(());
+        };
+        let reply = Reply::new(header.id, slot);
+        let payload = match call {
+            Call::Write { .. } | Call::FileWrite { .. } => {
+                let mut buffer = self.pool.buffer(header.payload_len as usize);
+                if let Err(broken) = receiver.payload(&mut buffer) {
+                    reply.forget();
+                    return Err(broken.into());
+                }
+                Some(buffer)
+            }
+            _ => None,
+        };
+        service.serve(session, Incoming { call, payload }, reply);
+        Ok(())
+    }
+
+    /// Answers a call that has no slot. Not bounded by slots, but each costs the client as much as us.
+    fn answer_unadmitted(&self, connection: &Connection, id: u64, fault: Fault) {
+        if let Ok(head) = connection::encode(id, &Answer::Fault(fault), 0) {
+            connection.outbox.send(OutFrame::new(head, Bulk::None, None));
+        }
+    }
+
+    /// Says why, where that is possible, and closes.
+    fn farewell(&self, farewell: Farewell, receiver: &mut Receiver, connection: &Connection) {
+        let (id, fault) = match farewell {
+            Farewell::Silent | Farewell::Broken(Broken::Closed | Broken::Io(_)) => return connection.close(),
+            Farewell::Broken(broken) => {
+                (0, Fault { errno: libc::EPROTO, message: format!("{}: {broken}", self.settings.name) })
+            }
+            Farewell::Fault(id, fault) => (id, fault),
+        };
+        let peer = connection.peer();
+        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+        self.complaints.about(host, || {
+            tracing::warn!(peer, name = connection.name(), reason = fault.message, "closing a connection");
+        });
+        self.answer_unadmitted(connection, id, fault);
+        connection.outbox.drain_own();
+        connection.outbox.shutdown(Shutdown::Write);
+        receiver.drain();
+        connection.close();
+    }
+}
+
+/// Why a connection is ended by us.
+enum Farewell {
+    /// Nothing to say, or nobody to say it to.
+    Silent,
+    /// Receiving failed.
+    Broken(Broken),
+    /// The peer is told.
+    Fault(u64, Fault),
+}
+
+impl From<Broken> for Farewell {
+    fn from(broken: Broken) -> Farewell {
+        Farewell::Broken(broken)
+    }
+}

@@ -1,0 +1,102 @@
+//! How a failure becomes the one line that a client is told: what was tried, on what, why, and the remedy.
+
+use std::io;
+
+use impresario_wire::message::Fault;
+use rustix::io::Errno;
+
+/// The result of a metadata operation.
+pub(super) type Outcome<T> = Result<T, Fault>;
+
+/// A failure with a text of our own.
+pub(super) fn fault(errno: Errno, message: impl Into<String>) -> Fault {
+    Fault { errno: errno.raw_os_error(), message: message.into() }
+}
+
+/// A path as people read it: at most 200 bytes of it, control characters escaped.
+pub(super) fn show(path: &[u8]) -> String {
+    const SHOWN_MAX_BYTES: usize = 200;
+    if path.is_empty() {
+        return "the root folder".into();
+    }
+    let shown = path.get(..SHOWN_MAX_BYTES).unwrap_or(path);
+    let text: String = String::from_utf8_lossy(shown).chars().flat_map(escape).collect();
+    if shown.len() < path.len() { format!("{text}… ({} bytes)", path.len()) } else { text }
+}
+
+fn escape(c: char) -> impl Iterator<Item = char> {
+    let plain = (!c.is_control()).then_some(c);
+    plain.into_iter().chain(c.is_control().then(|| c.escape_default()).into_iter().flatten())
+}
+
+/// Adds what was tried and on what to a bare error number.
+pub(super) trait Explain<T> {
+    /// `doing` completes "cannot …", e.g. `remove`.
+    fn explain(self, doing: &str, path: &[u8]) -> Outcome<T>;
+}
+
+impl<T> Explain<T> for rustix::io::Result<T> {
+    fn explain(self, doing: &str, path: &[u8]) -> Outcome<T> {
+        self.map_err(|errno| fault(outward(errno), format!("cannot {doing} {}: {}", show(path), reason(errno))))
+    }
+}
+
+/// What the data servers' failure means for a metadata operation.
+pub(super) fn data_fault(error: &io::Error, doing: &str, path: &[u8]) -> Fault {
+    let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+    fault(errno, format!("cannot {doing} {}: the data servers say: {error}", show(path)))
+}
+
+/// Running out of descriptors is the server's shortage, not the client's.
+fn outward(errno: Errno) -> Errno {
+    if errno == Errno::MFILE { Errno::NFILE } else { errno }
+}
+
+fn reason(errno: Errno) -> String {
+    let text = match errno {
+        Errno::NOENT => "no such file or folder",
+        Errno::EXIST => "it exists",
+        Errno::NOTDIR => "a part of the path is not a folder",
+        Errno::ISDIR => "it is a folder",
+        Errno::NOTEMPTY => "the folder is not empty",
+        Errno::LOOP => "a symbolic link is in the way; whoever walks the tree must follow it",
+        Errno::NAMETOOLONG => "a name is longer than 255 bytes, or the path too long",
+        Errno::NOSPC => "the metadata server's file system is full; free space or inodes in its folder",
+        Errno::DQUOT => "the metadata server's quota is used up",
+        Errno::ROFS => "the metadata server's file system is read-only",
+        Errno::MFILE | Errno::NFILE => {
+            "the metadata server is out of file descriptors; raise its limit (ulimit -n) and restart it"
+        }
+        Errno::ACCESS | Errno::PERM => "the user the metadata server runs as may not do that; run it as root",
+        Errno::FBIG => "too large for the metadata server's file system (ext4: 16 TiB)",
+        Errno::OPNOTSUPP => "not possible for this kind of node",
+        Errno::STALE => "the file is gone",
+        _ => "",
+    };
+    if !text.is_empty() {
+        return text.into();
+    }
+    let full = io::Error::from(errno).to_string();
+    full.split(" (os error").next().unwrap_or_default().to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_names_operation_path_and_reason() {
+        let fault = Err::<(), _>(Errno::NOTEMPTY).explain("remove", b"a/b").unwrap_err();
+        assert_eq!((fault.errno, fault.message.as_str()), (39, "cannot remove a/b: the folder is not empty"));
+        let fault = Err::<(), _>(Errno::XDEV).explain("rename", b"").unwrap_err();
+        assert_eq!(fault.message, "cannot rename the root folder: invalid cross-device link");
+        assert_eq!(Err::<(), _>(Errno::MFILE).explain("open", b"f").unwrap_err().errno, 23);
+    }
+
+    #[test]
+    fn paths_are_shown_on_one_short_line() {
+        assert_eq!(show(b"a\nb"), "a\\nb");
+        assert!(show(&[b'x'; 5000]).len() < 230);
+        assert!(show(&[0xff; 300]).contains("(300 bytes)"));
+    }
+}

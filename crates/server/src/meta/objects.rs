@@ -1,0 +1,127 @@
+//! What the metadata server asks of the data servers, and a stand-in that keeps objects in memory.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use impresario_layout::Layout;
+use impresario_wire::message::{FileKey, ObjectInfo, Statfs, Time};
+use rustc_hash::FxHashMap;
+
+use super::lock;
+
+/// The objects of files, on the data servers. Calls may take long, but each ends by a deadline of its own.
+pub trait Objects: Send + Sync {
+    /// Length and last modification of a file as its objects tell them; zeros when it has none.
+    fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo>;
+    /// Cuts or extends the file's objects to what a file of `len_bytes` has.
+    fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()>;
+    /// Removes the file's objects; none to remove is a success.
+    fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()>;
+    /// Totals over the data servers; `files` and `files_free` are not looked at.
+    fn statfs(&self) -> io::Result<Statfs>;
+}
+
+/// Objects without content, in memory: for tests, and for measuring the metadata server alone.
+#[derive(Default)]
+pub struct MemoryObjects {
+    files: Mutex<FxHashMap<FileKey, MemoryFile>>,
+    away: AtomicBool,
+    delay_us: AtomicU64,
+    calls: AtomicU64,
+    ticks: AtomicU64,
+}
+
+struct MemoryFile {
+    lanes: Vec<u64>,
+    mtime: Time,
+}
+
+impl MemoryObjects {
+    /// What a client's write of `len_bytes` at `offset` does to the objects.
+    pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, len_bytes: u64) {
+        let mtime = self.now();
+        let mut files = lock(&self.files);
+        let state = files.entry(file).or_insert_with(|| MemoryFile { lanes: vec![0; layout.pcount.into()], mtime });
+        state.mtime = mtime;
+        for range in layout.lane_ranges(offset, len_bytes) {
+            let lane = layout.position_of(range.server).and_then(|k| state.lanes.get_mut(usize::from(k)));
+            if let Some(lane) = lane {
+                *lane = (*lane).max(range.lane_offset + range.len);
+            }
+        }
+    }
+
+    /// Makes every call fail with a time-out, or work again.
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// Makes every call take this long.
+    pub fn set_delay(&self, delay: Duration) {
+        self.delay_us.store(delay.as_micros() as u64, Ordering::SeqCst);
+    }
+
+    /// Files that have objects.
+    pub fn files(&self) -> Vec<FileKey> {
+        lock(&self.files).keys().copied().collect()
+    }
+
+    /// Calls made so far.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// The present, never the same twice.
+    fn now(&self) -> Time {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let tick = self.ticks.fetch_add(1, Ordering::SeqCst) % 1000;
+        Time { secs: now.as_secs() as i64, nanos: now.subsec_micros() * 1000 + tick as u32 }
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let delay_us = self.delay_us.load(Ordering::SeqCst);
+        if delay_us > 0 {
+            std::thread::sleep(Duration::from_micros(delay_us));
+        }
+        match self.away.load(Ordering::SeqCst) {
+            true => Err(io::Error::new(io::ErrorKind::TimedOut, "data.0 does not answer")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Objects for MemoryObjects {
+    fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
+        self.enter()?;
+        let files = lock(&self.files);
+        let Some(state) = files.get(&file) else { return Ok(ObjectInfo::default()) };
+        let size = (0..layout.pcount).zip(&state.lanes).map(|(k, len)| layout.file_len(k, *len)).max().unwrap_or(0);
+        Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum() })
+    }
+
+    fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
+        self.enter()?;
+        let mtime = self.now();
+        let mut files = lock(&self.files);
+        if len_bytes == 0 && !files.contains_key(&file) {
+            return Ok(());
+        }
+        let lanes = (0..layout.pcount).map(|k| layout.lane_len(k, len_bytes)).collect();
+        files.insert(file, MemoryFile { lanes, mtime });
+        Ok(())
+    }
+
+    fn unlink(&self, file: FileKey, _layout: &Layout) -> io::Result<()> {
+        self.enter()?;
+        lock(&self.files).remove(&file);
+        Ok(())
+    }
+
+    fn statfs(&self) -> io::Result<Statfs> {
+        self.enter()?;
+        Ok(Statfs { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 0, files_free: 0 })
+    }
+}

@@ -1,0 +1,419 @@
+//! Who has what open: the table of files in use, and the sessions with their handles.
+//!
+//! A file is in the table while somebody has it open or an operation needs it to stay (a *pin*). The table's
+//! lock is held for look-ups only, never across a system call that may wait, let alone a call to data servers.
+
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use impresario_layout::Layout;
+use impresario_wire::message::{FileKey, Time, Who};
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+
+use super::care::Job;
+use super::fault::{Outcome, fault};
+use super::lock;
+use super::service::Meta;
+
+/// Most sessions.
+const SESSIONS_MAX: usize = 65_536;
+/// Most opens of one session.
+const SESSION_OPENS_MAX: usize = 65_536;
+/// Most opens of all sessions.
+const OPENS_MAX: usize = 1 << 20;
+
+/// A file of the name space that is in use.
+pub(super) struct OpenFile {
+    pub(super) ino: u64,
+    pub(super) key: FileKey,
+    pub(super) layout: Layout,
+    /// Open for reading and writing.
+    pub(super) fd: OwnedFd,
+    /// Held while the file's size is settled or cut and while a writer is admitted; data servers may be
+    /// waited for under it.
+    pub(super) gate: Mutex<()>,
+    /// Held while the file gains or loses a name in `writers/` or `orphans/`; never for long.
+    pub(super) links: Mutex<()>,
+    /// As in [`super::record::Record`].
+    pub(super) seen: Mutex<Time>,
+}
+
+struct Slot {
+    file: Arc<OpenFile>,
+    /// Operations under way.
+    pins: u32,
+    readers: u32,
+    writers: u32,
+    /// It has lost its last name of the name space.
+    removed: bool,
+    /// Its objects are being removed: nobody may come any more.
+    reaping: bool,
+    /// Its last opener vanished without closing it and may come back.
+    linger: bool,
+    /// Where it was last known to be.
+    path: Box<[u8]>,
+}
+
+/// The files in use.
+#[derive(Default)]
+pub(super) struct Opens {
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: FxHashMap<u64, Slot>,
+    /// Files with a name in `writers/`: whose sizes the data servers know. By inode, which cannot be given to
+    /// another file while that name exists.
+    marks: FxHashMap<u64, FileKey>,
+    readers: usize,
+    writers: usize,
+}
+
+/// What came of looking for a file in the table.
+pub(super) enum Found<'m> {
+    /// It is there and pinned.
+    Pinned(Pin<'m>),
+    /// It is there but has no name any more.
+    Removed,
+    /// It is not in use.
+    Absent,
+}
+
+impl Meta {
+    /// Pins a file that is in use. Removed files are found only when they are `wanted_removed`.
+    pub(super) fn pin(&self, ino: u64, wanted_removed: bool) -> Found<'_> {
+        match lock(&self.opens.table).slots.get_mut(&ino) {
+            None => Found::Absent,
+            Some(slot) if slot.reaping || (slot.removed && !wanted_removed) => Found::Removed,
+            Some(slot) => {
+                slot.pins += 1;
+                Found::Pinned(Pin { meta: self, file: slot.file.clone() })
+            }
+        }
+    }
+
+    /// Brings a file into the table, pinned; or pins it when somebody was faster. `removed`: it is an orphan.
+    pub(super) fn bring(&self, file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
+        let ino = file.ino;
+        let slot = Slot {
+            file: Arc::new(file),
+            pins: 0,
+            readers: 0,
+            writers: 0,
+            removed,
+            reaping: false,
+            linger: false,
+            path: path.into(),
+        };
+        let unused = {
+            let mut table = lock(&self.opens.table);
+            match table.slots.contains_key(&ino) {
+                true => Some(slot),
+                false => table.slots.insert(ino, slot),
+            }
+        };
+        // Closing a descriptor may take a while: not under the lock.
+        drop(unused);
+        self.pin(ino, removed)
+    }
+
+    /// Pins a file through an open of a session.
+    pub(super) fn pin_handle(&self, session: &Session, handle: u64) -> Outcome<Pin<'_>> {
+        let held = lock(&session.handles).open.get(&handle).map(|held| held.file.clone());
+        held.and_then(|file| self.pin_again(file)).ok_or_else(|| no_handle(handle))
+    }
+
+    fn pin_again(&self, file: Arc<OpenFile>) -> Option<Pin<'_>> {
+        let mut table = lock(&self.opens.table);
+        let slot = table.slots.get_mut(&file.ino).filter(|slot| Arc::ptr_eq(&slot.file, &file))?;
+        slot.pins += 1;
+        drop(table);
+        Some(Pin { meta: self, file })
+    }
+
+    /// Takes a removed file that nobody uses, to remove its objects; from now on nobody finds it. None when
+    /// it is in use.
+    pub(super) fn claim(&self, file: OpenFile) -> Option<Arc<OpenFile>> {
+        let ino = file.ino;
+        let file = Arc::new(file);
+        let mut table = lock(&self.opens.table);
+        if table.slots.contains_key(&ino) {
+            return None;
+        }
+        let slot = Slot {
+            file: file.clone(),
+            pins: 1,
+            readers: 0,
+            writers: 0,
+            removed: true,
+            reaping: true,
+            linger: false,
+            path: Box::default(),
+        };
+        table.slots.insert(ino, slot);
+        Some(file)
+    }
+
+    /// Ends a claim.
+    pub(super) fn forget(&self, ino: u64) {
+        let gone = lock(&self.opens.table).slots.remove(&ino);
+        drop(gone);
+    }
+
+    fn unpin(&self, ino: u64) {
+        let mut table = lock(&self.opens.table);
+        let Some(slot) = table.slots.get_mut(&ino) else { return };
+        slot.pins -= 1;
+        if slot.pins + slot.readers + slot.writers > 0 {
+            // Readers do not mind, but nobody else would settle it before they go.
+            let unsettled = slot.pins + slot.writers == 0 && !slot.removed;
+            let key = slot.file.key;
+            if unsettled && table.marks.contains_key(&ino) {
+                drop(table);
+                self.care.push(Job::Settle(key), std::time::Duration::ZERO);
+            }
+            return;
+        }
+        let Some(slot) = table.slots.remove(&ino) else { return };
+        let marked = table.marks.contains_key(&ino);
+        drop(table);
+        let grace = if slot.linger { self.options.grace } else { std::time::Duration::ZERO };
+        match (slot.removed, marked) {
+            (true, _) => self.care.push(Job::Reap(slot.file.key), grace),
+            (false, true) => self.care.push(Job::Settle(slot.file.key), std::time::Duration::ZERO),
+            (false, false) => {}
+        }
+    }
+}
+
+impl Opens {
+    /// Counts an open of a pinned file.
+    pub(super) fn admit(&self, ino: u64, write: bool) -> Outcome<()> {
+        let mut table = lock(&self.table);
+        if table.readers + table.writers >= OPENS_MAX {
+            return Err(fault(Errno::NFILE, format!("the metadata server has {OPENS_MAX} open files; close some")));
+        }
+        *(if write { &mut table.writers } else { &mut table.readers }) += 1;
+        if let Some(slot) = table.slots.get_mut(&ino) {
+            *(if write { &mut slot.writers } else { &mut slot.readers }) += 1;
+            slot.linger = false;
+        }
+        Ok(())
+    }
+
+    /// Ends an open of a pinned file. `vanished`: its client did not close it.
+    pub(super) fn leave(&self, ino: u64, write: bool, vanished: bool) {
+        let mut table = lock(&self.table);
+        let total = if write { &mut table.writers } else { &mut table.readers };
+        *total = total.saturating_sub(1);
+        if let Some(slot) = table.slots.get_mut(&ino) {
+            let count = if write { &mut slot.writers } else { &mut slot.readers };
+            *count = count.saturating_sub(1);
+            slot.linger |= vanished;
+        }
+    }
+
+    /// Opens for writing of a file.
+    pub(super) fn writers_of(&self, ino: u64) -> u32 {
+        lock(&self.table).slots.get(&ino).map_or(0, |slot| slot.writers)
+    }
+
+    /// The key of a file whose size the data servers know.
+    pub(super) fn mark_of(&self, ino: u64) -> Option<FileKey> {
+        lock(&self.table).marks.get(&ino).copied()
+    }
+
+    /// Which of these are marked.
+    pub(super) fn marked_among(&self, inos: impl Iterator<Item = u64>) -> Vec<bool> {
+        let table = lock(&self.table);
+        match table.marks.is_empty() {
+            true => Vec::new(),
+            false => inos.map(|ino| table.marks.contains_key(&ino)).collect(),
+        }
+    }
+
+    /// Notes that a file has, or is about to have, a name in `writers/`.
+    pub(super) fn set_mark(&self, ino: u64, key: FileKey) {
+        lock(&self.table).marks.insert(ino, key);
+    }
+
+    /// Notes that a file's name in `writers/` is gone.
+    pub(super) fn clear_mark(&self, ino: u64) {
+        lock(&self.table).marks.remove(&ino);
+    }
+
+    /// Notes that a pinned file has lost its last name.
+    pub(super) fn set_removed(&self, ino: u64) {
+        if let Some(slot) = lock(&self.table).slots.get_mut(&ino) {
+            slot.removed = true;
+        }
+    }
+
+    /// Whether a pinned file has lost its last name.
+    pub(super) fn is_removed(&self, ino: u64) -> bool {
+        lock(&self.table).slots.get(&ino).is_some_and(|slot| slot.removed)
+    }
+
+    /// Notes a file's new path, if it is in use.
+    pub(super) fn moved(&self, ino: u64, path: &[u8]) {
+        if let Some(slot) = lock(&self.table).slots.get_mut(&ino) {
+            slot.path = path.into();
+        }
+    }
+
+    /// Where a pinned file was last known to be.
+    pub(super) fn path_of(&self, ino: u64) -> Vec<u8> {
+        lock(&self.table).slots.get(&ino).map_or_else(Vec::new, |slot| slot.path.to_vec())
+    }
+
+    /// How much there is.
+    pub(super) fn counts(&self) -> OpenCounts {
+        let table = lock(&self.table);
+        let Table { slots, marks, readers, writers } = &*table;
+        OpenCounts { files: slots.len(), readers: *readers, writers: *writers, marked: marks.len() }
+    }
+}
+
+/// How much is open.
+pub(super) struct OpenCounts {
+    /// Files in use.
+    pub(super) files: usize,
+    /// Opens for reading.
+    pub(super) readers: usize,
+    /// Opens for writing.
+    pub(super) writers: usize,
+    /// Files whose sizes the data servers know.
+    pub(super) marked: usize,
+}
+
+/// Keeps a file in the table.
+pub(super) struct Pin<'m> {
+    meta: &'m Meta,
+    file: Arc<OpenFile>,
+}
+
+impl Deref for Pin<'_> {
+    type Target = OpenFile;
+    fn deref(&self) -> &OpenFile {
+        &self.file
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.meta.unpin(self.file.ino);
+    }
+}
+
+/// Names a session until it is closed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SessionId(pub(super) u64);
+
+/// A client's connection and what it has open.
+pub(super) struct Session {
+    pub(super) id: SessionId,
+    who: Who,
+    handles: Mutex<Handles>,
+}
+
+#[derive(Default)]
+struct Handles {
+    open: FxHashMap<u64, Held>,
+    ended: bool,
+}
+
+struct Held {
+    file: Arc<OpenFile>,
+    write: bool,
+}
+
+/// All sessions.
+#[derive(Default)]
+pub(super) struct Sessions {
+    by_id: Mutex<FxHashMap<SessionId, Arc<Session>>>,
+    next_session: AtomicU64,
+    next_handle: AtomicU64,
+}
+
+impl Sessions {
+    pub(super) fn start(&self, who: Who) -> Outcome<SessionId> {
+        let id = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed) + 1);
+        let mut by_id = lock(&self.by_id);
+        if by_id.len() >= SESSIONS_MAX {
+            return Err(fault(
+                Errno::USERS,
+                format!("the metadata server has {SESSIONS_MAX} clients, which is all it takes"),
+            ));
+        }
+        by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default() }));
+        Ok(id)
+    }
+
+    pub(super) fn get(&self, id: SessionId) -> Outcome<Arc<Session>> {
+        let session = lock(&self.by_id).get(&id).cloned();
+        session.ok_or_else(|| fault(Errno::NOTCONN, "the session has ended; connect anew"))
+    }
+
+    /// Takes a session out, with what it had open.
+    pub(super) fn end(&self, id: SessionId) -> Vec<(Arc<OpenFile>, bool)> {
+        let Some(session) = lock(&self.by_id).remove(&id) else { return Vec::new() };
+        let mut handles = lock(&session.handles);
+        handles.ended = true;
+        if !handles.open.is_empty() {
+            tracing::info!(client = session.who.client.0, files = handles.open.len(), "a client left files open");
+        }
+        std::mem::take(&mut handles.open).into_values().map(|held| (held.file, held.write)).collect()
+    }
+
+    /// Gives a session a handle for a file that was admitted.
+    pub(super) fn register(&self, session: &Session, pin: &Pin<'_>, write: bool) -> Outcome<u64> {
+        let mut handles = lock(&session.handles);
+        if handles.ended {
+            return Err(fault(Errno::NOTCONN, "the session has ended; connect anew"));
+        }
+        if handles.open.len() >= SESSION_OPENS_MAX {
+            return Err(full());
+        }
+        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed) + 1;
+        handles.open.insert(handle, Held { file: pin.file.clone(), write });
+        Ok(handle)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.by_id).len()
+    }
+}
+
+impl Session {
+    /// Refuses early what [`Sessions::register`] would refuse late.
+    pub(super) fn check_room(&self) -> Outcome<()> {
+        if lock(&self.handles).open.len() >= SESSION_OPENS_MAX { Err(full()) } else { Ok(()) }
+    }
+
+    /// Takes a handle out.
+    pub(super) fn take(&self, handle: u64) -> Outcome<(Arc<OpenFile>, bool)> {
+        let held = lock(&self.handles).open.remove(&handle);
+        held.map(|held| (held.file, held.write)).ok_or_else(|| no_handle(handle))
+    }
+}
+
+fn full() -> super::Fault {
+    fault(Errno::MFILE, format!("the client has {SESSION_OPENS_MAX} files open; close some"))
+}
+
+fn no_handle(handle: u64) -> super::Fault {
+    fault(Errno::BADF, format!("handle {handle} is not open in this session"))
+}
+
+impl Meta {
+    /// Ends an open: counts it out and pins the file for what is left to do.
+    pub(super) fn leave(&self, file: Arc<OpenFile>, write: bool, vanished: bool) -> Option<Pin<'_>> {
+        let pin = self.pin_again(file)?;
+        self.opens.leave(pin.ino, write, vanished);
+        Some(pin)
+    }
+}

@@ -1,0 +1,322 @@
+//! The metadata server as others see it: sessions, and a call in, an answer out.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use impresario_layout::Layout;
+use impresario_wire::message::{Answer, MetaCall, Opened, Statfs, Target, Who};
+use rustix::io::Errno;
+
+use super::care::{self, Care};
+use super::disk::StepHook;
+use super::fault::{Explain, Outcome, data_fault};
+use super::home::{Home, StartError};
+use super::listing::Listings;
+use super::objects::Objects;
+use super::opens::{Opens, Pin, Session, SessionId, Sessions};
+use super::removal::NameLocks;
+use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
+use super::tree::check_path;
+
+/// What the metadata server is started with.
+#[derive(Clone)]
+pub struct MetaOptions {
+    /// Its folder, on a local file system with user extended attributes. Made when it is not there.
+    pub dir: PathBuf,
+    /// Number of data servers in the cluster.
+    pub data_servers: u16,
+    /// Strip size of files whose folder says nothing, bytes.
+    pub stripe_bytes: u32,
+    /// Data servers per file whose folder says nothing.
+    pub stripe_count: u16,
+    /// How long a file without names is kept for a client that lost its connection, or for all clients after a
+    /// restart of the server.
+    pub grace: Duration,
+    /// For tests: called before each change of the local file system.
+    pub before_step: Option<StepHook>,
+}
+
+impl MetaOptions {
+    /// 64 KiB strips over all data servers, 30 s of grace.
+    pub fn new(dir: impl Into<PathBuf>, data_servers: u16) -> MetaOptions {
+        MetaOptions {
+            dir: dir.into(),
+            data_servers,
+            stripe_bytes: Layout::SSIZE_DEFAULT_BYTES,
+            stripe_count: data_servers,
+            grace: Duration::from_secs(30),
+            before_step: None,
+        }
+    }
+}
+
+/// The metadata server without its listener. Dropping it ends its threads; nothing is lost by that, nor by a
+/// crash: what was under way is taken up at the next start.
+pub struct MetaService {
+    meta: Arc<Meta>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What all parts of the metadata server share.
+pub(super) struct Meta {
+    pub(super) home: Home,
+    pub(super) objects: Arc<dyn Objects>,
+    pub(super) options: MetaOptions,
+    pub(super) opens: Opens,
+    pub(super) sessions: Sessions,
+    pub(super) care: Care,
+    pub(super) names: NameLocks,
+    pub(super) listings: Listings,
+    pub(super) operations: Operations,
+    /// Counts files made, to deal their first strips evenly.
+    pub(super) dealt: AtomicU64,
+    /// Numbers names in `staging/`.
+    pub(super) staged: AtomicU64,
+    pub(super) started: Instant,
+}
+
+impl MetaService {
+    /// Starts in a folder, taking up what an earlier run left.
+    pub fn open(options: MetaOptions, objects: Arc<dyn Objects>) -> Result<MetaService, StartError> {
+        Layout::new(0, options.stripe_count, options.stripe_bytes, options.data_servers)?;
+        let home = Home::open(&options.dir, options.before_step.clone())?;
+        let meta = Arc::new(Meta {
+            home,
+            objects,
+            opens: Opens::default(),
+            sessions: Sessions::default(),
+            care: Care::default(),
+            names: NameLocks::default(),
+            listings: Listings::default(),
+            operations: Operations::default(),
+            dealt: AtomicU64::new(u64::from(std::process::id())),
+            staged: AtomicU64::new(0),
+            started: Instant::now(),
+            options,
+        });
+        let unusable = |what, source| StartError::Unusable { dir: meta.options.dir.clone(), what, source };
+        meta.recover().map_err(|errno| unusable("what an earlier run left cannot be taken up", errno.into()))?;
+        let mut service = MetaService { meta: meta.clone(), threads: Vec::new() };
+        for i in 0..care::THREADS {
+            let meta = service.meta.clone();
+            let thread = std::thread::Builder::new().name(format!("meta-care-{i}")).stack_size(256 << 10);
+            let thread = thread.spawn(move || meta.care()).map_err(|e| unusable("no thread can be started", e))?;
+            service.threads.push(thread);
+        }
+        Ok(service)
+    }
+
+    /// A client has connected.
+    pub fn open_session(&self, who: Who) -> Result<SessionId, super::Fault> {
+        let began = Instant::now();
+        let session = self.meta.sessions.start(who);
+        self.meta.operations.note(SESSION_START, began.elapsed(), session.is_err());
+        session
+    }
+
+    /// A client's connection has ended: what it had open is closed.
+    pub fn close_session(&self, session: SessionId) {
+        let began = Instant::now();
+        for (file, write) in self.meta.sessions.end(session) {
+            // Settling is left to the threads: nobody waits for it here.
+            drop(self.meta.leave(file, write, true));
+        }
+        self.meta.listings.forget(session);
+        self.meta.operations.note(SESSION_END, began.elapsed(), false);
+    }
+
+    /// Serves one call; calls may come from many threads at once, also of one session.
+    pub fn call(&self, session: SessionId, call: MetaCall) -> Answer {
+        let (began, kind) = (Instant::now(), kind_of(&call));
+        let answer = self.meta.sessions.get(session).and_then(|session| self.meta.serve(&session, call));
+        self.meta.operations.note(kind, began.elapsed(), answer.is_err());
+        answer.unwrap_or_else(Answer::Fault)
+    }
+
+    /// Whether a call may wait for the disk or for data servers now; others are over within microseconds.
+    pub fn may_wait(&self, call: &MetaCall) -> bool {
+        match call {
+            MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
+            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs => true,
+            // A file that is there already is opened for writing.
+            MetaCall::Create { exclusive, .. } => !exclusive,
+            MetaCall::SetAttr { set, .. } if set.size.is_some() => true,
+            // Data servers are asked only about files that somebody writes.
+            MetaCall::GetAttr { .. }
+            | MetaCall::SetAttr { .. }
+            | MetaCall::Open { .. }
+            | MetaCall::Reopen { .. }
+            | MetaCall::Close { .. }
+            | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
+            _ => false,
+        }
+    }
+
+    /// The server's state.
+    pub fn status(&self) -> serde_json::Value {
+        self.meta.status()
+    }
+
+    /// Waits until nothing is left to do behind the clients' backs that can be done now; false when `patience`
+    /// ends first.
+    pub fn wait_idle(&self, patience: Duration) -> bool {
+        self.meta.care.wait_idle(patience)
+    }
+}
+
+impl Drop for MetaService {
+    fn drop(&mut self) {
+        self.meta.care.stop();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a background thread of the metadata server had failed");
+            }
+        }
+    }
+}
+
+impl Meta {
+    fn serve(&self, session: &Session, call: MetaCall) -> Outcome<Answer> {
+        for path in paths_of(&call) {
+            check_path(path)?;
+        }
+        Ok(match call {
+            MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.home.place(&path) {
+                Ok(Some(place)) => self.attr_at(&place)?,
+                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.home.names))?,
+                Err(errno) => return Err(errno).explain("look at", &path),
+            }),
+            MetaCall::GetAttr { target: Target::Handle(handle) } => {
+                let pin = self.pin_handle(session, handle)?;
+                Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
+            }
+            MetaCall::SetAttr { target: Target::Path(path), set } => Answer::Attr(self.set_attr_at(&path, &set)?),
+            MetaCall::SetAttr { target: Target::Handle(handle), set } => {
+                let pin = self.pin_handle(session, handle)?;
+                let path = self.opens.path_of(pin.ino);
+                self.set_attr_of(&pin, &set, &path)?;
+                Answer::Attr(self.attr_of(&pin, &path)?)
+            }
+            MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
+                Answer::Opened(self.create(session, &path, [mode, uid, gid], exclusive, layout)?)
+            }
+            MetaCall::Open { path, write } => {
+                session.check_room()?;
+                let place =
+                    self.home.place(&path).and_then(|place| place.ok_or(Errno::ISDIR)).explain("open", &path)?;
+                self.open_pinned(session, self.pin_at(&place, "open")?, write, &path).map(Answer::Opened)?
+            }
+            MetaCall::Reopen { path, file, write } => {
+                session.check_room()?;
+                let pin = self.pin_for_reopen(&path, file)?;
+                Answer::Opened(self.open_pinned(session, pin, write, &path)?)
+            }
+            MetaCall::Close { handle } => {
+                let (file, write) = session.take(handle)?;
+                if let Some(pin) = self.leave(file, write, false).filter(|_| write && !self.care.is_paused())
+                    && let Err(failure) = self.settle(&pin)
+                {
+                    tracing::warn!(key = pin.key.0, ?failure, "a size is settled later");
+                    if matches!(failure, care::Failure::DataServers(_)) {
+                        self.care.pause();
+                    }
+                }
+                Answer::Done
+            }
+            MetaCall::Fsync { handle } => {
+                let pin = self.pin_handle(session, handle)?;
+                self.sync(&pin)?;
+                Answer::Done
+            }
+            MetaCall::FsyncDir { path } => {
+                self.sync_folders(&path).explain("make durable", &path)?;
+                Answer::Done
+            }
+            MetaCall::Mkdir { path, mode, uid, gid } => Answer::Attr(self.mkdir(&path, mode, uid, gid)?),
+            MetaCall::Rmdir { path } => {
+                self.rmdir(&path)?;
+                Answer::Done
+            }
+            MetaCall::Unlink { path } => {
+                self.unlink(&path)?;
+                Answer::Done
+            }
+            MetaCall::Rename { from, to, no_replace } => {
+                self.rename(&from, &to, no_replace)?;
+                Answer::Done
+            }
+            MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
+            MetaCall::Readlink { path } => {
+                let place = self.home.place(&path).and_then(|place| place.ok_or(Errno::INVAL));
+                let said = place.and_then(|place| rustix::fs::readlinkat(place.folder(), place.name, Vec::new()));
+                Answer::Link(said.explain("read the link", &path)?.into_bytes())
+            }
+            MetaCall::Readdir { path, after, max } => Answer::Entries(self.readdir(session.id, &path, &after, max)?),
+            MetaCall::Statfs => Answer::Statfs(self.statfs()?),
+            MetaCall::SetLayout { path, layout } => {
+                self.set_layout(&path, layout)?;
+                Answer::Done
+            }
+        })
+    }
+
+    /// Gives a session a handle of a pinned file.
+    pub(super) fn open_pinned(&self, session: &Session, pin: Pin<'_>, write: bool, path: &[u8]) -> Outcome<Opened> {
+        let fresh = self.admit(&pin, write, path)?;
+        self.hand_out(session, pin, write, fresh, path)
+    }
+
+    /// The same, when the open was counted already. `local`: the local size is right still.
+    pub(super) fn hand_out(
+        &self,
+        session: &Session,
+        pin: Pin<'_>,
+        write: bool,
+        local: bool,
+        path: &[u8],
+    ) -> Outcome<Opened> {
+        let attr = if local { self.local_attr_of(&pin, path) } else { self.attr_of(&pin, path) };
+        let opened = attr.and_then(|attr| {
+            let handle = self.sessions.register(session, &pin, write)?;
+            Ok(Opened { handle, file: pin.key, layout: pin.layout, attr })
+        });
+        if opened.is_err() {
+            self.opens.leave(pin.ino, write, false);
+        }
+        opened
+    }
+
+    fn statfs(&self) -> Outcome<Statfs> {
+        let space = self.objects.statfs().map_err(|error| data_fault(&error, "ask for the free space of", b""))?;
+        let nodes = rustix::fs::fstatvfs(&self.home.names).explain("ask for the free inodes of", b"")?;
+        Ok(Statfs { files: nodes.f_files, files_free: nodes.f_favail, ..space })
+    }
+}
+
+fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
+    let (one, other) = match call {
+        MetaCall::GetAttr { target: Target::Path(path) }
+        | MetaCall::SetAttr { target: Target::Path(path), .. }
+        | MetaCall::Create { path, .. }
+        | MetaCall::Open { path, .. }
+        | MetaCall::Reopen { path, .. }
+        | MetaCall::FsyncDir { path }
+        | MetaCall::Mkdir { path, .. }
+        | MetaCall::Rmdir { path }
+        | MetaCall::Unlink { path }
+        | MetaCall::Symlink { path, .. }
+        | MetaCall::Readlink { path }
+        | MetaCall::Readdir { path, .. }
+        | MetaCall::SetLayout { path, .. } => (Some(path), None),
+        MetaCall::Rename { from, to, .. } => (Some(from), Some(to)),
+        MetaCall::GetAttr { target: Target::Handle(_) }
+        | MetaCall::SetAttr { target: Target::Handle(_), .. }
+        | MetaCall::Close { .. }
+        | MetaCall::Fsync { .. }
+        | MetaCall::Statfs => (None, None),
+    };
+    one.into_iter().chain(other).map(Vec::as_slice)
+}

@@ -1,0 +1,220 @@
+//! How a path of the name space becomes a place on the local file system, and back into attributes.
+//!
+//! A client's path is checked first, then walked by the kernel with `openat2`: beneath `names/`, through no
+//! symbolic link. What is done to the last name is done relative to its folder's descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use impresario_wire::message::{Attr, NodeKind, Time};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::{Errno, Result};
+
+use super::disk::{FOLDER_FLAGS, mtime_of};
+use super::fault::{Outcome, fault, show};
+use super::home::{BENEATH, Home};
+
+/// The kernel takes paths of up to 4095 bytes; longer ones are walked in pieces.
+const WALK_MAX_BYTES: usize = 4000;
+const NAME_MAX_BYTES: usize = 255;
+
+/// A name in a folder of the name space; whether it exists is another matter.
+pub(super) struct Place<'a> {
+    folder: Folder<'a>,
+    /// The last name of the path.
+    pub(super) name: &'a [u8],
+    /// The whole path, for messages and hints.
+    pub(super) path: &'a [u8],
+}
+
+enum Folder<'a> {
+    Root(BorrowedFd<'a>),
+    Below(OwnedFd),
+}
+
+impl Place<'_> {
+    /// The folder that holds the name.
+    pub(super) fn folder(&self) -> BorrowedFd<'_> {
+        match &self.folder {
+            Folder::Root(fd) => *fd,
+            Folder::Below(fd) => fd.as_fd(),
+        }
+    }
+
+    /// What the name names now.
+    pub(super) fn stat(&self) -> Result<Stat> {
+        rustix::fs::statat(self.folder(), self.name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+}
+
+/// Refuses paths that no walk may take: `.`, `..`, empty and overlong names, NUL.
+pub(super) fn check_path(path: &[u8]) -> Outcome<()> {
+    if path.is_empty() {
+        return Ok(());
+    }
+    for name in path.split(|byte| *byte == b'/') {
+        let wrong = match name {
+            b"" => "has an empty name (a leading, trailing or doubled slash)",
+            b"." | b".." => "has a name `.` or `..`; resolve it before asking",
+            _ if name.len() > NAME_MAX_BYTES => {
+                return Err(fault(Errno::NAMETOOLONG, format!("path {} has a name longer than 255 bytes", show(path))));
+            }
+            _ if name.contains(&0) => "has a NUL byte",
+            _ => continue,
+        };
+        return Err(fault(Errno::INVAL, format!("path {} {wrong}", show(path))));
+    }
+    Ok(())
+}
+
+/// Folder and last name of a checked path; none for the root.
+pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    if path.is_empty() {
+        return None;
+    }
+    Some(match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (path.get(..slash)?, path.get(slash + 1..)?),
+        None => (&[], path),
+    })
+}
+
+impl Home {
+    /// Walks a checked path and opens what is there.
+    pub(super) fn walk(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
+        let mut at: Option<OwnedFd> = None;
+        let mut rest = path;
+        while let Some(slash) =
+            rest.get(..WALK_MAX_BYTES).and_then(|piece| piece.iter().rposition(|byte| *byte == b'/'))
+        {
+            let (piece, beyond) = rest.split_at(slash);
+            at = Some(self.step_into(at.as_ref(), piece, FOLDER_FLAGS)?);
+            rest = beyond.get(1..).unwrap_or_default();
+        }
+        self.step_into(at.as_ref(), if rest.is_empty() { b"." } else { rest }, flags)
+    }
+
+    fn step_into(&self, at: Option<&OwnedFd>, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
+        let at = at.unwrap_or(&self.names);
+        let open = || rustix::fs::openat2(at, path, flags, Mode::empty(), BENEATH);
+        for _ in 0..100 {
+            match open() {
+                // Concurrent renames can make the kernel ask for another try, or find that what was there has left
+                // the name space in that moment (for `orphans/`).
+                Err(Errno::AGAIN | Errno::INTR | Errno::XDEV) => std::thread::yield_now(),
+                other => return other,
+            }
+        }
+        open()
+    }
+
+    /// The place of a checked path other than the root, which is `None`.
+    pub(super) fn place<'a>(&'a self, path: &'a [u8]) -> Result<Option<Place<'a>>> {
+        let Some((folder, name)) = split(path) else { return Ok(None) };
+        let folder = match folder {
+            b"" => Folder::Root(self.names.as_fd()),
+            _ => Folder::Below(self.walk(folder, FOLDER_FLAGS)?),
+        };
+        Ok(Some(Place { folder, name, path }))
+    }
+
+    /// A folder by its path, open for reading, whatever its permission bits say.
+    pub(super) fn open_folder(&self, path: &[u8]) -> Result<OwnedFd> {
+        match self.walk(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC) {
+            Err(Errno::ACCESS) if !self.disk.root => self.disk.open_dir(self.walk(path, FOLDER_FLAGS)?),
+            other => other,
+        }
+    }
+}
+
+/// What a node is; none for what does not belong into a name space (devices, pipes, sockets).
+pub(super) fn kind_of(stat: &Stat) -> Option<NodeKind> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Some(NodeKind::File),
+        FileType::Directory => Some(NodeKind::Dir),
+        FileType::Symlink => Some(NodeKind::Symlink),
+        _ => None,
+    }
+}
+
+/// Attributes as the local file system has them.
+pub(super) fn local_attr(stat: &Stat) -> Result<Attr> {
+    Ok(Attr {
+        ino: stat.st_ino,
+        kind: kind_of(stat).ok_or(Errno::OPNOTSUPP)?,
+        mode: stat.st_mode & 0o7777,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        atime: Time { secs: stat.st_atime, nanos: stat.st_atime_nsec as u32 },
+        mtime: mtime_of(stat),
+        ctime: Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::disk::PLACE_FLAGS;
+
+    #[test]
+    fn paths_that_no_walk_may_take() {
+        for good in [&b""[..], b"a", b"a/b c/\xff", &[b'x'; 255]] {
+            check_path(good).unwrap();
+        }
+        for (bad, errno) in [
+            (&b"/a"[..], 22),
+            (b"a/", 22),
+            (b"a//b", 22),
+            (b"..", 22),
+            (b"a/../b", 22),
+            (b"a/.", 22),
+            (b"a\0b", 22),
+            (&[b'x'; 256], 36),
+        ] {
+            assert_eq!(check_path(bad).unwrap_err().errno, errno, "{}", show(bad));
+        }
+    }
+
+    #[test]
+    fn splitting() {
+        assert_eq!(split(b""), None);
+        assert_eq!(split(b"a"), Some((&b""[..], &b"a"[..])));
+        assert_eq!(split(b"a/b/c"), Some((&b"a/b"[..], &b"c"[..])));
+    }
+
+    #[test]
+    fn deep_paths_are_walked_in_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(dir.path(), None).unwrap();
+        let name = [b'd'; 200];
+        let mut path = Vec::new();
+        for _ in 0..60 {
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name);
+            let deeper = path.clone();
+            let place = home.place(&deeper).unwrap().unwrap();
+            rustix::fs::mkdirat(place.folder(), place.name, Mode::RWXU).unwrap();
+        }
+        assert!(path.len() > 12_000);
+        let found = home.walk(&path, PLACE_FLAGS).unwrap();
+        assert_eq!(kind_of(&rustix::fs::fstat(found).unwrap()), Some(NodeKind::Dir));
+        path.extend(b"/nothing");
+        assert_eq!(home.walk(&path, PLACE_FLAGS).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn no_path_leaves_the_name_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(dir.path(), None).unwrap();
+        std::os::unix::fs::symlink("/etc", dir.path().join("names/out")).unwrap();
+        std::os::unix::fs::symlink("..", dir.path().join("names/up")).unwrap();
+        for path in [&b"out/passwd"[..], b"up/keys"] {
+            assert_eq!(home.walk(path, PLACE_FLAGS).unwrap_err(), Errno::LOOP);
+            assert_eq!(home.place(path).err(), Some(Errno::LOOP));
+        }
+        assert_eq!(home.place(b"out").unwrap().unwrap().stat().map(|s| kind_of(&s)), Ok(Some(NodeKind::Symlink)));
+        assert_eq!(home.walk(b"../keys", PLACE_FLAGS).unwrap_err(), Errno::XDEV, "the kernel refuses it by itself");
+    }
+}

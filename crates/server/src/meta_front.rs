@@ -1,0 +1,78 @@
+//! The metadata server on the network: a connection is a session, and ends what it had open when it ends.
+
+use std::sync::Arc;
+
+use impresario_wire::{Answer, Call, Fault, MetaCall, Target};
+
+use crate::connection::{Connection, Reply};
+use crate::listener::{Incoming, Service, Vitals};
+use crate::meta::{MetaService, SessionId};
+use crate::workers::{PATIENCE, Workers};
+
+/// Threads for calls that may wait for a disk or for data servers.
+const THREADS: usize = 16;
+
+/// The metadata server's service.
+pub struct MetaFront {
+    vitals: Vitals,
+    meta: Arc<MetaService>,
+    threads: Workers,
+}
+
+impl MetaFront {
+    pub(crate) fn new(vitals: Vitals, meta: MetaService) -> Arc<MetaFront> {
+        Arc::new(MetaFront { vitals, meta: Arc::new(meta), threads: Workers::new("metadata", THREADS) })
+    }
+
+    pub(crate) fn stop(&self) {
+        self.threads.stop(PATIENCE);
+    }
+
+    fn status(&self) -> String {
+        let mut status = self.vitals.status();
+        status.insert("meta".into(), self.meta.status());
+        serde_json::Value::Object(status).to_string()
+    }
+}
+
+/// True for calls that may make something durable or ask data servers: on the connection's own thread they
+/// would hold up the calls behind them.
+fn may_wait(call: &MetaCall) -> bool {
+    match call {
+        MetaCall::GetAttr { target: Target::Handle(_) }
+        | MetaCall::Create { .. }
+        | MetaCall::Open { write: true, .. }
+        | MetaCall::Reopen { .. }
+        | MetaCall::Close { .. }
+        | MetaCall::Fsync { .. }
+        | MetaCall::FsyncDir { .. }
+        | MetaCall::Statfs => true,
+        MetaCall::SetAttr { set, .. } => set.size.is_some(),
+        _ => false,
+    }
+}
+
+impl Service for MetaFront {
+    type Session = SessionId;
+
+    fn open(&self, connection: &Arc<Connection>) -> Result<SessionId, Fault> {
+        self.meta.open_session(connection.who())
+    }
+
+    fn serve(&self, session: &mut SessionId, request: Incoming, reply: Reply) {
+        let session = *session;
+        match request.call {
+            Call::Meta(call) if may_wait(&call) => {
+                let meta = self.meta.clone();
+                self.threads.run(Box::new(move || reply.send(&meta.call(session, call))));
+            }
+            Call::Meta(call) => reply.send(&self.meta.call(session, call)),
+            Call::Status => reply.send(&Answer::Text(self.status())),
+            _ => reply.fault(libc::EOPNOTSUPP, "the metadata server does not take this call"),
+        }
+    }
+
+    fn close(&self, session: SessionId) {
+        self.meta.close_session(session);
+    }
+}

@@ -1,0 +1,465 @@
+//! Replies on their way out of one connection: nobody who schedules ever waits for a slow reader.
+//!
+//! A reply is sent at once, without blocking, by whoever has it. What the socket does not take waits here
+//! and is drained by the connection's own thread, when the reply was made on it and its client sends
+//! nothing new, or else by a writer thread made on demand. The queue needs no limit of its own: every
+//! reply holds the slot of its request ([`Hold`]) until its last byte has left, and slots are bounded.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
+
+use crate::payload::{PayloadPool, Slice, lock};
+
+/// A reader that takes nothing for so long is given up.
+const STALL_MAX: Duration = Duration::from_secs(30);
+/// The same while others wait for the memory that its replies hold.
+const STALL_MAX_WHEN_SHORT: Duration = Duration::from_secs(3);
+/// A writer thread without work ends after this time.
+const WRITER_LINGER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5_000 });
+/// Stack of connection and writer threads, bytes.
+pub(crate) const STACK_BYTES: usize = 256 * 1024;
+/// The kernel takes at most so many pieces at once.
+const IOV_MAX: usize = 1024;
+
+/// A connection's socket.
+pub(crate) type Socket = Arc<dyn AsFd + Send + Sync>;
+
+/// What a reply keeps until it has left or its connection is gone.
+pub(crate) type Hold = Box<dyn Send>;
+
+/// The bulk part of a reply.
+#[derive(Default)]
+pub enum Bulk {
+    /// Nothing.
+    #[default]
+    None,
+    /// One run of bytes.
+    One(Slice),
+    /// Several, back to back.
+    Many(Vec<Slice>),
+}
+
+impl Bulk {
+    /// The pieces, in order.
+    pub fn slices(&self) -> &[Slice] {
+        match self {
+            Bulk::None => &[],
+            Bulk::One(slice) => std::slice::from_ref(slice),
+            Bulk::Many(slices) => slices,
+        }
+    }
+
+    /// Bytes in all.
+    pub fn len_bytes(&self) -> usize {
+        self.slices().iter().map(|s| s.len()).sum()
+    }
+}
+
+/// One frame to send.
+pub(crate) struct OutFrame {
+    head: Vec<u8>,
+    bulk: Bulk,
+    len: usize,
+    sent: usize,
+    _hold: Option<Hold>,
+}
+
+impl OutFrame {
+    /// `head`: the frame's header and body; `bulk`: its payload.
+    pub(crate) fn new(head: Vec<u8>, bulk: Bulk, hold: Option<Hold>) -> OutFrame {
+        OutFrame { len: head.len() + bulk.len_bytes(), head, bulk, sent: 0, _hold: hold }
+    }
+
+    /// Sends what the socket takes without blocking; true when the frame has left entirely.
+    fn push(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        while self.sent < self.len {
+            let mut skip = self.sent;
+            let mut pieces = [IoSlice::new(&[]); 8];
+            let mut many = Vec::new();
+            let unsent = std::iter::once(self.head.as_slice())
+                .chain(self.bulk.slices().iter().map(|s| &**s))
+                .filter_map(|bytes| {
+                    let rest = bytes.get(skip..);
+                    skip = skip.saturating_sub(bytes.len());
+                    rest.filter(|r| !r.is_empty()).map(IoSlice::new)
+                });
+            let pieces = if self.bulk.slices().len() < pieces.len() {
+                let mut count = 0;
+                pieces.iter_mut().zip(unsent).for_each(|(slot, piece)| {
+                    *slot = piece;
+                    count += 1;
+                });
+                pieces.get(..count).unwrap_or(&[])
+            } else {
+                many.extend(unsent.take(IOV_MAX));
+                &many[..]
+            };
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => self.sent += sent,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Who sends what did not fit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drainer {
+    Nobody,
+    /// The connection's own thread, once it returns from serving.
+    Owner,
+    Writer,
+}
+
+struct Queue {
+    frames: VecDeque<OutFrame>,
+    drainer: Drainer,
+    /// A frame is being sent outside the lock: nobody may send past it.
+    busy: bool,
+    closed: bool,
+}
+
+/// The replies of one connection.
+pub(crate) struct Outbox {
+    socket: Socket,
+    pool: Arc<PayloadPool>,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+thread_local! {
+    /// The outbox of the connection that this thread serves.
+    static OWN: RefCell<Option<Arc<Outbox>>> = const { RefCell::new(None) };
+}
+
+/// Names the outbox whose connection this thread serves, or none when it stops doing so.
+pub(crate) fn serve_on_this_thread(outbox: Option<Arc<Outbox>>) {
+    OWN.set(outbox);
+}
+
+/// To be called before other connections' work is done on a connection's thread: what its own client has
+/// not yet been sent must not wait for that.
+pub fn hand_over_own_replies() {
+    OWN.with_borrow(|own| own.iter().for_each(Outbox::hand_over));
+}
+
+impl Outbox {
+    pub(crate) fn new(socket: Socket, pool: Arc<PayloadPool>) -> Arc<Outbox> {
+        let queue = Queue { frames: VecDeque::new(), drainer: Drainer::Nobody, busy: false, closed: false };
+        Arc::new(Outbox { socket, pool, queue: Mutex::new(queue), wake: Condvar::new() })
+    }
+
+    /// Sends a frame or queues it; never blocks for the peer. On a closed connection it is dropped.
+    pub(crate) fn send(self: &Arc<Self>, mut frame: OutFrame) {
+        let mut queue = lock(&self.queue);
+        if queue.closed {
+            drop(queue);
+            return;
+        }
+        if queue.frames.is_empty() && !queue.busy {
+            match frame.push(self.socket.as_fd()) {
+                Ok(true) => {
+                    drop(queue);
+                    return;
+                }
+                Ok(false) => {}
+                Err(_) => {
+                    drop(queue);
+                    self.close();
+                    return;
+                }
+            }
+        }
+        queue.frames.push_back(frame);
+        match queue.drainer {
+            Drainer::Nobody if self.is_own() => queue.drainer = Drainer::Owner,
+            Drainer::Nobody => {
+                queue.drainer = Drainer::Writer;
+                drop(queue);
+                self.start_writer();
+            }
+            Drainer::Owner => {}
+            Drainer::Writer => self.wake.notify_one(),
+        }
+    }
+
+    /// On the connection's own thread, after serving: sends what is left of its replies, unless its
+    /// client sends something new meanwhile.
+    pub(crate) fn drain_own(self: &Arc<Self>) {
+        loop {
+            let mut queue = lock(&self.queue);
+            if queue.drainer != Drainer::Owner {
+                return;
+            }
+            let Some(frame) = queue.frames.pop_front() else {
+                queue.drainer = Drainer::Nobody;
+                return;
+            };
+            queue.busy = true;
+            drop(queue);
+            let unsent = self.finish(frame, true);
+            let mut queue = lock(&self.queue);
+            queue.busy = false;
+            if let Some(frame) = unsent {
+                queue.frames.push_front(frame);
+                queue.drainer = Drainer::Writer;
+                drop(queue);
+                self.start_writer();
+                return;
+            }
+        }
+    }
+
+    /// Drops what is unsent and ends the connection in both directions.
+    pub(crate) fn close(&self) {
+        let unsent = {
+            let mut queue = lock(&self.queue);
+            queue.closed = true;
+            std::mem::take(&mut queue.frames)
+        };
+        drop(unsent);
+        let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
+        self.wake.notify_all();
+    }
+
+    /// Ends one direction of the connection.
+    pub(crate) fn shutdown(&self, how: Shutdown) {
+        let _ = rustix::net::shutdown(self.socket.as_fd(), how);
+    }
+
+    /// True when nothing waits to be sent.
+    #[cfg(test)]
+    pub(crate) fn is_drained(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.closed || (queue.frames.is_empty() && !queue.busy)
+    }
+
+    fn is_own(self: &Arc<Self>) -> bool {
+        OWN.with_borrow(|own| own.as_ref().is_some_and(|own| Arc::ptr_eq(own, self)))
+    }
+
+    /// Gives the owner's duty to a writer thread.
+    fn hand_over(self: &Arc<Self>) {
+        let mut queue = lock(&self.queue);
+        if queue.drainer == Drainer::Owner {
+            queue.drainer = Drainer::Writer;
+            drop(queue);
+            self.start_writer();
+        }
+    }
+
+    fn start_writer(self: &Arc<Self>) {
+        let outbox = self.clone();
+        let writer = std::thread::Builder::new().name("replies".into()).stack_size(STACK_BYTES);
+        if let Err(error) = writer.spawn(move || outbox.write()) {
+            tracing::warn!(%error, "no thread for a slow reader's replies; its connection is closed");
+            self.close();
+        }
+    }
+
+    /// The writer thread.
+    fn write(self: Arc<Self>) {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(frame) = queue.frames.pop_front() {
+                queue.busy = true;
+                drop(queue);
+                // Not stopped by anything but an end of the connection, so nothing comes back.
+                drop(self.finish(frame, false));
+                queue = lock(&self.queue);
+                queue.busy = false;
+                continue;
+            }
+            if queue.closed {
+                return;
+            }
+            let (next, waited) =
+                self.wake.wait_timeout(queue, WRITER_LINGER).unwrap_or_else(std::sync::PoisonError::into_inner);
+            queue = next;
+            if waited.timed_out() && queue.frames.is_empty() {
+                queue.drainer = Drainer::Nobody;
+                return;
+            }
+        }
+    }
+
+    /// Sends a whole frame, waiting for the peer as long as is fair. A frame comes back when
+    /// `yield_to_requests` is set and the peer sends something before it has read it all.
+    fn finish(&self, mut frame: OutFrame, yield_to_requests: bool) -> Option<OutFrame> {
+        let mut progress = (frame.sent, Instant::now());
+        loop {
+            match frame.push(self.socket.as_fd()) {
+                Ok(true) => return None,
+                Ok(false) => {}
+                Err(_) => {
+                    self.close();
+                    return None;
+                }
+            }
+            if frame.sent > progress.0 {
+                progress = (frame.sent, Instant::now());
+            }
+            let stalled = progress.1.elapsed();
+            if stalled >= STALL_MAX || (stalled >= STALL_MAX_WHEN_SHORT && self.pool.is_short()) {
+                tracing::warn!(
+                    seconds = stalled.as_secs(),
+                    "a client reads none of its replies; its connection is closed"
+                );
+                self.close();
+                return None;
+            }
+            let wanted = if yield_to_requests { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
+            let mut fds = [PollFd::new(&self.socket, wanted)];
+            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+            let [fd] = &fds;
+            if yield_to_requests && fd.revents().contains(PollFlags::IN) && !fd.revents().contains(PollFlags::OUT) {
+                return Some(frame);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    struct Count(Arc<AtomicUsize>);
+    impl Drop for Count {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn pair() -> (Arc<Outbox>, UnixStream, Arc<PayloadPool>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let pool = PayloadPool::new(1 << 20);
+        (Outbox::new(Arc::new(ours), pool.clone()), theirs, pool)
+    }
+
+    fn frame(number: u8, len: usize, pool: &Arc<PayloadPool>, held: &Arc<AtomicUsize>) -> OutFrame {
+        held.fetch_add(1, Ordering::SeqCst);
+        let mut buffer = pool.buffer(len);
+        buffer.fill(number);
+        let bulk = Bulk::One(Slice::new(Arc::new(buffer), 0..len));
+        OutFrame::new(vec![number; 24], bulk, Some(Box::new(Count(held.clone()))))
+    }
+
+    fn wait_for(mut what: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !what() {
+            assert!(Instant::now() < deadline, "waited too long");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn frames_leave_in_order_and_whole_past_a_slow_reader() {
+        let (outbox, mut theirs, pool) = pair();
+        let held = Arc::new(AtomicUsize::new(0));
+        let started = Instant::now();
+        (0..40).for_each(|n| outbox.send(frame(n, 100_000, &pool, &held)));
+        assert!(started.elapsed() < Duration::from_secs(1), "sending waited for the reader");
+        assert!(held.load(Ordering::SeqCst) > 30, "only what left gives up its hold");
+        let mut got = vec![0; 40 * 100_024];
+        theirs.read_exact(&mut got).unwrap();
+        for (n, chunk) in got.chunks(100_024).enumerate() {
+            assert!(chunk.iter().all(|&b| b as usize == n), "frame {n} is mixed up");
+        }
+        wait_for(|| held.load(Ordering::SeqCst) == 0 && outbox.is_drained());
+    }
+
+    #[test]
+    fn the_owner_drains_and_makes_way_for_requests() {
+        let (outbox, mut theirs, pool) = pair();
+        let held = Arc::new(AtomicUsize::new(0));
+        serve_on_this_thread(Some(outbox.clone()));
+        outbox.send(frame(1, 1_000_000, &pool, &held));
+        assert!(lock(&outbox.queue).drainer == Drainer::Owner);
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; 1_000_024];
+            theirs.read_exact(&mut got).unwrap();
+            theirs
+        });
+        outbox.drain_own();
+        assert!(outbox.is_drained() && held.load(Ordering::SeqCst) == 0);
+        let mut theirs = reader.join().unwrap();
+
+        // A peer that sends while it does not read gets its request read; a thread sends the rest.
+        outbox.send(frame(2, 1_000_000, &pool, &held));
+        std::io::Write::write_all(&mut theirs, b"request").unwrap();
+        outbox.drain_own();
+        assert!(lock(&outbox.queue).drainer == Drainer::Writer);
+        let mut got = vec![0; 1_000_024];
+        theirs.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|&b| b == 2));
+
+        // Other connections' work on this thread does not delay its own replies either.
+        wait_for(|| outbox.is_drained());
+        wait_for(|| lock(&outbox.queue).drainer == Drainer::Nobody);
+        outbox.send(frame(3, 1_000_000, &pool, &held));
+        hand_over_own_replies();
+        assert!(lock(&outbox.queue).drainer == Drainer::Writer);
+        theirs.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|&b| b == 3));
+        serve_on_this_thread(None);
+    }
+
+    #[test]
+    fn a_reply_of_many_pieces_keeps_their_order() {
+        let (outbox, mut theirs, pool) = pair();
+        let mut buffer = pool.buffer(3000);
+        buffer.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 251) as u8);
+        let buffer = Arc::new(buffer);
+        let pieces = (0..3000).rev().map(|i| Slice::new(buffer.clone(), i..i + 1)).collect();
+        outbox.send(OutFrame::new(vec![9; 24], Bulk::Many(pieces), None));
+        let mut got = vec![0; 3024];
+        theirs.read_exact(&mut got).unwrap();
+        assert!(got[24..].iter().enumerate().all(|(i, &b)| b == ((2999 - i) % 251) as u8));
+    }
+
+    #[test]
+    fn closing_gives_up_every_hold() {
+        let (outbox, theirs, pool) = pair();
+        let held = Arc::new(AtomicUsize::new(0));
+        (0..10).for_each(|n| outbox.send(frame(n, 100_000, &pool, &held)));
+        outbox.close();
+        outbox.send(frame(11, 10, &pool, &held));
+        wait_for(|| held.load(Ordering::SeqCst) == 0);
+        drop(theirs);
+        // A peer that is gone is noticed when sending, without a signal.
+        let (outbox, theirs, pool) = pair();
+        drop(theirs);
+        outbox.send(frame(1, 10, &pool, &held));
+        assert!(outbox.is_drained() && held.load(Ordering::SeqCst) == 0);
+    }
+
+    #[test]
+    fn a_reader_that_takes_nothing_is_given_up_when_memory_is_short() {
+        let (outbox, _theirs, pool) = pair();
+        let held = Arc::new(AtomicUsize::new(0));
+        let all = pool.reserve(1 << 20, Duration::ZERO).unwrap();
+        outbox.send(frame(1, 1_000_000, &pool, &held));
+        let waiter = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.reserve(10, Duration::from_secs(60)).is_some()
+        });
+        wait_for(|| held.load(Ordering::SeqCst) == 0);
+        drop(all);
+        assert!(waiter.join().unwrap());
+    }
+}

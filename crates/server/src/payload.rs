@@ -1,0 +1,301 @@
+//! Bounded payload memory: how many bytes of requests and replies a server holds, and where they lie.
+//!
+//! Two things are kept apart. A [`Reservation`] is *permission*: it is taken before a request is accepted,
+//! for the bytes it carries (a write) or asks for (a read), and given back when its reply has left. The sum
+//! of reservations never exceeds the limit, whatever clients do. A [`Buffer`] is *storage*, recycled by
+//! size so that the data path neither faults in fresh pages nor zeroes memory for each request.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Smallest recycled buffer, bytes; also the least that a reservation counts.
+const CLASS_MIN_BYTES: usize = 512;
+/// Number of size classes: 512 B, 1 KiB … 64 MiB.
+const CLASSES: usize = 18;
+
+/// The payload memory of one server.
+pub struct PayloadPool {
+    limit_bytes: u64,
+    account: Mutex<Account>,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Default)]
+struct Account {
+    used_bytes: u64,
+    peak_bytes: u64,
+    /// Served strictly in order, so that a large request is not starved by small ones.
+    waiters: VecDeque<Arc<Waiter>>,
+}
+
+struct Waiter {
+    bytes: u64,
+    granted: AtomicBool,
+    thread: Thread,
+}
+
+#[derive(Default)]
+struct Idle {
+    classes: [Vec<Vec<u8>>; CLASSES],
+    bytes: u64,
+}
+
+/// Locks without caring for a panic elsewhere: what the locks here guard is consistent at every step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PayloadPool {
+    /// A pool that admits `limit_bytes` at once.
+    pub fn new(limit_bytes: u64) -> Arc<PayloadPool> {
+        Arc::new(PayloadPool { limit_bytes, account: Mutex::default(), idle: Mutex::default() })
+    }
+
+    /// Permission for `len` bytes; waits its turn, at most `patience`. More than the whole limit is granted
+    /// when nothing else is held, so that a large request cannot wait for ever.
+    pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
+        let bytes = len.max(CLASS_MIN_BYTES as u64).min(self.limit_bytes);
+        let waiter = {
+            let mut account = lock(&self.account);
+            if account.waiters.is_empty() && account.used_bytes + bytes <= self.limit_bytes {
+                account.take(bytes);
+                return Some(Reservation { pool: self.clone(), bytes });
+            }
+            let waiter = Arc::new(Waiter { bytes, granted: AtomicBool::new(false), thread: std::thread::current() });
+            account.waiters.push_back(waiter.clone());
+            waiter
+        };
+        let deadline = Instant::now() + patience;
+        while !waiter.granted.load(Ordering::Acquire) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let mut account = lock(&self.account);
+                if waiter.granted.load(Ordering::Acquire) {
+                    break;
+                }
+                account.waiters.retain(|w| !Arc::ptr_eq(w, &waiter));
+                // The one that gave up may have held back smaller ones behind it.
+                account.grant(self.limit_bytes);
+                return None;
+            }
+            std::thread::park_timeout(left);
+        }
+        Some(Reservation { pool: self.clone(), bytes })
+    }
+
+    /// Storage for `len` bytes. Its content is unspecified (what an earlier request left there).
+    pub fn buffer(self: &Arc<Self>, len: usize) -> Buffer {
+        let Some(class) = class_of(len) else {
+            return Buffer { pool: self.clone(), bytes: vec![0; len], len };
+        };
+        let recycled = {
+            let mut idle = lock(&self.idle);
+            let bytes = idle.classes.get_mut(class).and_then(Vec::pop);
+            idle.bytes -= bytes.as_ref().map_or(0, |b| b.len() as u64);
+            bytes
+        };
+        Buffer { pool: self.clone(), bytes: recycled.unwrap_or_else(|| vec![0; CLASS_MIN_BYTES << class]), len }
+    }
+
+    /// Bytes reserved now, most ever, limit.
+    pub fn usage_bytes(&self) -> (u64, u64, u64) {
+        let account = lock(&self.account);
+        (account.used_bytes, account.peak_bytes, self.limit_bytes)
+    }
+
+    /// True while somebody waits for memory: then nobody may sit on it idly.
+    pub fn is_short(&self) -> bool {
+        !lock(&self.account).waiters.is_empty()
+    }
+
+    fn recycle(&self, bytes: Vec<u8>) {
+        // At most a quarter of the limit is kept for reuse; the rest goes back to the system.
+        let Some(class) = class_of(bytes.len()).filter(|class| CLASS_MIN_BYTES << class == bytes.len()) else { return };
+        let mut idle = lock(&self.idle);
+        if idle.bytes + bytes.len() as u64 <= self.limit_bytes / 4 {
+            idle.bytes += bytes.len() as u64;
+            if let Some(list) = idle.classes.get_mut(class) {
+                list.push(bytes);
+            }
+        }
+    }
+}
+
+impl Account {
+    fn take(&mut self, bytes: u64) {
+        self.used_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.used_bytes);
+    }
+
+    fn grant(&mut self, limit_bytes: u64) {
+        while let Some(first) = self.waiters.front() {
+            if self.used_bytes + first.bytes > limit_bytes {
+                return;
+            }
+            let first = first.clone();
+            self.waiters.pop_front();
+            self.take(first.bytes);
+            first.granted.store(true, Ordering::Release);
+            first.thread.unpark();
+        }
+    }
+}
+
+/// The class whose buffers hold `len` bytes; none for an empty one or one beyond all classes.
+fn class_of(len: usize) -> Option<usize> {
+    let size = len.max(CLASS_MIN_BYTES).checked_next_power_of_two()?;
+    let class = (size / CLASS_MIN_BYTES).trailing_zeros() as usize;
+    (len > 0 && class < CLASSES).then_some(class)
+}
+
+/// Permission to hold some bytes; given back when dropped.
+pub struct Reservation {
+    pool: Arc<PayloadPool>,
+    bytes: u64,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut account = lock(&self.pool.account);
+        account.used_bytes -= self.bytes;
+        account.grant(self.pool.limit_bytes);
+    }
+}
+
+/// Recycled storage.
+pub struct Buffer {
+    pool: Arc<PayloadPool>,
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(..self.len).unwrap_or(&mut [])
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.recycle(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// A range of a buffer that several replies may share.
+#[derive(Clone)]
+pub struct Slice {
+    buffer: Arc<Buffer>,
+    range: Range<usize>,
+}
+
+impl Slice {
+    /// Bytes `range` of a buffer, cut to what it has.
+    pub fn new(buffer: Arc<Buffer>, range: Range<usize>) -> Slice {
+        let end = range.end.min(buffer.len());
+        Slice { range: range.start.min(end)..end, buffer }
+    }
+
+    /// Bytes `range` of this slice, cut to what it has.
+    pub fn part(&self, range: Range<usize>) -> Slice {
+        let end = self.range.start.saturating_add(range.end).min(self.range.end);
+        Slice { range: self.range.start.saturating_add(range.start).min(end)..end, buffer: self.buffer.clone() }
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.buffer.get(self.range.clone()).unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_and_waiters_are_served_in_order() {
+        let pool = PayloadPool::new(4096);
+        let first = pool.reserve(3000, Duration::ZERO).unwrap();
+        assert!(pool.reserve(2000, Duration::ZERO).is_none(), "3000 + 2000 exceed the limit");
+        let (tx, rx) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            for bytes in [4000u64, 600] {
+                let (pool, tx) = (&pool, tx.clone());
+                scope.spawn(move || {
+                    let reservation = pool.reserve(bytes, Duration::from_secs(10)).unwrap();
+                    tx.send(bytes).unwrap();
+                    drop(reservation);
+                });
+                while lock(&pool.account).waiters.len() < if bytes == 4000 { 1 } else { 2 } {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            assert!(pool.is_short());
+            assert!(rx.recv_timeout(Duration::from_millis(50)).is_err(), "600 would fit but is not first");
+            drop(first);
+            assert_eq!(rx.recv().unwrap(), 4000);
+            assert_eq!(rx.recv().unwrap(), 600);
+        });
+        assert_eq!(pool.usage_bytes().0, 0);
+        assert!(pool.usage_bytes().1 <= 4096);
+    }
+
+    #[test]
+    fn one_that_gives_up_does_not_hold_back_those_behind_it() {
+        let pool = PayloadPool::new(4096);
+        let _held = pool.reserve(3000, Duration::ZERO).unwrap();
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| pool.reserve(4096, Duration::from_millis(100)).is_none());
+            while !pool.is_short() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let small = scope.spawn(|| pool.reserve(600, Duration::from_secs(10)).is_some());
+            assert!(large.join().unwrap() && small.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn more_than_the_limit_is_granted_alone() {
+        let pool = PayloadPool::new(4096);
+        let all = pool.reserve(1 << 30, Duration::ZERO).unwrap();
+        assert!(pool.reserve(1, Duration::ZERO).is_none());
+        drop(all);
+        assert!(pool.reserve(1, Duration::ZERO).is_some());
+    }
+
+    #[test]
+    fn buffers_are_recycled_up_to_a_quarter_of_the_limit() {
+        let pool = PayloadPool::new(64 << 10);
+        let mut a = pool.buffer(5000);
+        assert_eq!(a.len(), 5000);
+        a.fill(7);
+        drop(a);
+        assert_eq!(lock(&pool.idle).bytes, 8192);
+        let b = pool.buffer(8000);
+        assert_eq!((b.len(), b[0], lock(&pool.idle).bytes), (8000, 7, 0));
+        let many: Vec<Buffer> = (0..10).map(|_| pool.buffer(4096)).collect();
+        drop((b, many));
+        assert!(lock(&pool.idle).bytes <= 16 << 10);
+        assert_eq!(pool.buffer(0).len(), 0);
+        let slice = Slice::new(Arc::new(pool.buffer(10)), 4..100);
+        assert_eq!((slice.len(), slice.part(2..4).len(), slice.part(5..9).len(), slice.part(8..9).len()), (6, 2, 1, 0));
+    }
+
+    #[test]
+    fn size_classes() {
+        assert_eq!((class_of(0), class_of(1), class_of(512), class_of(513)), (None, Some(0), Some(0), Some(1)));
+        assert_eq!((class_of(64 << 20), class_of((64 << 20) + 1)), (Some(17), None));
+    }
+}

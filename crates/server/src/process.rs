@@ -1,0 +1,237 @@
+//! Running one server of a configuration: in a thread of a test or in the foreground of a process of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use impresario_config::{Config, Data, Io, META_NAME, Server as Configured};
+use impresario_engine::EngineConfig;
+use impresario_sched::{CostModel, LinearCost, Nanos};
+use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
+use impresario_wire::Role;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::bind::BindError;
+use crate::data::{DataServer, Disk};
+use crate::data_servers::{DataServers, upstream_timeout};
+use crate::io_node::{IoNode, IoSettings, Upstream};
+use crate::listener::{Running, Server, Service, Settings};
+use crate::meta::{MetaOptions, MetaService};
+use crate::meta_front::MetaFront;
+
+/// Why a server does not start; one line with the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration has no such server.
+    #[error("{0}")]
+    Unknown(String),
+    /// Its address cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Its folder cannot be used.
+    #[error("{name}: {source}")]
+    Store {
+        /// The server.
+        name: String,
+        /// What is wrong, and the remedy.
+        source: impresario_store::StoreError,
+    },
+    /// The metadata server's folder cannot be used.
+    #[error("{META_NAME}: {0}")]
+    Meta(#[from] crate::meta::StartError),
+    /// Its policy, or another setting, does not suit it.
+    #[error("{name}: {reason}")]
+    Unsuitable {
+        /// The server.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The system denies something.
+    #[error("{name}: {what}: {source}")]
+    System {
+        /// The server.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A server that runs. Dropping it stops it as [`Started::stop`] does.
+pub struct Started {
+    name: String,
+    front: Running,
+    end: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Started {
+    /// Name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The address that it answers at; with port 0 in the configuration, the port that was taken.
+    pub fn address(&self) -> &str {
+        self.front.address()
+    }
+
+    /// Stops: accepts nothing more, finishes what is in flight for a bounded time, closes.
+    pub fn stop(&mut self) {
+        self.front.stop();
+        if let Some(end) = self.end.take() {
+            end();
+        }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Starts the server of that name on threads of this process. Folders are used as the configuration says them.
+pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
+    match config.server(name).map_err(StartError::Unknown)? {
+        Configured::Meta(_) => start_meta(config),
+        Configured::Data(index, data) => start_data(config, index, data),
+        Configured::Io(index, io) => start_io(config, index, io),
+    }
+}
+
+/// Runs the server of that name until SIGTERM, SIGINT or SIGHUP; calls `ready` with its address once it answers.
+pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
+    // Before anything else, so that a signal during the start is not lost.
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|source| system(name, "handling signals", source))?;
+    raise_descriptor_limit();
+    let mut server = start(config, name)?;
+    tracing::info!(name, address = server.address(), pid = std::process::id(), "serving");
+    ready(server.address());
+    let signal = signals.forever().next();
+    tracing::info!(name, signal, "stopping");
+    // A second signal ends the process at once.
+    let impatient = signals.handle();
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        if signals.forever().next().is_some() {
+            std::process::exit(1);
+        }
+    });
+    server.stop();
+    impatient.close();
+    tracing::info!(name, "stopped");
+    Ok(())
+}
+
+fn start_meta(config: &Config) -> Result<Started, StartError> {
+    let meta = &config.meta;
+    // Metadata carry no payload; the least that the pool is made for is enough.
+    let settings = Settings::new(META_NAME, Role::Meta, &config.cluster, 1 << 20);
+    let server = Server::bind(&meta.address, settings)?;
+    let objects = DataServers::of(config, META_NAME)
+        .map_err(|error| StartError::Unsuitable { name: META_NAME.into(), reason: error.to_string() })?;
+    let options = MetaOptions {
+        stripe_bytes: config.cluster.stripe_bytes,
+        stripe_count: config.stripe_count(),
+        ..MetaOptions::new(&meta.dir, config.data.len() as u16)
+    };
+    let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?);
+    begin(META_NAME, server, service, |service| service.stop())
+}
+
+fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
+    let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
+    let settings = Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes);
+    let server = Server::bind(&data.address, settings)?;
+    let device = match &data.device {
+        Some(model) => Some(config.device.get(model).ok_or_else(|| {
+            unsuitable(format!("its device model {model} is not in the configuration; add [device.{model}]"))
+        })?),
+        None => None,
+    };
+    let store = ObjectStore::open(&data.dir, StoreOptions::default());
+    let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
+    let modelled = device.map(ModelledDevice::start).transpose();
+    let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
+    let disk = Disk::new(server.vitals(), store, modelled);
+    let engine = EngineConfig {
+        // A disk does one thing at a time: what it does not have yet, the policy can still order.
+        lane_requests: if data.in_flight_requests == 0 && device.is_some() { 1 } else { data.in_flight_requests },
+        node_rank: index as u32,
+        queue_requests: data.queue_requests,
+        submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
+        cost: device.map_or_else(CostModel::default, cost_of),
+        ..EngineConfig::new(data.policy.clone())
+    };
+    let service = DataServer::new(server.vitals(), disk, engine).map_err(unsuitable)?;
+    begin(&data.name, server, service, |service| service.stop())
+}
+
+fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartError> {
+    let unsuitable = |reason: String| StartError::Unsuitable { name: io.name.clone(), reason };
+    let settings = Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes);
+    let server = Server::bind(&io.address, settings)?;
+    let data = DataServers::of(config, &io.name).map_err(|e| unsuitable(e.to_string()))?;
+    let engine = EngineConfig {
+        lanes: config.data.len() as u16,
+        shared_space: !io.split,
+        // What the policy has released waits in the dispatch queue, which is as long as this.
+        lane_requests: io.dispatch_requests,
+        total_requests: io.dispatch_requests,
+        node_rank: index as u32,
+        queue_requests: io.queue_requests,
+        submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
+        ..EngineConfig::new(io.policy.clone())
+    };
+    let io_settings = IoSettings {
+        engine,
+        in_flight_requests: io.in_flight_requests as usize,
+        merge_requests: io.merge_requests as usize,
+        merge_bytes: u64::from(config.cluster.max_payload_bytes),
+        split: io.split,
+        upstream: Upstream {
+            address: config.meta.address.clone(),
+            timeout: upstream_timeout(config),
+            via: io.name.clone(),
+        },
+    };
+    let service = IoNode::new(server.vitals(), data, io_settings).map_err(unsuitable)?;
+    begin(&io.name, server, service, |service| service.stop())
+}
+
+fn begin<S: Service>(
+    name: &str,
+    server: Server,
+    service: Arc<S>,
+    end: impl FnOnce(&S) + Send + 'static,
+) -> Result<Started, StartError> {
+    let front = server.start(service.clone()).map_err(|source| system(name, "starting to accept", source))?;
+    Ok(Started { name: name.into(), front, end: Some(Box::new(move || end(&service))) })
+}
+
+fn system(name: &str, what: &'static str, source: std::io::Error) -> StartError {
+    StartError::System { name: name.into(), what, source }
+}
+
+/// What the scheduler assumes of a modelled device before it has measured it.
+fn cost_of(device: &impresario_device::DeviceParams) -> CostModel {
+    let fit = |op| {
+        let (none, mib) = (
+            impresario_device::LinearCost::of(device, op).ns(0),
+            impresario_device::LinearCost::of(device, op).ns(1 << 20),
+        );
+        LinearCost { fixed: Nanos(none), ps_per_byte: ((mib.saturating_sub(none)) * 1000) >> 20 }
+    };
+    CostModel { read: fit(impresario_device::Op::Read), write: fit(impresario_device::Op::Write) }
+}
+
+/// A thousand clients and as many open objects need more descriptors than shells give by default.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,293 @@
+//! The front that all servers share, with a service that does next to nothing.
+
+mod support;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use impresario_server::connection::{Connection, Reply};
+use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals};
+use impresario_server::outbox::Bulk;
+use impresario_server::payload::Slice;
+use impresario_wire::{Answer, Call, FileKey, Kind, PROTOCOL_VERSION, Role, decode_body};
+use support::{Peer, encode, eventually, fault, hello, who};
+
+/// Answers reads with zeros, keeps writes to `file` 9 unanswered until released, panics on `Sync`.
+struct Toy {
+    vitals: Vitals,
+    sessions: AtomicU32,
+    kept: Mutex<Vec<Reply>>,
+}
+
+impl Service for Toy {
+    type Session = ();
+
+    fn open(&self, connection: &Arc<Connection>) -> Result<(), impresario_wire::Fault> {
+        if connection.who().user == 666 {
+            return Err(impresario_wire::Fault { errno: libc::EACCES, message: "not you".into() });
+        }
+        self.sessions.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn serve(&self, _: &mut (), request: Incoming, reply: Reply) {
+        match request.call {
+            Call::Read { len, .. } => {
+                let mut buffer = self.vitals.pool().buffer(len as usize);
+                buffer.fill(0);
+                reply.send_data(Bulk::One(Slice::new(Arc::new(buffer), 0..len as usize)));
+            }
+            Call::Write { file: FileKey(9), .. } => self.kept.lock().unwrap().push(reply),
+            Call::Write { .. } => reply.send(&Answer::Written(request.payload.map_or(0, |p| p.len()) as u32)),
+            Call::Status => {
+                let mut status = self.vitals.status();
+                status.insert("kept".into(), self.kept.lock().unwrap().len().into());
+                reply.send(&Answer::Text(serde_json::Value::Object(status).to_string()));
+            }
+            Call::Sync { .. } => panic!("a deliberate panic"),
+            Call::ResetStatistics => drop(reply),
+            _ => reply.fault(libc::ENOSYS, "not for toys"),
+        }
+    }
+
+    fn close(&self, (): ()) {
+        self.sessions.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn settings() -> Settings {
+    Settings {
+        name: "toy".into(),
+        role: Role::Data,
+        max_connections: 4,
+        max_payload_bytes: 1 << 20,
+        payload_bytes: 4 << 20,
+        payload_patience: Duration::from_millis(200),
+    }
+}
+
+fn start(address: &str) -> (Arc<Toy>, Running) {
+    let server = Server::bind(address, settings()).unwrap();
+    let toy = Arc::new(Toy { vitals: server.vitals(), sessions: AtomicU32::new(0), kept: Mutex::new(Vec::new()) });
+    let running = server.start(toy.clone()).unwrap();
+    (toy, running)
+}
+
+fn write(file: u64) -> Call {
+    Call::Write { who: who(1), file: FileKey(file), lane_offset: 0 }
+}
+
+fn read(len: u32) -> Call {
+    Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len }
+}
+
+#[test]
+fn greets_and_serves_over_tcp_and_unix() {
+    let dir = tempfile::tempdir().unwrap();
+    for address in ["127.0.0.1:0".to_string(), format!("unix:{}/s", dir.path().display())] {
+        let (toy, mut running) = start(&address);
+        let mut peer = Peer::raw(running.address());
+        let welcome = peer.greet(&hello(Role::Data, 1)).unwrap();
+        assert_eq!((welcome.name.as_str(), welcome.version), ("toy", PROTOCOL_VERSION));
+        assert_eq!(welcome.max_payload_bytes, 1 << 20);
+        assert_eq!(peer.call(&write(1), &[7; 100_000]).0, Answer::Written(100_000));
+        assert_eq!(peer.call(&write(1), &[]).0, Answer::Written(0));
+        assert_eq!(peer.call(&read(1 << 20), &[]), (Answer::Data, vec![0; 1 << 20]));
+        let status = peer.status();
+        assert_eq!((&status["role"], &status["connections"]["open"]), (&"data".into(), &1.into()));
+        assert_eq!(status["memory"]["payload_bytes_max"], 4 << 20);
+        drop(peer);
+        eventually("the session is closed", || toy.sessions.load(Ordering::SeqCst) == 0);
+        running.stop();
+        eventually("nothing is reserved", || toy.vitals.pool().usage_bytes().0 == 0);
+    }
+}
+
+#[test]
+fn nonsense_is_answered_with_a_fault_and_closed_and_hurts_nobody() {
+    let (_toy, running) = start("127.0.0.1:0");
+    let mut good = Peer::connect(running.address(), Role::Data, 1);
+    let greeting = encode(Kind::Hello, 0, &hello(Role::Data, 2), 0);
+    let call = encode(Kind::Call, 5, &Call::Status, 0);
+    let with = |at: usize, bytes: &[u8], mut frame: Vec<u8>| {
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
+        frame
+    };
+    let huge = u32::MAX.to_le_bytes();
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("http", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
+        ("short nonsense", b"hi".to_vec()),
+        ("4 GiB of hello", with(16, &huge, greeting.clone())),
+        ("4 GiB of payload with the hello", with(20, &huge, greeting.clone())),
+        ("an unknown kind", with(4, &[77], greeting.clone())),
+        ("reserved bytes", with(5, &[1], greeting.clone())),
+        ("a hello that is none", with(24, &[0xff; 8], greeting.clone())),
+        ("a call without hello", call.clone()),
+        ("4 GiB of call", [greeting.clone(), with(16, &huge, call.clone())].concat()),
+        ("4 GiB of payload", [greeting.clone(), with(20, &huge, call.clone())].concat()),
+        ("a payload with a status", [greeting.clone(), with(20, &[9, 0, 0, 0], call.clone()), vec![0; 9]].concat()),
+        ("an unknown message", [greeting.clone(), with(24, &[250], call.clone())].concat()),
+        ("a second hello", [greeting.clone(), greeting.clone()].concat()),
+    ];
+    for (what, bytes) in cases {
+        let mut peer = Peer::raw(running.address());
+        peer.pipe.write_all(&bytes).unwrap();
+        let mut answer = None;
+        while answer.is_none() {
+            let (kind, _, body, _) = peer.frame().unwrap_or_else(|e| panic!("{what}: {e}"));
+            answer = (kind == Kind::Answer).then(|| decode_body::<Answer>(&body).unwrap());
+        }
+        let (errno, message) = fault(answer.unwrap());
+        assert_eq!(errno, libc::EPROTO, "{what}: {message}");
+        assert!(!message.contains('\n'), "{what}: {message}");
+        assert!(peer.is_closed(), "{what}");
+        assert_eq!(good.call(&write(1), b"abc").0, Answer::Written(3), "after {what}");
+    }
+}
+
+#[test]
+fn another_version_or_role_is_told_what_to_do() {
+    let (_toy, running) = start("127.0.0.1:0");
+    let mut peer = Peer::raw(running.address());
+    let refused = peer.greet(&impresario_wire::Hello { version: 99, ..hello(Role::Data, 1) });
+    let (_, message) = fault(refused.unwrap_err());
+    assert!(message.contains("99") && message.contains("same release"), "{message}");
+    assert!(peer.is_closed());
+    let mut peer = Peer::raw(running.address());
+    let (_, message) = fault(peer.greet(&hello(Role::Io, 1)).unwrap_err());
+    assert!(message.contains("Data") && message.contains("Io") && message.contains("address"), "{message}");
+    let mut peer = Peer::raw(running.address());
+    let mut unwanted = hello(Role::Data, 1);
+    unwanted.who.user = 666;
+    peer.pipe.write_all(&encode(Kind::Hello, 0, &unwanted, 0)).unwrap();
+    assert_eq!(peer.frame().unwrap().0, Kind::Welcome);
+    assert_eq!(fault(peer.answer().unwrap().1), (libc::EACCES, "not you".into()));
+}
+
+#[test]
+fn a_truncated_frame_and_a_vanished_writer_leave_nothing_behind() {
+    let (toy, running) = start("127.0.0.1:0");
+    for cut in [3, 20, 30, 5000] {
+        let mut peer = Peer::connect(running.address(), Role::Data, 1);
+        let mut bytes = encode(Kind::Call, 1, &write(1), 100_000);
+        bytes.extend_from_slice(&[1; 100_000]);
+        peer.pipe.write_all(&bytes[..cut]).unwrap();
+        if cut == 5000 {
+            eventually("memory is reserved for it", || toy.vitals.pool().usage_bytes().0 > 0);
+        }
+        peer.pipe.shutdown_write();
+        assert_eq!(fault(peer.answer().unwrap().1).0, libc::EPROTO);
+        assert!(peer.is_closed());
+    }
+    eventually("all sessions are closed", || toy.sessions.load(Ordering::SeqCst) == 0);
+    assert_eq!(toy.vitals.pool().usage_bytes().0, 0);
+}
+
+#[test]
+fn too_much_at_once_is_refused_without_ending_the_connection() {
+    let (_toy, running) = start("127.0.0.1:0");
+    let mut peer = Peer::connect(running.address(), Role::Data, 1);
+    let (errno, message) = fault(peer.call(&read((1 << 20) + 1), &[]).0);
+    assert_eq!(errno, libc::EINVAL);
+    assert!(message.contains("max_payload_bytes"), "{message}");
+    assert_eq!(peer.call(&read(10), &[]).1.len(), 10);
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let (_toy, running) = start("127.0.0.1:0");
+    let peers: Vec<Peer> = (0..4).map(|n| Peer::connect(running.address(), Role::Data, n)).collect();
+    let mut fifth = Peer::raw(running.address());
+    let (errno, message) = fault(fifth.greet(&hello(Role::Data, 5)).unwrap_err());
+    assert_eq!(errno, libc::EUSERS);
+    assert!(message.contains("4 connections"), "{message}");
+    assert!(fifth.is_closed());
+    drop(peers);
+    eventually("there is room again", || Peer::raw(running.address()).greet(&hello(Role::Data, 6)).is_ok());
+}
+
+#[test]
+fn who_does_not_greet_in_time_is_closed() {
+    let (_toy, running) = start("127.0.0.1:0");
+    let mut silent = Peer::raw(running.address());
+    let mut slow = Peer::raw(running.address());
+    let started = Instant::now();
+    slow.pipe.write_all(b"IMP1").unwrap();
+    assert!(silent.is_closed() && slow.is_closed());
+    let took = started.elapsed();
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
+}
+
+#[test]
+fn full_memory_fails_a_request_in_time_and_keeps_the_stream_in_step() {
+    let (toy, running) = start("127.0.0.1:0");
+    let mut hoarders: Vec<Peer> = (0..3).map(|n| Peer::connect(running.address(), Role::Data, n)).collect();
+    // Two connections may hold half of the memory each.
+    for peer in &mut hoarders[..2] {
+        peer.send(&write(9), &[1; 1 << 20]);
+        peer.send(&write(9), &[1; 1 << 20]);
+    }
+    eventually("all is held", || toy.vitals.pool().usage_bytes().0 == 4 << 20);
+    let third = &mut hoarders[2];
+    let (errno, message) = fault(third.call(&write(1), &[2; 50_000]).0);
+    assert_eq!(errno, libc::EBUSY);
+    assert!(message.contains("payload_bytes"), "{message}");
+    toy.kept.lock().unwrap().drain(..).for_each(|reply| reply.send(&Answer::Written(1 << 20)));
+    eventually("memory is free", || toy.vitals.pool().usage_bytes().0 == 0);
+    assert_eq!(third.call(&write(1), &[2; 50_000]).0, Answer::Written(50_000));
+    assert_eq!(toy.vitals.pool().usage_bytes().1, 4 << 20, "never more than the limit");
+}
+
+#[test]
+fn a_slow_reader_stalls_only_itself() {
+    let (toy, running) = start("127.0.0.1:0");
+    let mut slow = Peer::connect(running.address(), Role::Data, 1);
+    for _ in 0..64 {
+        slow.send(&read(1 << 20), &[]);
+    }
+    let mut good = Peer::connect(running.address(), Role::Data, 2);
+    let started = Instant::now();
+    for _ in 0..50 {
+        assert_eq!(good.call(&read(100_000), &[]).1.len(), 100_000);
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(toy.vitals.pool().usage_bytes().0 <= 2 << 20, "a connection holds at most half of the memory");
+    for _ in 0..64 {
+        assert_eq!(slow.answer().unwrap().2.len(), 1 << 20, "nothing of it was lost");
+    }
+}
+
+#[test]
+fn an_unanswered_request_and_a_panic_are_answered() {
+    let (toy, running) = start("127.0.0.1:0");
+    let mut peer = Peer::connect(running.address(), Role::Data, 1);
+    assert_eq!(fault(peer.call(&Call::ResetStatistics, &[]).0).0, libc::EIO);
+    peer.send(&Call::Sync { who: who(1), file: FileKey(1) }, &[]);
+    assert_eq!(fault(peer.answer().unwrap().1).0, libc::EIO);
+    assert!(peer.is_closed());
+    let mut other = Peer::connect(running.address(), Role::Data, 1);
+    assert_eq!(other.call(&write(1), b"x").0, Answer::Written(1));
+    eventually("the session is closed", || toy.sessions.load(Ordering::SeqCst) == 1);
+    eventually("one is open", || toy.vitals.status()["connections"]["open"] == 1);
+}
+
+#[test]
+fn stopping_lets_accepted_calls_finish() {
+    let (toy, mut running) = start("127.0.0.1:0");
+    let address = running.address().to_string();
+    let mut peer = Peer::connect(&address, Role::Data, 1);
+    peer.send(&write(9), b"in flight");
+    eventually("it is accepted", || toy.kept.lock().unwrap().len() == 1);
+    let stopping = std::thread::spawn(move || {
+        let started = Instant::now();
+        running.stop();
+        started.elapsed()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    toy.kept.lock().unwrap().pop().unwrap().send(&Answer::Written(9));
+    assert_eq!(peer.answer().unwrap().1, Answer::Written(9));
+    assert!(peer.is_closed());
+    assert!(stopping.join().unwrap() < Duration::from_secs(2));
+    Server::bind(&address, settings()).expect("the port is free again");
+}

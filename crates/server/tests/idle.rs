@@ -1,0 +1,44 @@
+//! A cluster with clients connected and nothing to do uses no processor. Alone in its process, which is what is measured.
+
+mod support;
+
+use std::time::Duration;
+
+use impresario_wire::{Answer, Call, FileKey, Role};
+use support::{Cluster, Peer, pattern, who};
+
+/// Processor time that this process has used.
+fn used() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+#[test]
+fn an_idle_cluster_uses_no_processor() {
+    let mut cluster = Cluster::start(4, |config| {
+        config.data[0].device = Some("disk".into());
+        config.device.insert("disk".into(), Default::default());
+    });
+    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    cluster.config.meta.address = meta.address().to_string();
+    let nodes = [
+        cluster.start_io(|io| io.policy = impresario_sched::PolicySpec::named("twins")),
+        cluster.start_io(|io| io.split = true),
+    ];
+    let layout = impresario_layout::Layout::over_all(4).unwrap();
+    let mut peers: Vec<Peer> = Vec::new();
+    for client in 0..20 {
+        let mut peer = Peer::connect(nodes[client % 2].address(), Role::Io, client as u64);
+        let (who, file) = (who(client as u64), FileKey(client as u64));
+        let call = Call::FileWrite { who, file, layout, offset: 0 };
+        assert_eq!(peer.call(&call, &pattern(1, 100_000)).0, Answer::Written(100_000));
+        assert!(matches!(peer.call(&Call::Meta(impresario_wire::MetaCall::Statfs), &[]).0, Answer::Statfs(_)));
+        peers.push(peer);
+    }
+    // What was made on demand may linger for a moment.
+    std::thread::sleep(Duration::from_millis(300));
+    let (before, span) = (used(), Duration::from_secs(3));
+    std::thread::sleep(span);
+    let share = (used() - before).as_secs_f64() / span.as_secs_f64();
+    assert!(share < 0.01, "seven idle servers used {:.2} % of a processor", share * 100.0);
+}

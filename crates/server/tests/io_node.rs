@@ -1,0 +1,329 @@
+//! The I/O node between clients and data servers: contents, merging, splitting, faults, recovery, metadata.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use impresario_layout::Layout;
+use impresario_sched::PolicySpec;
+use impresario_wire::{Answer, Call, Fault, FileKey, MetaCall, Role, Target, Who};
+use support::{Cluster, Peer, eventually, fault, pattern, who};
+
+const LAYOUT: Layout = Layout { base: 1, pcount: 3, ssize_bytes: 4096, servers: 4 };
+
+fn write(client: u64, file: u64, offset: u64) -> Call {
+    Call::FileWrite { who: who(client), file: FileKey(file), layout: LAYOUT, offset }
+}
+
+fn read(client: u64, file: u64, offset: u64, len: u32) -> Call {
+    Call::FileRead { who: who(client), file: FileKey(file), layout: LAYOUT, offset, len }
+}
+
+fn data(answer: (Answer, Vec<u8>)) -> Vec<u8> {
+    assert_eq!(answer.0, Answer::Data);
+    answer.1
+}
+
+fn cluster(timeout_ms: u64) -> Cluster {
+    Cluster::start(4, |config| {
+        config.cluster.request_timeout_ms = timeout_ms;
+        config.cluster.max_payload_bytes = 1 << 20;
+    })
+}
+
+#[test]
+fn files_are_striped_and_come_back_whole_or_split() {
+    for split in [false, true] {
+        let mut cluster = cluster(10_000);
+        let io = cluster.start_io(|io| io.split = split);
+        let mut peer = Peer::connect(io.address(), Role::Io, 1);
+        for (file, offset, len) in [(1, 0, 1), (2, 0, 4096), (3, 5000, 100_003), (4, 12_287, 2), (5, 0, 1 << 20)] {
+            let bytes = pattern(file, len);
+            assert_eq!(peer.call(&write(1, file, offset), &bytes).0, Answer::Written(len as u32));
+            assert!(data(peer.call(&read(1, file, offset, len as u32), &[])) == bytes, "split {split}: file {file}");
+            // Each data server has exactly its lane.
+            for server in 0..4 {
+                let size = match cluster.peer(server, 1).call(&Call::ObjectStat { file: FileKey(file) }, &[]).0 {
+                    Answer::Object(info) => info.size,
+                    other => panic!("{other:?}"),
+                };
+                let ranges = LAYOUT.lane_ranges(offset, len as u64);
+                let range = ranges.iter().find(|r| usize::from(r.server) == server);
+                assert_eq!(size, range.map_or(0, |r| r.lane_offset + r.len), "file {file} server {server}");
+            }
+            let stat = Call::FileStat { file: FileKey(file), layout: LAYOUT };
+            match peer.call(&stat, &[]).0 {
+                Answer::Object(info) => assert_eq!(info.size, offset + len as u64),
+                other => panic!("{other:?}"),
+            }
+        }
+        // Short at the end of the file, empty behind it; holes are zeros, wherever objects end.
+        assert!(data(peer.call(&read(1, 3, 100_003, 100_000), &[])) == pattern(3, 100_003)[95_003..]);
+        assert!(data(peer.call(&read(1, 3, 1 << 30, 4096), &[])).is_empty());
+        assert!(data(peer.call(&read(1, 77, 0, 4096), &[])).is_empty(), "no objects at all");
+        let holes = data(peer.call(&read(1, 3, 0, 8192), &[]));
+        assert!(holes[..5000].iter().all(|&b| b == 0) && holes[5000..] == pattern(3, 100_003)[..3192]);
+        peer.call(&write(1, 6, 1_000_000), b"far");
+        let holes = data(peer.call(&read(1, 6, 990_000, 20_000), &[]));
+        assert!(holes.len() == 10_003 && holes[..10_000].iter().all(|&b| b == 0) && &holes[10_000..] == b"far");
+        let sync = Call::FileSync { who: who(1), file: FileKey(5), layout: LAYOUT };
+        assert_eq!(peer.call(&sync, &[]).0, Answer::Done);
+        assert_eq!(peer.call(&write(1, 7, 0), &[]).0, Answer::Written(0));
+        assert!(data(peer.call(&read(1, 5, 0, 0), &[])).is_empty());
+        let status = peer.status();
+        assert_eq!((&status["role"], &status["split"]), (&"io".into(), &split.into()));
+        assert_eq!(status["engine"]["lanes"].as_array().unwrap().len(), 4);
+        eventually("all memory is given back", || peer.status()["memory"]["payload_bytes"] == 0);
+    }
+}
+
+#[test]
+fn neighbours_of_many_clients_are_merged_and_each_gets_its_own() {
+    for (split, policy) in [(false, "fifo"), (true, "fifo"), (false, "hbrr"), (false, "twins"), (true, "twins"), (true, "mlf")] {
+        let mut cluster = cluster(10_000);
+        let io = cluster.start_io(|io| {
+            io.split = split;
+            io.policy = PolicySpec::named(policy);
+            io.in_flight_requests = 1;
+        });
+        std::thread::scope(|scope| {
+            for client in 0..8u64 {
+                let mut peer = Peer::connect(io.address(), Role::Io, client);
+                scope.spawn(move || {
+                    let offset = |round: u64| (round * 8 + client) * 1000;
+                    for round in 0..25 {
+                        peer.send(&write(client, 1, offset(round)), &pattern(offset(round), 1000));
+                    }
+                    for _ in 0..25 {
+                        assert_eq!(peer.answer().unwrap().1, Answer::Written(1000));
+                    }
+                    let first = peer.next_id;
+                    for round in 0..25 {
+                        peer.send(&read(client, 1, offset(round), 1000), &[]);
+                    }
+                    for _ in 0..25 {
+                        let (id, answer, bytes) = peer.answer().unwrap();
+                        assert_eq!(answer, Answer::Data);
+                        assert!(bytes == pattern(offset(id - first), 1000), "{policy} split {split}");
+                    }
+                });
+            }
+        });
+        let mut peer = Peer::connect(io.address(), Role::Any, 99);
+        let forward = peer.status()["forward"].clone();
+        let number = |key: &str| forward[key].as_f64().unwrap();
+        assert!(number("mean_forwarded_bytes") > 1.2 * number("mean_request_bytes"), "{policy} {split}: {forward}");
+        assert!(number("forwarded") < number("requests") && number("failed") == 0.0, "{forward}");
+        assert_eq!(number("requests") * number("mean_request_bytes"), 400_000.0, "{forward}");
+        assert!(number("sent") > 0.0 && number("sent_bytes") == number("forwarded_bytes"), "{forward}");
+        assert_eq!(peer.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+        assert_eq!(peer.status()["forward"]["sent"], 0);
+    }
+}
+
+#[test]
+fn a_lost_data_server_is_an_error_in_time_and_comes_back() {
+    for split in [false, true] {
+        let mut cluster = cluster(1500);
+        let io = cluster.start_io(|io| io.split = split);
+        let mut peer = Peer::connect(io.address(), Role::Io, 1);
+        let bytes = pattern(1, 50_000);
+        assert_eq!(peer.call(&write(1, 1, 0), &bytes).0, Answer::Written(50_000));
+        cluster.stop_data(2);
+        let started = Instant::now();
+        let (errno, message) = fault(peer.call(&read(1, 1, 0, 50_000), &[]).0);
+        assert_eq!(errno, libc::EIO, "{message}");
+        assert!(message.contains("data.2"), "{message}");
+        assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
+        // What lies on the others is not affected.
+        assert!(data(peer.call(&read(1, 1, 0, 4096), &[])) == bytes[..4096]);
+        let (errno, _) = fault(peer.call(&write(1, 1, 4096), &bytes[..4096]).0);
+        assert_eq!(errno, libc::EIO);
+        cluster.start_data(2);
+        let mut healed = peer.call(&read(1, 1, 0, 50_000), &[]);
+        // The first request after the loss may still be told of it; the client repeats that.
+        if matches!(&healed.0, Answer::Fault(fault) if fault.errno == Fault::PATH_LOST) {
+            healed = peer.call(&read(1, 1, 0, 50_000), &[]);
+        }
+        assert!(data(healed) == bytes, "split {split}");
+        assert_eq!(peer.call(&write(1, 1, 4096), &bytes[4096..8192]).0, Answer::Written(4096));
+    }
+}
+
+#[test]
+fn a_request_under_way_to_a_server_that_dies_is_answered() {
+    let mut cluster = cluster(1500);
+    let io = cluster.start_io(|_| {});
+    let mut peers: Vec<Peer> = (0..4).map(|n| Peer::connect(io.address(), Role::Io, n)).collect();
+    for (client, peer) in peers.iter_mut().enumerate() {
+        for n in 0..50 {
+            peer.send(&write(client as u64, 1, (n * 4 + client as u64) * 5000), &[1; 5000]);
+        }
+    }
+    cluster.stop_data(1);
+    let started = Instant::now();
+    for peer in &mut peers {
+        for _ in 0..50 {
+            match peer.answer().unwrap().1 {
+                Answer::Written(5000) => {}
+                Answer::Fault(fault) => {
+                    assert!([libc::EIO, Fault::PATH_LOST, libc::ESHUTDOWN, libc::EBUSY].contains(&fault.errno), "{fault}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    // Sixteen at a time, each bounded.
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+#[test]
+fn older_epochs_and_foreign_layouts_are_refused() {
+    let mut cluster = cluster(5_000);
+    let io = cluster.start_io(|_| {});
+    let mut peer = Peer::connect(io.address(), Role::Io, 1);
+    let of = |epoch| Call::FileWrite { who: Who { epoch, ..who(1) }, file: FileKey(1), layout: LAYOUT, offset: 0 };
+    assert_eq!(peer.call(&of(2), b"new").0, Answer::Written(3));
+    assert_eq!(fault(peer.call(&of(1), b"old").0).0, Fault::FENCED);
+    assert_eq!(data(peer.call(&read(9, 1, 0, 10), &[])), b"new");
+    // The data servers learn the epoch too: another I/O node cannot bring the old write.
+    let other = cluster.start_io(|_| {});
+    let mut late = Peer::connect(other.address(), Role::Io, 1);
+    assert_eq!(fault(late.call(&of(1), b"old").0).0, Fault::FENCED);
+    let foreign = |layout| Call::FileRead { who: who(3), file: FileKey(1), layout, offset: 0, len: 10 };
+    let (errno, message) = fault(peer.call(&foreign(Layout { servers: 9, ..LAYOUT }), &[]).0);
+    assert_eq!(errno, libc::EINVAL);
+    assert!(message.contains('9') && message.contains('4'), "{message}");
+    for damaged in [Layout { pcount: 0, ..LAYOUT }, Layout { ssize_bytes: 0, ..LAYOUT }, Layout { servers: 0, ..LAYOUT }] {
+        assert_eq!(fault(peer.call(&foreign(damaged), &[]).0).0, libc::EINVAL);
+        assert_eq!(fault(peer.call(&Call::FileStat { file: FileKey(1), layout: damaged }, &[]).0).0, libc::EINVAL);
+    }
+    let direct = Call::Read { who: who(1), file: FileKey(1), lane_offset: 0, len: 1 };
+    assert_eq!(fault(peer.call(&direct, &[]).0).0, libc::EOPNOTSUPP);
+    assert_eq!(data(peer.call(&read(9, 1, 0, 10), &[])), b"new", "the connection lives on");
+}
+
+#[test]
+fn two_layouts_for_one_file_do_not_mix() {
+    let mut cluster = cluster(5_000);
+    let io = cluster.start_io(|io| io.in_flight_requests = 1);
+    let (a, b) = (LAYOUT, Layout { base: 0, pcount: 4, ssize_bytes: 512, servers: 4 });
+    let mut peer = Peer::connect(io.address(), Role::Io, 1);
+    for n in 0..40u64 {
+        let layout = if n % 3 == 0 { b } else { a };
+        let call = Call::FileWrite { who: who(1), file: FileKey(if n % 3 == 0 { 2 } else { 1 }), layout, offset: n * 700 };
+        peer.send(&call, &pattern(n, 700));
+    }
+    for _ in 0..40 {
+        assert_eq!(peer.answer().unwrap().1, Answer::Written(700));
+    }
+    for n in 0..40u64 {
+        let layout = if n % 3 == 0 { b } else { a };
+        let file = FileKey(if n % 3 == 0 { 2 } else { 1 });
+        let call = Call::FileRead { who: who(1), file, layout, offset: n * 700, len: 700 };
+        assert!(data(peer.call(&call, &[])) == pattern(n, 700));
+    }
+}
+
+#[test]
+fn metadata_passes_with_a_session_of_its_own_per_client() {
+    let mut cluster = cluster(2_000);
+    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    cluster.config.meta.address = meta.address().to_string();
+    let io = cluster.start_io(|_| {});
+    let mut peer = Peer::connect(io.address(), Role::Io, 1);
+    let create = |path: &str| {
+        let path = path.as_bytes().to_vec();
+        Call::Meta(MetaCall::Create { path, mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None })
+    };
+    let Answer::Opened(opened) = peer.call(&create("a"), &[]).0 else { panic!("not opened") };
+    let bytes = pattern(5, 300_000);
+    let call = Call::FileWrite { who: who(1), file: opened.file, layout: opened.layout, offset: 0 };
+    assert_eq!(peer.call(&call, &bytes).0, Answer::Written(300_000));
+    // The size comes from the data servers while it is open, and stays when its client is gone.
+    let size = |peer: &mut Peer| match peer.call(&Call::Meta(MetaCall::GetAttr { target: Target::Path(b"a".to_vec()) }), &[]).0 {
+        Answer::Attr(attr) => attr.size,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(size(&mut peer), 300_000);
+    let mut direct = Peer::connect(meta.address(), Role::Meta, 7);
+    assert_eq!(direct.status()["meta"]["opens_write"], 1);
+    drop(peer);
+    eventually("the client's opens are closed", || direct.status()["meta"]["opens_write"] == 0);
+    let mut peer = Peer::connect(io.address(), Role::Io, 2);
+    assert_eq!(size(&mut peer), 300_000);
+    let (errno, _) = fault(peer.call(&create("a"), &[]).0);
+    assert_eq!(errno, libc::EEXIST);
+
+    // The metadata server is lost: its clients' connections end, as they would without an I/O node; then calls
+    // fail in time, while data pass; then all is well again.
+    drop(direct);
+    let address = meta.address().to_string();
+    drop(meta);
+    eventually("the connection is ended", || {
+        peer.next_id += 1;
+        let id = peer.next_id;
+        let call = Call::Meta(MetaCall::GetAttr { target: Target::Path(Vec::new()) });
+        let frame = support::encode(impresario_wire::Kind::Call, id, &call, 0);
+        peer.pipe.write_all(&frame).is_err() || peer.answer().is_err()
+    });
+    let mut peer = Peer::connect(io.address(), Role::Io, 2);
+    let started = Instant::now();
+    peer.send(&Call::Meta(MetaCall::Statfs), &[]);
+    let call = Call::FileRead { who: who(2), file: opened.file, layout: opened.layout, offset: 0, len: 300_000 };
+    peer.send(&call, &[]);
+    let (_, answer, payload) = peer.answer().unwrap();
+    assert!(data((answer, payload)) == bytes, "data overtake the metadata call that waits");
+    let (errno, message) = fault(peer.answer().unwrap().1);
+    assert_eq!(errno, libc::EIO);
+    assert!(message.contains("metadata server") && message.contains(&address), "{message}");
+    assert!(started.elapsed() < Duration::from_secs(2));
+    cluster.config.meta.address = address;
+    let _meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    assert_eq!(size(&mut peer), 300_000);
+}
+
+#[test]
+fn live_changes_lose_nothing() {
+    let mut cluster = cluster(10_000);
+    let io = cluster.start_io(|io| io.in_flight_requests = 2);
+    std::thread::scope(|scope| {
+        for client in 0..4u64 {
+            let mut peer = Peer::connect(io.address(), Role::Io, client);
+            scope.spawn(move || {
+                for round in 0..40u64 {
+                    for n in 0..8 {
+                        peer.send(&write(client, 1, (n * 4 + client) * 3000), &pattern(round + n, 3000));
+                    }
+                    for _ in 0..8 {
+                        assert_eq!(peer.answer().unwrap().1, Answer::Written(3000));
+                    }
+                    let n = round % 8;
+                    let got = data(peer.call(&read(client, 1, (n * 4 + client) * 3000, 3000), &[]));
+                    assert!(got == pattern(round + n, 3000));
+                }
+            });
+        }
+        let mut admin = Peer::connect(io.address(), Role::Any, 9);
+        for policy in ["twins", "hbrr", "none", "mlf", "fifo"].into_iter().cycle().take(30) {
+            let call = Call::SetPolicy { name: policy.into(), params: Vec::new() };
+            assert_eq!(admin.call(&call, &[]).0, Answer::Done);
+            std::thread::sleep(Duration::from_millis(15));
+        }
+        let (_, refused) = fault(admin.call(&Call::SetPolicy { name: "x".into(), params: Vec::new() }, &[]).0);
+        assert!(refused.contains('x'), "{refused}");
+    });
+}
+
+#[test]
+fn two_nodes_in_front_of_the_same_servers_agree() {
+    let mut cluster = cluster(5_000);
+    let nodes = [cluster.start_io(|_| {}), cluster.start_io(|io| io.split = true)];
+    let bytes = pattern(1, 200_000);
+    let mut first = Peer::connect(nodes[0].address(), Role::Io, 1);
+    let mut second = Peer::connect(nodes[1].address(), Role::Io, 2);
+    assert_eq!(first.call(&write(1, 1, 0), &bytes).0, Answer::Written(200_000));
+    assert!(data(second.call(&read(2, 1, 0, 200_000), &[])) == bytes);
+    assert_eq!(second.call(&write(2, 1, 77_777), b"other").0, Answer::Written(5));
+    assert_eq!(data(first.call(&read(1, 1, 77_777, 5), &[])), b"other");
+}

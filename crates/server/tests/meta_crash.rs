@@ -1,0 +1,212 @@
+//! Whatever step the metadata server is stopped before, the next start finds everything that was acknowledged,
+//! and nothing that should not be there.
+
+mod meta_support;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_server::meta::{MemoryObjects, MetaOptions};
+use impresario_wire::message::*;
+use meta_support::*;
+
+type Step = fn(&Server);
+
+/// What clients do: one call of a step changes the name space, so that a crash in it leaves the state before or after.
+const STEPS: &[(&str, Step)] = &[
+    ("mkdir d", |s| s.mkdir("d")),
+    ("mkdir d/e", |s| s.mkdir("d/e")),
+    ("striping of d", |s| {
+        let layout = Some(LayoutRequest { pcount: Some(2), ..LayoutRequest::default() });
+        s.done(MetaCall::SetLayout { path: path("d"), layout });
+    }),
+    ("mkdir d/striped", |s| s.mkdir("d/striped")),
+    ("create d/a", |s| {
+        let _ = s.create("d/a");
+    }),
+    ("write d/a", |s| s.write(&s.open("d/a", true), 0, 300_000)),
+    ("sync d/a", |s| s.done(MetaCall::Fsync { handle: s.open("d/a", false).handle })),
+    ("write and close b", |s| {
+        let _ = s.file("b", 70_000);
+    }),
+    ("set times of b", |s| {
+        let _ = s.set(at("b"), mtime(1000));
+    }),
+    ("open and close b", |s| s.close(s.open("b", true))),
+    ("chmod b", |s| {
+        let _ = s.set(at("b"), SetAttr { mode: Some(0o4755), ..SetAttr::default() });
+    }),
+    ("set times of d/a while open", |s| {
+        let _ = s.set(at("d/a"), mtime(2000));
+    }),
+    ("rename b to d/c", |s| s.done(rename("b", "d/c"))),
+    ("write and close d/f", |s| {
+        let _ = s.file("d/f", 10);
+    }),
+    ("rename d/f over d/c", |s| s.done(rename("d/f", "d/c"))),
+    ("symlink", |s| {
+        s.done(MetaCall::Symlink { path: path("d/l"), target: path("nowhere"), uid: 1, gid: 2 });
+    }),
+    ("cut d/c", |s| {
+        let _ = s.set(at("d/c"), size(3));
+    }),
+    ("extend d/c", |s| {
+        let _ = s.set(at("d/c"), size(1_000_000));
+    }),
+    ("cut d/a while open", |s| {
+        let _ = s.set(at("d/a"), size(1));
+    }),
+    ("rename over the open d/a", |s| s.done(rename("d/c", "d/a"))),
+    ("rename d", |s| s.done(rename("d", "g"))),
+    ("remove the link", |s| s.done(unlink("g/l"))),
+    ("rmdir", |s| s.done(MetaCall::Rmdir { path: path("g/e") })),
+    ("remove g/a", |s| s.done(unlink("g/a"))),
+    ("create and remove h", |s| {
+        let opened = s.create("h");
+        s.write(&opened, 5, 5);
+    }),
+    ("remove h while open", |s| s.done(unlink("h"))),
+];
+
+/// Waits for background work to end; panics when it was stopped.
+fn idle_unless_stopped(server: &Server, count: &AtomicUsize, stop: usize) {
+    let began = Instant::now();
+    while !server.service.wait_idle(Duration::from_millis(20)) {
+        assert!(count.load(Ordering::SeqCst) <= stop, "stopped before the end of background work");
+        assert!(began.elapsed() < Duration::from_secs(20), "background work does not end");
+    }
+    assert!(count.load(Ordering::SeqCst) <= stop, "stopped before the end of background work");
+}
+
+/// Runs the steps until one is stopped; the states after each.
+fn run(server: &Server, count: &AtomicUsize, stop: usize) -> Vec<BTreeMap<String, String>> {
+    let mut states = vec![server.tree()];
+    for (name, step) in STEPS {
+        // Only what a client was answered counts; a step is over when its background work is.
+        let alive = catch_unwind(AssertUnwindSafe(|| {
+            step(server);
+            idle_unless_stopped(server, count, stop);
+        }));
+        if alive.is_err() {
+            return states;
+        }
+        let state = catch_unwind(AssertUnwindSafe(|| server.tree()));
+        let Ok(state) = state else { return states };
+        assert!(*name != "mkdir d" || state.len() == 1);
+        states.push(state);
+    }
+    states
+}
+
+fn stopping(options: MetaOptions, at: usize) -> (MetaOptions, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let hook = move |step: &str| {
+        if counted.fetch_add(1, Ordering::SeqCst) >= at {
+            panic!("stopped before {step}");
+        }
+    };
+    (MetaOptions { before_step: Some(Arc::new(hook)), ..options }, count)
+}
+
+/// Panics are the stops; their reports would drown the tests' own.
+fn quiet() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let text = info.payload().downcast_ref::<String>().map(String::as_str);
+            if !text.or(info.payload().downcast_ref::<&str>().copied()).is_some_and(|t| t.contains("stopped before")) {
+                report(info);
+            }
+        }));
+    });
+}
+
+#[test]
+fn every_step_may_be_the_last() {
+    quiet();
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, count) = stopping(options(dir.path()), usize::MAX);
+    let expected = {
+        let server = start_with(whole, Arc::default());
+        let states = run(&server, &count, usize::MAX);
+        assert_eq!(states.len(), STEPS.len() + 1);
+        server.hang_up();
+        server.idle();
+        check_folder(dir.path(), &server.objects);
+        states
+    };
+    let total = count.load(Ordering::SeqCst);
+    assert!(total > 80, "{total} steps only");
+    let (mut before, mut after) = (0, 0);
+    for stop in 0..total {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Arc::new(MemoryObjects::default());
+        let (stopped, count) = stopping(options(dir.path()), stop);
+        let reached = catch_unwind(AssertUnwindSafe(|| {
+            let server = start_with(stopped, objects.clone());
+            let states = run(&server, &count, stop);
+            drop(server);
+            states
+        }));
+        let reached = reached.unwrap_or_else(|_| vec![BTreeMap::new()]);
+        let k = reached.len() - 1;
+        assert_eq!(reached, expected[..=k], "until the stop before step {stop} all went as without");
+
+        let server = start_with(options(dir.path()), objects.clone());
+        let found = server.tree();
+        let stopped_in = STEPS.get(k).map_or("the end", |step| step.0);
+        let next = expected.get(k + 1).unwrap_or(&expected[k]);
+        if found == expected[k] {
+            before += 1;
+        } else if found == *next {
+            after += 1;
+        } else {
+            panic!(
+                "stopped in {stopped_in} (step {stop}): found neither before nor after\nfound {found:#?}\nbefore {:#?}\nafter {next:#?}",
+                expected[k]
+            );
+        }
+        server.idle();
+        assert_eq!(server.tree(), found, "taking up what was left changes nothing that clients see");
+        drop(server);
+        check_folder(dir.path(), &objects);
+    }
+    println!("{total} stops: {before} found the state before, {after} after");
+    assert!(before > 0 && after > 0);
+}
+
+/// A crash while the next start takes up what the last one left.
+#[test]
+fn taking_up_may_be_cut_short_too() {
+    quiet();
+    for stop in 0..40 {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Arc::new(MemoryObjects::default());
+        let left = {
+            let server = start_with(options(dir.path()), objects.clone());
+            for i in 0..3 {
+                let opened = server.create(&format!("kept.{i}"));
+                server.write(&opened, 0, 1000 + i);
+                let opened = server.create(&format!("removed.{i}"));
+                server.write(&opened, 0, 1000 + i);
+                server.done(unlink(&format!("removed.{i}")));
+            }
+            server.tree()
+        };
+        let (stopped, _) = stopping(options(dir.path()), stop);
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let server = start_with(stopped, objects.clone());
+            server.service.wait_idle(std::time::Duration::from_millis(200));
+        }));
+        let server = start_with(options(dir.path()), objects.clone());
+        server.idle();
+        assert_eq!(server.tree(), left, "stop {stop}");
+        drop(server);
+        check_folder(dir.path(), &objects);
+    }
+}

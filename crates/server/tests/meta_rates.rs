@@ -1,0 +1,116 @@
+//! How many operations a second the metadata server does in-process, without network and data servers. A
+//! measurement, not a check: `cargo test --release --test meta_rates -- --ignored --nocapture`.
+//! `IMPRESARIO_RATES_DIR` says where (default: the folder for temporary files).
+
+mod meta_support;
+
+use std::time::Instant;
+
+use impresario_wire::message::*;
+use meta_support::*;
+
+const FILES: usize = 20_000;
+
+fn rate(what: &str, threads: usize, count: usize, act: impl Fn(&Server, usize, usize) + Sync, s: &Server) {
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for t in 0..threads {
+            let (client, act) = (s.again(), &act);
+            scope.spawn(move || {
+                for i in 0..count / threads {
+                    act(&client, t, i);
+                }
+            });
+        }
+    });
+    println!("{what:<40} {threads} threads {:>10.0}/s", count as f64 / began.elapsed().as_secs_f64());
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn operations_a_second() {
+    let base = std::env::var_os("IMPRESARIO_RATES_DIR").map_or_else(std::env::temp_dir, Into::into);
+    println!("in {}", base.display());
+    for threads in [1, 2] {
+        let dir = tempfile::tempdir_in(&base).unwrap();
+        let s = start(dir.path());
+        s.mkdir("d");
+        for t in 0..threads {
+            s.mkdir(&format!("d/{t}"));
+        }
+        let name = |t: usize, i: usize| format!("d/{t}/file.{i:06}");
+        rate("create", threads, FILES, |s, t, i| s.close(s.create(&name(t, i))), &s);
+        rate("stat", threads, FILES * 5, |s, t, i| assert_eq!(s.stat(&name(t, i % (FILES / 2))).size, 0), &s);
+        rate("open and close for reading", threads, FILES, |s, t, i| s.close(s.open(&name(t, i), false)), &s);
+        rate("open and close for writing", threads, 2000, |s, t, i| s.close(s.open(&name(t, i), true)), &s);
+        rate(
+            "chmod",
+            threads,
+            FILES,
+            |s, t, i| {
+                assert_eq!(s.set(at(&name(t, i)), SetAttr { mode: Some(0o600), ..SetAttr::default() }).mode, 0o600)
+            },
+            &s,
+        );
+        rate("rename", threads, FILES, |s, t, i| s.done(rename(&name(t, i), &format!("d/{t}/moved.{i:06}"))), &s);
+        let began = Instant::now();
+        let mut listed = 0;
+        for t in 0..threads {
+            let mut after = Vec::new();
+            loop {
+                let call = MetaCall::Readdir { path: path(&format!("d/{t}")), after: after.clone(), max: 1000 };
+                let Answer::Entries(entries) = s.call(call) else { panic!() };
+                let Some(last) = entries.last() else { break };
+                after = last.name.clone();
+                listed += entries.len();
+            }
+        }
+        assert_eq!(listed, FILES);
+        println!("{:<40} 1 thread  {:>10.0}/s", "readdir, entries", listed as f64 / began.elapsed().as_secs_f64());
+        let began = Instant::now();
+        rate("unlink", threads, FILES, |s, t, i| s.done(unlink(&format!("d/{t}/moved.{i:06}"))), &s);
+        s.quiet();
+        println!(
+            "{:<40} {:>19.0}/s",
+            "unlink until the objects are gone",
+            FILES as f64 / began.elapsed().as_secs_f64()
+        );
+        rate("mkdir", threads, FILES, |s, t, i| s.mkdir(&format!("d/{t}/dir.{i:06}")), &s);
+        rate(
+            "create, write, fsync, close",
+            threads,
+            1000,
+            |s, t, i| {
+                let opened = s.create(&format!("d/{t}/synced.{i}"));
+                s.write(&opened, 0, 1);
+                s.done(MetaCall::Fsync { handle: opened.handle });
+                s.close(opened);
+            },
+            &s,
+        );
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn a_folder_of_100_000_names() {
+    const NAMES: usize = 100_000;
+    let base = std::env::var_os("IMPRESARIO_RATES_DIR").map_or_else(std::env::temp_dir, Into::into);
+    let dir = tempfile::tempdir_in(&base).unwrap();
+    let s = start(dir.path());
+    for i in 0..NAMES {
+        s.close(s.create(&format!("a.long.enough.name.{i:07}")));
+    }
+    for max in [100, 1000, u32::MAX] {
+        let (began, mut after, mut listed, mut slices) = (Instant::now(), Vec::new(), 0, 0);
+        loop {
+            let call = MetaCall::Readdir { path: vec![], after: after.clone(), max };
+            let Answer::Entries(entries) = s.call(call) else { panic!() };
+            let Some(last) = entries.last() else { break };
+            after = last.name.clone();
+            (listed, slices) = (listed + entries.len(), slices + 1);
+        }
+        assert_eq!(listed, NAMES);
+        println!("{listed} names in {slices} slices: {:.3} s", began.elapsed().as_secs_f64());
+    }
+}

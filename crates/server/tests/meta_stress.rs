@@ -1,0 +1,151 @@
+//! Many clients at once on few names, data servers coming and going: nothing hangs, no answer is impossible, and
+//! at the end nothing is left over.
+
+mod meta_support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_server::meta::MetaOptions;
+use impresario_wire::message::*;
+use meta_support::*;
+
+const THREADS: u64 = 8;
+
+/// A small generator, so that a seed tells a run.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+
+    fn name(&mut self) -> String {
+        let folder = ["", "d/", "e/"][self.below(3) as usize];
+        format!("{folder}{}", ["a", "b", "c"][self.below(3) as usize])
+    }
+}
+
+/// What a client does; faults are checked to be ones that others' doings explain.
+fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
+    let mut draw = Draw(seed);
+    let mut held: Vec<Opened> = Vec::new();
+    let mut done = 0;
+    while Instant::now() < until {
+        let (name, other) = (draw.name(), draw.name());
+        let call = match draw.below(14) {
+            0 | 1 => MetaCall::Create {
+                path: path(&name),
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                exclusive: draw.below(2) == 0,
+                layout: None,
+            },
+            2 | 3 => MetaCall::Open { path: path(&name), write: draw.below(2) == 0 },
+            4 => unlink(&name),
+            5 => rename(&name, &other),
+            6 => MetaCall::SetAttr { target: at(&name), set: size(draw.below(100_000)) },
+            7 => MetaCall::Readdir { path: path(["", "d", "e"][draw.below(3) as usize]), after: vec![], max: 100 },
+            8 => MetaCall::GetAttr { target: at(&name) },
+            9 => match held.last() {
+                Some(opened) => MetaCall::GetAttr { target: Target::Handle(opened.handle) },
+                None => continue,
+            },
+            10 => match held.last() {
+                Some(opened) if draw.below(4) == 0 => MetaCall::Fsync { handle: opened.handle },
+                _ => continue,
+            },
+            11 => match held.last() {
+                Some(opened) => {
+                    MetaCall::SetAttr { target: Target::Handle(opened.handle), set: mtime(draw.below(1000) as i64) }
+                }
+                None => continue,
+            },
+            12 if draw.below(20) == 0 => {
+                s.hang_up();
+                s = s.again();
+                held.clear();
+                continue;
+            }
+            _ => match held.is_empty() {
+                true => continue,
+                false => MetaCall::Close { handle: held.swap_remove(draw.below(held.len() as u64) as usize).handle },
+            },
+        };
+        match s.call(call.clone()) {
+            Answer::Opened(opened) => {
+                if !matches!(call, MetaCall::Open { write: false, .. }) {
+                    s.write(&opened, draw.below(50_000), draw.below(50_000));
+                }
+                held.push(opened);
+            }
+            Answer::Attr(attr) => assert!(attr.nlink <= 1 || attr.kind != NodeKind::File, "{call:?}: {attr:?}"),
+            // No such file, data servers away, it exists.
+            Answer::Fault(fault) => assert!([2, 5, 17].contains(&fault.errno), "{call:?}: {fault}"),
+            _ => {}
+        }
+        if held.len() > 20 {
+            s.close(held.swap_remove(0));
+        }
+        done += 1;
+    }
+    s.hang_up();
+    done
+}
+
+fn storm(seconds: u64, flapping: bool, seed: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let options = MetaOptions { grace: Duration::from_millis(1), ..options(dir.path()) };
+    let s = start_with(options, Arc::default());
+    s.mkdir("d");
+    s.mkdir("e");
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let over = AtomicBool::new(false);
+    let done: u64 = std::thread::scope(|scope| {
+        let flaps = scope.spawn(|| {
+            let mut draw = Draw(seed);
+            while flapping && !over.load(Ordering::Relaxed) {
+                s.objects.set_away(draw.below(4) == 0);
+                s.objects.set_delay(Duration::from_micros(draw.below(300)));
+                std::thread::sleep(Duration::from_millis(draw.below(30)));
+            }
+            s.objects.set_away(false);
+        });
+        let clients: Vec<_> = (0..THREADS)
+            .map(|i| {
+                let client_of = s.again();
+                scope.spawn(move || client(client_of, seed * 100 + i, until))
+            })
+            .collect();
+        let done = clients.into_iter().map(|client| client.join().unwrap()).sum();
+        over.store(true, Ordering::Relaxed);
+        flaps.join().unwrap();
+        done
+    });
+    println!("{done} calls in {seconds} s");
+    s.quiet();
+    for key in ["open_files", "opens_read", "opens_write"] {
+        assert_eq!(s.service.status()[key], 0, "{key}");
+    }
+    let seen = s.tree();
+    check_folder(dir.path(), &s.objects);
+    let objects = s.objects.clone();
+    drop(s);
+    let s = start_with(meta_support::options(dir.path()), objects);
+    s.idle();
+    assert_eq!(s.tree(), seen, "a restart changes nothing");
+    assert!(done > 100, "{done} calls only");
+}
+
+#[test]
+fn a_storm_leaves_nothing_over() {
+    storm(3, false, 1);
+}
+
+#[test]
+fn a_storm_with_data_servers_coming_and_going_leaves_nothing_over() {
+    storm(3, true, 2);
+}

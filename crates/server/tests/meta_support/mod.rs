@@ -1,0 +1,245 @@
+//! What the metadata server's tests share: a server on a temporary folder, short calls, and a check of the folder.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_layout::Layout;
+use impresario_server::meta::{MemoryObjects, MetaOptions, MetaService, Objects, SessionId};
+use impresario_wire::message::*;
+
+pub const SERVERS: u16 = 4;
+
+pub struct Server {
+    pub service: Arc<MetaService>,
+    pub objects: Arc<MemoryObjects>,
+    pub session: SessionId,
+}
+
+pub fn options(dir: &Path) -> MetaOptions {
+    MetaOptions { grace: Duration::ZERO, ..MetaOptions::new(dir, SERVERS) }
+}
+
+pub fn start(dir: &Path) -> Server {
+    start_with(options(dir), Arc::default())
+}
+
+pub fn start_with(options: MetaOptions, objects: Arc<MemoryObjects>) -> Server {
+    let service = Arc::new(MetaService::open(options, objects.clone()).unwrap());
+    let session = service.open_session(Who::default()).unwrap();
+    Server { service, objects, session }
+}
+
+pub fn path(p: &str) -> Vec<u8> {
+    p.as_bytes().to_vec()
+}
+
+pub fn at(p: &str) -> Target {
+    Target::Path(path(p))
+}
+
+/// A time long past, so that nothing else happened then.
+pub fn past(secs: i64) -> Time {
+    Time { secs, nanos: 123_456_789 }
+}
+
+impl Server {
+    /// Another client of the same server.
+    pub fn again(&self) -> Server {
+        let session = self.service.open_session(Who::default()).unwrap();
+        Server { service: self.service.clone(), objects: self.objects.clone(), session }
+    }
+
+    /// The client's connection ends.
+    pub fn hang_up(&self) {
+        self.service.close_session(self.session);
+    }
+
+    pub fn call(&self, call: MetaCall) -> Answer {
+        self.service.call(self.session, call)
+    }
+
+    pub fn done(&self, call: MetaCall) {
+        if let Answer::Fault(fault) = self.call(call.clone()) {
+            panic!("{call:?}: {fault}");
+        }
+    }
+
+    pub fn errno(&self, call: MetaCall) -> i32 {
+        match self.call(call.clone()) {
+            Answer::Fault(fault) => fault.errno,
+            other => panic!("{call:?} should fail: {other:?}"),
+        }
+    }
+
+    pub fn opened(&self, call: MetaCall) -> Opened {
+        match self.call(call.clone()) {
+            Answer::Opened(opened) => opened,
+            other => panic!("{call:?}: {other:?}"),
+        }
+    }
+
+    pub fn create(&self, p: &str) -> Opened {
+        self.opened(create(p))
+    }
+
+    pub fn open(&self, p: &str, write: bool) -> Opened {
+        self.opened(MetaCall::Open { path: path(p), write })
+    }
+
+    pub fn close(&self, opened: Opened) {
+        self.done(MetaCall::Close { handle: opened.handle });
+    }
+
+    /// Makes a file of `len` bytes.
+    pub fn file(&self, p: &str, len: u64) -> Opened {
+        let opened = self.create(p);
+        self.write(&opened, 0, len);
+        self.close(opened);
+        opened
+    }
+
+    pub fn write(&self, opened: &Opened, offset: u64, len: u64) {
+        if len > 0 {
+            self.objects.write(opened.file, &opened.layout, offset, len);
+        }
+    }
+
+    pub fn mkdir(&self, p: &str) {
+        self.done(MetaCall::Mkdir { path: path(p), mode: 0o755, uid: 0, gid: 0 });
+    }
+
+    pub fn attr(&self, target: Target) -> Attr {
+        match self.call(MetaCall::GetAttr { target: target.clone() }) {
+            Answer::Attr(attr) => attr,
+            other => panic!("{target:?}: {other:?}"),
+        }
+    }
+
+    pub fn stat(&self, p: &str) -> Attr {
+        self.attr(at(p))
+    }
+
+    pub fn set(&self, target: Target, set: SetAttr) -> Attr {
+        match self.call(MetaCall::SetAttr { target, set }) {
+            Answer::Attr(attr) => attr,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn list(&self, p: &str, after: &str, max: u32) -> Vec<Entry> {
+        match self.call(MetaCall::Readdir { path: path(p), after: path(after), max }) {
+            Answer::Entries(entries) => entries,
+            other => panic!("{p}: {other:?}"),
+        }
+    }
+
+    pub fn names(&self, p: &str) -> Vec<String> {
+        self.list(p, "", u32::MAX).into_iter().map(|e| String::from_utf8(e.name).unwrap()).collect()
+    }
+
+    pub fn idle(&self) {
+        assert!(self.service.wait_idle(Duration::from_secs(20)), "background work does not end");
+    }
+
+    /// Waits until nothing is left to do at all.
+    pub fn quiet(&self) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let told = self.service.status();
+            let left = ["files_with_size_at_data_servers", "orphans_waiting", "background_jobs"].map(|key| &told[key]);
+            if left.iter().all(|left| **left == 0) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left over: {told}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Every name with its kind, size and, when it lies in the past, time.
+    pub fn tree(&self) -> BTreeMap<String, String> {
+        let mut tree = BTreeMap::new();
+        let mut folders = vec![String::new()];
+        while let Some(folder) = folders.pop() {
+            for entry in self.list(&folder, "", u32::MAX) {
+                let name = String::from_utf8(entry.name).unwrap();
+                let full = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                let attr = self.stat(&full);
+                assert_eq!(
+                    (attr.size, attr.mtime),
+                    (entry.attr.size, entry.attr.mtime),
+                    "listing and asking agree on {full}"
+                );
+                let set = if attr.mtime.secs < 1_000_000_000 { attr.mtime.secs } else { 0 };
+                let size = if attr.kind == NodeKind::File { attr.size } else { 0 };
+                tree.insert(full.clone(), format!("{:?} {:o} {size} {set}", attr.kind, attr.mode));
+                if attr.kind == NodeKind::Dir {
+                    folders.push(full);
+                }
+            }
+        }
+        tree
+    }
+}
+
+pub fn create(p: &str) -> MetaCall {
+    MetaCall::Create { path: path(p), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None }
+}
+
+pub fn unlink(p: &str) -> MetaCall {
+    MetaCall::Unlink { path: path(p) }
+}
+
+pub fn rename(from: &str, to: &str) -> MetaCall {
+    MetaCall::Rename { from: path(from), to: path(to), no_replace: false }
+}
+
+pub fn size(len: u64) -> SetAttr {
+    SetAttr { size: Some(len), ..SetAttr::default() }
+}
+
+pub fn mtime(secs: i64) -> SetAttr {
+    SetAttr { mtime: Some(SetTime::At(past(secs))), ..SetAttr::default() }
+}
+
+/// Looks through the folder of a server that nobody uses and that has nothing left to do: nothing may wait,
+/// every file must have a record, its own key, one name and the size of its objects, and no objects may be
+/// without a file.
+pub fn check_folder(dir: &Path, objects: &MemoryObjects) {
+    for member in ["writers", "orphans", "staging"] {
+        let left: Vec<_> = std::fs::read_dir(dir.join(member)).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(left.is_empty(), "left in {member}: {left:?}");
+    }
+    let mut keys = BTreeMap::new();
+    let mut folders = vec![dir.join("names")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let (file, meta) = (entry.as_ref().unwrap().path(), entry.unwrap().metadata().unwrap());
+            if meta.is_dir() {
+                folders.push(file);
+            } else if meta.is_file() {
+                use std::os::unix::fs::MetadataExt;
+                assert_eq!(meta.nlink(), 1, "{file:?}");
+                let (key, layout) = record(&file);
+                assert_eq!(objects.stat(key, &layout).unwrap().size, meta.len(), "{file:?}");
+                assert_eq!(keys.insert(key, file.clone()), None, "two files of one key: {file:?}");
+            }
+        }
+    }
+    for key in objects.files() {
+        assert!(keys.contains_key(&key), "objects without a file: {key:?}");
+    }
+}
+
+/// What a file's record says, read independently of the server.
+pub fn record(file: &Path) -> (FileKey, Layout) {
+    let mut bytes = [0; 32];
+    let len = rustix::fs::getxattr(file, "user.impresario.file", &mut bytes[..]).unwrap();
+    assert_eq!((len, bytes[0]), (32, 1), "{file:?}");
+    let u16_at = |i: usize| u16::from_le_bytes(bytes[i..i + 2].try_into().unwrap());
+    let ssize = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
+    let key = FileKey(u64::from_le_bytes(bytes[16..24].try_into().unwrap()));
+    (key, Layout::new(u16_at(2), u16_at(4), ssize, u16_at(6)).unwrap())
+}

@@ -1,0 +1,237 @@
+//! A peer that speaks the protocol by hand, well or badly, for the tests of the servers.
+#![allow(dead_code)]
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use impresario_wire::{
+    Answer, Call, ClientKey, FileKey, Hello, Kind, PROTOCOL_VERSION, Role, Welcome, Who, decode_body, frame,
+};
+
+pub trait Pipe: Read + Write + Send {
+    fn patience(&self, patience: Duration);
+    fn shutdown_write(&self);
+}
+
+impl Pipe for TcpStream {
+    fn patience(&self, patience: Duration) {
+        self.set_read_timeout(Some(patience)).unwrap();
+        self.set_write_timeout(Some(patience)).unwrap();
+    }
+    fn shutdown_write(&self) {
+        self.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+}
+
+impl Pipe for UnixStream {
+    fn patience(&self, patience: Duration) {
+        self.set_read_timeout(Some(patience)).unwrap();
+        self.set_write_timeout(Some(patience)).unwrap();
+    }
+    fn shutdown_write(&self) {
+        self.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+}
+
+/// A connection.
+pub struct Peer {
+    pub pipe: Box<dyn Pipe>,
+    pub next_id: u64,
+}
+
+pub fn who(client: u64) -> Who {
+    Who { client: ClientKey(client), epoch: 1, sequence: 0, job: 1, user: 0 }
+}
+
+pub fn hello(role: Role, client: u64) -> Hello {
+    Hello { version: PROTOCOL_VERSION, who: who(client), role, name: "test".into() }
+}
+
+/// A frame without its payload.
+pub fn encode(kind: Kind, id: u64, body: &impl serde::Serialize, payload_bytes: usize) -> Vec<u8> {
+    frame::encode(kind, id, body, payload_bytes as u32).unwrap()
+}
+
+impl Peer {
+    /// Connects without a greeting.
+    pub fn raw(address: &str) -> Peer {
+        let pipe: Box<dyn Pipe> = match address.strip_prefix("unix:") {
+            Some(path) => Box::new(UnixStream::connect(path).unwrap()),
+            None => {
+                let stream = TcpStream::connect(address).unwrap();
+                stream.set_nodelay(true).unwrap();
+                Box::new(stream)
+            }
+        };
+        pipe.patience(Duration::from_secs(20));
+        Peer { pipe, next_id: 1 }
+    }
+
+    /// Connects and greets.
+    pub fn connect(address: &str, role: Role, client: u64) -> Peer {
+        let mut peer = Peer::raw(address);
+        peer.greet(&hello(role, client)).expect("welcome");
+        peer
+    }
+
+    pub fn greet(&mut self, hello: &Hello) -> Result<Welcome, Answer> {
+        self.pipe.write_all(&encode(Kind::Hello, 0, hello, 0)).unwrap();
+        let (kind, _, body, _) = self.frame().expect("an answer to the hello");
+        match kind {
+            Kind::Welcome => Ok(decode_body(&body).unwrap()),
+            _ => Err(decode_body(&body).unwrap()),
+        }
+    }
+
+    /// Sends a call; returns its id.
+    pub fn send(&mut self, call: &Call, payload: &[u8]) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut bytes = encode(Kind::Call, id, call, payload.len());
+        bytes.extend_from_slice(payload);
+        self.pipe.write_all(&bytes).unwrap();
+        id
+    }
+
+    /// The next frame: (kind, id, body, payload).
+    pub fn frame(&mut self) -> io::Result<(Kind, u64, Vec<u8>, Vec<u8>)> {
+        let mut head = [0; frame::HEADER_BYTES];
+        self.pipe.read_exact(&mut head)?;
+        let header = frame::FrameHeader::decode(&head, &frame::Limits { max_payload_bytes: 64 << 20 }).unwrap();
+        let mut body = vec![0; header.body_len as usize];
+        self.pipe.read_exact(&mut body)?;
+        let mut payload = vec![0; header.payload_len as usize];
+        self.pipe.read_exact(&mut payload)?;
+        Ok((header.kind, header.id, body, payload))
+    }
+
+    /// The next answer: (id, answer, payload).
+    pub fn answer(&mut self) -> io::Result<(u64, Answer, Vec<u8>)> {
+        let (kind, id, body, payload) = self.frame()?;
+        assert_eq!(kind, Kind::Answer);
+        Ok((id, decode_body(&body).unwrap(), payload))
+    }
+
+    /// Sends a call and awaits its answer; nothing else may be under way.
+    pub fn call(&mut self, call: &Call, payload: &[u8]) -> (Answer, Vec<u8>) {
+        let id = self.send(call, payload);
+        let (answered, answer, payload) = self.answer().expect("an answer");
+        assert_eq!(answered, id);
+        (answer, payload)
+    }
+
+    pub fn write(&mut self, client: u64, file: u64, lane_offset: u64, bytes: &[u8]) -> Answer {
+        self.call(&Call::Write { who: who(client), file: FileKey(file), lane_offset }, bytes).0
+    }
+
+    pub fn read(&mut self, client: u64, file: u64, lane_offset: u64, len: u32) -> Vec<u8> {
+        let (answer, bytes) = self.call(&Call::Read { who: who(client), file: FileKey(file), lane_offset, len }, &[]);
+        assert_eq!(answer, Answer::Data);
+        bytes
+    }
+
+    pub fn status(&mut self) -> serde_json::Value {
+        match self.call(&Call::Status, &[]).0 {
+            Answer::Text(text) => serde_json::from_str(&text).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// True when the server has closed (after the answers that are still to come).
+    pub fn is_closed(&mut self) -> bool {
+        let mut rest = Vec::new();
+        match self.pipe.read_to_end(&mut rest) {
+            Ok(_) => true,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+        }
+    }
+}
+
+/// The message of a fault.
+pub fn fault(answer: Answer) -> (i32, String) {
+    match answer {
+        Answer::Fault(fault) => (fault.errno, fault.message),
+        other => panic!("not a fault: {other:?}"),
+    }
+}
+
+/// Waits until something holds.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes that tell where they belong.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (seed.wrapping_mul(31).wrapping_add(i * 7 + (i >> 8) * 13) & 0xff) as u8).collect()
+}
+
+/// Data servers on free ports of this machine, with their configuration.
+pub struct Cluster {
+    pub dir: tempfile::TempDir,
+    objects: tempfile::TempDir,
+    pub config: impresario_config::Config,
+    pub data: Vec<Option<impresario_server::Started>>,
+}
+
+impl Cluster {
+    /// Starts `count` data servers; `adjust` may change the configuration first.
+    pub fn start(count: usize, adjust: impl FnOnce(&mut impresario_config::Config)) -> Cluster {
+        use impresario_config::{Config, Data, Meta};
+        let dir = tempfile::tempdir().unwrap();
+        // In memory where that can be had: making and removing the folders is most of what these tests do to disks.
+        let objects = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let folder = |i: usize| objects.path().join(format!("d{i}"));
+        let data = (0..count).map(|i| Data::new(format!("data.{i}"), "127.0.0.1:0", folder(i)));
+        let mut config = Config {
+            cluster: Default::default(),
+            meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta") },
+            data: data.collect(),
+            io: Vec::new(),
+            device: Default::default(),
+        };
+        adjust(&mut config);
+        let mut cluster = Cluster { dir, objects, config, data: Vec::new() };
+        for index in 0..count {
+            cluster.data.push(None);
+            cluster.start_data(index);
+        }
+        cluster
+    }
+
+    /// Starts a data server, again on its former port.
+    pub fn start_data(&mut self, index: usize) {
+        let name = self.config.data[index].name.clone();
+        let started = impresario_server::start(&self.config, &name).unwrap();
+        self.config.data[index].address = started.address().to_string();
+        self.data[index] = Some(started);
+    }
+
+    pub fn stop_data(&mut self, index: usize) {
+        self.data[index] = None;
+    }
+
+    pub fn address(&self, index: usize) -> &str {
+        &self.config.data[index].address
+    }
+
+    pub fn peer(&self, index: usize, client: u64) -> Peer {
+        Peer::connect(self.address(index), Role::Data, client)
+    }
+
+    /// Starts an I/O node in front of them.
+    pub fn start_io(&mut self, adjust: impl FnOnce(&mut impresario_config::Io)) -> impresario_server::Started {
+        let mut io = impresario_config::Io::new(format!("io.{}", self.config.io.len()), "127.0.0.1:0");
+        adjust(&mut io);
+        let name = io.name.clone();
+        self.config.io.push(io);
+        let started = impresario_server::start(&self.config, &name).unwrap();
+        self.config.io.last_mut().unwrap().address = started.address().to_string();
+        started
+    }
+}

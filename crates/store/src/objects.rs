@@ -1,0 +1,325 @@
+//! Objects: what a data server keeps of each file.
+//!
+//! # The format of the folder, version 1
+//! - `format`: the line `impresario objects 1`. A version that changes what is below writes another number; a server
+//!   refuses a folder whose number it does not know. Additions that old servers may ignore keep the number.
+//! - `lock`: held by the server that has the folder open; its text is only for people.
+//! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in
+//!   the folder named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file;
+//!   what was never written is a hole. The file's length is the object's length. No object means one of length 0.
+//! - Nothing else is in `objects/<xx>` in version 1. Additions (checksums, versions) take names there that begin with
+//!   the key, a dot and a word.
+//!
+//! # What is durable when
+//! [`ObjectStore::sync`] returns when all writes and truncations of the object that returned before are durable, and
+//! its name is. Before that a crash may undo them, wholly or in part. A removal is durable at the latest when
+//! another object of the same folder is synced; until then a crash may bring the object back, which wastes space
+//! but cannot be mistaken, because keys are never used twice.
+//!
+//! # Concurrency
+//! All calls may run at the same time. A read that overlaps a write may see parts of both; a write that overlaps
+//! a removal counts as before it. Whoever needs more order (the scheduler above does) provides it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{StoreError, WriteError};
+use crate::filesystem::{FileState, FileSystem, SpaceState};
+use crate::handles::Handles;
+use crate::real::Real;
+
+const FORMAT: &str = "impresario objects 1";
+const FORMAT_FILE: &str = "format";
+const FORMAT_NEW: &str = "format.new";
+const OBJECTS: &str = "objects";
+/// What a folder of a data server may hold at its top.
+const KNOWN_NAMES: [&str; 5] = [FORMAT_FILE, FORMAT_NEW, OBJECTS, "lock", "lost+found"];
+const FOLDERS: usize = 256;
+/// Longest object: the largest offset of Linux.
+const OBJECT_MAX_BYTES: u64 = i64::MAX as u64;
+
+/// Limits of a store.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Objects kept open at most (at least 1; default 512); those in use at the moment come on top.
+    pub open_files: usize,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions { open_files: 512 }
+    }
+}
+
+/// A data server's objects in one folder.
+pub struct ObjectStore<F: FileSystem = Real> {
+    fs: F,
+    handles: Handles<F::File>,
+    folders: Vec<Folder>,
+}
+
+/// Whether names in a folder of objects were made or removed since it was synced last.
+struct Folder {
+    path: String,
+    /// Changes of names so far. It begins at 1: a server that was killed may have left changes not synced.
+    changes: AtomicU64,
+    /// Of these, known to be durable.
+    durable: AtomicU64,
+}
+
+impl ObjectStore<Real> {
+    /// Opens the folder, which is made when it is missing, for this process alone.
+    pub fn open(dir: &Path, options: StoreOptions) -> Result<ObjectStore<Real>, StoreError> {
+        ObjectStore::over(Real::open(dir)?, dir, options)
+    }
+}
+
+impl<F: FileSystem> ObjectStore<F> {
+    /// Opens a store over a folder of any file system; `dir` is its name in messages.
+    pub fn over(fs: F, dir: &Path, options: StoreOptions) -> Result<ObjectStore<F>, StoreError> {
+        prepare(&fs, dir)?;
+        let folder =
+            |i| Folder { path: format!("{OBJECTS}/{i:02x}"), changes: AtomicU64::new(1), durable: AtomicU64::new(0) };
+        Ok(ObjectStore { fs, handles: Handles::new(options.open_files), folders: (0..FOLDERS).map(folder).collect() })
+    }
+
+    /// Reads from an object until `buf` is full or the object ends; returns the bytes read, 0 when there is none.
+    pub fn read(&self, key: u64, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.read_vectored(key, offset, &mut [IoSliceMut::new(buf)])
+    }
+
+    /// The same into several buffers, one after the other. The slices are used up: do not use them afterwards.
+    pub fn read_vectored(&self, key: u64, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let Some(file) = self.existing(key)? else { return Ok(0) };
+        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let (mut bufs, mut done) = (bufs, 0);
+        while done < wanted && offset_fits(offset, done) {
+            let len = self.fs.read(&file, offset + done as u64, bufs)?;
+            if len == 0 {
+                break;
+            }
+            done += len;
+            if done < wanted {
+                IoSliceMut::advance_slices(&mut bufs, len);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads like [`ObjectStore::read`] if that needs no device: the object is open and the range is in memory.
+    /// `None` when it might wait.
+    pub fn read_cached(&self, key: u64, offset: u64, buf: &mut [u8]) -> Option<io::Result<usize>> {
+        self.read_vectored_cached(key, offset, &mut [IoSliceMut::new(buf)])
+    }
+
+    /// The same into several buffers, one after the other. The slices are left as they are.
+    pub fn read_vectored_cached(
+        &self,
+        key: u64,
+        offset: u64,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Option<io::Result<usize>> {
+        let file = match self.handles.get(key) {
+            Some(file) => file,
+            None if !self.fs.in_memory() => return None,
+            None => match self.existing(key) {
+                Ok(Some(file)) => file,
+                Ok(None) => return Some(Ok(0)),
+                Err(e) => return Some(Err(e)),
+            },
+        };
+        if !offset_fits(offset, 0) {
+            return Some(Ok(0));
+        }
+        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let read = self.fs.read_cached(&file, offset, bufs).transpose()?;
+        match read {
+            // Short: because the object ends there, or because the rest is not in memory.
+            Ok(len) if len < wanted => match self.fs.stat(&file) {
+                Ok(state) if state.size <= offset.saturating_add(len as u64) => Some(Ok(len)),
+                Ok(_) => None,
+                Err(e) => Some(Err(e)),
+            },
+            read => Some(read),
+        }
+    }
+
+    /// Writes the slices one after the other; the object appears with its first write. Returns the bytes written, which is
+    /// all of them. Nothing to write makes no object.
+    pub fn write_vectored(&self, key: u64, offset: u64, bufs: &[IoSlice<'_>]) -> Result<usize, WriteError> {
+        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+        if wanted == 0 {
+            return Ok(0);
+        }
+        if offset.checked_add(wanted as u64).is_none_or(|end| end > OBJECT_MAX_BYTES) {
+            return Err(WriteError { written: 0, source: too_large() });
+        }
+        let file = self.existing_or_new(key).map_err(|source| WriteError { written: 0, source })?;
+        // Nearly always the file system takes everything at once; only otherwise are the slices copied.
+        let first = self.write_some(&file, offset, bufs, 0)?;
+        if first == wanted {
+            return Ok(wanted);
+        }
+        let mut slices = bufs.to_vec();
+        let (mut rest, mut written) = (&mut slices[..], first);
+        IoSlice::advance_slices(&mut rest, first);
+        while written < wanted {
+            let len = self.write_some(&file, offset + written as u64, rest, written)?;
+            written += len;
+            IoSlice::advance_slices(&mut rest, len);
+        }
+        Ok(written)
+    }
+
+    /// Makes the object durable as it is now, and its name. No object: nothing to do but its absence.
+    pub fn sync(&self, key: u64) -> io::Result<()> {
+        let folder = self.folder(key);
+        // Read before the file is opened: the name that it is opened by is among these changes.
+        let changes = folder.changes.load(Ordering::Acquire);
+        if let Some(file) = self.existing(key)? {
+            self.fs.sync(&file)?;
+        }
+        if folder.durable.load(Ordering::Acquire) < changes {
+            self.fs.sync_dir(&folder.path)?;
+            folder.durable.fetch_max(changes, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Cuts or extends the object; makes it when `len` is not 0.
+    pub fn truncate(&self, key: u64, len: u64) -> io::Result<()> {
+        if len > OBJECT_MAX_BYTES {
+            return Err(too_large());
+        }
+        let file = if len > 0 { Some(self.existing_or_new(key)?) } else { self.existing(key)? };
+        file.map_or(Ok(()), |file| self.fs.set_len(&file, len))
+    }
+
+    /// Removes the object; no error when there is none.
+    pub fn unlink(&self, key: u64) -> io::Result<()> {
+        let removed = self.handles.remove(key, || self.fs.unlink(&self.path(key)));
+        match removed {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => {
+                self.folder(key).changes.fetch_add(1, Ordering::AcqRel);
+                removed
+            }
+        }
+    }
+
+    /// The state of the object; zeros when there is none.
+    pub fn stat(&self, key: u64) -> io::Result<FileState> {
+        match self.existing(key)? {
+            Some(file) => self.fs.stat(&file),
+            None => Ok(FileState::default()),
+        }
+    }
+
+    /// Room for objects.
+    pub fn statfs(&self) -> io::Result<SpaceState> {
+        self.fs.space()
+    }
+
+    /// True when objects live in memory alone: then no read or write waits for a device.
+    pub fn in_memory(&self) -> bool {
+        self.fs.in_memory()
+    }
+
+    fn write_some(
+        &self,
+        file: &F::File,
+        offset: u64,
+        bufs: &[IoSlice<'_>],
+        written: usize,
+    ) -> Result<usize, WriteError> {
+        match self.fs.write(file, offset, bufs) {
+            // A file system that takes nothing and gives no reason would have us ask for ever.
+            Ok(0) => Err(WriteError { written, source: io::ErrorKind::WriteZero.into() }),
+            Ok(len) => Ok(len),
+            Err(source) => Err(WriteError { written, source }),
+        }
+    }
+
+    fn existing(&self, key: u64) -> io::Result<Option<Arc<F::File>>> {
+        self.handles.get_or_open(key, || match self.fs.open(&self.path(key), false) {
+            Ok(file) => Ok(Some(file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        })
+    }
+
+    fn existing_or_new(&self, key: u64) -> io::Result<Arc<F::File>> {
+        let file = self.handles.get_or_open(key, || match self.fs.open(&self.path(key), false) {
+            Ok(file) => Ok(Some(file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let file = self.fs.open(&self.path(key), true)?;
+                self.folder(key).changes.fetch_add(1, Ordering::AcqRel);
+                Ok(Some(file))
+            }
+            Err(e) => Err(e),
+        })?;
+        file.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn folder(&self, key: u64) -> &Folder {
+        &self.folders[key as usize % FOLDERS]
+    }
+
+    fn path(&self, key: u64) -> String {
+        format!("{OBJECTS}/{:02x}/{key:016x}", key & 0xff)
+    }
+}
+
+/// Checks the format, or writes it into an empty folder; makes the folders.
+fn prepare<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
+    let failed = |source: io::Error| StoreError::Io { dir: dir.into(), source };
+    let not_writable = |source: io::Error| StoreError::NotWritable { dir: dir.into(), source };
+    match fs.open(FORMAT_FILE, false) {
+        Ok(file) => {
+            let mut text = [0; 64];
+            let len = fs.read(&file, 0, &mut [IoSliceMut::new(&mut text)]).map_err(failed)?;
+            let found = String::from_utf8_lossy(&text[..len]).trim_end().to_string();
+            if found != FORMAT {
+                return Err(StoreError::Version { dir: dir.into(), found, known: FORMAT });
+            }
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let names = fs.names().map_err(failed)?;
+            // `objects` comes after `format`: without that it is somebody else's.
+            let ours = |name: &String| KNOWN_NAMES.contains(&name.as_str()) && name != OBJECTS;
+            if let Some(found) = names.into_iter().find(|name| !ours(name)) {
+                return Err(StoreError::Foreign { dir: dir.into(), found });
+            }
+            write_format(fs).map_err(not_writable)?;
+        }
+        Err(e) => return Err(failed(e)),
+    }
+    fs.make_dir(OBJECTS).map_err(not_writable)?;
+    (0..FOLDERS).try_for_each(|i| fs.make_dir(&format!("{OBJECTS}/{i:02x}"))).map_err(not_writable)?;
+    fs.sync_dir(OBJECTS).and_then(|()| fs.sync_dir("")).map_err(failed)
+}
+
+/// The format file is there wholly or not at all, whenever the power fails.
+fn write_format<F: FileSystem>(fs: &F) -> io::Result<()> {
+    let file = fs.open(FORMAT_NEW, true)?;
+    let line = format!("{FORMAT}\n");
+    fs.set_len(&file, 0)?;
+    if fs.write(&file, 0, &[IoSlice::new(line.as_bytes())])? < line.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    fs.sync(&file)?;
+    fs.rename(FORMAT_NEW, FORMAT_FILE)?;
+    fs.sync_dir("")
+}
+
+/// True when a byte can lie at `offset + done`.
+fn offset_fits(offset: u64, done: usize) -> bool {
+    offset.checked_add(done as u64).is_some_and(|at| at < OBJECT_MAX_BYTES)
+}
+
+/// EFBIG, as the kernel gives it.
+fn too_large() -> io::Error {
+    rustix::io::Errno::FBIG.into()
+}

@@ -1,0 +1,223 @@
+//! A folder of the local file system.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::error::StoreError;
+use crate::filesystem::{FileState, FileSystem, SpaceState};
+
+/// A folder of the local file system, locked against other servers for as long as this lives.
+///
+/// Paths are resolved beneath it and follow no symbolic link, so that nothing planted in the folder leads out
+/// of it.
+#[derive(Debug)]
+pub struct Real {
+    root: OwnedFd,
+    in_memory: bool,
+    /// The kernel has `openat2` (Linux 5.6).
+    confined: AtomicBool,
+    _lock: OwnedFd,
+}
+
+const LOCK: &str = "lock";
+/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of Linux, statfs(2).
+const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// Buffers of one system call: `IOV_MAX` of Linux.
+const SLICES_MAX: usize = 1024;
+
+impl Real {
+    /// Opens the folder, which is made when it is missing, and locks it.
+    pub fn open(dir: &Path) -> Result<Real, StoreError> {
+        let failed = |source: io::Error| StoreError::Open { dir: dir.into(), source };
+        make_folder(dir).map_err(failed)?;
+        let root = rustix::fs::open(dir, DIR_FLAGS, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let lock = lock(&root, dir)?;
+        let kind = rustix::fs::fstatfs(&root).map_err(|e| failed(e.into()))?.f_type as u64;
+        let in_memory = MEMORY_FILE_SYSTEMS.contains(&(kind & 0xffff_ffff));
+        Ok(Real { root, in_memory, confined: AtomicBool::new(true), _lock: lock })
+    }
+
+    fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = if flags.contains(OFlags::CREATE) { Mode::from_raw_mode(0o600) } else { Mode::empty() };
+        if self.confined.load(Ordering::Relaxed) {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            match rustix::fs::openat2(&self.root, path, flags, mode, resolve) {
+                // Some containers refuse the call as EPERM; if it was the file system, it says so again below.
+                Err(Errno::NOSYS | Errno::PERM) => self.confined.store(false, Ordering::Relaxed),
+                opened => return Ok(opened?),
+            }
+        }
+        Ok(rustix::fs::openat(&self.root, path, flags, mode)?)
+    }
+}
+
+const DIR_FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+
+/// Makes the folder and its parents, and the name of the folder durable.
+fn make_folder(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)?;
+    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).map_or(PathBuf::from("."), Path::to_path_buf);
+    fs::File::open(parent)?.sync_all()
+}
+
+/// Takes the lock file, or says who has it.
+fn lock(root: &OwnedFd, dir: &Path) -> Result<OwnedFd, StoreError> {
+    let not_writable = |e: Errno| StoreError::NotWritable { dir: dir.into(), source: e.into() };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(root, LOCK, flags, Mode::from_raw_mode(0o600)).map_err(not_writable)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            let mut pid = [0; 20];
+            let len = rustix::io::pread(&file, &mut pid, 0).unwrap_or(0);
+            let pid: String = pid.iter().take(len).map(|&b| b as char).filter(char::is_ascii_digit).collect();
+            let holder = if pid.is_empty() { String::new() } else { format!(" (process {pid})") };
+            return Err(StoreError::InUse { dir: dir.into(), holder });
+        }
+        locked => locked.map_err(not_writable)?,
+    }
+    // For people and for the message above only: the lock is what counts, and it dies with the process.
+    rustix::fs::ftruncate(&file, 0).map_err(not_writable)?;
+    rustix::io::pwrite(&file, format!("{}\n", std::process::id()).as_bytes(), 0).map_err(not_writable)?;
+    Ok(file)
+}
+
+impl FileSystem for Real {
+    type File = OwnedFd;
+
+    fn open(&self, path: &str, create: bool) -> io::Result<OwnedFd> {
+        self.open_at(path, if create { OFlags::RDWR | OFlags::CREATE } else { OFlags::RDWR })
+    }
+
+    fn read(&self, file: &OwnedFd, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        retry(|| match bufs {
+            [buf] => rustix::io::pread(file, &mut **buf, offset),
+            _ => rustix::io::preadv(file, cut_mut(bufs), offset),
+        })
+    }
+
+    fn read_cached(&self, file: &OwnedFd, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        if self.in_memory {
+            return self.read(file, offset, bufs).map(Some);
+        }
+        match retry(|| rustix::io::preadv2(file, cut_mut(bufs), offset, ReadWriteFlags::NOWAIT)) {
+            Ok(len) => Ok(Some(len)),
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::AGAIN | Errno::OPNOTSUPP)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn write(&self, file: &OwnedFd, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        retry(|| match bufs {
+            [buf] => rustix::io::pwrite(file, buf, offset),
+            _ => rustix::io::pwritev(file, &bufs[..bufs.len().min(SLICES_MAX)], offset),
+        })
+    }
+
+    fn set_len(&self, file: &OwnedFd, len: u64) -> io::Result<()> {
+        retry(|| rustix::fs::ftruncate(file, len))
+    }
+
+    fn sync(&self, file: &OwnedFd) -> io::Result<()> {
+        // Not fdatasync: the modification time is the file's, and its users ask the objects for it.
+        retry(|| rustix::fs::fsync(file))
+    }
+
+    fn stat(&self, file: &OwnedFd) -> io::Result<FileState> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(FileState {
+            size: stat.st_size as u64,
+            mtime_secs: stat.st_mtime,
+            mtime_nanos: stat.st_mtime_nsec as u32,
+            used_bytes: stat.st_blocks as u64 * 512,
+        })
+    }
+
+    fn unlink(&self, path: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.root, path, AtFlags::empty())?)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.root, from, &self.root, to)?)
+    }
+
+    fn make_dir(&self, path: &str) -> io::Result<()> {
+        match rustix::fs::mkdirat(&self.root, path, Mode::from_raw_mode(0o700)) {
+            Err(Errno::EXIST) => Ok(()),
+            made => Ok(made?),
+        }
+    }
+
+    fn sync_dir(&self, path: &str) -> io::Result<()> {
+        let dir = self.open_at(if path.is_empty() { "." } else { path }, DIR_FLAGS)?;
+        retry(|| rustix::fs::fsync(&dir))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.root)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn space(&self) -> io::Result<SpaceState> {
+        let stat = rustix::fs::fstatvfs(&self.root)?;
+        Ok(SpaceState {
+            total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+            free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            files: stat.f_files,
+            files_free: stat.f_favail,
+        })
+    }
+
+    fn in_memory(&self) -> bool {
+        self.in_memory
+    }
+}
+
+/// Repeats a call that a signal interrupted before it did anything.
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return Ok(done?),
+        }
+    }
+}
+
+/// As many buffers as the kernel takes at once.
+fn cut_mut<'a, 'b>(bufs: &'a mut [IoSliceMut<'b>]) -> &'a mut [IoSliceMut<'b>] {
+    let len = bufs.len().min(SLICES_MAX);
+    &mut bufs[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_leads_out_of_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("secret"), "x").unwrap();
+        std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.path().join("secret"), dir.path().join("file")).unwrap();
+        let real = Real::open(dir.path()).unwrap();
+        for path in ["file", "link/secret", "../secret", "/etc/passwd"] {
+            assert!(real.open(path, false).is_err(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! A file system in memory that forgets, at a crash, whatever was not synced: for tests of durability.
+//!
+//! It is as strict as POSIX allows. `sync` of a file makes its content and length durable but not its name; only `sync_dir`
+//! makes names durable: those made, those removed and those changed. A folder itself is a name in its parent.
+//! [`Forgetful::crash`] forgets all that is not durable; [`Forgetful::crash_partly`] lets any part of it survive, since a
+//! file system may write out what it likes before it is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::filesystem::{FileState, FileSystem, SpaceState};
+
+/// The file system. Clones share one state, so that a test can crash the one that a store has.
+#[derive(Clone)]
+pub struct Forgetful {
+    state: Arc<Mutex<State>>,
+}
+
+/// An open file; after a crash every operation on it fails.
+#[derive(Debug)]
+pub struct ForgetfulFile {
+    inode: usize,
+    crashes: u64,
+}
+
+struct State {
+    inodes: Vec<Inode>,
+    now: Names,
+    durable: Names,
+    crashes: u64,
+    capacity_bytes: u64,
+    fail_syncs: bool,
+    changes_left: u64,
+    ticks: i64,
+}
+
+#[derive(Clone, Default)]
+struct Names {
+    files: BTreeMap<String, usize>,
+    dirs: BTreeSet<String>,
+}
+
+#[derive(Clone, Default)]
+struct Inode {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    mtime_secs: i64,
+}
+
+/// What a device writes at once: a part of a write may survive in units of this.
+const BLOCK_BYTES: usize = 512;
+
+impl Default for Forgetful {
+    fn default() -> Self {
+        Forgetful::new(64 << 20)
+    }
+}
+
+impl Forgetful {
+    /// An empty folder on a device of `capacity_bytes`, all kept in memory: keep it small.
+    pub fn new(capacity_bytes: u64) -> Forgetful {
+        let (now, durable) = (Names::default(), Names::default());
+        let state = State {
+            inodes: Vec::new(),
+            now,
+            durable,
+            crashes: 0,
+            capacity_bytes,
+            fail_syncs: false,
+            changes_left: u64::MAX,
+            ticks: 0,
+        };
+        Forgetful { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The power fails: forgets everything that is not durable.
+    pub fn crash(&self) {
+        self.lock().crash(|| false);
+    }
+
+    /// The power fails: of what is not durable, each name, each length and each block survives or not as a random draw
+    /// from `seed` says.
+    pub fn crash_partly(&self, seed: u64) {
+        let mut state = seed;
+        let mut survives = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 63 == 1
+        };
+        self.lock().crash(&mut survives);
+    }
+
+    /// From now on the device has this many bytes; what is there stays.
+    pub fn set_capacity(&self, capacity_bytes: u64) {
+        self.lock().capacity_bytes = capacity_bytes;
+    }
+
+    /// From now on every sync fails with EIO and makes nothing durable, or no longer.
+    pub fn fail_syncs(&self, fail: bool) {
+        self.lock().fail_syncs = fail;
+    }
+
+    /// After so many more changes and syncs every one fails with EIO, until the next crash: to stop a server at
+    /// any point of what it does.
+    pub fn stop_after(&self, changes: u64) {
+        self.lock().changes_left = changes;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Counts a change or a sync, and says whether it may still happen.
+    fn change(&mut self) -> io::Result<()> {
+        self.ticks += 1;
+        self.changes_left = self.changes_left.checked_sub(1).ok_or(Errno::IO)?;
+        Ok(())
+    }
+
+    fn inode(&mut self, file: &ForgetfulFile) -> io::Result<&mut Inode> {
+        if file.crashes != self.crashes {
+            return Err(Errno::IO.into());
+        }
+        self.inodes.get_mut(file.inode).ok_or_else(|| Errno::BADF.into())
+    }
+
+    /// Fails as the name's folder would.
+    fn check_parent(&self, path: &str) -> io::Result<()> {
+        let there = parent(path).is_empty() || self.now.dirs.contains(parent(path));
+        if there { Ok(()) } else { Err(Errno::NOENT.into()) }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.now.files.values().map(|&inode| self.inodes[inode].now.len() as u64).sum()
+    }
+
+    /// Bytes by which the files together may still grow.
+    fn room(&self) -> u64 {
+        self.capacity_bytes.saturating_sub(self.used_bytes())
+    }
+
+    fn crash(&mut self, mut survives: impl FnMut() -> bool) {
+        self.crashes += 1;
+        self.changes_left = u64::MAX;
+        let (now, old) = (std::mem::take(&mut self.now), std::mem::take(&mut self.durable));
+        let mut files = BTreeMap::new();
+        for name in now.files.keys().chain(old.files.keys()).collect::<BTreeSet<_>>() {
+            let (new, old) = (now.files.get(name), old.files.get(name));
+            let kept = if new != old && survives() { new } else { old };
+            kept.map(|&inode| files.insert(name.clone(), inode));
+        }
+        let made: Vec<String> = now.dirs.difference(&old.dirs).filter(|_| survives()).cloned().collect();
+        let mut dirs: BTreeSet<String> = old.dirs;
+        dirs.extend(made);
+        // A name whose folder is gone is gone with it.
+        let reachable = |path: &str| ancestors(path).all(|dir| dirs.contains(dir));
+        files.retain(|path, _| reachable(path));
+        let dirs = dirs.iter().filter(|path| reachable(path)).cloned().collect();
+        self.now = Names { files, dirs };
+        self.durable = self.now.clone();
+        for inode in &mut self.inodes {
+            let len = if survives() { inode.now.len() } else { inode.durable.len() };
+            let mut content = inode.durable.clone();
+            content.resize(len, 0);
+            for (block, new) in content.chunks_mut(BLOCK_BYTES).zip(inode.now.chunks(BLOCK_BYTES)) {
+                let common = block.len().min(new.len());
+                if block[..common] != new[..common] && survives() {
+                    block[..common].copy_from_slice(&new[..common]);
+                }
+            }
+            (inode.now, inode.durable) = (content.clone(), content);
+        }
+    }
+}
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+/// The folders that a path lies in, without the top.
+fn ancestors(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').map(|(i, _)| &path[..i])
+}
+
+impl FileSystem for Forgetful {
+    type File = ForgetfulFile;
+
+    fn open(&self, path: &str, create: bool) -> io::Result<ForgetfulFile> {
+        let mut state = self.lock();
+        state.check_parent(path)?;
+        let inode = match state.now.files.get(path) {
+            Some(&inode) => inode,
+            None if !create => return Err(Errno::NOENT.into()),
+            None => {
+                state.change()?;
+                let inode = state.inodes.len();
+                state.inodes.push(Inode::default());
+                state.now.files.insert(path.into(), inode);
+                inode
+            }
+        };
+        Ok(ForgetfulFile { inode, crashes: state.crashes })
+    }
+
+    fn read(&self, file: &ForgetfulFile, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut state = self.lock();
+        let content = &state.inode(file)?.now;
+        let mut at = usize::try_from(offset).map_or(content.len(), |offset| offset.min(content.len()));
+        let start = at;
+        for buf in bufs {
+            let len = buf.len().min(content.len() - at);
+            buf[..len].copy_from_slice(&content[at..at + len]);
+            at += len;
+        }
+        Ok(at - start)
+    }
+
+    fn read_cached(&self, file: &ForgetfulFile, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        self.read(file, offset, bufs).map(Some)
+    }
+
+    /// Takes as much as there is room for, as a real one does: the call that follows a short one fails.
+    fn write(&self, file: &ForgetfulFile, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut state = self.lock();
+        state.change()?;
+        let (room, ticks) = (state.room(), state.ticks);
+        let inode = state.inode(file)?;
+        let wanted: u64 = bufs.iter().map(|buf| buf.len() as u64).sum();
+        let most = inode.now.len() as u64 + room;
+        if offset >= most && wanted > 0 {
+            return Err(Errno::NOSPC.into());
+        }
+        let len = wanted.min(most - offset) as usize;
+        let at = offset as usize;
+        if inode.now.len() < at + len {
+            inode.now.resize(at + len, 0);
+        }
+        let bytes = bufs.iter().flat_map(|buf| buf.iter().copied()).take(len);
+        inode.now[at..at + len].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+        inode.mtime_secs = ticks;
+        Ok(len)
+    }
+
+    fn set_len(&self, file: &ForgetfulFile, len: u64) -> io::Result<()> {
+        let mut state = self.lock();
+        state.change()?;
+        let (room, ticks) = (state.room(), state.ticks);
+        let inode = state.inode(file)?;
+        if len > inode.now.len() as u64 + room {
+            return Err(Errno::NOSPC.into());
+        }
+        inode.now.resize(len as usize, 0);
+        inode.mtime_secs = ticks;
+        Ok(())
+    }
+
+    fn sync(&self, file: &ForgetfulFile) -> io::Result<()> {
+        let mut state = self.lock();
+        state.change()?;
+        if state.fail_syncs {
+            return Err(Errno::IO.into());
+        }
+        let inode = state.inode(file)?;
+        inode.durable = inode.now.clone();
+        Ok(())
+    }
+
+    fn stat(&self, file: &ForgetfulFile) -> io::Result<FileState> {
+        let mut state = self.lock();
+        let inode = state.inode(file)?;
+        let size = inode.now.len() as u64;
+        Ok(FileState { size, mtime_secs: inode.mtime_secs, mtime_nanos: 0, used_bytes: size.next_multiple_of(512) })
+    }
+
+    fn unlink(&self, path: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        state.change()?;
+        state.now.files.remove(path).map(drop).ok_or_else(|| Errno::NOENT.into())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        state.check_parent(to)?;
+        state.change()?;
+        let inode = state.now.files.remove(from).ok_or(Errno::NOENT)?;
+        state.now.files.insert(to.into(), inode);
+        Ok(())
+    }
+
+    fn make_dir(&self, path: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        state.check_parent(path)?;
+        state.change()?;
+        state.now.dirs.insert(path.into());
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &str) -> io::Result<()> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.change()?;
+        if state.fail_syncs {
+            return Err(Errno::IO.into());
+        }
+        let inside = |name: &str| parent(name) == path;
+        state.durable.files.retain(|name, _| !inside(name));
+        state.durable.dirs.retain(|name| !inside(name));
+        let files = state.now.files.iter().filter(|(name, _)| inside(name));
+        state.durable.files.extend(files.map(|(name, &inode)| (name.clone(), inode)));
+        state.durable.dirs.extend(state.now.dirs.iter().filter(|name| inside(name)).cloned());
+        Ok(())
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let state = self.lock();
+        let names = state.now.files.keys().chain(&state.now.dirs);
+        Ok(names.filter(|name| parent(name).is_empty()).cloned().collect())
+    }
+
+    fn space(&self) -> io::Result<SpaceState> {
+        let state = self.lock();
+        let files = state.now.files.len() as u64;
+        Ok(SpaceState {
+            total_bytes: state.capacity_bytes,
+            free_bytes: state.room(),
+            files,
+            files_free: u64::MAX - files,
+        })
+    }
+
+    fn in_memory(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(fs: &Forgetful, path: &str, text: &str) -> ForgetfulFile {
+        let file = fs.open(path, true).unwrap();
+        fs.set_len(&file, 0).unwrap();
+        assert_eq!(fs.write(&file, 0, &[IoSlice::new(text.as_bytes())]).unwrap(), text.len());
+        file
+    }
+
+    fn get(fs: &Forgetful, path: &str) -> Option<String> {
+        let file = fs.open(path, false).ok()?;
+        let mut buf = [0; 100];
+        let len = fs.read(&file, 0, &mut [IoSliceMut::new(&mut buf)]).unwrap();
+        Some(String::from_utf8_lossy(&buf[..len]).into_owned())
+    }
+
+    #[test]
+    fn a_crash_keeps_what_was_synced_and_nothing_else() {
+        let fs = Forgetful::default();
+        fs.make_dir("d").unwrap();
+        let file = put(&fs, "d/named", "content");
+        fs.sync(&file).unwrap();
+        put(&fs, "d/empty", "content");
+        fs.sync_dir("d").unwrap();
+        fs.sync(&put(&fs, "d/nameless", "content")).unwrap();
+        put(&fs, "d/named", "newer");
+        assert_eq!(get(&fs, "d/named").as_deref(), Some("newer"));
+        let unsynced_dir = fs.clone();
+        fs.sync_dir("").unwrap();
+        fs.crash();
+        assert_eq!(get(&fs, "d/named").as_deref(), Some("content"));
+        assert_eq!(get(&fs, "d/empty").as_deref(), Some(""), "a name without its content");
+        assert_eq!(get(&fs, "d/nameless"), None);
+        assert!(unsynced_dir.sync(&file).is_err(), "open files do not outlive a crash");
+    }
+
+    #[test]
+    fn a_folder_is_a_name_too() {
+        let fs = Forgetful::default();
+        fs.make_dir("d").unwrap();
+        fs.sync(&put(&fs, "d/file", "content")).unwrap();
+        fs.sync_dir("d").unwrap();
+        fs.crash();
+        assert!(fs.open("d/file", true).is_err());
+    }
+
+    #[test]
+    fn removals_and_renames_come_back_unless_synced() {
+        let fs = Forgetful::default();
+        for name in ["a", "b"] {
+            fs.sync(&put(&fs, name, name)).unwrap();
+        }
+        fs.sync_dir("").unwrap();
+        fs.unlink("a").unwrap();
+        fs.rename("b", "c").unwrap();
+        fs.crash();
+        assert_eq!((get(&fs, "a").as_deref(), get(&fs, "b").as_deref(), get(&fs, "c")), (Some("a"), Some("b"), None));
+        fs.rename("b", "a").unwrap();
+        fs.sync_dir("").unwrap();
+        fs.crash();
+        assert_eq!((get(&fs, "a").as_deref(), get(&fs, "b")), (Some("b"), None));
+    }
+
+    #[test]
+    fn a_partial_crash_mixes_old_and_new() {
+        let (mut old, mut new) = (0, 0);
+        for seed in 0..64u64 {
+            let fs = Forgetful::default();
+            fs.sync(&put(&fs, "a", "old")).unwrap();
+            fs.sync_dir("").unwrap();
+            put(&fs, "a", "new");
+            fs.crash_partly(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            match get(&fs, "a").as_deref() {
+                Some("old") => old += 1,
+                Some("new") => new += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(old > 5 && new > 5, "{old} {new}");
+    }
+}

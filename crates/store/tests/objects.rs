@@ -1,0 +1,480 @@
+//! The store against a reference model, over the local file system and over one that forgets.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use impresario_store::testing::Forgetful;
+use impresario_store::{FileSystem, ObjectStore, Real, StoreError, StoreOptions};
+use proptest::prelude::*;
+
+/// Fewer handles than keys, so that they are closed and opened again.
+const FEW: StoreOptions = StoreOptions { open_files: 2 };
+
+/// In memory where there is such a place: many short runs should not wait for a device each time.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn open(dir: &Path) -> ObjectStore {
+    ObjectStore::open(dir, FEW).unwrap()
+}
+
+fn over(fs: &Forgetful) -> ObjectStore<Forgetful> {
+    ObjectStore::over(fs.clone(), Path::new("forgetful"), FEW).unwrap()
+}
+
+fn write<F: FileSystem>(store: &ObjectStore<F>, key: u64, offset: u64, bytes: &[u8]) {
+    assert_eq!(store.write_vectored(key, offset, &[IoSlice::new(bytes)]).unwrap(), bytes.len());
+}
+
+fn content<F: FileSystem>(store: &ObjectStore<F>, key: u64) -> Vec<u8> {
+    let mut buf = vec![0xee; 200_000];
+    let len = store.read(key, 0, &mut buf).unwrap();
+    buf.truncate(len);
+    buf
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { key: u64, offset: u64, lens: Vec<usize>, fill: u8 },
+    Read { key: u64, offset: u64, lens: Vec<usize> },
+    Truncate { key: u64, len: u64 },
+    Unlink { key: u64 },
+    Sync { key: u64 },
+    Crash { seed: Option<u64> },
+}
+
+/// Keys that share a folder and keys that do not.
+fn any_key() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(1u64), Just(2), Just(0x101), Just(0xffff_ffff_ffff_ff01)]
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let lens = || prop::collection::vec(0usize..5000, 0..4);
+    let offset = || prop_oneof![0u64..64, 0u64..40_000];
+    prop_oneof![
+        4 => (any_key(), offset(), lens(), any::<u8>())
+            .prop_map(|(key, offset, lens, fill)| Step::Write { key, offset, lens, fill }),
+        3 => (any_key(), offset(), lens()).prop_map(|(key, offset, lens)| Step::Read { key, offset, lens }),
+        1 => (any_key(), 0u64..50_000).prop_map(|(key, len)| Step::Truncate { key, len }),
+        1 => any_key().prop_map(|key| Step::Unlink { key }),
+        2 => any_key().prop_map(|key| Step::Sync { key }),
+    ]
+}
+
+fn any_step_or_crash() -> impl Strategy<Value = Step> {
+    prop_oneof![12 => any_step(), 1 => prop::option::of(any::<u64>()).prop_map(|seed| Step::Crash { seed })]
+}
+
+/// What is written: differs by byte and by step.
+fn pattern(len: usize, fill: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31) ^ fill).collect()
+}
+
+/// One step on both; what is read must be the same.
+fn apply<F: FileSystem>(
+    store: &ObjectStore<F>,
+    model: &mut HashMap<u64, Vec<u8>>,
+    step: &Step,
+) -> Result<(), TestCaseError> {
+    match step {
+        Step::Write { key, offset, lens, fill } => {
+            let bytes = pattern(lens.iter().sum(), *fill);
+            let mut rest = &bytes[..];
+            let slices: Vec<IoSlice<'_>> =
+                lens.iter().map(|&len| IoSlice::new(rest.split_off(..len).unwrap())).collect();
+            prop_assert_eq!(store.write_vectored(*key, *offset, &slices).unwrap(), bytes.len());
+            if !bytes.is_empty() {
+                let object = model.entry(*key).or_default();
+                let at = *offset as usize;
+                object.resize(object.len().max(at + bytes.len()), 0);
+                object[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        Step::Read { key, offset, lens } => {
+            let object = model.get(key).map_or(&[][..], |object| object);
+            let wanted = object.get(*offset as usize..).unwrap_or(&[]);
+            let total: usize = lens.iter().sum();
+            let wanted = &wanted[..wanted.len().min(total)];
+            let mut bufs: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0xee; len]).collect();
+            let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|buf| IoSliceMut::new(buf)).collect();
+            let cached = store.read_vectored_cached(*key, *offset, &mut slices);
+            if let Some(len) = cached {
+                prop_assert_eq!(len.unwrap(), wanted.len());
+                prop_assert_eq!(&bufs.concat()[..wanted.len()], wanted);
+            }
+            let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|buf| IoSliceMut::new(buf)).collect();
+            prop_assert_eq!(store.read_vectored(*key, *offset, &mut slices).unwrap(), wanted.len());
+            prop_assert_eq!(&bufs.concat()[..wanted.len()], wanted);
+            let size = store.stat(*key).unwrap().size;
+            prop_assert_eq!(size, model.get(key).map_or(0, Vec::len) as u64);
+        }
+        Step::Truncate { key, len } => {
+            store.truncate(*key, *len).unwrap();
+            if *len > 0 || model.contains_key(key) {
+                model.entry(*key).or_default().resize(*len as usize, 0);
+            }
+        }
+        Step::Unlink { key } => {
+            store.unlink(*key).unwrap();
+            model.remove(key);
+        }
+        Step::Sync { key } => store.sync(*key).unwrap(),
+        Step::Crash { .. } => {}
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_store_is_a_map_of_bytes(steps in prop::collection::vec(any_step(), 1..60)) {
+        let dir = scratch();
+        let (real, forgetful) = (open(dir.path()), over(&Forgetful::default()));
+        let (mut model, mut same) = (HashMap::new(), HashMap::new());
+        for step in &steps {
+            apply(&real, &mut model, step)?;
+            apply(&forgetful, &mut same, step)?;
+        }
+        drop(real);
+        let reopened = open(dir.path());
+        for (key, object) in model {
+            prop_assert_eq!(&content(&reopened, key), &object);
+            prop_assert_eq!(&content(&forgetful, key), &object);
+        }
+    }
+
+    #[test]
+    fn what_was_synced_survives_every_crash(steps in prop::collection::vec(any_step_or_crash(), 1..80)) {
+        let fs = Forgetful::default();
+        let mut store = over(&fs);
+        let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
+        // What each object was at its last sync, and whether it was touched since.
+        let mut synced: HashMap<u64, (Vec<u8>, bool)> = HashMap::new();
+        for step in &steps {
+            apply(&store, &mut model, step)?;
+            match step {
+                Step::Sync { key } => {
+                    synced.insert(*key, (model.get(key).cloned().unwrap_or_default(), false));
+                }
+                Step::Write { key, .. } | Step::Truncate { key, .. } | Step::Unlink { key } => {
+                    synced.entry(*key).or_default().1 = true;
+                }
+                Step::Crash { seed } => {
+                    match seed {
+                        Some(seed) => fs.crash_partly(*seed),
+                        None => fs.crash(),
+                    }
+                    store = over(&fs);
+                    for (key, (object, touched)) in &synced {
+                        if !touched {
+                            prop_assert_eq!(&content(&store, *key), object, "object {:x}", key);
+                        }
+                    }
+                    // What survived by luck is the new truth; what of it is durable is unknown until the next sync.
+                    model = [1, 2, 0x101, 0xffff_ffff_ffff_ff01].map(|key| (key, content(&store, key))).into();
+                    model.retain(|_, object| !object.is_empty());
+                    synced.retain(|_, (_, touched)| !*touched);
+                }
+                Step::Read { .. } => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_sync_nothing_survives() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    write(&store, 1, 0, b"synced");
+    store.sync(1).unwrap();
+    write(&store, 1, 0, b"not");
+    write(&store, 2, 0, b"not");
+    fs.crash();
+    let store = over(&fs);
+    assert_eq!((content(&store, 1), content(&store, 2)), (b"synced".to_vec(), Vec::new()));
+}
+
+#[test]
+fn a_sync_after_a_restart_makes_older_names_durable() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    write(&store, 7, 0, b"written by the first server");
+    drop(store);
+    // Killed without a power failure: the next server finds the object and syncs it.
+    let store = over(&fs);
+    store.sync(7).unwrap();
+    fs.crash();
+    assert_eq!(content(&over(&fs), 7), b"written by the first server");
+}
+
+#[test]
+fn a_name_is_durable_even_if_its_handle_was_closed_before_the_sync() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    (0..100).for_each(|key| write(&store, key, 0, &key.to_le_bytes()));
+    (0..100).for_each(|key| store.sync(key).unwrap());
+    fs.crash();
+    let store = over(&fs);
+    (0..100u64).for_each(|key| assert_eq!(content(&store, key), key.to_le_bytes()));
+}
+
+#[test]
+fn a_failed_sync_is_reported() {
+    let fs = Forgetful::default();
+    let store = over(&fs);
+    write(&store, 1, 0, b"x");
+    fs.fail_syncs(true);
+    assert_eq!(store.sync(1).unwrap_err().raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    fs.fail_syncs(false);
+    store.sync(1).unwrap();
+}
+
+#[test]
+fn a_full_device_says_so_and_what_was_written_is_there() {
+    let fs = Forgetful::new(1000);
+    let store = over(&fs);
+    write(&store, 1, 0, &[1; 500]);
+    let used = 500 + "impresario objects 1\n".len();
+    let two = [2; 400];
+    let error = store.write_vectored(2, 0, &[IoSlice::new(&two), IoSlice::new(&two)]).unwrap_err();
+    assert_eq!(error.written, 1000 - used);
+    assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(content(&store, 2).len(), 1000 - used);
+    store.unlink(1).unwrap();
+    write(&store, 2, 0, &[3; 900]);
+}
+
+#[test]
+fn offsets_beyond_every_file_are_refused_or_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    write(&store, 1, 0, b"x");
+    for offset in [u64::MAX, i64::MAX as u64, u64::MAX - 3] {
+        let error = store.write_vectored(1, offset, &[IoSlice::new(b"yy")]).unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::FileTooLarge, "{offset}");
+        assert_eq!(store.read(1, offset, &mut [0; 8]).unwrap(), 0, "{offset}");
+        assert!(store.read_cached(1, offset, &mut [0; 8]).is_none_or(|read| read.unwrap() == 0));
+    }
+    assert_eq!(store.truncate(1, u64::MAX).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+}
+
+#[test]
+fn many_slices_are_written_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let bytes = pattern(3 * 1500, 9);
+    let slices: Vec<IoSlice<'_>> = bytes.chunks(3).map(IoSlice::new).collect();
+    assert_eq!(store.write_vectored(1, 5, &slices).unwrap(), bytes.len());
+    let mut read = vec![0; bytes.len()];
+    let mut bufs: Vec<IoSliceMut<'_>> = read.chunks_mut(3).map(IoSliceMut::new).collect();
+    assert_eq!(store.read_vectored(1, 5, &mut bufs).unwrap(), bytes.len());
+    assert_eq!(read, bytes);
+}
+
+#[test]
+fn reading_makes_no_object_and_nor_does_an_empty_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    assert_eq!(store.read(3, 0, &mut [0; 8]).unwrap(), 0);
+    assert_eq!(store.write_vectored(3, 10, &[IoSlice::new(b"")]).unwrap(), 0);
+    store.truncate(3, 0).unwrap();
+    store.sync(3).unwrap();
+    store.unlink(3).unwrap();
+    let path = dir.path().join("objects/03/0000000000000003");
+    assert!(!path.exists());
+    store.truncate(3, 100).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 100);
+    let state = store.stat(3).unwrap();
+    assert_eq!((state.size, state.used_bytes), (100, 0), "a hole uses nothing");
+    assert!(state.mtime_secs > 1_600_000_000);
+    assert!(store.statfs().unwrap().free_bytes > 0);
+}
+
+#[test]
+fn no_handle_outlives_a_removal() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Keeps opening the object that the other thread removes.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let len = store.read(1, 0, &mut [0; 64]).unwrap();
+                assert!(len == 0 || len == 64);
+            }
+        });
+        for round in 0..2000u64 {
+            write(&store, 1, 0, &[round as u8; 64]);
+            assert!(
+                dir.path().join("objects/01/0000000000000001").exists(),
+                "round {round}: written to a removed file"
+            );
+            store.unlink(1).unwrap();
+            assert_eq!(store.read(1, 0, &mut [0; 64]).unwrap(), 0, "round {round}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn threads_with_few_handles_do_not_mix_objects_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                for round in 0..200u64 {
+                    let key = thread * 10 + round % 7;
+                    write(store, key, round * 8, &(key + round).to_le_bytes());
+                    let mut back = [0; 8];
+                    assert_eq!(store.read(key, round * 8, &mut back).unwrap(), 8);
+                    assert_eq!(u64::from_le_bytes(back), key + round);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_is_in_the_page_cache_is_read_without_waiting() {
+    // A folder in memory always can; elsewhere the kernel decides, and must then agree with a plain read.
+    let dir = scratch();
+    let store = ObjectStore::open(dir.path(), StoreOptions::default()).unwrap();
+    write(&store, 1, 0, &[7; 10_000]);
+    let mut buf = [0; 8000];
+    let first = store.read_cached(1, 0, &mut buf).map(Result::unwrap);
+    let end = store.read_cached(1, 8000, &mut buf).map(Result::unwrap);
+    let beyond = store.read_cached(1, 20_000, &mut buf).map(Result::unwrap);
+    let absent = store.read_cached(2, 0, &mut buf).map(Result::unwrap);
+    if store.in_memory() {
+        assert_eq!((first, end, beyond, absent), (Some(8000), Some(2000), Some(0), Some(0)));
+    } else {
+        assert!(first.is_none_or(|n| n == 8000) && end.is_none_or(|n| n == 2000) && absent.is_none());
+    }
+}
+
+#[test]
+fn a_folder_serves_one_server_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a/b");
+    let first = open(&folder);
+    let error = ObjectStore::open(&folder, FEW).err().unwrap();
+    assert!(matches!(error, StoreError::InUse { .. }));
+    let text = error.to_string();
+    assert!(text.contains("is in use by another server (process ") && text.contains("a/b"), "{text}");
+    write(&first, 1, 0, b"kept");
+    drop(first);
+    assert_eq!(content(&open(&folder), 1), b"kept");
+}
+
+#[test]
+fn foreign_folders_and_other_versions_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+    let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
+    assert!(matches!(&error, StoreError::Foreign { found, .. } if found == "thesis.tex"), "{error}");
+    assert!(!dir.path().join("objects").exists());
+
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    fs::write(dir.path().join("format"), "impresario objects 9\n").unwrap();
+    let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
+    assert!(error.to_string().contains("says \"impresario objects 9\""), "{error}");
+    fs::remove_file(dir.path().join("format")).unwrap();
+    let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
+    assert!(matches!(&error, StoreError::Foreign { found, .. } if found == "objects"), "{error}");
+
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let error = ObjectStore::open(&file, FEW).err().unwrap();
+    assert!(matches!(error, StoreError::Open { .. }), "{error}");
+}
+
+#[test]
+fn a_crash_at_any_point_of_the_first_start_leaves_a_folder_that_can_be_started() {
+    let mut stopped = 0;
+    for changes in (0..12).chain((12..300).step_by(7)) {
+        for seed in 0..8u64 {
+            let fs = Forgetful::default();
+            fs.stop_after(changes);
+            let started = ObjectStore::over(fs.clone(), Path::new("forgetful"), FEW);
+            stopped += u32::from(started.is_err());
+            drop(started);
+            if seed == 0 {
+                fs.crash()
+            } else {
+                fs.crash_partly(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            }
+            let store = over(&fs);
+            write(&store, 1, 0, b"x");
+            store.sync(1).unwrap();
+            drop(store);
+            fs.crash();
+            assert_eq!(content(&over(&fs), 1), b"x", "stopped after {changes}, seed {seed}");
+        }
+    }
+    assert!(stopped > 300, "{stopped}");
+}
+
+/// A small file system in memory, when the test may mount one.
+struct Mount(tempfile::TempDir);
+
+impl Mount {
+    fn new(options: &str) -> Option<Mount> {
+        use rustix::mount::{MountFlags, mount};
+        let dir = tempfile::tempdir().unwrap();
+        let options = std::ffi::CString::new(options).unwrap();
+        match mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), options.as_c_str()) {
+            Ok(()) => Some(Mount(dir)),
+            Err(error) => {
+                eprintln!("skipped: mounting a small file system is not permitted here ({error})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_full_file_system_says_so() {
+    let Some(mount) = Mount::new("size=1m") else { return };
+    let store = open(mount.0.path());
+    let block = vec![5; 300 << 10];
+    let mut written = 0;
+    let error = loop {
+        match store.write_vectored(1, written, &[IoSlice::new(&block)]) {
+            Ok(len) => written += len as u64,
+            Err(error) => break error,
+        }
+        assert!(written <= 1 << 20);
+    };
+    assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(error.source.raw_os_error(), Some(rustix::io::Errno::NOSPC.raw_os_error()));
+    let total = written + error.written as u64;
+    assert_eq!(store.stat(1).unwrap().size, total);
+    assert_eq!(store.statfs().unwrap().free_bytes, 0);
+    store.unlink(1).unwrap();
+    write(&store, 2, 0, &block);
+    assert_eq!(content(&store, 2).len(), 200_000);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_says_so() {
+    let Some(mount) = Mount::new("size=1m,nr_inodes=1") else { return };
+    let error = Real::open(mount.0.path()).err().unwrap();
+    assert!(matches!(error, StoreError::NotWritable { .. }), "{error}");
+    assert!(error.to_string().contains("must be writable"), "{error}");
+    let error = ObjectStore::open(Path::new("/proc/nothing/here"), FEW).err().unwrap();
+    assert!(matches!(error, StoreError::Open { .. }), "{error}");
+}

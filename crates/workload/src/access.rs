@@ -1,0 +1,196 @@
+//! What a benchmark process needs of the storage it measures, so that every kind of it is measured alike.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Result;
+
+use crate::content::Source;
+
+/// Who connects.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Number of the application, from 1; 0: none of them (preparing, verifying).
+    pub job: u64,
+    /// Index of the I/O node to speak to, of [`Target::nodes`]; `None`: no matter which.
+    pub node: Option<usize>,
+    /// The client's largest request on the wire, bytes.
+    pub wire_max_bytes: Option<u32>,
+    /// For logs.
+    pub name: String,
+}
+
+/// Storage that can be measured.
+pub trait Target: Sync {
+    /// A new client with its own connections, as a separate process would have.
+    fn connect(&self, identity: Identity) -> Result<Box<dyn Process>>;
+
+    /// Number of I/O nodes in front; 0: none.
+    fn nodes(&self) -> usize {
+        0
+    }
+
+    /// Numbers of the server processes, where they are ours to know; none when they run in this process.
+    fn pids(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Forgets what the servers have counted.
+    fn reset(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What the servers have counted since.
+    fn observe(&self) -> Result<Observation> {
+        Ok(Observation::default())
+    }
+}
+
+/// A client's view of the storage.
+pub trait Process: Send + Sync {
+    /// Makes a directory; no error when it exists.
+    fn make_dir(&self, path: &str) -> Result<()>;
+    /// Makes a file, or opens it when it exists.
+    fn create(&self, path: &str) -> Result<Box<dyn FileIo>>;
+    /// Opens an existing file.
+    fn open(&self, path: &str, write: bool) -> Result<Box<dyn FileIo>>;
+    /// Removes a file.
+    fn remove(&self, path: &str) -> Result<()>;
+    /// Removes an empty directory.
+    fn remove_dir(&self, path: &str) -> Result<()>;
+    /// Data requests that have left this client, and their bytes.
+    fn sent(&self) -> Moved;
+}
+
+/// An open file.
+pub trait FileIo: Send + Sync {
+    /// Reads; short only at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
+    /// Writes all of it.
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize>;
+    /// Makes it durable.
+    fn sync(&self) -> Result<()>;
+}
+
+/// Requests and their bytes at some point of the way.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Moved {
+    /// Requests.
+    pub requests: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+}
+
+impl Moved {
+    /// Bytes per request; `None` without requests.
+    pub fn mean_bytes(&self) -> Option<f64> {
+        (self.requests > 0).then(|| self.bytes as f64 / self.requests as f64)
+    }
+
+    /// The sum.
+    pub fn plus(self, other: Moved) -> Moved {
+        Moved { requests: self.requests + other.requests, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// What the servers of a cluster saw during a run.
+#[derive(Clone, PartialEq, Default, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Observation {
+    /// Requests that I/O nodes sent on; nothing without I/O nodes.
+    pub leaving_io_nodes: Moved,
+    /// Requests that reached the data servers' schedulers.
+    pub arriving_at_servers: Moved,
+    /// Batches that reached the disks (or the folders).
+    pub at_disk: Moved,
+    /// The modelled devices, if there are any.
+    pub device: Option<DeviceObservation>,
+    /// Each server's own words, by its name.
+    #[serde(skip)]
+    pub status: Vec<(String, serde_json::Value)>,
+}
+
+/// How well the modelled devices kept their own time.
+#[derive(Clone, Copy, PartialEq, Default, Debug, serde::Serialize, serde::Deserialize)]
+pub struct DeviceObservation {
+    /// Requests served.
+    pub requests: u64,
+    /// Mean modelled service time, microseconds.
+    pub mean_service_us: f64,
+    /// The largest 99th percentile of the lateness over the devices, microseconds.
+    pub lateness_p99_us: f64,
+}
+
+/// A fault put into the writer to show that verification finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A write is acknowledged and not done.
+    Drop,
+    /// Two blocks are written in each other's place.
+    Swap,
+    /// A block is written with the content of the generation before.
+    Stale,
+}
+
+impl std::str::FromStr for Fault {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Fault, String> {
+        match text {
+            "drop" => Ok(Fault::Drop),
+            "swap" => Ok(Fault::Swap),
+            "stale" => Ok(Fault::Stale),
+            _ => Err(format!("there is no fault {text:?}: drop, swap or stale")),
+        }
+    }
+}
+
+/// A file whose second write goes wrong in the given way.
+pub struct Faulty {
+    file: Box<dyn FileIo>,
+    fault: Fault,
+    source: Source,
+    writes: AtomicU64,
+    held: Mutex<Option<(u64, Vec<u8>)>>,
+}
+
+impl Faulty {
+    /// Wraps a file that `source` is written into.
+    pub fn new(file: Box<dyn FileIo>, fault: Fault, source: Source) -> Faulty {
+        Faulty { file, fault, source, writes: AtomicU64::new(0), held: Mutex::new(None) }
+    }
+}
+
+impl FileIo for Faulty {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
+        let nth = self.writes.fetch_add(1, Ordering::Relaxed);
+        match (self.fault, nth) {
+            (Fault::Drop, 1) => Ok(data.len()),
+            (Fault::Stale, 1) => {
+                let mut old = vec![0; data.len()];
+                let generation = self.source.generation.wrapping_sub(1);
+                Source { generation, ..self.source }.fill(offset, &mut old);
+                self.file.write_at(&old, offset)
+            }
+            (Fault::Swap, 1) => {
+                *self.held.lock().unwrap_or_else(|e| e.into_inner()) = Some((offset, data.to_vec()));
+                Ok(data.len())
+            }
+            (Fault::Swap, 2) => {
+                let held = self.held.lock().unwrap_or_else(|e| e.into_inner()).take();
+                if let Some((other_offset, other)) = held {
+                    self.file.write_at(&other, offset)?;
+                    self.file.write_at(data, other_offset)?;
+                }
+                Ok(data.len())
+            }
+            _ => self.file.write_at(data, offset),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync()
+    }
+}

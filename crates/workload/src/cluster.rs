@@ -1,0 +1,207 @@
+//! A cluster for one experiment: made in a folder of its own, started, and taken away without a trace.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use impresario_client::admin;
+use impresario_config::{Cluster, Config, Data, Io, Meta};
+use impresario_device::DeviceParams;
+use impresario_sched::PolicySpec;
+
+use crate::children::Children;
+use crate::stop::Stop;
+
+/// How long the servers may take until all answer.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// A port that was free may be taken by another program before its server starts: then all are drawn anew.
+const START_TRIES: u32 = 3;
+
+/// What is to be started.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// Number of data servers.
+    pub data_servers: usize,
+    /// Number of I/O nodes.
+    pub io_nodes: usize,
+    /// Policy of the data servers at the start.
+    pub data_policy: PolicySpec,
+    /// Policy of the I/O nodes at the start.
+    pub io_policy: PolicySpec,
+    /// Model of the disk in front of every data server; absent: the folder as fast as it is.
+    pub device: Option<DeviceParams>,
+    /// Strip size of new files, bytes.
+    pub stripe_bytes: u32,
+    /// Hand-off depth of the data servers; 0: the policy's choice.
+    pub in_flight_requests: u32,
+    /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
+    pub parent: Option<PathBuf>,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            data_servers: 4,
+            io_nodes: 2,
+            data_policy: PolicySpec::named("mlf"),
+            io_policy: PolicySpec::named("fifo"),
+            device: None,
+            stripe_bytes: 64 << 10,
+            in_flight_requests: 0,
+            parent: None,
+        }
+    }
+}
+
+impl Drop for OwnCluster {
+    fn drop(&mut self) {
+        // Those that others need end last.
+        while self.here.pop().is_some() {}
+    }
+}
+
+/// A running cluster. Dropping it stops its servers and removes its folder.
+pub struct OwnCluster {
+    /// What it is.
+    pub config: Config,
+    // Dropped in this order: servers end before their folder goes.
+    children: Children,
+    here: Vec<impresario_server::process::Started>,
+    dir: tempfile::TempDir,
+}
+
+impl OwnCluster {
+    /// Starts a cluster as child processes of this program, which must be `impresario`.
+    ///
+    /// The servers are killed when the calling thread ends: call from one that lives as long as the cluster is wanted.
+    pub fn start(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
+        let mut tries = 1;
+        loop {
+            match Self::start_once(plan, stop) {
+                Err(error) if tries < START_TRIES && !stop.is_set() && format!("{error:#}").contains("in use") => {
+                    tries += 1
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn start_once(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
+        let dir = folder(plan.parent.as_deref())?;
+        let config = plan.configure(dir.path())?;
+        let path = dir.path().join("impresario.toml");
+        std::fs::write(&path, config.to_toml()).with_context(|| format!("writing {}", path.display()))?;
+        let mut cluster = OwnCluster { config, children: Children::default(), here: Vec::new(), dir };
+        let servers: Vec<(String, String)> =
+            cluster.config.servers().map(|s| (s.name().into(), s.address().into())).collect();
+        for (name, _) in &servers {
+            let arguments = ["serve".into(), path.display().to_string(), "--name".into(), name.clone()];
+            cluster.children.start(name, &arguments, &cluster.dir.path().join(format!("{name}.log")))?;
+        }
+        let deadline = Instant::now() + START_PATIENCE;
+        for (name, address) in &servers {
+            while let Err(error) = admin::status(address, Duration::from_secs(1)) {
+                stop.check()?;
+                cluster.children.check()?;
+                if Instant::now() >= deadline {
+                    bail!("{name} at {address} did not answer within {} s: {error}", START_PATIENCE.as_secs());
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(cluster)
+    }
+
+    /// Starts a cluster on threads of this process: for tests, where this program is not `impresario`.
+    pub fn start_here(plan: &Plan) -> Result<OwnCluster> {
+        let dir = folder(plan.parent.as_deref())?;
+        let config = plan.configure(dir.path())?;
+        let mut cluster = OwnCluster { config, children: Children::default(), here: Vec::new(), dir };
+        for server in cluster.config.servers() {
+            cluster.here.push(impresario_server::process::start(&cluster.config, server.name())?);
+        }
+        Ok(cluster)
+    }
+
+    /// Names and numbers of the server processes; none of servers in this process.
+    pub fn pids(&self) -> Vec<(String, u32)> {
+        self.children.pids()
+    }
+
+    /// The folder that holds everything of it.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// A new folder in memory, or where the user wants it.
+pub fn folder(parent: Option<&Path>) -> Result<tempfile::TempDir> {
+    let memory = Path::new("/dev/shm");
+    let temporary = std::env::temp_dir();
+    let parent = parent.unwrap_or(if memory.is_dir() { memory } else { &temporary });
+    tempfile::Builder::new()
+        .prefix("impresario-bench-")
+        .tempdir_in(parent)
+        .with_context(|| format!("making a folder in {}; choose another one with --dir", parent.display()))
+}
+
+impl Plan {
+    /// The configuration of the cluster, with ports that were free a moment ago.
+    pub fn configure(&self, dir: &Path) -> Result<Config> {
+        // All are held at once while the system hands them out, so they differ.
+        let held: Vec<TcpListener> = (0..1 + self.data_servers + self.io_nodes)
+            .map(|_| TcpListener::bind("127.0.0.1:0"))
+            .collect::<Result<_, _>>()
+            .context("finding free ports on 127.0.0.1")?;
+        let mut addresses = held.iter().map(|l| l.local_addr().map(|a| a.to_string()));
+        let mut address = || addresses.next().context("a port for every server").and_then(|a| Ok(a?));
+        let meta = Meta { address: address()?, dir: dir.join("meta") };
+        let mut data = Vec::new();
+        for i in 0..self.data_servers {
+            let name = format!("data.{i}");
+            data.push(Data {
+                policy: self.data_policy.clone(),
+                in_flight_requests: self.in_flight_requests,
+                device: self.device.as_ref().map(|_| "disk".into()),
+                ..Data::new(&name, address()?, dir.join(&name))
+            });
+        }
+        let mut io = Vec::new();
+        for i in 0..self.io_nodes {
+            io.push(Io { policy: self.io_policy.clone(), ..Io::new(format!("io.{i}"), address()?) });
+        }
+        let device = self.device.iter().map(|d| ("disk".to_string(), d.clone())).collect();
+        let cluster = Cluster {
+            name: "benchmark".into(),
+            stripe_bytes: self.stripe_bytes,
+            // A modelled disk under a full queue takes its time; the run must not fail for that.
+            request_timeout_ms: 60_000,
+            ..Cluster::default()
+        };
+        let config = Config { cluster, meta, data, io, device };
+        match config.check().as_slice() {
+            [] => Ok(config),
+            complaints => {
+                let lines: Vec<&str> = complaints.iter().map(|(_, what)| what.as_str()).collect();
+                bail!("the cluster cannot be: {}", lines.join("; "))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_becomes_a_configuration() {
+        let plan = Plan { device: Some(DeviceParams::default()), ..Plan::default() };
+        let config = plan.configure(Path::new("/c")).unwrap();
+        assert_eq!((config.data.len(), config.io.len(), config.device.len()), (4, 2, 1));
+        assert!(config.data.iter().all(|d| d.device.as_deref() == Some("disk")));
+        assert_eq!(Config::parse(&config.to_toml(), Path::new("/c/impresario.toml")).unwrap(), config);
+        let bad = Plan { data_policy: PolicySpec::named("twins"), ..plan };
+        assert!(bad.configure(Path::new("/c")).is_err());
+    }
+}

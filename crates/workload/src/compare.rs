@@ -1,0 +1,523 @@
+//! Compares systems in one experiment: interleaved in random order, paired, with intervals and verdicts.
+//!
+//! A *pair* is one run of every system over the same files, one after the other in random order. The gain of
+//! a system over another in a pair is 1 − T_new / T_base on makespan; what is told is the mean over the pairs
+//! with its t interval, per case and for the mean over the cases.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::dataset::DataSet;
+use crate::plan::Workload;
+use crate::random::Dice;
+use crate::result::RunResult;
+use crate::runner::{RunOptions, run};
+use crate::stats::{Interval, Verdict, at_least, mean, no_worse_than};
+use crate::stop::Stop;
+use crate::system::{Switch, System};
+
+/// One workload of an experiment.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Case {
+    /// Short, for tables.
+    pub name: String,
+    /// What runs.
+    pub workload: Workload,
+}
+
+/// What is claimed of two systems, by their names.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Claim {
+    /// The system that is to be better.
+    pub new: String,
+    /// The system that it is compared with.
+    pub base: String,
+    /// How much better.
+    pub bound: Bound,
+}
+
+/// The bound of a claim, as a share of the base's time.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bound {
+    /// The mean gain over the cases is at least this.
+    AverageAtLeast(f64),
+    /// Every case's gain is at least this.
+    EachAtLeast(f64),
+    /// No case is worse by more than this.
+    NoCaseWorseThan(f64),
+}
+
+/// An experiment.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Experiment {
+    /// For people.
+    pub title: String,
+    /// The workloads.
+    pub cases: Vec<Case>,
+    /// The systems; names are unique.
+    pub systems: Vec<System>,
+    /// Names of those that gains are told against.
+    pub baselines: Vec<String>,
+    /// What is claimed.
+    pub claims: Vec<Claim>,
+    /// Pairs at least.
+    pub pairs: u32,
+    /// Pairs at most, while a claim is unresolved.
+    pub pairs_max: u32,
+    /// No further pair starts after this time, s.
+    pub time_max_s: f64,
+    /// Runs that do not count are made again until so many were made; then their pair says nothing.
+    pub tries: u32,
+    /// Cases and systems in random order within each pair; otherwise as listed, for demonstrations only.
+    pub shuffle: bool,
+    /// Of the random order.
+    pub seed: u64,
+}
+
+/// One run of an experiment.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Trial {
+    /// Index of the case.
+    pub case: usize,
+    /// Index of the system.
+    pub system: usize,
+    /// Number of the pair, from 0.
+    pub pair: u32,
+    /// Runs that had started before it.
+    pub position: u32,
+    /// Batches handed to a disk at once; absent: no limit.
+    pub depth: Option<u32>,
+    /// What came out.
+    pub result: RunResult,
+}
+
+/// A system's gain over another.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Gain {
+    /// Name of the case; absent: the mean over the cases.
+    pub case: Option<String>,
+    /// The system.
+    pub new: String,
+    /// Over which.
+    pub base: String,
+    /// As a share of the base's time, and its interval over the pairs.
+    pub gain: Interval,
+}
+
+/// A claim and what the pairs say.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Judged {
+    /// In words.
+    pub text: String,
+    /// The verdict.
+    pub verdict: Verdict,
+}
+
+/// All that an experiment yields.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// What was done.
+    pub experiment: Experiment,
+    /// Every run, those that do not count included.
+    pub trials: Vec<Trial>,
+    /// Gains over the baselines.
+    pub gains: Vec<Gain>,
+    /// The claims.
+    pub claims: Vec<Judged>,
+    /// Pairs made.
+    pub pairs: u32,
+    /// The times were made on modelled disks.
+    pub modelled: bool,
+}
+
+/// Where an experiment is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Runs made.
+    pub done: u32,
+    /// Runs that are made at least.
+    pub wanted: u32,
+    /// Pair, from 1.
+    pub pair: u32,
+    /// The case.
+    pub case: &'a str,
+    /// The system.
+    pub system: &'a str,
+    /// The run's result; absent before it.
+    pub result: Option<&'a RunResult>,
+    /// Time left at the present speed, as far as it is known.
+    pub left: Option<Duration>,
+}
+
+/// Runs an experiment; `progress` hears of every run before and after it.
+pub fn compare(
+    target: &dyn Switch,
+    experiment: &Experiment,
+    stop: &Stop,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Outcome> {
+    let began = Instant::now();
+    let mut sets = Vec::new();
+    for case in &experiment.cases {
+        case.workload.check().map_err(|e| anyhow::anyhow!("case {}: {e}", case.name))?;
+        let mut set = DataSet::new(&case.workload)?;
+        set.prepare(target, stop).with_context(|| format!("preparing the files of case {}", case.name))?;
+        sets.push(set);
+    }
+    let mut outcome = Outcome {
+        experiment: experiment.clone(),
+        trials: Vec::new(),
+        gains: Vec::new(),
+        claims: Vec::new(),
+        pairs: 0,
+        modelled: false,
+    };
+    let per_pair = (experiment.cases.len() * experiment.systems.len()) as u32;
+    let running = Instant::now();
+    let mut dice = Dice::new(experiment.seed);
+    while outcome.wants_more(began.elapsed()) {
+        let pair = outcome.pairs;
+        let mut cases: Vec<usize> = (0..experiment.cases.len()).collect();
+        if experiment.shuffle {
+            dice.shuffle(&mut cases);
+        }
+        for case in cases {
+            let mut order: Vec<usize> = (0..experiment.systems.len()).collect();
+            if experiment.shuffle {
+                dice.shuffle(&mut order);
+            }
+            for system in order {
+                let done = outcome.trials.len() as u32;
+                let left = (done > 0).then(|| {
+                    let rest = (per_pair * experiment.pairs.max(pair + 1)).saturating_sub(done);
+                    running.elapsed() / done * rest
+                });
+                let mut report = Progress {
+                    done,
+                    wanted: per_pair * experiment.pairs.max(pair + 1),
+                    pair: pair + 1,
+                    case: &experiment.cases[case].name,
+                    system: &experiment.systems[system].name,
+                    result: None,
+                    left,
+                };
+                progress(report);
+                for attempt in 1.. {
+                    let trial = one_trial(target, experiment, &mut sets[case], (case, system, pair), done, stop)?;
+                    let counts = trial.result.counts();
+                    outcome.trials.push(trial);
+                    if counts || attempt >= experiment.tries {
+                        break;
+                    }
+                }
+                report.result = outcome.trials.last().map(|t| &t.result);
+                progress(report);
+            }
+        }
+        outcome.pairs += 1;
+        outcome.judge();
+    }
+    outcome.modelled = outcome.trials.iter().any(|t| t.result.modelled());
+    for set in &sets {
+        set.remove(target)?;
+    }
+    Ok(outcome)
+}
+
+/// Runs one system on one case.
+fn one_trial(
+    target: &dyn Switch,
+    experiment: &Experiment,
+    set: &mut DataSet,
+    (case, system, pair): (usize, usize, u32),
+    position: u32,
+    stop: &Stop,
+) -> Result<Trial> {
+    let (c, s) = (&experiment.cases[case], &experiment.systems[system]);
+    let what = || format!("{} under {}, pair {}", c.name, s.name, pair + 1);
+    target.switch(s).with_context(what)?;
+    let depth = target.depth()?;
+    let options = RunOptions { verify: true, ..RunOptions::default() };
+    let result = run(target, set, &c.workload, &options, stop).with_context(what)?;
+    anyhow::ensure!(
+        result.verification.passed(),
+        "{}: the data are wrong: {}",
+        what(),
+        result.verification.first.first().map_or("nothing was compared".into(), ToString::to_string)
+    );
+    Ok(Trial { case, system, pair, position, depth, result })
+}
+
+impl Outcome {
+    /// Another pair is due: the least number is not reached, or a claim is unresolved and there is time.
+    fn wants_more(&self, spent: Duration) -> bool {
+        let e = &self.experiment;
+        if self.pairs < e.pairs.max(1) {
+            return true;
+        }
+        let unresolved = self.claims.iter().any(|c| c.verdict == Verdict::Unresolved);
+        unresolved && self.pairs < e.pairs_max && spent.as_secs_f64() < e.time_max_s
+    }
+
+    fn index(&self, system: &str) -> Option<usize> {
+        self.experiment.systems.iter().position(|s| s.name == system)
+    }
+
+    /// The makespan of a pair's run that counts, s.
+    pub fn makespan(&self, case: usize, system: usize, pair: u32) -> Option<f64> {
+        let own = |t: &&Trial| (t.case, t.system, t.pair) == (case, system, pair) && t.result.counts();
+        self.trials.iter().find(own).map(|t| t.result.makespan_s)
+    }
+
+    /// Gain per pair; `None` where one of the two runs does not count.
+    fn pair_gains(&self, case: usize, new: usize, base: usize) -> Vec<Option<f64>> {
+        let gain = |pair| Some(1.0 - self.makespan(case, new, pair)? / self.makespan(case, base, pair)?);
+        (0..self.pairs).map(gain).collect()
+    }
+
+    /// A system's gain over another in one case.
+    pub fn case_gain(&self, case: usize, new: usize, base: usize) -> Interval {
+        Interval::of(&self.pair_gains(case, new, base).into_iter().flatten().collect::<Vec<_>>())
+    }
+
+    /// The mean gain over the cases: one value per pair in which all of them count.
+    pub fn average_gain(&self, new: usize, base: usize) -> Interval {
+        let by_case: Vec<_> = (0..self.experiment.cases.len()).map(|c| self.pair_gains(c, new, base)).collect();
+        let whole = |pair: usize| by_case.iter().map(|gains| gains[pair]).collect::<Option<Vec<f64>>>();
+        Interval::of(&(0..self.pairs as usize).filter_map(|p| whole(p).map(|g| mean(&g))).collect::<Vec<_>>())
+    }
+
+    /// Runs of a system on a case that count.
+    pub fn counted(&self, case: usize, system: usize) -> Vec<&Trial> {
+        self.trials.iter().filter(|t| t.case == case && t.system == system && t.result.counts()).collect()
+    }
+
+    /// Computes gains and verdicts from the trials.
+    pub fn judge(&mut self) {
+        let e = &self.experiment;
+        let mut gains = Vec::new();
+        for base in e.baselines.iter().filter_map(|b| self.index(b)) {
+            for new in (0..e.systems.len()).filter(|s| *s != base) {
+                let names = (e.systems[new].name.clone(), e.systems[base].name.clone());
+                let gain =
+                    |case: Option<String>, gain| Gain { case, new: names.0.clone(), base: names.1.clone(), gain };
+                for (c, case) in e.cases.iter().enumerate() {
+                    gains.push(gain(Some(case.name.clone()), self.case_gain(c, new, base)));
+                }
+                if e.cases.len() > 1 {
+                    gains.push(gain(None, self.average_gain(new, base)));
+                }
+            }
+        }
+        let judged = e.claims.iter().flat_map(|claim| self.judge_claim(claim)).collect();
+        (self.gains, self.claims) = (gains, judged);
+    }
+
+    fn judge_claim(&self, claim: &Claim) -> Vec<Judged> {
+        let Some((new, base)) = self.index(&claim.new).zip(self.index(&claim.base)) else {
+            let text = format!("{} over {}: not compared", claim.new, claim.base);
+            return vec![Judged { text, verdict: Verdict::Unresolved }];
+        };
+        let cases = || self.experiment.cases.iter().enumerate();
+        let tell = |what: &str, gain: Interval, verdict| Judged {
+            text: format!("{} over {}, {what}: {}", claim.new, claim.base, show_gain(&gain)),
+            verdict,
+        };
+        match claim.bound {
+            Bound::AverageAtLeast(limit) => {
+                let gain = self.average_gain(new, base);
+                vec![tell(&format!("at least {} on average", percent(limit)), gain, at_least(gain, limit))]
+            }
+            Bound::EachAtLeast(limit) => cases()
+                .map(|(c, case)| {
+                    let gain = self.case_gain(c, new, base);
+                    tell(&format!("at least {} in {}", percent(limit), case.name), gain, at_least(gain, limit))
+                })
+                .collect(),
+            Bound::NoCaseWorseThan(limit) => cases()
+                .map(|(c, case)| {
+                    let gain = self.case_gain(c, new, base);
+                    let what = format!("no worse than {} in {}", percent(limit), case.name);
+                    tell(&what, gain, no_worse_than(gain, limit))
+                })
+                .collect(),
+        }
+    }
+
+    /// Tables for people.
+    pub fn show(&self) -> String {
+        let e = &self.experiment;
+        let place = if self.modelled { " — times on the MODELLED disk" } else { "" };
+        let discarded = self.trials.iter().filter(|t| !t.result.counts()).count();
+        let mut out = format!("{}: {} pairs{place}\n", e.title, self.pairs);
+        for (c, case) in e.cases.iter().enumerate() {
+            out += &format!("\n{} — {}\n", case.name, case.workload.describe());
+            out += &format!("  {:<26} {:>9} {:>9} {:>13}", "", "time", "MiB/s", "at the disk");
+            e.baselines.iter().for_each(|b| out += &format!("  {:>26}", format!("gain over {b}")));
+            out.push('\n');
+            for (s, system) in e.systems.iter().enumerate() {
+                let runs = self.counted(c, s);
+                let over = |f: &dyn Fn(&RunResult) -> f64| mean(&runs.iter().map(|t| f(&t.result)).collect::<Vec<_>>());
+                let batch = over(&|r| r.servers.at_disk.mean_bytes().unwrap_or(0.0));
+                out += &format!(
+                    "  {:<26} {:>8.2}s {:>9.1} {:>13}",
+                    system.name,
+                    over(&|r| r.makespan_s),
+                    over(&|r| r.bandwidth_mib_s),
+                    if batch > 0.0 { crate::size::show_bytes(batch) } else { "–".into() },
+                );
+                for base in e.baselines.iter().filter_map(|b| self.index(b)) {
+                    let text = if base == s { "–".into() } else { show_gain(&self.case_gain(c, s, base)) };
+                    out += &format!("  {text:>26}");
+                }
+                out.push('\n');
+            }
+        }
+        if e.cases.len() > 1 {
+            out += "\nmean over the cases\n";
+            for g in self.gains.iter().filter(|g| g.case.is_none()) {
+                out += &format!("  {} over {}: {}\n", g.new, g.base, show_gain(&g.gain));
+            }
+        }
+        if !self.claims.is_empty() {
+            out.push('\n');
+        }
+        for claim in &self.claims {
+            out += &format!("{} — {}\n", claim.text, claim.verdict);
+        }
+        let counted: Vec<&RunResult> = self.trials.iter().map(|t| &t.result).filter(|r| r.counts()).collect();
+        let idle = counted.iter().filter_map(|r| r.idle_cpu).fold(1.0, f64::min);
+        let late = counted.iter().filter_map(|r| r.servers.device.as_ref());
+        let late = late.map(|d| d.lateness_p99_us / d.mean_service_us.max(1e-9)).fold(0.0, f64::max);
+        if self.modelled {
+            out += &format!(
+                "\nof the runs that count: idle CPU at least {:.0} %, lateness of the modelled disk (99 %) at most {:.1} % \
+                 of the mean service time; runs that do not count: {discarded}\n",
+                idle * 100.0,
+                late * 100.0
+            );
+        }
+        out += &format!("all data of all {} runs verified\n", self.trials.len());
+        out
+    }
+}
+
+/// `40 %`, without decimals that say nothing.
+fn percent(share: f64) -> String {
+    format!("{} %", (share * 1000.0).round() / 10.0)
+}
+
+/// `+41.2 % [38.0, 44.4] n=5`.
+pub fn show_gain(gain: &Interval) -> String {
+    if gain.n == 0 {
+        return "no pair counts".into();
+    }
+    if gain.n < 2 {
+        return format!("{:+.1} % (one pair)", gain.mean * 100.0);
+    }
+    format!("{:+.1} % [{:+.1}, {:+.1}] n={}", gain.mean * 100.0, gain.low * 100.0, gain.high * 100.0, gain.n)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::access::{DeviceObservation, Observation};
+    use crate::memory::Memory;
+    use crate::pattern::{Pattern, Shape};
+    use crate::plan::Operation;
+    use crate::system::Layer;
+    use impresario_sched::PolicySpec;
+
+    impl Switch for Memory {
+        fn switch(&self, system: &System) -> Result<()> {
+            let ms = if system.data_policy.as_ref().is_some_and(|p| p.name == "none") { 8 } else { 2 };
+            *self.delay.lock().unwrap() = Duration::from_millis(ms);
+            Ok(())
+        }
+        fn depth(&self) -> Result<Option<u32>> {
+            Ok(Some(1))
+        }
+    }
+
+    pub fn experiment() -> Experiment {
+        let case = |shape: Shape, operation| Case {
+            name: format!("{shape} {operation}"),
+            workload: Workload::uniform(
+                2,
+                Pattern { shape, request_bytes: 1024, process_bytes: 4096, processes: 2, seed: 1 },
+                operation,
+            ),
+        };
+        let fifo = PolicySpec::named("fifo");
+        let claim = |bound| Claim { new: "mlf".into(), base: "none".into(), bound };
+        Experiment {
+            title: "a test".into(),
+            cases: vec![case(Shape::Strided, Operation::Write), case(Shape::Contiguous, Operation::Read)],
+            systems: ["none", "mlf"].map(|s| System::parse(s, Layer::Data, &fifo).unwrap()).into(),
+            baselines: vec!["none".into()],
+            claims: vec![
+                claim(Bound::AverageAtLeast(0.3)),
+                claim(Bound::NoCaseWorseThan(0.03)),
+                claim(Bound::EachAtLeast(0.99)),
+            ],
+            pairs: 3,
+            pairs_max: 6,
+            time_max_s: 60.0,
+            tries: 3,
+            shuffle: true,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn pairs_are_whole_verified_and_judged() {
+        let mut heard = 0;
+        let outcome = compare(&Memory::default(), &experiment(), &Stop::new(), &mut |_| heard += 1).unwrap();
+        assert!((3..=6).contains(&outcome.pairs));
+        let runs: HashSet<_> = outcome.trials.iter().map(|t| (t.case, t.system, t.pair)).collect();
+        assert_eq!(runs.len() as u32, outcome.pairs * 4);
+        assert_eq!(heard, 2 * runs.len());
+        let average = outcome.average_gain(1, 0);
+        assert!((0.4..0.9).contains(&average.mean), "8 ms become 2: {average:?}");
+        let verdicts: Vec<_> = outcome.claims.iter().map(|c| c.verdict).collect();
+        assert_eq!(verdicts[..3], [Verdict::Holds; 3]);
+        assert_ne!(verdicts[3], Verdict::Holds);
+        let text = outcome.show();
+        assert!(text.contains("at least 30 % on average") && text.contains("holds"), "{text}");
+        assert!(!text.contains("MODELLED"));
+        let json = serde_json::to_string(&outcome).unwrap();
+        assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap().claims, outcome.claims);
+    }
+
+    /// A run under bad conditions is tried again, and then its pair says nothing.
+    #[test]
+    fn runs_that_do_not_count_prove_nothing() {
+        let memory = Memory::default();
+        let device = DeviceObservation { requests: 1, mean_service_us: 100.0, lateness_p99_us: 90.0 };
+        *memory.observation.lock().unwrap() = Observation { device: Some(device), ..Observation::default() };
+        let mut e = experiment();
+        (e.pairs, e.pairs_max) = (2, 2);
+        let outcome = compare(&memory, &e, &Stop::new(), &mut |_| {}).unwrap();
+        assert_eq!(outcome.trials.len() as u32, 2 * 4 * 3);
+        assert!(outcome.claims.iter().all(|c| c.verdict == Verdict::Unresolved));
+        assert!(outcome.show().contains("no pair counts") && outcome.show().contains("MODELLED"));
+    }
+
+    /// Gains are computed within a pair: a drift over time that hits both systems does not matter.
+    #[test]
+    fn gains_are_paired() {
+        let mut outcome = compare(&Memory::default(), &experiment(), &Stop::new(), &mut |_| {}).unwrap();
+        for t in &mut outcome.trials {
+            t.result.makespan_s = f64::from(1 + t.pair) * if t.system == 0 { 10.0 } else { 5.0 };
+        }
+        outcome.judge();
+        let gain = outcome.case_gain(0, 1, 0);
+        assert_eq!((gain.mean, gain.low, gain.high), (0.5, 0.5, 0.5));
+        assert_eq!(outcome.average_gain(1, 0).mean, 0.5);
+    }
+}

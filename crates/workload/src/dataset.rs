@@ -1,0 +1,223 @@
+//! The files of an experiment: made before it, verified after every run by fresh clients, removed at the end.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::access::{FileIo, Identity, Process, Target};
+use crate::content::{Mismatch, Source};
+use crate::pattern::Pattern;
+use crate::plan::Workload;
+use crate::stop::Stop;
+
+/// Size of the requests that prepare and verify: large, because they are not what is measured.
+const CHUNK_BYTES: u64 = 4 << 20;
+/// Threads, each with a client of its own, that prepare and verify.
+const WORKERS: u32 = 4;
+/// So many mismatches are told in full; all are counted.
+const TOLD: usize = 4;
+
+/// The files of a workload and what they hold at present.
+pub struct DataSet {
+    nonce: u64,
+    patterns: Vec<Pattern>,
+    /// Generation of the content of each application's files; 0: not prepared.
+    generations: Vec<u32>,
+    directory: String,
+}
+
+/// What verification found.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Verification {
+    /// Bytes compared with what they must be.
+    pub checked_bytes: u64,
+    /// Requests or stretches that differed.
+    pub mismatches: u64,
+    /// The first of them.
+    pub first: Vec<Mismatch>,
+}
+
+impl Verification {
+    /// Everything was as it must be, and something was looked at.
+    pub fn passed(&self) -> bool {
+        self.mismatches == 0 && self.checked_bytes > 0
+    }
+
+    /// Counts one comparison.
+    pub fn record(&mut self, bytes: u64, result: Result<(), Mismatch>) {
+        self.checked_bytes += bytes;
+        if let Err(mismatch) = result {
+            self.mismatches += 1;
+            if self.first.len() < TOLD {
+                self.first.push(mismatch);
+            }
+        }
+    }
+
+    /// Adds what another one found.
+    pub fn merge(&mut self, other: Verification) {
+        self.checked_bytes += other.checked_bytes;
+        self.mismatches += other.mismatches;
+        self.first.extend(other.first);
+        self.first.truncate(TOLD);
+    }
+}
+
+impl DataSet {
+    /// The files of a workload, not made yet. The nonce is drawn anew: no two data sets share content.
+    pub fn new(workload: &Workload) -> Result<DataSet> {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("the system gives no random numbers: {e}"))?;
+        let nonce = u64::from_le_bytes(bytes);
+        Ok(DataSet {
+            nonce,
+            patterns: workload.applications.iter().map(|a| a.pattern).collect(),
+            generations: vec![0; workload.applications.len()],
+            directory: format!("bench-{nonce:016x}"),
+        })
+    }
+
+    /// Path of a file.
+    pub fn path(&self, application: usize, file: u32) -> String {
+        format!("{}/a{application}.f{file}", self.directory)
+    }
+
+    /// What a rank's bytes in a file hold in a generation.
+    pub fn source(&self, application: usize, file: u32, rank: u32, generation: u32) -> Source {
+        Source { nonce: self.nonce, file: (application as u64) << 32 | u64::from(file), writer: rank, generation }
+    }
+
+    /// The generation that an application's files hold.
+    pub fn generation(&self, application: usize) -> u32 {
+        self.generations.get(application).copied().unwrap_or(0)
+    }
+
+    /// The application's files now hold this generation.
+    pub fn advance(&mut self, application: usize, generation: u32) {
+        if let Some(slot) = self.generations.get_mut(application) {
+            *slot = generation;
+        }
+    }
+
+    /// Makes the files and writes their first generation. On a modelled disk this also fixes where they lie.
+    pub fn prepare(&mut self, target: &dyn Target, stop: &Stop) -> Result<()> {
+        let client = target.connect(worker_identity("prepare"))?;
+        client.make_dir(&self.directory)?;
+        // One file after the other and all made by one client: their order on the disks is always the same.
+        for (application, file) in self.files() {
+            client.create(&self.path(application, file)).with_context(|| format!("making a{application}.f{file}"))?;
+        }
+        let next_generation = 1;
+        self.each_file(target, stop, "prepare", |set, client, application, file| {
+            let io = client.open(&set.path(application, file), true)?;
+            let pattern = &set.patterns[application];
+            let mut buffer = vec![0; CHUNK_BYTES.min(pattern.file_bytes()) as usize];
+            let mut offset = 0;
+            while offset < pattern.file_bytes() {
+                stop.check()?;
+                let len = CHUNK_BYTES.min(pattern.file_bytes() - offset);
+                let chunk = &mut buffer[..len as usize];
+                for owned in pattern.owners(file, offset, len) {
+                    let from = (owned.offset - offset) as usize;
+                    set.source(application, file, owned.rank, next_generation)
+                        .fill(owned.offset, &mut chunk[from..from + owned.len as usize]);
+                }
+                write_all(io.as_ref(), chunk, offset)?;
+                offset += len;
+            }
+            io.sync()
+        })?;
+        self.generations.fill(next_generation);
+        Ok(())
+    }
+
+    /// Reads every file whole through fresh clients and compares every byte.
+    pub fn verify(&self, target: &dyn Target, stop: &Stop) -> Result<Verification> {
+        let found = Mutex::new(Verification::default());
+        self.each_file(target, stop, "verify", |set, client, application, file| {
+            let mut verification = Verification::default();
+            let io = client.open(&set.path(application, file), false)?;
+            let pattern = &set.patterns[application];
+            let generation = set.generation(application);
+            let mut buffer = vec![0; CHUNK_BYTES.min(pattern.file_bytes()) as usize];
+            let mut offset = 0;
+            while offset < pattern.file_bytes() {
+                stop.check()?;
+                let len = CHUNK_BYTES.min(pattern.file_bytes() - offset);
+                let chunk = &mut buffer[..len as usize];
+                // What a short read leaves out must not look right because the last chunk was.
+                chunk.fill(0);
+                io.read_at(chunk, offset)?;
+                for owned in pattern.owners(file, offset, len) {
+                    let from = (owned.offset - offset) as usize;
+                    let part = &chunk[from..from + owned.len as usize];
+                    let source = set.source(application, file, owned.rank, generation);
+                    verification.record(owned.len, source.check(owned.offset, part));
+                }
+                offset += len;
+            }
+            found.lock().unwrap_or_else(|e| e.into_inner()).merge(verification);
+            Ok(())
+        })?;
+        Ok(found.into_inner().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    /// Removes the files.
+    pub fn remove(&self, target: &dyn Target) -> Result<()> {
+        let client = target.connect(worker_identity("remove"))?;
+        for (application, file) in self.files() {
+            client.remove(&self.path(application, file))?;
+        }
+        client.remove_dir(&self.directory)
+    }
+
+    fn files(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        self.patterns.iter().enumerate().flat_map(|(a, p)| (0..p.files()).map(move |f| (a, f)))
+    }
+
+    /// Does something for every file, on a few threads with a fresh client each. The first error ends it.
+    fn each_file(
+        &self,
+        target: &dyn Target,
+        stop: &Stop,
+        what: &str,
+        act: impl Fn(&DataSet, &dyn Process, usize, u32) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let files: Vec<(usize, u32)> = self.files().collect();
+        let next = AtomicU64::new(0);
+        let failed = AtomicU32::new(0);
+        let worker = || -> Result<()> {
+            let client = target.connect(worker_identity(what))?;
+            while failed.load(Ordering::Relaxed) == 0 {
+                stop.check()?;
+                let index = next.fetch_add(1, Ordering::Relaxed) as usize;
+                let Some(&(application, file)) = files.get(index) else { break };
+                act(self, client.as_ref(), application, file)
+                    .with_context(|| format!("{what} {}", self.path(application, file)))?;
+            }
+            Ok(())
+        };
+        let run = || worker().inspect_err(|_| _ = failed.fetch_add(1, Ordering::Relaxed));
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..WORKERS.min(files.len() as u32)).map(|_| scope.spawn(run)).collect();
+            workers.into_iter().try_for_each(|w| match w.join() {
+                Ok(result) => result,
+                Err(_) => bail!("a thread that was to {what} panicked"),
+            })
+        })
+    }
+}
+
+/// Writes all of a buffer or fails.
+pub fn write_all(io: &dyn FileIo, data: &[u8], offset: u64) -> Result<()> {
+    match io.write_at(data, offset)? {
+        n if n == data.len() => Ok(()),
+        n => bail!("only {n} of {} bytes were written at {offset}", data.len()),
+    }
+}
+
+fn worker_identity(what: &str) -> Identity {
+    Identity { job: 0, node: None, wire_max_bytes: None, name: format!("bench {what}") }
+}

@@ -1,0 +1,109 @@
+//! Storage in this process's memory, for the tests of everything that measures storage.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::access::{FileIo, Identity, Moved, Observation, Process, Target};
+
+type Files = Arc<Mutex<HashMap<String, Arc<RwLock<Vec<u8>>>>>>;
+
+/// Files in memory; every request takes a set time.
+#[derive(Clone, Default)]
+pub struct Memory {
+    files: Files,
+    /// Time of one request.
+    pub delay: Arc<Mutex<Duration>>,
+    /// What to tell of the servers.
+    pub observation: Arc<Mutex<Observation>>,
+    /// Connections made.
+    pub connected: Arc<AtomicU64>,
+}
+
+struct Client {
+    memory: Memory,
+    requests: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
+}
+
+struct Open {
+    data: Arc<RwLock<Vec<u8>>>,
+    delay: Duration,
+    requests: Arc<AtomicU64>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Target for Memory {
+    fn connect(&self, _: Identity) -> Result<Box<dyn Process>> {
+        self.connected.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Client { memory: self.clone(), requests: Arc::default(), bytes: Arc::default() }))
+    }
+    fn observe(&self) -> Result<Observation> {
+        Ok(self.observation.lock().unwrap().clone())
+    }
+}
+
+impl Client {
+    fn handle(&self, data: Arc<RwLock<Vec<u8>>>) -> Box<dyn FileIo> {
+        let delay = *self.memory.delay.lock().unwrap();
+        Box::new(Open { data, delay, requests: self.requests.clone(), bytes: self.bytes.clone() })
+    }
+}
+
+impl Process for Client {
+    fn make_dir(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+    fn create(&self, path: &str) -> Result<Box<dyn FileIo>> {
+        let data = self.memory.files.lock().unwrap().entry(path.into()).or_default().clone();
+        Ok(self.handle(data))
+    }
+    fn open(&self, path: &str, _: bool) -> Result<Box<dyn FileIo>> {
+        let data = self.memory.files.lock().unwrap().get(path).cloned().context("no such file")?;
+        Ok(self.handle(data))
+    }
+    fn remove(&self, path: &str) -> Result<()> {
+        self.memory.files.lock().unwrap().remove(path).map(|_| ()).context("no such file")
+    }
+    fn remove_dir(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+    fn sent(&self) -> Moved {
+        Moved { requests: self.requests.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
+    }
+}
+
+impl Open {
+    fn count(&self, len: usize) {
+        std::thread::sleep(self.delay);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+    }
+}
+
+impl FileIo for Open {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.count(buffer.len());
+        let data = self.data.read().unwrap();
+        let from = data.len().min(offset as usize);
+        let n = buffer.len().min(data.len() - from);
+        buffer[..n].copy_from_slice(&data[from..from + n]);
+        Ok(n)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.count(bytes.len());
+        let mut data = self.data.write().unwrap();
+        let end = offset as usize + bytes.len();
+        if data.len() < end {
+            data.resize(end, 0);
+        }
+        data[offset as usize..end].copy_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,313 @@
+//! What a benchmark run does: applications, their processes, when they start and how they ask.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pattern::Pattern;
+use crate::random::Dice;
+use crate::size::{show_bytes, show_seconds};
+
+/// What the timed part does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// Reads what was prepared.
+    Read,
+    /// Writes over what was prepared.
+    Write,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Operation::Read => "read",
+            Operation::Write => "write",
+        })
+    }
+}
+
+impl std::str::FromStr for Operation {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Operation, String> {
+        match text {
+            "read" => Ok(Operation::Read),
+            "write" => Ok(Operation::Write),
+            _ => Err(format!("there is no operation {text:?}: read or write")),
+        }
+    }
+}
+
+/// What a process does between two requests (and before its first): arrival jitter.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Think {
+    /// Nothing: the next request follows at once.
+    #[default]
+    None,
+    /// Waits a time drawn evenly from 0 to this many microseconds.
+    Uniform(f64),
+    /// Waits a time drawn exponentially with this mean in microseconds.
+    Exponential(f64),
+}
+
+impl Think {
+    /// The next waiting time.
+    pub fn draw(self, dice: &mut Dice) -> Duration {
+        let us = match self {
+            Think::None => return Duration::ZERO,
+            Think::Uniform(max) => dice.unit() * max,
+            Think::Exponential(mean) => dice.exponential(mean),
+        };
+        Duration::from_nanos((us.max(0.0) * 1e3) as u64)
+    }
+}
+
+impl std::str::FromStr for Think {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Think, String> {
+        let us = |t: &str| crate::size::parse_duration(t).map(|d| d.as_secs_f64() * 1e6);
+        match text.split_once(':') {
+            None if text == "none" => Ok(Think::None),
+            Some(("uniform", time)) => us(time).map(Think::Uniform),
+            Some(("exponential", time)) => us(time).map(Think::Exponential),
+            _ => Err(format!("{text:?} is no jitter: none, uniform:100us or exponential:100us")),
+        }
+    }
+}
+
+/// Which I/O node a rank speaks to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// Neighbouring ranks of an application on the same I/O node.
+    #[default]
+    Block,
+    /// Neighbouring ranks on different I/O nodes, round robin.
+    Cyclic,
+}
+
+impl Placement {
+    /// The I/O node, below `nodes`, of a rank. Applications with fewer ranks than there are I/O nodes are
+    /// spread by their own number.
+    pub fn node(self, application: usize, rank: u32, processes: u32, nodes: usize) -> usize {
+        let (rank, processes) = (rank as usize, processes.max(1) as usize);
+        let nodes = nodes.max(1);
+        if processes < nodes {
+            return (application * processes + rank) % nodes;
+        }
+        match self {
+            Placement::Block => rank * nodes / processes,
+            Placement::Cyclic => rank % nodes,
+        }
+    }
+}
+
+impl std::str::FromStr for Placement {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Placement, String> {
+        match text {
+            "block" => Ok(Placement::Block),
+            "cyclic" => Ok(Placement::Cyclic),
+            _ => Err(format!("there is no placement {text:?}: block or cyclic")),
+        }
+    }
+}
+
+/// One application: processes that share files.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Application {
+    /// Which bytes its ranks touch.
+    pub pattern: Pattern,
+    /// Read or write.
+    pub operation: Operation,
+    /// When it starts after the first application, microseconds.
+    pub start_us: u64,
+    /// Requests that a process keeps outstanding; 1: synchronous.
+    pub queue_depth: u32,
+    /// Waiting times of its processes.
+    pub think: Think,
+    /// How often every process goes through its requests.
+    pub loops: u32,
+}
+
+impl Application {
+    /// Bytes that it moves in the timed part.
+    pub fn bytes(&self) -> u64 {
+        self.pattern.total_bytes() * u64::from(self.loops)
+    }
+
+    /// Requests that it makes in the timed part.
+    pub fn requests(&self) -> u64 {
+        self.pattern.requests() * u64::from(self.pattern.processes) * u64::from(self.loops)
+    }
+}
+
+/// A whole run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Workload {
+    /// The applications.
+    pub applications: Vec<Application>,
+    /// Rank placement on the I/O nodes.
+    pub placement: Placement,
+    /// The client's largest request on the wire, bytes; absent: as large as the servers take.
+    pub wire_max_bytes: Option<u32>,
+    /// All processes wait for each other before they start.
+    pub barrier: bool,
+    /// Writers end with a sync, inside the timed part.
+    pub sync: bool,
+    /// Of all chance in the run.
+    pub seed: u64,
+}
+
+impl Workload {
+    /// Equal applications that start together, synchronous, with a barrier.
+    pub fn uniform(applications: u32, pattern: Pattern, operation: Operation) -> Workload {
+        let one = Application { pattern, operation, start_us: 0, queue_depth: 1, think: Think::None, loops: 1 };
+        let applications = (0..applications)
+            .map(|i| Application {
+                pattern: Pattern { seed: pattern.seed.wrapping_add(u64::from(i)), ..pattern },
+                ..one.clone()
+            })
+            .collect();
+        Workload {
+            applications,
+            placement: Placement::Block,
+            wire_max_bytes: None,
+            barrier: true,
+            sync: false,
+            seed: pattern.seed,
+        }
+    }
+
+    /// Bytes of the timed part.
+    pub fn bytes(&self) -> u64 {
+        self.applications.iter().map(Application::bytes).sum()
+    }
+
+    /// Requests of the timed part.
+    pub fn requests(&self) -> u64 {
+        self.applications.iter().map(Application::requests).sum()
+    }
+
+    /// Processes over all applications.
+    pub fn processes(&self) -> u32 {
+        self.applications.iter().map(|a| a.pattern.processes).sum()
+    }
+
+    /// Why it cannot be run, if it cannot.
+    pub fn check(&self) -> Result<(), String> {
+        let Some(first) = self.applications.first() else {
+            return Err("a workload needs at least one application".into());
+        };
+        let processes: u64 = self.applications.iter().map(|a| u64::from(a.pattern.processes)).sum();
+        if processes > 4096 {
+            return Err(format!("{processes} processes are more than the 4096 that one run starts"));
+        }
+        for application in &self.applications {
+            let p = &application.pattern;
+            if p.request_bytes == 0 || p.process_bytes == 0 || p.processes == 0 {
+                return Err("request size, bytes per process and processes must all be at least 1".into());
+            }
+            if p.request_bytes > 1 << 30 {
+                return Err(format!("a request of {} is larger than 1 GiB", show_bytes(p.request_bytes as f64)));
+            }
+            if p.process_bytes.checked_mul(u64::from(p.processes)).is_none_or(|bytes| bytes > 1 << 50) {
+                return Err("the application's files would be larger than 1 PiB".into());
+            }
+            if application.queue_depth == 0 || application.queue_depth > 256 {
+                return Err(format!("queue depth {} is not between 1 and 256", application.queue_depth));
+            }
+            if application.loops == 0 {
+                return Err("loops must be at least 1".into());
+            }
+            if application.operation != first.operation {
+                return Err("the applications of one run all read or all write".into());
+            }
+        }
+        match self.wire_max_bytes {
+            Some(bytes) if bytes < 512 => Err(format!("the largest request on the wire, {bytes} bytes, is below 512")),
+            _ => Ok(()),
+        }
+    }
+
+    /// One line for people.
+    pub fn describe(&self) -> String {
+        let Some(first) = self.applications.first() else { return "nothing".into() };
+        let p = &first.pattern;
+        let mut text = format!(
+            "{} × {} processes, {} {} of {}, {} each",
+            self.applications.len(),
+            p.processes,
+            p.shape,
+            first.operation,
+            show_bytes(p.request_bytes as f64),
+            show_bytes(p.process_bytes as f64 * f64::from(first.loops)),
+        );
+        if let Some(bytes) = self.wire_max_bytes {
+            text += &format!(", {} on the wire", show_bytes(f64::from(bytes)));
+        }
+        if first.queue_depth > 1 {
+            text += &format!(", queue depth {}", first.queue_depth);
+        }
+        if let Some(last) = self.applications.last().filter(|a| a.start_us > 0) {
+            text += &format!(", last start after {}", show_seconds(last.start_us as f64 / 1e6));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pattern::Shape;
+
+    fn pattern() -> Pattern {
+        Pattern { shape: Shape::Strided, request_bytes: 16384, process_bytes: 1 << 21, processes: 8, seed: 1 }
+    }
+
+    #[test]
+    fn placement_keeps_neighbours_together_or_apart() {
+        let nodes = |placement: Placement| (0..8).map(|r| placement.node(0, r, 8, 2)).collect::<Vec<_>>();
+        assert_eq!(nodes(Placement::Block), [0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(nodes(Placement::Cyclic), [0, 1, 0, 1, 0, 1, 0, 1]);
+        // One process each: the applications are spread instead.
+        assert_eq!((0..4).map(|a| Placement::Block.node(a, 0, 1, 2)).collect::<Vec<_>>(), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn counts_and_text() {
+        let w = Workload::uniform(4, pattern(), Operation::Read);
+        assert_eq!((w.bytes(), w.requests(), w.processes()), (64 << 20, 4096, 32));
+        assert_eq!(w.describe(), "4 × 8 processes, strided read of 16 KiB, 2 MiB each");
+        assert_eq!(w.check(), Ok(()));
+        assert_ne!(w.applications[0].pattern.seed, w.applications[1].pattern.seed);
+    }
+
+    #[test]
+    fn bad_workloads_say_why() {
+        let good = Workload::uniform(2, pattern(), Operation::Read);
+        let mut w = good.clone();
+        w.applications[0].pattern.request_bytes = 0;
+        assert!(w.check().unwrap_err().contains("at least 1"));
+        let mut w = good.clone();
+        w.applications[1].operation = Operation::Write;
+        assert!(w.check().unwrap_err().contains("all read or all write"));
+        let mut w = good.clone();
+        w.applications[0].pattern.processes = 5000;
+        assert!(w.check().unwrap_err().contains("4096"));
+        let mut w = good;
+        w.applications.clear();
+        assert!(w.check().is_err());
+    }
+
+    #[test]
+    fn jitter_reads() {
+        assert_eq!("uniform:100us".parse(), Ok(Think::Uniform(100.0)));
+        assert_eq!("exponential:1ms".parse(), Ok(Think::Exponential(1000.0)));
+        assert!("sometimes".parse::<Think>().is_err());
+        let mut dice = Dice::new(1);
+        assert_eq!(Think::None.draw(&mut dice), Duration::ZERO);
+        assert!(Think::Uniform(100.0).draw(&mut dice) < Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,181 @@
+//! A page for people: one HTML file with its styles and plots inside, that opens anywhere and asks nothing of the net.
+
+use std::fmt::Write;
+
+/// A page in the making.
+pub struct Page {
+    title: String,
+    body: String,
+}
+
+/// One bar of a plot.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Bar {
+    /// What it stands for.
+    pub label: String,
+    /// Its length, in the unit of the plot.
+    pub value: f64,
+    /// What is written at its end.
+    pub text: String,
+    /// Ends of an interval, drawn as a whisker.
+    pub range: Option<(f64, f64)>,
+    /// The baseline is drawn in another colour.
+    pub baseline: bool,
+}
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--ink:#1b1f24;--quiet:#5c6670;--paper:#fff;--line:#d5dae0;--bar:#2f6fb2;--base:#9aa4af}\
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--quiet:#9aa4af;--paper:#15181c;--line:#353b43;--bar:#6aa5e0;--base:#6b747e}}\
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:var(--ink);background:var(--paper)}\
+h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.2rem}p.note{color:var(--quiet)}\
+table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums}\
+div.wide{overflow-x:auto}th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
+th:first-child,td:first-child{text-align:left}svg{width:100%;height:auto;margin:.3rem 0}\
+svg text{fill:var(--ink);font:13px system-ui,sans-serif}svg .bar{fill:var(--bar)}svg .base{fill:var(--base)}\
+svg line{stroke:var(--ink);stroke-width:1.5}";
+
+/// Text that cannot be taken for markup.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
+impl Page {
+    /// An empty page.
+    pub fn new(title: &str) -> Page {
+        Page { title: title.into(), body: format!("<h1>{}</h1>\n", escape(title)) }
+    }
+
+    /// A heading.
+    pub fn heading(&mut self, text: &str) -> &mut Page {
+        self.push(format_args!("<h2>{}</h2>\n", escape(text)))
+    }
+
+    /// A paragraph.
+    pub fn text(&mut self, text: &str) -> &mut Page {
+        self.push(format_args!("<p>{}</p>\n", escape(text)))
+    }
+
+    /// A paragraph in a quieter colour.
+    pub fn note(&mut self, text: &str) -> &mut Page {
+        self.push(format_args!("<p class=\"note\">{}</p>\n", escape(text)))
+    }
+
+    /// A list.
+    pub fn list<T: AsRef<str>>(&mut self, items: &[T]) -> &mut Page {
+        let items: String = items.iter().map(|i| format!("<li>{}</li>", escape(i.as_ref()))).collect();
+        self.push(format_args!("<ul>{items}</ul>\n"))
+    }
+
+    /// A table; its first column is text.
+    pub fn table<T: AsRef<str>>(&mut self, head: &[T], rows: &[Vec<String>]) -> &mut Page {
+        let cells = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {
+            let row: String = cells.map(|c| format!("<{tag}>{}</{tag}>", escape(c))).collect();
+            format!("<tr>{row}</tr>\n")
+        };
+        let head = cells("th", &mut head.iter().map(AsRef::as_ref));
+        let rows: String = rows.iter().map(|r| cells("td", &mut r.iter().map(String::as_str))).collect();
+        self.push(format_args!("<div class=\"wide\"><table>\n{head}{rows}</table></div>\n"))
+    }
+
+    /// A plot of horizontal bars from zero; `what` is read aloud to those who do not see it.
+    pub fn bars(&mut self, what: &str, bars: &[Bar]) -> &mut Page {
+        const LABEL: f64 = 210.0;
+        const WIDTH: f64 = 470.0;
+        const TEXT: f64 = 220.0;
+        const ROW: f64 = 26.0;
+        let top = bars.iter().flat_map(|b| [b.value, b.range.map_or(0.0, |r| r.1)]).fold(0.0, f64::max);
+        let scale = if top > 0.0 { WIDTH / top } else { 0.0 };
+        let height = ROW * bars.len() as f64;
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\">\n",
+            LABEL + WIDTH + TEXT,
+            escape(what)
+        );
+        for (i, bar) in bars.iter().enumerate() {
+            let (y, middle) = (ROW * i as f64, ROW * (i as f64 + 0.5));
+            let len = (bar.value * scale).max(0.0);
+            let class = if bar.baseline { "base" } else { "bar" };
+            let mut end = len;
+            svg += &format!(
+                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
+                 <rect class=\"{class}\" x=\"{LABEL}\" y=\"{}\" width=\"{len:.1}\" height=\"{}\" rx=\"2\"/>",
+                LABEL - 8.0,
+                middle + 4.5,
+                escape(&bar.label),
+                y + 4.0,
+                ROW - 8.0,
+            );
+            if let Some((low, high)) = bar.range {
+                let (low, high) = (LABEL + low.max(0.0) * scale, LABEL + high.max(0.0) * scale);
+                end = end.max(high - LABEL);
+                svg += &format!("<line x1=\"{low:.1}\" x2=\"{high:.1}\" y1=\"{middle}\" y2=\"{middle}\"/>");
+            }
+            svg +=
+                &format!("<text x=\"{:.1}\" y=\"{}\">{}</text>\n", LABEL + end + 8.0, middle + 4.5, escape(&bar.text));
+        }
+        self.push(format_args!("{svg}</svg>\n"))
+    }
+
+    fn push(&mut self, text: std::fmt::Arguments<'_>) -> &mut Page {
+        // Writing to a string cannot fail.
+        _ = self.body.write_fmt(text);
+        self
+    }
+
+    /// The whole page.
+    pub fn html(&self) -> String {
+        format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{}</body>\n</html>\n",
+            escape(&self.title),
+            self.body
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_holds_its_data_and_refers_to_nothing_outside() {
+        let mut page = Page::new("Results <of> today");
+        page.heading("Strided & small").text("Times on the modelled disk.").note("quiet").list(&["one", "two"]);
+        page.table(&["policy", "time"], &[vec!["mlf".into(), "3.1 s".into()]]);
+        let bar = |label: &str, value, range| Bar {
+            label: label.into(),
+            value,
+            text: format!("{value} s"),
+            range,
+            baseline: label == "none",
+        };
+        page.bars("times", &[bar("none", 6.0, Some((5.5, 6.5))), bar("mlf", 3.0, None)]);
+        let html = page.html();
+        for wanted in
+            ["Results &lt;of&gt; today", "Strided &amp; small", "modelled disk", "<td>3.1 s</td>", "6 s", "<line"]
+        {
+            assert!(html.contains(wanted), "{wanted} is missing");
+        }
+        for foreign in ["http:", "https:", "src=", "href=", "@import", "<script", "url("] {
+            assert!(!html.contains(foreign), "{foreign} refers outside");
+        }
+        assert_eq!(html.matches("<rect").count(), 2);
+        assert_eq!(html.matches("class=\"base\"").count(), 1);
+    }
+
+    #[test]
+    fn an_empty_plot_is_no_error() {
+        assert!(Page::new("x").bars("nothing", &[]).html().contains("<svg"));
+    }
+}

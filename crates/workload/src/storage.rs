@@ -1,0 +1,253 @@
+//! A cluster of ours as something that can be measured and switched.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use impresario_client::{Client, ClientOptions, CreateOptions, File, Via, admin};
+use impresario_config::Config;
+use impresario_sched::PolicySpec;
+use serde_json::Value;
+
+use crate::access::{DeviceObservation, FileIo, Identity, Moved, Observation, Process, Target};
+use crate::cluster::OwnCluster;
+use crate::system::{Switch, System};
+
+/// How long a server may take for a word beside the data path.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running cluster.
+pub struct Storage {
+    config: Config,
+    direct: bool,
+    pids: Vec<u32>,
+}
+
+impl Storage {
+    /// Somebody's cluster.
+    pub fn new(config: Config) -> Storage {
+        Storage { config, direct: false, pids: Vec::new() }
+    }
+
+    /// A cluster of our own.
+    pub fn of(cluster: &OwnCluster) -> Storage {
+        let pids = cluster.pids().into_iter().map(|(_, pid)| pid).collect();
+        Storage { config: cluster.config.clone(), direct: false, pids }
+    }
+
+    /// The same past its I/O nodes.
+    pub fn direct(mut self) -> Storage {
+        self.direct = true;
+        self
+    }
+
+    /// The states of servers, asked for at once.
+    fn status<'a>(&self, servers: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<(String, Value)>> {
+        each(servers, |name, address| {
+            let text = admin::status(address, PATIENCE)?;
+            let value = serde_json::from_str(&text).context("its state is not JSON")?;
+            Ok((name.to_string(), value))
+        })
+    }
+
+    fn data(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.config.data.iter().map(|d| (d.name.as_str(), d.address.as_str()))
+    }
+
+    fn io(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.config.io.iter().map(|i| (i.name.as_str(), i.address.as_str()))
+    }
+}
+
+/// Does something with several servers at once; errors name the server.
+fn each<'a, T: Send>(
+    servers: impl Iterator<Item = (&'a str, &'a str)>,
+    act: impl Fn(&str, &str) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let started: Vec<_> = servers
+            .map(|(name, address)| {
+                scope.spawn(move || act(name, address).with_context(|| format!("server {name} at {address}")))
+            })
+            .collect();
+        let join = |t: std::thread::ScopedJoinHandle<'_, Result<T>>| {
+            t.join().unwrap_or_else(|_| Err(anyhow::anyhow!("asking a server panicked")))
+        };
+        started.into_iter().map(join).collect()
+    })
+}
+
+impl Target for Storage {
+    fn connect(&self, identity: Identity) -> Result<Box<dyn Process>> {
+        let via = match identity.node {
+            _ if self.direct || self.config.io.is_empty() => Via::Direct,
+            Some(node) => Via::IoNode(node),
+            None => Via::Auto,
+        };
+        let options = ClientOptions {
+            job: identity.job,
+            name: identity.name,
+            via,
+            wire_max_bytes: identity.wire_max_bytes,
+            ..ClientOptions::default()
+        };
+        Ok(Box::new(Connected(Client::connect(&self.config, options)?)))
+    }
+
+    fn nodes(&self) -> usize {
+        if self.direct { 0 } else { self.config.io.len() }
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.pids.clone()
+    }
+
+    fn reset(&self) -> Result<()> {
+        each(self.data().chain(self.io()), |_, address| Ok(admin::reset_statistics(address, PATIENCE)?)).map(|_| ())
+    }
+
+    fn observe(&self) -> Result<Observation> {
+        let (data, io) = (self.status(self.data())?, self.status(self.io())?);
+        Ok(observation(data, io))
+    }
+}
+
+impl Switch for Storage {
+    fn switch(&self, system: &System) -> Result<()> {
+        fn set<'a>(servers: impl Iterator<Item = (&'a str, &'a str)>, spec: &Option<PolicySpec>) -> Result<()> {
+            let Some(spec) = spec else { return Ok(()) };
+            each(servers, |_, address| Ok(admin::set_policy(address, spec, PATIENCE)?)).map(|_| ())
+        }
+        set(self.data(), &system.data_policy)?;
+        set(self.io(), &system.io_policy)?;
+        let modelled = self.config.data.iter().filter(|d| d.device.is_some());
+        if let Some(order) = system.disk_order {
+            let servers = modelled.map(|d| (d.name.as_str(), d.address.as_str()));
+            each(servers, |_, address| Ok(admin::set_disk_order(address, order.name(), PATIENCE)?))?;
+        }
+        Ok(())
+    }
+
+    fn depth(&self) -> Result<Option<u32>> {
+        let status = self.status(self.data().take(1))?;
+        let limit = status.first().and_then(|(_, s)| s.pointer("/engine/lanes/0/limit_batches")?.as_u64());
+        Ok(limit.and_then(|n| u32::try_from(n).ok()))
+    }
+}
+
+/// What the states of the servers say of a run.
+fn observation(data: Vec<(String, Value)>, io: Vec<(String, Value)>) -> Observation {
+    let mut seen = Observation::default();
+    let number = |state: &Value, pointer: &str| state.pointer(pointer).and_then(Value::as_f64).unwrap_or(0.0);
+    let moved = |state: &Value, count: &str, mean: &str| {
+        let (requests, mean) = (number(state, count), number(state, mean));
+        Moved { requests: requests as u64, bytes: (requests * mean).round() as u64 }
+    };
+    for (_, state) in &io {
+        let sent = moved(state, "/forward/forwarded", "/forward/mean_forwarded_bytes");
+        seen.leaving_io_nodes = seen.leaving_io_nodes.plus(sent);
+    }
+    let mut service_us = 0.0;
+    for (_, state) in &data {
+        let statistics = |part: &str, field: &str| format!("/engine/statistics/{part}/{field}");
+        let arrived = moved(state, &statistics("request_bytes", "count"), &statistics("request_bytes", "mean"));
+        seen.arriving_at_servers = seen.arriving_at_servers.plus(arrived);
+        let batches = moved(state, &statistics("batch_bytes", "count"), &statistics("batch_bytes", "mean"));
+        let Some(device) = state.get("device") else {
+            seen.at_disk = seen.at_disk.plus(batches);
+            continue;
+        };
+        // The elevator merges once more below the scheduler: what counts is what the disk was asked.
+        let taken = moved(device, "/transfers", "/transfer_mean_bytes");
+        seen.at_disk = seen.at_disk.plus(taken);
+        service_us += taken.requests as f64 * number(device, "/service_mean_ms") * 1e3;
+        let whole = seen.device.get_or_insert_with(DeviceObservation::default);
+        whole.requests += taken.requests;
+        whole.lateness_p99_us = whole.lateness_p99_us.max(number(device, "/lateness/p99_us"));
+    }
+    if let Some(device) = &mut seen.device {
+        device.mean_service_us = service_us / device.requests.max(1) as f64;
+    }
+    seen.status = data.into_iter().chain(io).collect();
+    seen
+}
+
+/// A client of the cluster.
+struct Connected(Arc<Client>);
+
+impl Process for Connected {
+    fn make_dir(&self, path: &str) -> Result<()> {
+        match self.0.mkdir(path, 0o755, 0, 0) {
+            Err(e) if e.errno() != libc::EEXIST => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn create(&self, path: &str) -> Result<Box<dyn FileIo>> {
+        Ok(Box::new(Open(self.0.create(path, CreateOptions::default())?)))
+    }
+
+    fn open(&self, path: &str, write: bool) -> Result<Box<dyn FileIo>> {
+        Ok(Box::new(Open(self.0.open(path, write)?)))
+    }
+
+    fn remove(&self, path: &str) -> Result<()> {
+        Ok(self.0.unlink(path)?)
+    }
+
+    fn remove_dir(&self, path: &str) -> Result<()> {
+        Ok(self.0.rmdir(path)?)
+    }
+
+    fn sent(&self) -> Moved {
+        let traffic = self.0.traffic();
+        Moved { requests: traffic.requests(), bytes: traffic.read_bytes + traffic.written_bytes }
+    }
+}
+
+struct Open(File);
+
+impl FileIo for Open {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.0.read_at(buffer, offset)?)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
+        Ok(self.0.write_at(data, offset)?)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.0.sync()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_servers_tell_is_summed() {
+        let data = |transfers: u64, late: f64| {
+            json!({
+                "engine": { "statistics": {
+                    "request_bytes": { "count": 10, "mean": 8192.0 }, "batch_bytes": { "count": 5, "mean": 16384.0 } } },
+                "device": { "requests": 5, "transfers": transfers, "transfer_mean_bytes": 20480.0, "service_mean_ms": 8.0,
+                            "lateness": { "p50_us": 1.0, "p99_us": late, "max_us": 500.0 } },
+            })
+        };
+        let io = json!({ "forward": { "forwarded": 6, "mean_forwarded_bytes": 32768.0 } });
+        let servers = vec![("data.0".into(), data(4, 90.0)), ("data.1".into(), data(4, 120.0))];
+        let seen = observation(servers, vec![("io.0".into(), io)]);
+        assert_eq!(seen.arriving_at_servers, Moved { requests: 20, bytes: 163_840 });
+        assert_eq!(seen.at_disk, Moved { requests: 8, bytes: 163_840 });
+        assert_eq!(seen.leaving_io_nodes, Moved { requests: 6, bytes: 196_608 });
+        let device = seen.device.unwrap();
+        assert_eq!((device.requests, device.mean_service_us, device.lateness_p99_us), (8, 8000.0, 120.0));
+        let plain = json!({ "engine": { "statistics": { "batch_bytes": { "count": 2, "mean": 4096.0 } } } });
+        let seen = observation(vec![("data.0".into(), plain)], vec![]);
+        assert_eq!((seen.at_disk, seen.device), (Moved { requests: 2, bytes: 8192 }, None));
+    }
+}

@@ -1,0 +1,129 @@
+//! What is compared: policies on data servers and I/O nodes, and the order in which modelled disks serve.
+
+use anyhow::Result;
+pub use impresario_device::Order as DiskOrder;
+use impresario_sched::PolicySpec;
+use serde::{Deserialize, Serialize};
+
+use crate::access::Target;
+
+/// On which servers the policies that are compared run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layer {
+    /// The data servers.
+    #[default]
+    Data,
+    /// The I/O nodes.
+    Io,
+}
+
+impl std::str::FromStr for Layer {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Layer, String> {
+        match text {
+            "data" => Ok(Layer::Data),
+            "io" => Ok(Layer::Io),
+            _ => Err(format!("there are no servers {text:?}: data or io")),
+        }
+    }
+}
+
+/// A cluster in one state of its switches.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct System {
+    /// What is compared, as the user wrote it: `none`, `mlf`, `none@elevator`, `twins+window_us=2000`.
+    pub name: String,
+    /// Of the data servers; absent: left as it is.
+    pub data_policy: Option<PolicySpec>,
+    /// Of the I/O nodes; absent: left as it is.
+    pub io_policy: Option<PolicySpec>,
+    /// Of the modelled disks; absent: left as it is.
+    pub disk_order: Option<DiskOrder>,
+}
+
+/// A target whose policies can be switched while it runs.
+pub trait Switch: Target {
+    /// Puts a system into force. Nothing is outstanding when it is called.
+    fn switch(&self, system: &System) -> Result<()>;
+
+    /// Batches that a data server hands to its disk at once under the present policy; `None`: all of them.
+    fn depth(&self) -> Result<Option<u32>>;
+}
+
+/// The policy of a name as comparisons write it: `control` is `fifo` that merges neighbours and does nothing else.
+pub fn policy(text: &str) -> Result<PolicySpec, String> {
+    let mut words = text.split('+');
+    let mut spec = match words.next().unwrap_or_default() {
+        "control" => PolicySpec::named("fifo").with("merge", "on"),
+        name => PolicySpec::named(name),
+    };
+    for word in words {
+        let (key, value) =
+            word.split_once('=').ok_or_else(|| format!("{word:?} in {text:?} is no parameter: write key=value"))?;
+        spec = spec.with(key, value);
+    }
+    Ok(spec)
+}
+
+impl System {
+    /// Reads `name[+key=value…][@arrival|@elevator]`, a policy for one layer; the other layer keeps `other`.
+    pub fn parse(text: &str, on: Layer, other: &PolicySpec) -> Result<System, String> {
+        let (name, order) = match text.split_once('@') {
+            None => (text, None),
+            Some((name, order)) => (name, Some(order.parse()?)),
+        };
+        let (own, other) = (Some(policy(name)?), Some(other.clone()));
+        let (data_policy, io_policy) = match on {
+            Layer::Data => (own, other),
+            Layer::Io => (other, own),
+        };
+        // What is not said is arrival: a comparison must not depend on what ran before.
+        let disk_order = Some(order.unwrap_or_default());
+        Ok(System { name: text.into(), data_policy, io_policy, disk_order })
+    }
+
+    /// Checks the policies against the list of those that exist, before anything is started.
+    pub fn check(&self, data_servers: usize) -> Result<(), String> {
+        let lanes = data_servers.clamp(1, usize::from(u16::MAX)) as u16;
+        for (spec, lanes) in [(&self.data_policy, 1), (&self.io_policy, lanes)] {
+            if let Some(spec) = spec {
+                impresario_sched::policy::check(spec, lanes).map_err(|e| format!("{}: {e}", self.name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn systems_read_as_people_write_them() {
+        let fifo = PolicySpec::named("fifo");
+        let s = System::parse("none@elevator", Layer::Data, &fifo).unwrap();
+        assert_eq!(s.data_policy, Some(PolicySpec::named("none")));
+        assert_eq!((s.io_policy.clone(), s.disk_order), (Some(fifo.clone()), Some(DiskOrder::Elevator)));
+        s.check(4).unwrap();
+        let s = System::parse("twins+window_us=2000", Layer::Io, &fifo).unwrap();
+        assert_eq!(s.io_policy.as_ref().unwrap().to_string(), "twins window_us=2000");
+        assert_eq!((s.data_policy.clone(), s.disk_order), (Some(fifo.clone()), Some(DiskOrder::Arrival)));
+        s.check(4).unwrap();
+        assert_eq!(
+            System::parse("control", Layer::Data, &fifo).unwrap().data_policy.unwrap().to_string(),
+            "fifo merge=on"
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named_before_anything_starts() {
+        let fifo = PolicySpec::named("fifo");
+        let parse = |text: &str| System::parse(text, Layer::Data, &fifo);
+        assert!(parse("none@random").unwrap_err().contains("random"));
+        assert!(parse("mlf+fast").unwrap_err().contains("key=value"));
+        assert!(parse("best").unwrap().check(4).unwrap_err().contains("no policy \"best\""));
+        assert!(parse("twins").unwrap().check(4).is_err(), "a data server has one lane");
+        assert!(System::parse("twins", Layer::Io, &fifo).unwrap().check(4).is_ok());
+    }
+}
