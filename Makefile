@@ -38,7 +38,9 @@ soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte
 fuzz: ## Fuzz the frame decoder for FUZZ_S seconds
 	@scripts/fuzz.sh $(FUZZ_S)
 
-install: build ## Install below PREFIX (default /usr/local); DESTDIR is honoured
+# Not after `build`: with sudo, root may have no cargo. What is there is installed.
+install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
+	@test -x $(BIN) || $(MAKE) build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario

@@ -57,7 +57,7 @@ enum Command {
     Config(config_command::Command),
     #[command(subcommand)]
     Layout(layout::Command),
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     Demo(demo::Args),
     /// Print a completion script for a shell
     ///
@@ -123,7 +123,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Layout(command) => layout::run(command),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Demo(args) => demo::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -79,7 +79,7 @@ fn cp_tar_and_fio_work_and_umount_leaves_nothing() {
     match Command::new("fio").arg("--version").output() {
         Err(_) => eprintln!("skipped: fio is not installed"),
         Ok(_) => {
-            let job = "--rw=randrw --bs=4k-64k --size=8m --verify=crc32c --verify_fatal=1 --verify_dump=0 --numjobs=2";
+            let job = "--rw=randrw --bs=4k-64k --size=8m --verify=crc32c --verify_fatal=1 --verify_dump=0 --verify_state_save=0 --numjobs=2";
             shell(&format!("fio --name=v --directory={mnt} {job} --fsync=64 --minimal"), LONG);
         }
     }

@@ -6,12 +6,13 @@
 //! wake-up of another thread.
 
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use impresario_config::Address;
-use impresario_wire::{Answer, Call, Hello, Kind, Limits, PROTOCOL_VERSION, Welcome, decode_body, encode_frame, frame};
+use impresario_wire::{Answer, Call, Hello, Kind, Limits, PROTOCOL_VERSION, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
 
 use crate::error::{ClientError, Peer, TransportError};
@@ -19,16 +20,12 @@ use crate::identity::Identity;
 use crate::landing::Landing;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::transport::{FrameReader, Stream, Unsent, send_frame};
-use crate::turn::{Turn, lock};
+use crate::turn::{Outgoing, Put, lock};
 
 /// A payload from this size on goes straight to its place rather than through the reader's buffer, bytes.
 const LARGE_BYTES: u32 = 32 << 10;
 /// A parked thread looks up at least so often.
 const PARK_MAX: Duration = Duration::from_millis(500);
-/// A call given up sooner than this says nothing about the server.
-const LATE_MIN: Duration = Duration::from_millis(50);
-/// A body buffer kept for the next call is at most so large, bytes.
-const HEAD_KEPT_BYTES: usize = 16 << 10;
 
 /// What a connection is made with.
 pub(crate) struct Greeting<'a> {
@@ -38,8 +35,11 @@ pub(crate) struct Greeting<'a> {
     pub(crate) tick: Duration,
     /// Longest payload that is ever asked for, bytes.
     pub(crate) max_payload_bytes: u32,
-    /// With another way to go, a server that is silent for so long with calls outstanding is given up.
-    pub(crate) silence_max: Option<Duration>,
+    /// A server that is silent for so long with calls outstanding is given up: at once with another way to go, otherwise
+    /// at the deadline of a call.
+    pub(crate) patience: Duration,
+    /// There are other servers to turn to.
+    pub(crate) has_other_ways: bool,
 }
 
 /// A connection that has been welcomed.
@@ -51,14 +51,16 @@ pub(crate) struct Connection {
     identity: Arc<Identity>,
     stream: Stream,
     limits: Limits,
-    silence_max: Option<Duration>,
+    patience: Duration,
+    has_other_ways: bool,
     next_id: AtomicU64,
     /// Calls outstanding whose payload is large.
     large: AtomicU32,
     slots: Mutex<State>,
-    sender: Turn<Vec<u8>>,
+    outgoing: Outgoing,
+    is_broken: AtomicBool,
     /// An answer came: the server works.
-    pub(crate) proven: std::sync::atomic::AtomicBool,
+    pub(crate) proven: AtomicBool,
 }
 
 /// The receiving end and the answer whose payload is coming in.
@@ -118,6 +120,9 @@ impl Connection {
                     TransportError::TimedOut => {
                         "it accepted the connection but sent no welcome; is it overloaded?".into()
                     }
+                    TransportError::Io(error) if is_nobody(&error) => {
+                        format!("{error}: nobody listens there; is it running?")
+                    }
                     other => other.to_string(),
                 },
             },
@@ -163,12 +168,14 @@ impl Connection {
             identity: identity.clone(),
             stream,
             limits,
-            silence_max: greeting.silence_max,
+            patience: greeting.patience,
+            has_other_ways: greeting.has_other_ways,
             next_id: AtomicU64::new(1),
             large: AtomicU32::new(0),
             slots: Mutex::new(Slots::new(Receiving { reader, current: None })),
-            sender: Turn::default(),
-            proven: false.into(),
+            outgoing: Outgoing::default(),
+            is_broken: AtomicBool::new(false),
+            proven: AtomicBool::new(false),
         })
     }
 
@@ -188,10 +195,8 @@ impl Connection {
             NotStarted::Impossible(frame::FrameError::PayloadTooLong { kind, claimed, limit })
         })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let mut turn = self.sender.take(deadline).ok_or(NotStarted::Late)?;
-        turn.value.clear();
-        turn.value.shrink_to(HEAD_KEPT_BYTES);
-        encode_frame(Kind::Call, id, call, payload_len, &mut turn.value).map_err(NotStarted::Impossible)?;
+        let head = frame::encode(Kind::Call, id, call, payload_len).map_err(NotStarted::Impossible)?;
+        let turn = if payload_len > 0 { Some(self.outgoing.take(deadline).ok_or(NotStarted::Late)?) } else { None };
         {
             let mut state = lock(&self.slots);
             if state.broken.is_some() {
@@ -202,15 +207,31 @@ impl Connection {
         if want_bytes >= LARGE_BYTES {
             self.large.fetch_add(1, Ordering::Relaxed);
         }
-        if let Err(error) = self.send(&turn.value, payload, deadline) {
-            let broken = match error {
-                TransportError::TimedOut => self.break_off("it takes no more requests", false),
-                error => self.break_off(&error.to_string(), false),
-            };
-            self.remove(&mut lock(&self.slots), id);
-            return Err(NotStarted::Sent(broken));
+        let (mut turn, sent) = match turn.map_or_else(|| self.outgoing.put(&head, deadline), Put::Turn) {
+            Put::Queued => return Ok(id),
+            Put::Late => {
+                self.abandon(id);
+                return Err(NotStarted::Late);
+            }
+            Put::Turn(turn) if payload_len > 0 => (turn, self.send(&head, payload, deadline)),
+            Put::Turn(turn) => {
+                let sent = self.send(&turn.batch, &[], deadline);
+                (turn, sent)
+            }
+        };
+        let mut sent = sent;
+        while sent.is_ok() && turn.next() {
+            sent = self.send(&turn.batch, &[], deadline);
         }
-        Ok(id)
+        let Err(error) = sent else { return Ok(id) };
+        let broken = match error {
+            TransportError::TimedOut => self.break_off("it takes no more requests", false),
+            error => self.break_off(&error.to_string(), false),
+        };
+        drop(turn);
+        // Not before its buffers are given back: a peer may have answered what it had not yet got.
+        self.abandon(id);
+        Err(NotStarted::Sent(broken))
     }
 
     /// Sends a frame. While the server does not take it, what it sends meanwhile is received: it may be waiting for
@@ -233,12 +254,14 @@ impl Connection {
             let ready = self.stream.wait(PollFlags::OUT | PollFlags::IN, until);
             let received = match &ready {
                 Ok(ready) if ready.contains(PollFlags::IN) => self.step(&mut receiving, Instant::now()),
-                _ => Ok(()),
+                _ => Ok(None),
             };
             let mut state = lock(&self.slots);
-            self.stop_leading(&mut state, receiving, received);
-            state.promote();
-            if let Some(broken) = &state.broken {
+            self.stop_leading(&mut state, receiving, received.map(drop));
+            let (successor, broken) = (state.successor(), state.broken.clone());
+            drop(state);
+            successor.inspect(Thread::unpark);
+            if let Some(broken) = broken {
                 return Err(TransportError::Io(std::io::Error::other(broken.cause.to_string())));
             }
         }
@@ -251,7 +274,9 @@ impl Connection {
         loop {
             let now = Instant::now();
             if let Some(outcome) = self.outcome(&mut state, id, now, deadline) {
-                state.promote();
+                let successor = state.successor();
+                drop(state);
+                successor.inspect(Thread::unpark);
                 return outcome;
             }
             if self.should_ping(&mut state, id, now) {
@@ -301,6 +326,9 @@ impl Connection {
 
     /// Why the connection has ended, if it has.
     pub(crate) fn broken(&self) -> Option<Breakage> {
+        if !self.is_broken.load(Ordering::Acquire) {
+            return None;
+        }
         lock(&self.slots).broken.clone()
     }
 
@@ -334,8 +362,7 @@ impl Connection {
             return Some(Outcome::Broken(broken));
         }
         let silent_for = now - last_heard.max(slot.started).min(now);
-        let is_silent = last_heard <= slot.started;
-        if self.silence_max.is_some_and(|max| silent_for >= max) || (is_late && is_silent && silent_for >= LATE_MIN) {
+        if silent_for >= self.patience && (is_late || self.has_other_ways) {
             let broken = self.break_locked(state, &format!("no answer for {:.1} s", silent_for.as_secs_f64()), false);
             self.remove(state, id);
             return Some(if is_late { Outcome::Late } else { Outcome::Broken(broken) });
@@ -356,16 +383,15 @@ impl Connection {
     /// True once when the server has been silent for half as long as it may be.
     fn should_ping(&self, state: &mut State, id: u64, now: Instant) -> bool {
         let since = state.slots.get(&id).map_or(now, |slot| slot.started.max(state.last_heard));
-        let is_due =
-            !state.pinged && self.silence_max.is_some_and(|max| now.saturating_duration_since(since) >= max / 2);
+        let is_long = now.saturating_duration_since(since) >= self.patience / 2;
+        let is_due = is_long && self.has_other_ways && !state.pinged;
         state.pinged |= is_due;
         is_due
     }
 
     /// Asks for a sign of life, which every server gives at once: a slow server is not a dead one.
     fn ping(&self, now: Instant) {
-        let patience = self.silence_max.unwrap_or_default() / 2;
-        if let Ok(id) = self.start(&Call::Status, &[], 0, None, now + patience) {
+        if let Ok(id) = self.start(&Call::Status, &[], 0, None, now + self.patience / 2) {
             let mut state = lock(&self.slots);
             if let Some(slot) = state.slots.get_mut(&id)
                 && slot.done.is_none()
@@ -381,21 +407,22 @@ impl Connection {
     /// Receives for everybody until the own answer is here, the time is up or the connection ends.
     fn lead<'s>(
         &'s self,
-        mut state: MutexGuard<'s, State>,
+        state: MutexGuard<'s, State>,
         mut receiving: Receiving,
         id: u64,
         deadline: Instant,
     ) -> MutexGuard<'s, State> {
-        loop {
-            drop(state);
-            let received = self.step(&mut receiving, deadline);
-            state = lock(&self.slots);
-            let is_done = state.slots.get(&id).is_none_or(|slot| slot.done.is_some());
-            if is_done || received.is_err() || state.broken.is_some() || Instant::now() >= deadline {
-                self.stop_leading(&mut state, receiving, received);
-                return state;
+        drop(state);
+        let received = loop {
+            match self.step(&mut receiving, deadline) {
+                Ok(finished) if finished == Some(id) || Instant::now() >= deadline => break Ok(()),
+                Ok(_) => {}
+                Err(error) => break Err(error),
             }
-        }
+        };
+        let mut state = lock(&self.slots);
+        self.stop_leading(&mut state, receiving, received);
+        state
     }
 
     fn stop_leading(&self, state: &mut State, receiving: Receiving, received: Result<(), TransportError>) {
@@ -415,12 +442,12 @@ impl Connection {
         }
     }
 
-    /// Receives at most once and delivers what is complete then.
-    fn step(&self, receiving: &mut Receiving, deadline: Instant) -> Result<(), TransportError> {
+    /// Receives at most once, or delivers an answer that is here already; tells whose.
+    fn step(&self, receiving: &mut Receiving, deadline: Instant) -> Result<Option<u64>, TransportError> {
         if receiving.current.is_none() {
             let Some((header, body)) = receiving.reader.take_frame(&self.limits)? else {
                 let large = self.large.load(Ordering::Relaxed) > 0;
-                return receiving.reader.fill(&self.stream, large, deadline);
+                return receiving.reader.fill(&self.stream, large, deadline).map(|()| None);
             };
             let header = header.expect(Kind::Answer)?;
             let answer: Answer = decode_body(body)?;
@@ -439,8 +466,7 @@ impl Connection {
                 return Err(frame::FrameError::PayloadTooLong { kind: Kind::Answer, claimed: len.into(), limit }.into());
             }
             if len == 0 {
-                self.finish(&mut state, header.id, answer, 0);
-                return Ok(());
+                return Ok(Some(self.finish(state, header.id, answer, 0)));
             }
             receiving.current = Some(Incoming { id: header.id, answer, len, filled: 0 });
         }
@@ -448,8 +474,8 @@ impl Connection {
     }
 
     /// Receives some of the payload of the present answer.
-    fn step_payload(&self, receiving: &mut Receiving, deadline: Instant) -> Result<(), TransportError> {
-        let Some(Incoming { id, len, filled, .. }) = &mut receiving.current else { return Ok(()) };
+    fn step_payload(&self, receiving: &mut Receiving, deadline: Instant) -> Result<Option<u64>, TransportError> {
+        let Some(Incoming { id, len, filled, .. }) = &mut receiving.current else { return Ok(None) };
         let held = receiving.reader.take_payload((*len - *filled) as usize);
         let mut state = lock(&self.slots);
         let mut landing = None;
@@ -497,22 +523,28 @@ impl Connection {
         if filled >= len
             && let Some(Incoming { id, answer, len, .. }) = receiving.current.take()
         {
-            self.finish(&mut state, id, answer, len);
+            return Ok(Some(self.finish(state, id, answer, len)));
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Books an answer and wakes its caller.
-    fn finish(&self, state: &mut State, id: u64, answer: Answer, len: u32) {
-        let Some(slot) = state.slots.get_mut(&id) else { return };
-        if slot.abandoned {
-            state.abandoned -= 1;
-            return self.remove(state, id);
-        }
-        slot.done = Some((answer, len));
-        if let Some(waiter) = &slot.waiter {
-            waiter.unpark();
-        }
+    /// Books an answer and wakes its caller, with the lock released so that it does not wake in vain.
+    fn finish(&self, mut state: MutexGuard<'_, State>, id: u64, answer: Answer, len: u32) -> u64 {
+        let waiter = match state.slots.get_mut(&id) {
+            Some(slot) if slot.abandoned => {
+                state.abandoned -= 1;
+                self.remove(&mut state, id);
+                None
+            }
+            Some(slot) => {
+                slot.done = Some((answer, len));
+                slot.waiter.clone()
+            }
+            None => None,
+        };
+        drop(state);
+        waiter.inspect(Thread::unpark);
+        id
     }
 
     fn remove(&self, state: &mut State, id: u64) {
@@ -534,6 +566,7 @@ impl Connection {
         }
         tracing::debug!(server = %self.peer, session = self.session, cause, "connection given up");
         state.broken = Some(broken.clone());
+        self.is_broken.store(true, Ordering::Release);
         self.stream.shut_down();
         state.reader = None;
         state.wake_all();
@@ -545,4 +578,8 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.stream.shut_down();
     }
+}
+
+fn is_nobody(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound)
 }

@@ -68,7 +68,9 @@ impl File {
                 errno: Errno(libc::EBADF),
             });
         }
-        self.inner.client.write(self.inner.key, &self.inner.layout, offset, bytes)
+        let written = self.inner.client.write(self.inner.key, &self.inner.layout, offset, bytes)?;
+        self.inner.stay_registered()?;
+        Ok(written)
     }
 
     /// Makes data, size and attributes durable.
@@ -145,6 +147,15 @@ impl OpenFile {
             }
         }
         Ok((registration.session, registration.handle))
+    }
+
+    /// Registers the file anew when the session it was opened in is over: a server that does not know of a writer
+    /// goes by the size that it fetched when the writer's session ended.
+    fn stay_registered(&self) -> Result<(), ClientError> {
+        match self.is_unregistered(self.client.meta_link().session_now()) {
+            true => self.register(self.client.deadline()).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// True when the metadata server does not know, as far as we know, that the file is open.

@@ -210,10 +210,10 @@ impl Link {
                     let made = self.attempt(deadline);
                     state = lock(&self.state);
                     if let Err(error) = made {
-                        doors_shut += 1;
-                        // Every door refused for good: trying again does not help.
                         let is_hopeless = is_final(&error) || !self.options.keep_trying;
-                        if is_hopeless && doors_shut >= self.doors.len() {
+                        doors_shut = if is_hopeless { doors_shut + 1 } else { 0 };
+                        // Every door refused for good: trying again does not help.
+                        if doors_shut >= self.doors.len() {
                             return Err(error);
                         }
                     }
@@ -238,7 +238,8 @@ impl Link {
                 deadline: now.checked_add(share).map_or(deadline, |end| end.min(deadline)),
                 tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(500)),
                 max_payload_bytes: self.options.max_payload_bytes,
-                silence_max: several.then_some(self.options.timeout / 2),
+                patience: self.options.timeout / 2,
+                has_other_ways: several,
             };
             Connection::open(&door.address, &greeting, &self.identity)
         });
@@ -276,7 +277,7 @@ impl Link {
 
     fn unreachable(&self, state: &State, started: Instant) -> ClientError {
         let cause = match state.cause.as_str() {
-            "" => "there was no time to connect",
+            "" => "no connection came about",
             cause => cause,
         };
         self.unreachable_because(state.door, started, cause.into())
@@ -292,7 +293,7 @@ impl Link {
         let names: Vec<&str> = self.doors.iter().map(|door| door.peer.name.as_str()).collect();
         let address = self.door(door).map(|door| door.peer.address.clone()).unwrap_or_default();
         let server = match names.as_slice() {
-            [one] if one.is_empty() => "the server".into(),
+            [""] => "the server".into(),
             several => several.join(", "),
         };
         ClientError::Unreachable { server, address, waited: started.elapsed(), cause }

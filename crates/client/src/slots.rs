@@ -102,13 +102,11 @@ impl<R> Slots<R> {
         }
     }
 
-    /// Asks a parked thread to receive, when nobody does. To be called by whoever stops receiving or waiting.
-    pub(crate) fn promote(&self) {
-        if self.reader.is_some()
-            && let Some((_, thread)) = self.followers.last()
-        {
-            thread.unpark();
-        }
+    /// A parked thread to be asked to receive, when nobody does. To be woken, after the lock was released, by whoever
+    /// stops receiving or waiting.
+    pub(crate) fn successor(&self) -> Option<Thread> {
+        self.reader.as_ref()?;
+        self.followers.last().map(|(_, thread)| thread.clone())
     }
 
     /// Wakes every parked thread.

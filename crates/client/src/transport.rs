@@ -343,7 +343,7 @@ pub fn new_incarnation() -> io::Result<u64> {
 
 fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let deadline = Instant::now() + timeout;
-    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("the host name {host:?} has no address"));
+    let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("the host name {host:?} has no address"));
     for address in look_up(host, port, timeout)? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

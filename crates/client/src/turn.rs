@@ -1,37 +1,61 @@
-//! A lock whose wait is bounded: one sender at a time on a connection.
+//! Who sends: one thread at a time on a connection, which sends for the others too.
+//!
+//! A small frame is put into a queue; when somebody is sending already, it is that thread that sends it next, together
+//! with whatever else has come meanwhile. A frame with a payload waits for its turn.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// Small frames are not queued beyond so many bytes: then they wait for their turn, too.
+const QUEUE_MAX_BYTES: usize = 256 << 10;
+/// Buffers kept for the next turn are at most so large, bytes.
+const KEPT_MAX_BYTES: usize = 16 << 10;
 
 /// Locks without caring for a panic elsewhere: what the locks here guard is consistent at every step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Turns at something, which come with a value to work with.
+/// What is to be sent.
 #[derive(Default)]
-pub(crate) struct Turn<T> {
-    state: Mutex<State<T>>,
+pub(crate) struct Outgoing {
+    state: Mutex<State>,
     free: Condvar,
 }
 
 #[derive(Default)]
-struct State<T> {
+struct State {
     taken: bool,
     waiting: u32,
-    value: T,
+    queue: Vec<u8>,
+    spare: Vec<u8>,
 }
 
-/// The present turn; ends when dropped.
-pub(crate) struct Taken<'a, T: Default> {
-    turn: &'a Turn<T>,
-    /// What the turn is about.
-    pub(crate) value: T,
+/// The duty to send `batch`, and then what was queued meanwhile ([`next`](Turn::next)). Dropped before that, it drops the
+/// queue: the connection is broken.
+pub(crate) struct Turn<'a> {
+    outgoing: &'a Outgoing,
+    /// Frames to be sent now.
+    pub(crate) batch: Vec<u8>,
+    has_ended: bool,
 }
 
-impl<T: Default> Turn<T> {
+impl Outgoing {
+    /// Queues a small frame. The caller is to send it if it gets the turn.
+    pub(crate) fn put(&self, frame: &[u8], deadline: Instant) -> Put<'_> {
+        let mut state = lock(&self.state);
+        if state.taken && state.queue.len() <= QUEUE_MAX_BYTES {
+            state.queue.extend_from_slice(frame);
+            return Put::Queued;
+        }
+        drop(state);
+        let Some(mut turn) = self.take(deadline) else { return Put::Late };
+        turn.batch.extend_from_slice(frame);
+        Put::Turn(turn)
+    }
+
     /// Takes the turn; `None` when it did not become free until the deadline.
-    pub(crate) fn take(&self, deadline: Instant) -> Option<Taken<'_, T>> {
+    pub(crate) fn take(&self, deadline: Instant) -> Option<Turn<'_>> {
         let mut state = lock(&self.state);
         while state.taken {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -43,19 +67,105 @@ impl<T: Default> Turn<T> {
             state.waiting -= 1;
         }
         state.taken = true;
-        Some(Taken { turn: self, value: std::mem::take(&mut state.value) })
+        let batch = std::mem::take(&mut state.spare);
+        Some(Turn { outgoing: self, batch, has_ended: false })
     }
 }
 
-impl<T: Default> Drop for Taken<'_, T> {
-    fn drop(&mut self) {
-        let mut state = lock(&self.turn.state);
+/// What became of a small frame.
+pub(crate) enum Put<'a> {
+    /// Another thread sends it.
+    Queued,
+    /// The caller is to send it.
+    Turn(Turn<'a>),
+    /// Too much is waiting to be sent, and the deadline has come.
+    Late,
+}
+
+impl Turn<'_> {
+    /// After `batch` was sent: takes what was queued meanwhile, or ends the turn.
+    pub(crate) fn next(&mut self) -> bool {
+        self.batch.clear();
+        self.batch.shrink_to(KEPT_MAX_BYTES);
+        let mut state = lock(&self.outgoing.state);
+        if !state.queue.is_empty() {
+            std::mem::swap(&mut state.queue, &mut self.batch);
+            return true;
+        }
+        state.spare = std::mem::take(&mut self.batch);
+        self.end(state);
+        false
+    }
+
+    fn end(&mut self, mut state: MutexGuard<'_, State>) {
+        self.has_ended = true;
         state.taken = false;
-        state.value = std::mem::take(&mut self.value);
         let wake = state.waiting > 0;
         drop(state);
         if wake {
-            self.turn.free.notify_one();
+            self.outgoing.free.notify_one();
         }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let outgoing = self.outgoing;
+            let mut state = lock(&outgoing.state);
+            state.queue.clear();
+            self.end(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn put(outgoing: &Outgoing, bytes: &[u8]) -> Option<Vec<u8>> {
+        match outgoing.put(bytes, Instant::now()) {
+            Put::Queued => None,
+            Put::Turn(mut turn) => {
+                let mut all = turn.batch.clone();
+                while turn.next() {
+                    all.extend_from_slice(&turn.batch);
+                }
+                Some(all)
+            }
+            Put::Late => panic!("nothing waits"),
+        }
+    }
+
+    #[test]
+    fn who_has_the_turn_sends_for_the_others() {
+        let outgoing = Outgoing::default();
+        assert_eq!(put(&outgoing, b"a").unwrap(), b"a");
+        let mut turn = outgoing.take(Instant::now()).unwrap();
+        assert!(put(&outgoing, b"b").is_none() && put(&outgoing, b"c").is_none());
+        assert!(outgoing.take(Instant::now() + Duration::from_millis(20)).is_none());
+        assert!(turn.next());
+        assert_eq!(turn.batch, b"bc");
+        assert!(!turn.next());
+        assert_eq!(put(&outgoing, b"d").unwrap(), b"d");
+    }
+
+    #[test]
+    fn a_turn_that_fails_takes_the_queue_with_it() {
+        let outgoing = Outgoing::default();
+        let turn = outgoing.take(Instant::now()).unwrap();
+        assert!(put(&outgoing, b"lost").is_none());
+        drop(turn);
+        assert_eq!(put(&outgoing, b"next").unwrap(), b"next");
+    }
+
+    #[test]
+    fn the_queue_is_bounded() {
+        let outgoing = Outgoing::default();
+        let turn = outgoing.take(Instant::now()).unwrap();
+        assert!(put(&outgoing, &vec![0; QUEUE_MAX_BYTES + 1]).is_none());
+        assert!(matches!(outgoing.put(b"x", Instant::now()), Put::Late));
+        drop(turn);
     }
 }

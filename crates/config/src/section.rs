@@ -33,6 +33,9 @@ impl Reader {
     }
 }
 
+/// A table and where it stands in the text.
+type Placed<'a> = (&'a dyn TableLike, Option<Range<usize>>);
+
 /// One table being read: keys that nobody asked for are unknown.
 pub(crate) struct Section<'a, 'r> {
     reader: &'r mut Reader,
@@ -159,7 +162,7 @@ impl<'a, 'r> Section<'a, 'r> {
         read: fn(&mut Section<'a, '_>) -> T,
     ) -> Vec<T> {
         let item = self.item(key);
-        let all: Option<Vec<(&'a dyn TableLike, Option<Range<usize>>)>> = match item {
+        let all: Option<Vec<Placed<'a>>> = match item {
             None => Some(Vec::new()),
             Some(Item::ArrayOfTables(array)) => Some(array.iter().map(|t| (t as &dyn TableLike, t.span())).collect()),
             Some(Item::Value(Value::Array(array))) => {
@@ -176,7 +179,7 @@ impl<'a, 'r> Section<'a, 'r> {
             }
             _ => {}
         }
-        let read_one = |(index, (table, span)): (usize, (&'a dyn TableLike, Option<Range<usize>>))| {
+        let read_one = |(index, (table, span)): (usize, Placed<'a>)| {
             let path = path.index(index);
             if let Some(span) = span {
                 self.reader.places.insert(path.clone(), span.start);

@@ -61,6 +61,12 @@ impl ReadCache {
         Some(self.segments.swap_remove(i))
     }
 
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.segments.clear();
+        self.used.clear();
+    }
+
     /// Forgets a range that has been written.
     pub(crate) fn forget(&mut self, start: u64, end: u64) {
         for i in (0..self.segments.len()).rev() {

@@ -281,3 +281,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_disk_that_forgot_its_reads_fetches_them_again() {
+    let mut disk = Disk::new(&DeviceParams::default());
+    let io = Io::read(40 * MIB, 16 * KIB);
+    assert!(!disk.serve(0, &io).cached);
+    let again = disk.serve(disk.busy_until_ns() + 50 * MS, &io);
+    assert!(again.cached);
+    disk.forget_reads(again.end_ns);
+    assert!(!disk.serve(again.end_ns + 50 * MS, &io).cached);
+}

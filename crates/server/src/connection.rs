@@ -1,7 +1,7 @@
 //! One client's connection as a service sees it: who it is, how much it may ask for at once, how it is answered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use impresario_sched::ConnId;
@@ -36,6 +36,18 @@ struct Gate {
 struct Load {
     calls: u32,
     bytes: u64,
+    /// Threads that wait for a change: telling nobody costs a system call all the same.
+    waiting: u32,
+}
+
+impl Gate {
+    /// Waits for a change.
+    fn wait<'a>(&'a self, mut load: MutexGuard<'a, Load>, patience: Duration) -> MutexGuard<'a, Load> {
+        load.waiting += 1;
+        let mut load = self.room.wait_timeout(load, patience).unwrap_or_else(PoisonError::into_inner).0;
+        load.waiting -= 1;
+        load
+    }
 }
 
 impl Connection {
@@ -95,11 +107,10 @@ impl Connection {
         while load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
             // How long depends on this client alone (it does not read its replies, or its requests are
             // slow): it is not failed for that. The writer gives up on one that never reads.
-            if self.has_ended() {
+            if self.has_ended() || self.outbox.peer_is_gone() {
                 return None;
             }
-            let wait = self.gate.room.wait_timeout(load, Duration::from_secs(1));
-            load = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            load = self.gate.wait(load, Duration::from_secs(1));
         }
         load.calls += 1;
         load.bytes += bytes;
@@ -120,7 +131,7 @@ impl Connection {
             if left.is_zero() {
                 return false;
             }
-            load = self.gate.room.wait_timeout(load, left).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            load = self.gate.wait(load, left);
         }
         true
     }
@@ -143,8 +154,9 @@ impl Drop for Slot {
         let mut load = lock(&self.connection.gate.state);
         load.calls -= 1;
         load.bytes -= self.bytes;
-        drop(load);
-        self.connection.gate.room.notify_all();
+        if load.waiting > 0 {
+            self.connection.gate.room.notify_all();
+        }
     }
 }
 

@@ -440,7 +440,7 @@ impl Shared {
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         let Some(slot) = connection.admit(bytes, self.settings.payload_patience) else {
-            if connection.has_ended() {
+            if connection.has_ended() || connection.outbox.peer_is_gone() {
                 return Err(Farewell::Silent);
             }
             receiver.skip(u64::from(header.payload_len))?;

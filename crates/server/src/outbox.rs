@@ -234,6 +234,14 @@ impl Outbox {
         self.wake.notify_all();
     }
 
+    /// True when the peer has closed or the connection is lost, as far as this machine knows.
+    pub(crate) fn peer_is_gone(&self) -> bool {
+        let signs = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = [PollFd::new(&self.socket, signs)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Ends one direction of the connection.
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let _ = rustix::net::shutdown(self.socket.as_fd(), how);
@@ -446,6 +454,11 @@ mod tests {
         drop(theirs);
         outbox.send(frame(1, 10, &pool, &held));
         assert!(outbox.is_drained() && held.load(Ordering::SeqCst) == 0);
+        assert!(outbox.peer_is_gone());
+        let (outbox, theirs, _pool) = pair();
+        assert!(!outbox.peer_is_gone());
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(outbox.peer_is_gone());
     }
 
     #[test]

@@ -98,7 +98,11 @@ impl PayloadPool {
             idle.bytes -= bytes.as_ref().map_or(0, |b| b.len() as u64);
             bytes
         };
-        Buffer { pool: self.clone(), bytes: recycled.unwrap_or_else(|| vec![0; CLASS_MIN_BYTES << class]), len }
+        let bytes = recycled.unwrap_or_else(|| {
+            self.make_room();
+            vec![0; CLASS_MIN_BYTES << class]
+        });
+        Buffer { pool: self.clone(), bytes, len }
     }
 
     /// Bytes reserved now, most ever, limit.
@@ -112,11 +116,24 @@ impl PayloadPool {
         !lock(&self.account).waiters.is_empty()
     }
 
+    /// Gives idle buffers of other sizes back to the system when, with what is in use, they would exceed the limit.
+    fn make_room(&self) {
+        let used_bytes = lock(&self.account).used_bytes;
+        let mut idle = lock(&self.idle);
+        if idle.bytes + used_bytes > self.limit_bytes {
+            let given_back = std::mem::take(&mut *idle);
+            drop(idle);
+            drop(given_back);
+        }
+    }
+
     fn recycle(&self, bytes: Vec<u8>) {
-        // At most a quarter of the limit is kept for reuse; the rest goes back to the system.
+        // At most a quarter of the limit is kept for reuse, and nothing when what is in use comes near the limit
+        // anyway; the rest goes back to the system.
+        let room = self.limit_bytes.saturating_sub(lock(&self.account).used_bytes).min(self.limit_bytes / 4);
         let Some(class) = class_of(bytes.len()).filter(|class| CLASS_MIN_BYTES << class == bytes.len()) else { return };
         let mut idle = lock(&self.idle);
-        if idle.bytes + bytes.len() as u64 <= self.limit_bytes / 4 {
+        if idle.bytes + bytes.len() as u64 <= room {
             idle.bytes += bytes.len() as u64;
             if let Some(list) = idle.classes.get_mut(class) {
                 list.push(bytes);
@@ -289,6 +306,9 @@ mod tests {
         drop((b, many));
         assert!(lock(&pool.idle).bytes <= 16 << 10);
         assert_eq!(pool.buffer(0).len(), 0);
+        let _all = pool.reserve(64 << 10, Duration::ZERO).unwrap();
+        let _other = pool.buffer(30_000);
+        assert_eq!(lock(&pool.idle).bytes, 0, "what is idle makes room");
         let slice = Slice::new(Arc::new(pool.buffer(10)), 4..100);
         assert_eq!((slice.len(), slice.part(2..4).len(), slice.part(5..9).len(), slice.part(8..9).len()), (6, 2, 1, 0));
     }

@@ -107,6 +107,7 @@ pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), 
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|source| system(name, "handling signals", source))?;
     raise_descriptor_limit();
+    keep_the_heap_small();
     let mut server = start(config, name)?;
     tracing::info!(name, address = server.address(), pid = std::process::id(), "serving");
     ready(server.address());
@@ -233,5 +234,19 @@ fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// A server has many threads and large buffers that come and go. The C library would keep freed ones in a heap per
+/// thread and raise the size from which it gives them back; so that memory stays near what is in use, neither.
+fn keep_the_heap_small() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: mallopt takes two numbers and changes the allocator's settings; it may be called at any time.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, 2);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 20);
+        }
     }
 }

@@ -64,8 +64,11 @@ impl Workers {
         }
         state.jobs.push_back(job);
         if state.idle >= state.jobs.len() || state.threads >= self.shared.threads_max {
+            let idle = state.idle > 0;
             drop(state);
-            self.shared.wake.notify_one();
+            if idle {
+                self.shared.wake.notify_one();
+            }
             return;
         }
         state.threads += 1;

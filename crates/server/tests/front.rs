@@ -252,7 +252,11 @@ fn a_slow_reader_stalls_only_itself() {
         assert_eq!(good.call(&read(100_000), &[]).1.len(), 100_000);
     }
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert!(toy.vitals.pool().usage_bytes().0 <= 2 << 20, "a connection holds at most half of the memory");
+    // Half of the memory for the slow one; the other's last reply may be on its way.
+    assert!(
+        toy.vitals.pool().usage_bytes().0 <= (2 << 20) + 100_000,
+        "a connection holds more than half of the memory"
+    );
     for _ in 0..64 {
         assert_eq!(slow.answer().unwrap().2.len(), 1 << 20, "nothing of it was lost");
     }

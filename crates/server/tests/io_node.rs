@@ -79,7 +79,9 @@ fn files_are_striped_and_come_back_whole_or_split() {
 
 #[test]
 fn neighbours_of_many_clients_are_merged_and_each_gets_its_own() {
-    for (split, policy) in [(false, "fifo"), (true, "fifo"), (false, "hbrr"), (false, "twins"), (true, "twins"), (true, "mlf")] {
+    for (split, policy) in
+        [(false, "fifo"), (true, "fifo"), (false, "hbrr"), (false, "twins"), (true, "twins"), (true, "mlf")]
+    {
         let mut cluster = cluster(10_000);
         let io = cluster.start_io(|io| {
             io.split = split;
@@ -167,7 +169,10 @@ fn a_request_under_way_to_a_server_that_dies_is_answered() {
             match peer.answer().unwrap().1 {
                 Answer::Written(5000) => {}
                 Answer::Fault(fault) => {
-                    assert!([libc::EIO, Fault::PATH_LOST, libc::ESHUTDOWN, libc::EBUSY].contains(&fault.errno), "{fault}");
+                    assert!(
+                        [libc::EIO, Fault::PATH_LOST, libc::ESHUTDOWN, libc::EBUSY].contains(&fault.errno),
+                        "{fault}"
+                    );
                 }
                 other => panic!("{other:?}"),
             }
@@ -194,7 +199,9 @@ fn older_epochs_and_foreign_layouts_are_refused() {
     let (errno, message) = fault(peer.call(&foreign(Layout { servers: 9, ..LAYOUT }), &[]).0);
     assert_eq!(errno, libc::EINVAL);
     assert!(message.contains('9') && message.contains('4'), "{message}");
-    for damaged in [Layout { pcount: 0, ..LAYOUT }, Layout { ssize_bytes: 0, ..LAYOUT }, Layout { servers: 0, ..LAYOUT }] {
+    for damaged in
+        [Layout { pcount: 0, ..LAYOUT }, Layout { ssize_bytes: 0, ..LAYOUT }, Layout { servers: 0, ..LAYOUT }]
+    {
         assert_eq!(fault(peer.call(&foreign(damaged), &[]).0).0, libc::EINVAL);
         assert_eq!(fault(peer.call(&Call::FileStat { file: FileKey(1), layout: damaged }, &[]).0).0, libc::EINVAL);
     }
@@ -211,7 +218,8 @@ fn two_layouts_for_one_file_do_not_mix() {
     let mut peer = Peer::connect(io.address(), Role::Io, 1);
     for n in 0..40u64 {
         let layout = if n % 3 == 0 { b } else { a };
-        let call = Call::FileWrite { who: who(1), file: FileKey(if n % 3 == 0 { 2 } else { 1 }), layout, offset: n * 700 };
+        let call =
+            Call::FileWrite { who: who(1), file: FileKey(if n % 3 == 0 { 2 } else { 1 }), layout, offset: n * 700 };
         peer.send(&call, &pattern(n, 700));
     }
     for _ in 0..40 {
@@ -241,7 +249,10 @@ fn metadata_passes_with_a_session_of_its_own_per_client() {
     let call = Call::FileWrite { who: who(1), file: opened.file, layout: opened.layout, offset: 0 };
     assert_eq!(peer.call(&call, &bytes).0, Answer::Written(300_000));
     // The size comes from the data servers while it is open, and stays when its client is gone.
-    let size = |peer: &mut Peer| match peer.call(&Call::Meta(MetaCall::GetAttr { target: Target::Path(b"a".to_vec()) }), &[]).0 {
+    let size = |peer: &mut Peer| match peer
+        .call(&Call::Meta(MetaCall::GetAttr { target: Target::Path(b"a".to_vec()) }), &[])
+        .0
+    {
         Answer::Attr(attr) => attr.size,
         other => panic!("{other:?}"),
     };

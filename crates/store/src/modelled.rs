@@ -214,9 +214,11 @@ impl ModelledDevice {
         state.statistics.status(state.queue.order(), state.queue.len() + usize::from(state.serving))
     }
 
-    /// Zeroes the statistics.
+    /// Zeroes the statistics and empties the drive's memory of what it read, so that the next measurement begins cold.
     pub fn reset(&self) {
-        self.shared.lock().statistics = Statistics::new();
+        let mut state = self.shared.lock();
+        state.statistics = Statistics::new();
+        state.disk.forget_reads(monotonic_ns());
     }
 
     /// Ends the device (stop what submits first): what is outstanding is dropped without being run. Waits for the thread, at most until the

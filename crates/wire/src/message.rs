@@ -184,7 +184,7 @@ pub enum Call {
         /// Parameters as `key`, `value` pairs.
         params: Vec<(String, String)>,
     },
-    /// Data server on a modelled device, and I/O nodes: zero the statistics. Answer: [`Answer::Done`].
+    /// Data server and I/O node: zero the statistics; a modelled device also forgets what it read. Answer: [`Answer::Done`].
     ResetStatistics,
     /// Data server on a modelled device: serve in `arrival` or `elevator` order. Answer: [`Answer::Done`].
     SetDiskOrder {

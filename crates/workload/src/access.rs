@@ -35,6 +35,11 @@ pub trait Target: Sync {
         Vec::new()
     }
 
+    /// Empties what a run before may have left in the caches of the disks. Called before every timed part.
+    fn cool(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Forgets what the servers have counted.
     fn reset(&self) -> Result<()> {
         Ok(())

@@ -46,7 +46,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 impl Source {
     fn base(&self) -> u64 {
         let who = u64::from(self.writer) << 32 | u64::from(self.generation);
-        mix(mix(mix(self.nonce ^ 0x636f_6e74_656e_74).wrapping_add(self.file) ^ STEP).wrapping_add(who) ^ STEP)
+        mix(mix(mix(self.nonce ^ 0x0063_6f6e_7465_6e74).wrapping_add(self.file) ^ STEP).wrapping_add(who) ^ STEP)
     }
 
     /// Fills a buffer with the content of the bytes from `offset` on.

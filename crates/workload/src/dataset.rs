@@ -10,6 +10,7 @@ use crate::access::{FileIo, Identity, Process, Target};
 use crate::content::{Mismatch, Source};
 use crate::pattern::Pattern;
 use crate::plan::Workload;
+use crate::random::nonce;
 use crate::stop::Stop;
 
 /// Size of the requests that prepare and verify: large, because they are not what is measured.
@@ -68,9 +69,7 @@ impl Verification {
 impl DataSet {
     /// The files of a workload, not made yet. The nonce is drawn anew: no two data sets share content.
     pub fn new(workload: &Workload) -> Result<DataSet> {
-        let mut bytes = [0; 8];
-        getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("the system gives no random numbers: {e}"))?;
-        let nonce = u64::from_le_bytes(bytes);
+        let nonce = nonce()?;
         Ok(DataSet {
             nonce,
             patterns: workload.applications.iter().map(|a| a.pattern).collect(),

@@ -3,7 +3,13 @@
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+/// The gate did not open, because one who was wanted failed or did not come in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not all processes became ready: {arrived} of {wanted}")]
+pub struct Broken {
+    arrived: usize,
+    wanted: usize,
+}
 
 /// Where the processes of a run wait for each other.
 pub struct Gate {
@@ -26,7 +32,7 @@ impl Gate {
     }
 
     /// Waits for all; tells the one instant at which the gate opened, the same for everybody.
-    pub fn wait(&self, patience: Duration) -> Result<Instant> {
+    pub fn wait(&self, patience: Duration) -> Result<Instant, Broken> {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         state.arrived += 1;
         if state.arrived == self.wanted {
@@ -42,7 +48,7 @@ impl Gate {
             if state.broken || left.is_zero() {
                 state.broken = true;
                 self.changed.notify_all();
-                bail!("not all processes became ready: {} of {}", state.arrived, self.wanted);
+                return Err(Broken { arrived: state.arrived, wanted: self.wanted });
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
         }

@@ -51,34 +51,41 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 /// What the connections of a server share.
 struct Folder {
     dir: PathBuf,
-    open: RwLock<(HashMap<Vec<u8>, u32>, Vec<Arc<File>>)>,
+    open: RwLock<Opened>,
+}
+
+/// Files by number, and their numbers by name.
+#[derive(Default)]
+struct Opened {
+    numbers: HashMap<Vec<u8>, u32>,
+    files: Vec<Arc<File>>,
 }
 
 impl Folder {
     /// The number of a file by its name; makes it when it is not there.
     fn open(&self, name: &[u8]) -> std::io::Result<u32> {
         let mut open = self.open.write().unwrap_or_else(|e| e.into_inner());
-        if let Some(number) = open.0.get(name) {
+        if let Some(number) = open.numbers.get(name) {
             return Ok(*number);
         }
-        if open.1.len() >= FILES_MAX {
+        if open.files.len() >= FILES_MAX {
             return Err(std::io::Error::from_raw_os_error(libc::ENFILE));
         }
         let file = File::options().read(true).write(true).create(true).truncate(false).open(self.path(name))?;
-        let number = open.1.len() as u32;
-        open.1.push(Arc::new(file));
-        open.0.insert(name.to_vec(), number);
+        let number = open.files.len() as u32;
+        open.files.push(Arc::new(file));
+        open.numbers.insert(name.to_vec(), number);
         Ok(number)
     }
 
     fn file(&self, number: u32) -> std::io::Result<Arc<File>> {
         let open = self.open.read().unwrap_or_else(|e| e.into_inner());
-        open.1.get(number as usize).cloned().ok_or_else(|| std::io::Error::from_raw_os_error(libc::EBADF))
+        open.files.get(number as usize).cloned().ok_or_else(|| std::io::Error::from_raw_os_error(libc::EBADF))
     }
 
     /// Forgets a name and removes its file; who has it open keeps it.
     fn remove(&self, name: &[u8]) -> std::io::Result<()> {
-        self.open.write().unwrap_or_else(|e| e.into_inner()).0.remove(name);
+        self.open.write().unwrap_or_else(|e| e.into_inner()).numbers.remove(name);
         std::fs::remove_file(self.path(name))
     }
 

@@ -1,5 +1,12 @@
 //! Chance under a seed: numbers, waiting times and permutations that a run can repeat.
 
+/// A number that nobody has had before: true chance, for what must not repeat.
+pub fn nonce() -> anyhow::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("the system gives no random numbers: {e}"))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
 /// Stirs 64 bits so that near inputs give far outputs. Its only fixed point of note is 0.
 pub const fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);

@@ -10,7 +10,7 @@ use impresario_sched::stats::Histogram;
 use crate::access::{Fault, Faulty, FileIo, Identity, Moved, Process, Target};
 use crate::cpu::{MachineTimes, process_cpu};
 use crate::dataset::{DataSet, Verification};
-use crate::gate::Gate;
+use crate::gate::{Broken, Gate};
 use crate::plan::{Application, Operation, Workload};
 use crate::random::Dice;
 use crate::result::{AppResult, Measured, RunResult};
@@ -165,6 +165,7 @@ fn timed(
         }
         let watch = || -> Result<_> {
             gates.ready.wait(READY_PATIENCE)?;
+            target.cool()?;
             // What servers count from here on is the timed part.
             target.reset()?;
             let before = CpuTimes::now(&pids);
@@ -177,19 +178,22 @@ fn timed(
         };
         let watched = watch().inspect_err(|_| gates.break_open());
         let mut finished = Vec::new();
-        let mut first_error = None;
+        let mut errors = Vec::new();
         for (index, thread) in threads {
             match thread.join() {
                 Ok(Ok(f)) => finished.push((index, f)),
-                Ok(Err(e)) => first_error = Some(prefer(first_error, e)),
-                Err(_) => first_error = Some(anyhow::anyhow!("a process of application {index} panicked")),
+                Ok(Err(e)) => errors.push(e),
+                Err(_) => errors.push(anyhow::anyhow!("a process of application {index} panicked")),
             }
         }
-        if let Some(error) = first_error {
-            return Err(error);
+        match watched {
+            Ok((opened, before, after, servers)) if errors.is_empty() => Ok((finished, opened, before, after, servers)),
+            Ok(_) => Err(cause(errors)),
+            Err(error) => {
+                errors.push(error);
+                Err(cause(errors))
+            }
         }
-        let (opened, before, after, servers) = watched?;
-        Ok((finished, opened, before, after, servers))
     })?;
     // From here on the files hold what was written.
     for &(index, application) in &apps {
@@ -228,12 +232,10 @@ fn timed(
     Ok(RunResult::new(end.duration_since(start).as_secs_f64(), applications, measured))
 }
 
-/// The error worth telling: not the one that only says that another one happened.
-fn prefer(first: Option<anyhow::Error>, second: anyhow::Error) -> anyhow::Error {
-    match first {
-        Some(e) if !e.to_string().starts_with("not all processes became ready") => e,
-        _ => second,
-    }
+/// The error worth telling: not one that only says that there was another one.
+fn cause(mut errors: Vec<anyhow::Error>) -> anyhow::Error {
+    let at = errors.iter().position(|e| !e.is::<Broken>()).unwrap_or(0);
+    errors.swap_remove(at)
 }
 
 /// One process of an application.

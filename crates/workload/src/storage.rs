@@ -6,7 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use impresario_client::{Client, ClientOptions, CreateOptions, File, Via, admin};
 use impresario_config::Config;
+use impresario_layout::Layout;
 use impresario_sched::PolicySpec;
+use impresario_wire::FileKey;
 use serde_json::Value;
 
 use crate::access::{DeviceObservation, FileIo, Identity, Moved, Observation, Process, Target};
@@ -101,6 +103,18 @@ impl Target for Storage {
 
     fn pids(&self) -> Vec<u32> {
         self.pids.clone()
+    }
+
+    /// What a run before left in the drives' write caches goes to the platters: a sync of any file does that. (What
+    /// the drives remember of reads is forgotten with the statistics, see [`Target::reset`].)
+    fn cool(&self) -> Result<()> {
+        let model = |name: &Option<String>| name.as_ref().and_then(|n| self.config.device.get(n));
+        if !self.config.data.iter().filter_map(|d| model(&d.device)).any(|params| params.write_cache) {
+            return Ok(());
+        }
+        let options = ClientOptions { name: "bench cool".into(), via: Via::Direct, ..ClientOptions::default() };
+        let everywhere = Layout::over_all(self.config.data.len() as u16)?;
+        Ok(Client::connect(&self.config, options)?.sync_data(FileKey(crate::random::nonce()?), &everywhere)?)
     }
 
     fn reset(&self) -> Result<()> {

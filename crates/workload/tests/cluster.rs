@@ -91,6 +91,27 @@ fn systems_switch_on_running_servers() {
     assert!(format!("{:#}", storage.switch(&bad).unwrap_err()).contains("best"));
 }
 
+/// The second reading of the same few bytes must pay the disk again.
+#[test]
+fn a_drive_remembers_nothing_of_the_run_before() {
+    for write_cache in [false, true] {
+        let device = Some(impresario_device::DeviceParams { write_cache, ..Default::default() });
+        let cluster =
+            OwnCluster::start_here(&Plan { data_servers: 1, io_nodes: 0, device, ..Plan::default() }).unwrap();
+        let (storage, stop) = (Storage::of(&cluster), Stop::new());
+        let pattern =
+            Pattern { shape: Shape::Contiguous, request_bytes: 4096, process_bytes: 8192, processes: 1, seed: 1 };
+        let w = Workload::uniform(1, pattern, Operation::Read);
+        let mut set = DataSet::new(&w).unwrap();
+        set.prepare(&storage, &stop).unwrap();
+        for _ in 0..2 {
+            let result = run(&storage, &mut set, &w, &checked(), &stop).unwrap();
+            let device = result.servers.device.unwrap();
+            assert!(device.mean_service_us > 1000.0, "the first of two reads must seek: {device:?}");
+        }
+    }
+}
+
 #[test]
 fn a_server_that_is_gone_ends_the_run_with_its_name() {
     let cluster = OwnCluster::start_here(&Plan { data_servers: 1, io_nodes: 0, ..Plan::default() }).unwrap();

@@ -7,6 +7,7 @@
 
 mod attr;
 mod data;
+mod device;
 mod directory;
 mod face;
 mod freshness;

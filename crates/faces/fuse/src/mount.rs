@@ -1,21 +1,19 @@
 //! Mounting and unmounting.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, Session, SessionACL};
 use impresario_client::{Client, ClientError};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::face::Face;
-use crate::{MountOptions, lock, mountpoint};
-
-/// The subtype: what `mount` and `/proc/mounts` call the file system's type is `fuse.` and this.
-const SUBTYPE: &str = "impresario";
+use crate::{MountOptions, device, lock, mountpoint};
 
 /// After the kernel let a mount go, its threads end at once; this only bounds the wait for them.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(10);
@@ -101,6 +99,8 @@ fn by(holders: &[String]) -> String {
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
+    /// Its device number, by which our mount is told from another at the same place.
+    device: Option<String>,
     ended: Arc<Ended>,
 }
 
@@ -110,35 +110,47 @@ struct Ended {
     changed: Condvar,
 }
 
+impl Ended {
+    fn set(&self, outcome: Result<(), String>) {
+        *lock(&self.outcome) = Some(outcome);
+        self.changed.notify_all();
+    }
+}
+
 /// Mounts the cluster that `client` reaches on the folder `mountpoint` and serves it from threads of its own
 /// until it is unmounted.
 pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mounted, MountError> {
     let path = usable(mountpoint)?;
-    std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse")
-        .map_err(|source| MountError::NoFuse { source })?;
+    drop(device::open().map_err(|source| MountError::NoFuse { source })?);
     client.stat(b"").map_err(|source| MountError::Cluster { path: path.clone(), source })?;
 
-    let read_ahead_bytes = options.read_ahead_bytes;
-    let config = session_config(&options);
     let refused = |source| MountError::Refused { path: path.clone(), source };
-    let session = Session::new(Face::new(client, options), &path, &config).map_err(refused)?;
-    if let Err(error) = mountpoint::set_read_ahead(&path, read_ahead_bytes) {
+    let fuse = device::mount(&path, &options).map_err(refused)?;
+    let device = mountpoint::mounted_at(&path).map(|line| line.device);
+    let mounted = Mounted { path: path.clone(), device, ended: Arc::default() };
+    serve(client, options, fuse, &path, mounted.ended.clone()).map_err(|source| {
+        mounted.ended.set(Err(source.to_string()));
+        refused(source)
+    })?;
+    Ok(mounted)
+}
+
+/// Starts the threads that answer the kernel; they end when it is unmounted.
+fn serve(client: Arc<Client>, options: MountOptions, fuse: OwnedFd, path: &Path, ending: Arc<Ended>) -> io::Result<()> {
+    let read_ahead_bytes = options.read_ahead_bytes;
+    let mut config = Config::default();
+    config.n_threads = Some(options.thread_count());
+    config.clone_fd = true;
+    let acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    let session = Session::from_fd(Face::new(client, options), fuse, acl, config)?;
+    if let Err(error) = mountpoint::set_read_ahead(path, read_ahead_bytes) {
         tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; raising it needs root");
     }
-    let ended = Arc::new(Ended::default());
-    let ending = ended.clone();
-    std::thread::Builder::new()
-        .name("fuse".to_owned())
-        .spawn(move || {
-            let outcome = session.run().map_err(|error| error.to_string());
-            *lock(&ending.outcome) = Some(outcome);
-            ending.changed.notify_all();
-        })
-        .map_err(refused)?;
-    Ok(Mounted { path, ended })
+    std::thread::Builder::new().name("fuse".to_owned()).spawn(move || {
+        let outcome = session.run().map_err(|error| error.to_string());
+        ending.set(outcome);
+    })?;
+    Ok(())
 }
 
 /// The mount point without links, when it can be mounted on.
@@ -154,29 +166,9 @@ fn usable(mountpoint: &Path) -> Result<PathBuf, MountError> {
     }
     let path = mountpoint.canonicalize().map_err(wrong)?;
     match mountpoint::mounted_at(&path) {
-        Some(line) if line.kind == format!("fuse.{SUBTYPE}") => Err(MountError::Already { path }),
+        Some(line) if line.kind == format!("fuse.{}", device::SUBTYPE) => Err(MountError::Already { path }),
         _ => Ok(path),
     }
-}
-
-fn session_config(options: &MountOptions) -> Config {
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(options.source_name()),
-        // As a plain option: the crate leaves its own subtype out where it mounts without a helper program.
-        MountOption::CUSTOM(format!("subtype={SUBTYPE}")),
-        MountOption::DefaultPermissions,
-        MountOption::NoSuid,
-        MountOption::NoDev,
-        MountOption::NoAtime,
-    ];
-    if options.read_only {
-        config.mount_options.push(MountOption::RO);
-    }
-    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(options.thread_count());
-    config.clone_fd = true;
-    config
 }
 
 impl Mounted {
@@ -215,7 +207,7 @@ impl Mounted {
 
     /// Unmounts. With [`MountError::Busy`] it stays mounted and usable; try again, or [`Mounted::abort`].
     pub fn unmount(&self) -> Result<(), MountError> {
-        if self.wait_for(Duration::ZERO).is_some() {
+        if !self.is_there() {
             return Ok(());
         }
         match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
@@ -231,7 +223,7 @@ impl Mounted {
 
     /// Unmounts even though files are open: their users get errors from then on.
     pub fn abort(&self) -> Result<(), MountError> {
-        if self.wait_for(Duration::ZERO).is_some() {
+        if !self.is_there() {
             return Ok(());
         }
         // FORCE ends the connection, so that nobody waits for an answer any more; DETACH takes the name away.
@@ -242,6 +234,12 @@ impl Mounted {
             Err(error) => return Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
         };
         Ok(())
+    }
+
+    /// Ours is still mounted, even if nobody serves it any more.
+    fn is_there(&self) -> bool {
+        let line = mountpoint::mounted_at(&self.path);
+        line.is_some_and(|line| line.kind == format!("fuse.{}", device::SUBTYPE) && Some(line.device) == self.device)
     }
 
     fn busy(&self) -> MountError {

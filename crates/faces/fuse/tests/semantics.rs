@@ -47,10 +47,7 @@ fn missing(letter: &str, file: &str, test: &str) -> Option<String> {
 #[test]
 fn every_promise_names_tests_that_exist() {
     let text = fs::read_to_string(root().join("doc/SEMANTICS.md")).unwrap();
-    let rows: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("| ") && !line.contains("Checked by"))
-        .collect();
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| ") && !line.contains("Checked by")).collect();
     assert!(rows.len() > 40, "the tables were not found");
     let mut complaints = Vec::new();
     for row in rows {

@@ -166,8 +166,10 @@ pub struct PolicyInfo {
     pub source: &'static str,
     /// Its parameters.
     pub params: &'static [ParamInfo],
-    build: fn(&Params, &Setup) -> Result<Box<dyn Policy>, PolicyError>,
+    build: Build,
 }
+
+type Build = fn(&Params, &Setup) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// All policies, by name.
 pub const POLICIES: &[PolicyInfo] = &[none::INFO, fifo::INFO, hbrr::INFO, mlf::INFO, twins::INFO];

@@ -20,7 +20,7 @@ use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
 
 /// Threads for batches that wait for a real device.
-const DEVICE_THREADS: usize = 8;
+const DEVICE_THREADS: usize = 16;
 
 /// The folder of objects, and what is in front of it.
 pub(crate) struct Disk {
@@ -234,8 +234,10 @@ fn outcome(result: &io::Result<Done>, bytes_done: u64, started: Nanos, finished:
 /// Answers every part of a batch that begins at `start`; gives the bytes moved.
 fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) -> u64 {
     let mut bytes = 0;
-    for (request, item) in parts {
+    for (request, mut item) in parts {
         let (from, len) = (request.extent.lane_offset - start, request.extent.len);
+        // Before the reply, with which the permission to hold it goes.
+        item.payload = None;
         match result {
             Ok(Done::Read(slice)) => {
                 let part = slice.part(from as usize..(from + len) as usize);

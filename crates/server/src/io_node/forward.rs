@@ -227,7 +227,9 @@ impl Forwarder {
         if let Err(error) = written {
             return Some(fail_all(parts, &error));
         }
-        for (request, item) in parts {
+        for (request, mut item) in parts {
+            // Before the reply, with which the permission to hold it goes.
+            item.payload = Bulk::None;
             match item.answer {
                 Answering::Whole(reply) => reply.send(&Answer::Written(request.extent.len as u32)),
                 Answering::Part(family, _) => drop(family.part_completed(request.extent.len)),

@@ -62,8 +62,10 @@ impl MetaProxy {
 
     /// Passes a call on, after those before it. How many may wait is bounded by the connection's slots.
     pub(super) fn pass_on(&self, call: MetaCall, reply: Reply) {
-        // When the thread has ended the reply is dropped unanswered, which is EIO.
-        let _ = self.calls.as_ref().map(|calls| calls.send((call, reply)));
+        if let Some(calls) = &self.calls {
+            // When the thread has ended the reply is dropped unanswered, which is EIO.
+            let _ = calls.send((call, reply));
+        }
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) const THREADS: usize = 2;
 const QUEUE_MAX: usize = 65_536;
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// What data servers did not answer to is tried again after this time, so that what others can answer comes first.
+const RETRY_AWAY: Duration = Duration::from_secs(1);
 /// What fails for a reason of its own is tried again after this time.
 const RETRY: Duration = Duration::from_secs(60);
 /// Files removed in one go at most.
@@ -224,19 +226,17 @@ impl Care {
     fn done(&self, job: Job, result: Result<(), Failure>) {
         if let Err(Failure::DataServers(error)) = &result {
             tracing::warn!(?job, %error, "data servers do not answer; put off");
-            self.pause();
         }
         let mut queue = lock(&self.queue);
         let again = queue.running.remove(&job).unwrap_or(false);
         let now = Instant::now();
         match result {
             Ok(()) => {
-                queue.pause = Duration::ZERO;
                 if again {
                     queue.put(job, now);
                 }
             }
-            Err(Failure::DataServers(_)) => queue.put(job, now),
+            Err(Failure::DataServers(_)) => queue.put(job, now + RETRY_AWAY),
             Err(Failure::Local(error)) => {
                 tracing::error!(?job, error, "cannot be done now; tried again in a minute");
                 queue.put(job, now + RETRY);
@@ -263,14 +263,14 @@ impl Meta {
     fn care_for_removed(&self, first: Job) {
         let mut batch = self.care.take_reaps(BATCH_MAX - 1);
         batch.insert(0, first);
-        let mut failed = self.sync_removals().err();
+        let durable = self.sync_removals();
         for job in batch {
             let Job::Reap(key) = job else { continue };
-            match failed.take() {
-                // Each is told of a failure by itself; the others wait until it is over.
-                None if !self.care.is_stopped() && !self.care.is_paused() => self.care.done(job, self.reap(key)),
-                None => self.care.give_back(job),
-                Some(errno) => self.care.done(job, Err(errno.into())),
+            match durable {
+                Err(errno) => self.care.done(job, Err(errno.into())),
+                // When one finds the data servers away, the others wait until that is over.
+                Ok(()) if self.care.is_stopped() || self.care.is_paused() => self.care.give_back(job),
+                Ok(()) => self.care.done(job, self.reap(key)),
             }
         }
     }
@@ -302,6 +302,7 @@ mod tests {
         let care = Care::default();
         care.push(Job::Reap(FileKey(1)), NOW);
         let job = care.take().unwrap();
+        care.pause();
         care.done(job, Err(Failure::DataServers(std::io::ErrorKind::TimedOut.into())));
         assert!(care.is_paused() && care.wait_idle(NOW), "nothing is due while paused");
         assert_eq!(care.take(), Some(job), "after the pause");

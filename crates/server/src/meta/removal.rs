@@ -1,10 +1,10 @@
 //! How a file's last name goes, and the file after it: through `orphans/`, so that no crash loses track of its
 //! objects and whoever has it open keeps it.
 //!
-//! A file that loses a name gets one in `orphans/` before, or by the same step; if it has no other left, it stays there until nobody
-//! has it open; then that is made durable, then its objects are removed, then its mark, then the orphan. Whatever is found in `orphans/` at
-//! start was cut short: it is merely dropped when the file still has a name, and removed otherwise after a
-//! grace in which clients may come back for it ([`Meta::reopen`]).
+//! A file that loses a name gets one in `orphans/` before, or by the same step. If it has no other left, it stays
+//! there until nobody has it open; then that is made durable, its objects are removed, then its mark, then the
+//! orphan. Whatever is found in `orphans/` at start was cut short: it is merely dropped when the file still has a
+//! name, and removed otherwise after a grace in which clients may come back for it ([`Meta::pin_for_reopen`]).
 //!
 //! Names of files vanish under a lock of their own ([`NameLocks`]): what was looked at before a removal is
 //! still what is removed.
@@ -252,7 +252,7 @@ impl Meta {
         let marked = self.opens.mark_of(file.ino).is_some();
         // One that still has a name is no orphan: a removal failed half way and could not be undone then.
         if links(&rustix::fs::fstat(&file.fd)?) <= 1 + u64::from(marked) {
-            self.objects.unlink(file.key, &file.layout).map_err(Failure::DataServers)?;
+            self.heard(self.objects.unlink(file.key, &file.layout)).map_err(Failure::DataServers)?;
             if marked {
                 self.unmark(file)?;
             }

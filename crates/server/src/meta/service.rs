@@ -220,9 +220,6 @@ impl Meta {
                     && let Err(failure) = self.settle(&pin)
                 {
                     tracing::warn!(key = pin.key.0, ?failure, "a size is settled later");
-                    if matches!(failure, care::Failure::DataServers(_)) {
-                        self.care.pause();
-                    }
                 }
                 Answer::Done
             }

@@ -17,7 +17,9 @@
 //!
 //! [`Disk::ordered`]: super::disk::Disk::ordered
 
+use std::io;
 use std::sync::{MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use impresario_wire::message::{Attr, FileKey, NodeKind, ObjectInfo, SetTime};
 use rustix::fs::{AtFlags, Stat};
@@ -34,6 +36,8 @@ use super::removal::{bad_record, read_in};
 use super::service::Meta;
 use super::tree::{Place, local_attr};
 
+/// See [`Meta::enter`].
+const GATE_PATIENCE: Duration = Duration::from_secs(1);
 /// Most files that wait for the data servers to tell their size before no more writers are admitted.
 const MARKS_MAX: usize = 1 << 20;
 
@@ -44,10 +48,36 @@ impl Meta {
             self.opens.admit(pin.ino, false)?;
             return Ok(false);
         }
-        let _gate = lock(&pin.gate);
+        let _gate = self.enter(pin, "open for writing", path)?;
         let fresh = self.mark(pin).explain("open for writing", path)?;
         self.opens.admit(pin.ino, true)?;
         Ok(fresh)
+    }
+
+    /// Waits for a file's gate. Who waited long because data servers did not answer the one before is not made to
+    /// wait for them as long again.
+    fn enter<'p>(&self, pin: &'p Pin<'_>, doing: &str, path: &[u8]) -> Outcome<MutexGuard<'p, ()>> {
+        let began = Instant::now();
+        let gate = lock(&pin.gate);
+        if began.elapsed() >= GATE_PATIENCE && self.care.is_paused() {
+            let why = "the data servers do not answer; see which with `impresario status`";
+            return Err(fault(Errno::IO, format!("cannot {doing} {}: {why}", show(path))));
+        }
+        Ok(gate)
+    }
+
+    /// What a file's objects say.
+    fn ask(&self, file: &OpenFile) -> io::Result<ObjectInfo> {
+        self.heard(self.objects.stat(file.key, &file.layout))
+    }
+
+    /// Notes whether data servers answered.
+    pub(super) fn heard<T>(&self, answer: io::Result<T>) -> io::Result<T> {
+        match &answer {
+            Ok(_) => self.care.resume(),
+            Err(_) => self.care.pause(),
+        }
+        answer
     }
 
     /// Marks a file, durably; false when it was. Under its gate.
@@ -96,7 +126,7 @@ impl Meta {
         if !idle || self.opens.mark_of(pin.ino).is_none() {
             return Ok(());
         }
-        let objects = self.objects.stat(pin.key, &pin.layout).map_err(Failure::DataServers)?;
+        let objects = self.ask(pin).map_err(Failure::DataServers)?;
         self.write_down(pin, &objects)?;
         if !self.home.disk.ordered {
             self.home.disk.sync(&pin.fd)?;
@@ -210,8 +240,7 @@ impl Meta {
         if self.opens.mark_of(pin.ino).is_none() {
             return self.local_attr_of(pin, path);
         }
-        let objects = self.objects.stat(pin.key, &pin.layout).map_err(|error| data_fault(&error, "look at", path))?;
-        self.care.resume();
+        let objects = self.ask(pin).map_err(|error| data_fault(&error, "look at", path))?;
         let seen = *lock(&pin.seen);
         let mut attr = self.local_attr_of(pin, path)?;
         attr.size = objects.size;
@@ -229,10 +258,7 @@ impl Meta {
                 tracing::error!(path = show(path), error, "a size cannot be settled");
                 Ok(())
             }
-            Failure::DataServers(_) => {
-                self.care.pause();
-                Err(failed(failure, path))
-            }
+            Failure::DataServers(_) => Err(failed(failure, path)),
         }
     }
 
@@ -252,13 +278,13 @@ impl Meta {
         if i64::try_from(len_bytes).is_err() {
             return Err(Errno::FBIG).explain(doing, path);
         }
-        let gate = lock(&pin.gate);
+        let gate = self.enter(pin, doing, path)?;
         let stat = rustix::fs::fstat(&pin.fd).explain(doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() && stat.st_size == 0 && len_bytes == 0 {
             return self.home.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
         }
         self.mark(pin).explain(doing, path)?;
-        let cut = self.objects.truncate(pin.key, &pin.layout, len_bytes);
+        let cut = self.heard(self.objects.truncate(pin.key, &pin.layout, len_bytes));
         cut.map_err(|error| data_fault(&error, doing, path))?;
         // The objects have their new length and the mark says so: that they cannot be asked just now only
         // means that the next one asks.
@@ -271,12 +297,12 @@ impl Meta {
     /// Before a time is set by hand on a file that may be ahead: notes the objects' time, so that the time set
     /// holds until the next write.
     pub(super) fn note_before_times(&self, pin: &Pin<'_>, path: &[u8]) -> Outcome<()> {
-        let _gate = lock(&pin.gate);
+        let doing = "set the times of";
+        let _gate = self.enter(pin, doing, path)?;
         if self.opens.mark_of(pin.ino).is_none() {
             return Ok(());
         }
-        let doing = "set the times of";
-        let objects = self.objects.stat(pin.key, &pin.layout).map_err(|error| data_fault(&error, doing, path))?;
+        let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, path))?;
         if objects.mtime == *lock(&pin.seen) {
             return Ok(());
         }
@@ -288,8 +314,8 @@ impl Meta {
         let path = self.opens.path_of(pin.ino);
         let doing = "make durable";
         if self.opens.mark_of(pin.ino).is_some() {
-            let _gate = lock(&pin.gate);
-            let objects = self.objects.stat(pin.key, &pin.layout).map_err(|error| data_fault(&error, doing, &path))?;
+            let _gate = self.enter(pin, doing, &path)?;
+            let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
             self.write_down(pin, &objects).explain(doing, &path)?;
         }
         self.home.disk.sync(&pin.fd).explain(doing, &path)?;

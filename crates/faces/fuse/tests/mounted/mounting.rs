@@ -135,3 +135,41 @@ fn an_unreachable_cluster_is_said_at_once() {
     let error = mount(client, folder.path(), MountOptions::default()).unwrap_err();
     assert!(matches!(error, MountError::Cluster { .. }), "{error}");
 }
+
+#[test]
+fn unmounting_leaves_what_was_mounted_there_before() {
+    let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("below");
+    fs::create_dir(&below).unwrap();
+    if rustix::mount::mount("none", &below, "tmpfs", rustix::mount::MountFlags::empty(), None).is_err() {
+        return eprintln!("skipped: needs root to mount something else first");
+    }
+    fs::write(below.join("theirs"), "").unwrap();
+    let mounted = mount(cluster.client(), &below, MountOptions::default()).unwrap();
+    assert!(!below.join("theirs").exists());
+    drop(mounted);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(below.join("theirs").exists());
+    rustix::mount::unmount(&below, rustix::mount::UnmountFlags::empty()).unwrap();
+}
+
+#[test]
+fn a_mount_whose_connection_was_cut_is_taken_away() {
+    let Some(node) = mounted() else { return };
+    let point = node.mount_point().to_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = mounts.lines().find(|line| line.contains(point.to_str().unwrap())).unwrap();
+    let minor = line.split(' ').nth(2).unwrap().split(':').nth(1).unwrap();
+    let control = tempfile::tempdir().unwrap();
+    if rustix::mount::mount("none", control.path(), "fusectl", rustix::mount::MountFlags::empty(), None).is_err() {
+        return eprintln!("skipped: needs root to cut a connection");
+    }
+    fs::write(control.path().join(minor).join("abort"), "1").unwrap();
+    rustix::mount::unmount(control.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    assert!(node.mounted().wait_for(Duration::from_secs(5)).is_some(), "its threads have ended");
+    assert_eq!(errno(fs::read_dir(&point)), libc::ENOTCONN);
+    let kept = node.keep_folder();
+    assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "the folder below");
+    drop(kept);
+}

@@ -1,0 +1,361 @@
+//! What the metadata server refuses, where its bounds are, and what shortage and strange surroundings do to it.
+
+mod meta_support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_server::meta::{MemoryObjects, MetaOptions, MetaService};
+use impresario_wire::message::*;
+use impresario_wire::{Kind, encode_frame};
+use meta_support::*;
+
+const ENOENT: i32 = 2;
+const EIO: i32 = 5;
+const EBADF: i32 = 9;
+const EEXIST: i32 = 17;
+const ENOTDIR: i32 = 20;
+const EISDIR: i32 = 21;
+const EINVAL: i32 = 22;
+const EMFILE: i32 = 24;
+const ENOSPC: i32 = 28;
+const ENAMETOOLONG: i32 = 36;
+const ENOTEMPTY: i32 = 39;
+const ELOOP: i32 = 40;
+const EBUSY: i32 = 16;
+
+fn getattr(p: &str) -> MetaCall {
+    MetaCall::GetAttr { target: at(p) }
+}
+
+#[test]
+fn calls_that_may_wait_are_told_beforehand() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.file("f", 1);
+    let open = |write| MetaCall::Open { path: path("f"), write };
+    for (call, written, idle) in [
+        (getattr("f"), true, false),
+        (open(false), true, false),
+        (open(true), true, true),
+        (MetaCall::SetAttr { target: at("f"), set: size(0) }, true, true),
+        (unlink("f"), false, false),
+        (create("f"), false, false),
+    ] {
+        assert_eq!(s.service.may_wait(&call), idle, "{call:?} while nobody writes");
+        let opened = s.create("g");
+        assert_eq!(s.service.may_wait(&call), written, "{call:?} while somebody writes");
+        s.close(opened);
+        s.done(unlink("g"));
+        s.quiet();
+    }
+}
+
+#[test]
+fn a_large_folder_is_listed_in_order_and_in_time() {
+    const FILES: usize = 20_000;
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    // Straight into the folder: the listing is what is tested.
+    for i in 0..FILES {
+        std::fs::write(dir.path().join(format!("names/d/{:06}.{}", (i * 7919) % FILES, "x".repeat(i % 150))), "")
+            .unwrap();
+    }
+    let list = |max: u32| {
+        let (mut after, mut all, mut slices) = (Vec::new(), Vec::new(), 0);
+        loop {
+            let Answer::Entries(entries) = s.call(MetaCall::Readdir { path: path("d"), after: after.clone(), max })
+            else {
+                panic!()
+            };
+            let Some(last) = entries.last() else { return (all, slices) };
+            after = last.name.clone();
+            slices += 1;
+            let mut frame = Vec::new();
+            encode_frame(Kind::Answer, 0, &Answer::Entries(entries.clone()), 0, &mut frame).unwrap();
+            assert!(frame.len() < 900 << 10, "{} bytes", frame.len());
+            assert!(entries.len() <= max as usize);
+            all.extend(entries);
+        }
+    };
+    let (all, slices) = list(u32::MAX);
+    assert_eq!(all.len(), FILES);
+    assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name), "in byte order, each once");
+    assert!(slices > 1, "it takes more than one answer");
+    let (small, slices) = list(100);
+    assert_eq!((small.len(), slices), (FILES, FILES / 100));
+    assert!(small == all);
+    // One at a time costs a look-up each, not a reading of the folder each.
+    let began = Instant::now();
+    let mut after = Vec::new();
+    for _ in 0..500 {
+        let Answer::Entries(entries) = s.call(MetaCall::Readdir { path: path("d"), after, max: 1 }) else { panic!() };
+        after = entries[0].name.clone();
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    // What goes meanwhile is left out; a listing begun anew sees what came.
+    let next = String::from_utf8(all[500].name.clone()).unwrap();
+    std::fs::remove_file(dir.path().join("names/d").join(&next)).unwrap();
+    let listed = s.list("d", std::str::from_utf8(&after).unwrap(), 2);
+    assert_eq!(listed[0].name, all[501].name);
+    std::fs::write(dir.path().join("names/d/!"), "").unwrap();
+    assert_eq!(s.list("d", "", 0)[0].name, b"!", "at least one is given");
+}
+
+#[test]
+fn what_no_call_may_do_is_refused_with_its_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    let file = s.file("f", 1);
+    s.done(MetaCall::Symlink { path: path("l"), target: path("d"), uid: 0, gid: 0 });
+    let mkdir = |p: &[u8]| MetaCall::Mkdir { path: p.to_vec(), mode: 0o755, uid: 0, gid: 0 };
+    let rmdir = |p: &str| MetaCall::Rmdir { path: path(p) };
+    let open = |p: &str| MetaCall::Open { path: path(p), write: false };
+    let symlink = |target: &[u8]| MetaCall::Symlink { path: path("new"), target: target.to_vec(), uid: 0, gid: 0 };
+    let attrs = |set| MetaCall::SetAttr { target: at("f"), set };
+    let shared = |p: &str| MetaCall::Create { path: path(p), mode: 0, uid: 0, gid: 0, exclusive: false, layout: None };
+    for (call, errno) in [
+        (mkdir(b"../out"), EINVAL),
+        (mkdir(b"d/../e"), EINVAL),
+        (mkdir(b"/abs"), EINVAL),
+        (mkdir(b"d/"), EINVAL),
+        (mkdir(b"a\0b"), EINVAL),
+        (mkdir(&[b'x'; 256]), ENAMETOOLONG),
+        (mkdir(b"d"), EEXIST),
+        (mkdir(b""), EEXIST),
+        (mkdir(b"no/e"), ENOENT),
+        (mkdir(b"f/e"), ENOTDIR),
+        (mkdir(b"l/e"), ELOOP),
+        (create("f"), EEXIST),
+        (create("l"), EEXIST),
+        (create(""), EEXIST),
+        (shared(""), EISDIR),
+        (shared("d"), EISDIR),
+        (shared("l"), ELOOP),
+        (open(""), EISDIR),
+        (open("d"), EISDIR),
+        (open("l"), ELOOP),
+        (open("no"), ENOENT),
+        (open("f/x"), ENOTDIR),
+        (unlink("d"), EISDIR),
+        (unlink(""), EISDIR),
+        (unlink("no"), ENOENT),
+        (rmdir("f"), ENOTDIR),
+        (rmdir("l"), ENOTDIR),
+        (rmdir(""), EBUSY),
+        (rmdir("no"), ENOENT),
+        (rename("no", "x"), ENOENT),
+        (rename("f", "d"), EISDIR),
+        (rename("d", "f"), ENOTDIR),
+        (rename("d", "d/e"), EINVAL),
+        (rename("", "x"), EBUSY),
+        (rename("d", ""), EBUSY),
+        (MetaCall::Rename { from: path("f"), to: path("l"), no_replace: true }, EEXIST),
+        (symlink(b""), ENOENT),
+        (symlink(b"a\0b"), EINVAL),
+        (symlink(&[b'x'; 4096]), ENAMETOOLONG),
+        (MetaCall::Readlink { path: path("f") }, EINVAL),
+        (MetaCall::Readlink { path: path("") }, EINVAL),
+        (MetaCall::Readdir { path: path("f"), after: vec![], max: 1 }, ENOTDIR),
+        (MetaCall::Readdir { path: path("l"), after: vec![], max: 1 }, ELOOP),
+        (attrs(SetAttr { uid: Some(u32::MAX), ..SetAttr::default() }), EINVAL),
+        (attrs(SetAttr { gid: Some(u32::MAX), ..SetAttr::default() }), EINVAL),
+        (
+            attrs(SetAttr { mtime: Some(SetTime::At(Time { secs: 0, nanos: 1_000_000_000 })), ..SetAttr::default() }),
+            EINVAL,
+        ),
+        (MetaCall::Close { handle: file.handle }, EBADF),
+        (MetaCall::Fsync { handle: u64::MAX }, EBADF),
+        (MetaCall::GetAttr { target: Target::Handle(0) }, EBADF),
+    ] {
+        let Answer::Fault(fault) = s.call(call.clone()) else { panic!("{call:?} is done") };
+        assert_eq!(fault.errno, errno, "{call:?}: {fault}");
+        assert!(!fault.message.contains('\n') && fault.message.len() < 600, "{fault}");
+    }
+    s.mkdir("d/e");
+    assert_eq!(s.errno(rmdir("d")), ENOTEMPTY);
+    let other = s.again();
+    let opened = s.open("f", false);
+    assert_eq!(other.errno(MetaCall::Close { handle: opened.handle }), EBADF, "handles are a session's own");
+    assert_eq!(s.stat("").kind, NodeKind::Dir);
+    // A client names a deep path of 60 KiB.
+    assert_eq!(s.errno(getattr(&vec!["deep"; 12_000].join("/"))), ENOENT);
+}
+
+#[test]
+fn opens_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.file("f", 1);
+    for _ in 0..65_536 {
+        s.open("f", false);
+    }
+    assert_eq!(s.errno(MetaCall::Open { path: path("f"), write: false }), EMFILE);
+    assert_eq!(s.errno(create("g")), EMFILE);
+    assert_eq!(s.errno(getattr("g")), ENOENT, "what cannot be opened is not made");
+    let other = s.again();
+    other.close(other.open("f", true));
+    s.hang_up();
+    assert_eq!(s.service.status()["opens_read"], 0);
+    assert_eq!(s.service.status()["sessions"], 1);
+}
+
+#[test]
+fn files_put_there_by_hand_do_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    let names = dir.path().join("names");
+    std::fs::write(names.join("by-hand"), "x").unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(names.join("pipe")).status().unwrap().success());
+    assert_eq!(s.names(""), ["by-hand"]);
+    let Answer::Fault(fault) = s.call(MetaCall::Open { path: path("by-hand"), write: true }) else { panic!() };
+    assert!(fault.errno == EIO && fault.message.contains("not made by this server"), "{fault}");
+    assert_eq!(s.errno(MetaCall::Open { path: path("pipe"), write: false }), 95);
+    s.file("f", 10);
+    s.done(rename("f", "by-hand"));
+    s.done(unlink("pipe"));
+    assert_eq!(s.stat("by-hand").size, 10);
+    // A record of a later version is left alone.
+    let mut bytes = [0; 32];
+    rustix::fs::getxattr(names.join("by-hand"), "user.impresario.file", &mut bytes[..]).unwrap();
+    bytes[0] = 2;
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(names.join("by-hand"), "user.impresario.file", &bytes, flags).unwrap();
+    for call in [MetaCall::Open { path: path("by-hand"), write: false }, unlink("by-hand")] {
+        let Answer::Fault(fault) = s.call(call) else { panic!() };
+        assert!(fault.errno == EIO && fault.message.contains("by-hand: its record is none"), "{fault}");
+    }
+}
+
+#[test]
+fn a_full_disk_fails_what_needs_space_and_breaks_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "nr_inodes=40,size=1m", "tmpfs"])
+        .arg(&small)
+        .stderr(std::process::Stdio::null())
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        println!("skipped: nothing can be mounted here");
+        return;
+    }
+    let s = start(&small.join("meta"));
+    let mut made = 0;
+    let fault = loop {
+        match s.call(create(&format!("f.{made}"))) {
+            Answer::Opened(opened) => s.close(opened),
+            Answer::Fault(fault) => break fault,
+            other => panic!("{other:?}"),
+        }
+        made += 1;
+    };
+    assert_eq!(fault.errno, ENOSPC);
+    assert!(fault.message.contains("free space or inodes"), "{fault}");
+    assert!(made > 10, "{made}");
+    let mkdir = |i: u32| MetaCall::Mkdir { path: path(&format!("d.{i}")), mode: 0o755, uid: 0, gid: 0 };
+    let full = (0..40).find_map(|i| match s.call(mkdir(i)) {
+        Answer::Fault(fault) => Some(fault.errno),
+        _ => None,
+    });
+    assert_eq!(full, Some(ENOSPC));
+    let Answer::Statfs(space) = s.call(MetaCall::Statfs) else { panic!() };
+    assert_eq!((space.files, space.files_free), (40, 0));
+    assert_eq!(s.names("").iter().filter(|name| name.starts_with("f.")).count(), made);
+    s.done(unlink("f.0"));
+    s.done(unlink("f.1"));
+    s.idle();
+    s.close(s.create("again"));
+    s.hang_up();
+    s.idle();
+    let objects = s.objects.clone();
+    drop(s);
+    check_folder(&small.join("meta"), &objects);
+    assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
+}
+
+#[test]
+fn without_roots_rights_permission_bits_do_not_hold_up_the_server() {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        println!("already so: all tests run without root's rights");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let folder = dir.path().to_owned();
+    // Rights are a thread's; the threads that it starts have its rights.
+    std::thread::spawn(move || {
+        let (uid, gid) = (rustix::thread::Uid::from_raw(NOBODY), rustix::thread::Gid::from_raw(NOBODY));
+        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        let objects = Arc::new(MemoryObjects::default());
+        let mut s = start_with(options(&folder), objects.clone());
+        for mode in [0, 0o444, 0o200, 0o644] {
+            let name = format!("f.{mode:o}");
+            let call = MetaCall::Create { path: path(&name), mode, uid: 7, gid: 8, exclusive: true, layout: None };
+            let opened = s.opened(call);
+            assert_eq!((opened.attr.mode, opened.attr.uid), (mode, NOBODY));
+            s.write(&opened, 0, 100);
+            s.close(opened);
+            assert_eq!((s.stat(&name).size, s.stat(&name).mode), (100, mode));
+            let opened = s.open(&name, true);
+            s.write(&opened, 100, 100);
+            assert_eq!(s.stat(&name).size, 200);
+            // Left open by a server that stops.
+            drop(s);
+            s = start_with(options(&folder), objects.clone());
+            s.idle();
+            assert_eq!((s.stat(&name).size, s.stat(&name).mode), (200, mode));
+            assert_eq!(s.set(at(&name), size(5)).size, 5);
+            s.done(rename(&name, "moved"));
+            s.done(unlink("moved"));
+        }
+        s.done(MetaCall::Mkdir { path: path("d"), mode: 0o300, uid: 0, gid: 0 });
+        s.file("d/f", 3);
+        assert_eq!(s.names("d"), ["f"]);
+        s.idle();
+        let Answer::Fault(fault) =
+            s.call(MetaCall::SetAttr { target: at("d"), set: SetAttr { uid: Some(0), ..SetAttr::default() } })
+        else {
+            panic!()
+        };
+        assert!(fault.errno == 1 && fault.message.contains("run it as root"), "{fault}");
+        assert!(MetaService::open(options(std::path::Path::new("/etc/impresario-test")), objects).is_err());
+    })
+    .join()
+    .unwrap();
+    assert_eq!(std::fs::metadata(dir.path().join("names/d")).unwrap().permissions().mode() & 0o777, 0o300);
+}
+
+#[test]
+fn the_status_tells_what_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start_with(MetaOptions { grace: Duration::from_secs(3600), ..options(dir.path()) }, Arc::default());
+    let opened = s.create("f");
+    s.open("f", false);
+    s.done(unlink("f"));
+    assert_eq!(s.errno(getattr("f")), ENOENT);
+    let told = s.service.status();
+    for (key, value) in [
+        ("sessions", 1),
+        ("open_files", 1),
+        ("opens_read", 1),
+        ("opens_write", 1),
+        ("files_with_size_at_data_servers", 1),
+        ("orphans_waiting", 1),
+    ] {
+        assert_eq!(told[key], value, "{key} of {told}");
+    }
+    assert_eq!(told["operations"]["create"]["count"], 1);
+    assert_eq!(
+        (&told["operations"]["getattr"]["count"], &told["operations"]["getattr"]["faults"]),
+        (&1.into(), &1.into())
+    );
+    assert!(told["operations"]["create"]["mean_us"].as_f64().unwrap() > 0.0);
+    s.close(opened);
+}
