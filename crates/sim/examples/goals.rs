@@ -9,7 +9,12 @@ use impresario_sim::{Application, IoNodes, Outcome, Pattern, Scenario, run};
 
 fn scenario(pattern: Pattern, op: Op, wire: u64, seed: u64) -> Scenario {
     let request_bytes = if pattern == Pattern::Strided { 16 << 10 } else { 256 << 10 };
-    let requests = if pattern == Pattern::Strided { 64 } else { 8 };
+    let bytes_per_process = std::env::var("KIB_PER_PROCESS").ok().and_then(|v| v.parse::<u64>().ok());
+    let requests = match (bytes_per_process, pattern) {
+        (Some(kib), _) => (kib << 10) / request_bytes,
+        (None, Pattern::Strided) => 64,
+        (None, _) => 8,
+    };
     let application = Application { processes: 8, pattern, op, request_bytes, requests, start: Nanos::ZERO };
     Scenario {
         applications: vec![application; 4],

@@ -14,7 +14,8 @@
 //! The turn of a queue is a *dedicated window* (aioli-2006, part 2: serialise the files, since every change of file
 //! moves the disk's head): for `window_us` after its first batch the queue goes first whenever it has
 //! requests, whatever their quanta, so that the next requests of its synchronous processes are
-//! served while the head is there. Others are served whenever it has none. `window_us=0` is the rule
+//! served while the head is there; its offset order goes on from the last batch and wraps. Others are served
+//! whenever it has none. `window_us=0` is the rule
 //! of agios-2013 alone, one batch a pass.
 //!
 //! Where the papers are silent we chose:
@@ -151,6 +152,8 @@ struct Window {
     key: Key,
     end: Nanos,
     batches: u32,
+    /// Where its last batch ended: within a window the offset order goes on from there and wraps.
+    offset: u64,
 }
 
 /// Batches of one dedicated window at most: bounds what others wait for when batches take next to no time.
@@ -344,7 +347,7 @@ impl Policy for Mlf {
                 let guarded = oldest.filter(|_| self.guard > 0 && queue.skipped >= self.guard);
                 let head = match guarded {
                     Some(oldest) => Some(self.runs.run_of(oldest)),
-                    None => queue.runs.first_ready(),
+                    None => queue.runs.next_ready(self.lanes[lane].window.filter(|_| windowed).map_or(0, |w| w.offset)),
                 };
                 let Some(head) = head else {
                     self.refile(view, q);
@@ -355,10 +358,14 @@ impl Policy for Mlf {
                     break;
                 }
                 self.runs.take(&mut queue.runs, view.table, head, usize::MAX, batch, ready_at);
+                let offset = batch.last().map_or(0, |s| view.table.end(*s));
                 match &mut self.lanes[lane].window {
-                    Some(window) if windowed => window.batches += 1,
+                    Some(window) if windowed => {
+                        window.batches += 1;
+                        window.offset = offset;
+                    }
                     none @ None if self.window > Nanos::ZERO => {
-                        *none = Some(Window { key: queue.key, end: view.now + self.window, batches: 1 });
+                        *none = Some(Window { key: queue.key, end: view.now + self.window, batches: 1, offset });
                     }
                     _ => queue.served_pass = Some(pass),
                 }

@@ -94,9 +94,9 @@ impl RunQueue {
         self.oldest
     }
 
-    /// Head of the first ready run in offset order.
-    pub fn first_ready(&self) -> Option<Slot> {
-        self.ready.first().map(|k| Slot(k.1))
+    /// Head of the first ready run in offset order from `offset` on, or else of the first of all.
+    pub fn next_ready(&self, offset: u64) -> Option<Slot> {
+        self.ready.at_or_after(&(offset, 0)).or_else(|| self.ready.first()).map(|k| Slot(k.1))
     }
 }
 
