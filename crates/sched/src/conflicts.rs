@@ -4,7 +4,7 @@
 //! ordered against changes only; truncate and unlink count as changes of all they cover. A policy sees
 //! a request only when nothing older that conflicts is outstanding, queued or in flight.
 //!
-//! Per file, three groups of ranges (reads, changes, syncs), each ordered by start and divided into
+//! Per file, the ranges of each kind (reads, changes, syncs) are ordered by start and divided into
 //! classes of similar length: a range of class `c` that reaches into `start..end` begins after
 //! `start - longest(c)`, so a search looks at few ranges that do not overlap. A blocked request hangs
 //! on one older request at a time and looks again when that one has gone: a chain of n writes of the
@@ -19,17 +19,25 @@ use crate::types::{FileId, LaneId, Op};
 /// (start of the range, arrival): at one start, older ranges come first.
 type Key = (u64, Arrival);
 
-#[derive(Default)]
-struct Group {
-    /// (class of lengths, its ranges), unordered and few.
-    classes: Vec<(u8, SortedSet<Key>)>,
+/// What a range does to others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Change,
+    Sync,
 }
 
+/// The ranges of one kind and class of lengths.
+struct Group {
+    kind: Kind,
+    class: u8,
+    ranges: SortedSet<Key>,
+}
+
+/// A file's groups: few, unordered.
 #[derive(Default)]
 struct FileIndex {
-    reads: Group,
-    changes: Group,
-    syncs: Group,
+    groups: Vec<Group>,
     len: u32,
 }
 
@@ -55,37 +63,56 @@ fn key_of(table: &Table, slot: Slot) -> Key {
     (table.start(slot), table.arrival_order(slot))
 }
 
-impl Group {
-    fn insert(&mut self, class: u8, key: Key) {
-        match self.classes.iter_mut().find(|c| c.0 == class) {
-            Some((_, set)) => {
-                set.insert(key);
+impl Kind {
+    fn of(op: Op) -> Kind {
+        match op {
+            Op::Read => Kind::Read,
+            Op::Write | Op::Truncate | Op::Unlink => Kind::Change,
+            Op::Sync => Kind::Sync,
+        }
+    }
+
+    fn conflicts_with(self, other: Kind) -> bool {
+        self == Kind::Change || other == Kind::Change
+    }
+}
+
+impl FileIndex {
+    fn insert(&mut self, kind: Kind, class: u8, key: Key) {
+        self.len += 1;
+        let found = self.groups.iter_mut().find(|g| g.kind == kind && g.class == class);
+        match found {
+            Some(group) => {
+                group.ranges.insert(key);
             }
             None => {
-                let mut set = SortedSet::default();
-                set.insert(key);
-                self.classes.push((class, set));
+                let mut ranges = SortedSet::default();
+                ranges.insert(key);
+                self.groups.reserve_exact(1); // most files have one group
+                self.groups.push(Group { kind, class, ranges });
             }
         }
     }
 
-    fn remove(&mut self, class: u8, key: Key) {
-        if let Some((_, set)) = self.classes.iter_mut().find(|c| c.0 == class) {
-            set.remove(&key);
+    fn remove(&mut self, kind: Kind, class: u8, key: Key) {
+        self.len -= 1;
+        if let Some(group) = self.groups.iter_mut().find(|g| g.kind == kind && g.class == class) {
+            group.ranges.remove(&key);
         }
     }
 
-    /// Some range that overlaps `start..end` and is older than `seq`: of those with one start, the youngest.
-    fn older_overlap(&self, table: &Table, start: u64, end: u64, seq: u64) -> Option<Slot> {
+    /// Some range that conflicts with `kind` on `start..end` and is older than `seq`: of those with one start, the
+    /// youngest.
+    fn older_conflict(&self, table: &Table, kind: Kind, start: u64, end: u64, seq: u64) -> Option<Slot> {
         let matches = |key: Key| {
             let slot = key.1.slot();
             table.end(slot) > start && table.seq(slot) < seq
         };
-        for (class, set) in &self.classes {
-            let mut from = (start.saturating_sub(longest(*class)), Arrival::MIN);
-            while let Some(key) = set.at_or_after(&from).filter(|k| k.0 < end) {
+        for group in self.groups.iter().filter(|g| g.kind.conflicts_with(kind)) {
+            let mut from = (start.saturating_sub(longest(group.class)), Arrival::MIN);
+            while let Some(key) = group.ranges.at_or_after(&from).filter(|k| k.0 < end) {
                 if matches(key) {
-                    let last = set.before(&(key.0, Arrival::MAX)).filter(|k| matches(*k));
+                    let last = group.ranges.before(&(key.0, Arrival::MAX)).filter(|k| matches(*k));
                     return Some(last.unwrap_or(key).1.slot());
                 }
                 let younger = table.seq(key.1.slot()) >= seq;
@@ -110,9 +137,7 @@ impl Conflicts {
         let file = self.file_key(table, slot);
         let blocker = self.blocker(table, slot);
         let (class, key) = (class_of(table.len_bytes(slot)), key_of(table, slot));
-        let index = self.files.entry(file).or_default();
-        index.len += 1;
-        index.group(table.op(slot)).insert(class, key);
+        self.files.entry(file).or_default().insert(Kind::of(table.op(slot)), class, key);
         if let Some(blocker) = blocker {
             self.waiters.entry(blocker).or_default().push((slot, table.seq(slot)));
         }
@@ -124,12 +149,10 @@ impl Conflicts {
     pub(crate) fn leave(&mut self, table: &Table, slot: Slot, released: &mut Vec<Slot>) {
         let file = self.file_key(table, slot);
         if let Some(index) = self.files.get_mut(&file) {
-            index.len -= 1;
-            if index.len == 0 {
+            if index.len == 1 {
                 self.files.remove(&file);
             } else {
-                let (class, key) = (class_of(table.len_bytes(slot)), key_of(table, slot));
-                index.group(table.op(slot)).remove(class, key);
+                index.remove(Kind::of(table.op(slot)), class_of(table.len_bytes(slot)), key_of(table, slot));
             }
         }
         if self.waiters.is_empty() {
@@ -150,21 +173,7 @@ impl Conflicts {
     fn blocker(&self, table: &Table, slot: Slot) -> Option<Slot> {
         let index = self.files.get(&self.file_key(table, slot))?;
         let (start, end, seq) = (table.start(slot), table.end(slot), table.seq(slot));
-        let against: &[&Group] = match table.op(slot) {
-            Op::Read | Op::Sync => &[&index.changes],
-            Op::Write | Op::Truncate | Op::Unlink => &[&index.changes, &index.reads, &index.syncs],
-        };
-        against.iter().find_map(|group| group.older_overlap(table, start, end, seq))
-    }
-}
-
-impl FileIndex {
-    fn group(&mut self, op: Op) -> &mut Group {
-        match op {
-            Op::Read => &mut self.reads,
-            Op::Write | Op::Truncate | Op::Unlink => &mut self.changes,
-            Op::Sync => &mut self.syncs,
-        }
+        index.older_conflict(table, Kind::of(table.op(slot)), start, end, seq)
     }
 }
 
