@@ -210,7 +210,7 @@ impl Connection {
         let (mut turn, sent) = match turn.map_or_else(|| self.outgoing.put(&head, deadline), Put::Turn) {
             Put::Queued => return Ok(id),
             Put::Late => {
-                self.abandon(id);
+                self.withdraw(id);
                 return Err(NotStarted::Late);
             }
             Put::Turn(turn) if payload_len > 0 => (turn, self.send(&head, payload, deadline)),
@@ -229,8 +229,7 @@ impl Connection {
             error => self.break_off(&error.to_string(), false),
         };
         drop(turn);
-        // Not before its buffers are given back: a peer may have answered what it had not yet got.
-        self.abandon(id);
+        self.withdraw(id);
         Err(NotStarted::Sent(broken))
     }
 
@@ -316,6 +315,17 @@ impl Connection {
         // A wait that is late at once.
         if lock(&self.slots).slots.contains_key(&id) {
             self.wait(id, Instant::now());
+        }
+    }
+
+    /// Takes a call that was not sent off the books; not before its buffers are given back, because a peer may have
+    /// answered what it had not yet got.
+    fn withdraw(&self, id: u64) {
+        self.abandon(id);
+        let mut state = lock(&self.slots);
+        if state.slots.contains_key(&id) {
+            state.abandoned -= 1;
+            self.remove(&mut state, id);
         }
     }
 

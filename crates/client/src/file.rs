@@ -60,7 +60,8 @@ impl File {
     }
 
     /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
-    /// [`sync`](File::sync).
+    /// [`sync`](File::sync). While the metadata server is away, writing fails after the cluster's timeout: it must know
+    /// of every writer.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, ClientError> {
         if !self.inner.write {
             return Err(ClientError::System {
@@ -68,8 +69,9 @@ impl File {
                 errno: Errno(libc::EBADF),
             });
         }
+        let deadline = self.inner.client.deadline();
         let written = self.inner.client.write(self.inner.key, &self.inner.layout, offset, bytes)?;
-        self.inner.stay_registered()?;
+        self.inner.stay_registered(deadline)?;
         Ok(written)
     }
 
@@ -151,11 +153,11 @@ impl OpenFile {
 
     /// Registers the file anew when the session it was opened in is over: a server that does not know of a writer
     /// goes by the size that it fetched when the writer's session ended.
-    fn stay_registered(&self) -> Result<(), ClientError> {
-        match self.is_unregistered(self.client.meta_link().session_now()) {
-            true => self.register(self.client.deadline()).map(drop),
-            false => Ok(()),
-        }
+    fn stay_registered(&self, deadline: Instant) -> Result<(), ClientError> {
+        let session = self.client.meta_link().session_now();
+        // Waits for another thread that is registering it just now.
+        let is_registered = Some(lock(&self.registration).session) == session;
+        if is_registered { Ok(()) } else { self.register(deadline).map(drop) }
     }
 
     /// True when the metadata server does not know, as far as we know, that the file is open.

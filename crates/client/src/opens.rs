@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
@@ -78,7 +78,8 @@ fn keep(client: &Weak<Client>) {
         }
         let session = client.meta_link().session_now();
         for file in client.opens.all().iter().filter(|file| file.is_unregistered(session)) {
-            if let Err(error) = file.register(client.deadline()) {
+            // Not longer: whoever uses the file meanwhile waits for us.
+            if let Err(error) = file.register(Instant::now() + LOOK_EVERY.min(client.timeout())) {
                 tracing::debug!(%error, "an open file could not be registered anew");
                 break;
             }
