@@ -24,7 +24,8 @@ step() { # step NAME PROBE... -- COMMAND...
 
 step format cargo fmt --version -- cargo fmt --all --check
 step lint cargo clippy --version -- cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-RUSTDOCFLAGS="-D warnings" step documentation cargo --version -- cargo doc --workspace --no-deps --locked --quiet
+# Links to private items are for whoever reads the source.
+RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" step documentation cargo --version -- cargo doc --workspace --lib --no-deps --locked --quiet
 if command -v cargo-deny >/dev/null; then
   step licences cargo deny --version -- cargo deny --log-level error check licenses bans sources
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lints, builds the documentation and runs every test; ends with one line that sums up all suites.
-# TEST_TIMEOUT_S (default 1200) bounds the test run, so that a test that hangs fails instead.
+# TEST_TIMEOUT_S (default 1200) bounds the run of the tests (not their compilation), so that a test that hangs fails.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +11,7 @@ trap 'rm -f "$log"' EXIT
 scripts/check.sh
 check=$?
 
+cargo test --workspace --locked --no-run --quiet </dev/null || exit 1
 timeout --kill-after=30 "${TEST_TIMEOUT_S:-1200}" \
   cargo test --workspace --locked --no-fail-fast 2>&1 </dev/null | tee "$log"
 tests=${PIPESTATUS[0]}

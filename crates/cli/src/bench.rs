@@ -84,7 +84,7 @@ struct RunArgs {
 
 /// Compare schedulers: interleaved in one run, in random order, with paired gains and 95 % intervals
 ///
-/// A system is NAME[+KEY=VALUE…][@arrival|@elevator]: a policy with parameters, and the order in which modelled
+/// A system is `NAME[+KEY=VALUE…][@arrival|@elevator]`: a policy with parameters, and the order in which modelled
 /// disks serve. `control` is fifo that merges neighbours and does nothing else. Gains are told over each
 /// baseline; verdicts are holds, does not hold, or unresolved, and unresolved is never a pass.
 #[derive(clap::Args)]
@@ -128,7 +128,7 @@ struct CompareArgs {
 ///
 /// mlf and mlf-8k: four applications of eight processes, 16 KiB strided and 256 KiB contiguous, read and write
 /// (agios-2013, V), without and with client requests cut to 8 KiB, directly on four data servers. twins: shared
-/// strided reads through four I/O nodes (twins-2017, V). Takes long: see --max-minutes.
+/// strided reads through two I/O nodes (twins-2017, V). Takes long: see --max-minutes.
 #[derive(clap::Args)]
 struct GoalsArgs {
     /// Which: mlf, mlf-8k, twins [default: all]
@@ -433,7 +433,7 @@ const DATA_SERVER_BYTES_MAX: u64 = 50_000_000;
 
 fn run_idle(args: IdleArgs) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    let plan = args.cluster.plan()?;
+    let plan = args.cluster.own_plan("only the processes of a cluster that is started here are known")?;
     let cluster = OwnCluster::start(&plan, &stop)?;
     // What starting leaves behind is not idleness.
     stop.sleep_until(Instant::now() + Duration::from_secs(2))?;

@@ -54,7 +54,7 @@ fn contents_survive_the_round_trip_over_tcp_and_unix() {
         assert_eq!(peer.call(&unlink, &[]).0, Answer::Done, "removing what is not there is no error");
         assert_eq!(stat(&mut peer, 5), Default::default());
         let status = peer.status();
-        assert_eq!(status["name"], "data.0");
+        assert_eq!(status["name"], cluster.config.data[0].name);
         assert_eq!(status["engine"]["policy"]["name"], "mlf");
         assert!(status["store"]["free_bytes"].as_u64().unwrap() > 0);
     }
@@ -305,7 +305,7 @@ fn bad_settings_are_refused_in_one_line() {
         config.data[0].address = "127.0.0.1:0".into();
         config.data[0].dir = cluster.dir.path().join("other");
         adjust(&mut config);
-        let line = impresario_server::start(&config, "data.0").err().expect("refused").to_string();
+        let line = impresario_server::start(&config, &config.data[0].name).err().expect("refused").to_string();
         assert!(!line.contains('\n'), "{line}");
         line
     };
@@ -319,7 +319,7 @@ fn bad_settings_are_refused_in_one_line() {
     assert!(unknown.contains("data.0"), "{unknown}");
 }
 
-/// Sixteen clients read strided blocks of one file on the modelled disk; gives the seconds it took and the status.
+/// Sixteen clients read strided blocks of four files on the modelled disk; gives the seconds it took and the status.
 fn strided_on_the_model(policy: &str, order: &str) -> (f64, serde_json::Value) {
     let cluster = Cluster::start(1, |config| {
         config.data[0].policy = PolicySpec::named(policy);
@@ -327,10 +327,12 @@ fn strided_on_the_model(policy: &str, order: &str) -> (f64, serde_json::Value) {
         let disk = impresario_device::DeviceParams { read_ahead_bytes: 0, ..Default::default() };
         config.device.insert("disk".into(), disk);
     });
-    let bytes = pattern(1, 16 * 8 * 16_384);
+    let bytes = pattern(1, 4 * 8 * 16_384);
     let mut admin = cluster.peer(0, 99);
-    assert_eq!(admin.write(99, 1, 0, &bytes), Answer::Written(bytes.len() as u32));
-    assert_eq!(admin.call(&sync(1), &[]).0, Answer::Done);
+    for file in 0..4 {
+        assert_eq!(admin.write(99, file, 0, &bytes), Answer::Written(bytes.len() as u32));
+        assert_eq!(admin.call(&sync(file), &[]).0, Answer::Done);
+    }
     assert_eq!(admin.call(&Call::SetDiskOrder { order: order.into() }, &[]).0, Answer::Done);
     assert_eq!(admin.call(&Call::ResetStatistics, &[]).0, Answer::Done);
     let started = Instant::now();
@@ -339,8 +341,8 @@ fn strided_on_the_model(policy: &str, order: &str) -> (f64, serde_json::Value) {
             let (mut peer, bytes) = (cluster.peer(0, client), &bytes);
             scope.spawn(move || {
                 for round in 0..8 {
-                    let offset = (round * 16 + client) * 16_384;
-                    assert!(peer.read(client, 1, offset, 16_384) == bytes[offset as usize..][..16_384]);
+                    let (file, offset) = (client % 4, (round * 4 + client / 4) * 16_384);
+                    assert!(peer.read(client, file, offset, 16_384) == bytes[offset as usize..][..16_384]);
                 }
             });
         }
@@ -351,7 +353,7 @@ fn strided_on_the_model(policy: &str, order: &str) -> (f64, serde_json::Value) {
 #[test]
 fn the_modelled_device_takes_its_time_and_scheduling_saves_some() {
     let (arrival_s, arrival) = strided_on_the_model("none", "arrival");
-    let (scheduled_s, scheduled) = strided_on_the_model("mlf", "arrival");
+    let (_, scheduled) = strided_on_the_model("mlf", "arrival");
     let (_, elevator) = strided_on_the_model("none", "elevator");
     for (told, order) in [(&arrival, "arrival"), (&scheduled, "arrival"), (&elevator, "elevator")] {
         assert_eq!(told["device"]["modelled"], true);
@@ -367,8 +369,9 @@ fn the_modelled_device_takes_its_time_and_scheduling_saves_some() {
     let service_s = arrival["engine"]["statistics"]["service_ns"]["mean"].as_f64().unwrap() * 128.0 / 1e9;
     assert!((service_s / busy_s - 1.0).abs() < 0.25, "engine {service_s} s, device {busy_s} s");
     assert!(scheduled["engine"]["statistics"]["batch_requests"]["mean"].as_f64().unwrap() > 1.5);
-    assert!(scheduled_s < arrival_s * 0.8, "{scheduled_s} s against {arrival_s} s");
-    assert!(elevator["device"]["transfers"].as_u64().unwrap() <= 128);
+    let transfers = |told: &serde_json::Value| told["device"]["transfers"].as_u64().unwrap();
+    assert!(transfers(&scheduled) < 100, "{} transfers", transfers(&scheduled));
+    assert!(transfers(&elevator) <= 128);
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn main() {
         }
     }
     println!("\ntwins on the I/O nodes, shared strided reads, servers in arrival order");
-    for (apps, processes, size) in [(4, 8, 16 << 10), (4, 8, 32 << 10), (1, 32, 32 << 10), (1, 128, 32 << 10)] {
+    for (apps, processes, size) in [(4, 8, 16 << 10), (4, 8, 32 << 10), (1, 64, 32 << 10), (1, 128, 32 << 10)] {
         for nodes in [2u16, 4] {
             for block in [false, true] {
                 print!("{apps} × {processes} × {} KiB, {nodes} nodes, block placement {block}:", size >> 10);

@@ -52,7 +52,10 @@ fn add(page: &mut Page, outcome: &Outcome) {
             bars.push(Bar {
                 label: system.name.clone(),
                 value: interval.mean,
-                text: format!("{:.2} s, {bandwidth:.1} MiB/s", interval.mean),
+                text: match times.len() {
+                    0 => "no run counts".into(),
+                    _ => format!("{:.2} s, {bandwidth:.1} MiB/s", interval.mean),
+                },
                 range: (times.len() > 1).then_some((interval.low, interval.high)),
                 baseline: e.baselines.contains(&system.name),
             });

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compare::{Case, Experiment, Outcome, Trial};
 use crate::pattern::{Pattern, Shape};
-use crate::plan::{Operation, Workload};
+use crate::plan::{Operation, Placement, Workload};
 use crate::report::{Bar, Page};
 use crate::size::show_bytes;
 use crate::system::{DiskOrder, System};
@@ -20,12 +20,14 @@ pub fn experiment(quick: bool) -> Experiment {
     let volume = |full: u64, quick_share: u64| if quick { full / quick_share } else { full };
     let mut cases = Vec::new();
     for (shape, request_bytes, process_bytes) in
-        [(Shape::Strided, 16 << 10, volume(512 << 10, 8)), (Shape::Contiguous, 256 << 10, volume(1 << 20, 4))]
+        [(Shape::Strided, 16 << 10, volume(1280 << 10, 20)), (Shape::Contiguous, 256 << 10, volume(2560 << 10, 10))]
     {
         for operation in [Operation::Write, Operation::Read] {
             let pattern =
                 Pattern { shape, request_bytes, process_bytes, processes: if quick { 2 } else { 8 }, seed: 1 };
-            let workload = Workload::uniform(4, pattern, operation);
+            let mut workload = Workload::uniform(4, pattern, operation);
+            // Neighbouring ranks on one I/O node, as batch systems place them; `bench` compares placements.
+            workload.placement = Placement::Block;
             let size = if shape == Shape::Strided { "small strided" } else { "large contiguous" };
             let verb = if operation == Operation::Write { "writes" } else { "reads" };
             cases.push(Case { name: format!("{size} {verb}"), workload });
@@ -61,7 +63,7 @@ fn systems() -> Vec<System> {
         system("none, disk with elevator", none(), none(), DiskOrder::Elevator),
         system("control (limit, merge)", fifo().with("merge", "on"), fifo(), DiskOrder::Arrival),
         system("hbrr on I/O nodes", none(), PolicySpec::named("hbrr"), DiskOrder::Arrival),
-        system("twins on I/O nodes", none(), PolicySpec::named("twins"), DiskOrder::Arrival),
+        system("twins on I/O nodes", none(), PolicySpec::named("twins").with("window_us", 16_000), DiskOrder::Arrival),
         system("mlf on data servers", PolicySpec::named("mlf"), fifo(), DiskOrder::Arrival),
     ]
 }

@@ -19,11 +19,6 @@ impl Stop {
         Stop::default()
     }
 
-    /// The flag itself, for a signal handler to set.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
-    }
-
     /// Wishes to stop.
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);

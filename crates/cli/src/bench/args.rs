@@ -41,6 +41,9 @@ pub struct WorkloadArgs {
     /// Start each application this long after the one before
     #[arg(long, default_value = "0s", value_parser = parse_duration, value_name = "TIME")]
     start_every: std::time::Duration,
+    /// When each application starts, one time for every application, such as 0s,1s,5s
+    #[arg(long, value_delimiter = ',', value_parser = parse_duration, value_name = "TIMES", conflicts_with = "start_every")]
+    start_at: Vec<std::time::Duration>,
     /// Requests that a process keeps outstanding; 1 is synchronous
     #[arg(long, default_value_t = 1, value_name = "N")]
     queue_depth: u32,
@@ -75,6 +78,10 @@ impl WorkloadArgs {
             Some(Ok(bytes)) => Some(bytes),
             Some(Err(_)) => return Err(usage("--wire-max is larger than any request on the wire: give less than 4g")),
         };
+        if !self.start_at.is_empty() && self.start_at.len() != self.apps as usize {
+            let (times, apps) = (self.start_at.len(), self.apps);
+            return Err(usage(format!("--start-at has {times} times for {apps} applications: give one for each")));
+        }
         let mut cases = Vec::new();
         for &shape in &self.patterns {
             for &operation in &self.operations {
@@ -83,7 +90,8 @@ impl WorkloadArgs {
                     Pattern { shape, request_bytes, process_bytes, processes: self.processes, seed: self.seed };
                 let mut workload = Workload::uniform(self.apps, pattern, operation);
                 for (i, app) in workload.applications.iter_mut().enumerate() {
-                    app.start_us = (self.start_every.as_micros() as u64).saturating_mul(i as u64);
+                    let every = self.start_every.saturating_mul(i as u32);
+                    app.start_us = self.start_at.get(i).copied().unwrap_or(every).as_micros() as u64;
                     app.queue_depth = self.queue_depth;
                     app.loops = self.loops;
                     app.think = self.jitter;
@@ -159,8 +167,16 @@ impl ClusterArgs {
         }
     }
 
+    /// The cluster to start; refused when a running one is given.
+    pub fn own_plan(&self, why: &str) -> Result<Plan> {
+        match self.config {
+            Some(_) => Err(usage(format!("--config cannot be used here: {why}"))),
+            None => self.plan(),
+        }
+    }
+
     /// The cluster to start.
-    pub fn plan(&self) -> Result<Plan> {
+    fn plan(&self) -> Result<Plan> {
         let write_cache = self.disk_write_cache;
         let device = match self.device.as_str() {
             "none" if write_cache => return Err(usage("--disk-write-cache needs --device disk")),

@@ -2,21 +2,36 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use impresario_workload::compare;
 use impresario_workload::datapath::Sample;
 use impresario_workload::size::show_seconds;
 use impresario_workload::stop::Stop;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
-/// Sets the wish to stop at Ctrl-C and SIGTERM; a second one ends the program at once.
+/// A second signal so long after the first one is impatience; sooner, it is the same one from elsewhere (`timeout` and
+/// some shells send it to the program and to its group).
+const IMPATIENCE: Duration = Duration::from_secs(1);
+
+/// Sets the wish to stop at Ctrl-C and SIGTERM. Another one later ends the program at once, and its servers with it;
+/// only the cluster's folder is then left behind.
 pub fn catch_signals() -> Result<Stop> {
     let stop = Stop::new();
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.flag()).context("catching signals")?;
-        signal_hook::flag::register(signal, stop.flag()).context("catching signals")?;
-    }
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("catching signals")?;
+    let wish = stop.clone();
+    let listen = move || {
+        let mut first: Option<Instant> = None;
+        for _ in signals.forever() {
+            wish.set();
+            if first.get_or_insert_with(Instant::now).elapsed() > IMPATIENCE {
+                std::process::exit(130);
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listen).context("catching signals")?;
     Ok(stop)
 }
 
@@ -62,10 +77,11 @@ impl Progress {
 
     /// A step of an experiment: a bar, what runs, what is left.
     pub fn experiment(&mut self, p: &compare::Progress<'_>) {
-        let done = p.done + u32::from(p.result.is_some());
+        let done = p.done;
         let share = f64::from(done) / f64::from(p.wanted.max(1));
         let filled = (share * 20.0) as usize;
-        let left = p.left.map_or(String::new(), |l| format!(", about {} left", show_seconds(l.as_secs_f64())));
+        let left = p.left.filter(|l| !l.is_zero());
+        let left = left.map_or(String::new(), |l| format!(", about {} left", show_seconds(l.as_secs_f64())));
         let what = format!("pair {}, {}, {}", p.pair, p.case, p.system);
         let text = match p.result {
             // Elsewhere than on a terminal one line a run is enough.
@@ -81,6 +97,7 @@ impl Progress {
 
     /// A run of the data path.
     pub fn sample(&mut self, s: &Sample, left: Option<Duration>) {
+        let left = left.filter(|l| !l.is_zero());
         let left = left.map_or(String::new(), |l| format!(" (about {} left)", show_seconds(l.as_secs_f64())));
         let (load, way, speed) = (&s.load, s.way, s.result.bandwidth_mib_s);
         self.show(&format!("{} servers, {load}, {way:?}: {speed:.0} MiB/s{left}", s.servers));

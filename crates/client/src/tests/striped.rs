@@ -207,3 +207,29 @@ fn impossible_requests_are_refused() {
     let error = bed.striped.lane_read(who, 0, file, 0, &mut [std::io::IoSliceMut::new(&mut bytes)]).unwrap_err();
     assert!(error.to_string().contains("too many for one call"), "{error}");
 }
+
+/// A server that is away uses up the time of a call to several; what the others answered is received nevertheless, the
+/// error is that server's, and the connections of the others are not given up.
+#[test]
+fn a_server_that_is_away_is_the_one_that_is_named() {
+    let objects = Arc::new(FakeObjects::default());
+    let alive = {
+        let objects = objects.clone();
+        FakeServer::start(FakeGreeting::of("alive"), move || objects.serve()).unwrap()
+    };
+    let away = server(|_, _| Flow::Continue);
+    let identity = Arc::new(Identity::draw(1, 2).unwrap());
+    let timeout = Duration::from_millis(600);
+    let link = |name: &str, fake: &FakeServer| {
+        let options = LinkOptions { timeout, ..LinkOptions::new(Role::Data, 1 << 20) };
+        Arc::new(Link::new(&[(name, fake.address())], identity.clone(), options).unwrap())
+    };
+    let striped = Striped::new(vec![link("away", &away), link("alive", &alive)], timeout);
+    let layout = Layout::new(0, 2, 65536, 2).unwrap();
+    for _ in 0..2 {
+        let error = striped.write(&identity.who(), FileKey(1), &layout, 0, &[7; 2 * 65536]).unwrap_err();
+        assert!(error.to_string().contains("away"), "{error}");
+    }
+    let written = striped.write(&identity.who(), FileKey(1), &layout, 65536, &[8; 65536]);
+    assert!(written.is_ok(), "the other server is as well as ever: {written:?}");
+}

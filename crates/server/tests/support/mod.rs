@@ -187,7 +187,10 @@ impl Cluster {
         // In memory where that can be had: making and removing the folders is most of what these tests do to disks.
         let objects = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let folder = |i: usize| objects.path().join(format!("d{i}"));
-        let data = (0..count).map(|i| Data::new(format!("data.{i}"), "127.0.0.1:0", folder(i)));
+        // Tests run side by side: a port that one gives up may be taken by another, whose servers have other names.
+        static CLUSTERS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = CLUSTERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let data = (0..count).map(|i| Data::new(format!("c{number}.data.{i}"), "127.0.0.1:0", folder(i)));
         let mut config = Config {
             cluster: Default::default(),
             meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta") },

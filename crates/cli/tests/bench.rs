@@ -1,0 +1,147 @@
+//! `impresario bench` and `impresario demo` as a user starts them: results, exit statuses, nothing left behind.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_impresario");
+
+fn impresario(words: &[&str]) -> Output {
+    Command::new(PROGRAM).args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn told(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn the_quick_demonstration_tells_table_page_and_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let (page, runs) = (dir.path().join("demo.html"), dir.path().join("demo.json"));
+    let output = impresario(&["demo", "--quick", "--html", page.to_str().unwrap(), "--json", runs.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(told(&output).contains("MODELLED") && told(&output).contains("Every byte of all 24 runs was verified"));
+    let runs = json(&runs);
+    let runs = runs["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 24);
+    for run in runs {
+        assert_eq!(run["verified"], true);
+        assert!(run["makespan_s"].as_f64().unwrap() > 0.0 && run["mean_batch_bytes"].as_f64().unwrap() > 0.0);
+        assert!(["arrival", "elevator"].contains(&run["disk_order"].as_str().unwrap()));
+    }
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.contains("<svg") && html.contains("modelled") && !html.contains("http"));
+}
+
+#[test]
+fn an_injected_fault_is_wrong_data_and_exit_status_1() {
+    let words =
+        ["bench", "run", "--op", "write", "--size", "64k", "--apps", "1", "--processes", "2", "--io-nodes", "1"];
+    let output = impresario(&words);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(told(&output).contains("verified: 128 KiB"), "{}", told(&output));
+    for fault in ["drop", "swap", "stale"] {
+        let output = impresario(&[&words[..], &["--inject", fault]].concat());
+        assert_eq!(output.status.code(), Some(1), "{fault}: {}", told(&output));
+        assert!(told(&output).contains("WRONG DATA"), "{fault}: {}", told(&output));
+    }
+}
+
+#[test]
+fn a_comparison_writes_every_run_and_its_verdicts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, page) = (dir.path().join("c.json"), dir.path().join("c.html"));
+    let output = impresario(&[
+        "bench",
+        "compare",
+        "fifo,hbrr,twins+window_us=2000",
+        "--on",
+        "io",
+        "--op",
+        "read",
+        "--size",
+        "64k",
+        "--apps",
+        "1",
+        "--pairs",
+        "2",
+        "--max-pairs",
+        "2",
+        "--no-worse",
+        "1000000",
+        "--json",
+        file.to_str().unwrap(),
+        "--html",
+        page.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", told(&output));
+    let outcome = json(&file);
+    assert_eq!(outcome["trials"].as_array().unwrap().len(), 6);
+    assert_eq!(outcome["claims"].as_array().unwrap().len(), 2);
+    assert!(outcome["claims"].as_array().unwrap().iter().all(|c| c["verdict"] == "holds"), "{}", outcome["claims"]);
+    assert!(std::fs::read_to_string(&page).unwrap().contains("twins+window_us=2000"));
+}
+
+#[test]
+fn mistakes_are_told_before_anything_starts() {
+    for (words, wanted) in [
+        (&["bench", "compare", "none,best"][..], "no policy \"best\""),
+        (&["bench", "compare", "none"], "at least two"),
+        (&["bench", "compare", "none,mlf", "--baseline", "fifo"], "none of the systems"),
+        (&["bench", "run", "--device", "tape"], "device model tape"),
+        (&["bench", "run", "--pattern", "zigzag"], "strided"),
+        (&["bench", "run", "--request-size", "0"], "at least 1"),
+        (&["bench", "run", "--apps", "3", "--start-at", "0s,1s"], "one for each"),
+        (&["bench", "idle", "--config", "x.toml"], "--config cannot be used"),
+        (&["bench", "goals", "nothing"], "no goal nothing"),
+    ] {
+        let output = impresario(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", told(&output));
+        assert!(told(&output).contains(wanted), "{words:?}: {}", told(&output));
+    }
+}
+
+#[test]
+fn ctrl_c_leaves_no_folder_and_no_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = dir.path().to_str().unwrap();
+    let words = ["bench", "run", "--device", "disk", "--size", "64m", "--dir", parent];
+    let mut child = Command::new(PROGRAM).args(words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let patience = Instant::now() + Duration::from_secs(60);
+    let config = loop {
+        let folder = std::fs::read_dir(dir.path()).unwrap().next().map(|entry| entry.unwrap().path());
+        match folder.map(|f| f.join("impresario.toml")).filter(|f| f.exists()) {
+            Some(config) => break config,
+            None => assert!(Instant::now() < patience, "no cluster was started"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    // Its servers answer, so it is at work.
+    while !impresario(&["status", config.to_str().unwrap()]).status.success() {
+        assert!(Instant::now() < patience, "the servers do not answer");
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    // Twice, as `timeout` does it, to the program and to its group.
+    for _ in 0..2 {
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None => assert!(Instant::now() < patience + Duration::from_secs(30), "it does not end"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a folder is left");
+    let servers = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).filter(|entry| {
+        let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).contains(config.to_str().unwrap())
+    });
+    assert_eq!(servers.count(), 0, "a server is left");
+}
