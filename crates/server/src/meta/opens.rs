@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use impresario_layout::Layout;
 use impresario_wire::message::{FileKey, Time, Who};
@@ -68,9 +69,17 @@ struct Table {
     slots: FxHashMap<u64, Slot>,
     /// Files with a name in `writers/`: whose sizes the data servers know. By inode, which cannot be given to
     /// another file while that name exists.
-    marks: FxHashMap<u64, FileKey>,
+    marks: FxHashMap<u64, Mark>,
     readers: usize,
     writers: usize,
+}
+
+/// That the data servers know a file's size.
+struct Mark {
+    key: FileKey,
+    /// A writer vanished: what it had sent may still be on its way to the data servers, by an I/O node or a queue,
+    /// so its size is not written down before this.
+    settle_from: Option<Instant>,
 }
 
 /// What came of looking for a file in the table.
@@ -172,21 +181,29 @@ impl Meta {
             // Readers do not mind, but nobody else would settle it before they go.
             let unsettled = slot.pins + slot.writers == 0 && !slot.removed;
             let key = slot.file.key;
-            if unsettled && table.marks.contains_key(&ino) {
+            if let Some(mark) = table.marks.get(&ino).filter(|_| unsettled) {
+                let wait = mark.wait();
                 drop(table);
-                self.care.push(Job::Settle(key), std::time::Duration::ZERO);
+                self.care.push(Job::Settle(key), wait);
             }
             return;
         }
         let Some(slot) = table.slots.remove(&ino) else { return };
-        let marked = table.marks.contains_key(&ino);
+        let settle_in = table.marks.get(&ino).map(Mark::wait);
         drop(table);
-        let grace = if slot.linger { self.options.grace } else { std::time::Duration::ZERO };
-        match (slot.removed, marked) {
+        let grace = if slot.linger { self.options.grace } else { Duration::ZERO };
+        match (slot.removed, settle_in) {
             (true, _) => self.care.push(Job::Reap(slot.file.key), grace),
-            (false, true) => self.care.push(Job::Settle(slot.file.key), std::time::Duration::ZERO),
-            (false, false) => {}
+            (false, Some(wait)) => self.care.push(Job::Settle(slot.file.key), wait),
+            (false, None) => {}
         }
+    }
+}
+
+impl Mark {
+    /// How long its size must not be written down yet.
+    fn wait(&self) -> Duration {
+        self.settle_from.map_or(Duration::ZERO, |from| from.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -224,7 +241,7 @@ impl Opens {
 
     /// The key of a file whose size the data servers know.
     pub(super) fn mark_of(&self, ino: u64) -> Option<FileKey> {
-        lock(&self.table).marks.get(&ino).copied()
+        lock(&self.table).marks.get(&ino).map(|mark| mark.key)
     }
 
     /// Which of these are marked.
@@ -238,7 +255,19 @@ impl Opens {
 
     /// Notes that a file has, or is about to have, a name in `writers/`.
     pub(super) fn set_mark(&self, ino: u64, key: FileKey) {
-        lock(&self.table).marks.insert(ino, key);
+        lock(&self.table).marks.insert(ino, Mark { key, settle_from: None });
+    }
+
+    /// Has a marked file's size not written down for a while.
+    pub(super) fn put_off_settling(&self, ino: u64, by: Duration) {
+        if let Some(mark) = lock(&self.table).marks.get_mut(&ino) {
+            mark.settle_from = Some(Instant::now() + by);
+        }
+    }
+
+    /// Whether a file is marked and its size may be written down now.
+    pub(super) fn may_settle(&self, ino: u64) -> bool {
+        lock(&self.table).marks.get(&ino).is_some_and(|mark| mark.wait().is_zero())
     }
 
     /// Notes that a file's name in `writers/` is gone.
@@ -414,6 +443,9 @@ impl Meta {
     pub(super) fn leave(&self, file: Arc<OpenFile>, write: bool, vanished: bool) -> Option<Pin<'_>> {
         let pin = self.pin_again(file)?;
         self.opens.leave(pin.ino, write, vanished);
+        if vanished && write {
+            self.opens.put_off_settling(pin.ino, self.options.grace);
+        }
         Some(pin)
     }
 }

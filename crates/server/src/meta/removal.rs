@@ -334,7 +334,9 @@ impl Meta {
                 continue;
             }
             self.opens.set_mark(file.ino, key);
-            self.care.push(Job::Settle(key), Duration::ZERO);
+            // Its writers may come back, and what they had sent may still be on its way.
+            self.opens.put_off_settling(file.ino, self.options.grace);
+            self.care.push(Job::Settle(key), self.options.grace);
         }
         Ok(())
     }

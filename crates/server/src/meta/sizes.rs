@@ -116,14 +116,14 @@ impl Meta {
         Ok(())
     }
 
-    /// Settles a file that has no writers: nothing to do if it has, is not marked, or is removed.
+    /// Settles a file that has no writers: nothing to do if it has, is not marked, is to wait, or is removed.
     pub(super) fn settle(&self, pin: &Pin<'_>) -> Result<(), Failure> {
         self.settle_held(pin, &lock(&pin.gate))
     }
 
     fn settle_held(&self, pin: &Pin<'_>, _gate: &MutexGuard<'_, ()>) -> Result<(), Failure> {
         let idle = self.opens.writers_of(pin.ino) == 0 && !self.opens.is_removed(pin.ino);
-        if !idle || self.opens.mark_of(pin.ino).is_none() {
+        if !idle || !self.opens.may_settle(pin.ino) {
             return Ok(());
         }
         let objects = self.ask(pin).map_err(Failure::DataServers)?;
