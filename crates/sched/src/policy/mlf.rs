@@ -99,7 +99,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |params, setup| {
         let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
         Ok(Box::new(Mlf {
-            rule: Rule { quantum_bytes: params.integer("quantum_bytes"), double: params.on_word("growth", "double") },
+            rule: Rule { quantum_bytes: params.integer("quantum_bytes"), double: params.text("growth") == "double" },
             pass_length: Nanos::from_micros(params.integer("pass_us")),
             window: Nanos::from_micros(params.integer("window_us")),
             guard: params.integer("guard_batches"),
@@ -284,8 +284,8 @@ impl Mlf {
             }
         }
         loop {
+            let pass = self.pass(view, lane);
             let l = &mut self.lanes[lane];
-            let pass = if self.pass_length == Nanos::ZERO { l.pass } else { view.now.0 / self.pass_length.0 };
             if let Some(&(due, q)) = l.future.first().filter(|f| f.0 <= pass || l.eligible.is_empty()) {
                 if due > pass && self.pass_length != Nanos::ZERO {
                     return Err(Choice::Wait { until: Nanos(due * self.pass_length.0), reason: WaitReason::Quantum });

@@ -139,11 +139,6 @@ impl Params {
         self.values.get(name).map_or("", String::as_str)
     }
 
-    /// True when a word parameter has this value.
-    pub fn on_word(&self, name: &'static str, word: &str) -> bool {
-        self.text(name) == word
-    }
-
     /// A switch.
     pub fn on(&self, name: &'static str) -> bool {
         self.text(name) == "on"
