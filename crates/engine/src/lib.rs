@@ -363,6 +363,7 @@ impl<T: Send + 'static> Engine<T> {
             node_rank: config.node_rank,
             capacity: config.queue_requests,
             cost: config.cost,
+            pieces: false,
         };
         let mut core = Core::new(core_config, &config.policy)?;
         let clock = Event::SharedClock { offset_ns: shared_clock_offset_ns(), error_ns: 0 };

@@ -15,9 +15,12 @@
 //! assert!(core.is_empty());
 //! ```
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use crate::conflicts::Conflicts;
 use crate::cost::CostModel;
-use crate::policy::{self, Choice, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
+use crate::names::{Names, Who};
+use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::stats::{Report, Statistics};
 use crate::table::{Slot, State, Table};
@@ -43,6 +46,8 @@ pub struct CoreConfig {
     pub capacity: u32,
     /// Time to process, by operation and size.
     pub cost: CostModel,
+    /// The driver takes requests piece by piece ([`Part::from`] above 0, several batches with parts of one request).
+    pub pieces: bool,
 }
 
 impl CoreConfig {
@@ -57,6 +62,7 @@ impl CoreConfig {
             node_rank: 0,
             capacity,
             cost: CostModel::default(),
+            pieces: false,
         }
     }
 }
@@ -147,28 +153,72 @@ pub enum Cancelled {
 pub struct Full;
 
 struct InFlight {
-    lane: LaneId,
+    extent: Extent,
     op: Op,
-    bytes: u64,
     generation: u32,
     slots: Vec<Slot>,
 }
 
-/// The scheduling state machine.
-pub struct Core {
+/// What policies may look at; apart from the policy, so that it can look while it acts.
+struct Ground {
     config: CoreConfig,
     table: Table,
-    conflicts: Conflicts,
     lanes: Vec<Lane>,
+    names: Names,
+    not_ready: FxHashSet<ConnId>,
+    in_flight_batches: u32,
+    shared_offset_ns: i64,
+    unlimited: bool,
+}
+
+impl Ground {
+    fn view(&self, now: Nanos) -> View<'_> {
+        View {
+            now,
+            shared_now: Nanos(now.0.saturating_add_signed(self.shared_offset_ns)),
+            table: &self.table,
+            cost: &self.config.cost,
+            names: &self.names,
+            pieces: self.config.pieces,
+            lanes: &self.lanes,
+            not_ready: &self.not_ready,
+            total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
+            shared_space: self.config.shared_space,
+        }
+    }
+
+    fn setup(&self) -> Setup {
+        Setup { lanes: self.lanes.len() as u16, node_rank: self.config.node_rank, capacity: self.table.capacity() }
+    }
+
+    fn apply_limits(&mut self, unlimited: bool) {
+        self.unlimited = unlimited;
+        for lane in &mut self.lanes {
+            lane.limit_requests = if unlimited { u32::MAX } else { self.config.lane_requests.max(1) };
+            lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
+        }
+    }
+}
+
+/// A request that is dispatched piece by piece.
+struct Pieced {
+    whole: Extent,
+    in_flight: u32,
+}
+
+/// The scheduling state machine.
+pub struct Core {
+    ground: Ground,
+    conflicts: Conflicts,
     policy: Box<dyn Policy>,
+    /// Requests of which a piece was dispatched; few.
+    pieced: FxHashMap<Slot, Pieced>,
     /// Barriers that nothing blocks any more; they pass the policy by.
     barriers: std::collections::VecDeque<Slot>,
     flights: Vec<InFlight>,
     free_flights: Vec<u32>,
-    in_flight_batches: u32,
     queued: u32,
     blocked: u32,
-    shared_offset_ns: i64,
     statistics: Statistics,
     selected: Vec<Slot>,
     released: Vec<Slot>,
@@ -187,60 +237,31 @@ impl Core {
             in_flight_bytes: 0,
             hold_until: Nanos::ZERO,
         };
-        let mut core = Core {
-            conflicts: Conflicts::new(config.shared_space),
+        let mut ground = Ground {
             lanes: vec![lane; usize::from(setup.lanes)],
             table,
-            policy,
+            names: Names::default(),
+            not_ready: FxHashSet::default(),
+            in_flight_batches: 0,
+            shared_offset_ns: 0,
+            unlimited: false,
             config,
+        };
+        ground.apply_limits(policy.unlimited());
+        Ok(Core {
+            conflicts: Conflicts::new(ground.config.shared_space),
+            ground,
+            policy,
+            pieced: FxHashMap::default(),
             barriers: Default::default(),
             flights: Vec::new(),
             free_flights: Vec::new(),
-            in_flight_batches: 0,
             queued: 0,
             blocked: 0,
-            shared_offset_ns: 0,
             statistics: Statistics::default(),
             selected: Vec::new(),
             released: Vec::new(),
-        };
-        core.apply_limits();
-        Ok(core)
-    }
-
-    fn setup(&self) -> Setup {
-        Setup { lanes: self.lanes.len() as u16, node_rank: self.config.node_rank, capacity: self.table.capacity() }
-    }
-
-    fn apply_limits(&mut self) {
-        let unlimited = self.policy.unlimited();
-        for lane in &mut self.lanes {
-            lane.limit_requests = if unlimited { u32::MAX } else { self.config.lane_requests.max(1) };
-            lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
-        }
-    }
-
-    fn total_open(&self) -> bool {
-        self.policy.unlimited() || self.in_flight_batches < self.config.total_requests.max(1)
-    }
-
-    fn view<'a>(
-        now: Nanos,
-        config: &'a CoreConfig,
-        table: &'a Table,
-        lanes: &'a [Lane],
-        total_open: bool,
-        offset_ns: i64,
-    ) -> View<'a> {
-        View {
-            now,
-            shared_now: Nanos(now.0.saturating_add_signed(offset_ns)),
-            table,
-            cost: &config.cost,
-            lanes,
-            total_open,
-            shared_space: config.shared_space,
-        }
+        })
     }
 
     /// Takes a request in; its identity is given by the core (`request.id` is not looked at).
@@ -248,31 +269,30 @@ impl Core {
     /// # Panics
     /// When the request's lane is not one of this core's.
     pub fn push(&mut self, now: Nanos, request: &Request) -> Result<RequestId, Full> {
-        assert!(request.extent.lane.index() < self.lanes.len(), "lane {:?} does not exist", request.extent.lane);
-        if self.table.is_worn() {
+        assert!(request.extent.lane.index() < self.ground.lanes.len(), "lane {:?} does not exist", request.extent.lane);
+        if self.ground.table.is_worn() {
             let spec = self.policy.spec();
             let _ = self.reconfigure(now, &spec); // the same policy anew, without old sequence numbers
-            self.table.renew();
+            self.ground.table.renew();
         }
-        let slot = self.table.insert(request).ok_or(Full)?;
+        let slot = self.ground.table.insert(request).ok_or(Full)?;
         self.statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
-        if self.conflicts.enter(&self.table, slot) {
-            self.table.set_state(slot, State::Blocked);
+        if self.conflicts.enter(&self.ground.table, slot) {
+            self.ground.table.set_state(slot, State::Blocked);
             self.blocked += 1;
             self.statistics.blocked += 1;
         } else {
             self.admit(now, slot);
         }
-        Ok(self.table.id(slot))
+        Ok(self.ground.table.id(slot))
     }
 
     /// Gives a request that nothing blocks to the policy, or a barrier to the lane's turn.
     fn admit(&mut self, now: Nanos, slot: Slot) {
-        self.table.set_state(slot, State::Queued);
+        self.ground.table.set_state(slot, State::Queued);
         self.queued += 1;
-        if self.table.op(slot).is_data() {
-            let view =
-                Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
+        if self.ground.table.op(slot).is_data() {
+            let view = self.ground.view(now);
             self.policy.enqueue(&view, slot);
         } else {
             self.barriers.push_back(slot);
@@ -285,7 +305,7 @@ impl Core {
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
             return Next::Wait { until: Nanos::MAX, reason };
         }
-        let view = Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
+        let view = self.ground.view(now);
         // Barriers are few; those of lanes without room wait for their turn in order.
         if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
             && let Some(slot) = self.barriers.remove(at)
@@ -295,14 +315,12 @@ impl Core {
             return Next::Dispatch(self.dispatch(now));
         }
         self.selected.clear();
-        let mut selected = std::mem::take(&mut self.selected);
-        let choice = self.policy.select(&view, &mut selected);
-        self.selected = selected;
-        match choice {
-            Choice::Serve => Next::Dispatch(self.dispatch(now)),
+        match self.policy.select(&view, &mut self.selected) {
+            Choice::Serve | Choice::ServeThrough => Next::Dispatch(self.dispatch(now)),
+            Choice::ServePiece { len_bytes } => Next::Dispatch(self.dispatch_piece(now, len_bytes)),
             Choice::Wait { until, reason } => {
                 // A hold that ends is an end of waiting too.
-                let held = self.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min();
+                let held = self.ground.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min();
                 let reason = if reason == WaitReason::Empty { WaitReason::LanesBusy } else { reason };
                 Next::Wait { until: held.map_or(until, |h| until.min(h)), reason }
             }
@@ -312,35 +330,68 @@ impl Core {
     fn dispatch(&mut self, now: Nanos) -> Batch {
         assert!(!self.selected.is_empty(), "a policy served nothing");
         let head = self.selected[0];
-        let (mut extent, op) = (self.table.extent(head), self.table.op(head));
+        let table = &mut self.ground.table;
+        let (mut extent, op) = (table.extent(head), table.op(head));
         let mut parts = Vec::with_capacity(self.selected.len());
         let mut end = extent.lane_offset;
         for &slot in &self.selected {
-            debug_assert_eq!(self.table.state(slot), State::Queued);
-            debug_assert!(self.table.file(slot) == extent.file && self.table.op(slot) == op);
-            debug_assert!(self.table.start(slot) <= end || parts.is_empty(), "parts touch");
-            self.table.set_state(slot, State::InFlight);
-            self.statistics.queue_ns.record(now.since(self.table.arrival(slot)).0);
-            let (lane_offset, len) = (self.table.start(slot), self.table.len_bytes(slot));
-            parts.push(Part { id: self.table.id(slot), from: 0, len, lane_offset });
-            end = end.max(self.table.end(slot));
+            debug_assert_eq!(table.state(slot), State::Queued);
+            debug_assert!(table.file(slot) == extent.file && table.op(slot) == op);
+            table.set_state(slot, State::InFlight);
+            let (lane_offset, len) = (table.start(slot), table.len_bytes(slot));
+            let mut from = 0;
+            match self.pieced.get_mut(&slot) {
+                Some(pieced) => {
+                    pieced.in_flight += 1;
+                    from = lane_offset - pieced.whole.lane_offset;
+                }
+                None => self.statistics.queue_ns.record(now.since(table.arrival(slot)).0),
+            }
+            parts.push(Part { id: table.id(slot), from, len, lane_offset });
+            end = end.max(table.end(slot));
         }
         extent.len = if op.is_data() { end - extent.lane_offset } else { extent.len };
+        self.queued -= parts.len() as u32;
+        self.fly(extent, op, parts)
+    }
+
+    /// Dispatches the next bytes of the one selected request; what is left of it stays queued.
+    fn dispatch_piece(&mut self, now: Nanos, len: u64) -> Batch {
+        assert!(self.selected.len() == 1 && len > 0, "a piece is of one request and not empty");
+        let slot = self.selected[0];
+        let table = &mut self.ground.table;
+        if !self.ground.config.pieces || len >= table.len_bytes(slot) {
+            return self.dispatch(now);
+        }
+        let (mut extent, op) = (table.extent(slot), table.op(slot));
+        let pieced = self.pieced.entry(slot).or_insert_with(|| {
+            self.statistics.queue_ns.record(now.since(table.arrival(slot)).0);
+            Pieced { whole: extent, in_flight: 0 }
+        });
+        pieced.in_flight += 1;
+        let from = extent.lane_offset - pieced.whole.lane_offset;
+        table.advance(slot, len);
+        extent.len = len;
+        let part = Part { id: table.id(slot), from, len, lane_offset: extent.lane_offset };
+        self.fly(extent, op, vec![part])
+    }
+
+    /// Counts the selected requests as a batch in flight.
+    fn fly(&mut self, extent: Extent, op: Op, parts: Vec<Part>) -> Batch {
         let bytes = if op.is_data() { extent.len } else { 0 };
         if op.is_data() {
             self.statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
         }
-        self.queued -= parts.len() as u32;
-        self.in_flight_batches += 1;
-        let lane = &mut self.lanes[extent.lane.index()];
+        self.ground.in_flight_batches += 1;
+        let lane = &mut self.ground.lanes[extent.lane.index()];
         lane.in_flight_requests += 1;
         lane.in_flight_bytes = lane.in_flight_bytes.saturating_add(bytes);
         let f = self.free_flights.pop().unwrap_or_else(|| {
-            self.flights.push(InFlight { lane: extent.lane, op, bytes: 0, generation: 0, slots: Vec::new() });
+            self.flights.push(InFlight { extent, op, generation: 0, slots: Vec::new() });
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[f as usize];
-        (flight.lane, flight.op, flight.bytes) = (extent.lane, op, bytes);
+        (flight.extent, flight.op) = (extent, op);
         flight.generation = flight.generation.wrapping_add(1);
         flight.slots.extend_from_slice(&self.selected);
         Batch { id: BatchId(u64::from(flight.generation) << 32 | u64::from(f)), extent, op, parts }
@@ -350,15 +401,22 @@ impl Core {
     pub fn event(&mut self, now: Nanos, event: Event) {
         match event {
             Event::Completed(completion) => self.completed(now, &completion),
-            Event::SharedClock { offset_ns, .. } => self.shared_offset_ns = offset_ns,
+            Event::SharedClock { offset_ns, .. } => self.ground.shared_offset_ns = offset_ns,
             Event::Members { node_rank } => {
-                self.config.node_rank = node_rank;
+                self.ground.config.node_rank = node_rank;
                 // The policy in force stays in force with its new rank; it was accepted for these lanes before.
                 let spec = self.policy.spec();
                 let _ = self.reconfigure(now, &spec);
             }
-            // For policies that depend on connections or on other nodes; none of the present ones does.
-            Event::Ready { .. } | Event::PeerShares { .. } => {}
+            Event::Ready { connection, ready } => {
+                let ground = &mut self.ground;
+                let changed =
+                    if ready { ground.not_ready.remove(&connection) } else { ground.not_ready.insert(connection) };
+                if changed {
+                    self.policy.readiness(&self.ground.view(now), connection);
+                }
+            }
+            Event::PeerShares { job, granted } => self.policy.peer_shares(&self.ground.view(now), job, granted),
         }
     }
 
@@ -369,34 +427,61 @@ impl Core {
             return;
         }
         let mut slots = std::mem::take(&mut flight.slots);
-        let (op, bytes) = (flight.op, flight.bytes);
-        let lane = &mut self.lanes[flight.lane.index()];
+        let (extent, op) = (flight.extent, flight.op);
+        let bytes = if op.is_data() { extent.len } else { 0 };
+        let lane = &mut self.ground.lanes[extent.lane.index()];
         lane.in_flight_requests -= 1;
         lane.in_flight_bytes = lane.in_flight_bytes.saturating_sub(bytes);
-        self.in_flight_batches -= 1;
-        self.statistics.service_ns.record(completion.finished.since(completion.started).0);
-        self.statistics.completed += slots.len() as u64;
-        if completion.errno != 0 {
-            self.statistics.failed += slots.len() as u64;
-        }
+        self.ground.in_flight_batches -= 1;
+        let service = completion.finished.since(completion.started);
+        self.statistics.service_ns.record(service.0);
         match op {
             Op::Read => self.statistics.read_bytes += completion.bytes_done,
             Op::Write => self.statistics.write_bytes += completion.bytes_done,
             _ => {}
         }
+        if op.is_data() {
+            let (end, errno) = (extent.end(), completion.errno);
+            let done = Done { slots: &slots, op, len_bytes: bytes, end, errno, service };
+            self.policy.completed(&self.ground.view(now), &done);
+        }
         for &slot in &slots {
-            self.retire(now, slot);
+            if completion.errno != 0 {
+                self.statistics.failed += 1;
+            }
+            if self.is_whole(slot) {
+                self.statistics.completed += 1;
+                self.retire(now, slot);
+            }
         }
         slots.clear();
         self.flights[f as usize].slots = slots; // keeps its capacity for the next
         self.free_flights.push(f);
     }
 
+    /// One part of a request came back: true when none is in flight or queued any more.
+    fn is_whole(&mut self, slot: Slot) -> bool {
+        let Some(pieced) = self.pieced.get_mut(&slot) else { return true };
+        pieced.in_flight -= 1;
+        let whole = pieced.in_flight == 0 && self.ground.table.state(slot) == State::InFlight;
+        if whole {
+            self.forget_pieces(slot);
+        }
+        whole
+    }
+
+    /// Gives a request its whole extent back, under which it stands in the conflict index.
+    fn forget_pieces(&mut self, slot: Slot) {
+        if let Some(pieced) = self.pieced.remove(&slot) {
+            self.ground.table.restore(slot, &pieced.whole);
+        }
+    }
+
     /// Frees a slot and admits what it blocked.
     fn retire(&mut self, now: Nanos, slot: Slot) {
         let mut released = std::mem::take(&mut self.released);
-        self.conflicts.leave(&self.table, slot, &mut released);
-        self.table.remove(slot);
+        self.conflicts.leave(&self.ground.table, slot, &mut released);
+        self.ground.table.remove(slot);
         self.blocked -= released.len() as u32;
         for freed in released.drain(..) {
             self.admit(now, freed);
@@ -404,72 +489,86 @@ impl Core {
         self.released = released;
     }
 
-    /// Withdraws a request.
+    /// Withdraws a request. One of which a piece is in flight counts as in flight; its other pieces are not started.
     pub fn cancel(&mut self, now: Nanos, id: RequestId) -> Cancelled {
-        let Some(slot) = self.table.find(id) else { return Cancelled::Unknown };
-        match self.table.state(slot) {
+        let Some(slot) = self.ground.table.find(id) else { return Cancelled::Unknown };
+        match self.ground.table.state(slot) {
             State::InFlight => Cancelled::InFlight,
             State::Free => Cancelled::Unknown,
             state => {
-                self.withdraw(now, slot, state);
                 self.statistics.cancelled += 1;
-                Cancelled::Removed
+                self.withdraw(now, slot, state)
             }
         }
     }
 
-    fn withdraw(&mut self, now: Nanos, slot: Slot, state: State) {
+    fn withdraw(&mut self, now: Nanos, slot: Slot, state: State) -> Cancelled {
         if state == State::Blocked {
             self.blocked -= 1;
         } else {
             self.queued -= 1;
-            if self.table.op(slot).is_data() {
-                let view =
-                    Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
-                self.policy.dequeue(&view, slot);
+            if self.ground.table.op(slot).is_data() {
+                self.policy.dequeue(&self.ground.view(now), slot);
             } else {
                 self.barriers.retain(|s| *s != slot);
             }
         }
+        if self.pieced.get(&slot).is_some_and(|p| p.in_flight > 0) {
+            self.ground.table.set_state(slot, State::InFlight);
+            return Cancelled::InFlight;
+        }
+        self.forget_pieces(slot);
         self.retire(now, slot);
+        Cancelled::Removed
     }
 
     /// Cancels what a connection has queued; returns the identities. In-flight requests stay.
     pub fn cancel_connection(&mut self, now: Nanos, conn: ConnId) -> Vec<RequestId> {
-        let slots = self.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
+        let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
         // From the youngest: what a cancelled request blocked is gone before it could be admitted.
-        let mine = slots.into_iter().rev().filter(|s| self.table.conn(*s) == conn).collect::<Vec<_>>();
-        mine.into_iter()
-            .map(|slot| {
-                let id = self.table.id(slot);
-                self.cancel(now, id);
-                id
-            })
-            .collect()
+        let mine = slots.into_iter().rev().filter(|s| self.ground.table.conn(*s) == conn).collect::<Vec<_>>();
+        // A connection that is gone can be waited for no more.
+        self.event(now, Event::Ready { connection: conn, ready: true });
+        let mut gone = Vec::with_capacity(mine.len());
+        for slot in mine {
+            let id = self.ground.table.id(slot);
+            if self.cancel(now, id) == Cancelled::Removed {
+                gone.push(id);
+            }
+        }
+        gone
     }
 
-    /// Takes everything out that is not in flight, in order of arrival.
+    /// Takes everything out that is not in flight, in order of arrival. What had pieces in flight is not among it: it
+    /// ends with them.
     pub fn drain(&mut self, now: Nanos) -> Vec<Request> {
-        let slots = self.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
-        let requests = slots.iter().map(|s| self.table.request(*s)).collect();
+        let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
+        let mut requests = Vec::with_capacity(slots.len());
         for slot in slots.into_iter().rev() {
-            let state = self.table.state(slot);
-            self.withdraw(now, slot, state);
+            let (request, state) = (self.ground.table.request(slot), self.ground.table.state(slot));
             self.statistics.cancelled += 1;
+            if self.withdraw(now, slot, state) == Cancelled::Removed {
+                requests.push(request);
+            }
         }
+        requests.reverse();
         requests
     }
 
     /// Switches the policy. The new one receives all queued requests with their arrival times; what is in flight stays
     /// counted. A refusal changes nothing.
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
-        self.policy = policy::build(spec, &self.setup())?;
-        self.apply_limits();
-        for slot in self.table.in_state(|s| s == State::Queued) {
-            if self.table.op(slot).is_data() {
-                let view =
-                    Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
-                self.policy.enqueue(&view, slot);
+        let mut policy = policy::build(spec, &self.ground.setup())?;
+        if self.policy.spec().name == spec.name
+            && let Some(legacy) = self.policy.legacy()
+        {
+            policy.inherit(legacy);
+        }
+        self.policy = policy;
+        self.ground.apply_limits(self.policy.unlimited());
+        for slot in self.ground.table.in_state(|s| s == State::Queued) {
+            if self.ground.table.op(slot).is_data() {
+                self.policy.enqueue(&self.ground.view(now), slot);
             }
         }
         Ok(())
@@ -477,29 +576,44 @@ impl Core {
 
     /// Idles one lane until an instant. A hold ends by itself; a later call replaces it.
     pub fn hold(&mut self, lane: LaneId, until: Nanos) {
-        if let Some(lane) = self.lanes.get_mut(lane.index()) {
+        if let Some(lane) = self.ground.lanes.get_mut(lane.index()) {
             lane.hold_until = until;
         }
     }
 
     /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.
     pub fn wait_bound(&self, now: Nanos, id: RequestId) -> Option<WaitBound> {
-        let slot = self.table.find(id)?;
-        if self.table.state(slot) != State::Queued || !self.table.op(slot).is_data() {
+        let slot = self.ground.table.find(id)?;
+        if self.ground.table.state(slot) != State::Queued || !self.ground.table.op(slot).is_data() {
             return None;
         }
-        let view = Self::view(now, &self.config, &self.table, &self.lanes, self.total_open(), self.shared_offset_ns);
+        let view = self.ground.view(now);
         Some(self.policy.wait_bound(&view, slot))
     }
 
     /// The whole of an outstanding request.
     pub fn request(&self, id: RequestId) -> Option<Request> {
-        self.table.find(id).map(|slot| self.table.request(slot))
+        let slot = self.ground.table.find(id)?;
+        let mut request = self.ground.table.request(slot);
+        if let Some(pieced) = self.pieced.get(&slot) {
+            request.extent = pieced.whole;
+        }
+        Some(request)
+    }
+
+    /// The stable keys of identities, to be told to policies that go by them.
+    pub fn names_mut(&mut self) -> &mut Names {
+        &mut self.ground.names
+    }
+
+    /// What the policy does with requests of this kind, in words; `None` where that does not depend on who asks.
+    pub fn explain(&self, who: &Who) -> Option<String> {
+        self.policy.explain(who)
     }
 
     /// Nothing is queued, blocked or in flight.
     pub fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.ground.table.is_empty()
     }
 
     /// Requests queued, those blocked by others included.
@@ -509,7 +623,7 @@ impl Core {
 
     /// Room for further requests.
     pub fn room(&self) -> usize {
-        self.table.capacity() as usize - self.table.len()
+        self.ground.table.capacity() as usize - self.ground.table.len()
     }
 
     /// Zeroes the statistics.
@@ -521,11 +635,12 @@ impl Core {
     pub fn status(&self) -> Status {
         Status {
             policy: self.policy.spec(),
-            capacity: self.table.capacity(),
+            capacity: self.ground.table.capacity(),
             queued: self.queued,
             blocked: self.blocked,
-            in_flight_batches: self.in_flight_batches,
+            in_flight_batches: self.ground.in_flight_batches,
             lanes: self
+                .ground
                 .lanes
                 .iter()
                 .map(|l| LaneStatus {

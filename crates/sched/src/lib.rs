@@ -6,6 +6,7 @@
 mod conflicts;
 pub mod core;
 pub mod cost;
+mod names;
 pub mod policy;
 mod sorted;
 pub mod spec;
@@ -15,6 +16,7 @@ pub mod types;
 
 pub use crate::core::{Cancelled, Completion, Core, CoreConfig, Event, Full, LaneStatus, Next, Status};
 pub use cost::{CostModel, LinearCost};
+pub use names::{Names, Who};
 pub use policy::{PolicyError, WaitBound, WaitReason};
 pub use spec::PolicySpec;
 pub use table::{Slot, Table};

@@ -241,8 +241,38 @@ impl Table {
         self.entries[slot.index()].state = state;
     }
 
-    pub(crate) fn conn(&self, slot: Slot) -> ConnId {
+    /// Over which connection it came.
+    pub fn conn(&self, slot: Slot) -> ConnId {
         self.entries[slot.index()].conn
+    }
+
+    /// Who sent it.
+    pub fn client(&self, slot: Slot) -> ClientId {
+        self.entries[slot.index()].client
+    }
+
+    /// For which application.
+    pub fn job(&self, slot: Slot) -> JobId {
+        self.entries[slot.index()].job
+    }
+
+    /// On whose behalf.
+    pub fn user(&self, slot: Slot) -> UserId {
+        self.entries[slot.index()].user
+    }
+
+    /// Takes the first `len` bytes off a request: they are dispatched.
+    pub(crate) fn advance(&mut self, slot: Slot, len: u64) {
+        let e = &mut self.entries[slot.index()];
+        e.lane_offset += len;
+        e.file_offset += len;
+        e.len -= len;
+    }
+
+    /// Gives a request the extent that it came with.
+    pub(crate) fn restore(&mut self, slot: Slot, whole: &Extent) {
+        let e = &mut self.entries[slot.index()];
+        (e.lane_offset, e.file_offset, e.len) = (whole.lane_offset, whole.file_offset, whole.len);
     }
 
     /// Requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any. Walks the table.

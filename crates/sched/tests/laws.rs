@@ -3,7 +3,7 @@
 //! A new policy joins by a line in [`specs`]. A failure names its seed; `LAWS_SEED=n` replays that one alone,
 //! `LAWS_SEEDS=n` runs more than the usual number.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use impresario_sched::{
     Cancelled, Completion, ConnId, Core, CoreConfig, Event, Extent, FileId, LaneId, Nanos, Next, Op, PolicySpec,
@@ -58,6 +58,9 @@ struct Known {
     request: Request,
     order: usize,
     fate: Fate,
+    /// Bytes of it dispatched, from its start, and batches in flight that carry some.
+    sent: u64,
+    flying: u32,
     /// Batches dispatched, and idle time passed, since its bound was stated; the bound; void after a switch or hold.
     bound: Option<(u64, u64, impresario_sched::WaitBound)>,
 }
@@ -72,6 +75,10 @@ struct Harness {
     total_limit: u32,
     unlimited: bool,
     may_idle: bool,
+    pieces: bool,
+    /// Policies that have to do with connections serve those that are ready only.
+    minds_connections: bool,
+    not_ready: BTreeSet<ConnId>,
     known: BTreeMap<RequestId, Known>,
     flying: Vec<(impresario_sched::Batch, Nanos)>,
     holds: Vec<Nanos>,
@@ -86,13 +93,19 @@ fn conflict(a: &Request, b: &Request, shared_space: bool) -> bool {
     same && overlap && !harmless(a.op, b.op)
 }
 
+fn minds_connections(spec: &PolicySpec) -> bool {
+    ["stream", "scan", "wscan", "sstf"].contains(&spec.name.as_str())
+}
+
 impl Harness {
     fn new(spec: &PolicySpec, lanes: u16, may_idle: bool, seed: u64) -> Harness {
         let mut rng = Rng(seed);
         let shared_space = lanes > 1 && rng.below(2) == 0;
         let lane_limit = 1 + rng.below(3) as u32;
         let total_limit = if rng.below(2) == 0 { u32::MAX } else { 2 };
+        let pieces = rng.below(2) == 0;
         let config = CoreConfig {
+            pieces,
             lanes,
             shared_space,
             lane_requests: lane_limit,
@@ -110,6 +123,9 @@ impl Harness {
             total_limit,
             unlimited: spec.name == "none",
             may_idle,
+            pieces,
+            minds_connections: minds_connections(spec),
+            not_ready: BTreeSet::new(),
             known: BTreeMap::new(),
             flying: Vec::new(),
             holds: vec![Nanos::ZERO; usize::from(lanes)],
@@ -146,11 +162,11 @@ impl Harness {
         request.id = id;
         assert_eq!(self.core.request(id), Some(request));
         // Holds are waits that somebody else stated; while one lasts no policy can promise anything.
-        let held = self.holds.iter().any(|h| *h > self.now);
+        let held = self.holds.iter().any(|h| *h > self.now) || !self.not_ready.is_empty();
         let bound = self.core.wait_bound(self.now, id).filter(|_| !held).map(|b| (0, 0, b));
         let order = self.pushed;
         self.pushed += 1;
-        let known = Known { request, order, fate: Fate::Waiting, bound };
+        let known = Known { request, order, fate: Fate::Waiting, sent: 0, flying: 0, bound };
         let old = self.known.insert(id, known);
         assert!(old.is_none_or(|k| matches!(k.fate, Fate::Done | Fate::Cancelled)), "an identity was given twice");
     }
@@ -184,12 +200,27 @@ impl Harness {
             let k = &self.known[&part.id];
             assert_eq!(k.fate, Fate::Waiting, "law 1: dispatched once");
             assert!(!self.is_blocked(k), "law 2: a conflicting older request is outstanding");
-            assert_eq!((part.from, part.len), (0, k.request.extent.len));
+            assert_eq!(
+                (part.from, part.lane_offset),
+                (k.sent, k.request.extent.lane_offset + k.sent),
+                "law 1: in order"
+            );
+            let rest = k.request.extent.len - k.sent;
+            assert!(part.len == rest || (self.pieces && part.len > 0 && part.len < rest && batch.parts.len() == 1));
+            assert!(
+                !self.minds_connections || self.ready(k) || !k.request.op.is_data(),
+                "a connection that is not ready"
+            );
             assert_eq!(k.request.extent.file, batch.extent.file);
             assert_eq!(k.request.op, batch.op);
             assert!(self.shared_space || k.request.extent.lane == batch.extent.lane);
-            assert!(part.lane_offset <= end || part.lane_offset == batch.extent.lane_offset, "parts touch");
-            end = end.max(k.request.extent.end());
+            let touch = part.lane_offset <= end || part.lane_offset == batch.extent.lane_offset;
+            assert!(
+                touch || (self.minds_connections && batch.op == Op::Read),
+                "parts touch, but where reads are sieved"
+            );
+            let part_end = if batch.op.is_data() { part.lane_offset + part.len } else { k.request.extent.end() };
+            end = end.max(part_end);
         }
         assert!(batch.parts.windows(2).all(|w| w[0].lane_offset <= w[1].lane_offset), "offset order");
         if batch.op.is_data() {
@@ -212,10 +243,19 @@ impl Harness {
         // After a switch, what is in flight may exceed the new policy's limit, but nothing is added then.
         assert!(self.unlimited || in_flight < self.lane_limit, "the lane's limit");
         for part in &batch.parts {
-            self.known.get_mut(&part.id).unwrap().fate = Fate::InFlight;
+            let k = self.known.get_mut(&part.id).unwrap();
+            k.sent += part.len;
+            k.flying += 1;
+            if k.sent == k.request.extent.len {
+                k.fate = Fate::InFlight;
+            }
         }
         self.log.push(format!("{} {:?} {:?}", self.now.0, batch.extent, batch.parts));
         self.flying.push((batch, self.now));
+    }
+
+    fn ready(&self, k: &Known) -> bool {
+        !self.not_ready.contains(&k.request.conn)
     }
 
     /// Law 4: no lane idles while dispatchable work for it exists, except for a stated hold.
@@ -227,7 +267,7 @@ impl Harness {
             let lane = k.request.extent.lane.index();
             let limit = status.lanes[lane].limit_batches.unwrap_or(u32::MAX);
             let open = total_open && status.lanes[lane].in_flight_batches < limit && self.holds[lane] <= self.now;
-            if !open || self.is_blocked(k) {
+            if !open || self.is_blocked(k) || (self.minds_connections && !self.ready(k) && k.request.op.is_data()) {
                 continue;
             }
             // With one space for all lanes a queue's first request decides which lane it waits for.
@@ -236,8 +276,12 @@ impl Harness {
                     s.in_flight_batches >= s.limit_batches.unwrap_or(u32::MAX) || self.holds[l] > self.now
                 });
             let stated = self.may_idle
-                && until < Nanos::MAX
-                && matches!(reason, WaitReason::Window | WaitReason::Quantum | WaitReason::LanesBusy);
+                && match reason {
+                    WaitReason::Connection => !self.not_ready.is_empty(),
+                    WaitReason::Window | WaitReason::Quantum | WaitReason::LanesBusy => until < Nanos::MAX,
+                    WaitReason::Hold | WaitReason::Rate => until < Nanos::MAX,
+                    WaitReason::Empty => false,
+                };
             assert!(stated || other_lane_blocks, "law 4: idle with work ({reason:?} until {until:?}): {:?}", k.request);
         }
     }
@@ -255,7 +299,11 @@ impl Harness {
         self.core.event(self.now, Event::Completed(completion));
         self.core.event(self.now, Event::Completed(completion)); // reported twice: ignored
         for part in &batch.parts {
-            self.known.get_mut(&part.id).unwrap().fate = Fate::Done;
+            let k = self.known.get_mut(&part.id).unwrap();
+            k.flying -= 1;
+            if k.flying == 0 && k.fate == Fate::InFlight {
+                k.fate = Fate::Done;
+            }
         }
     }
 
@@ -281,29 +329,44 @@ impl Harness {
             self.known.iter().filter(|(_, k)| k.fate == Fate::Waiting).map(|(id, _)| *id).collect();
         if !waiting.is_empty() {
             let id = waiting[self.rng.below(waiting.len() as u64) as usize];
-            assert_eq!(self.core.cancel(self.now, id), Cancelled::Removed);
-            assert_eq!(self.core.cancel(self.now, id), Cancelled::Unknown);
-            self.known.get_mut(&id).unwrap().fate = Fate::Cancelled;
+            let k = self.known.get_mut(&id).unwrap();
+            let (expected, then, fate) = match k.flying {
+                0 => (Cancelled::Removed, Cancelled::Unknown, Fate::Cancelled),
+                _ => (Cancelled::InFlight, Cancelled::InFlight, Fate::InFlight),
+            };
+            k.fate = fate;
+            assert_eq!(self.core.cancel(self.now, id), expected);
+            assert_eq!(self.core.cancel(self.now, id), then);
         }
-        if let Some((batch, _)) = self.flying.first() {
+        let whole = |b: &impresario_sched::Batch| self.known[&b.parts[0].id].fate == Fate::InFlight;
+        if let Some((batch, _)) = self.flying.iter().find(|f| whole(&f.0)) {
             assert_eq!(self.core.cancel(self.now, batch.parts[0].id), Cancelled::InFlight);
         }
         if self.rng.below(8) == 0 {
             let conn = ConnId(self.rng.below(5) as u32);
             let mut gone = self.core.cancel_connection(self.now, conn);
             gone.sort();
-            let mut mine: Vec<RequestId> = self
-                .known
-                .values()
-                .filter(|k| k.fate == Fate::Waiting && k.request.conn == conn)
-                .map(|k| k.request.id)
-                .collect();
+            let mut mine = Vec::new();
+            for k in self.known.values_mut().filter(|k| k.fate == Fate::Waiting && k.request.conn == conn) {
+                k.fate = if k.flying == 0 { Fate::Cancelled } else { Fate::InFlight };
+                if k.flying == 0 {
+                    mine.push(k.request.id);
+                }
+            }
             mine.sort();
             assert_eq!(gone, mine);
-            for id in mine {
-                self.known.get_mut(&id).unwrap().fate = Fate::Cancelled;
-            }
+            self.not_ready.remove(&conn);
         }
+    }
+
+    fn change_readiness(&mut self) {
+        let conn = ConnId(self.rng.below(5) as u32);
+        let ready = self.not_ready.remove(&conn);
+        if !ready {
+            self.not_ready.insert(conn);
+        }
+        self.core.event(self.now, Event::Ready { connection: conn, ready });
+        self.void_bounds();
     }
 
     fn void_bounds(&mut self) {
@@ -312,6 +375,9 @@ impl Harness {
 
     /// Lets everything outstanding finish; bounded by what there is.
     fn finish(&mut self) {
+        for conn in std::mem::take(&mut self.not_ready) {
+            self.core.event(self.now, Event::Ready { connection: conn, ready: true });
+        }
         for _ in 0..100_000 {
             let until = self.pump();
             if self.core.is_empty() {
@@ -370,8 +436,10 @@ fn script(spec: &PolicySpec, lanes: u16, may_idle: bool, seed: u64, switches: &[
                     let to = &switches[h.rng.below(switches.len() as u64) as usize];
                     h.core.reconfigure(h.now, to).unwrap();
                     h.unlimited = to.name == "none";
+                    h.minds_connections = minds_connections(to);
                     h.void_bounds();
                 }
+                2 => h.change_readiness(),
                 _ => h.cancel(),
             },
         }

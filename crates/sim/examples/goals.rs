@@ -25,9 +25,14 @@ fn scenario(pattern: Pattern, op: Op, wire: u64, seed: u64) -> Scenario {
         io_nodes: None,
         wire_max_bytes: wire,
         latency: Nanos::from_micros(50),
-        jitter: Nanos::from_micros(std::env::var("JITTER_US").ok().and_then(|v| v.parse().ok()).unwrap_or(100)),
+        jitter: micros("JITTER_US", 100),
+        message_jitter: micros("MESSAGE_JITTER_US", 200),
         seed,
     }
+}
+
+fn micros(variable: &str, default: u64) -> Nanos {
+    Nanos::from_micros(std::env::var(variable).ok().and_then(|v| v.parse().ok()).unwrap_or(default))
 }
 
 fn mean(seeds: u64, make: impl Fn(u64) -> Scenario) -> (f64, Outcome) {

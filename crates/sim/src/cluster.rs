@@ -262,6 +262,11 @@ impl<'a> Cluster<'a> {
         self.at(from + delay, Happening::Issue { process });
     }
 
+    /// When a message sent now arrives.
+    fn arrival(&mut self) -> Nanos {
+        self.now + self.scenario.latency + Nanos(self.random.below(self.scenario.message_jitter.0 + 1))
+    }
+
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Issue { process } => self.issue(process),
@@ -299,7 +304,6 @@ impl<'a> Cluster<'a> {
         p.next += 1;
         let (op, rank, application) = (a.op, p.rank, p.application);
         let pieces: Vec<_> = pieces_of(offset, a.request_bytes, self.scenario.wire_max_bytes).collect();
-        let arrival = self.now + self.scenario.latency;
         let Some(nodes) = &self.scenario.io_nodes else {
             let layout = self.scenario.layout;
             let ranges: Vec<_> = pieces.iter().flat_map(|(o, l)| layout.lane_ranges(*o, *l)).collect();
@@ -314,13 +318,14 @@ impl<'a> Cluster<'a> {
         };
         let parent = self.parent(pieces.len() as u32, Then::Process(process));
         for (offset, len) in pieces {
+            let arrival = self.arrival();
             self.at(arrival, Happening::AtIoNode { node, file, op, offset, len, parent });
         }
     }
 
     fn send_ranges(&mut self, file: u64, op: Op, ranges: &[impresario_layout::Piece], parent: ParentId) {
-        let arrival = self.now + self.scenario.latency;
         for r in ranges {
+            let arrival = self.arrival();
             self.forwarded.0 += 1;
             self.forwarded.1 += r.len;
             let (server, lane_offset, len) = (r.server, r.lane_offset, r.len);
@@ -415,7 +420,7 @@ impl<'a> Cluster<'a> {
     }
 
     fn forward_done(&mut self, node: u16, forward: u32) {
-        let (now, back) = (self.now, self.now + self.scenario.latency);
+        let now = self.now;
         let n = &mut self.io[usize::from(node)];
         let members = std::mem::take(&mut n.forwards[forward as usize]);
         n.free.push(forward);
@@ -427,6 +432,7 @@ impl<'a> Cluster<'a> {
             answers.extend(batch.parts.iter().map(|p| n.waiters[p.id.0 as u32 as usize]));
         }
         for parent in answers {
+            let back = self.arrival();
             self.at(back, Happening::Answered { parent });
         }
         self.pump_io(node);
@@ -480,7 +486,7 @@ impl<'a> Cluster<'a> {
     }
 
     fn disk_done(&mut self, server: u16) {
-        let (now, back) = (self.now, self.now + self.scenario.latency);
+        let now = self.now;
         let s = &mut self.data[usize::from(server)];
         s.busy = false;
         let mut answers = Vec::new();
@@ -495,6 +501,7 @@ impl<'a> Cluster<'a> {
             answers.extend(batch.parts.iter().map(|p| s.waiters[p.id.0 as u32 as usize]));
         }
         for parent in answers {
+            let back = self.arrival();
             self.at(back, Happening::Answered { parent });
         }
         self.pump_data(server);

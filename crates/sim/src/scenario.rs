@@ -72,6 +72,8 @@ pub struct Scenario {
     pub latency: Nanos,
     /// Each request of a process is sent after a uniform delay below this.
     pub jitter: Nanos,
+    /// Each message takes up to so much longer than `latency`, uniformly: without it the data servers run in lockstep.
+    pub message_jitter: Nanos,
     /// Of delays and of the files' places on the disks.
     pub seed: u64,
 }

@@ -18,6 +18,7 @@ fn scenario(pattern: Pattern, op: Op, seed: u64) -> Scenario {
         wire_max_bytes: u64::MAX,
         latency: Nanos::from_micros(50),
         jitter: Nanos::from_micros(100),
+        message_jitter: Nanos::ZERO,
         seed,
     }
 }

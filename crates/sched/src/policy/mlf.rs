@@ -12,11 +12,11 @@
 //! arithmetic.
 //!
 //! The turn of a queue is a *dedicated window* (aioli-2006, part 2: serialise the files, since every change of file
-//! moves the disk's head): for `window_us` after its first batch the queue goes first whenever it has
+//! moves the disk's head): for `window_us` after its first batch the queue goes first for as long as it has
 //! requests, whatever their quanta, so that the next requests of its synchronous processes are
-//! served while the head is there; its offset order goes on from the last batch and wraps. Others are served
-//! whenever it has none. `window_us=0` is the rule
-//! of agios-2013 alone, one batch a pass.
+//! served while the head is there; its offset order goes on from the last batch and wraps. An empty queue ends its
+//! window: data servers whose windows are not in step would else keep each other's processes waiting.
+//! `window_us=0` is the rule of agios-2013 alone, one batch a pass.
 //!
 //! Where the papers are silent we chose:
 //! - A pass takes no time: it ends when every queue that had something eligible has had its turn. With a deep
@@ -148,7 +148,7 @@ struct LaneQueues {
 /// The lane is dedicated to one queue.
 #[derive(Clone, Copy)]
 struct Window {
-    /// Its file and operation; it may have nothing queued for a while, and others are served then.
+    /// Its file and operation.
     key: Key,
     end: Nanos,
     batches: u32,
@@ -271,17 +271,15 @@ impl Mlf {
     fn next_queue(&mut self, view: &View<'_>, lane: usize) -> Result<u32, Choice> {
         if let Some(window) = self.lanes[lane].window {
             let queue = self.by_key.get(&window.key).copied();
-            if view.now < window.end && window.batches < WINDOW_BATCHES {
-                if let Some(q) = queue {
-                    return Ok(q);
-                }
-            } else {
-                self.lanes[lane].window = None;
-                if let Some(q) = queue {
+            match queue {
+                Some(q) if view.now < window.end && window.batches < WINDOW_BATCHES => return Ok(q),
+                Some(q) => {
                     self.queues[q as usize].served_pass = Some(self.pass(view, lane));
                     self.refile(view, q);
                 }
+                None => {}
             }
+            self.lanes[lane].window = None;
         }
         loop {
             let pass = self.pass(view, lane);

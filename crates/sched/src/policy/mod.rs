@@ -8,13 +8,19 @@ mod hbrr;
 mod mlf;
 mod none;
 pub mod params;
+mod rules;
 mod runs;
 mod twins;
 
+use std::any::Any;
+
+use rustc_hash::FxHashSet;
+
 use crate::cost::CostModel;
+use crate::names::{Names, Who};
 use crate::spec::PolicySpec;
 use crate::table::{Slot, Table};
-use crate::types::{LaneId, Nanos};
+use crate::types::{ConnId, JobId, LaneId, Nanos, Op};
 pub use params::{ParamInfo, Params, PolicyError};
 
 /// Why nothing is dispatched now.
@@ -30,6 +36,10 @@ pub enum WaitReason {
     Window,
     /// No quantum is large enough before the pass ends.
     Quantum,
+    /// A rule's rate allows nothing yet.
+    Rate,
+    /// The connection whose turn it is can take nothing.
+    Connection,
 }
 
 /// What a policy decided.
@@ -37,6 +47,14 @@ pub enum WaitReason {
 pub enum Choice {
     /// Dispatch what was put into the batch.
     Serve,
+    /// Dispatch the next `len_bytes` of the one request that was put into the batch. While some of it is left the
+    /// request stays queued, and begins so much later. All of it goes where the driver takes no pieces.
+    ServePiece {
+        /// Bytes, not 0.
+        len_bytes: u64,
+    },
+    /// Dispatch the reads that were put into the batch with the holes between them (sieving: 2002, 2.1).
+    ServeThrough,
     /// Nothing before `until`, unless an event comes first.
     Wait {
         /// When to ask again; [`Nanos::MAX`]: only after an event.
@@ -85,7 +103,12 @@ pub struct View<'a> {
     pub table: &'a Table,
     /// The cost model.
     pub cost: &'a CostModel,
+    /// The stable keys of the identities.
+    pub names: &'a Names,
+    /// Requests may be dispatched piece by piece.
+    pub pieces: bool,
     pub(crate) lanes: &'a [Lane],
+    pub(crate) not_ready: &'a FxHashSet<ConnId>,
     pub(crate) total_open: bool,
     pub(crate) shared_space: bool,
 }
@@ -98,6 +121,23 @@ impl View<'_> {
             && l.in_flight_requests < l.limit_requests
             && l.in_flight_bytes < l.limit_bytes
             && l.hold_until <= self.now
+    }
+
+    /// The connection can take data.
+    pub fn ready(&self, conn: ConnId) -> bool {
+        !self.not_ready.contains(&conn)
+    }
+
+    /// Whose request it is, by stable keys.
+    pub fn who(&self, slot: Slot) -> Who {
+        let (t, n) = (self.table, self.names);
+        Who {
+            job: n.job(t.job(slot)),
+            user: n.user(t.user(slot)),
+            client: n.client(t.client(slot)),
+            file: n.file(t.file(slot)),
+            op: t.op(slot),
+        }
     }
 
     /// Groups of lanes over which a policy without interest in lanes keeps its queues apart: one per lane
@@ -121,6 +161,22 @@ pub struct WaitBound {
     pub idle: Nanos,
 }
 
+/// A batch that ended, as policies are told.
+pub struct Done<'a> {
+    /// Its requests. They are still in the table; of one served piece by piece this may not be the last.
+    pub slots: &'a [Slot],
+    /// Its operation.
+    pub op: Op,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+    /// Where it ended in the lane's space.
+    pub end: u64,
+    /// 0, or a Linux errno.
+    pub errno: i32,
+    /// What the device took.
+    pub service: Nanos,
+}
+
 /// A scheduling policy.
 pub trait Policy: Send {
     /// Its name and all its parameters, as they are in force.
@@ -134,6 +190,8 @@ pub trait Policy: Send {
 
     /// Decides. For `Serve`, MUST have put into `batch` at least one queued request, all of one file,
     /// operation and lane group, touching, in offset order, the first on an open lane; and must have forgotten them.
+    /// For `ServePiece`, one, forgotten only if the piece is the rest of it; for `ServeThrough`, as for `Serve` but
+    /// reads that need not touch.
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice;
 
     /// The worst-case wait of a queued request from now.
@@ -143,6 +201,29 @@ pub trait Policy: Send {
     fn unlimited(&self) -> bool {
         false
     }
+
+    /// A batch ended.
+    fn completed(&mut self, _view: &View<'_>, _done: &Done<'_>) {}
+
+    /// A connection became ready, or ceased to be; the view knows.
+    fn readiness(&mut self, _view: &View<'_>, _conn: ConnId) {}
+
+    /// Other nodes granted device time to an application since the last such word.
+    fn peer_shares(&mut self, _view: &View<'_>, _job: JobId, _granted: Nanos) {}
+
+    /// What it does with such a request, in words; `None` where that does not depend on who asks.
+    fn explain(&self, _who: &Who) -> Option<String> {
+        None
+    }
+
+    /// What a policy of the same name should go on with after a change of parameters (tokens, shares); asked of the
+    /// old one, given to the new one before it receives any request.
+    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
+        None
+    }
+
+    /// Takes over what [`legacy`](Policy::legacy) gave.
+    fn inherit(&mut self, _legacy: Box<dyn Any + Send>) {}
 }
 
 /// What a policy is built for.

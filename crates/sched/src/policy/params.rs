@@ -5,13 +5,20 @@ use std::collections::BTreeMap;
 use crate::spec::PolicySpec;
 
 /// What a parameter accepts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Range {
     /// A whole number between two, inclusive.
     Integer(u64, u64),
+    /// A number between two, inclusive.
+    Decimal(f64, f64),
+    /// Text in a form that the words describe; the policy checks it.
+    Text(&'static str),
     /// One of a few words.
     Choice(&'static [&'static str]),
 }
+
+/// Longest text that a parameter may be, bytes.
+pub const TEXT_MAX_BYTES: usize = 16 << 10;
 
 /// `on` or `off`.
 pub const SWITCH: Range = Range::Choice(&["on", "off"]);
@@ -76,6 +83,8 @@ impl std::fmt::Display for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Range::Integer(low, high) => write!(f, "a whole number from {low} to {high}"),
+            Range::Decimal(low, high) => write!(f, "a number from {low} to {high}"),
+            Range::Text(form) => f.write_str(form),
             Range::Choice(words) => write!(f, "one of {}", words.join(", ")),
         }
     }
@@ -85,6 +94,8 @@ impl Range {
     fn accepts(&self, value: &str) -> bool {
         match self {
             Range::Integer(low, high) => value.parse::<u64>().is_ok_and(|v| (*low..=*high).contains(&v)),
+            Range::Decimal(low, high) => value.parse::<f64>().is_ok_and(|v| (*low..=*high).contains(&v)),
+            Range::Text(_) => value.len() <= TEXT_MAX_BYTES,
             Range::Choice(words) => words.contains(&value),
         }
     }
@@ -131,6 +142,17 @@ impl Params {
     /// A number. `name` must be one of the policy's own integer parameters.
     pub fn integer(&self, name: &'static str) -> u64 {
         self.text(name).parse().unwrap_or_else(|_| unreachable!("{name} was checked"))
+    }
+
+    /// A number with a fraction. `name` must be one of the policy's own decimal parameters.
+    pub fn decimal(&self, name: &'static str) -> f64 {
+        self.text(name).parse().unwrap_or_else(|_| unreachable!("{name} was checked"))
+    }
+
+    /// The refusal of a text parameter that is not in its form.
+    pub fn refuse(&self, name: &'static str, expected: impl Into<String>) -> PolicyError {
+        let value = self.text(name).into();
+        PolicyError::BadValue { policy: self.policy, name, value, expected: expected.into() }
     }
 
     /// A word. `name` must be one of the policy's own parameters.

@@ -1,0 +1,159 @@
+//! Rules by which policies tell requests apart: `name: condition {setting=value, …}; …`, the first that fits counts.
+//!
+//! A condition is `*` or terms joined by `&`, each `job=`, `user=`, `client=`, `file=` with keys (`job=17|18`) or
+//! `op=read|write`: `big: job=17 & op=read {weight=2}; rest: * {weight=1}`.
+
+use std::collections::BTreeMap;
+
+use crate::names::Who;
+use crate::types::Op;
+
+/// Rules at most.
+const RULES_MAX: usize = 1024;
+
+/// One rule.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Rule {
+    pub name: String,
+    condition: Vec<Term>,
+    /// What follows for those it fits.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// One of its alternatives must hold.
+#[derive(Clone, PartialEq, Debug)]
+enum Term {
+    Job(Vec<u64>),
+    User(Vec<u64>),
+    Client(Vec<u64>),
+    File(Vec<u64>),
+    Op(Vec<Op>),
+}
+
+impl Term {
+    fn parse(text: &str) -> Result<Term, String> {
+        let (what, values) = text.split_once('=').ok_or_else(|| format!("\"{text}\" is no term such as job=17"))?;
+        let values: Vec<&str> = values.split('|').map(str::trim).collect();
+        let keys = || {
+            let number =
+                |v: &&str| v.parse::<u64>().map_err(|_| format!("\"{v}\" in \"{text}\" is not a whole number"));
+            values.iter().map(number).collect::<Result<Vec<u64>, String>>()
+        };
+        let op = |v: &&str| match *v {
+            "read" => Ok(Op::Read),
+            "write" => Ok(Op::Write),
+            other => Err(format!("\"{other}\" in \"{text}\" is neither read nor write")),
+        };
+        match what.trim() {
+            "job" => keys().map(Term::Job),
+            "user" => keys().map(Term::User),
+            "client" => keys().map(Term::Client),
+            "file" => keys().map(Term::File),
+            "op" => values.iter().map(op).collect::<Result<_, _>>().map(Term::Op),
+            other => Err(format!("\"{other}\" is none of job, user, client, file, op")),
+        }
+    }
+
+    fn fits(&self, who: &Who) -> bool {
+        match self {
+            Term::Job(keys) => keys.contains(&who.job),
+            Term::User(keys) => keys.contains(&who.user),
+            Term::Client(keys) => keys.contains(&who.client),
+            Term::File(keys) => keys.contains(&who.file),
+            Term::Op(ops) => ops.contains(&who.op),
+        }
+    }
+}
+
+impl Rule {
+    fn parse(text: &str) -> Result<Rule, String> {
+        let form = || format!("\"{text}\" is not of the form \"name: condition {{setting=value}}\"");
+        let (name, rest) = text.split_once(':').ok_or_else(form)?;
+        let (condition, settings) = rest.split_once('{').ok_or_else(form)?;
+        let settings = settings.trim_end().strip_suffix('}').ok_or_else(form)?;
+        let condition = match condition.trim() {
+            "*" => Vec::new(),
+            terms => terms.split('&').map(|t| Term::parse(t.trim())).collect::<Result<_, _>>()?,
+        };
+        let setting = |s: &str| match s.split_once('=') {
+            Some((key, value)) => Ok((key.trim().to_string(), value.trim().to_string())),
+            None => Err(format!("\"{}\" in rule {} is not setting=value", s.trim(), name.trim())),
+        };
+        let settings = settings.split(',').filter(|s| !s.trim().is_empty()).map(setting).collect::<Result<_, _>>()?;
+        Ok(Rule { name: name.trim().to_string(), condition, settings })
+    }
+
+    /// True when every term of its condition holds.
+    pub fn fits(&self, who: &Who) -> bool {
+        self.condition.iter().all(|t| t.fits(who))
+    }
+
+    /// A setting as a number in a range; `default` where it is not given.
+    pub fn number(&self, setting: &str, default: f64, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
+        let Some(text) = self.settings.get(setting) else { return Ok(default) };
+        text.parse::<f64>().ok().filter(|v| range.contains(v)).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            format!("{setting}={text} in rule {} is not a number from {low} to {high}", self.name)
+        })
+    }
+
+    /// Refuses settings that nobody reads.
+    pub fn only(&self, known: &[&str]) -> Result<(), String> {
+        match self.settings.keys().find(|k| !known.contains(&k.as_str())) {
+            Some(key) => Err(format!("rule {} has no setting \"{key}\"; it has: {}", self.name, known.join(", "))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Parses rules separated by semicolons. Names must differ.
+pub(crate) fn parse(text: &str) -> Result<Vec<Rule>, String> {
+    let texts = text.split(';').map(str::trim).filter(|t| !t.is_empty());
+    let rules = texts.map(Rule::parse).collect::<Result<Vec<Rule>, String>>()?;
+    if rules.len() > RULES_MAX {
+        return Err(format!("{} rules are more than {RULES_MAX}", rules.len()));
+    }
+    let mut names: Vec<&str> = rules.iter().map(|r| r.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|w| w[0] == w[1]) {
+        Some(twice) => Err(format!("two rules are called \"{}\"", twice[0])),
+        None => Ok(rules),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHO: Who = Who { job: 17, user: 1000, client: 3, file: 9, op: Op::Read };
+
+    #[test]
+    fn the_first_that_fits() {
+        let rules =
+            parse("big: job=17|18 & op=write {weight=2}; me: user=1000 {weight=0.5, burst=3}; rest: * {}").unwrap();
+        let found = rules.iter().find(|r| r.fits(&WHO)).unwrap();
+        assert_eq!(found.name, "me");
+        assert_eq!(found.number("weight", 1.0, 0.0..=10.0), Ok(0.5));
+        assert_eq!(found.number("limit", 7.0, 0.0..=10.0), Ok(7.0));
+        assert!(rules[0].fits(&Who { op: Op::Write, ..WHO }));
+        assert_eq!(rules[2].settings.len(), 0);
+        assert!(parse(" ; ").unwrap().is_empty());
+    }
+
+    #[test]
+    fn refusals_name_what_is_wrong() {
+        for (text, says) in [
+            ("job=1", "not of the form"),
+            ("a: job=x {}", "\"x\" in \"job=x\" is not a whole number"),
+            ("a: pid=1 {}", "\"pid\" is none of job"),
+            ("a: op=sync {}", "neither read nor write"),
+            ("a: * {weight}", "\"weight\" in rule a is not setting=value"),
+            ("a: * {}; a: * {}", "two rules are called \"a\""),
+        ] {
+            assert!(parse(text).unwrap_err().contains(says), "{text}");
+        }
+        let rule = &parse("a: * {weight=-1}").unwrap()[0];
+        assert!(rule.number("weight", 1.0, 0.0..=5.0).unwrap_err().contains("not a number from 0 to 5"));
+        assert!(rule.only(&["rate"]).unwrap_err().contains("no setting \"weight\"; it has: rate"));
+    }
+}
