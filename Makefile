@@ -4,21 +4,26 @@ CARGO      ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN        := $(TARGET_DIR)/release/impresario
 PREFIX     ?= /usr/local
+LIBDIR     ?= $(PREFIX)/lib
+VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+# The C libraries, and the first number of their sonames.
+LIBRARIES  := impresario agios
+SO         := 0
 # How long `make soak` and `make fuzz` run, in seconds.
 SOAK_S     ?= 600
 FUZZ_S     ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench soak fuzz install uninstall clean
+.PHONY: help setup build demo test check bench bench-capi soak fuzz install uninstall clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: ## Install the Debian packages that are missing, check the Rust toolchain
 	@scripts/setup.sh
 
-build: setup ## Build the program: target/release/impresario
-	$(CARGO) build --release --locked -p impresario-cli
+build: setup ## Build the program, target/release/impresario, and the C libraries
+	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios
 
 demo: build ## Show what it is for: a cluster on modelled disks, four applications, every policy (about 2 minutes)
 	$(BIN) demo $(DEMO_ARGS)
@@ -38,15 +43,23 @@ soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte
 fuzz: ## Fuzz the frame decoder for FUZZ_S seconds
 	@scripts/fuzz.sh $(FUZZ_S)
 
+bench-capi: setup ## Measure the C library from C, every policy (about 3 minutes)
+	$(CARGO) build --release --locked -p impresario-capi
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -pthread -I crates/faces/capi/include crates/faces/capi/bench/bench.c \
+	  $(TARGET_DIR)/release/libimpresario.a -lm -ldl -o $(TARGET_DIR)/release/bench-capi
+	$(TARGET_DIR)/release/bench-capi $(BENCH_CAPI_ARGS)
+
 # Not after `build`: with sudo, root may have no cargo. What is there is installed.
 install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
-	@test -x $(BIN) || $(MAKE) build
+	@test -x $(BIN) -a -e $(TARGET_DIR)/release/libimpresario.so -a -e $(TARGET_DIR)/release/libagios.so || $(MAKE) build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
+	@VERSION=$(VERSION) SO=$(SO) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 uninstall: ## Remove what `make install` put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
+	@VERSION=$(VERSION) SO=$(SO) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -10,6 +10,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 # What is needed, as "command:package:what for".
 needs=(
   "cc:gcc:linking"
+  "c++:g++:the tests of the C headers"
+  "valgrind:valgrind:the tests of the C libraries"
   "git:git:the source"
   "fusermount3:fuse3:mounting as a plain user"
   "fio:fio:the tests that run fio on the mount"

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use impresario_config::Config;
+
 use crate::{load, print};
 
 /// Check or show a configuration file
@@ -13,7 +15,7 @@ pub enum Command {
     /// Name every unknown key and bad value of a configuration file, with line and remedy
     ///
     /// Prints one line for each mistake, as file:line:column: what is wrong, and exits with status 2; or one
-    /// line that sums up the cluster. Nothing is started or changed.
+    /// line that sums up the cluster. Calibrations that servers name by `cost` are read too. Nothing is started or changed.
     Check {
         /// The configuration file.
         config: PathBuf,
@@ -31,7 +33,7 @@ pub enum Command {
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check { config: path } => {
-            let config = load(&path)?;
+            let config = Config::load_with_calibrations(&path)?;
             let (data, io) = (config.data.len(), config.io.len());
             let devices = config.data.iter().filter(|d| d.device.is_some()).count();
             let modelled = if devices > 0 { format!(", {devices} of them on modelled devices") } else { String::new() };

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod bench;
+mod calibrate;
 mod children;
 mod config_command;
 mod demo;
@@ -58,6 +59,7 @@ enum Command {
     #[command(subcommand)]
     Layout(layout::Command),
     Bench(Box<bench::Args>),
+    Calibrate(calibrate::Args),
     Demo(demo::Args),
     /// Print a completion script for a shell
     ///
@@ -124,6 +126,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Config(command) => config_command::run(command),
         Command::Layout(command) => layout::run(command),
         Command::Bench(args) => bench::run(*args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -17,7 +17,8 @@ use crate::{load, print};
 /// requests that wait, requests in flight to the device or to the servers below, requests done, the mean
 /// request that arrived and the mean batch that was handed on, and the mean times in the queue and below.
 /// A server that does not answer is shown as such, and the exit status is 1. A line below tells what each
-/// modelled device did.
+/// modelled device did, and one for each scheduler which cost model it goes by and by how much measured times
+/// correct it.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario status cluster/impresario.toml
@@ -178,7 +179,26 @@ fn table(config: &Config, states: &[State]) -> String {
         out.push('\n');
     }
     states.iter().filter_map(modelled).for_each(|line| out += &line);
+    states.iter().filter_map(cost).for_each(|line| out += &line);
     out
+}
+
+/// Which cost model a scheduler goes by, and its correction; `None` where there is no scheduler.
+fn cost(state: &State) -> Option<String> {
+    let source = state.engine("/cost/source")?.as_str()?;
+    let correction = |op: &str| {
+        let seen = state.number(&format!("/cost/{op}/observed")).filter(|n| *n > 0.0)?;
+        let ratio = state.number(&format!("/cost/{op}/ratio"))?;
+        Some(format!("{op}s × {ratio:.2} after {seen:.0} batches"))
+    };
+    let corrected = match state.engine("/cost/correct").and_then(Value::as_bool) {
+        Some(true) => match (correction("read"), correction("write")) {
+            (None, None) => "corrected in use, nothing measured yet".into(),
+            (reads, writes) => reads.into_iter().chain(writes).collect::<Vec<_>>().join(", "),
+        },
+        _ => "not corrected".into(),
+    };
+    Some(format!("{}: cost model: {source}; {corrected}\n", state.name))
 }
 
 /// What a modelled device did; `None` where there is none.
@@ -211,6 +231,8 @@ mod tests {
         };
         let engine = json!({"engine": {
             "policy": {"name": "twins", "window_us": "1000", "order": "rotation"}, "queued": 3, "in_flight_batches": 2,
+            "cost": {"source": "calibration c.toml of /data", "correct": true, "read": {"ratio": 1.254, "observed": 40},
+                     "write": {"ratio": 1.0, "observed": 0}},
             "statistics": {"completed": 12, "failed": 0, "request_bytes": {"mean": 8192.0}, "batch_bytes": {"mean": 65536.0},
                            "queue_ns": {"mean": 2.5e6}, "service_ns": {"mean": 0.0}}},
             "device": {"order": "elevator", "transfers": 7, "transfer_mean_bytes": 16384.0, "busy_s": 1.0, "measured_s": 4.0}});
@@ -231,6 +253,7 @@ mod tests {
             lines[4],
             "io.0: modelled device, elevator order, 7 transfers of 16 KiB on average, busy 25 % of the time"
         );
+        assert_eq!(lines[5], "io.0: cost model: calibration c.toml of /data; reads × 1.25 after 40 batches");
         assert_eq!(lines[1].find("queued").map(|p| p + 6), lines[2].find(" 3 ").map(|p| p + 2), "{text}");
     }
 }

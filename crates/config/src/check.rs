@@ -133,6 +133,7 @@ impl Config {
             );
             found.range(&at, "queue_requests", data.queue_requests.into(), (1, QUEUE_MAX), " requests");
             self.check_payload(&at, data.payload_bytes, found);
+            check_cost(&at, data.cost.as_deref(), found);
             // A data server schedules for one lane: its own device.
             found.policy(&at, &data.policy, 1);
             if let Some(device) = data.device.as_ref().filter(|d| !self.device.contains_key(*d)) {
@@ -163,6 +164,7 @@ impl Config {
             found.range(&at, "dispatch_requests", io.dispatch_requests.into(), (1, 100_000), " requests");
             found.range(&at, "queue_requests", io.queue_requests.into(), (1, QUEUE_MAX), " requests");
             self.check_payload(&at, io.payload_bytes, found);
+            check_cost(&at, io.cost.as_deref(), found);
             if lanes > 0 {
                 found.policy(&at, &io.policy, lanes);
             }
@@ -220,6 +222,13 @@ impl Config {
                 found.add(&at, "dir", why);
             }
         }
+    }
+}
+
+/// Whether the file is good is for the machine to say that it lies on.
+fn check_cost(at: &KeyPath, cost: Option<&Path>, found: &mut Findings) {
+    if cost.is_some_and(|cost| cost.as_os_str().is_empty()) {
+        found.add(at, "cost", "cost is empty; name a file that `impresario calibrate` wrote, or remove the key");
     }
 }
 

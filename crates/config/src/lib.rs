@@ -4,6 +4,7 @@
 //! its place and a remedy. [`Config::check`] is the same judgement for a configuration made by a program.
 
 mod address;
+pub mod calibration;
 mod check;
 mod load;
 mod model;
@@ -11,6 +12,7 @@ mod section;
 mod write;
 
 pub use address::Address;
+pub use calibration::Calibration;
 pub use check::{KeyPath, Step};
 pub use load::{Complaint, ConfigErrors};
 pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};

@@ -9,6 +9,7 @@ use impresario_device::DeviceParams;
 use serde::Deserialize;
 use toml_edit::{Document, Item};
 
+use crate::Calibration;
 use crate::check::KeyPath;
 use crate::model::{Cluster, Config, Data, Io, Meta};
 use crate::section::{Reader, Section};
@@ -53,48 +54,77 @@ const FILE_MAX_BYTES: u64 = 4 << 20;
 impl Config {
     /// Reads and checks a file. Folders in it are resolved against the folder it lies in.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-        let refuse =
-            |message: String| ConfigErrors { file: path.into(), complaints: vec![Complaint { at: None, message }] };
-        let meta = std::fs::metadata(path)
-            .map_err(|e| refuse(format!("cannot be read: {e}; `impresario up --dir D` writes D/impresario.toml")))?;
-        if meta.len() > FILE_MAX_BYTES {
-            return Err(refuse(format!("has {} bytes; a configuration has at most {FILE_MAX_BYTES}", meta.len())));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
-        // A full path, so that servers and clients mean the same folders wherever they are started.
-        let full = std::path::absolute(path).map_err(|e| refuse(format!("cannot be found: {e}")))?;
-        Config::parse(&text, &full).map_err(|errors| ConfigErrors { file: path.into(), ..errors })
+        load(path).map(|(config, ..)| config)
+    }
+
+    /// The same, and reads the calibrations that servers are given by `cost`. These lie on the servers' machines, so
+    /// that others cannot judge them.
+    pub fn load_with_calibrations(path: &Path) -> Result<Config, ConfigErrors> {
+        let (config, reader, text) = load(path)?;
+        let root = KeyPath::default();
+        let data = config.data.iter().enumerate().map(|(i, data)| (root.key("data").index(i), &data.cost));
+        let io = config.io.iter().enumerate().map(|(i, io)| (root.key("io").index(i), &io.cost));
+        let complaint = |(at, cost): (KeyPath, &Option<PathBuf>)| {
+            let errors = Calibration::load(cost.as_ref()?).err()?;
+            let place = reader.place_of(&at.key("cost"));
+            Some(Complaint { at: Some(line_column(&text, place)), message: format!("cost: {errors}") })
+        };
+        let complaints: Vec<Complaint> = data.chain(io).filter_map(complaint).collect();
+        if complaints.is_empty() { Ok(config) } else { Err(ConfigErrors { file: path.into(), complaints }) }
     }
 
     /// Reads and checks the text of a file that lies, or would lie, at `file`.
     pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigErrors> {
-        let failed = |complaints| ConfigErrors { file: file.into(), complaints };
-        let document = Document::parse(text).map_err(|e| {
-            let message = e.message().trim().replace('\n', "; ");
-            failed(vec![Complaint { at: e.span().map(|s| line_column(text, s.start)), message }])
-        })?;
-        let mut reader = Reader::default();
-        let mut config = config(&mut reader, document.as_item());
-        config.device = devices(&mut reader, text, config.data.len());
-        for (path, message) in config.check() {
-            if !reader.blamed.contains(&path) {
-                reader.found.push((reader.place_of(&path), message));
-            }
-        }
-        if reader.found.is_empty() {
-            let base = file.parent().unwrap_or(Path::new(""));
-            config.meta.dir = base.join(&config.meta.dir);
-            config.data.iter_mut().for_each(|data| data.dir = base.join(&data.dir));
-            return Ok(config);
-        }
-        reader.found.sort_by_key(|(place, _)| *place);
-        let at = |place: usize| Some(line_column(text, place));
-        Err(failed(reader.found.into_iter().map(|(p, message)| Complaint { at: at(p), message }).collect()))
+        parse(text, file).map(|(config, _)| config)
     }
 }
 
+/// The configuration, where its keys stand, and its text.
+fn load(path: &Path) -> Result<(Config, Reader, String), ConfigErrors> {
+    let refuse =
+        |message: String| ConfigErrors { file: path.into(), complaints: vec![Complaint { at: None, message }] };
+    let meta = std::fs::metadata(path)
+        .map_err(|e| refuse(format!("cannot be read: {e}; `impresario up --dir D` writes D/impresario.toml")))?;
+    if meta.len() > FILE_MAX_BYTES {
+        return Err(refuse(format!("has {} bytes; a configuration has at most {FILE_MAX_BYTES}", meta.len())));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
+    // A full path, so that servers and clients mean the same folders wherever they are started.
+    let full = std::path::absolute(path).map_err(|e| refuse(format!("cannot be found: {e}")))?;
+    match parse(&text, &full) {
+        Ok((config, reader)) => Ok((config, reader, text)),
+        Err(errors) => Err(ConfigErrors { file: path.into(), ..errors }),
+    }
+}
+
+fn parse(text: &str, file: &Path) -> Result<(Config, Reader), ConfigErrors> {
+    let failed = |complaints| ConfigErrors { file: file.into(), complaints };
+    let document = Document::parse(text).map_err(|e| {
+        let message = e.message().trim().replace('\n', "; ");
+        failed(vec![Complaint { at: e.span().map(|s| line_column(text, s.start)), message }])
+    })?;
+    let mut reader = Reader::default();
+    let mut config = config(&mut reader, document.as_item());
+    config.device = devices(&mut reader, text, config.data.len());
+    for (path, message) in config.check() {
+        if !reader.blamed.contains(&path) {
+            reader.found.push((reader.place_of(&path), message));
+        }
+    }
+    if reader.found.is_empty() {
+        let base = file.parent().unwrap_or(Path::new(""));
+        config.meta.dir = base.join(&config.meta.dir);
+        config.data.iter_mut().for_each(|data| data.dir = base.join(&data.dir));
+        config.costs_mut().for_each(|cost| *cost = base.join(&*cost));
+        return Ok((config, reader));
+    }
+    reader.found.sort_by_key(|(place, _)| *place);
+    let at = |place: usize| Some(line_column(text, place));
+    Err(failed(reader.found.into_iter().map(|(p, message)| Complaint { at: at(p), message }).collect()))
+}
+
 /// Line and column, from 1 and in characters, of a byte of the text.
-fn line_column(text: &str, byte: usize) -> (usize, usize) {
+pub(crate) fn line_column(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |n| n + 1);
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
@@ -198,6 +228,8 @@ fn data(section: &mut Section<'_, '_>) -> Data {
         queue_requests: section.number("queue_requests", "requests").unwrap_or(default.queue_requests),
         payload_bytes: section.number("payload_bytes", "bytes").unwrap_or(default.payload_bytes),
         device: section.text("device"),
+        cost: section.text("cost").map(Into::into),
+        correct_cost: section.flag("correct_cost"),
         ..default
     }
 }
@@ -212,6 +244,8 @@ fn io(section: &mut Section<'_, '_>) -> Io {
         merge_requests: section.number("merge_requests", "requests").unwrap_or(default.merge_requests),
         dispatch_requests: section.number("dispatch_requests", "requests").unwrap_or(default.dispatch_requests),
         split: section.flag("split").unwrap_or(default.split),
+        cost: section.text("cost").map(Into::into),
+        correct_cost: section.flag("correct_cost"),
         queue_requests: section.number("queue_requests", "requests").unwrap_or(default.queue_requests),
         payload_bytes: section.number("payload_bytes", "bytes").unwrap_or(default.payload_bytes),
         ..default

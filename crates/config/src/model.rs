@@ -81,6 +81,13 @@ pub struct Data {
     /// A device model of `[device.<name>]` in front of the folder; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
+    /// configuration file. Absent: that of the device model, else of a 7200 rpm disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<PathBuf>,
+    /// Correct the cost model by measured service times. Absent: only a calibrated one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correct_cost: Option<bool>,
 }
 
 /// An I/O node.
@@ -112,6 +119,13 @@ pub struct Io {
     /// Bound of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
     #[serde(default = "default_payload")]
     pub payload_bytes: u64,
+    /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
+    /// configuration file. Absent: a 7200 rpm disk's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<PathBuf>,
+    /// Correct the cost model by measured service times. Absent: only a calibrated one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correct_cost: Option<bool>,
 }
 
 /// One server of a cluster, found by its name.
@@ -171,6 +185,11 @@ impl Config {
         })
     }
 
+    pub(crate) fn costs_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let data = self.data.iter_mut().map(|data| &mut data.cost);
+        data.chain(self.io.iter_mut().map(|io| &mut io.cost)).flatten()
+    }
+
     /// Number of data servers that a file is striped over when nothing else is said.
     pub fn stripe_count(&self) -> u16 {
         self.cluster.stripe_count.unwrap_or(self.data.len() as u16)
@@ -201,6 +220,8 @@ impl Data {
             queue_requests: default_queue(),
             payload_bytes: default_payload(),
             device: None,
+            cost: None,
+            correct_cost: None,
         }
     }
 }
@@ -218,6 +239,8 @@ impl Io {
             split: false,
             queue_requests: default_queue(),
             payload_bytes: default_payload(),
+            cost: None,
+            correct_cost: None,
         }
     }
 }

@@ -83,8 +83,18 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     optional(out, ("queue_requests", data.queue_requests, default.queue_requests), note("bound of the queue"))?;
     let payload = ("payload_bytes", data.payload_bytes, default.payload_bytes);
     optional(out, payload, note("bound of the memory for payloads, bytes"))?;
-    match &data.device {
-        Some(device) => writeln!(out, "device = {}", text(device)),
+    if let Some(device) = &data.device {
+        writeln!(out, "device = {}", text(device))?;
+    }
+    write_cost(out, data.cost.as_deref(), data.correct_cost)
+}
+
+fn write_cost(out: &mut String, cost: Option<&Path>, correct: Option<bool>) -> std::fmt::Result {
+    if let Some(cost) = cost {
+        writeln!(out, "cost = {}", path(cost))?;
+    }
+    match correct {
+        Some(correct) => writeln!(out, "correct_cost = {correct}"),
         None => Ok(()),
     }
 }
@@ -103,7 +113,8 @@ fn write_io(out: &mut String, io: &Io, explain: bool) -> std::fmt::Result {
     optional(out, ("split", io.split, default.split), note("cut requests at data servers before scheduling"))?;
     optional(out, ("queue_requests", io.queue_requests, default.queue_requests), note("bound of the queue"))?;
     let payload = ("payload_bytes", io.payload_bytes, default.payload_bytes);
-    optional(out, payload, note("bound of the memory for payloads, bytes"))
+    optional(out, payload, note("bound of the memory for payloads, bytes"))?;
+    write_cost(out, io.cost.as_deref(), io.correct_cost)
 }
 
 fn text(text: &str) -> String {
@@ -157,6 +168,8 @@ mod tests {
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;
         config.data[2].payload_bytes = 64 << 20;
+        config.data[0].cost = Some("/etc/impresario/cal \"0\".toml".into());
+        config.io[1].correct_cost = Some(true);
         config.io[0].policy = PolicySpec::named("twins").with("window_us", 1500).with("order", "permutation");
         config.io[1].split = true;
         config.io[1].merge_requests = 2;

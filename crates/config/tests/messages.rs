@@ -125,6 +125,36 @@ fn values_are_judged_with_their_place() {
 }
 
 #[test]
+fn cost_models_are_judged_with_their_place() {
+    one("split = true", "cost = 5", "24:8", &["cost must be text in quotes, not integer"]);
+    one("split = true", "cost = \"\"", "24:8", &["cost is empty", "impresario calibrate"]);
+    one("dir = \"data.0\"", "dir = \"data.0\"\ncorrect_cost = 1", "13:16", &["correct_cost must be true or false"]);
+    one("split = true", "costs = \"c.toml\"", "24:1", &["unknown key costs in io[0]", "did you mean cost?"]);
+    let text = GOOD.replace("dir = \"data.0\"", "dir = \"data.0\"\ncost = \"c.toml\"\ncorrect_cost = false");
+    let config = Config::parse(&text, Path::new("/lab/c.toml")).unwrap();
+    assert_eq!(config.data[0].cost.as_deref(), Some(Path::new("/lab/c.toml")));
+    assert_eq!((config.data[0].correct_cost, config.data[1].correct_cost), (Some(false), None));
+}
+
+#[test]
+fn calibrations_are_read_only_where_asked_and_complaints_name_both_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    let text = GOOD
+        .replace("dir = \"data.0\"", "dir = \"data.0\"\ncost = \"nowhere.toml\"")
+        .replace("split = true", "split = true\ncost = \"broken.toml\"");
+    std::fs::write(&path, text).unwrap();
+    std::fs::write(dir.path().join("broken.toml"), "format = \"impresario-calibration\"\nversion = 77\n").unwrap();
+    assert!(Config::load(&path).is_ok(), "a client need not have the servers' calibrations");
+    let errors = Config::load_with_calibrations(&path).unwrap_err().to_string();
+    let lines: Vec<&str> = errors.lines().collect();
+    assert_eq!(lines.len(), 2, "{errors}");
+    assert!(lines[0].starts_with(&format!("{}:13:8: cost: ", path.display())), "{errors}");
+    assert!(lines[0].contains("nowhere.toml: cannot be read") && lines[0].contains("impresario calibrate"), "{errors}");
+    assert!(lines[1].contains(":26:8: cost: ") && lines[1].contains("broken.toml:2:11: version 77"), "{errors}");
+}
+
+#[test]
 fn policies_are_judged_with_their_place() {
     one("policy = \"fifo\"", "policy = \"fido\"", "23:10", &["fido", "did you mean fifo?"]);
     one("{ name = \"hbrr\" }", "{ name = \"twins\" }", "18:10", &["twins", "lane"]);

@@ -25,6 +25,13 @@ impl Interner {
         n
     }
 
+    /// One reference more to a number in use.
+    pub fn again(&mut self, n: u32) {
+        if let Some(entry) = self.entries.get_mut(n as usize) {
+            entry.1 += 1;
+        }
+    }
+
     /// One reference less.
     pub fn release(&mut self, n: u32) {
         let Some(entry) = self.entries.get_mut(n as usize) else { return };

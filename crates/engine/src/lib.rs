@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use impresario_sched::{
     Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId,
-    LaneId, Nanos, Next, Op, PolicyError, PolicySpec, Request, RequestId, Status, UserId,
+    LaneId, Nanos, Next, Op, PolicyError, PolicySpec, Request, RequestId, Status, UserId, Who,
 };
 
 use intern::Interner;
@@ -101,6 +101,13 @@ pub trait Executor<T: Send + 'static>: Send + Sync + 'static {
     /// Begins a batch. Called without any lock of the engine held, on the thread of a submitter, of a
     /// completer or of the timer; it must not block for long: it finishes at once or hands on.
     fn start(&self, work: Work<T>) -> Started<T>;
+
+    /// Divides a context: gives one for the bytes `from .. from + len` of its request, which are dispatched as a request of
+    /// their own; `last` when none follow. Called with the engine's lock held, and only with
+    /// [`EngineConfig::pieces`].
+    fn piece(&self, _context: &mut T, _from: u64, _len: u64, _last: bool) -> T {
+        unreachable!("EngineConfig::pieces is for executors that divide contexts")
+    }
 }
 
 /// A request as the server got it; keys are interned by the engine.
@@ -159,6 +166,8 @@ pub struct EngineConfig {
     pub submit_timeout: Duration,
     /// Time to process, for the policies that go by it.
     pub cost: CostModel,
+    /// The executor takes requests piece by piece ([`Executor::piece`]).
+    pub pieces: bool,
 }
 
 impl EngineConfig {
@@ -178,6 +187,7 @@ impl EngineConfig {
             queue_requests: 10_000,
             submit_timeout: Duration::from_secs(10),
             cost: CostModel::default(),
+            pieces: false,
         }
     }
 }
@@ -246,12 +256,26 @@ fn shared_clock_offset_ns() -> i64 {
 
 impl<T: Send + 'static> State<T> {
     fn intern(&mut self, s: &Submission) -> Names {
-        Names {
+        let n = Names {
             file: self.files.take(s.file),
             client: self.clients.take(s.client),
             job: self.jobs.take(s.job),
             user: self.users.take(u64::from(s.user)),
-        }
+        };
+        let keys = self.core.names_mut();
+        keys.name_file(FileId(n.file), s.file);
+        keys.name_client(ClientId(n.client), s.client);
+        keys.name_job(JobId(n.job), s.job);
+        keys.name_user(UserId(n.user), u64::from(s.user));
+        n
+    }
+
+    /// One more reference to each.
+    fn again(&mut self, n: Names) {
+        self.files.again(n.file);
+        self.clients.again(n.client);
+        self.jobs.again(n.job);
+        self.users.again(n.user);
     }
 
     fn release(&mut self, n: Names) {
@@ -266,14 +290,31 @@ impl<T: Send + 'static> State<T> {
     }
 
     /// Collects what belongs to a dispatched batch. Every part of it was submitted with a context.
-    fn gather(&mut self, batch: &Batch) -> (Vec<(Request, T)>, Vec<Names>) {
+    fn gather(&mut self, batch: &Batch, executor: &dyn Executor<T>) -> (Vec<(Request, T)>, Vec<Names>) {
         let mut names = self.spare.pop().unwrap_or_default();
         let mut parts = Vec::with_capacity(batch.parts.len());
         for part in &batch.parts {
-            if let (Some(request), Some(held)) = (self.core.request(part.id), self.take_held(part.id)) {
+            let Some(mut request) = self.core.request(part.id) else { continue };
+            let (whole, last) = (request.extent.len, part.from.saturating_add(part.len) >= request.extent.len);
+            if part.len == whole {
+                let Some(held) = self.take_held(part.id) else { continue };
                 names.push(held.names);
                 parts.push((request, held.context));
+                continue;
             }
+            let Some(held) = self.held.get_mut(part.id.0 as u32 as usize).and_then(Option::as_mut) else { continue };
+            let piece = executor.piece(&mut held.context, part.from, part.len, last);
+            let of = held.names;
+            if last {
+                self.take_held(part.id);
+            } else {
+                self.again(of);
+            }
+            names.push(of);
+            request.extent.lane_offset += part.from;
+            request.extent.file_offset += part.from;
+            request.extent.len = part.len;
+            parts.push((request, piece));
         }
         debug_assert_eq!(parts.len(), batch.parts.len());
         (parts, names)
@@ -316,7 +357,7 @@ impl<T: Send + 'static> Shared<T> {
                     return;
                 }
             };
-            let (parts, names) = state.gather(&batch);
+            let (parts, names) = state.gather(&batch, &*self.executor);
             state.in_flight += 1;
             drop(state);
             let ticket = Ticket { shared: Arc::clone(self), batch: batch.id, names, reported: false };
@@ -363,7 +404,7 @@ impl<T: Send + 'static> Engine<T> {
             node_rank: config.node_rank,
             capacity: config.queue_requests,
             cost: config.cost,
-            pieces: false,
+            pieces: config.pieces,
         };
         let mut core = Core::new(core_config, &config.policy)?;
         let clock = Event::SharedClock { offset_ns: shared_clock_offset_ns(), error_ns: 0 };
@@ -450,13 +491,14 @@ impl<T: Send + 'static> Engine<T> {
         Ok(id)
     }
 
-    /// Withdraws a request: its context if it was still queued, `None` when it is in flight (drop its reply) or gone.
+    /// Withdraws a request: its context if (some of) it was still queued, `None` when it is in flight (drop its reply) or
+    /// gone.
     pub fn cancel(&self, id: RequestId) -> Option<T> {
         let mut state = self.shared.lock();
-        if state.core.cancel(now(), id) != Cancelled::Removed {
+        if state.core.cancel(now(), id) == Cancelled::Unknown {
             return None;
         }
-        let held = state.take_held(id)?;
+        let held = state.take_held(id)?; // nothing when all of it is in flight
         state.release(held.names);
         self.shared.make_room(&state);
         self.shared.pump(state); // what it blocked may go now
@@ -484,12 +526,33 @@ impl<T: Send + 'static> Engine<T> {
             .collect()
     }
 
+    /// Tells whether a connection can take data. Those not heard of can.
+    pub fn ready(&self, conn: ConnId, ready: bool) {
+        let mut state = self.shared.lock();
+        state.core.event(now(), Event::Ready { connection: conn, ready });
+        if ready {
+            self.shared.pump(state);
+        }
+    }
+
+    /// What the policy does with such requests, in words; `None` where that does not depend on who asks.
+    pub fn explain(&self, who: &Who) -> Option<String> {
+        self.shared.lock().core.explain(who)
+    }
+
     /// Switches the policy, live. A refusal changes nothing.
     pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         let mut state = self.shared.lock();
         state.core.reconfigure(now(), spec)?;
         self.shared.pump(state);
         Ok(())
+    }
+
+    /// Lets no batch go to a lane before an instant; one in the past ends a hold.
+    pub fn hold(&self, lane: LaneId, until: Nanos) {
+        let mut state = self.shared.lock();
+        state.core.hold(lane, until);
+        self.shared.pump(state); // sets the alarm for the end of the hold, or starts what may go now
     }
 
     /// Policy, queue lengths, statistics.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
+use impresario_sched::policy::POLICIES;
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
 
 fn submission(file: u64, offset: u64, op: Op) -> Submission {
@@ -48,7 +49,8 @@ fn every_request_is_served_once_by_many_threads_and_live_switches() {
     const THREADS: usize = 4;
     const EACH: usize = 3_000;
     let executor = Arc::new(Inline { served: (0..THREADS * EACH).map(|_| AtomicU64::new(0)).collect() });
-    let config = EngineConfig { lane_requests: 3, queue_requests: 50, ..EngineConfig::new(PolicySpec::named("mlf")) };
+    let config =
+        EngineConfig { lanes: 2, lane_requests: 3, queue_requests: 50, ..EngineConfig::new(PolicySpec::named("mlf")) };
     let engine = Engine::new(config, executor.clone()).unwrap();
     std::thread::scope(|s| {
         for t in 0..THREADS {
@@ -61,7 +63,7 @@ fn every_request_is_served_once_by_many_threads_and_live_switches() {
                 }
             });
         }
-        for name in ["fifo", "hbrr", "none", "mlf"].into_iter().cycle().take(40) {
+        for name in POLICIES.iter().map(|p| p.name).cycle().take(2 * POLICIES.len()).chain(["mlf"]) {
             engine.set_policy(&PolicySpec::named(name)).unwrap();
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -203,4 +205,69 @@ fn the_timer_serves_windows_and_sleeps_otherwise() {
     std::thread::sleep(Duration::from_millis(400));
     let used: u64 = timers().iter().map(|(path, ns)| ns - before.get(path).unwrap_or(ns)).sum();
     assert!(used < 40_000_000, "idle timers used {used} ns of CPU in 400 ms");
+}
+
+/// Divides its contexts: a piece remembers what it is a piece of.
+struct Pieces(Mutex<mpsc::Sender<Work<Vec<(u64, u64)>>>>);
+
+impl Executor<Vec<(u64, u64)>> for Pieces {
+    fn start(&self, work: Work<Vec<(u64, u64)>>) -> Started<Vec<(u64, u64)>> {
+        let _ = self.0.lock().unwrap().send(work);
+        Started::Pending
+    }
+
+    fn piece(&self, context: &mut Vec<(u64, u64)>, from: u64, len: u64, last: bool) -> Vec<(u64, u64)> {
+        context.push((from, len));
+        assert_eq!(last, from + len == 4096);
+        context.clone()
+    }
+}
+
+/// A request of 4096 bytes goes in pieces of 1500, two at a time; a connection that is not ready gets none.
+#[test]
+fn pieces_of_a_request_reach_the_executor_as_requests_of_their_own() {
+    let (tx, work) = mpsc::channel();
+    let spec = PolicySpec::named("stream").with("piece_bytes", 1500);
+    let config = EngineConfig { pieces: true, lane_requests: 2, ..EngineConfig::new(spec) };
+    let engine = Engine::new(config, Arc::new(Pieces(Mutex::new(tx)))).unwrap();
+    let conn = submission(9, 0, Op::Read).conn;
+    engine.ready(conn, false);
+    engine.submit(submission(9, 0, Op::Read), Vec::new()).ok().unwrap();
+    assert!(work.recv_timeout(Duration::from_millis(50)).is_err(), "the connection takes nothing");
+    engine.ready(conn, true);
+    let (first, second) = (work.recv().unwrap(), work.recv().unwrap());
+    assert!(work.try_recv().is_err(), "two at a time");
+    assert_eq!((first.parts[0].0.extent.lane_offset, first.parts[0].0.extent.len), (0, 1500));
+    assert_eq!((second.parts[0].0.extent.lane_offset, second.parts[0].0.extent.len), (1500, 1500));
+    assert_eq!(second.parts[0].1, [(0, 1500), (1500, 1500)]);
+    first.ticket.complete(done(0));
+    let third = work.recv().unwrap();
+    assert_eq!((third.parts[0].0.extent.lane_offset, third.parts[0].0.extent.len), (3000, 1096));
+    assert_eq!(engine.status().statistics.completed, 0, "not before all pieces are back");
+    third.ticket.complete(done(0));
+    second.ticket.complete(done(0));
+    let status = engine.status();
+    assert_eq!((status.statistics.completed, status.queued, status.in_flight_batches), (1, 0, 0));
+}
+
+/// What is left of a request is withdrawn; its pieces in flight come back as ever.
+#[test]
+fn the_rest_of_a_request_can_be_cancelled() {
+    let (tx, work) = mpsc::channel();
+    let spec = PolicySpec::named("stream").with("piece_bytes", 1000);
+    let config = EngineConfig { pieces: true, lane_requests: 1, ..EngineConfig::new(spec) };
+    let engine = Engine::new(config, Arc::new(Pieces(Mutex::new(tx)))).unwrap();
+    let sub = submission(9, 0, Op::Read);
+    let id = engine.submit(sub, Vec::new()).ok().unwrap();
+    let piece = work.recv().unwrap();
+    assert_eq!(engine.cancel(id), Some(vec![(0, 1000)]), "the context of the rest");
+    assert_eq!(engine.cancel(id), None, "once");
+    piece.ticket.complete(done(0));
+    assert!(work.try_recv().is_err());
+    let status = engine.status();
+    assert_eq!((status.queued, status.in_flight_batches, status.statistics.cancelled), (0, 0, 1));
+    engine.submit(sub, Vec::new()).ok().unwrap();
+    work.recv().unwrap().ticket.complete(done(0));
+    assert_eq!(engine.cancel_connection(sub.conn).len(), 1);
+    assert!(engine.shutdown(Duration::from_millis(100)).is_empty());
 }

@@ -18,6 +18,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::conflicts::Conflicts;
+use crate::correction::{Corrector, CostStatus};
 use crate::cost::CostModel;
 use crate::names::{Names, Who};
 use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
@@ -44,7 +45,7 @@ pub struct CoreConfig {
     pub node_rank: u32,
     /// Requests outstanding at most, 1 to [`Table::CAPACITY_MAX`].
     pub capacity: u32,
-    /// Time to process, by operation and size.
+    /// Time to process, by operation and size; corrected by completions where it says so.
     pub cost: CostModel,
     /// The driver takes requests piece by piece ([`Part::from`] above 0, several batches with parts of one request).
     pub pieces: bool,
@@ -191,10 +192,12 @@ impl Ground {
         Setup { lanes: self.lanes.len() as u16, node_rank: self.config.node_rank, capacity: self.table.capacity() }
     }
 
-    fn apply_limits(&mut self, unlimited: bool) {
+    fn apply_limits(&mut self, policy: &dyn Policy) {
+        let unlimited = policy.unlimited();
         self.unlimited = unlimited;
+        let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
         for lane in &mut self.lanes {
-            lane.limit_requests = if unlimited { u32::MAX } else { self.config.lane_requests.max(1) };
+            lane.limit_requests = if unlimited { u32::MAX } else { requests };
             lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
         }
     }
@@ -217,6 +220,7 @@ pub struct Core {
     barriers: std::collections::VecDeque<Slot>,
     flights: Vec<InFlight>,
     free_flights: Vec<u32>,
+    corrector: Corrector,
     queued: u32,
     blocked: u32,
     statistics: Statistics,
@@ -247,9 +251,10 @@ impl Core {
             unlimited: false,
             config,
         };
-        ground.apply_limits(policy.unlimited());
+        ground.apply_limits(&*policy);
         Ok(Core {
             conflicts: Conflicts::new(ground.config.shared_space),
+            corrector: Corrector::new(ground.config.cost.clone(), ground.lanes.len()),
             ground,
             policy,
             pieced: FxHashMap::default(),
@@ -277,6 +282,7 @@ impl Core {
         }
         let slot = self.ground.table.insert(request).ok_or(Full)?;
         self.statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
+        self.statistics.throughputs.arrived(now, request.job);
         if self.conflicts.enter(&self.ground.table, slot) {
             self.ground.table.set_state(slot, State::Blocked);
             self.blocked += 1;
@@ -435,6 +441,13 @@ impl Core {
         self.ground.in_flight_batches -= 1;
         let service = completion.finished.since(completion.started);
         self.statistics.service_ns.record(service.0);
+        if completion.errno == 0
+            && completion.bytes_done == bytes
+            && let Some(cost) =
+                self.corrector.observe(extent.lane, op, bytes, (completion.started, completion.finished))
+        {
+            self.ground.config.cost = cost;
+        }
         match op {
             Op::Read => self.statistics.read_bytes += completion.bytes_done,
             Op::Write => self.statistics.write_bytes += completion.bytes_done,
@@ -451,7 +464,8 @@ impl Core {
             }
             if self.is_whole(slot) {
                 self.statistics.completed += 1;
-                self.retire(now, slot);
+                let got = if op.is_data() && completion.errno == 0 { self.ground.table.len_bytes(slot) } else { 0 };
+                self.retire(now, slot, got);
             }
         }
         slots.clear();
@@ -477,8 +491,9 @@ impl Core {
         }
     }
 
-    /// Frees a slot and admits what it blocked.
-    fn retire(&mut self, now: Nanos, slot: Slot) {
+    /// Frees the slot of a request that got so many bytes, and admits what it blocked.
+    fn retire(&mut self, now: Nanos, slot: Slot, got_bytes: u64) {
+        self.statistics.throughputs.ended(now, self.ground.table.job(slot), got_bytes);
         let mut released = std::mem::take(&mut self.released);
         self.conflicts.leave(&self.ground.table, slot, &mut released);
         self.ground.table.remove(slot);
@@ -518,11 +533,11 @@ impl Core {
             return Cancelled::InFlight;
         }
         self.forget_pieces(slot);
-        self.retire(now, slot);
+        self.retire(now, slot, 0);
         Cancelled::Removed
     }
 
-    /// Cancels what a connection has queued; returns the identities. In-flight requests stay.
+    /// Cancels what a connection has queued; returns the identities. What is in flight stays.
     pub fn cancel_connection(&mut self, now: Nanos, conn: ConnId) -> Vec<RequestId> {
         let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
         // From the youngest: what a cancelled request blocked is gone before it could be admitted.
@@ -532,24 +547,22 @@ impl Core {
         let mut gone = Vec::with_capacity(mine.len());
         for slot in mine {
             let id = self.ground.table.id(slot);
-            if self.cancel(now, id) == Cancelled::Removed {
-                gone.push(id);
-            }
+            self.cancel(now, id);
+            gone.push(id);
         }
         gone
     }
 
-    /// Takes everything out that is not in flight, in order of arrival. What had pieces in flight is not among it: it
-    /// ends with them.
+    /// Takes everything out that is not in flight, in order of arrival; of a request that is served piece by piece, what
+    /// is left.
     pub fn drain(&mut self, now: Nanos) -> Vec<Request> {
         let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
         let mut requests = Vec::with_capacity(slots.len());
         for slot in slots.into_iter().rev() {
             let (request, state) = (self.ground.table.request(slot), self.ground.table.state(slot));
             self.statistics.cancelled += 1;
-            if self.withdraw(now, slot, state) == Cancelled::Removed {
-                requests.push(request);
-            }
+            self.withdraw(now, slot, state);
+            requests.push(request);
         }
         requests.reverse();
         requests
@@ -565,7 +578,7 @@ impl Core {
             policy.inherit(legacy);
         }
         self.policy = policy;
-        self.ground.apply_limits(self.policy.unlimited());
+        self.ground.apply_limits(&*self.policy);
         for slot in self.ground.table.in_state(|s| s == State::Queued) {
             if self.ground.table.op(slot).is_data() {
                 self.policy.enqueue(&self.ground.view(now), slot);
@@ -628,7 +641,7 @@ impl Core {
 
     /// Zeroes the statistics.
     pub fn reset_statistics(&mut self) {
-        self.statistics = Statistics::default();
+        self.statistics.reset();
     }
 
     /// Policy, queues and statistics.
@@ -649,6 +662,7 @@ impl Core {
                     limit_batches: (l.limit_requests != u32::MAX).then_some(l.limit_requests),
                 })
                 .collect(),
+            cost: self.corrector.status(),
             statistics: self.statistics.report(),
         }
     }
@@ -669,6 +683,8 @@ pub struct Status {
     pub in_flight_batches: u32,
     /// The lanes.
     pub lanes: Vec<LaneStatus>,
+    /// The cost model in force and its correction.
+    pub cost: CostStatus,
     /// What was done since the start or the last reset.
     pub statistics: Report,
 }

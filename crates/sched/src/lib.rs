@@ -5,6 +5,7 @@
 
 mod conflicts;
 pub mod core;
+pub mod correction;
 pub mod cost;
 mod names;
 pub mod policy;
@@ -12,10 +13,12 @@ mod sorted;
 pub mod spec;
 pub mod stats;
 mod table;
+mod throughput;
 pub mod types;
 
 pub use crate::core::{Cancelled, Completion, Core, CoreConfig, Event, Full, LaneStatus, Next, Status};
-pub use cost::{CostModel, LinearCost};
+pub use correction::{Corrector, CostStatus};
+pub use cost::{CostCurve, CostModel, CurveError, LinearCost, OpCost};
 pub use names::{Names, Who};
 pub use policy::{PolicyError, WaitBound, WaitReason};
 pub use spec::PolicySpec;

@@ -1,12 +1,12 @@
 //! An ordered set of small keys: sorted chunks behind one sorted directory.
 //!
-//! A queue may hold one request or a hundred thousand. Chunks of up to 256 keys keep both cheap: a few
+//! A queue may hold one request or a hundred thousand. Chunks of up to 64 keys keep both cheap: a few
 //! keys cost a few dozen bytes and the first none, a full set about 1.4 × its keys, and an insertion moves one chunk's
-//! tail (a few kilobytes at most). A B-tree of the standard library costs a third more memory, and two
-//! hundred bytes for its first key.
+//! tail (a kilobyte at most). The directory holds each chunk's first key, so that a search touches the directory
+//! and one chunk. A B-tree of the standard library costs a third more memory, and two hundred bytes for its first key.
 
 /// Keys per chunk at most.
-const CHUNK: usize = 256;
+const CHUNK: usize = 64;
 
 /// An ordered set.
 #[derive(Clone, Debug)]
@@ -19,7 +19,14 @@ enum Keys<K> {
     /// Most sets never hold more; nothing is allocated for it.
     Few(Option<K>),
     /// None empty; all keys of a chunk below those of the next.
-    Many(Vec<Vec<K>>),
+    Many(Vec<Chunk<K>>),
+}
+
+#[derive(Clone, Debug)]
+struct Chunk<K> {
+    /// `keys[0]`.
+    first: K,
+    keys: Vec<K>,
 }
 
 impl<K> Default for SortedSet<K> {
@@ -47,7 +54,7 @@ impl<K: Ord + Copy> SortedSet<K> {
             Keys::Few(Some(one)) if *one == key => false,
             Keys::Few(Some(one)) => {
                 let (low, high) = if *one < key { (*one, key) } else { (key, *one) };
-                self.keys = Keys::Many(vec![vec![low, high]]);
+                self.keys = Keys::Many(vec![Chunk { first: low, keys: vec![low, high] }]);
                 true
             }
             Keys::Many(chunks) => insert(chunks, key),
@@ -66,85 +73,104 @@ impl<K: Ord + Copy> SortedSet<K> {
     pub fn first(&self) -> Option<K> {
         match &self.keys {
             Keys::Few(one) => *one,
-            Keys::Many(chunks) => chunks.first().map(|c| c[0]),
+            Keys::Many(chunks) => chunks.first().map(|c| c.first),
         }
     }
 
     /// The least key that is not below `key`.
     pub fn at_or_after(&self, key: &K) -> Option<K> {
-        let chunks = match &self.keys {
-            Keys::Few(one) => return one.filter(|one| one >= key),
-            Keys::Many(chunks) => chunks,
-        };
-        let c = chunk_for(chunks, key);
-        let chunk = chunks.get(c)?;
-        let at = chunk.partition_point(|k| k < key);
-        chunk.get(at).or_else(|| chunks.get(c + 1).and_then(|next| next.first())).copied()
+        self.around(key).1
     }
 
     /// The greatest key below `key`.
     pub fn before(&self, key: &K) -> Option<K> {
+        self.around(key).0
+    }
+
+    /// The greatest key below `key`, and the least that is not.
+    pub fn around(&self, key: &K) -> (Option<K>, Option<K>) {
         let chunks = match &self.keys {
-            Keys::Few(one) => return one.filter(|one| one < key),
+            Keys::Few(one) => return (one.filter(|one| one < key), one.filter(|one| one >= key)),
             Keys::Many(chunks) => chunks,
         };
         let c = chunk_for(chunks, key);
-        let chunk = chunks.get(c)?;
-        match chunk.partition_point(|k| k < key) {
-            0 => chunks.get(c.checked_sub(1)?)?.last().copied(),
-            at => chunk.get(at - 1).copied(),
-        }
+        let Some(chunk) = chunks.get(c) else { return (None, None) };
+        let at = chunk.keys.partition_point(|k| k < key);
+        let before = match at.checked_sub(1) {
+            Some(before) => chunk.keys.get(before).copied(),
+            None => c.checked_sub(1).and_then(|c| chunks.get(c)).and_then(|c| c.keys.last()).copied(),
+        };
+        (before, chunk.keys.get(at).copied().or_else(|| chunks.get(c + 1).map(|next| next.first)))
     }
 }
 
-fn insert<K: Ord + Copy>(chunks: &mut Vec<Vec<K>>, key: K) -> bool {
+fn insert<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: K) -> bool {
     let c = chunk_for(chunks, &key);
     let last = c + 1 == chunks.len();
     let Some(chunk) = chunks.get_mut(c) else {
-        chunks.push(vec![key]);
+        chunks.push(Chunk { first: key, keys: vec![key] });
         return true;
     };
-    let Err(at) = chunk.binary_search(&key) else { return false };
-    if chunk.len() < CHUNK {
-        if chunk.len() == chunk.capacity() {
-            chunk.reserve_exact((chunk.len() / 8).max(2).min(CHUNK - chunk.len()));
-        }
-        chunk.insert(at, key);
+    let Err(at) = chunk.keys.binary_search(&key) else { return false };
+    if chunk.keys.len() < CHUNK {
+        chunk.add(at, key);
         return true;
     }
     // Full. Appending in order fills chunks to the brim; elsewhere halves leave room on both sides.
-    let at_end = at == CHUNK && last;
-    let mut upper = if at_end { Vec::new() } else { chunk.split_off(CHUNK / 2) };
-    let (part, at) = if at_end || at > CHUNK / 2 { (&mut upper, at - chunk.len()) } else { (&mut *chunk, at) };
-    part.insert(at, key);
-    chunk.shrink_to(chunk.len() + CHUNK / 8);
+    if at == CHUNK && last {
+        chunks.push(Chunk { first: key, keys: vec![key] });
+        return true;
+    }
+    let keys = chunk.keys.split_off(CHUNK / 2);
+    chunk.keys.shrink_to(CHUNK * 5 / 8);
+    let mut upper = Chunk { first: keys[0], keys };
+    match at.checked_sub(CHUNK / 2) {
+        Some(at) if at > 0 => upper.add(at, key),
+        _ => chunk.add(at, key),
+    }
     chunks.insert(c + 1, upper);
     true
 }
 
-fn remove<K: Ord + Copy>(chunks: &mut Vec<Vec<K>>, key: &K) -> bool {
+impl<K: Copy> Chunk<K> {
+    fn add(&mut self, at: usize, key: K) {
+        if self.keys.len() == self.keys.capacity() {
+            self.keys.reserve_exact((self.keys.len() / 4).max(2).min(CHUNK - self.keys.len().min(CHUNK - 1)));
+        }
+        self.keys.insert(at, key);
+        self.first = self.keys[0];
+    }
+}
+
+fn remove<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: &K) -> bool {
     let c = chunk_for(chunks, key);
     let Some(chunk) = chunks.get_mut(c) else { return false };
-    let Ok(at) = chunk.binary_search(key) else { return false };
-    chunk.remove(at);
-    if chunk.is_empty() {
-        chunks.remove(c);
-    } else if chunk.len() < CHUNK / 4 {
-        merge_with_neighbour(chunks, c);
+    let Ok(at) = chunk.keys.binary_search(key) else { return false };
+    chunk.keys.remove(at);
+    match chunk.keys.first().copied() {
+        None => {
+            chunks.remove(c);
+        }
+        Some(first) => {
+            chunk.first = first;
+            if chunk.keys.len() < CHUNK / 4 {
+                merge_with_neighbour(chunks, c);
+            }
+        }
     }
     true
 }
 
 /// The chunk that holds `key`, or would: the last whose first key is not above it.
-fn chunk_for<K: Ord>(chunks: &[Vec<K>], key: &K) -> usize {
+fn chunk_for<K: Ord>(chunks: &[Chunk<K>], key: &K) -> usize {
     match chunks {
         [] | [_] => 0,
-        chunks => chunks.partition_point(|c| c[0] <= *key).saturating_sub(1),
+        chunks => chunks.partition_point(|c| c.first <= *key).saturating_sub(1),
     }
 }
 
-fn merge_with_neighbour<K: Copy>(chunks: &mut Vec<Vec<K>>, c: usize) {
-    let fits = |a: &Vec<K>, b: &Vec<K>| a.len() + b.len() <= CHUNK / 2;
+fn merge_with_neighbour<K: Copy>(chunks: &mut Vec<Chunk<K>>, c: usize) {
+    let fits = |a: &Chunk<K>, b: &Chunk<K>| a.keys.len() + b.keys.len() <= CHUNK / 2;
     let left = if c + 1 < chunks.len() && fits(&chunks[c], &chunks[c + 1]) {
         c
     } else if c > 0 && fits(&chunks[c - 1], &chunks[c]) {
@@ -153,7 +179,7 @@ fn merge_with_neighbour<K: Copy>(chunks: &mut Vec<Vec<K>>, c: usize) {
         return;
     };
     let right = chunks.remove(left + 1);
-    chunks[left].extend_from_slice(&right);
+    chunks[left].keys.extend_from_slice(&right.keys);
 }
 
 #[cfg(test)]
@@ -177,6 +203,7 @@ mod tests {
                     _ => {
                         prop_assert_eq!(ours.at_or_after(&key), reference.range(key..).next().copied());
                         prop_assert_eq!(ours.before(&key), reference.range(..key).next_back().copied());
+                        prop_assert_eq!(ours.around(&key), (ours.before(&key), ours.at_or_after(&key)));
                     }
                 }
                 prop_assert_eq!(ours.first(), reference.first().copied());

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::throughput::Throughputs;
 use crate::types::{FileId, Nanos};
 
 /// A histogram of non-negative numbers with 4 steps per power of two (at most 19 % wide), in constant memory.
@@ -45,9 +46,14 @@ impl Histogram {
 
     /// Counts one value.
     pub fn record(&mut self, value: u64) {
-        self.counts[Self::bucket(value)] += 1;
-        self.count += 1;
-        self.sum += u128::from(value);
+        self.record_times(value, 1);
+    }
+
+    /// Counts a value so many times.
+    pub fn record_times(&mut self, value: u64, times: u64) {
+        self.counts[Self::bucket(value)] += times;
+        self.count += times;
+        self.sum += u128::from(value) * u128::from(times);
         self.max = self.max.max(value);
     }
 
@@ -125,6 +131,7 @@ pub struct Statistics {
     pub(crate) inter_arrival_ns: Histogram,
     pub(crate) offset_distance_bytes: Histogram,
     pub(crate) file_switches: u64,
+    pub(crate) throughputs: Throughputs,
     last_arrival: Option<Nanos>,
     last_dispatch: Option<(FileId, u64)>,
 }
@@ -167,7 +174,15 @@ impl Statistics {
             inter_arrival_ns: self.inter_arrival_ns.summary(),
             offset_distance_bytes: self.offset_distance_bytes.summary(),
             file_switches: self.file_switches,
+            least_throughput_bytes_per_s: self.throughputs.least().summary(),
         }
+    }
+
+    /// Starts anew; what is outstanding stays known.
+    pub(crate) fn reset(&mut self) {
+        let mut throughputs = std::mem::take(&mut self.throughputs);
+        throughputs.reset();
+        *self = Statistics { throughputs, ..Statistics::default() };
     }
 }
 
@@ -206,6 +221,8 @@ pub struct Report {
     pub offset_distance_bytes: Summary,
     /// Consecutive batches of different files.
     pub file_switches: u64,
+    /// Throughput of the application that was worst off, by intervals of 100 ms (aioli-2006, part 2).
+    pub least_throughput_bytes_per_s: Summary,
 }
 
 #[cfg(test)]

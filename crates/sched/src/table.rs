@@ -275,13 +275,19 @@ impl Table {
         (e.lane_offset, e.file_offset, e.len) = (whole.lane_offset, whole.file_offset, whole.len);
     }
 
-    /// Requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any. Walks the table.
-    pub(crate) fn older_than(&self, slot: Slot, any_lane: bool) -> u64 {
+    /// Lengths of the requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any. Walks
+    /// the table.
+    pub(crate) fn older(&self, slot: Slot, any_lane: bool) -> impl Iterator<Item = u64> {
         let me = &self.entries[slot.index()];
-        let older = |e: &&Entry| {
+        let older = move |e: &&Entry| {
             matches!(e.state, State::Queued | State::Blocked) && e.seq < me.seq && (any_lane || e.lane == me.lane)
         };
-        self.entries.iter().filter(older).count() as u64
+        self.entries.iter().filter(older).map(|e| e.len)
+    }
+
+    /// How many there are.
+    pub(crate) fn older_than(&self, slot: Slot, any_lane: bool) -> u64 {
+        self.older(slot, any_lane).count() as u64
     }
 
     /// The slots in any of the given states, in order of arrival. Walks the table: for rare occasions.

@@ -8,7 +8,7 @@ use impresario_sched::{
 /// A core whose TTP is 10 ms and 1 ms per KiB, one batch in flight per lane.
 fn core(spec: PolicySpec, lanes: u16, node_rank: u32) -> Core {
     let linear = LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 1_000_000_000_u64.div_ceil(1024) };
-    let cost = CostModel { read: linear, write: linear };
+    let cost = CostModel::new(linear, linear);
     Core::new(CoreConfig { lanes, node_rank, cost, ..CoreConfig::single_lane(64) }, &spec).unwrap()
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use impresario_engine::Engine;
 use impresario_sched::ConnId;
 use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
 
@@ -64,6 +65,14 @@ impl Connection {
 
     pub(crate) fn introduce(&self, name: String, who: Who) {
         let _ = self.hello.set((name, who));
+    }
+
+    /// Lets the policies that go by connections know from now on whether this one can take data.
+    pub(crate) fn report_readiness<T: Send + 'static>(&self, engine: &Arc<Engine<T>>) {
+        let (engine, conn) = (Arc::downgrade(engine), self.id);
+        self.outbox.readiness.listen(Box::new(move |ready| {
+            engine.upgrade().iter().for_each(|engine| engine.ready(conn, ready));
+        }));
     }
 
     /// Number of the connection, unique while the server runs (until four thousand million have come).

@@ -1,6 +1,7 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
 mod disk;
+mod duty;
 mod modelled;
 
 use std::sync::{Arc, Mutex};
@@ -14,8 +15,9 @@ use impresario_wire::{Answer, Call, Fault, FileKey, Who};
 use crate::connection::{Connection, Reply};
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
-use crate::payload::{Buffer, lock};
+use crate::payload::{Slice, lock};
 pub(crate) use disk::Disk;
+use duty::{Came, Duty};
 
 /// Clients whose epochs are remembered at least.
 pub(crate) const FENCED_CLIENTS: usize = 4096;
@@ -25,8 +27,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// A request on its way through the engine.
 pub(crate) struct Item {
     pub(crate) file: FileKey,
-    pub(crate) payload: Option<Buffer>,
-    pub(crate) reply: Reply,
+    pub(crate) payload: Option<Slice>,
+    duty: Duty,
 }
 
 /// The data server's service.
@@ -40,6 +42,7 @@ pub struct DataServer {
 impl DataServer {
     /// A server of `store`, scheduled as `engine` says; with a device model, `disk` has it in front.
     pub(crate) fn new(vitals: Vitals, disk: Arc<Disk>, engine: EngineConfig) -> Result<Arc<DataServer>, String> {
+        let engine = EngineConfig { pieces: true, ..engine };
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
         Ok(Arc::new(DataServer { vitals, engine, disk, fence: Mutex::new(Fence::new(FENCED_CLIENTS)) }))
     }
@@ -68,10 +71,11 @@ impl DataServer {
             Ok(_) => {}
             Err(Refused::Busy(item)) => {
                 let message = format!("the queue of {} stayed full; raise queue_requests", self.vitals.name());
-                item.reply.fault(libc::EBUSY, message);
+                item.duty.fulfil(Came::Failed(Fault { errno: libc::EBUSY, message }));
             }
             Err(Refused::Closed(item)) => {
-                item.reply.fault(libc::ESHUTDOWN, format!("{} is stopping", self.vitals.name()))
+                let message = format!("{} is stopping", self.vitals.name());
+                item.duty.fulfil(Came::Failed(Fault { errno: libc::ESHUTDOWN, message }));
             }
         }
     }
@@ -106,6 +110,7 @@ impl Service for DataServer {
     type Session = ConnId;
 
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {
+        connection.report_readiness(&self.engine);
         Ok(connection.id())
     }
 
@@ -135,7 +140,10 @@ impl Service for DataServer {
             // Nothing to schedule, and a batch is never empty.
             (Op::Read, 0) => reply.send_data(Bulk::None),
             (Op::Write, 0) => reply.send(&Answer::Written(0)),
-            _ => self.submit(*conn, who, op, file, range, Item { file, payload, reply }),
+            _ => {
+                let payload = payload.map(|buffer| Slice::new(Arc::new(buffer), 0..payload_bytes as usize));
+                self.submit(*conn, who, op, file, range, Item { file, payload, duty: Duty::Whole(reply) });
+            }
         }
     }
 

@@ -269,6 +269,7 @@ impl Service for IoNode {
     type Session = Session;
 
     fn open(&self, connection: &Arc<Connection>) -> Result<Session, Fault> {
+        connection.report_readiness(&self.engine);
         Ok(Session { connection: connection.clone(), meta: None })
     }
 

@@ -15,6 +15,7 @@ mod meta_front;
 pub mod outbox;
 pub mod payload;
 pub mod process;
+mod readiness;
 mod receive;
 mod workers;
 

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
 
 use crate::payload::{PayloadPool, Slice, lock};
+use crate::readiness::Readiness;
 
 /// A reader that takes nothing for so long is given up.
 const STALL_MAX: Duration = Duration::from_secs(30);
@@ -137,6 +138,8 @@ pub(crate) struct Outbox {
     pool: Arc<PayloadPool>,
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// Who is told whether the connection takes more.
+    pub(crate) readiness: Readiness,
 }
 
 thread_local! {
@@ -158,7 +161,13 @@ pub fn hand_over_own_replies() {
 impl Outbox {
     pub(crate) fn new(socket: Socket, pool: Arc<PayloadPool>) -> Arc<Outbox> {
         let queue = Queue { frames: VecDeque::new(), drainer: Drainer::Nobody, busy: false, closed: false };
-        Arc::new(Outbox { socket, pool, queue: Mutex::new(queue), wake: Condvar::new() })
+        Arc::new(Outbox {
+            socket,
+            pool,
+            queue: Mutex::new(queue),
+            wake: Condvar::new(),
+            readiness: Readiness::default(),
+        })
     }
 
     /// Sends a frame or queues it; never blocks for the peer. On a closed connection it is dropped.
@@ -183,16 +192,25 @@ impl Outbox {
             }
         }
         queue.frames.push_back(frame);
+        let begins = queue.drainer == Drainer::Nobody && !self.is_own();
         match queue.drainer {
-            Drainer::Nobody if self.is_own() => queue.drainer = Drainer::Owner,
-            Drainer::Nobody => {
-                queue.drainer = Drainer::Writer;
-                drop(queue);
-                self.start_writer();
-            }
+            Drainer::Nobody => queue.drainer = if begins { Drainer::Writer } else { Drainer::Owner },
             Drainer::Owner => {}
             Drainer::Writer => self.wake.notify_one(),
         }
+        drop(queue);
+        if begins {
+            self.start_writer();
+        }
+        self.tell();
+    }
+
+    /// Tells the scheduler whether the connection takes more.
+    fn tell(&self) {
+        self.readiness.changed(|| {
+            let queue = lock(&self.queue);
+            queue.closed || (queue.frames.is_empty() && !queue.busy)
+        });
     }
 
     /// On the connection's own thread, after serving: sends what is left of its replies, unless its
@@ -205,7 +223,8 @@ impl Outbox {
             }
             let Some(frame) = queue.frames.pop_front() else {
                 queue.drainer = Drainer::Nobody;
-                return;
+                drop(queue);
+                return self.tell();
             };
             queue.busy = true;
             drop(queue);
@@ -232,6 +251,7 @@ impl Outbox {
         drop(unsent);
         let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
         self.wake.notify_all();
+        self.tell();
     }
 
     /// True when the peer has closed or the connection is lost, as far as this machine knows.
@@ -288,6 +308,11 @@ impl Outbox {
                 drop(self.finish(frame, false));
                 queue = lock(&self.queue);
                 queue.busy = false;
+                if queue.frames.is_empty() {
+                    drop(queue);
+                    self.tell();
+                    queue = lock(&self.queue);
+                }
                 continue;
             }
             if queue.closed {

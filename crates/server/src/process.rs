@@ -1,9 +1,10 @@
 //! Running one server of a configuration: in a thread of a test or in the foreground of a process of its own.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use impresario_config::{Config, Data, Io, META_NAME, Server as Configured};
+use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured};
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
@@ -163,7 +164,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         node_rank: index as u32,
         queue_requests: data.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
-        cost: device.map_or_else(CostModel::default, cost_of),
+        cost: cost_model(data.cost.as_deref(), data.correct_cost, device).map_err(unsuitable)?,
         ..EngineConfig::new(data.policy.clone())
     };
     let service = DataServer::new(server.vitals(), disk, engine).map_err(unsuitable)?;
@@ -184,6 +185,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         node_rank: index as u32,
         queue_requests: io.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
+        cost: cost_model(io.cost.as_deref(), io.correct_cost, None).map_err(unsuitable)?,
         ..EngineConfig::new(io.policy.clone())
     };
     let io_settings = IoSettings {
@@ -216,6 +218,23 @@ fn system(name: &str, what: &'static str, source: std::io::Error) -> StartError 
     StartError::System { name: name.into(), what, source }
 }
 
+/// What the scheduler is to assume of a server's device: a calibration, else the model in front of it, else a disk.
+fn cost_model(
+    calibration: Option<&Path>,
+    correct: Option<bool>,
+    device: Option<&impresario_device::DeviceParams>,
+) -> Result<CostModel, String> {
+    let model = match calibration {
+        Some(file) => {
+            let read = Calibration::load(file).map_err(|errors| format!("its cost model: {errors}"))?;
+            read.cost_model(&file.display().to_string())?
+        }
+        None => device.map_or_else(CostModel::default, cost_of),
+    };
+    let correct = correct.unwrap_or(model.correct);
+    Ok(model.corrected(correct))
+}
+
 /// What the scheduler assumes of a modelled device before it has measured it.
 fn cost_of(device: &impresario_device::DeviceParams) -> CostModel {
     let fit = |op| {
@@ -225,7 +244,7 @@ fn cost_of(device: &impresario_device::DeviceParams) -> CostModel {
         );
         LinearCost { fixed: Nanos(none), ps_per_byte: ((mib.saturating_sub(none)) * 1000) >> 20 }
     };
-    CostModel { read: fit(impresario_device::Op::Read), write: fit(impresario_device::Op::Write) }
+    CostModel::new(fit(impresario_device::Op::Read), fit(impresario_device::Op::Write)).from_source("disk model")
 }
 
 /// A thousand clients and as many open objects need more descriptors than shells give by default.

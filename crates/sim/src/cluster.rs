@@ -137,7 +137,7 @@ fn cost_of(params: &impresario_device::DeviceParams) -> CostModel {
         let fit = impresario_device::LinearCost::of(params, op);
         LinearCost { fixed: Nanos(fit.fixed_ns), ps_per_byte: fit.ns_per_kib * 1000 / 1024 }
     };
-    CostModel { read: of(IoOp::Read), write: of(IoOp::Write) }
+    CostModel::new(of(IoOp::Read), of(IoOp::Write)).from_source("disk model")
 }
 
 /// Runs a scenario to its end. Refused when a policy is.
@@ -166,7 +166,7 @@ impl<'a> Cluster<'a> {
         for _ in 0..servers {
             let config = CoreConfig {
                 lane_requests: scenario.data_in_flight,
-                cost,
+                cost: cost.clone(),
                 ..CoreConfig::single_lane(impresario_sched::Table::CAPACITY_MAX)
             };
             data.push(DataServer {
@@ -191,7 +191,7 @@ impl<'a> Cluster<'a> {
                     lane_requests: u32::MAX,
                     total_requests: nodes.dispatch_requests,
                     node_rank: u32::from(rank),
-                    cost,
+                    cost: cost.clone(),
                     ..CoreConfig::single_lane(impresario_sched::Table::CAPACITY_MAX)
                 };
                 io.push(IoNode {

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use impresario_sched::cost::CostModel;
 use impresario_sched::{
     ClientId, Completion, ConnId, Core, CoreConfig, Event, Extent, FileId, LaneId, Nanos, Next, Op, PolicySpec, Request,
 };
@@ -96,11 +95,7 @@ pub fn measure(spec: &PolicySpec, mix: Mix, queued: usize, patience: Duration) -
         lanes,
         shared_space: true,
         lane_requests: 1,
-        lane_bytes: u64::MAX,
-        total_requests: u32::MAX,
-        node_rank: 0,
-        capacity: queued as u32 + 64,
-        cost: CostModel::default(),
+        ..CoreConfig::single_lane(queued as u32 + 64)
     };
     let mut core = Core::new(config, spec).with_context(|| format!("policy {spec}"))?;
     let mut now = Nanos::ZERO;

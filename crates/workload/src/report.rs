@@ -23,6 +23,19 @@ pub struct Bar {
     pub baseline: bool,
 }
 
+/// One curve of a plot of lines. Places are parts of the plot, 0 to 1, from the left and from below.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Line {
+    /// What it stands for.
+    pub label: String,
+    /// From left to right.
+    pub points: Vec<(f64, f64)>,
+    /// Ends of an interval at each point, drawn as a whisker; none, or one a point.
+    pub whiskers: Vec<(f64, f64)>,
+    /// A dashed line of the same colour.
+    pub fit: Vec<(f64, f64)>,
+}
+
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1f24;--quiet:#5c6670;--paper:#fff;--line:#d5dae0;--bar:#2f6fb2;--base:#9aa4af}\
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--quiet:#9aa4af;--paper:#15181c;--line:#353b43;--bar:#6aa5e0;--base:#6b747e}}\
@@ -32,7 +45,9 @@ table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-num
 div.wide{overflow-x:auto}th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
 th:first-child,td:first-child{text-align:left}svg{width:100%;height:auto;margin:.3rem 0}\
 svg text{fill:var(--ink);font:13px system-ui,sans-serif}svg .bar{fill:var(--bar)}svg .base{fill:var(--base)}\
-svg line{stroke:var(--ink);stroke-width:1.5}";
+svg line{stroke:var(--ink);stroke-width:1.5}\
+svg polyline{fill:none;stroke-width:2}svg .fit{stroke-dasharray:4 4;stroke-width:1.2}svg .grid{stroke:var(--line);stroke-width:1}\
+svg .c0{stroke:#2f6fb2}svg .c1{stroke:#c4572b}svg .c2{stroke:#3f8f4f}svg .c3{stroke:#8757a6}";
 
 /// Text that cannot be taken for markup.
 fn escape(text: &str) -> String {
@@ -122,6 +137,71 @@ impl Page {
             }
             svg +=
                 &format!("<text x=\"{:.1}\" y=\"{}\">{}</text>\n", LABEL + end + 8.0, middle + 4.5, escape(&bar.text));
+        }
+        self.push(format_args!("{svg}</svg>\n"))
+    }
+
+    /// A plot of lines with their names; `what` is read aloud to those who do not see it. Marks are places and texts.
+    pub fn lines(
+        &mut self,
+        what: &str,
+        lines: &[Line],
+        x_marks: &[(f64, String)],
+        y_marks: &[(f64, String)],
+    ) -> &mut Page {
+        const LEFT: f64 = 90.0;
+        const TOP: f64 = 10.0;
+        const WIDTH: f64 = 640.0;
+        const HEIGHT: f64 = 380.0;
+        let (x, y) = (|part: f64| LEFT + part * WIDTH, |part: f64| TOP + (1.0 - part.clamp(0.0, 1.0)) * HEIGHT);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
+            LEFT + WIDTH + 170.0,
+            TOP + HEIGHT + 40.0,
+            escape(what)
+        );
+        for (part, text) in x_marks {
+            let (at, bottom) = (x(*part), TOP + HEIGHT);
+            svg += &format!(
+                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\
+                 <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+                bottom + 20.0,
+                escape(text)
+            );
+        }
+        for (part, text) in y_marks {
+            let at = y(*part);
+            svg += &format!(
+                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                LEFT + WIDTH,
+                LEFT - 8.0,
+                at + 4.5,
+                escape(text)
+            );
+        }
+        for (nth, line) in lines.iter().enumerate() {
+            let colour = nth % 4;
+            let path = |points: &[(f64, f64)]| {
+                points.iter().map(|(px, py)| format!("{:.1},{:.1} ", x(*px), y(*py))).collect::<String>()
+            };
+            svg += &format!("<polyline class=\"c{colour} fit\" points=\"{}\"/>", path(&line.fit));
+            svg += &format!("<polyline class=\"c{colour}\" points=\"{}\"/>", path(&line.points));
+            for ((px, _), (low, high)) in line.points.iter().zip(&line.whiskers) {
+                let (at, low, high) = (x(*px), y(*low), y(*high));
+                svg += &format!(
+                    "<line class=\"c{colour}\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>"
+                );
+            }
+            let (from, at) = (LEFT + WIDTH + 14.0, TOP + 20.0 + 24.0 * nth as f64);
+            svg += &format!(
+                "<line class=\"c{colour}\" x1=\"{from}\" x2=\"{}\" y1=\"{at}\" y2=\"{at}\"/>\
+                 <text x=\"{}\" y=\"{}\">{}</text>\n",
+                from + 22.0,
+                from + 28.0,
+                at + 4.5,
+                escape(&line.label)
+            );
         }
         self.push(format_args!("{svg}</svg>\n"))
     }

@@ -46,12 +46,17 @@ pub fn write_json(path: Option<&Path>, value: &impl serde::Serialize) -> Result<
 pub struct Progress {
     terminal: bool,
     shown: bool,
+    /// When a step was shown last, of those that come too often for all to be shown.
+    shown_at: Option<Instant>,
 }
+
+/// Steps that come often are shown so often, on a terminal and elsewhere.
+const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 impl Progress {
     /// On standard error.
     pub fn new() -> Progress {
-        Progress { terminal: std::io::stderr().is_terminal(), shown: false }
+        Progress { terminal: std::io::stderr().is_terminal(), shown: false, shown_at: None }
     }
 
     /// Shows a step in place of the one before. Nobody may be reading: that stops nothing.
@@ -66,6 +71,15 @@ impl Progress {
         }
         _ = err.flush();
         self.shown = true;
+    }
+
+    /// Shows a step of many, unless one was shown a moment ago.
+    pub fn show_now_and_then(&mut self, text: &str) {
+        let every = if self.terminal { EVERY.0 } else { EVERY.1 };
+        if self.shown_at.is_none_or(|at| at.elapsed() >= every) {
+            self.shown_at = Some(Instant::now());
+            self.show(text);
+        }
     }
 
     /// Leaves the line.

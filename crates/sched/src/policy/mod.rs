@@ -3,14 +3,44 @@
 //! A policy sees requests that nothing older conflicts with, and lanes with or without room. It decides
 //! order, aggregation and waiting; the core does the rest (conflicts, barriers, limits, counting).
 
+mod anticipation;
+mod arrivals;
+mod backlog;
+mod bucket;
+mod classes;
+mod crr;
+mod deadline;
 mod fifo;
+mod file_turns;
+mod flows;
 mod hbrr;
+mod history;
+mod jobs;
+mod lyf;
+mod mclock;
 mod mlf;
 mod none;
+mod orr;
 pub mod params;
+mod phases;
+mod ranked;
+mod ring;
 mod rules;
 mod runs;
+mod scan;
+mod set10;
+mod server_queues;
+mod sjf;
+mod sstf;
+mod stream;
+mod sw;
+mod tbf;
+mod to;
+mod tournament;
+mod turns;
 mod twins;
+mod wfq;
+mod wscan;
 
 use std::any::Any;
 
@@ -70,11 +100,16 @@ impl Choice {
         Choice::Wait { until: Nanos::MAX, reason }
     }
 
-    /// Of two waits the one that ends first; having nothing gives way to any other reason.
+    /// Of two waits the one that ends first; of equally long ones the one with more to say than that lanes are busy.
     pub(crate) fn sooner(self, other: Choice) -> Choice {
+        let says = |reason| match reason {
+            WaitReason::Empty => 0,
+            WaitReason::LanesBusy => 1,
+            _ => 2,
+        };
         match (self, other) {
-            (Choice::Wait { until: a, reason }, Choice::Wait { until: b, .. })
-                if a < b || (a == b && reason != WaitReason::Empty) =>
+            (Choice::Wait { until: a, reason: x }, Choice::Wait { until: b, reason: y })
+                if a < b || (a == b && says(x) >= says(y)) =>
             {
                 self
             }
@@ -202,6 +237,11 @@ pub trait Policy: Send {
         false
     }
 
+    /// Batches in flight at a lane at most, where the policy wants fewer than are configured.
+    fn lane_requests(&self) -> Option<u32> {
+        None
+    }
+
     /// A batch ended.
     fn completed(&mut self, _view: &View<'_>, _done: &Done<'_>) {}
 
@@ -253,7 +293,30 @@ pub struct PolicyInfo {
 type Build = fn(&Params, &Setup) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// All policies, by name.
-pub const POLICIES: &[PolicyInfo] = &[none::INFO, fifo::INFO, hbrr::INFO, mlf::INFO, twins::INFO];
+pub const POLICIES: &[PolicyInfo] = &[
+    none::INFO,
+    fifo::INFO,
+    hbrr::INFO,
+    mlf::INFO,
+    mlf::AIOLI,
+    to::INFO,
+    to::AGGREGATING,
+    sjf::INFO,
+    sw::INFO,
+    wfq::INFO,
+    twins::INFO,
+    stream::INFO,
+    scan::INFO,
+    wscan::INFO,
+    sstf::INFO,
+    crr::INFO,
+    orr::INFO,
+    tbf::INFO,
+    mclock::INFO,
+    deadline::INFO,
+    set10::INFO,
+    lyf::INFO,
+];
 
 /// Builds a policy, or says in one line what is wrong with its name or a parameter.
 pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError> {

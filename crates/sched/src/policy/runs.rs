@@ -94,6 +94,11 @@ impl RunQueue {
         self.oldest
     }
 
+    /// The request that arrived last.
+    pub fn newest(&self) -> Option<Slot> {
+        self.newest
+    }
+
     /// Head of the first ready run in offset order from `offset` on, or else of the first of all.
     pub fn next_ready(&self, offset: u64) -> Option<Slot> {
         self.ready.at_or_after(&(offset, 0)).or_else(|| self.ready.first()).map(|k| Slot(k.1))
@@ -122,7 +127,8 @@ impl Runs {
         }
     }
 
-    fn run(&self, head: Slot) -> Run {
+    /// The figures of a run.
+    pub fn run(&self, head: Slot) -> Run {
         let n = &self.nodes[head.index()];
         Run { count: u64::from(n.count), len: u64::from(n.len), pass_sum: n.pass_sum }
     }
@@ -166,22 +172,27 @@ impl Runs {
     fn place(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
         let start = table.start(slot);
         let below = (start.saturating_add(1), 0);
-        let left = q.ready.before(&below).max(q.waiting.before(&below)).map(|k| Slot(k.1));
-        let right = [q.ready.at_or_after(&below), q.waiting.at_or_after(&below)];
-        let right = right.into_iter().flatten().min().map(|k| Slot(k.1));
+        let (ready, waiting) = (q.ready.around(&below), q.waiting.around(&below));
+        let first_of = |keys: [Option<Key>; 2]| keys.into_iter().flatten().min().map(|k| Slot(k.1));
+        let left = ready.0.max(waiting.0).map(|k| Slot(k.1));
+        let mut right = first_of([ready.1, waiting.1]);
         let mut head = slot;
         if let Some(left) = left.filter(|l| self.may_join(table, *l, slot)) {
             self.unfile(q, table, left);
             self.add(table, left, slot);
             head = left;
         }
-        if let Some(right) = right.filter(|r| self.may_join(table, head, *r)) {
+        // A long read may close several gaps at once.
+        while let Some(next) = right {
             let tail = self.nodes[head.index()].link;
             // An overlapping read may reach past its neighbour's start; the parts must stay in offset order.
-            if table.start(tail) <= table.start(right) {
-                self.unfile(q, table, right);
-                self.append(table, head, right);
+            if !self.may_join(table, head, next) || table.start(tail) > table.start(next) {
+                break;
             }
+            self.unfile(q, table, next);
+            self.append(table, head, next);
+            let from = (table.start(next).saturating_add(1), 0);
+            right = first_of([q.ready.at_or_after(&from), q.waiting.at_or_after(&from)]);
         }
         self.file(q, table, head, pass, ready_at);
     }

@@ -1,24 +1,43 @@
-//! `twins`: server time windows (twins-2017, IV, Algorithm 1).
+//! `twins`: server time windows (twins-2017, IV, Algorithm 1), with improvements that are off unless asked for.
 //!
 //! One queue per data server, in order of arrival. Time is cut into windows of `window_us`; in each, only one
 //! server's queue is served, and when it is empty the scheduler waits for requests to that server until
 //! the window ends, even if others have work. Node N goes through the servers in its own order: the
 //! rotation by N by default (lexicographic permutations, which the paper's wording suggests, start the first (n-1)!
 //! nodes at the same server; `order=permutation` gives them). Windows are computed from the clock that nodes
-//! share, never ticked, so that nodes stay in step.
+//! share, never ticked, so that nodes stay in step. Every one of n servers has every n-th window; there is no
+//! queue without a server.
 //!
 //! A request belongs to the server of its first byte, unsplit, as in the paper; an I/O node's `split` option
 //! is ours. Refused where there is one lane only: there is nothing to coordinate.
 //!
-//! Wait: not work-conserving; a lane idles outside its window, at most (n-1) windows of every n. With nothing
-//! queued no timer runs. Of its own server's requests only older ones go before it; how many of other servers' do
-//! meanwhile depends on them, so that bound is one of time. The first request of a queue leaves within n windows if its server has room then; the k-th
-//! within k times that.
+//! Ours, each by itself or together:
+//! - `in_flight_per_server`: fewer batches at a server than are configured. With one, all that waits can be put in order
+//!   and merged until the server is free.
+//! - `merge=on`: what touches goes along. Contiguity is judged in the server's own offsets: where requests
+//!   are split, neighbouring stripes of one server are contiguous.
+//! - `order_within=offset`: within a server the order is that of a scan: file by file (by stable key), reads before
+//!   writes, ascending offsets from where the last batch ended, and round. After `guard_batches` batches that left out the
+//!   server's oldest request, that one goes next (0 switches the guard off).
+//! - `work_conserving=on`: when the window's server has nothing or no room, the others are served, in the order in
+//!   which their windows come next. The window then only says who goes first. `work_conserving=idle` serves them only
+//!   while the window's server has nothing queued and nothing in flight, so that nodes keep to their servers.
+//! - `anticipation_us`: when the last batch at the window's server has come back and nothing queued continues it, the
+//!   server is held for so long at most, within its window, for the stream's next request: one of the same file and
+//!   operation that starts no further than `batch_bytes` behind the end of the batch. With `order_within=arrival`
+//!   only an empty queue is held for. Nothing goes to other servers meanwhile. Streams for which it does not
+//!   pay are not held for (see `anticipation.rs`).
+//!
+//! Wait: not work-conserving unless asked; a lane idles outside its window, at most (n-1) windows of every n. With nothing
+//! queued no timer runs. Of its own server's requests only older ones go before it (in offset order: as many as the
+//! guard allows); how many of other servers' do meanwhile depends on them, so that bound is one of time. The first
+//! request of a queue leaves within n windows if its server has room then; the k-th within k times that. A
+//! hold costs at most `anticipation_us`, and never more than the rest of one window.
 
-use std::collections::VecDeque;
-
-use super::params::Range;
-use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, View, WaitBound, WaitReason};
+use super::anticipation::{Anticipation, Stream};
+use super::params::{Range, SWITCH};
+use super::server_queues::ServerQueues;
+use super::{Choice, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{LaneId, Nanos};
@@ -40,39 +59,110 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             range: Range::Choice(&["rotation", "permutation"]),
             doc: "Each node's order of servers: the rotation by its rank, or the rank-th lexicographic permutation.",
         },
+        ParamInfo {
+            name: "in_flight_per_server",
+            default: "0",
+            range: Range::Integer(0, 4096),
+            doc: "Batches in flight at a server at most; 0: as the server is configured.",
+        },
+        ParamInfo {
+            name: "order_within",
+            default: "arrival",
+            range: Range::Choice(&["arrival", "offset"]),
+            doc: "Order of a server's requests: of arrival, or a scan over files and offsets.",
+        },
+        ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Aggregate what touches at the server." },
+        ParamInfo {
+            name: "batch_requests",
+            default: "64",
+            range: Range::Integer(1, 1024),
+            doc: "Requests per batch at most, with merge=on.",
+        },
+        ParamInfo {
+            name: "batch_bytes",
+            default: "1048576",
+            range: Range::Integer(512, 1 << 30),
+            doc: "Bytes per batch at most, with merge=on; longest hole in a stream that is anticipated.",
+        },
+        ParamInfo {
+            name: "guard_batches",
+            default: "64",
+            range: Range::Integer(0, 1_000_000),
+            doc: "Batches of a server that may leave out its oldest request, with order_within=offset; 0: any number.",
+        },
+        ParamInfo {
+            name: "work_conserving",
+            default: "off",
+            range: Range::Choice(&["on", "idle", "off"]),
+            doc: "Serve others when the window's server has nothing or no room (on), or only while it is idle (idle).",
+        },
+        ParamInfo {
+            name: "anticipation_us",
+            default: "0",
+            range: Range::Integer(0, 1_000_000),
+            doc: "Longest time for which a server is held for the next request of its stream, microseconds; 0: none. \
+                  Needs order_within=offset or work_conserving.",
+        },
     ],
-    build: |params, setup| {
-        if setup.lanes < 2 {
-            return Err(PolicyError::Unsuitable {
-                policy: "twins",
-                why: "it takes turns between data servers and this server has one lane only; use it on an I/O node \
-                      in front of at least two data servers"
-                    .into(),
-            });
-        }
-        let order = match params.text("order") {
-            "permutation" => permutation(setup.lanes, setup.node_rank),
-            _ => (0..setup.lanes)
-                .map(|i| LaneId(((u32::from(i) + setup.node_rank) % u32::from(setup.lanes)) as u16))
-                .collect(),
-        };
-        Ok(Box::new(Twins {
-            window: Nanos::from_micros(params.integer("window_us")),
-            order,
-            queues: vec![VecDeque::new(); usize::from(setup.lanes)],
-            queued: 0,
-            params: params.clone(),
-        }))
-    },
+    build,
 };
+
+fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError> {
+    if setup.lanes < 2 {
+        let why = "it takes turns between data servers and this server has one lane only; use it on an I/O node in \
+                   front of at least two data servers";
+        return Err(PolicyError::Unsuitable { policy: "twins", why: why.into() });
+    }
+    let by_offset = params.text("order_within") == "offset";
+    let anticipation = Nanos::from_micros(params.integer("anticipation_us"));
+    if anticipation > Nanos::ZERO && !by_offset && params.text("work_conserving") == "off" {
+        let remedy = "0: without order_within=offset or work_conserving there is nothing to hold a server from";
+        return Err(params.refuse("anticipation_us", remedy));
+    }
+    let queues = ServerQueues::new(by_offset, params, setup);
+    Ok(Box::new(Twins {
+        window: Nanos::from_micros(params.integer("window_us")),
+        order: match params.text("order") {
+            "permutation" => permutation(setup.lanes, setup.node_rank),
+            _ => rotation(setup.lanes, setup.node_rank),
+        },
+        queues,
+        queued: 0,
+        lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
+        reach_bytes: params.integer("batch_bytes"),
+        others: match params.text("work_conserving") {
+            "on" => Others::Always,
+            "idle" => Others::WhileIdle,
+            _ => Others::Never,
+        },
+        anticipation: (anticipation > Nanos::ZERO).then(|| Anticipation::new(anticipation)),
+        params: params.clone(),
+    }))
+}
 
 struct Twins {
     params: Params,
     window: Nanos,
     /// The servers in this node's order.
     order: Vec<LaneId>,
-    queues: Vec<VecDeque<Slot>>,
+    queues: ServerQueues,
     queued: usize,
+    lane_requests: Option<u32>,
+    reach_bytes: u64,
+    others: Others,
+    anticipation: Option<Anticipation>,
+}
+
+/// When servers are served outside their windows.
+#[derive(Clone, Copy)]
+enum Others {
+    Never,
+    WhileIdle,
+    Always,
+}
+
+fn rotation(n: u16, rank: u32) -> Vec<LaneId> {
+    (0..n).map(|i| LaneId(((u32::from(i) + rank % u32::from(n)) % u32::from(n)) as u16)).collect()
 }
 
 /// The `rank`-th permutation of `0..n` in lexicographic order, counting from 0 and wrapping.
@@ -90,12 +180,31 @@ fn permutation(n: u16, rank: u32) -> Vec<LaneId> {
 }
 
 impl Twins {
-    /// The server whose window it is, and when that window ends on the local clock.
-    fn current(&self, view: &View<'_>) -> (LaneId, Nanos) {
+    /// The place in the order of the server whose window it is, and when that window ends on the local clock.
+    fn current(&self, view: &View<'_>) -> (usize, Nanos) {
         let window = view.shared_now.0 / self.window.0;
-        let lane = self.order[(window % self.order.len() as u64) as usize];
         let left = self.window.0 - view.shared_now.0 % self.window.0;
-        (lane, view.now + Nanos(left))
+        ((window % self.order.len() as u64) as usize, view.now + Nanos(left))
+    }
+
+    /// Until when the server is held, if it is.
+    fn hold(&mut self, view: &View<'_>, lane: LaneId) -> Option<Nanos> {
+        let anticipation = self.anticipation.as_mut()?;
+        let (stream, start) = anticipation.expected().filter(|e| e.0.0 == lane)?;
+        if self.queues.goes_on(view, stream, start, start.saturating_add(self.reach_bytes)) {
+            anticipation.give_up(view.now);
+            return None;
+        }
+        anticipation.hold(view.now)
+    }
+
+    /// The server has nothing queued and nothing in flight.
+    fn is_idle(&self, view: &View<'_>, lane: LaneId) -> bool {
+        self.queues.is_empty(lane) && view.lanes[lane.index()].in_flight_requests == 0
+    }
+
+    fn stream(view: &View<'_>, slot: Slot) -> Stream {
+        (view.table.lane(slot), view.names.file(view.table.file(slot)), view.table.op(slot))
     }
 }
 
@@ -104,41 +213,78 @@ impl Policy for Twins {
         self.params.spec()
     }
 
+    fn lane_requests(&self) -> Option<u32> {
+        self.lane_requests
+    }
+
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         self.queued += 1;
-        self.queues[view.table.lane(slot).index()].push_back(slot);
+        self.queues.insert(view, view.table.lane(slot), slot);
+        if let Some(anticipation) = &mut self.anticipation
+            && let Some((stream, start)) = anticipation.expected()
+            && stream == Self::stream(view, slot)
+            && (start..=start.saturating_add(self.reach_bytes)).contains(&view.table.start(slot))
+        {
+            // The fixed part of the cost is what turning elsewhere would have added.
+            anticipation.came(view.now, view.cost.ttp(stream.2, 0));
+        }
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        let queue = &mut self.queues[view.table.lane(slot).index()];
-        let before = queue.len();
-        queue.retain(|s| *s != slot);
-        self.queued -= before - queue.len();
+        self.queued -= 1;
+        self.queues.remove(view, slot);
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         if self.queued == 0 {
             return Choice::until_event(WaitReason::Empty);
         }
-        let (lane, end) = self.current(view);
-        if !view.open(lane) {
-            return Choice::Wait { until: end, reason: WaitReason::LanesBusy };
-        }
-        match self.queues[lane.index()].pop_front() {
-            Some(head) => {
-                self.queued -= 1;
-                batch.push(head);
-                Choice::Serve
+        let (place, end) = self.current(view);
+        let servers = match self.others {
+            Others::Always => self.order.len(),
+            Others::WhileIdle if self.is_idle(view, self.order[place]) => self.order.len(),
+            _ => 1,
+        };
+        for turn in 0..servers {
+            let lane = self.order[(place + turn) % self.order.len()];
+            if !view.open(lane) {
+                continue;
             }
-            None => Choice::Wait { until: end, reason: WaitReason::Window },
+            if turn == 0
+                && let Some(until) = self.hold(view, lane)
+            {
+                return Choice::Wait { until, reason: WaitReason::Hold };
+            }
+            if self.queues.take(view, lane, batch) {
+                self.queued -= batch.len();
+                return Choice::Serve;
+            }
+        }
+        let reason = if view.open(self.order[place]) { WaitReason::Window } else { WaitReason::LanesBusy };
+        Choice::Wait { until: end, reason }
+    }
+
+    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        let (place, end) = self.current(view);
+        let (Some(anticipation), Some(&slot)) = (&mut self.anticipation, done.slots.first()) else { return };
+        let stream = Self::stream(view, slot);
+        let idle = view.lanes[stream.0.index()].in_flight_requests == 0;
+        if done.errno == 0 && idle && self.order[place] == stream.0 {
+            anticipation.expect(view.now, stream, done.end, end);
         }
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let ahead = view.table.older_than(slot, false);
+        let batches = self.queues.wait_bound(view.table.older_than(slot, false));
+        // A hold lasts to the end of a window at most, and there is one a batch that comes back.
+        let in_flight = u64::from(view.lanes[view.table.lane(slot).index()].in_flight_requests);
+        let windows = match self.anticipation {
+            Some(_) => batches.saturating_add(1).saturating_mul(2).saturating_add(in_flight),
+            None => batches.saturating_add(1),
+        };
         let round = self.window.0.saturating_mul(self.order.len() as u64);
-        let batches = if view.groups() == 1 { u64::MAX } else { ahead };
-        WaitBound { batches, idle: Nanos(round.saturating_mul(ahead + 1)) }
+        let batches = if view.groups() == 1 { u64::MAX } else { batches };
+        WaitBound { batches, idle: Nanos(round.saturating_mul(windows)) }
     }
 }
 
@@ -165,12 +311,9 @@ mod tests {
         for order in ["rotation", "permutation"] {
             let spec = PolicySpec::named("twins").with("order", order);
             for (rank, first) in [(0, 0), (1, 1)] {
-                let setup = super::super::Setup { lanes: 2, node_rank: rank, capacity: 4 };
+                let setup = Setup { lanes: 2, node_rank: rank, capacity: 4 };
                 let params = Params::new("twins", INFO.params, &spec.params).unwrap();
-                let order = match params.text("order") {
-                    "permutation" => permutation(2, rank),
-                    _ => lanes(&[rank as u16, 1 - rank as u16]),
-                };
+                let order = if order == "permutation" { permutation(2, rank) } else { rotation(2, rank) };
                 assert_eq!(order[0], LaneId(first));
                 assert!((INFO.build)(&params, &setup).is_ok());
             }

@@ -12,10 +12,11 @@ use impresario_wire::{Answer, Fault, FileKey, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
+use super::duty::Came;
 use super::modelled::{Meeting, Performed};
 use crate::connection::Reply;
 use crate::listener::Vitals;
-use crate::outbox::{Bulk, hand_over_own_replies};
+use crate::outbox::hand_over_own_replies;
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
 
@@ -167,6 +168,13 @@ impl Executor<Item> for Disk {
         });
         Started::Pending
     }
+
+    fn piece(&self, item: &mut Item, from: u64, len: u64, last: bool) -> Item {
+        let payload = item.payload.as_ref().map(|p| p.part(from as usize..(from + len) as usize));
+        // A duty that was whole has become one of pieces; there is always one to give.
+        let duty = item.duty.piece(from, len, last).unwrap_or_else(|| unreachable!("a duty divides"));
+        Item { file: item.file, payload, duty }
+    }
 }
 
 impl Disk {
@@ -242,18 +250,18 @@ fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) ->
             Ok(Done::Read(slice)) => {
                 let part = slice.part(from as usize..(from + len) as usize);
                 bytes += part.len() as u64;
-                item.reply.send_data(Bulk::One(part));
+                item.duty.fulfil(Came::Read(part));
             }
             // What was written before the device was full was written.
             Ok(Done::Written(written, error)) => match error {
-                Some(error) if from + len > *written => item.reply.send(&Answer::Fault(fault_of(error))),
+                Some(error) if from + len > *written => item.duty.fulfil(Came::Failed(fault_of(error))),
                 _ => {
                     bytes += len;
-                    item.reply.send(&Answer::Written(len as u32));
+                    item.duty.fulfil(Came::Written(len));
                 }
             },
-            Ok(Done::Barrier) => item.reply.send(&Answer::Done),
-            Err(error) => item.reply.send(&Answer::Fault(fault_of(error))),
+            Ok(Done::Barrier) => item.duty.fulfil(Came::Done),
+            Err(error) => item.duty.fulfil(Came::Failed(fault_of(error))),
         }
     }
     bytes

@@ -1,0 +1,135 @@
+//! `libagios` as programs written for AGIOS see it, in its three generations.
+
+#[path = "../../capi/tests/support/mod.rs"]
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{Library, declared, exported, root, run, sanitized, succeed, valgrind};
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name)
+}
+
+fn header() -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("include/agios.h")).unwrap()
+}
+
+/// A program in its library's folder, so that its files lie there.
+fn at(library: &Library, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(library.dir.path());
+    command
+}
+
+#[test]
+fn the_header_is_c99_and_cplusplus_in_every_generation() {
+    let library = Library::find("agios");
+    for api in ["1", "2", "3"] {
+        let args = if api == "1" { "0, 0, 0" } else { "0, 0, 0, 0" };
+        let text = format!(
+            "#define AGIOS_API {api}\n#include <agios.h>\nint main(void) {{ agios_exit(); return agios_init({args}) ? 0 : 1; }}"
+        );
+        for (compiler, standard, name) in [("cc", "-std=c99", "h.c"), ("c++", "-std=c++11", "h.cc")] {
+            let file = library.dir.path().join(format!("{api}{name}"));
+            std::fs::write(&file, &text).unwrap();
+            library.compile(compiler, "header", &file, &[standard, "-pedantic-errors"]);
+        }
+    }
+}
+
+/// Nothing is given to others but what the header declares, and all of it is.
+#[test]
+fn exactly_the_documented_functions_are_exported() {
+    let library = Library::find("agios");
+    let header = header();
+    let mut documented = declared(&header, "agios_");
+    documented.retain(|name| !["agios_print_stats_file", "agios_reset_stats"].contains(&name.as_str()));
+    let renamed = header.lines().filter_map(|l| l.strip_prefix("#define agios_")).filter_map(|l| l.split(' ').nth(1));
+    documented.extend(renamed.map(String::from));
+    documented.sort();
+    assert_eq!(exported(&library.so()), documented);
+    assert!(documented.contains(&"agios_v3_add_request".into()), "{documented:?}");
+}
+
+#[test]
+fn the_current_interface_works_without_the_known_defects() {
+    let library = Library::find("agios");
+    let program = library.compile("cc", "version2", &source("version2.c"), &["-std=gnu11"]);
+    succeed(&mut at(&library, &program));
+    for case in ["twins", "forked", "idle"] {
+        succeed(at(&library, &program).arg(case));
+    }
+    if let Some(mut command) = valgrind(&program) {
+        let cases = ["before_and_after", "order", "cancelling", "overlaps", "in_flight", "trace", "threads"];
+        succeed(command.current_dir(library.dir.path()).args(cases));
+    }
+    let tsan = library.compile("cc", "version2-tsan", &source("version2.c"), &["-std=gnu11", "-fsanitize=thread"]);
+    let probe = run(sanitized(&tsan).arg("no such case"));
+    if String::from_utf8_lossy(&probe.stderr).contains("unexpected memory mapping") {
+        eprintln!("the thread sanitizer does not run on this kernel: skipped");
+    } else {
+        succeed(sanitized(&tsan).current_dir(library.dir.path()));
+    }
+}
+
+#[test]
+fn the_later_and_the_oldest_interface_work() {
+    for name in ["version3", "version1"] {
+        let library = Library::find("agios");
+        let program = library.compile("cc", name, &source(&format!("{name}.c")), &["-std=gnu11"]);
+        assert_eq!(succeed(&mut at(&library, &program)), "ok\n", "{name}");
+        if let Some(mut command) = valgrind(&program) {
+            succeed(command.current_dir(library.dir.path()));
+        }
+    }
+}
+
+/// Starts the library with a configuration and says what it answered.
+fn start_with(library: &Library, program: &Path, config: Option<&str>) -> (bool, String) {
+    let file = library.dir.path().join("c.conf");
+    match config {
+        Some(text) => std::fs::write(&file, text).unwrap(),
+        None => drop(std::fs::remove_file(&file)),
+    }
+    let output = run(at(library, program).arg(&file));
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn configurations_warn_or_are_refused_in_one_line() {
+    let library = Library::find("agios");
+    let text = "#include <agios.h>\n#include <stddef.h>\nstatic void *f(int64_t i) { (void)i; return NULL; }\n\
+                int main(int n, char **v) { (void)n; int ok = agios_init(f, NULL, v[1], 0); agios_exit(); return ok ? 0 : 1; }";
+    let file = library.dir.path().join("start.c");
+    std::fs::write(&file, text).unwrap();
+    let program = library.compile("cc", "start", &file, &["-std=c99"]);
+    let (ok, said) = start_with(&library, &program, None);
+    assert!(ok && said.lines().count() == 1 && said.contains("c.conf") && said.contains("defaults"), "{said}");
+    let (ok, said) = start_with(&library, &program, Some("library_options: { frobnicate = 3 ; trace = false };"));
+    assert!(ok && said.lines().count() == 1 && said.contains("frobnicate"), "{said}");
+    let (ok, said) = start_with(&library, &program, Some("library_options: { trace = false };"));
+    assert!(ok && said.is_empty(), "{said}");
+    for bad in [
+        "library_options: {",
+        "library_options: { twins_window = \"x\" }",
+        "library_options: { default_algorithm = \"?\" }",
+    ] {
+        let (ok, said) = start_with(&library, &program, Some(bad));
+        assert!(!ok && said.lines().count() == 1 && said.contains("c.conf line"), "{bad}: {said}");
+    }
+}
+
+#[test]
+fn the_example_copies() {
+    let library = Library::find("agios");
+    let program = library.compile("cc", "copy", &root().join("examples/agios/copy.c"), &["-std=gnu99"]);
+    let from: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(library.dir.path().join("from"), &from).unwrap();
+    let said = succeed(at(&library, &program).args(["from", "to"]));
+    assert!(said.starts_with("copied 46 blocks in "), "{said}");
+    assert!(std::fs::read(library.dir.path().join("to")).unwrap() == from);
+    std::fs::write(library.dir.path().join("from"), "").unwrap();
+    assert!(succeed(at(&library, &program).args(["from", "to"])).starts_with("copied 0 blocks"));
+}

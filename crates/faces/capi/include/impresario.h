@@ -1,0 +1,258 @@
+/* impresario.h - scheduling of I/O requests, for any storage server. C99, C++98 and later.
+ *
+ * A program submits requests and gets them back in the order, and in the batches, that a policy chose; it does the I/O
+ * itself and reports the end. doc/EMBEDDING.md starts here; every function has a page: man 3 impresario.
+ *
+ * Handles.   An impresario_t * is a name, not an address: never follow it. A NULL, foreign, or destroyed handle makes
+ *            a function return -EINVAL or -EBADF; nothing else happens. Handles are not used again for a long time.
+ * Results.   Functions that return int give 0 or a negative errno. impresario_last_error() then has one line of text
+ *            for this thread that says what was wrong and what to do. A failed call has changed nothing.
+ * Threads.   Every function may be called from any thread at any time, from callbacks too, except where said.
+ *            A program must not destroy a scheduler while other threads still need it, but no harm is done if it does.
+ * Callbacks. They run without any lock held, on threads of the library (one per lane, at most 8, unless
+ *            dispatch_threads says otherwise). At most dispatch_threads / lanes of them, and at least one, run for one
+ *            lane at a time. A callback that blocks holds up its own lane only as long as there is a thread for each
+ *            of the others; submitting never waits for one. C++ exceptions must not leave a callback.
+ * Fork.      Threads do not survive a fork. In a child of a process that had created a scheduler, every function returns
+ *            an error (-EINVAL) and never hangs; create schedulers after the fork, or exec.
+ * Signals.   No function is for signal handlers.
+ * Structs.   Their first member is their size; initialise them with the INIT macros. Members may be added at the end.
+ */
+#ifndef IMPRESARIO_H
+#define IMPRESARIO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this interface; impresario_version() tells that of the library. */
+#define IMPRESARIO_VERSION_MAJOR 0
+#define IMPRESARIO_VERSION_MINOR 1
+
+/* A scheduler. */
+typedef struct impresario impresario_t;
+
+/* Operations. Reads and writes are scheduled; the others are barriers for the bytes that they cover. */
+enum {
+    IMPRESARIO_READ = 0,
+    IMPRESARIO_WRITE = 1,
+    IMPRESARIO_SYNC = 2,
+    IMPRESARIO_TRUNCATE = 3,
+    IMPRESARIO_UNLINK = 4
+};
+
+/* A request to submit. Requests of one file that overlap keep the order of their arrival when one of them writes. */
+typedef struct impresario_submission {
+    size_t size;         /* sizeof(impresario_submission_t) */
+    uint64_t file;       /* any number that names the file, such as its inode */
+    uint64_t offset;     /* bytes */
+    uint64_t len;        /* bytes, at least 1; a barrier may say UINT64_MAX for "to the end" */
+    uint64_t token;      /* the program's own word, such as (uintptr_t)pointer; it comes back untouched */
+    uint64_t client;     /* process that sent it */
+    uint64_t job;        /* application it belongs to */
+    uint64_t lane_offset; /* with IMPRESARIO_LANE_OFFSET: offset on the device; neighbours are judged in it */
+    uint32_t connection; /* over which it came */
+    uint32_t user;       /* on whose behalf */
+    uint32_t op;         /* IMPRESARIO_READ, ... */
+    uint32_t lane;       /* device or data server that serves it, from 0 */
+    uint32_t flags;      /* 0 or IMPRESARIO_LANE_OFFSET */
+    uint32_t reserved;   /* 0 */
+} impresario_submission_t;
+
+#define IMPRESARIO_LANE_OFFSET 1u
+#define IMPRESARIO_SUBMISSION_INIT { sizeof(impresario_submission_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* A request that comes back. */
+typedef struct impresario_request {
+    uint64_t id;         /* what impresario_submit told */
+    uint64_t batch;      /* number of its batch */
+    uint64_t token;
+    uint64_t file;
+    uint64_t offset;
+    uint64_t len;
+    uint64_t client;
+    uint64_t job;
+    uint64_t arrival_ns; /* when it was submitted, CLOCK_MONOTONIC */
+    uint32_t connection;
+    uint32_t user;
+    uint32_t member;     /* its place in the batch, from 0 */
+    uint32_t lane;
+    uint32_t op;
+    uint32_t reserved;
+} impresario_request_t;
+
+/* A batch: requests of one file, lane and operation whose ranges touch, in order of offset. One preadv or pwritev
+ * serves it. It belongs to the library and stays valid until it is completed, and while the callback that got it runs. */
+typedef struct impresario_batch {
+    uint64_t id;
+    uint64_t file;
+    uint64_t offset;     /* of the first byte */
+    uint64_t len;        /* from the first byte to the last */
+    uint64_t handed_ns;  /* when it was handed out, CLOCK_MONOTONIC */
+    const impresario_request_t *requests;
+    uint32_t count;      /* at least 1 */
+    uint32_t lane;
+    uint32_t op;
+    uint32_t reserved;
+} impresario_batch_t;
+
+/* Gets one request. It is complete when impresario_complete_request() was called for it, here or later, on any
+ * thread. The struct may be copied; the pointer is good until the callback returns. */
+typedef void (*impresario_request_fn)(void *arg, impresario_t *scheduler, const impresario_request_t *request);
+
+/* Gets a batch. It is complete when impresario_complete() was called for it, here or later, on any thread. */
+typedef void (*impresario_batch_fn)(void *arg, impresario_t *scheduler, const impresario_batch_t *batch);
+
+/* Gets the token of a request that will not be served: cancelled, or left when its scheduler was destroyed. */
+typedef void (*impresario_token_fn)(void *arg, uint64_t token);
+
+/* How a scheduler is made. Zero means the default everywhere. */
+typedef struct impresario_options {
+    size_t size;               /* sizeof(impresario_options_t) */
+    const char *policy;        /* "mlf" or "mlf quantum_bytes=65536"; NULL: "fifo" */
+    impresario_request_fn on_request; /* gets requests one by one, in order of offset within a batch */
+    impresario_batch_fn on_batch;     /* gets whole batches; on_request is then not called */
+    void *arg;                 /* first argument of the callbacks. Without any callback, poll with impresario_next() */
+    uint32_t lanes;            /* devices or data servers, 1 to 65535; default 1 */
+    uint32_t lane_requests;    /* batches with the program per lane at most: the hand-off depth; default 32 */
+    uint64_t lane_bytes;       /* bytes with the program per lane at which no more go there; default: no limit */
+    uint32_t total_requests;   /* batches with the program at most; default: no limit */
+    uint32_t queue_requests;   /* requests in the scheduler at most, 1 to 1048576; default 10000 */
+    uint32_t node_rank;        /* position of this server among its like, from 0 */
+    uint32_t shared_space;     /* 1: lanes address one space; overlaps are judged across lanes */
+    uint32_t submit_timeout_ms; /* how long a full scheduler makes impresario_submit() wait; default 10000;
+                                   IMPRESARIO_NO_WAIT: not at all */
+    uint32_t dispatch_threads; /* threads for callbacks, 1 to 256; default: one per lane, at most 8;
+                                  IMPRESARIO_INLINE: callbacks that do not block run on the threads that submit and
+                                  complete, when those calls have done their work and hold no lock */
+} impresario_options_t;
+
+#define IMPRESARIO_NO_WAIT UINT32_MAX
+#define IMPRESARIO_INLINE UINT32_MAX
+#define IMPRESARIO_OPTIONS_INIT { sizeof(impresario_options_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* What a scheduler has done since it was made or reset. Times are nanoseconds. */
+typedef struct impresario_stats {
+    size_t size;               /* sizeof(impresario_stats_t) */
+    uint64_t accepted;         /* requests taken in */
+    uint64_t completed;        /* requests completed, failed ones included */
+    uint64_t failed;           /* requests in batches that failed */
+    uint64_t cancelled;        /* requests cancelled while queued */
+    uint64_t blocked;          /* requests that had to wait for an older one that conflicts */
+    uint64_t batches;          /* batches handed out */
+    uint64_t read_bytes;
+    uint64_t write_bytes;
+    uint64_t queued;           /* requests in the scheduler now, those that wait for another included */
+    uint64_t in_flight;        /* batches dispatched and not completed now */
+    uint64_t file_switches;    /* consecutive batches of different files */
+    uint64_t queue_ns_p50, queue_ns_p99, queue_ns_max;       /* from arrival to dispatch, per request */
+    uint64_t service_ns_p50, service_ns_p99, service_ns_max; /* from hand-over to completion, per batch */
+    double requests_per_batch;
+    double bytes_per_batch;
+    double offset_distance_bytes; /* mean between consecutive batches of one file */
+} impresario_stats_t;
+
+/* A policy, and a parameter of one. The strings live as long as the process. */
+typedef struct impresario_policy_info {
+    size_t size;               /* sizeof(impresario_policy_info_t) */
+    const char *name;
+    const char *summary;       /* one sentence */
+    const char *source;        /* the paper and section it comes from */
+    size_t params;             /* how many parameters it has */
+} impresario_policy_info_t;
+
+typedef struct impresario_param_info {
+    size_t size;               /* sizeof(impresario_param_info_t) */
+    const char *name;          /* with its unit last */
+    const char *default_value;
+    const char *range;         /* in words */
+    const char *summary;       /* what it does */
+} impresario_param_info_t;
+
+/* ---- making and ending: man 3 impresario_create ---- */
+
+/* Makes a scheduler from options; NULL stands for all defaults. Returns NULL when they are wrong. */
+impresario_t *impresario_create(const impresario_options_t *options);
+
+/* The same with a configuration (TOML) on top of the options, as text or as a file. See impresario_create(3) for the keys. */
+impresario_t *impresario_create_from_text(const char *text, const impresario_options_t *options);
+impresario_t *impresario_create_from_file(const char *path, const impresario_options_t *options);
+
+/* Ends a scheduler: refuses new requests, hands the tokens of those that wait to dropped(arg, token) unless it is NULL,
+ * waits at most patience_ms for batches that are with the program, and stops the threads. What is still out then is
+ * forgotten; completing it is an error. -EDEADLK from a callback of this scheduler. -EBUSY when a callback had not
+ * returned: the scheduler is closed but not gone; call again. */
+int impresario_destroy(impresario_t *scheduler, uint32_t patience_ms, impresario_token_fn dropped, void *arg);
+
+/* ---- requests: man 3 impresario_submit ---- */
+
+/* Submits a request; *id (unless NULL) gets its number. -EAGAIN when the scheduler stayed full. */
+int impresario_submit(impresario_t *scheduler, const impresario_submission_t *submission, uint64_t *id);
+
+/* Withdraws a request that waits; *token (unless NULL) gets its token. -EINPROGRESS when it is with the program, or gone. */
+int impresario_cancel(impresario_t *scheduler, uint64_t id, uint64_t *token);
+
+/* Withdraws all requests of a connection that wait. Returns how many, or a negative errno. */
+int impresario_cancel_connection(impresario_t *scheduler, uint32_t connection, impresario_token_fn cancelled, void *arg);
+
+/* ---- work: man 3 impresario_complete ---- */
+
+/* Waits at most timeout_us (0: not at all; negative: until there is one, or the scheduler ends) for a batch, for
+ * schedulers without callbacks. 0 and *batch, or -ETIMEDOUT, or -ESHUTDOWN. Any number of threads may wait. */
+int impresario_next(impresario_t *scheduler, int64_t timeout_us, const impresario_batch_t **batch);
+
+/* Ends a batch: error is 0 or an errno, bytes what was moved from its start. -ENOENT when it is not with the program. */
+int impresario_complete(impresario_t *scheduler, uint64_t batch, int error, uint64_t bytes);
+
+/* The same with the time that the device took (CLOCK_MONOTONIC, nanoseconds; 0: from the hand-over, to now). */
+int impresario_complete_timed(impresario_t *scheduler, uint64_t batch, int error, uint64_t bytes, uint64_t started_ns,
+                              uint64_t finished_ns);
+
+/* Ends one request of a batch; the last one ends the batch. */
+int impresario_complete_request(impresario_t *scheduler, const impresario_request_t *request, int error, uint64_t bytes);
+
+/* How many bytes of request number `member` a batch has moved when it moved `bytes` from its start. */
+uint64_t impresario_request_bytes(const impresario_batch_t *batch, uint32_t member, uint64_t bytes);
+
+/* ---- control: man 3 impresario_set_policy ---- */
+
+/* Switches the policy, live: "twins window_us=1000". Nothing is lost or repeated. A refusal changes nothing. */
+int impresario_set_policy(impresario_t *scheduler, const char *policy);
+
+/* Lets no batch go to a lane for span_us; 0 ends a hold. */
+int impresario_hold(impresario_t *scheduler, uint32_t lane, uint64_t span_us);
+
+/* Tells whether a connection can take data (1) or not (0), for the policies that go by it: stream, scan, wscan, sstf.
+ * Connections that were never heard of can. */
+int impresario_ready(impresario_t *scheduler, uint32_t connection, int ready);
+
+/* ---- telling: man 3 impresario_stats ---- */
+
+/* Fills in what stats->size has room for. */
+int impresario_stats(impresario_t *scheduler, impresario_stats_t *stats);
+
+/* Everything as JSON. Like snprintf: returns the length without the zero byte, and writes at most `size` bytes,
+ * always ending with zero; or a negative errno. */
+int impresario_stats_json(impresario_t *scheduler, char *text, size_t size);
+
+/* Zeroes the statistics. */
+int impresario_reset_stats(impresario_t *scheduler);
+
+/* Policy number `index` from 0, and its parameter number `param`. -ENOENT when there are no more. */
+int impresario_policy(size_t index, impresario_policy_info_t *info);
+int impresario_policy_param(size_t index, size_t param, impresario_param_info_t *info);
+
+/* One line about this thread's last error, "" when there was none. Good until the thread's next call. Never NULL. */
+const char *impresario_last_error(void);
+
+/* "0.1.0" */
+const char *impresario_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* IMPRESARIO_H */

@@ -1,0 +1,149 @@
+//! Which handles are alive: a handle is a place and a generation, so that a stale one is an error, never a crash.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use impresario_embed::Scheduler;
+
+/// What a C program holds. Its address is a number, never followed.
+#[repr(C)]
+pub struct Handle {
+    _opaque: [u8; 0],
+}
+
+/// Schedulers in one process at most.
+const HANDLES_MAX: usize = 4096;
+/// The low bits of every handle: odd, so that following one fails at once, and recognisable.
+const MARK: u64 = 0b101;
+
+#[derive(Default)]
+struct Place {
+    generation: u32,
+    scheduler: Option<Arc<Scheduler>>,
+}
+
+static PLACES: RwLock<Vec<Place>> = RwLock::new(Vec::new());
+/// Counts destroyed schedulers: what a thread remembers from before is looked up again.
+static DESTROYED: AtomicU64 = AtomicU64::new(0);
+
+/// A scheduler that a thread remembers, counted within the thread.
+struct Known(Arc<Scheduler>);
+
+struct Remembered {
+    handle: u64,
+    destroyed: u64,
+    scheduler: Rc<Known>,
+}
+
+thread_local! {
+    /// The last scheduler that this thread used, so that threads do not meet at a lock or a counter on every call.
+    static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) };
+}
+
+fn encode(generation: u32, place: usize) -> u64 {
+    // 29 bits of generation keep the handle below 2^48, where nothing that a kernel maps has an odd address of its own.
+    (u64::from(generation & 0x1fff_ffff) << 13 | place as u64) << 3 | MARK
+}
+
+fn decode(handle: u64) -> Option<(u32, usize)> {
+    (handle & 7 == MARK).then_some(((handle >> 16) as u32, (handle >> 3 & 0x1fff) as usize))
+}
+
+/// A handle for a scheduler.
+pub fn enter(scheduler: Arc<Scheduler>) -> Result<*mut Handle, String> {
+    let mut places = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+    let free = places.iter().position(|p| p.scheduler.is_none());
+    let place = match free {
+        Some(place) => place,
+        None if places.len() < HANDLES_MAX => {
+            places.push(Place::default());
+            places.len() - 1
+        }
+        None => return Err(format!("there are {HANDLES_MAX} schedulers in this process; destroy some first")),
+    };
+    let p = &mut places[place];
+    p.generation = p.generation.wrapping_add(1) & 0x1fff_ffff;
+    p.scheduler = Some(scheduler);
+    Ok(std::ptr::without_provenance_mut(encode(p.generation, place) as usize))
+}
+
+fn find(handle: u64) -> Option<Arc<Scheduler>> {
+    let (generation, place) = decode(handle)?;
+    let places = PLACES.read().unwrap_or_else(PoisonError::into_inner);
+    places.get(place).filter(|p| p.generation == generation)?.scheduler.clone()
+}
+
+/// Runs `call` on the scheduler of a handle; `None` when there is none.
+pub fn with<R>(handle: *const Handle, call: impl FnOnce(&Scheduler) -> R) -> Option<R> {
+    let handle = handle.addr() as u64;
+    let destroyed = DESTROYED.load(Ordering::Acquire);
+    // Cloned, since `call` may use this thread's memory for another scheduler meanwhile.
+    let known = LAST
+        .try_with(|last| {
+            let last = last.borrow();
+            let known = last.as_ref().filter(|l| l.handle == handle && l.destroyed == destroyed);
+            known.map(|l| Rc::clone(&l.scheduler))
+        })
+        .ok()
+        .flatten();
+    if let Some(scheduler) = known {
+        return Some(call(&scheduler.0));
+    }
+    let scheduler = Rc::new(Known(find(handle)?));
+    let remembered = Remembered { handle, destroyed, scheduler: Rc::clone(&scheduler) };
+    // What was remembered before is dropped outside the borrow: it may be the last of a destroyed scheduler.
+    let before = LAST.try_with(|last| last.borrow_mut().replace(remembered));
+    drop(before);
+    Some(call(&scheduler.0))
+}
+
+/// Makes a handle stale.
+pub fn remove(handle: *const Handle) {
+    let Some((generation, place)) = decode(handle.addr() as u64) else { return };
+    let mut places = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+    let taken = places.get_mut(place).filter(|p| p.generation == generation).and_then(|p| p.scheduler.take());
+    DESTROYED.fetch_add(1, Ordering::Release);
+    drop(places);
+    drop(taken);
+    let _ = LAST.try_with(|last| last.borrow_mut().take_if(|l| l.handle == handle.addr() as u64));
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_embed::{Options, Receiver};
+
+    use super::*;
+
+    fn scheduler() -> Arc<Scheduler> {
+        Arc::new(Scheduler::new(Options::default(), Receiver::Poll).unwrap())
+    }
+
+    #[test]
+    fn stale_and_foreign_handles_are_nobody() {
+        let first = enter(scheduler()).unwrap();
+        assert!(with(first, |_| ()).is_some());
+        let second = enter(scheduler()).unwrap();
+        assert_ne!(first, second);
+        std::thread::spawn({
+            let second = second.addr();
+            move || assert!(with(std::ptr::without_provenance(second), |_| ()).is_some())
+        })
+        .join()
+        .unwrap();
+        remove(first);
+        assert!(with(first, |_| ()).is_none(), "also for the thread that remembered it");
+        let third = enter(scheduler()).unwrap();
+        assert_ne!(first, third, "the place is used again with another generation");
+        assert!(with(first, |_| ()).is_none());
+        assert!(with(third, |_| ()).is_some());
+        for foreign in [0usize, 1, 5, 8, 4096, usize::MAX, usize::MAX & !2] {
+            assert!(with(std::ptr::without_provenance(foreign), |_| ()).is_none(), "{foreign:#x}");
+        }
+        remove(first); // stale: takes nobody else's
+        assert!(with(third, |_| ()).is_some());
+        remove(second);
+        remove(third);
+    }
+}

@@ -1,0 +1,425 @@
+//! `libimpresario`: the functions of `impresario.h`. Each checks its arguments, calls [`Scheduler`], and turns the answer
+//! into a negative errno with a line of text. Nothing else is decided here.
+
+mod handles;
+mod structs;
+mod tell;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+use impresario_embed::{Batch, Dispatch, Handed, Identity, Member, Misuse, Options, Receiver, Scheduler, guard};
+use impresario_sched::Nanos;
+
+pub use handles::Handle;
+pub use structs::{OptionsC, StatsC, SubmissionC};
+pub use tell::{
+    ParamInfoC, PolicyInfoC, impresario_policy, impresario_policy_param, impresario_reset_stats, impresario_stats,
+    impresario_stats_json,
+};
+
+/// `impresario_request_fn`.
+pub type RequestFn = unsafe extern "C" fn(*mut c_void, *mut Handle, *const Member);
+/// `impresario_batch_fn`.
+pub type BatchFn = unsafe extern "C" fn(*mut c_void, *mut Handle, *const Batch);
+/// `impresario_token_fn`.
+pub type TokenFn = unsafe extern "C" fn(*mut c_void, u64);
+
+/// A refused call: the errno and the text.
+pub(crate) struct Refusal(c_int, String);
+
+impl Refusal {
+    pub(crate) fn invalid(text: impl Into<String>) -> Refusal {
+        Refusal(libc::EINVAL, text.into())
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(text: String) -> Refusal {
+        Refusal::invalid(text)
+    }
+}
+
+impl From<Misuse> for Refusal {
+    fn from(misuse: Misuse) -> Refusal {
+        let errno = match &misuse {
+            Misuse::Closed => libc::ESHUTDOWN,
+            Misuse::Full(_) => libc::EAGAIN,
+            Misuse::Request(_) | Misuse::NoMember { .. } | Misuse::NotPolled => libc::EINVAL,
+            Misuse::NoBatch { .. } => libc::ENOENT,
+            Misuse::Twice { .. } | Misuse::Mixed { .. } => libc::EALREADY,
+            Misuse::InCallback => libc::EDEADLK,
+        };
+        Refusal(errno, misuse.to_string())
+    }
+}
+
+/// Runs the body of a function; what it answers, or the negative errno of its refusal.
+pub(crate) fn run(body: impl FnOnce() -> Result<c_int, Refusal>) -> c_int {
+    guard::guarded(-libc::ENOTRECOVERABLE, || {
+        if guard::forked() {
+            guard::set_last_error(guard::FORKED_TEXT);
+            return -libc::EINVAL;
+        }
+        body().unwrap_or_else(|Refusal(errno, text)| {
+            guard::set_last_error(&text);
+            -errno
+        })
+    })
+}
+
+/// Runs `call` on a scheduler, or refuses the handle.
+pub(crate) fn on(handle: *mut Handle, call: impl FnOnce(&Scheduler) -> Result<c_int, Refusal>) -> c_int {
+    run(|| {
+        if handle.is_null() {
+            return Err(Refusal::invalid("the scheduler is NULL; make one with impresario_create()"));
+        }
+        handles::with(handle, call).unwrap_or_else(|| {
+            let text = format!("{handle:p} is no scheduler, or one that was destroyed");
+            Err(Refusal(libc::EBADF, text))
+        })
+    })
+}
+
+/// The program's callbacks with their argument.
+struct Callbacks {
+    request: Option<RequestFn>,
+    batch: Option<BatchFn>,
+    arg: *mut c_void,
+    /// Set once the handle is known, before the first request can be submitted.
+    handle: Arc<AtomicPtr<Handle>>,
+}
+
+// SAFETY: `arg` is only passed to the program's own functions, which the header says run on several threads.
+unsafe impl Send for Callbacks {}
+// SAFETY: as above; nothing here is changed.
+unsafe impl Sync for Callbacks {}
+
+impl Callbacks {
+    fn call(&self, handed: &Handed) {
+        let handle = self.handle.load(Ordering::Acquire);
+        if let Some(batch) = self.batch {
+            // SAFETY: the header's contract of `on_batch`; the batch outlives the call.
+            unsafe { batch(self.arg, handle, handed.batch()) }
+        } else if let Some(request) = self.request {
+            for member in handed.members() {
+                // SAFETY: the header's contract of `on_request`; `handed` is held while the program completes members.
+                unsafe { request(self.arg, handle, member) }
+            }
+        }
+    }
+}
+
+fn create(options: *const OptionsC, text: Option<&str>) -> Result<*mut Handle, Refusal> {
+    // SAFETY: the header requires NULL or a struct of at least its own `size`.
+    let given = unsafe { OptionsC::read(options) }?;
+    let mut options: Options = given.options()?;
+    if let Some(text) = text {
+        options = options.read(text)?;
+    }
+    let handle = Arc::new(AtomicPtr::new(std::ptr::null_mut()));
+    let callbacks =
+        Callbacks { request: given.on_request, batch: given.on_batch, arg: given.arg, handle: Arc::clone(&handle) };
+    let polled = callbacks.request.is_none() && callbacks.batch.is_none();
+    if polled && options.dispatch != Dispatch::Auto {
+        return Err(Refusal::invalid("dispatch_threads needs callbacks: set on_request or on_batch, or leave it out"));
+    }
+    let receiver = if polled { Receiver::Poll } else { Receiver::Call(Box::new(move |handed| callbacks.call(handed))) };
+    let scheduler = Arc::new(Scheduler::new(options, receiver)?);
+    let entered = handles::enter(scheduler)?;
+    handle.store(entered, Ordering::Release);
+    Ok(entered)
+}
+
+fn creating(body: impl FnOnce() -> Result<*mut Handle, Refusal>) -> *mut Handle {
+    guard::guarded(std::ptr::null_mut(), || {
+        let made = if guard::forked() { Err(Refusal::invalid(guard::FORKED_TEXT)) } else { body() };
+        made.unwrap_or_else(|Refusal(_, text)| {
+            guard::set_last_error(&text);
+            std::ptr::null_mut()
+        })
+    })
+}
+
+/// Makes a scheduler from options.
+///
+/// # Safety
+/// `options` is NULL or points to a struct whose `size` is true.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_create(options: *const OptionsC) -> *mut Handle {
+    creating(|| create(options, None))
+}
+
+/// Makes a scheduler from TOML text on top of options.
+///
+/// # Safety
+/// As [`impresario_create`]; `text` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_create_from_text(text: *const c_char, options: *const OptionsC) -> *mut Handle {
+    creating(|| {
+        // SAFETY: the header requires NULL or a string.
+        let text = unsafe { guard::text(text, "text") }?;
+        create(options, Some(text))
+    })
+}
+
+/// Largest configuration file; a larger one is something else.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// Makes a scheduler from a TOML file on top of options.
+///
+/// # Safety
+/// As [`impresario_create`]; `path` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_create_from_file(path: *const c_char, options: *const OptionsC) -> *mut Handle {
+    creating(|| {
+        // SAFETY: the header requires NULL or a string.
+        let path = unsafe { guard::text(path, "path") }?;
+        let size = std::fs::metadata(path).map_err(|e| format!("{path} cannot be read: {e}"))?.len();
+        if size > FILE_MAX_BYTES {
+            return Err(format!("{path} has {size} bytes; a configuration has at most {FILE_MAX_BYTES}").into());
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| format!("{path} cannot be read: {e}"))?;
+        create(options, Some(&text)).map_err(|Refusal(errno, what)| Refusal(errno, format!("{path}: {what}")))
+    })
+}
+
+fn tell(tokens: &[Identity], to: Option<TokenFn>, arg: *mut c_void) {
+    if let Some(to) = to {
+        for identity in tokens {
+            // SAFETY: the header's contract of `impresario_token_fn`.
+            unsafe { to(arg, identity.token) }
+        }
+    }
+}
+
+/// Ends a scheduler.
+///
+/// # Safety
+/// `dropped` is NULL or a function of its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_destroy(
+    scheduler: *mut Handle,
+    patience_ms: u32,
+    dropped: Option<TokenFn>,
+    arg: *mut c_void,
+) -> c_int {
+    let answer = on(scheduler, |s| {
+        let left = s.shutdown(Duration::from_millis(u64::from(patience_ms)))?;
+        tell(&left.dropped, dropped, arg);
+        if left.running > 0 {
+            let text = format!(
+                "{} callbacks have not returned; the scheduler is closed, destroy it again later",
+                left.running
+            );
+            return Err(Refusal(libc::EBUSY, text));
+        }
+        Ok(0)
+    });
+    if answer == 0 {
+        handles::remove(scheduler);
+    }
+    answer
+}
+
+/// Submits a request.
+///
+/// # Safety
+/// `submission` points to a struct whose `size` is true; `id` is NULL or points to room for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_submit(
+    scheduler: *mut Handle,
+    submission: *const SubmissionC,
+    id: *mut u64,
+) -> c_int {
+    on(scheduler, |s| {
+        // SAFETY: the header requires NULL or a struct of at least its own `size`.
+        let given = unsafe { SubmissionC::read(submission) }?;
+        let number = s.submit(&given.submit()?)?;
+        if !id.is_null() {
+            // SAFETY: not NULL, so the program's room for a number.
+            unsafe { id.write(number) };
+        }
+        Ok(0)
+    })
+}
+
+/// Withdraws a request.
+///
+/// # Safety
+/// `token` is NULL or points to room for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_cancel(scheduler: *mut Handle, id: u64, token: *mut u64) -> c_int {
+    on(scheduler, |s| {
+        let Some(identity) = s.cancel(id) else {
+            return Err(Refusal(libc::EINPROGRESS, format!("request {id:#x} is with the program, or gone")));
+        };
+        if !token.is_null() {
+            // SAFETY: not NULL, so the program's room for a number.
+            unsafe { token.write(identity.token) };
+        }
+        Ok(0)
+    })
+}
+
+/// Withdraws what a connection has queued.
+///
+/// # Safety
+/// `cancelled` is NULL or a function of its type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_cancel_connection(
+    scheduler: *mut Handle,
+    connection: u32,
+    cancelled: Option<TokenFn>,
+    arg: *mut c_void,
+) -> c_int {
+    on(scheduler, |s| {
+        let gone = s.cancel_connection(connection);
+        tell(&gone, cancelled, arg);
+        Ok(gone.len() as c_int)
+    })
+}
+
+/// Waits for a batch.
+///
+/// # Safety
+/// `batch` points to room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_next(scheduler: *mut Handle, timeout_us: i64, batch: *mut *const Batch) -> c_int {
+    on(scheduler, |s| {
+        if batch.is_null() {
+            return Err(Refusal::invalid("batch is NULL; give the address of a pointer"));
+        }
+        let patience = u64::try_from(timeout_us).map_or(Duration::MAX, Duration::from_micros);
+        let Some(handed) = s.next(patience)? else {
+            return Err(Refusal(libc::ETIMEDOUT, format!("no batch within {timeout_us} us")));
+        };
+        // The scheduler holds the batch until it is completed.
+        // SAFETY: not NULL, so the program's room for a pointer.
+        unsafe { batch.write(handed.batch()) };
+        Ok(0)
+    })
+}
+
+fn errno(error: c_int) -> Result<c_int, Refusal> {
+    if error < 0 {
+        return Err(Refusal::invalid(format!("error is {error}; give 0 or an errno, which is positive")));
+    }
+    Ok(error)
+}
+
+/// Ends a batch.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_complete(scheduler: *mut Handle, batch: u64, error: c_int, bytes: u64) -> c_int {
+    on(scheduler, |s| {
+        s.complete(batch, errno(error)?, bytes)?;
+        Ok(0)
+    })
+}
+
+/// Ends a batch, with the time that the device took.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_complete_timed(
+    scheduler: *mut Handle,
+    batch: u64,
+    error: c_int,
+    bytes: u64,
+    started_ns: u64,
+    finished_ns: u64,
+) -> c_int {
+    on(scheduler, |s| {
+        if finished_ns != 0 && started_ns > finished_ns {
+            return Err(Refusal::invalid(format!("started_ns {started_ns} is later than finished_ns {finished_ns}")));
+        }
+        s.complete_timed(batch, errno(error)?, bytes, Nanos(started_ns), Nanos(finished_ns))?;
+        Ok(0)
+    })
+}
+
+/// Ends one request of a batch.
+///
+/// # Safety
+/// `request` is NULL or points to a request, or a copy of one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_complete_request(
+    scheduler: *mut Handle,
+    request: *const Member,
+    error: c_int,
+    bytes: u64,
+) -> c_int {
+    on(scheduler, |s| {
+        // SAFETY: NULL or a request, as the header requires.
+        let Some(request) = (unsafe { request.as_ref() }) else {
+            return Err(Refusal::invalid("request is NULL; give the one that was handed over, or a copy of it"));
+        };
+        s.complete_member(request.batch, request.member, errno(error)?, bytes)?;
+        Ok(0)
+    })
+}
+
+/// Bytes of one request of a batch that moved `bytes` from its start.
+///
+/// # Safety
+/// `batch` is NULL or points to a batch that is not completed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_request_bytes(batch: *const Batch, member: u32, bytes: u64) -> u64 {
+    // SAFETY: NULL or a batch, as the header requires.
+    let Some(batch) = (unsafe { batch.as_ref() }) else { return 0 };
+    if batch.requests.is_null() || member >= batch.count {
+        return 0;
+    }
+    // SAFETY: `requests` has `count` members, and `member` is below that.
+    let request = unsafe { &*batch.requests.add(member as usize) };
+    let before = request.offset.saturating_sub(batch.offset);
+    bytes.saturating_sub(before).min(request.len)
+}
+
+/// Switches the policy.
+///
+/// # Safety
+/// `policy` is NULL or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn impresario_set_policy(scheduler: *mut Handle, policy: *const c_char) -> c_int {
+    on(scheduler, |s| {
+        // SAFETY: NULL or a string, as the header requires.
+        let text = unsafe { guard::text(policy, "policy") }?;
+        s.set_policy(&impresario_embed::parse_policy(text)?)?;
+        Ok(0)
+    })
+}
+
+/// Lets no batch go to a lane for a while.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_hold(scheduler: *mut Handle, lane: u32, span_us: u64) -> c_int {
+    on(scheduler, |s| {
+        let Ok(lane) = u16::try_from(lane) else {
+            return Err(Refusal::invalid(format!("lane {lane} does not exist")));
+        };
+        s.hold(lane, Duration::from_micros(span_us))?;
+        Ok(0)
+    })
+}
+
+/// Tells whether a connection can take data.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_ready(scheduler: *mut Handle, connection: u32, ready: c_int) -> c_int {
+    on(scheduler, |s| {
+        s.ready(connection, ready != 0);
+        Ok(0)
+    })
+}
+
+/// The text of this thread's last error.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_last_error() -> *const c_char {
+    guard::last_error()
+}
+
+/// The version of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}

@@ -1,0 +1,165 @@
+//! What the program gets: a batch and its requests, in the layout that C sees.
+
+use impresario_engine::Work;
+use impresario_sched::{Nanos, Op};
+
+/// What of a request the engine does not keep: the program's own words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Identity {
+    /// The program's word for the request.
+    pub token: u64,
+    /// Key of the file.
+    pub file: u64,
+    /// Key of the client.
+    pub client: u64,
+    /// Application.
+    pub job: u64,
+    /// User.
+    pub user: u32,
+}
+
+/// A request in a batch. `impresario_request_t` of `impresario.h`: the layout is fixed.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// The number that submitting gave it.
+    pub id: u64,
+    /// The batch it is in.
+    pub batch: u64,
+    /// The program's word for it.
+    pub token: u64,
+    /// Key of the file.
+    pub file: u64,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    /// Length, bytes.
+    pub len: u64,
+    /// Key of the client.
+    pub client: u64,
+    /// Application.
+    pub job: u64,
+    /// When it was submitted, CLOCK_MONOTONIC in nanoseconds.
+    pub arrival_ns: u64,
+    /// Connection.
+    pub connection: u32,
+    /// User.
+    pub user: u32,
+    /// Its place in the batch, from 0.
+    pub member: u32,
+    /// Device or data server.
+    pub lane: u32,
+    /// Operation, see [`op_code`].
+    pub op: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A batch. `impresario_batch_t` of `impresario.h`: the layout is fixed.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Batch {
+    /// Its number; completing names it.
+    pub id: u64,
+    /// Key of the file.
+    pub file: u64,
+    /// Offset of the first byte in the file.
+    pub offset: u64,
+    /// Bytes from the first to the last.
+    pub len: u64,
+    /// When it was handed out, CLOCK_MONOTONIC in nanoseconds.
+    pub handed_ns: u64,
+    /// Its requests, in order of offset.
+    pub requests: *const Member,
+    /// How many; at least 1.
+    pub count: u32,
+    /// Device or data server.
+    pub lane: u32,
+    /// Operation of all of them, see [`op_code`].
+    pub op: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A batch with its requests, for as long as somebody holds it.
+#[derive(Debug)]
+pub struct Handed {
+    batch: Batch,
+    members: Box<[Member]>,
+}
+
+// SAFETY: the only pointer, `batch.requests`, points into `members`, which lives as long and is never changed.
+unsafe impl Send for Handed {}
+// SAFETY: as above; nothing is changed after `new`.
+unsafe impl Sync for Handed {}
+
+impl Handed {
+    pub(crate) fn new(id: u64, work: &Work<Identity>, at: Nanos) -> Handed {
+        let extent = work.batch.extent;
+        let op = op_code(work.batch.op);
+        let lane = u32::from(extent.lane.0);
+        let members = work.parts.iter().enumerate().map(|(i, (request, identity))| Member {
+            id: request.id.0,
+            batch: id,
+            token: identity.token,
+            file: identity.file,
+            offset: request.extent.file_offset,
+            len: request.extent.len,
+            client: identity.client,
+            job: identity.job,
+            arrival_ns: request.arrival.0,
+            connection: request.conn.0,
+            user: identity.user,
+            member: i as u32,
+            lane,
+            op,
+            reserved: 0,
+        });
+        let members: Box<[Member]> = members.collect();
+        let batch = Batch {
+            id,
+            file: members.first().map_or(0, |m| m.file),
+            offset: extent.file_offset,
+            len: extent.len,
+            handed_ns: at.0,
+            requests: members.as_ptr(),
+            count: members.len() as u32,
+            lane,
+            op,
+            reserved: 0,
+        };
+        Handed { batch, members }
+    }
+
+    /// The batch.
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
+    /// Its requests, in order of offset.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+}
+
+/// How an operation is written in C.
+pub const fn op_code(op: Op) -> u32 {
+    match op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Sync => 2,
+        Op::Truncate => 3,
+        Op::Unlink => 4,
+    }
+}
+
+/// The operation of a code.
+pub const fn op_of(code: u32) -> Option<Op> {
+    Some(match code {
+        0 => Op::Read,
+        1 => Op::Write,
+        2 => Op::Sync,
+        3 => Op::Truncate,
+        4 => Op::Unlink,
+        _ => return None,
+    })
+}

@@ -1,0 +1,475 @@
+//! What a program needs around the engine to embed a scheduler: options, dispatcher threads, polling, and batches by
+//! number. The C interfaces (`capi`, `agios`) are thin layers over [`Scheduler`]; Rust programs use it as it is:
+//!
+//! ```
+//! use impresario_embed::{Options, Receiver, Scheduler, Submit};
+//! let scheduler = Scheduler::new(Options::default(), Receiver::Poll).unwrap();
+//! scheduler.submit(&Submit { file: 1, offset: 0, len: 4096, token: 42, ..Submit::default() }).unwrap();
+//! let handed = scheduler.next(std::time::Duration::from_secs(1)).unwrap().expect("a lone request goes at once");
+//! assert_eq!(handed.members()[0].token, 42);
+//! scheduler.complete(handed.batch().id, 0, handed.batch().len).unwrap();
+//! ```
+
+mod flights;
+pub mod guard;
+mod handed;
+mod options;
+mod ready;
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
+use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status};
+
+use flights::Flights;
+pub use handed::{Batch, Handed, Identity, Member, op_code, op_of};
+pub use options::{Dispatch, Options, parse_policy};
+use ready::{Ready, Taken, Wait};
+
+/// A request as the program gives it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Submit {
+    /// Operation.
+    pub op: Op,
+    /// Stable key of the file.
+    pub file: u64,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    /// Offset in the lane's own space, bytes; `None`: the same as `offset`.
+    pub lane_offset: Option<u64>,
+    /// Length, bytes; at least 1 for reads and writes. On barriers `u64::MAX` means "to the end".
+    pub len: u64,
+    /// The program's own word for it; comes back untouched.
+    pub token: u64,
+    /// Stable key of the client.
+    pub client: u64,
+    /// Application.
+    pub job: u64,
+    /// Connection.
+    pub connection: u32,
+    /// User.
+    pub user: u32,
+    /// Device or data server, below [`Options::lanes`].
+    pub lane: u16,
+}
+
+impl Default for Submit {
+    fn default() -> Self {
+        Submit {
+            op: Op::Read,
+            file: 0,
+            offset: 0,
+            lane_offset: None,
+            len: 0,
+            token: 0,
+            client: 0,
+            job: 0,
+            connection: 0,
+            user: 0,
+            lane: 0,
+        }
+    }
+}
+
+/// A call that cannot be served; one line with the remedy. Nothing has changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Misuse {
+    /// The scheduler was shut down.
+    #[error("the scheduler was shut down")]
+    Closed,
+    /// The scheduler stayed full for the whole of its submit timeout.
+    #[error("the scheduler is full ({0} requests); complete some, or raise queue_requests or the submit timeout")]
+    Full(u32),
+    /// A field of a request is out of range.
+    #[error("{0}")]
+    Request(String),
+    /// No such batch is with the program.
+    #[error("batch {batch:#x} is not with the program: it was completed before, or never handed out")]
+    NoBatch {
+        /// Its number.
+        batch: u64,
+    },
+    /// The batch has no such member.
+    #[error("batch {batch:#x} has {count} requests, there is no number {member}")]
+    NoMember {
+        /// Its number.
+        batch: u64,
+        /// The member asked for.
+        member: u32,
+        /// How many it has.
+        count: usize,
+    },
+    /// A member was completed before.
+    #[error("request {member} of batch {batch:#x} was completed before")]
+    Twice {
+        /// The batch.
+        batch: u64,
+        /// The member.
+        member: u32,
+    },
+    /// Some members were completed one by one already.
+    #[error("requests of batch {batch:#x} were completed one by one; complete the others like that too")]
+    Mixed {
+        /// The batch.
+        batch: u64,
+    },
+    /// The scheduler calls back; there is nothing to poll.
+    #[error("this scheduler was made with callbacks; polling needs one made without")]
+    NotPolled,
+    /// Shutting down from a callback would wait for itself.
+    #[error("a callback of this scheduler is running on this thread; shut it down from another thread")]
+    InCallback,
+}
+
+/// How the program takes work.
+pub enum Receiver {
+    /// It asks, with [`Scheduler::next`].
+    Poll,
+    /// It is called, without any lock held, on the threads that [`Options::dispatch`] names.
+    Call(Box<dyn Fn(&Handed) + Send + Sync>),
+}
+
+/// What was left when a scheduler was shut down.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// Requests that were never handed out.
+    pub dropped: Vec<Identity>,
+    /// Callbacks that still ran when patience ended; their threads end when they return.
+    pub running: usize,
+}
+
+/// The executor of the engine: hands work over to dispatcher threads or pollers.
+struct Hands {
+    ready: Ready,
+    flights: Flights,
+    receiver: Receiver,
+    inline: bool,
+    /// Dispatched in the instant of closing.
+    late: Mutex<Vec<Identity>>,
+}
+
+/// Batches that a thread of the program runs before it leaves the rest to the dispatcher's.
+const INLINE_BATCHES: usize = 64;
+const EIO: i32 = 5;
+
+thread_local! {
+    /// Schedulers (by address) whose calls, or callbacks, are under way on this thread.
+    static INSIDE: RefCell<Vec<(*const Hands, Inside)>> = const { RefCell::new(Vec::new()) };
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    Call,
+    Callback,
+}
+
+/// Marks a call or a callback on this thread for as long as it lives.
+struct Mark;
+
+impl Mark {
+    fn new(hands: *const Hands, what: Inside) -> Mark {
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().push((hands, what)));
+        Mark
+    }
+
+    fn there(hands: *const Hands, what: Inside) -> bool {
+        INSIDE.try_with(|inside| inside.borrow().contains(&(hands, what))).unwrap_or(false)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
+    }
+}
+
+impl Executor<Identity> for Hands {
+    fn start(&self, work: Work<Identity>) -> Started<Identity> {
+        // In inline mode the thread inside a call looks for work when the call is done; others leave it to the dispatcher.
+        let wake = !(self.inline && Mark::there(self, Inside::Call));
+        match self.ready.push(work, wake) {
+            None => Started::Pending,
+            Some(work) => {
+                let parts = work.parts.iter().map(|(_, identity)| *identity);
+                self.late.lock().unwrap_or_else(PoisonError::into_inner).extend(parts);
+                let at = now();
+                Started::Finished(work.ticket, Outcome { errno: EIO, bytes_done: 0, started: at, finished: at })
+            }
+        }
+    }
+}
+
+impl Hands {
+    fn call(&self, work: Work<Identity>) {
+        let Receiver::Call(callback) = &self.receiver else { return };
+        let handed = self.flights.enter(work);
+        let _mark = Mark::new(self, Inside::Callback);
+        let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback(&handed)));
+        if called.is_err() {
+            // The panic's text is on stderr; the scheduler goes on without this batch.
+            let at = Nanos::ZERO;
+            let failed = Outcome { errno: EIO, bytes_done: 0, started: at, finished: at };
+            let _ = self.flights.complete(handed.batch().id, failed);
+        }
+    }
+
+    fn dispatch(&self) {
+        let mut works = Vec::new();
+        while let Taken::Some(lane) = self.ready.take(Wait::ForWork, &mut works, true) {
+            for work in works.drain(..) {
+                self.call(work);
+            }
+            self.ready.served(lane);
+        }
+    }
+
+    /// Runs a call of the program; in inline mode, then the callbacks that are due.
+    fn inside<R>(&self, call: impl FnOnce() -> R) -> R {
+        // Within a callback the outermost call goes on with what this one made ready: no recursion.
+        if !self.inline || Mark::there(self, Inside::Call) {
+            return call();
+        }
+        let _mark = Mark::new(self, Inside::Call);
+        let answer = call();
+        let mut works = Vec::new();
+        for _ in 0..INLINE_BATCHES {
+            let Taken::Some(lane) = self.ready.take(Wait::No, &mut works, false) else { return answer };
+            for work in works.drain(..) {
+                self.call(work);
+            }
+            self.ready.served(lane);
+        }
+        self.ready.nudge();
+        answer
+    }
+}
+
+/// A scheduler within the program. All functions may be called from any thread, callbacks included.
+pub struct Scheduler {
+    engine: Arc<Engine<Identity>>,
+    hands: Arc<Hands>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    lanes: u16,
+    queue_requests: u32,
+}
+
+impl Scheduler {
+    /// Makes one, or says in one line what is wrong with the options.
+    pub fn new(options: Options, receiver: Receiver) -> Result<Scheduler, String> {
+        options.check()?;
+        guard::watch_forks();
+        let polled = matches!(receiver, Receiver::Poll);
+        let threads = if polled { 0 } else { options.dispatch_threads() };
+        let inline = !polled && options.dispatch == Dispatch::Inline;
+        // Pollers and borrowed threads are the program's own to limit.
+        let per_lane = if polled || inline { u32::MAX } else { threads / u32::from(options.lanes) };
+        let hands = Arc::new(Hands {
+            ready: Ready::new(options.lanes, per_lane),
+            flights: Flights::default(),
+            receiver,
+            inline,
+            late: Mutex::default(),
+        });
+        let config = EngineConfig {
+            lanes: options.lanes,
+            shared_space: options.shared_space,
+            lane_requests: options.lane_requests,
+            lane_bytes: options.lane_bytes,
+            total_requests: options.total_requests,
+            node_rank: options.node_rank,
+            queue_requests: options.queue_requests,
+            submit_timeout: options.submit_timeout,
+            cost: options.cost,
+            ..EngineConfig::new(options.policy)
+        };
+        let engine =
+            Engine::new(config, Arc::clone(&hands) as Arc<dyn Executor<Identity>>).map_err(|e| e.to_string())?;
+        let (lanes, queue_requests) = (options.lanes, options.queue_requests);
+        let scheduler = Scheduler { engine, hands, threads: Mutex::default(), lanes, queue_requests };
+        for n in 0..threads {
+            let hands = Arc::clone(&scheduler.hands);
+            let thread = std::thread::Builder::new().name(format!("dispatch-{n}")).spawn(move || hands.dispatch());
+            let thread = thread.map_err(|e| {
+                format!("dispatcher thread {n} cannot be started ({e}); raise the limit of threads or lower dispatch_threads")
+            })?;
+            scheduler.threads().push(thread);
+        }
+        Ok(scheduler)
+    }
+
+    fn threads(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self, s: &Submit) -> Result<(), Misuse> {
+        let wrong = |text: String| Err(Misuse::Request(text));
+        if s.lane >= self.lanes {
+            return wrong(format!("lane {} does not exist: there are {}, counted from 0", s.lane, self.lanes));
+        }
+        if s.op.is_data() {
+            if s.len == 0 {
+                return wrong("len is 0: a read or write moves at least 1 byte".into());
+            }
+            let furthest = s.offset.max(s.lane_offset.unwrap_or(0));
+            if furthest.checked_add(s.len).is_none_or(|end| end == u64::MAX) {
+                return wrong(format!("offset {furthest} + len {} lies beyond 2^64 - 2", s.len));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a request in; waits at most the submit timeout while the scheduler is full.
+    pub fn submit(&self, s: &Submit) -> Result<u64, Misuse> {
+        self.check(s)?;
+        let submission = Submission {
+            op: s.op,
+            file: s.file,
+            lane: LaneId(s.lane),
+            file_offset: s.offset,
+            lane_offset: s.lane_offset.unwrap_or(s.offset),
+            len: s.len,
+            client: s.client,
+            conn: ConnId(s.connection),
+            job: s.job,
+            user: s.user,
+        };
+        let identity = Identity { token: s.token, file: s.file, client: s.client, job: s.job, user: s.user };
+        match self.hands.inside(|| self.engine.submit(submission, identity)) {
+            Ok(id) => Ok(id.0),
+            Err(Refused::Busy(_)) => Err(Misuse::Full(self.queue_requests)),
+            Err(Refused::Closed(_)) => Err(Misuse::Closed),
+        }
+    }
+
+    /// The next batch, for a scheduler made with [`Receiver::Poll`]; `None` when there was none within `patience`.
+    /// It stays with the program until it is completed.
+    pub fn next(&self, patience: Duration) -> Result<Option<Arc<Handed>>, Misuse> {
+        if !matches!(self.hands.receiver, Receiver::Poll) {
+            return Err(Misuse::NotPolled);
+        }
+        let wait = if patience.is_zero() {
+            Wait::No
+        } else {
+            Instant::now().checked_add(patience).map_or(Wait::ForWork, Wait::Until)
+        };
+        let mut works = Vec::with_capacity(1);
+        match self.hands.ready.take(wait, &mut works, false) {
+            Taken::Some(lane) => self.hands.ready.served(lane),
+            Taken::Nothing => return Ok(None),
+            Taken::Closed => return Err(Misuse::Closed),
+        }
+        Ok(works.pop().map(|work| self.hands.flights.enter(work)))
+    }
+
+    /// Ends a batch: 0 or an errno, and the bytes moved from its start.
+    pub fn complete(&self, batch: u64, errno: i32, bytes_done: u64) -> Result<(), Misuse> {
+        self.complete_timed(batch, errno, bytes_done, Nanos::ZERO, Nanos::ZERO)
+    }
+
+    /// The same with the time that the device took, on CLOCK_MONOTONIC; zero: from the hand-over, and to now.
+    pub fn complete_timed(
+        &self,
+        batch: u64,
+        errno: i32,
+        bytes_done: u64,
+        started: Nanos,
+        finished: Nanos,
+    ) -> Result<(), Misuse> {
+        let outcome = Outcome { errno, bytes_done, started, finished };
+        self.hands.inside(|| self.hands.flights.complete(batch, outcome))
+    }
+
+    /// Ends one request of a batch; the last one ends the batch.
+    pub fn complete_member(&self, batch: u64, member: u32, errno: i32, bytes: u64) -> Result<(), Misuse> {
+        self.hands.inside(|| self.hands.flights.complete_member(batch, member, errno, bytes))
+    }
+
+    /// Withdraws a request: its identity when it was still queued, `None` when it is with the program or gone.
+    pub fn cancel(&self, id: u64) -> Option<Identity> {
+        self.hands.inside(|| self.engine.cancel(RequestId(id)))
+    }
+
+    /// Withdraws what a connection has queued.
+    pub fn cancel_connection(&self, connection: u32) -> Vec<Identity> {
+        self.hands.inside(|| self.engine.cancel_connection(ConnId(connection)))
+    }
+
+    /// Switches the policy, live. A refusal changes nothing.
+    pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), String> {
+        self.hands.inside(|| self.engine.set_policy(spec)).map_err(|e| e.to_string())
+    }
+
+    /// Lets no batch go to a lane for so long; zero ends a hold.
+    pub fn hold(&self, lane: u16, span: Duration) -> Result<(), Misuse> {
+        if lane >= self.lanes {
+            let all = self.lanes;
+            return Err(Misuse::Request(format!("lane {lane} does not exist: there are {all}, counted from 0")));
+        }
+        let span = Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        self.hands.inside(|| self.engine.hold(LaneId(lane), now() + span));
+        Ok(())
+    }
+
+    /// Tells whether a connection can take data, for the policies that go by it; those not heard of can.
+    pub fn ready(&self, connection: u32, ready: bool) {
+        self.hands.inside(|| self.engine.ready(ConnId(connection), ready));
+    }
+
+    /// Policy, queues and statistics.
+    pub fn status(&self) -> Status {
+        self.engine.status()
+    }
+
+    /// Batches that are with the program, and batches that wait for a thread to take them up.
+    pub fn handed(&self) -> (usize, usize) {
+        (self.hands.flights.count(), self.hands.ready.queued())
+    }
+
+    /// Zeroes the statistics.
+    pub fn reset_statistics(&self) {
+        self.engine.reset_statistics();
+    }
+
+    /// Refuses new requests, waits at most `patience` for what is with the program, then at most as long
+    /// (at least 1 s) for callbacks to return, and ends the threads.
+    pub fn shutdown(&self, patience: Duration) -> Result<Left, Misuse> {
+        let hands: *const Hands = Arc::as_ptr(&self.hands);
+        if Mark::there(hands, Inside::Callback) {
+            return Err(Misuse::InCallback);
+        }
+        let patience = patience.min(Duration::from_secs(3600));
+        let mut dropped = self.engine.shutdown(patience);
+        let untaken = self.hands.ready.close();
+        dropped.extend(untaken.iter().flat_map(|work| work.parts.iter().map(|(_, identity)| *identity)));
+        drop(untaken); // reported as EIO
+        // A batch may be between the engine and us; it arrives within microseconds, or was lost with its thread.
+        let arrival = Instant::now() + Duration::from_secs(1);
+        while self.engine.status().in_flight_batches as usize > self.hands.flights.count() && Instant::now() < arrival {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let mut threads = std::mem::take(&mut *self.threads());
+        // A callback under way gets a second at least: without one, most calls would find one running.
+        let end = Instant::now() + patience.max(Duration::from_secs(1));
+        while threads.iter().any(|t| !t.is_finished()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let running: Vec<_> = threads.extract_if(.., |t| !t.is_finished()).collect();
+        for thread in threads {
+            let _ = thread.join();
+        }
+        let left = Left { dropped: Vec::new(), running: running.len() };
+        self.threads().extend(running);
+        self.hands.flights.abandon();
+        dropped.append(&mut self.hands.late.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Left { dropped, ..left })
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        let _ = self.shutdown(Duration::ZERO);
+    }
+}

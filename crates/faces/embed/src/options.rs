@@ -1,0 +1,304 @@
+//! What a scheduler is made from: options in code, or the same as TOML text.
+
+use std::time::Duration;
+
+use impresario_engine::EngineConfig;
+use impresario_sched::{CostCurve, CostModel, LinearCost, Nanos, OpCost, PolicySpec, Table, policy};
+use serde::Deserialize;
+
+/// On whose threads callbacks run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dispatch {
+    /// On so many threads of the library, 1 to [`Options::DISPATCH_THREADS_MAX`].
+    Threads(u32),
+    /// One thread per lane, at most [`Options::DISPATCH_THREADS_AUTO`]: a lane whose callback blocks holds no other up.
+    Auto,
+    /// On the threads that submit and complete, without a hand-over; for callbacks that do not block.
+    Inline,
+}
+
+/// What a scheduler is made from.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The policy with its parameters.
+    pub policy: PolicySpec,
+    /// Devices or data servers below the scheduler, 1 to 65,535.
+    pub lanes: u16,
+    /// Lanes address one space: requests are not split at lanes, and conflicts are judged across them.
+    pub shared_space: bool,
+    /// Batches with the program per lane at most (the hand-off depth).
+    pub lane_requests: u32,
+    /// Bytes with the program per lane at which no further batch goes there.
+    pub lane_bytes: u64,
+    /// Batches with the program over all lanes at most.
+    pub total_requests: u32,
+    /// Requests in the scheduler at most, queued and with the program, 1 to 1,048,576.
+    pub queue_requests: u32,
+    /// Position of this node among its like, from 0.
+    pub node_rank: u32,
+    /// How long submitting waits while the scheduler is full.
+    pub submit_timeout: Duration,
+    /// On whose threads callbacks run.
+    pub dispatch: Dispatch,
+    /// Time to process, for the policies that go by it.
+    pub cost: CostModel,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let engine = EngineConfig::new(PolicySpec::named("fifo"));
+        Options {
+            policy: engine.policy,
+            lanes: engine.lanes,
+            shared_space: engine.shared_space,
+            lane_requests: EngineConfig::LANE_REQUESTS,
+            lane_bytes: engine.lane_bytes,
+            total_requests: engine.total_requests,
+            queue_requests: engine.queue_requests,
+            node_rank: engine.node_rank,
+            submit_timeout: engine.submit_timeout,
+            dispatch: Dispatch::Auto,
+            cost: engine.cost,
+        }
+    }
+}
+
+impl Options {
+    /// Most dispatcher threads.
+    pub const DISPATCH_THREADS_MAX: u32 = 256;
+    /// Most dispatcher threads that are started unasked.
+    pub const DISPATCH_THREADS_AUTO: u32 = 8;
+
+    /// The threads to start.
+    pub fn dispatch_threads(&self) -> u32 {
+        match self.dispatch {
+            Dispatch::Threads(n) => n.clamp(1, Self::DISPATCH_THREADS_MAX),
+            Dispatch::Auto => u32::from(self.lanes).clamp(1, Self::DISPATCH_THREADS_AUTO),
+            // For what becomes due by time, when no thread of the program is there to run it.
+            Dispatch::Inline => 1,
+        }
+    }
+
+    /// Says in one line what is out of range.
+    pub fn check(&self) -> Result<(), String> {
+        if self.lanes == 0 {
+            return Err("lanes = 0: give 1 to 65535".into());
+        }
+        if !(1..=Table::CAPACITY_MAX).contains(&self.queue_requests) {
+            return Err(format!("queue_requests = {}: give 1 to {}", self.queue_requests, Table::CAPACITY_MAX));
+        }
+        if let Dispatch::Threads(n) = self.dispatch
+            && !(1..=Self::DISPATCH_THREADS_MAX).contains(&n)
+        {
+            let max = Self::DISPATCH_THREADS_MAX;
+            return Err(format!("dispatch_threads = {n}: give 1 to {max}, or leave it out"));
+        }
+        for (name, value) in [("lane_requests", self.lane_requests), ("total_requests", self.total_requests)] {
+            if value == 0 {
+                return Err(format!("{name} = 0 would let nothing through: give at least 1, or leave it out"));
+            }
+        }
+        if self.lane_bytes == 0 {
+            return Err("lane_bytes = 0 would let nothing through: give at least 1, or leave it out".into());
+        }
+        policy::check(&self.policy, self.lanes).map_err(|e| e.to_string())
+    }
+
+    /// Changes what `text` (TOML) names; every key is documented in `doc/EMBEDDING.md`. What it does not name stays.
+    pub fn read(mut self, text: &str) -> Result<Options, String> {
+        let file: File = toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
+            let what = e.message().trim().replace('\n', "; ");
+            line.map_or(what.clone(), |line| format!("line {line}: {what}"))
+        })?;
+        if let Some(policy) = file.policy {
+            self.policy = match policy {
+                PolicyText::Text(text) => parse_policy(&text)?,
+                PolicyText::Table(spec) => spec,
+            };
+        }
+        let set = |to: &mut u32, from: Option<u32>| *to = from.unwrap_or(*to);
+        self.lanes = file.lanes.unwrap_or(self.lanes);
+        self.shared_space = file.shared_space.unwrap_or(self.shared_space);
+        set(&mut self.lane_requests, file.lane_requests);
+        self.lane_bytes = file.lane_bytes.unwrap_or(self.lane_bytes);
+        set(&mut self.total_requests, file.total_requests);
+        set(&mut self.queue_requests, file.queue_requests);
+        set(&mut self.node_rank, file.node_rank);
+        if let Some(ms) = file.submit_timeout_ms {
+            self.submit_timeout = Duration::from_millis(u64::from(ms));
+        }
+        self.dispatch = match file.dispatch_threads {
+            None => self.dispatch,
+            Some(Threads::Number(n)) => Dispatch::Threads(n),
+            Some(Threads::Word(word)) if word == "inline" => Dispatch::Inline,
+            Some(Threads::Word(word)) if word == "auto" => Dispatch::Auto,
+            Some(Threads::Word(word)) => {
+                return Err(format!("dispatch_threads = \"{word}\": give a number, \"auto\" or \"inline\""));
+            }
+        };
+        if let Some(cost) = file.read_cost {
+            self.cost.read = cost.model("read_cost")?;
+            self.cost.source = "configured".into();
+        }
+        if let Some(cost) = file.write_cost {
+            self.cost.write = cost.model("write_cost")?;
+            self.cost.source = "configured".into();
+        }
+        self.cost.correct = file.correct_cost.unwrap_or(self.cost.correct);
+        Ok(self)
+    }
+}
+
+/// `mlf`, or `mlf quantum_bytes=65536 window_us=0`; a value with spaces stands in double quotes.
+pub fn parse_policy(text: &str) -> Result<PolicySpec, String> {
+    let (name, mut rest) = next_word(text)?;
+    if name.is_empty() {
+        return Err("the policy has no name: give one such as \"mlf\"".into());
+    }
+    let mut spec = PolicySpec::named(&name);
+    while !rest.is_empty() {
+        let (word, after) = next_word(rest)?;
+        match word.split_once('=') {
+            Some((key, value)) if !key.is_empty() => spec = spec.with(key, value),
+            _ => return Err(format!("policy '{text}': \"{word}\" is not a parameter: write key=value")),
+        }
+        rest = after;
+    }
+    Ok(spec)
+}
+
+/// The first word without its quotes, and what follows it.
+fn next_word(text: &str) -> Result<(String, &str), String> {
+    let text = text.trim();
+    let (mut word, mut quoted) = (String::new(), false);
+    for (at, c) in text.char_indices() {
+        match c {
+            '"' => quoted = !quoted,
+            c if c.is_whitespace() && !quoted => return Ok((word, text[at..].trim_start())),
+            c => word.push(c),
+        }
+    }
+    if quoted { Err(format!("policy '{text}': a quotation mark is not closed")) } else { Ok((word, "")) }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "policy must be text such as \"mlf\", or a table with name and parameters")]
+enum PolicyText {
+    Text(String),
+    Table(PolicySpec),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "dispatch_threads must be a number, \"auto\" or \"inline\"")]
+enum Threads {
+    Number(u32),
+    Word(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    policy: Option<PolicyText>,
+    lanes: Option<u16>,
+    shared_space: Option<bool>,
+    lane_requests: Option<u32>,
+    lane_bytes: Option<u64>,
+    total_requests: Option<u32>,
+    queue_requests: Option<u32>,
+    node_rank: Option<u32>,
+    submit_timeout_ms: Option<u32>,
+    dispatch_threads: Option<Threads>,
+    read_cost: Option<Cost>,
+    write_cost: Option<Cost>,
+    correct_cost: Option<bool>,
+}
+
+/// A line, or measured points (size in bytes, nanoseconds).
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cost {
+    fixed_ns: Option<u64>,
+    ps_per_byte: Option<u64>,
+    points_ns: Option<Vec<(u64, u64)>>,
+}
+
+impl Cost {
+    fn model(&self, key: &str) -> Result<OpCost, String> {
+        match (self.fixed_ns, self.ps_per_byte, &self.points_ns) {
+            (Some(fixed_ns), Some(ps_per_byte), None) => Ok(LinearCost { fixed: Nanos(fixed_ns), ps_per_byte }.into()),
+            (None, None, Some(points)) => {
+                let points: Vec<_> = points.iter().map(|(size, ns)| (*size, Nanos(*ns))).collect();
+                CostCurve::through(&points).map(Into::into).map_err(|e| format!("{key}: {e}"))
+            }
+            _ => Err(format!("{key} needs either fixed_ns and ps_per_byte, or points_ns = [[bytes, ns], …]")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_sched::Op;
+
+    use super::*;
+
+    #[test]
+    fn every_key_is_read_and_the_rest_stays() {
+        let text = "policy = 'mlf quantum_bytes=65536'\nlanes = 3\nshared_space = true\nlane_requests = 4\n\
+                    lane_bytes = 1000000\ntotal_requests = 9\nqueue_requests = 77\nnode_rank = 2\n\
+                    submit_timeout_ms = 0\ndispatch_threads = 'inline'\n\
+                    correct_cost = true\n[read_cost]\nfixed_ns = 5\nps_per_byte = 0\n\
+                    [write_cost]\npoints_ns = [[4096, 1000], [8192, 2000]]\n";
+        let o = Options::default().read(text).unwrap();
+        assert_eq!(o.policy, PolicySpec::named("mlf").with("quantum_bytes", 65536));
+        assert_eq!((o.lanes, o.shared_space, o.lane_requests, o.lane_bytes), (3, true, 4, 1_000_000));
+        assert_eq!((o.total_requests, o.queue_requests, o.node_rank), (9, 77, 2));
+        assert_eq!((o.submit_timeout, o.dispatch), (Duration::ZERO, Dispatch::Inline));
+        assert_eq!((o.cost.ttp(Op::Read, 999), o.cost.ttp(Op::Write, 4096)), (Nanos(5), Nanos(1000)));
+        assert!(o.cost.correct && !Options::default().cost.correct);
+        let again = o.clone().read("lanes = 4").unwrap();
+        assert_eq!((again.lanes, again.queue_requests), (4, 77));
+        let table = Options::default().read("policy = { name = 'fifo', merge = true }").unwrap();
+        assert_eq!(table.policy, PolicySpec::named("fifo").with("merge", "on"));
+    }
+
+    #[test]
+    fn values_with_spaces_are_quoted() {
+        let spec = parse_policy(r#" wfq  rules="a: job=1 {quantum_bytes=1024}; b: * {}" merge=on "#).unwrap();
+        let rules = "a: job=1 {quantum_bytes=1024}; b: * {}";
+        assert_eq!(spec, PolicySpec::named("wfq").with("rules", rules).with("merge", "on"));
+        assert!(parse_policy("wfq rules=\"a").unwrap_err().contains("not closed"));
+        assert!(parse_policy("  ").unwrap_err().contains("no name"));
+    }
+
+    #[test]
+    fn mistakes_are_one_line_that_names_them() {
+        for (text, wants) in [
+            ("lanes = 1\nlans = 2", &["line 2", "lans"][..]),
+            ("lanes = 70000", &["line 1", "70000"]),
+            ("lanes = ", &["line 1"]),
+            ("policy = 3", &["policy must be text"]),
+            ("policy = 'mlf quantum'", &["\"quantum\"", "key=value"]),
+            ("dispatch_threads = 'many'", &["\"many\"", "inline"]),
+            ("[read_cost]\nfixed_ns = 1", &["read_cost", "ps_per_byte"]),
+            ("[write_cost]\npoints_ns = [[1, 1]]", &["write_cost", "1 points"]),
+        ] {
+            let message = Options::default().read(text).unwrap_err();
+            assert!(wants.iter().all(|w| message.contains(w)), "{text}: {message}");
+            assert!(!message.contains('\n'), "{message}");
+        }
+        for (text, wants) in [
+            ("lanes = 0", "lanes = 0"),
+            ("queue_requests = 0", "queue_requests"),
+            ("dispatch_threads = 0", "dispatch_threads"),
+            ("lane_requests = 0", "lane_requests"),
+            ("policy = 'nosuch'", "nosuch"),
+            ("policy = 'mlf quantum_bytes=1'", "quantum_bytes"),
+            ("policy = 'twins'", "two data servers"),
+        ] {
+            let message = Options::default().read(text).unwrap().check().unwrap_err();
+            assert!(message.contains(wants), "{text}: {message}");
+        }
+        assert_eq!(Options::default().check(), Ok(()));
+    }
+}

@@ -1,0 +1,107 @@
+//! Queues in order of arrival, in which the oldest request may take along what touches it: `fifo`, `to`, `to-agg`,
+//! `wfq` and `twins`.
+
+use rustc_hash::FxHashMap;
+
+use super::arrivals::Arrivals;
+use super::runs::{RunQueue, Runs};
+use super::{Params, Setup, View};
+use crate::table::Slot;
+use crate::types::{FileId, Op};
+
+/// Several such queues, each named by its number. Taking neighbours along stays within a queue.
+pub(crate) struct Backlog {
+    queues: Vec<Arrivals>,
+    merging: Option<Merging>,
+}
+
+struct Merging {
+    runs: Runs,
+    queues: FxHashMap<(u32, FileId, Op), RunQueue>,
+}
+
+impl Backlog {
+    /// `queues` queues; with `merge`, batches up to the parameters `batch_requests` and `batch_bytes`.
+    pub fn new(queues: usize, merge: bool, params: &Params, setup: &Setup) -> Backlog {
+        let runs = || Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
+        Backlog {
+            queues: (0..queues).map(|_| Arrivals::default()).collect(),
+            merging: merge.then(|| Merging { runs: runs(), queues: FxHashMap::default() }),
+        }
+    }
+
+    /// One more queue; its number.
+    pub fn add_queue(&mut self) -> usize {
+        self.queues.push(Arrivals::default());
+        self.queues.len() - 1
+    }
+
+    /// Queues a request.
+    pub fn insert(&mut self, view: &View<'_>, queue: usize, slot: Slot) {
+        self.queues[queue].insert(view, slot);
+        if let Some(m) = &mut self.merging {
+            let key = (queue as u32, view.table.file(slot), view.table.op(slot));
+            m.runs.insert(m.queues.entry(key).or_default(), view.table, slot, 0, |_| 0);
+        }
+    }
+
+    /// Forgets a cancelled request.
+    pub fn remove(&mut self, view: &View<'_>, queue: usize, slot: Slot) {
+        self.queues[queue].remove(view, slot);
+        self.with_run_queue(view, queue, slot, |runs, q| runs.remove(q, view.table, slot, |_| 0));
+    }
+
+    /// The queue has nothing.
+    pub fn is_empty(&self, queue: usize) -> bool {
+        self.queues[queue].is_empty()
+    }
+
+    /// What goes next: the oldest request, or where merging the first of the run around it.
+    pub fn first(&mut self, view: &View<'_>, queue: usize) -> Option<Slot> {
+        let oldest = self.oldest(view, queue)?.slot();
+        Some(self.merging.as_mut().map_or(oldest, |m| m.runs.run_of(oldest)))
+    }
+
+    /// The request that arrived first.
+    pub fn oldest(&mut self, view: &View<'_>, queue: usize) -> Option<crate::table::Arrival> {
+        self.queues[queue].oldest(view)
+    }
+
+    /// Bytes of the batch that starts with [`first`](Backlog::first): 1 at least, 16 TiB at most, so that sums fit 64
+    /// bits.
+    pub fn len_bytes(&self, view: &View<'_>, first: Slot) -> u64 {
+        // A run's length is kept in 32 bits; a single request may be longer than any batch.
+        let run = self.merging.as_ref().map_or(0, |m| m.runs.run(first).len);
+        run.max(view.table.len_bytes(first)).clamp(1, 1 << 44)
+    }
+
+    /// Moves that batch out of the queue.
+    pub fn take(&mut self, view: &View<'_>, queue: usize, first: Slot, batch: &mut Vec<Slot>) {
+        match self.merging {
+            None => batch.push(first),
+            Some(_) => self.with_run_queue(view, queue, first, |runs, q| {
+                runs.take(q, view.table, first, usize::MAX, batch, |_| 0);
+            }),
+        }
+        for &slot in &*batch {
+            self.queues[queue].remove(view, slot);
+        }
+    }
+
+    fn with_run_queue(
+        &mut self,
+        view: &View<'_>,
+        queue: usize,
+        slot: Slot,
+        act: impl FnOnce(&mut Runs, &mut RunQueue),
+    ) {
+        let Some(m) = &mut self.merging else { return };
+        let key = (queue as u32, view.table.file(slot), view.table.op(slot));
+        if let Some(q) = m.queues.get_mut(&key) {
+            act(&mut m.runs, q);
+            if q.is_empty() {
+                m.queues.remove(&key);
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A token bucket, kept as one instant: when it will be full if nothing more is taken.
+
+use crate::types::Nanos;
+
+/// What is taken and given is a span: tokens divided by the rate at which they come in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Bucket {
+    full_at: Nanos,
+}
+
+impl Bucket {
+    /// A bucket of a depth that holds a span's worth of tokens.
+    pub fn holding(span: Nanos, depth: Nanos, now: Nanos) -> Bucket {
+        Bucket { full_at: now + depth.since(span) }
+    }
+
+    /// From when on it holds `need`. It may then be taken more: the debt delays what comes next.
+    pub fn ready_at(&self, need: Nanos, depth: Nanos) -> Nanos {
+        (self.full_at + need.min(depth)).since(depth)
+    }
+
+    /// Takes tokens; what it cannot cover becomes debt.
+    pub fn take(&mut self, now: Nanos, span: Nanos) {
+        self.full_at = self.full_at.max(now) + span;
+    }
+
+    /// Gives back what was taken too much.
+    pub fn give_back(&mut self, span: Nanos) {
+        self.full_at = self.full_at.since(span);
+    }
+
+    /// Seconds' worth of tokens; negative is debt.
+    pub fn tokens_s(&self, now: Nanos, depth: Nanos) -> f64 {
+        (i128::from(depth.0) - i128::from(self.full_at.since(now).0)) as f64 / 1e9
+    }
+
+    /// It is as good as new.
+    pub fn is_full(&self, now: Nanos) -> bool {
+        self.full_at <= now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 tokens a second, depth 3: three at once, then one each 10 ms; idle time fills it up to the depth only.
+    #[test]
+    fn depth_and_rate() {
+        let (ms, depth, one) = (Nanos::from_millis, Nanos::from_millis(30), Nanos::from_millis(10));
+        let mut bucket = Bucket::default();
+        let mut taken = Vec::new();
+        for now in (1000..1050).map(ms) {
+            while bucket.ready_at(one, depth) <= now {
+                bucket.take(now, one);
+                taken.push(now);
+            }
+        }
+        assert_eq!(taken, [1000, 1000, 1000, 1010, 1020, 1030, 1040].map(ms));
+        assert!(!bucket.is_full(ms(1050)));
+        assert_eq!(bucket.tokens_s(ms(2000), depth), 0.03);
+        bucket.take(ms(2000), ms(100));
+        assert_eq!(bucket.tokens_s(ms(2000), depth), -0.07, "debt");
+        assert_eq!(bucket.ready_at(one, depth), ms(2080));
+        bucket.give_back(ms(50));
+        assert_eq!(bucket.ready_at(one, depth), ms(2030));
+        assert_eq!(Bucket::holding(ms(20), depth, ms(7)).ready_at(one, depth), Nanos::ZERO);
+        assert_eq!(Bucket::holding(ms(20), depth, ms(7)).tokens_s(ms(7), depth), 0.02);
+    }
+}

@@ -1,0 +1,224 @@
+//! Classes: those whom a rule holds to one account, all of them together or each job, user, client or file apart.
+//!
+//! A class outlives its requests, by stable key. Those that are as good as new are forgotten when there are many; there are
+//! never more than [`CLASSES_MAX`] and one per rule.
+
+use rustc_hash::FxHashMap;
+
+use super::Params;
+use super::rules::{self, Rule};
+use crate::names::Who;
+
+/// Classes of keys at most; keys beyond share the class of their rule.
+const CLASSES_MAX: usize = 16 << 10;
+
+/// Looks for classes to forget come after so many new ones at least.
+const SWEEP_EVERY: usize = 1024;
+
+/// For whom a rule keeps accounts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Each {
+    /// One for all that it fits.
+    Rule,
+    Job,
+    User,
+    Client,
+    File,
+}
+
+impl Each {
+    fn parse(rule: &Rule) -> Result<Each, String> {
+        match rule.settings.get("each").map(String::as_str) {
+            None | Some("rule") => Ok(Each::Rule),
+            Some("job") => Ok(Each::Job),
+            Some("user") => Ok(Each::User),
+            Some("client") => Ok(Each::Client),
+            Some("file") => Ok(Each::File),
+            Some(other) => Err(format!("each={other} in rule {} is none of rule, job, user, client, file", rule.name)),
+        }
+    }
+
+    fn key(self, who: &Who) -> Option<u64> {
+        match self {
+            Each::Rule => None,
+            Each::Job => Some(who.job),
+            Each::User => Some(who.user),
+            Each::Client => Some(who.client),
+            Each::File => Some(who.file),
+        }
+    }
+
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Each::Rule => "rule",
+            Each::Job => "job",
+            Each::User => "user",
+            Each::Client => "client",
+            Each::File => "file",
+        }
+    }
+}
+
+/// A class with its account.
+#[derive(Clone, Debug)]
+pub(super) struct Class<A> {
+    /// The place of its rule; the number of rules for those whom none fits.
+    pub rule: usize,
+    /// Whose, where the rule keeps them apart.
+    pub key: Option<u64>,
+    /// Requests queued or in flight.
+    pub held: u32,
+    /// The account.
+    pub account: A,
+}
+
+/// The classes of a policy. The first ones, one per rule and one for those whom none fits, are always there.
+pub(super) struct Classes<A> {
+    pub rules: Vec<Rule>,
+    each: Vec<Each>,
+    classes: Vec<Class<A>>,
+    by_key: FxHashMap<(usize, u64), u32>,
+    free: Vec<u32>,
+    since_sweep: usize,
+}
+
+impl<A: Default> Classes<A> {
+    /// Those of the rules in a parameter, with the settings that the policy knows besides `each`.
+    pub fn parse(params: &Params, name: &'static str, known: &[&str]) -> Result<Classes<A>, String> {
+        let rules = rules::parse(params.text(name))?;
+        let known: Vec<&str> = known.iter().copied().chain(["each"]).collect();
+        rules.iter().try_for_each(|r| r.only(&known))?;
+        let each = rules.iter().map(Each::parse).collect::<Result<Vec<Each>, String>>()?;
+        let whole = |rule| Class { rule, key: None, held: 0, account: A::default() };
+        let classes = (0..=rules.len()).map(whole).collect();
+        Ok(Classes { rules, each, classes, by_key: FxHashMap::default(), free: Vec::new(), since_sweep: 0 })
+    }
+
+    /// For whom a rule keeps accounts.
+    pub fn each(&self, rule: usize) -> Each {
+        self.each.get(rule).copied().unwrap_or(Each::Rule)
+    }
+
+    /// The rule that fits, and the key to which it goes.
+    fn look_up(&self, who: &Who) -> (usize, Option<u64>) {
+        let rule = self.rules.iter().position(|r| r.fits(who)).unwrap_or(self.rules.len());
+        (rule, self.each(rule).key(who))
+    }
+
+    /// The class of somebody, if there is one already, else the place of the rule that fits.
+    pub fn find(&self, who: &Who) -> Result<u32, usize> {
+        match self.look_up(who) {
+            (rule, None) => Ok(rule as u32),
+            (rule, Some(key)) => self.by_key.get(&(rule, key)).copied().ok_or(rule),
+        }
+    }
+
+    /// The class of somebody; a new one where need be. `spent` tells whether an account is as good as new.
+    pub fn of(&mut self, who: &Who, as_new: impl Fn(&Class<A>) -> bool) -> u32 {
+        match self.look_up(who) {
+            (rule, None) => rule as u32,
+            (rule, Some(key)) => self.named(rule, key, as_new),
+        }
+    }
+
+    /// The class of a rule and a key.
+    pub fn named(&mut self, rule: usize, key: u64, as_new: impl Fn(&Class<A>) -> bool) -> u32 {
+        if let Some(&class) = self.by_key.get(&(rule, key)) {
+            return class;
+        }
+        self.since_sweep += 1;
+        if self.by_key.len() >= CLASSES_MAX / 2 && self.since_sweep > SWEEP_EVERY {
+            self.since_sweep = 0;
+            let (classes, free) = (&self.classes, &mut self.free);
+            self.by_key.retain(|_, c| {
+                let class = &classes[*c as usize];
+                let keep = class.held > 0 || !as_new(class);
+                if !keep {
+                    free.push(*c);
+                }
+                keep
+            });
+        }
+        if self.by_key.len() >= CLASSES_MAX {
+            return rule as u32;
+        }
+        let fresh = Class { rule, key: Some(key), held: 0, account: A::default() };
+        let class = self.free.pop().unwrap_or(self.classes.len() as u32);
+        match self.classes.get_mut(class as usize) {
+            Some(place) => *place = fresh,
+            None => self.classes.push(fresh),
+        }
+        self.by_key.insert((rule, key), class);
+        class
+    }
+
+    /// A class.
+    pub fn get(&self, class: u32) -> &Class<A> {
+        &self.classes[class as usize]
+    }
+
+    /// A class, to be changed.
+    pub fn get_mut(&mut self, class: u32) -> &mut Class<A> {
+        &mut self.classes[class as usize]
+    }
+
+    /// All classes that are in use.
+    pub fn all(&self) -> impl Iterator<Item = &Class<A>> {
+        let whole = self.classes.iter().take(self.rules.len() + 1);
+        whole.chain(self.by_key.values().map(|c| &self.classes[*c as usize]))
+    }
+
+    /// The name of a class's rule.
+    pub fn name(&self, class: &Class<A>) -> &str {
+        self.rules.get(class.rule).map_or("", |r| &r.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ParamInfo, params::Range};
+    use super::*;
+    use crate::types::Op;
+
+    const RULES: ParamInfo = ParamInfo { name: "rules", default: "", range: Range::Text("rules"), doc: "" };
+
+    fn classes(text: &str) -> Result<Classes<u32>, String> {
+        const INFOS: &[ParamInfo] = &[RULES];
+        let given = [("rules".to_string(), text.to_string())].into();
+        Classes::parse(&Params::new("test", INFOS, &given).unwrap(), "rules", &["weight"])
+    }
+
+    fn who(job: u64, user: u64) -> Who {
+        Who { job, user, client: 0, file: 0, op: Op::Read }
+    }
+
+    #[test]
+    fn one_account_or_one_each() {
+        let mut c = classes("big: job=1 {weight=2}; rest: user=5 {each=job}").unwrap();
+        assert_eq!(c.of(&who(1, 5), |_| false), 0);
+        assert_eq!(c.of(&who(2, 6), |_| false), 2, "none fits");
+        assert_eq!(c.find(&who(2, 5)), Err(1));
+        let (a, b) = (c.of(&who(2, 5), |_| false), c.of(&who(3, 5), |_| false));
+        assert!(a != b && c.find(&who(3, 5)) == Ok(b));
+        assert_eq!((c.get(b).key, c.name(c.get(b)), c.all().count()), (Some(3), "rest", 5));
+        assert!(classes("a: * {each=pid}").err().unwrap().contains("each=pid in rule a is none of rule, job"));
+        assert!(classes("a: * {rate=1}").err().unwrap().contains("it has: weight, each"));
+    }
+
+    #[test]
+    fn keys_are_bounded_and_idle_ones_forgotten() {
+        let mut c = classes("rest: * {each=job}").unwrap();
+        for job in 0..100_000 {
+            let class = c.of(&who(job, 0), |_| false);
+            assert!(job < CLASSES_MAX as u64 || class == 0, "beyond the limit they share the rule's class");
+        }
+        assert_eq!(c.all().count(), CLASSES_MAX + 2);
+        let class = c.of(&who(1, 0), |_| true);
+        c.get_mut(class).held = 1;
+        for job in 200_000..202_000 {
+            c.of(&who(job, 0), |_| true);
+        }
+        assert!(c.all().count() < 3000 && c.find(&who(1, 0)) == Ok(class));
+    }
+}

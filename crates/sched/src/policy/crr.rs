@@ -1,0 +1,115 @@
+//! `crr`: batched round robin over clients (CRR-N of the Lustre network request scheduler).
+//!
+//! One queue per client, in order of arrival. Clients take turns; a turn is up to `quantum_requests` requests. A client
+//! whose quantum is spent goes to the end of the ring, one that has nothing leaves it, a new one joins at the end.
+//!
+//! Source: Lustre operations manual, "Network request scheduler tuning" (client round robin over NIDs, CRR-N). Where it
+//! is silent: clients are told apart by their stable key, so one that reconnects keeps its
+//! place; what a client leaves of its quantum when it runs dry is lost; `merge=on` (not in the original) sends a request's
+//! queued neighbours of the same client along, and the last batch of a turn may then exceed the quantum.
+//!
+//! Wait: (older requests of its client + 1) turns of every client there may be. Work-conserving.
+
+use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, MERGE_OFF};
+use super::params::Range;
+use super::ring::Rings;
+use super::turns::Turns;
+use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::Nanos;
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "crr",
+    summary: "Batched round robin over clients.",
+    source: "Lustre network request scheduler, CRR-N",
+    params: &[
+        ParamInfo {
+            name: "quantum_requests",
+            default: "8",
+            range: Range::Integer(1, 65_535),
+            doc: "Requests that a client may send in its turn.",
+        },
+        MERGE_OFF,
+        BATCH_REQUESTS,
+        BATCH_BYTES,
+    ],
+    build: |params, setup| {
+        Ok(Box::new(Crr {
+            quantum: params.integer("quantum_requests"),
+            longest: if params.on("merge") { params.integer("batch_requests") } else { 1 },
+            capacity: u64::from(setup.capacity),
+            flows: Flows::new(params, setup, 0),
+            rings: Rings::new(usize::from(setup.lanes)),
+            turns: Turns::default(),
+            params: params.clone(),
+        }))
+    },
+};
+
+struct Crr {
+    params: Params,
+    quantum: u64,
+    /// Requests of a batch at most.
+    longest: u64,
+    capacity: u64,
+    /// By lane group and client.
+    flows: Flows<(usize, u64), ()>,
+    rings: Rings,
+    turns: Turns,
+}
+
+impl Crr {
+    fn close(&mut self, group: usize, flow: u32) {
+        self.rings.leave(group, flow);
+        self.flows.close(flow);
+    }
+}
+
+impl Policy for Crr {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let key = (view.group(slot), view.names.client(view.table.client(slot)));
+        let (flow, new) = self.flows.push(view, key, slot, false);
+        if new {
+            self.rings.join(key.0, flow);
+        }
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let Some(flow) = self.flows.remove(view, slot) else { return };
+        if self.flows.is_empty(flow) {
+            self.close(self.flows.key(flow).0, flow);
+        }
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| {
+            let flow = self.rings.turn(group)?;
+            let first = self.flows.first(view, flow)?;
+            if !view.open(view.table.lane(first)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            self.flows.take(view, first, batch);
+            if self.flows.is_empty(flow) {
+                self.close(group, flow);
+            } else {
+                self.rings.spend(group, batch.len() as u64, self.quantum);
+            }
+            Some(Choice::Serve)
+        });
+        self.turns = turns;
+        choice
+    }
+
+    fn wait_bound(&self, _: &View<'_>, _: Slot) -> WaitBound {
+        // At most `capacity` requests of its client before it, each in its own turn at worst, and in each such turn
+        // every other client has its quantum.
+        let turn = self.quantum.saturating_add(self.longest);
+        WaitBound { batches: self.capacity.saturating_mul(self.capacity).saturating_mul(turn), idle: Nanos::ZERO }
+    }
+}

@@ -1,0 +1,233 @@
+//! `deadline`: offset order in batches, with an expiry for each operation (the Linux elevator of that name).
+//!
+//! Reads and writes of a lane wait in two orders: by file and offset, and by arrival. A *sweep* sends up to
+//! `sweep_batches` batches of one operation in ascending order (file, then offset). When it is over, the next one is of
+//! reads if there are any, unless reads went first `writes_starved` times while writes waited, then of writes. It
+//! continues where the operation's last sweep stopped, but if the oldest request of the operation has waited longer
+//! than its expiry, it starts there. A sweep also ends at the last offset of the last file; the next begins at the
+//! lowest.
+//!
+//! Source: the kernel's block/mq-deadline.c and Documentation/block/deadline-iosched (read_expire, write_expire,
+//! fifo_batch, writes_starved; our names, its defaults), reworded. Where files instead of one device are concerned it is
+//! silent: files are in the order of their numbers at this server, which says nothing of where they lie on the device, but keeps
+//! the requests of one file together. Touching requests go as one batch, as the kernel merges them; a batch counts
+//! once towards the sweep, and runs are at most `batch_requests` and `batch_bytes`. `writes_starved` is 1 at least: with 0
+//! the kernel's rule would starve reads.
+//!
+//! Wait: expiry bounds time only as long as the device keeps up. So a request has also expired when `guard_batches`
+//! batches of its operation left it out while it was the oldest (0 switches that off). Then at most (older requests of
+//! its operation + 1) × (`guard_batches` + `sweep_batches`) batches of it go before, and for each sweep of writes
+//! `writes_starved` + 1 of reads. Work-conserving.
+
+use std::collections::BTreeMap;
+
+use super::arrivals::{Arrivals, Guard};
+use super::flows::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES};
+use super::params::Range;
+use super::runs::{RunQueue, Runs};
+use super::turns::Turns;
+use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::{FileId, Nanos, Op};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "deadline",
+    summary: "Sweeps in offset order, reads before writes, with an expiry for each.",
+    source: "Linux, block/mq-deadline",
+    params: &[
+        ParamInfo {
+            name: "read_expire_ms",
+            default: "500",
+            range: Range::Integer(0, 3_600_000),
+            doc: "A read that waited so long starts the next sweep, milliseconds.",
+        },
+        ParamInfo {
+            name: "write_expire_ms",
+            default: "5000",
+            range: Range::Integer(0, 3_600_000),
+            doc: "The same for writes.",
+        },
+        ParamInfo {
+            name: "sweep_batches",
+            default: "16",
+            range: Range::Integer(1, 65_535),
+            doc: "Batches of a sweep at most.",
+        },
+        ParamInfo {
+            name: "writes_starved",
+            default: "2",
+            range: Range::Integer(1, 1000),
+            doc: "Sweeps of reads that may go before waiting writes.",
+        },
+        ParamInfo { doc: "Requests per batch at most; 1: no aggregation.", ..BATCH_REQUESTS },
+        ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
+        ParamInfo {
+            default: "1024",
+            doc: "Batches of an operation that may leave out its oldest request; 0: any number.",
+            ..GUARD_BATCHES
+        },
+    ],
+    build: |params, setup| {
+        let expire = ["read_expire_ms", "write_expire_ms"].map(|name| Nanos::from_millis(params.integer(name)));
+        Ok(Box::new(Deadline {
+            expire,
+            sweep: params.integer("sweep_batches"),
+            writes_starved: params.integer("writes_starved"),
+            guard: params.integer("guard_batches"),
+            runs: Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity),
+            groups: (0..setup.lanes).map(|_| Group::default()).collect(),
+            turns: Turns::default(),
+            params: params.clone(),
+        }))
+    },
+};
+
+const READ: usize = 0;
+const WRITE: usize = 1;
+
+/// The requests of one operation.
+#[derive(Default)]
+struct Direction {
+    files: BTreeMap<FileId, RunQueue>,
+    arrivals: Arrivals,
+    guard: Guard,
+    /// Where its last batch ended; `None`: past everything.
+    position: Option<(FileId, u64)>,
+}
+
+#[derive(Default)]
+struct Group {
+    directions: [Direction; 2],
+    /// The operation of the sweep, and its batches so far.
+    sweep: Option<(usize, u64)>,
+    /// Sweeps of reads since writes began to wait.
+    starved: u64,
+}
+
+struct Deadline {
+    params: Params,
+    /// Of reads and writes.
+    expire: [Nanos; 2],
+    sweep: u64,
+    writes_starved: u64,
+    guard: u64,
+    runs: Runs,
+    groups: Vec<Group>,
+    turns: Turns,
+}
+
+fn direction(op: Op) -> usize {
+    if op == Op::Read { READ } else { WRITE }
+}
+
+impl Direction {
+    /// The first run, in file and offset order, that begins at or after where the last batch ended.
+    fn ahead(&self, view: &View<'_>) -> Option<Slot> {
+        let (file, offset) = self.position?;
+        let mut files = self.files.range(file..);
+        let (first, runs) = files.next()?;
+        if *first != file {
+            return runs.next_ready(0);
+        }
+        let head = runs.next_ready(offset).filter(|h| view.table.start(*h) >= offset);
+        head.or_else(|| files.next().and_then(|(_, runs)| runs.next_ready(0)))
+    }
+
+    fn lowest(&self) -> Option<Slot> {
+        self.files.first_key_value().and_then(|(_, runs)| runs.next_ready(0))
+    }
+}
+
+impl Group {
+    /// The operation of the next sweep, and the number of sweeps that reads had before writes then.
+    fn next_direction(&self, writes_starved: u64) -> Option<(usize, u64)> {
+        let [reads, writes] = &self.directions;
+        match (reads.arrivals.is_empty(), writes.arrivals.is_empty()) {
+            (true, true) => None,
+            (false, true) => Some((READ, 0)),
+            (false, false) if self.starved < writes_starved => Some((READ, self.starved + 1)),
+            (_, false) => Some((WRITE, 0)),
+        }
+    }
+}
+
+impl Policy for Deadline {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let d = &mut self.groups[view.group(slot)].directions[direction(view.table.op(slot))];
+        d.arrivals.insert(view, slot);
+        let queue = d.files.entry(view.table.file(slot)).or_default();
+        self.runs.insert(queue, view.table, slot, 0, |_| 0);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let d = &mut self.groups[view.group(slot)].directions[direction(view.table.op(slot))];
+        d.arrivals.remove(view, slot);
+        let file = view.table.file(slot);
+        let Some(queue) = d.files.get_mut(&file) else { return };
+        self.runs.remove(queue, view.table, slot, |_| 0);
+        if queue.is_empty() {
+            d.files.remove(&file);
+        }
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| {
+            let g = &mut self.groups[group];
+            let going = g.sweep.filter(|(_, batches)| *batches < self.sweep);
+            let continued = going.and_then(|(d, batches)| Some((g.directions[d].ahead(view)?, d, batches, g.starved)));
+            let (head, d, batches, starved) = match continued {
+                Some(next) => next,
+                None => {
+                    let (d, starved) = g.next_direction(self.writes_starved)?;
+                    let of = &g.directions[d];
+                    let oldest = of.arrivals.oldest(view)?;
+                    let expired = of.guard.is_due(Some(oldest), self.guard)
+                        || view.table.arrival(oldest.slot()) + self.expire[d] <= view.now;
+                    let head = match of.ahead(view) {
+                        Some(ahead) if !expired => ahead,
+                        _ if expired => self.runs.run_of(oldest.slot()),
+                        _ => of.lowest()?,
+                    };
+                    (head, d, 0, starved)
+                }
+            };
+            if !view.open(view.table.lane(head)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            let file = view.table.file(head);
+            let of = &mut g.directions[d];
+            let queue = of.files.get_mut(&file)?;
+            self.runs.take(queue, view.table, head, usize::MAX, batch, |_| 0);
+            if queue.is_empty() {
+                of.files.remove(&file);
+            }
+            let oldest = of.arrivals.oldest(view);
+            of.guard.count(oldest.is_some_and(|o| batch.contains(&o.slot())));
+            for slot in &*batch {
+                of.arrivals.remove(view, *slot);
+            }
+            of.position = batch.last().map(|last| (file, view.table.end(*last)));
+            g.sweep = Some((d, batches + 1));
+            g.starved = starved;
+            Some(Choice::Serve)
+        });
+        self.turns = turns;
+        choice
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let older = view.table.older_than(slot, view.groups() == 1);
+        let guard = if self.guard == 0 { u64::MAX } else { self.guard };
+        // Sweeps of its own operation until the guard lets the oldest start one, for it and each older request; for each of
+        // them so many of the other operation. A sweep has one batch at least, so there are no more sweeps than batches.
+        let own = older.saturating_add(1).saturating_mul(guard.saturating_add(self.sweep));
+        let other = own.saturating_mul(self.writes_starved.max(1)).saturating_mul(self.sweep);
+        WaitBound { batches: own.saturating_add(other), idle: Nanos::ZERO }
+    }
+}

@@ -1,0 +1,152 @@
+//! Round robin over files, as `hbrr` and `orr` do it: a queue per file and operation, turns of so many requests.
+
+use rustc_hash::FxHashMap;
+
+use super::ring::Rings;
+use super::runs::{RunQueue, Runs};
+use super::turns::Turns;
+use super::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::{FileId, Nanos, Op};
+
+/// Which of its runs a queue sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    /// The one that holds the oldest request.
+    Oldest,
+    /// Ascending from where its last one ended, and wrapping; but the one with the oldest request when so many batches
+    /// left that out (0: any number).
+    Sweep { guard_batches: u64 },
+}
+
+type Key = (usize, FileId, Op);
+
+struct Queue {
+    key: Key,
+    runs: RunQueue,
+    /// Where its last batch ended.
+    offset: u64,
+    /// Batches that left out its present oldest request.
+    left_out: u64,
+}
+
+/// The policy.
+pub(super) struct FileTurns {
+    params: Params,
+    order: Order,
+    quantum: u64,
+    capacity: u64,
+    runs: Runs,
+    by_key: FxHashMap<Key, u32>,
+    queues: Vec<Queue>,
+    free: Vec<u32>,
+    rings: Rings,
+    turns: Turns,
+}
+
+fn key_of(view: &View<'_>, slot: Slot) -> Key {
+    (view.group(slot), view.table.file(slot), view.table.op(slot))
+}
+
+impl FileTurns {
+    /// With turns of `quantum_requests`.
+    pub fn new(params: &Params, setup: &Setup, runs: Runs, order: Order) -> FileTurns {
+        FileTurns {
+            order,
+            quantum: params.integer("quantum_requests"),
+            capacity: u64::from(setup.capacity),
+            runs,
+            by_key: FxHashMap::default(),
+            queues: Vec::new(),
+            free: Vec::new(),
+            rings: Rings::new(usize::from(setup.lanes)),
+            turns: Turns::default(),
+            params: params.clone(),
+        }
+    }
+
+    fn open(&mut self, key: Key) -> u32 {
+        let fresh = Queue { key, runs: RunQueue::default(), offset: 0, left_out: 0 };
+        let q = self.free.pop().unwrap_or(self.queues.len() as u32);
+        match self.queues.get_mut(q as usize) {
+            Some(queue) => *queue = fresh,
+            None => self.queues.push(fresh),
+        }
+        self.by_key.insert(key, q);
+        self.rings.join(key.0, q);
+        q
+    }
+
+    fn close(&mut self, q: u32) {
+        let key = self.queues[q as usize].key;
+        self.by_key.remove(&key);
+        self.rings.leave(key.0, q);
+        self.free.push(q);
+    }
+}
+
+impl Policy for FileTurns {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let key = key_of(view, slot);
+        let q = self.by_key.get(&key).copied().unwrap_or_else(|| self.open(key));
+        self.runs.insert(&mut self.queues[q as usize].runs, view.table, slot, 0, |_| 0);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let Some(&q) = self.by_key.get(&key_of(view, slot)) else { return };
+        let queue = &mut self.queues[q as usize];
+        self.runs.remove(&mut queue.runs, view.table, slot, |_| 0);
+        if queue.runs.is_empty() {
+            self.close(q);
+        }
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| {
+            let (q, spent) = self.rings.turn_and_spent(group)?;
+            let queue = &mut self.queues[q as usize];
+            let oldest = queue.runs.oldest()?;
+            let (head, guarded) = match self.order {
+                Order::Oldest => (self.runs.run_of(oldest), false),
+                Order::Sweep { guard_batches } if guard_batches > 0 && queue.left_out >= guard_batches => {
+                    (self.runs.run_of(oldest), true)
+                }
+                Order::Sweep { .. } => (queue.runs.next_ready(queue.offset)?, false),
+            };
+            if !view.open(view.table.lane(head)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            // What the guard lets go must hold the oldest request, so it is not cut at the end of the turn.
+            let limit = if guarded { u64::MAX } else { self.quantum - spent };
+            self.runs.take(&mut queue.runs, view.table, head, limit as usize, batch, |_| 0);
+            queue.offset = batch.last().map_or(0, |last| view.table.end(*last));
+            queue.left_out = if queue.runs.oldest() == Some(oldest) { queue.left_out + 1 } else { 0 };
+            if queue.runs.is_empty() {
+                self.close(q);
+            } else {
+                self.rings.spend(group, batch.len() as u64, self.quantum);
+            }
+            Some(Choice::Serve)
+        });
+        self.turns = turns;
+        choice
+    }
+
+    fn wait_bound(&self, _: &View<'_>, _: Slot) -> WaitBound {
+        // Turns of its queue until it is the oldest and goes, at most `capacity` older ones before it.
+        let turns = match self.order {
+            Order::Oldest => self.capacity,
+            Order::Sweep { guard_batches: 0 } => u64::MAX,
+            Order::Sweep { guard_batches } => self.capacity.saturating_mul(guard_batches + 1),
+        };
+        // Between two of its turns every other queue, at most `capacity`, spends its quantum.
+        let batches = turns.saturating_mul(self.capacity).saturating_mul(self.quantum);
+        WaitBound { batches, idle: Nanos::ZERO }
+    }
+}

@@ -1,0 +1,192 @@
+//! `lowest-yield-first`: the application that got least of the device since its I/O phase began goes first.
+//!
+//! The yield of an application is the device time (or bytes) that it got in its present phase, divided by the time since
+//! the phase began. Whenever a lane has room, the application with the lowest yield sends its oldest request and what it
+//! touches. So bandwidth goes to those whom sharing has slowed most.
+//!
+//! Source: Benoit, Herault, Perotin, Robert and Vivien, "Revisiting I/O bandwidth-sharing strategies for HPC applications",
+//! INRIA RR-9502 (2023): GreedyYield. There a yield counts an application's whole run, its computing too, against what it
+//! would have taken alone; a server sees requests only, so ours counts the phase. A phase begins with a request after
+//! `phase_gap_ms` without outstanding ones (`phases.rs`). Device time is debited by the cost model at dispatch and corrected
+//! by the service time at completion, over all lanes of this server. Equal yields: the phase that began first. Within an
+//! application: order of arrival, aggregated.
+//!
+//! Yields change with time, so the lowest is kept by a kinetic tournament (`tournament.rs`), not by a scan.
+//!
+//! Wait: phases that keep beginning would starve older ones, so after `guard_batches` batches of a lane that left out its
+//! oldest request, that one goes (0 switches the guard off). Work-conserving.
+
+use std::any::Any;
+
+use rustc_hash::FxHashMap;
+
+use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, GUARD_BATCHES, MERGE_ON, hull_bytes};
+use super::params::Range;
+use super::phases::{Job, Phases};
+use super::tournament::{Contender, Tournament};
+use super::turns::Turns;
+use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use crate::names::Who;
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::Nanos;
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "lowest-yield-first",
+    summary: "The application that got least since its I/O phase began goes first.",
+    source: "Benoit et al., INRIA RR-9502 (GreedyYield)",
+    params: &[
+        ParamInfo {
+            name: "measure",
+            default: "device",
+            range: Range::Choice(&["device", "bytes"]),
+            doc: "What an application gets: device time, or bytes.",
+        },
+        PHASE_GAP,
+        MERGE_ON,
+        BATCH_REQUESTS,
+        BATCH_BYTES,
+        GUARD_BATCHES,
+    ],
+    build: |params, setup| {
+        Ok(Box::new(LowestYield {
+            in_bytes: params.text("measure") == "bytes",
+            phases: Phases::new(Nanos::from_millis(params.integer("phase_gap_ms"))),
+            flows: Flows::new(params, setup, params.integer("guard_batches")),
+            groups: (0..setup.lanes).map(|_| Tournament::default()).collect(),
+            turns: Turns::default(),
+            flights: FxHashMap::default(),
+            params: params.clone(),
+        }))
+    },
+};
+
+/// Also of `set10`.
+pub(super) const PHASE_GAP: ParamInfo = ParamInfo {
+    name: "phase_gap_ms",
+    default: "100",
+    range: Range::Integer(1, 3_600_000),
+    doc: "A request after so long without outstanding ones of its application begins a new phase, milliseconds.",
+};
+
+struct LowestYield {
+    params: Params,
+    in_bytes: bool,
+    phases: Phases,
+    /// By lane group and application.
+    flows: Flows<(usize, u32), ()>,
+    groups: Vec<Tournament>,
+    turns: Turns,
+    /// By the first request of the batch.
+    flights: FxHashMap<Slot, Flight>,
+}
+
+/// A batch in flight.
+#[derive(Clone, Copy)]
+struct Flight {
+    job: u32,
+    requests: u32,
+    estimate: Nanos,
+}
+
+impl LowestYield {
+    /// Tells the tournament what a flow's application got, or that the flow has nothing left.
+    fn refile(&mut self, view: &View<'_>, flow: u32) {
+        let (group, job) = self.flows.key(flow);
+        let Job { got, began, order, .. } = *self.phases.job(job);
+        let empty = self.flows.is_empty(flow);
+        self.groups[group].set(flow, (!empty).then_some(Contender { got, began, order }), view.now);
+        if empty {
+            self.flows.close(flow);
+        }
+    }
+
+    fn refile_all(&mut self, view: &View<'_>, job: u32) {
+        for group in 0..view.groups() {
+            if let Some(flow) = self.flows.find(&(group, job)) {
+                self.refile(view, flow);
+            }
+        }
+    }
+}
+
+impl Policy for LowestYield {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let job = self.phases.arrived(view, slot);
+        let (flow, new) = self.flows.push(view, (view.group(slot), job), slot, true);
+        if new {
+            self.refile(view, flow);
+        }
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let Some(flow) = self.flows.remove(view, slot) else { return };
+        self.phases.left(self.flows.key(flow).1, 1, view.now);
+        if self.flows.is_empty(flow) {
+            self.refile(view, flow);
+        }
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| {
+            let flow = self.flows.due(view, group).or_else(|| self.groups[group].winner(view.now))?;
+            let first = self.flows.first(view, flow)?;
+            if !view.open(view.table.lane(first)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            let job = self.flows.key(flow).1;
+            self.flows.take(view, first, batch);
+            let bytes = hull_bytes(view, batch);
+            let estimate = view.cost.ttp(view.table.op(first), bytes);
+            let got = &mut self.phases.job_mut(job).got;
+            *got = got.saturating_add(if self.in_bytes { bytes } else { estimate.0 });
+            self.flights.insert(batch[0], Flight { job, requests: batch.len() as u32, estimate });
+            self.refile(view, flow);
+            if view.groups() > 1 {
+                self.refile_all(view, job);
+            }
+            Some(Choice::Serve)
+        });
+        self.turns = turns;
+        choice
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        WaitBound { batches: self.flows.guarded_wait(view, slot), idle: Nanos::ZERO }
+    }
+
+    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
+        if !self.in_bytes {
+            let got = &mut self.phases.job_mut(flight.job).got;
+            *got = got.saturating_add(done.service.0).saturating_sub(flight.estimate.0);
+            self.refile_all(view, flight.job);
+        }
+        self.phases.left(flight.job, flight.requests, view.now);
+    }
+
+    fn explain(&self, who: &Who) -> Option<String> {
+        Some(match self.phases.find(who.job) {
+            None => format!("job {}: nothing seen of it yet; it would go first", who.job),
+            Some(job) if self.in_bytes => format!("job {}: {} bytes in its present phase", job.key, job.got),
+            Some(job) => format!("job {}: {} of device time in its present phase", job.key, Nanos(job.got)),
+        })
+    }
+
+    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
+        Some(Box::new((self.in_bytes, self.phases.known())))
+    }
+
+    fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
+        if let Ok(known) = legacy.downcast::<(bool, Vec<Job>)>()
+            && known.0 == self.in_bytes
+        {
+            self.phases.recall(known.1);
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! `mclock`: reservation, weight and limit for each class (mClock: Gulati, Merchant and Varman, OSDI 2010).
+//!
+//! `rules` names classes (job, user, client, file, operation; the first rule that fits counts; `each=` as in `tbf`) and gives
+//! each a `reservation` and a `limit` per second (0: none) and a `weight`. Cost is counted in requests, or with `unit=device`
+//! in seconds of device time (by the cost model at dispatch, corrected by the service time at completion). Each class has
+//! three tags, each max(now, previous + cost ÷ rate), for the request that it has sent for longest:
+//! - *Constraint phase*: among classes with a reservation tag that is due, the one with the earliest goes.
+//! - *Weight phase*, when none is due: among classes within their limit, the one with the least weight tag. What goes then
+//!   does not count against the class's reservation.
+//!
+//! "Now" in the reservation's tag is the arrival of the request, so that a reservation that the device could not keep is
+//! owed, as in the paper. The limit's tag counts from dispatch: a class never makes up for time in which it did not
+//! reach its limit (in the paper's tags of arrivals a backlog can exceed it later). For weights the paper moves the
+//! tags of all active classes whenever an idle one comes back, so that the least equals the present; we keep the tags in
+//! virtual time instead (the newcomer starts at the tag that was served last), which has the same effect without touching the others,
+//! and whatever the scale of the weights. As dmClock's library does, tags are made for a class's oldest request only.
+//!
+//! Choices: requests that no rule fits form a class of weight 1 without reservation and limit; a reservation above its
+//! limit is refused; tags are this server's, over all its lanes (a client over several servers needs dmClock's counts on
+//! its requests: not here). Several rules may be changed live: classes whose rule keeps its name keep their tags.
+//! `merge=on` (not in the original) sends a request's queued neighbours of the same class along.
+//!
+//! Wait: reservations that exceed the device would starve those without; so after `guard_batches` batches of a lane that
+//! left out its oldest request of a class without limit, that one goes (0 switches the guard off). A class with a limit waits
+//! for it, its lane idle if need be; this is the rule's purpose and does not switch itself off. Then the bound is one of time:
+//! every outstanding request goes before it at the limit's rate, as long as its lane has room then. Else work-conserving.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+
+use super::classes::{Classes, Each};
+use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, GUARD_BATCHES, MERGE_OFF, hull_bytes};
+use super::params::Range;
+use super::turns::Turns;
+use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use crate::names::Who;
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::{Nanos, Op};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "mclock",
+    summary: "Reservation, weight and limit for each class.",
+    source: "mClock (Gulati et al., OSDI 2010)",
+    params: &[
+        ParamInfo {
+            name: "rules",
+            default: "default: * {each=job}",
+            range: Range::Text(
+                "rules such as \"db: job=17 {reservation=500, weight=4}; rest: * {limit=200, each=user}\"",
+            ),
+            doc: "Settings: reservation and limit per second (0: none; up to 1e9), weight (0.001 to 1e6, default 1), \
+                  each=rule|job|user|client|file.",
+        },
+        ParamInfo {
+            name: "unit",
+            default: "requests",
+            range: Range::Choice(&["requests", "device"]),
+            doc: "What reservations and limits count per second: requests, or seconds of device time.",
+        },
+        MERGE_OFF,
+        BATCH_REQUESTS,
+        BATCH_BYTES,
+        ParamInfo {
+            doc: "Batches of a lane that may leave out its oldest request without a limit; 0: any number.",
+            ..GUARD_BATCHES
+        },
+    ],
+    build: |params, setup| Ok(Box::new(Mclock::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
+};
+
+/// What a rule says; 0: none.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    reservation: f64,
+    weight: f64,
+    limit: f64,
+}
+
+/// Where the next request's tags start.
+#[derive(Clone, Copy, Default, Debug)]
+struct Tags {
+    reservation: Nanos,
+    /// Virtual time.
+    weight: Nanos,
+    limit: Nanos,
+}
+
+/// Orders equal tags by arrival.
+type Tag = (Nanos, u64);
+
+/// In which of its group's sets a flow is.
+#[derive(Default)]
+struct Filed {
+    reservation: Option<Tag>,
+    weight: Option<Tag>,
+    limit: Option<Tag>,
+}
+
+#[derive(Default)]
+struct Group {
+    reservations: BTreeSet<(Tag, u32)>,
+    /// Within their limits.
+    weights: BTreeSet<(Tag, u32)>,
+    /// Waiting for them.
+    limited: BTreeSet<(Tag, u32)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Constraint,
+    Weight,
+}
+
+/// A batch in flight.
+#[derive(Clone, Copy)]
+struct Flight {
+    class: u32,
+    requests: u32,
+    estimate: Nanos,
+    phase: Phase,
+}
+
+struct Mclock {
+    params: Params,
+    in_device_time: bool,
+    classes: Classes<Tags>,
+    /// By rule, and of those whom no rule fits.
+    shares: Vec<Share>,
+    /// By lane group and class.
+    flows: Flows<(usize, u32), Filed>,
+    groups: Vec<Group>,
+    turns: Turns,
+    /// The weight tag served last.
+    virtual_now: Nanos,
+    /// By the first request of the batch.
+    flights: FxHashMap<Slot, Flight>,
+    capacity: u64,
+    /// Requests and bytes of a batch at most, as far as has been seen.
+    longest: (u64, u64),
+}
+
+/// What a cost takes at a rate.
+fn span(cost: f64, rate: f64) -> Nanos {
+    Nanos::from_secs_f64((cost / rate).max(1e-9))
+}
+
+impl Mclock {
+    fn new(params: &Params, setup: &Setup) -> Result<Mclock, String> {
+        let classes = Classes::parse(params, "rules", &["reservation", "weight", "limit"])?;
+        let mut shares = Vec::with_capacity(classes.rules.len() + 1);
+        for rule in &classes.rules {
+            let share = Share {
+                reservation: rule.number("reservation", 0.0, 0.0..=1e9)?,
+                weight: rule.number("weight", 1.0, 0.001..=1e6)?,
+                limit: rule.number("limit", 0.0, 0.0..=1e9)?,
+            };
+            if share.limit > 0.0 && share.limit.max(1e-3) < share.reservation {
+                return Err(format!("reservation in rule {} is above its limit", rule.name));
+            }
+            if [share.limit, share.reservation].iter().any(|r| *r > 0.0 && *r < 1e-6) {
+                return Err(format!("a rate in rule {} is below 1e-6 per second; 0 means none", rule.name));
+            }
+            shares.push(share);
+        }
+        shares.push(Share { reservation: 0.0, weight: 1.0, limit: 0.0 });
+        let merge = params.on("merge");
+        Ok(Mclock {
+            in_device_time: params.text("unit") == "device",
+            shares,
+            flows: Flows::new(params, setup, params.integer("guard_batches")),
+            groups: (0..setup.lanes).map(|_| Group::default()).collect(),
+            turns: Turns::default(),
+            virtual_now: Nanos::ZERO,
+            flights: FxHashMap::default(),
+            capacity: u64::from(setup.capacity),
+            longest: match merge {
+                true => (params.integer("batch_requests"), params.integer("batch_bytes")),
+                false => (1, 1),
+            },
+            params: params.clone(),
+            classes,
+        })
+    }
+
+    fn share(&self, class: u32) -> Share {
+        self.shares[self.classes.get(class).rule]
+    }
+
+    /// Files a flow anew after a change of its class's tags or of its oldest request, or closes it.
+    fn refile(&mut self, view: &View<'_>, flow: u32) {
+        let (group, class) = self.flows.key(flow);
+        let (share, tags) = (self.share(class), self.classes.get(class).account);
+        let mut fresh = Filed::default();
+        let oldest = self.flows.oldest(view, flow);
+        if let Some(oldest) = oldest {
+            let seq = view.table.seq(oldest);
+            let arrival = view.table.arrival(oldest).min(view.now);
+            fresh.reservation = (share.reservation > 0.0).then_some((tags.reservation.max(arrival), seq));
+            match share.limit > 0.0 && tags.limit > view.now {
+                true => fresh.limit = Some((tags.limit, seq)),
+                false => fresh.weight = Some((tags.weight.max(self.virtual_now), seq)),
+            }
+        }
+        let g = &mut self.groups[group];
+        let old = std::mem::take(self.flows.data(flow));
+        let sets = [
+            (&mut g.reservations, old.reservation, fresh.reservation),
+            (&mut g.weights, old.weight, fresh.weight),
+            (&mut g.limited, old.limit, fresh.limit),
+        ];
+        for (set, old, new) in sets {
+            if old != new {
+                old.map(|t| set.remove(&(t, flow)));
+                new.map(|t| set.insert((t, flow)));
+            }
+        }
+        *self.flows.data(flow) = fresh;
+        if oldest.is_none() {
+            self.flows.close(flow);
+        }
+    }
+
+    /// The class's tags have moved on since a flow was filed (it sent something in another group).
+    fn is_stale(&self, flow: u32, filed: impl Fn(&Tags) -> bool) -> bool {
+        filed(&self.classes.get(self.flows.key(flow).1).account)
+    }
+
+    /// The flow of a group that sends next and the phase, or when there will be one.
+    fn next(&mut self, view: &View<'_>, group: usize) -> Result<(u32, Phase), Nanos> {
+        // Each look puts one flow right.
+        while let Some(&(_, flow)) = self.groups[group].limited.first().filter(|f| f.0.0 <= view.now) {
+            self.refile(view, flow);
+        }
+        let mut until = self.groups[group].limited.first().map_or(Nanos::MAX, |f| f.0.0);
+        while let Some(&((tag, _), flow)) = self.groups[group].reservations.first() {
+            if self.is_stale(flow, |t| t.reservation > tag) {
+                self.refile(view, flow);
+            } else if tag <= view.now {
+                return Ok((flow, Phase::Constraint));
+            } else {
+                until = until.min(tag);
+                break;
+            }
+        }
+        while let Some(&((tag, _), flow)) = self.groups[group].weights.first() {
+            let limited = self.share(self.flows.key(flow).1).limit > 0.0;
+            if self.is_stale(flow, |t| t.weight > tag || (limited && t.limit > view.now)) {
+                self.refile(view, flow);
+            } else {
+                return Ok((flow, Phase::Weight));
+            }
+        }
+        let limited = self.groups[group].limited.first().map_or(Nanos::MAX, |f| f.0.0);
+        Err(until.min(limited))
+    }
+
+    fn cost(&self, requests: u32, device: Nanos) -> f64 {
+        if self.in_device_time { device.as_secs_f64() } else { f64::from(requests) }
+    }
+
+    fn serve(&mut self, view: &View<'_>, flow: u32, phase: Phase, batch: &mut Vec<Slot>) -> Option<Choice> {
+        let (_, class) = self.flows.key(flow);
+        let first = self.flows.first(view, flow)?;
+        if !view.open(view.table.lane(first)) {
+            return Some(Choice::until_event(WaitReason::LanesBusy));
+        }
+        let filed = self.flows.data(flow);
+        let (due, weight) = (filed.reservation.map_or(view.now, |t| t.0), filed.weight.map(|t| t.0));
+        self.flows.take(view, first, batch);
+        let (requests, share) = (batch.len() as u32, self.share(class));
+        let estimate = view.cost.ttp(view.table.op(first), hull_bytes(view, batch));
+        let cost = self.cost(requests, estimate);
+        let tags = &mut self.classes.get_mut(class).account;
+        if phase == Phase::Constraint {
+            tags.reservation = due.max(tags.reservation) + span(cost, share.reservation);
+        }
+        if share.limit > 0.0 {
+            tags.limit = tags.limit.max(view.now) + span(cost, share.limit);
+        }
+        let start = weight.unwrap_or(self.virtual_now).max(tags.weight);
+        tags.weight = start + span(cost, share.weight);
+        if phase == Phase::Weight {
+            self.virtual_now = self.virtual_now.max(start);
+        }
+        self.flights.insert(batch[0], Flight { class, requests, estimate, phase });
+        self.refile(view, flow);
+        Some(Choice::Serve)
+    }
+}
+
+impl Policy for Mclock {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        self.longest.1 = self.longest.1.max(view.table.len_bytes(slot));
+        let v = self.virtual_now;
+        let class = self.classes.of(&view.who(slot), |c| {
+            let t = c.account;
+            t.reservation <= view.now && t.limit <= view.now && t.weight <= v
+        });
+        self.classes.get_mut(class).held += 1;
+        let free = self.share(class).limit == 0.0;
+        let (flow, _) = self.flows.push(view, (view.group(slot), class), slot, free);
+        // A late request may be older than what the flow was filed by.
+        if self.flows.oldest(view, flow) == Some(slot) {
+            self.refile(view, flow);
+        }
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let Some(flow) = self.flows.remove(view, slot) else { return };
+        self.classes.get_mut(self.flows.key(flow).1).held -= 1;
+        self.refile(view, flow);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| {
+            if let Some(flow) = self.flows.due(view, group) {
+                return self.serve(view, flow, Phase::Weight, batch);
+            }
+            match self.next(view, group) {
+                Ok((flow, phase)) => self.serve(view, flow, phase, batch),
+                Err(until) => (until < Nanos::MAX).then_some(Choice::Wait { until, reason: WaitReason::Rate }),
+            }
+        });
+        self.turns = turns;
+        choice
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let Some(class) = self.flows.of(slot).map(|f| self.flows.key(f).1) else {
+            return WaitBound { batches: 0, idle: Nanos::ZERO };
+        };
+        let (share, tags) = (self.share(class), self.classes.get(class).account);
+        if share.limit == 0.0 {
+            return WaitBound { batches: self.flows.guarded_wait(view, slot), idle: Nanos::ZERO };
+        }
+        let (requests, bytes) = self.longest;
+        let device = view.cost.ttp(Op::Read, bytes).max(view.cost.ttp(Op::Write, bytes));
+        let longest = span(self.cost(requests as u32, device), share.limit).0;
+        let debt = tags.limit.since(view.now).0;
+        WaitBound { batches: u64::MAX, idle: Nanos(longest.saturating_mul(self.capacity + 1).saturating_add(debt)) }
+    }
+
+    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
+        let share = self.share(flight.class);
+        let class = self.classes.get_mut(flight.class);
+        class.held = class.held.saturating_sub(flight.requests);
+        if !self.in_device_time {
+            return;
+        }
+        let (more, less) = (done.service - flight.estimate, flight.estimate - done.service);
+        let correct = |tag: &mut Nanos, rate: f64| {
+            if rate > 0.0 {
+                *tag = (*tag + Nanos::from_secs_f64(more.as_secs_f64() / rate))
+                    .since(Nanos::from_secs_f64(less.as_secs_f64() / rate));
+            }
+        };
+        let tags = &mut class.account;
+        correct(&mut tags.weight, share.weight);
+        correct(&mut tags.limit, share.limit);
+        if flight.phase == Phase::Constraint {
+            correct(&mut tags.reservation, share.reservation);
+        }
+        if less > Nanos::ZERO {
+            for group in 0..view.groups() {
+                if let Some(flow) = self.flows.find(&(group, flight.class)) {
+                    self.refile(view, flow);
+                }
+            }
+        }
+    }
+
+    fn explain(&self, who: &Who) -> Option<String> {
+        let (rule, class) = match self.classes.find(who) {
+            Ok(class) => (self.classes.get(class).rule, Some(self.classes.get(class))),
+            Err(rule) => (rule, None),
+        };
+        let share = self.shares[rule];
+        let unit = if self.in_device_time { "s of device time per second" } else { "requests/s" };
+        let rate = |r: f64| if r > 0.0 { format!("{r} {unit}") } else { "none".into() };
+        let name = self.classes.rules.get(rule).map_or("no rule fits".into(), |r| format!("rule {}", r.name));
+        let each = match self.classes.each(rule) {
+            Each::Rule => String::new(),
+            each => format!(" for each {}", each.word()),
+        };
+        Some(format!(
+            "{name}: reservation {}, weight {}, limit {}{each}, {} requests queued or in flight",
+            rate(share.reservation),
+            share.weight,
+            rate(share.limit),
+            class.map_or(0, |c| c.held)
+        ))
+    }
+
+    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
+        let kept = self.classes.all().filter(|c| c.account.weight > self.virtual_now || c.account.limit > Nanos::ZERO);
+        let kept = kept.map(|c| (self.classes.name(c).to_string(), c.key, c.account)).collect();
+        Some(Box::new(Legacy { kept, virtual_now: self.virtual_now, in_device_time: self.in_device_time }))
+    }
+
+    fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
+        let Ok(legacy) = legacy.downcast::<Legacy>() else { return };
+        if legacy.in_device_time != self.in_device_time {
+            return;
+        }
+        self.virtual_now = legacy.virtual_now;
+        for (name, key, tags) in legacy.kept {
+            let Some(rule) = self.classes.rules.iter().position(|r| r.name == name) else { continue };
+            if (self.classes.each(rule) == Each::Rule) == key.is_none() {
+                let class = key.map_or(rule as u32, |key| self.classes.named(rule, key, |_| false));
+                self.classes.get_mut(class).account = tags;
+            }
+        }
+    }
+}
+
+/// Tags to be gone on with.
+struct Legacy {
+    kept: Vec<(String, Option<u64>, Tags)>,
+    virtual_now: Nanos,
+    in_device_time: bool,
+}

@@ -1,0 +1,42 @@
+//! `orr`: round robin over objects, in offset order within one (ORR of the Lustre network request scheduler).
+//!
+//! One queue per object (file) and operation, in offset order, touching requests aggregated. Queues take turns; a turn is up to
+//! `quantum_requests` requests. Within a turn the order ascends from where the object's last turn ended and wraps, so
+//! that a disk sweeps over an object however many turns that takes. A queue whose quantum is spent goes to the end
+//! of the ring, an empty one leaves it, a new one joins at the end.
+//!
+//! Source: Lustre operations manual, "Network request scheduler tuning" (ORR, quantum 256). The original
+//! schedules reads only unless told otherwise; here reads and writes have queues of their own, because a batch has one
+//! operation. Where it is silent: the order between turns of one object (above).
+//!
+//! Wait: an object whose offsets ahead keep coming never wraps, so after `guard_batches` batches of a queue that left
+//! out its oldest request, that one's batch goes next and the sweep continues there (0 switches the guard off).
+//! Then (older requests of its queue + 1) × `guard_batches` turns of every queue. Work-conserving.
+
+use super::file_turns::{FileTurns, Order};
+use super::flows::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES};
+use super::params::Range;
+use super::runs::Runs;
+use super::{ParamInfo, PolicyInfo};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "orr",
+    summary: "Round robin over files, in offset order within one.",
+    source: "Lustre network request scheduler, ORR",
+    params: &[
+        ParamInfo {
+            name: "quantum_requests",
+            default: "256",
+            range: Range::Integer(1, 65_535),
+            doc: "Requests that a file's queue may send in its turn.",
+        },
+        ParamInfo { doc: "Requests per batch at most; 1: no aggregation.", ..BATCH_REQUESTS },
+        ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
+        ParamInfo { doc: "Batches of a queue that may leave out its oldest request; 0: any number.", ..GUARD_BATCHES },
+    ],
+    build: |params, setup| {
+        let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
+        let order = Order::Sweep { guard_batches: params.integer("guard_batches") };
+        Ok(Box::new(FileTurns::new(params, setup, runs, order)))
+    },
+};

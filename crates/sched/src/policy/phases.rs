@@ -1,0 +1,148 @@
+//! The I/O phases of applications, as a server sees them: when each began, what the application got in it, and how
+//! often they come.
+//!
+//! A phase begins with a request of an application that had nothing outstanding for at least the gap; it goes on until
+//! the next one begins. Applications are known by stable key and outlive their requests; of idle ones the
+//! [`JOBS_MAX`] last seen at most are remembered.
+
+use rustc_hash::FxHashMap;
+
+use super::View;
+use crate::table::Slot;
+use crate::types::Nanos;
+
+/// Idle applications remembered at most.
+const JOBS_MAX: usize = 16 << 10;
+
+/// The mean of periods is over about so many phases of late.
+const PERIODS: u32 = 16;
+
+/// An application.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    /// Its stable key.
+    pub key: u64,
+    /// When its present phase began, and that phase's place in the order of all phases.
+    pub began: Nanos,
+    pub order: u64,
+    /// What it got in this phase; the policy counts.
+    pub got: u64,
+    /// Requests queued or in flight, and since when there are none.
+    outstanding: u32,
+    idle_since: Nanos,
+    pub period: Period,
+}
+
+/// The time between the beginnings of phases.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Period {
+    pub mean_s: f64,
+    /// Periods seen, counted up to [`PERIODS`].
+    pub seen: u32,
+}
+
+impl Period {
+    fn add(&mut self, period: Nanos) {
+        self.seen = (self.seen + 1).min(PERIODS);
+        self.mean_s += (period.as_secs_f64() - self.mean_s) / f64::from(self.seen);
+    }
+}
+
+/// The applications of a policy.
+pub(super) struct Phases {
+    gap: Nanos,
+    by_key: FxHashMap<u64, u32>,
+    jobs: Vec<Job>,
+    free: Vec<u32>,
+    next_order: u64,
+}
+
+impl Phases {
+    /// Phases are apart when nothing was outstanding for so long.
+    pub fn new(gap: Nanos) -> Phases {
+        Phases { gap, by_key: FxHashMap::default(), jobs: Vec::new(), free: Vec::new(), next_order: 0 }
+    }
+
+    /// A request came; returns its application.
+    pub fn arrived(&mut self, view: &View<'_>, slot: Slot) -> u32 {
+        let key = view.names.job(view.table.job(slot));
+        let at = view.table.arrival(slot).min(view.now);
+        let known = self.by_key.get(&key).copied();
+        let id = known.unwrap_or_else(|| self.add(key));
+        let job = &mut self.jobs[id as usize];
+        if job.outstanding == 0 && (known.is_none() || at.since(job.idle_since) >= self.gap) {
+            if known.is_some() {
+                job.period.add(at.since(job.began));
+            }
+            (job.began, job.got, job.order) = (at, 0, self.next_order);
+            self.next_order += 1;
+        }
+        job.outstanding += 1;
+        id
+    }
+
+    /// Requests of an application were cancelled, or are done.
+    pub fn left(&mut self, id: u32, requests: u32, now: Nanos) {
+        let job = &mut self.jobs[id as usize];
+        job.outstanding = job.outstanding.saturating_sub(requests);
+        if job.outstanding == 0 {
+            job.idle_since = now;
+        }
+    }
+
+    fn add(&mut self, key: u64) -> u32 {
+        if self.by_key.len() >= JOBS_MAX {
+            self.forget();
+        }
+        let period = Period::default();
+        let fresh = Job { key, began: Nanos::ZERO, order: 0, got: 0, outstanding: 0, idle_since: Nanos::ZERO, period };
+        let id = self.free.pop().unwrap_or(self.jobs.len() as u32);
+        match self.jobs.get_mut(id as usize) {
+            Some(place) => *place = fresh,
+            None => self.jobs.push(fresh),
+        }
+        self.by_key.insert(key, id);
+        id
+    }
+
+    /// Forgets the half of the idle ones that were idle for longest.
+    fn forget(&mut self) {
+        let idle = |id: &u32| Some(self.jobs[*id as usize]).filter(|j| j.outstanding == 0);
+        let mut idle: Vec<(Nanos, u64)> =
+            self.by_key.values().filter_map(|id| idle(id).map(|j| (j.idle_since, j.key))).collect();
+        idle.sort_unstable();
+        for (_, key) in &idle[..idle.len().div_ceil(2)] {
+            self.free.extend(self.by_key.remove(key));
+        }
+    }
+
+    /// An application.
+    pub fn job(&self, id: u32) -> &Job {
+        &self.jobs[id as usize]
+    }
+
+    /// The same, to be changed.
+    pub fn job_mut(&mut self, id: u32) -> &mut Job {
+        &mut self.jobs[id as usize]
+    }
+
+    /// An application by key.
+    pub fn find(&self, key: u64) -> Option<&Job> {
+        self.by_key.get(&key).map(|id| self.job(*id))
+    }
+
+    /// What is known of applications, to be gone on with after a change of parameters.
+    pub fn known(&self) -> Vec<Job> {
+        self.by_key.values().map(|id| *self.job(*id)).collect()
+    }
+
+    /// Takes it over. What is queued comes again, so everybody is idle for now, and nobody's phase has ended.
+    pub fn recall(&mut self, known: Vec<Job>) {
+        for job in known {
+            let id = self.add(job.key);
+            let idle_since = if job.outstanding > 0 { Nanos::MAX } else { job.idle_since };
+            self.jobs[id as usize] = Job { outstanding: 0, idle_since, ..job };
+            self.next_order = self.next_order.max(job.order + 1);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Queues in offset order, the queue of the lowest rank first: the machinery of `sjf`, `sw` and `twins` in offset order.
+//!
+//! What a queue is and how it ranks is the policy's. A queue serves its runs from its lowest offset, or goes on from
+//! where a scan stands. Such orders starve whoever ranks high: the guard has the oldest request of all go next
+//! when too many batches left it out.
+
+use std::hash::Hash;
+
+use rustc_hash::FxHashMap;
+
+use super::View;
+use super::arrivals::{Arrivals, Guard, guarded_wait};
+use super::runs::{RunQueue, Runs};
+use crate::sorted::SortedSet;
+use crate::table::{Arrival, Slot};
+
+/// What a queue's rank is made of: (its key, bytes queued, arrival of its oldest request).
+type RankOf<K, R> = fn(K, u64, Arrival) -> R;
+
+struct Queue<K, R> {
+    group: u32,
+    key: K,
+    rank: Option<R>,
+    bytes: u64,
+    runs: RunQueue,
+}
+
+struct Group<R> {
+    order: SortedSet<(R, u32)>,
+    arrivals: Arrivals,
+    guard: Guard,
+}
+
+/// The queues of a policy. `K` tells them apart within a lane group; no two have the same rank `R` at a time.
+pub(crate) struct Ranked<K, R> {
+    rank_of: RankOf<K, R>,
+    /// Batches that may leave out the oldest request; 0: any number.
+    guard_batches: u64,
+    runs: Runs,
+    queues: Vec<Queue<K, R>>,
+    free: Vec<u32>,
+    by_key: FxHashMap<(u32, K), u32>,
+    /// The queue that each queued request is in.
+    queue_of: Vec<u32>,
+    groups: Vec<Group<R>>,
+}
+
+impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
+    /// For `groups` lane groups.
+    pub fn new(groups: u16, runs: Runs, guard_batches: u64, rank_of: RankOf<K, R>) -> Self {
+        let group = || Group { order: SortedSet::default(), arrivals: Arrivals::default(), guard: Guard::default() };
+        Ranked {
+            rank_of,
+            guard_batches,
+            runs,
+            queues: Vec::new(),
+            free: Vec::new(),
+            by_key: FxHashMap::default(),
+            queue_of: Vec::new(),
+            groups: (0..groups).map(|_| group()).collect(),
+        }
+    }
+
+    /// Queues a request in the queue of its key.
+    pub fn insert(&mut self, view: &View<'_>, group: usize, key: K, slot: Slot) {
+        let q = match self.by_key.get(&(group as u32, key)) {
+            Some(&q) => q,
+            None => self.open(group as u32, key),
+        };
+        if self.queue_of.len() <= slot.index() {
+            self.queue_of.resize(slot.index() + 1, 0);
+        }
+        self.queue_of[slot.index()] = q;
+        self.groups[group].arrivals.insert(view, slot);
+        let queue = &mut self.queues[q as usize];
+        queue.bytes += counted(view, slot);
+        self.runs.insert(&mut queue.runs, view.table, slot, 0, |_| 0);
+        self.refile(view, q);
+    }
+
+    fn open(&mut self, group: u32, key: K) -> u32 {
+        let queue = Queue { group, key, rank: None, bytes: 0, runs: RunQueue::default() };
+        let q = match self.free.pop() {
+            Some(q) => {
+                self.queues[q as usize] = queue;
+                q
+            }
+            None => {
+                self.queues.push(queue);
+                self.queues.len() as u32 - 1
+            }
+        };
+        self.by_key.insert((group, key), q);
+        q
+    }
+
+    /// Forgets a cancelled request.
+    pub fn remove(&mut self, view: &View<'_>, slot: Slot) {
+        let q = self.queue_of[slot.index()];
+        let queue = &mut self.queues[q as usize];
+        self.groups[queue.group as usize].arrivals.remove(view, slot);
+        queue.bytes -= counted(view, slot);
+        self.runs.remove(&mut queue.runs, view.table, slot, |_| 0);
+        self.refile(view, q);
+    }
+
+    /// Puts a queue where it ranks after a change, or drops it when it is empty.
+    fn refile(&mut self, view: &View<'_>, q: u32) {
+        let queue = &mut self.queues[q as usize];
+        let oldest = queue.runs.oldest().map(|o| view.table.arrival_order(o));
+        let rank = oldest.map(|oldest| (self.rank_of)(queue.key, queue.bytes, oldest));
+        let old = std::mem::replace(&mut queue.rank, rank);
+        if old != rank {
+            let order = &mut self.groups[queue.group as usize].order;
+            old.map(|rank| order.remove(&(rank, q)));
+            rank.map(|rank| order.insert((rank, q)));
+        }
+        if rank.is_none() {
+            self.by_key.remove(&(queue.group, queue.key));
+            self.free.push(q);
+        }
+    }
+
+    /// Nothing is queued in the group.
+    pub fn is_empty(&self, group: usize) -> bool {
+        self.groups[group].arrivals.is_empty()
+    }
+
+    /// What goes next: the run of the oldest request if it is due, else the lowest offset of the queue that ranks first.
+    pub fn first(&mut self, view: &View<'_>, group: usize) -> Option<Slot> {
+        if let Some(due) = self.due(view, group) {
+            return Some(due);
+        }
+        let (_, q) = self.groups[group].order.first()?;
+        self.queues[q as usize].runs.next_ready(0)
+    }
+
+    /// The same along a scan that stands at an offset of the queue that ranks from `low` to `high`, and wraps.
+    pub fn first_from(&mut self, view: &View<'_>, group: usize, (low, high): (R, R), offset: u64) -> Option<Slot> {
+        if let Some(due) = self.due(view, group) {
+            return Some(due);
+        }
+        self.at_or_after(view, group, (low, high), offset).or_else(|| {
+            let order = &self.groups[group].order;
+            let (_, q) = order.at_or_after(&(high, u32::MAX)).or_else(|| order.first())?;
+            self.queues[q as usize].runs.next_ready(0)
+        })
+    }
+
+    /// What the queue that ranks from `low` to `high` has next at or after an offset.
+    pub fn at_or_after(&self, view: &View<'_>, group: usize, (low, high): (R, R), offset: u64) -> Option<Slot> {
+        let (_, q) = self.groups[group].order.at_or_after(&(low, 0)).filter(|f| f.0 <= high)?;
+        self.queues[q as usize].runs.next_ready(offset).filter(|head| view.table.start(*head) >= offset)
+    }
+
+    fn due(&mut self, view: &View<'_>, group: usize) -> Option<Slot> {
+        let group = &mut self.groups[group];
+        let oldest = group.arrivals.oldest(view);
+        let due = group.guard.is_due(oldest, self.guard_batches);
+        oldest.filter(|_| due).map(|oldest| self.runs.run_of(oldest.slot()))
+    }
+
+    /// Moves the run that begins with `first` into the batch.
+    pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) {
+        let q = self.queue_of[first.index()];
+        let queue = &mut self.queues[q as usize];
+        let group = &mut self.groups[queue.group as usize];
+        self.runs.take(&mut queue.runs, view.table, first, usize::MAX, batch, |_| 0);
+        let oldest = group.arrivals.oldest(view);
+        group.guard.count(batch.iter().any(|s| Some(view.table.arrival_order(*s)) == oldest));
+        for &slot in &*batch {
+            queue.bytes -= counted(view, slot);
+            group.arrivals.remove(view, slot);
+        }
+        self.refile(view, q);
+    }
+
+    /// Batches before a request when `older` requests of its lane (or node) are.
+    pub fn wait_bound(&self, older: u64) -> u64 {
+        guarded_wait(older, self.guard_batches)
+    }
+}
+
+/// Its length, cut so that the sum over all that may be outstanding fits 64 bits.
+fn counted(view: &View<'_>, slot: Slot) -> u64 {
+    view.table.len_bytes(slot).min(u64::MAX >> crate::table::Table::SLOT_BITS)
+}

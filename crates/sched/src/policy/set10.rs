@@ -1,0 +1,254 @@
+//! `set10`: applications in sets by how often they do I/O; alone within a set, shares between sets (Set-10).
+//!
+//! An application belongs to set i = round(log₁₀ T), T being the mean time in seconds between the beginnings of its I/O
+//! phases. Within a set applications go one after the other, in the order in which their phases began, so that an
+//! application's phase is not stretched by its like. Between sets the device is shared by weights 10⁻ⁱ: a short phase of
+//! an application that comes often costs those with long ones little, and helps it much.
+//!
+//! Source: Boito, Pallez, Teylo and Vidal, "IO-SETS: simple and efficient approaches for I/O bandwidth management", IEEE TPDS
+//! 2023. Where it is silent, or assumes what a server does not know:
+//! - Periods are learnt: a phase begins with a request after `phase_gap_ms` without outstanding ones (`phases.rs`), and T is
+//!   the mean of the last 16 periods or so. Until the second phase begins, T is `unknown_period_s`; `rules` can give it
+//!   (`big: job=17 {period_s=900}`).
+//! - Sets go from 10⁻³ s to 10⁶ s; T beyond belongs to the last ones.
+//! - Shares are in device time and per lane: start-time fair queueing, debited by the cost model at dispatch, corrected by the
+//!   service time at completion. A set that was idle starts where the others are.
+//! - The application whose turn it is in a set does not keep others waiting when it has nothing queued just now: the next
+//!   one by the beginning of its phase goes. Within an application: order of arrival, aggregated.
+//!
+//! Wait: a phase without end would starve its set, so after `guard_batches` batches of a lane that left out its oldest
+//! request, that one goes (0 switches the guard off). Work-conserving.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+
+use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, GUARD_BATCHES, MERGE_ON, hull_bytes};
+use super::lyf::PHASE_GAP;
+use super::params::Range;
+use super::phases::{Job, Phases};
+use super::rules::{self, Rule};
+use super::turns::Turns;
+use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use crate::names::Who;
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::Nanos;
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "set10",
+    summary: "Applications in sets by the period of their I/O phases: alone within a set, shares between sets.",
+    source: "IO-SETS (Boito et al., IEEE TPDS 2023)",
+    params: &[
+        ParamInfo {
+            name: "rules",
+            default: "",
+            range: Range::Text("rules such as \"big: job=17|18 {period_s=900}\", by job only"),
+            doc: "Known periods: period_s, seconds between the beginnings of phases, 0.001 to 1e6.",
+        },
+        ParamInfo {
+            name: "unknown_period_s",
+            default: "1",
+            range: Range::Decimal(0.001, 1e6),
+            doc: "The period of an application until it has begun two phases, seconds.",
+        },
+        PHASE_GAP,
+        MERGE_ON,
+        BATCH_REQUESTS,
+        BATCH_BYTES,
+        GUARD_BATCHES,
+    ],
+    build: |params, setup| Ok(Box::new(Set10::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
+};
+
+/// The sets are 10^-3 to 10^6 seconds; a set's place counts from the first.
+const FIRST: i32 = -3;
+const SETS: usize = 10;
+
+/// The place of the set of a period.
+fn set_of(period_s: f64) -> usize {
+    (period_s.max(1e-9).log10().round() as i32 - FIRST).clamp(0, SETS as i32 - 1) as usize
+}
+
+/// What device time weighs in the virtual time of a set: 10^i, the inverse of its share.
+fn virtual_ns(set: usize, device: Nanos) -> u128 {
+    u128::from(device.0) * 10u128.pow(set as u32)
+}
+
+#[derive(Default)]
+struct Group {
+    sets: [Set; SETS],
+    /// The virtual time of the set served last.
+    virtual_now: u128,
+}
+
+#[derive(Default)]
+struct Set {
+    /// (place of the phase in the order of phases, flow)
+    flows: BTreeSet<(u64, u32)>,
+    /// Virtual time that it has used.
+    used: u128,
+}
+
+/// A batch in flight.
+#[derive(Clone, Copy)]
+struct Flight {
+    job: u32,
+    requests: u32,
+    group: usize,
+    set: usize,
+    estimate: Nanos,
+}
+
+struct Set10 {
+    params: Params,
+    known: Vec<(Rule, f64)>,
+    unknown_s: f64,
+    phases: Phases,
+    /// By lane group and application; with the set and the place of the phase by which it is filed.
+    flows: Flows<(usize, u32), Option<(usize, u64)>>,
+    groups: Vec<Group>,
+    turns: Turns,
+    /// By the first request of the batch.
+    flights: FxHashMap<Slot, Flight>,
+}
+
+impl Set10 {
+    fn new(params: &Params, setup: &Setup) -> Result<Set10, String> {
+        let mut known = Vec::new();
+        for rule in rules::parse(params.text("rules"))? {
+            rule.only(&["period_s"])?;
+            let period_s = rule.number("period_s", f64::NAN, 0.001..=1e6)?;
+            if period_s.is_nan() {
+                return Err(format!("rule {} gives no period_s", rule.name));
+            }
+            known.push((rule, period_s));
+        }
+        Ok(Set10 {
+            known,
+            unknown_s: params.decimal("unknown_period_s"),
+            phases: Phases::new(Nanos::from_millis(params.integer("phase_gap_ms"))),
+            flows: Flows::new(params, setup, params.integer("guard_batches")),
+            groups: (0..setup.lanes).map(|_| Group::default()).collect(),
+            turns: Turns::default(),
+            flights: FxHashMap::default(),
+            params: params.clone(),
+        })
+    }
+
+    /// The period of an application, and where it comes from.
+    fn period_s(&self, who: &Who, job: Option<&Job>) -> (f64, String) {
+        if let Some((rule, period_s)) = self.known.iter().find(|k| k.0.fits(who)) {
+            return (*period_s, format!("by rule {}", rule.name));
+        }
+        match job.map(|j| j.period).filter(|p| p.seen > 0) {
+            Some(period) => (period.mean_s, format!("learnt from {} periods", period.seen)),
+            None => (self.unknown_s, "not known yet".into()),
+        }
+    }
+
+    fn close(&mut self, flow: u32) {
+        let group = self.flows.key(flow).0;
+        if let Some((set, order)) = self.flows.data(flow).take() {
+            self.groups[group].sets[set].flows.remove(&(order, flow));
+        }
+        self.flows.close(flow);
+    }
+
+    /// The flow of a group that sends next.
+    fn next(&self, group: usize) -> Option<u32> {
+        let sets = self.groups[group].sets.iter();
+        let (_, flow) = sets.filter_map(|s| Some((s.used, s.flows.first()?.1))).min_by_key(|s| s.0)?;
+        Some(flow)
+    }
+}
+
+impl Policy for Set10 {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let job = self.phases.arrived(view, slot);
+        let group = view.group(slot);
+        let (flow, new) = self.flows.push(view, (group, job), slot, true);
+        if !new {
+            return;
+        }
+        // Neither changes while the application has anything queued.
+        let job = self.phases.job(job);
+        let (order, set) = (job.order, set_of(self.period_s(&view.who(slot), Some(job)).0));
+        *self.flows.data(flow) = Some((set, order));
+        let g = &mut self.groups[group];
+        let of = &mut g.sets[set];
+        if of.flows.is_empty() {
+            of.used = of.used.max(g.virtual_now);
+        }
+        of.flows.insert((order, flow));
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        let Some(flow) = self.flows.remove(view, slot) else { return };
+        self.phases.left(self.flows.key(flow).1, 1, view.now);
+        if self.flows.is_empty(flow) {
+            self.close(flow);
+        }
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| {
+            let due = self.flows.due(view, group);
+            let flow = due.or_else(|| self.next(group))?;
+            let first = self.flows.first(view, flow)?;
+            if !view.open(view.table.lane(first)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            self.flows.take(view, first, batch);
+            let estimate = view.cost.ttp(view.table.op(first), hull_bytes(view, batch));
+            if let Some((set, _)) = *self.flows.data(flow) {
+                let g = &mut self.groups[group];
+                if due.is_none() {
+                    g.virtual_now = g.virtual_now.max(g.sets[set].used);
+                }
+                g.sets[set].used += virtual_ns(set, estimate);
+                let (job, requests) = (self.flows.key(flow).1, batch.len() as u32);
+                self.flights.insert(batch[0], Flight { job, requests, group, set, estimate });
+            }
+            if self.flows.is_empty(flow) {
+                self.close(flow);
+            }
+            Some(Choice::Serve)
+        });
+        self.turns = turns;
+        choice
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        WaitBound { batches: self.flows.guarded_wait(view, slot), idle: Nanos::ZERO }
+    }
+
+    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
+        let used = &mut self.groups[flight.group].sets[flight.set].used;
+        *used = (*used + virtual_ns(flight.set, done.service)).saturating_sub(virtual_ns(flight.set, flight.estimate));
+        self.phases.left(flight.job, flight.requests, view.now);
+    }
+
+    fn explain(&self, who: &Who) -> Option<String> {
+        let (period_s, source) = self.period_s(who, self.phases.find(who.job));
+        let set = set_of(period_s) as i32 + FIRST;
+        Some(format!("job {}: period {period_s:.3} s, {source}; set {set}, weight 1e{}", who.job, -set))
+    }
+
+    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
+        Some(Box::new(self.phases.known()))
+    }
+
+    fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
+        if let Ok(known) = legacy.downcast::<Vec<Job>>() {
+            self.phases.recall(*known);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `sjf`: shortest job first (AGIOS, public library version 2).
+//!
+//! One queue per file and operation. The queue with the fewest queued bytes goes next, with its lowest offset.
+//!
+//! Where the source is silent we chose: of queues with equally many bytes the one with the oldest request; what
+//! touches the lowest offset goes along, since that makes no other job longer (`merge=off`: each alone). The public
+//! library looks at every queue for each decision; here queues are kept in order, O(log n).
+//!
+//! Wait: the rule starves large queues while small ones keep coming, and the high offsets of a queue. So after
+//! `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the
+//! guard off). Work-conserving.
+
+use super::params::{Range, SWITCH};
+use super::ranked::Ranked;
+use super::runs::Runs;
+use super::turns::Turns;
+use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use crate::spec::PolicySpec;
+use crate::table::{Arrival, Slot};
+use crate::types::{FileId, Nanos, Op};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "sjf",
+    summary: "Shortest job first: the file and operation with the fewest queued bytes, lowest offset first.",
+    source: "AGIOS, public library version 2 (SJF)",
+    params: &[
+        ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Take along what touches the lowest offset." },
+        ParamInfo {
+            name: "batch_requests",
+            default: "64",
+            range: Range::Integer(1, 1024),
+            doc: "Requests per batch at most, with merge=on.",
+        },
+        ParamInfo {
+            name: "batch_bytes",
+            default: "1048576",
+            range: Range::Integer(512, 1 << 30),
+            doc: "Bytes per batch at most, with merge=on.",
+        },
+        ParamInfo {
+            name: "guard_batches",
+            default: "64",
+            range: Range::Integer(0, 1_000_000),
+            doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+        },
+    ],
+    build: |params, setup| {
+        let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
+        let runs = Runs::new(most, params.integer("batch_bytes"), setup.capacity);
+        Ok(Box::new(Sjf {
+            queues: Ranked::new(setup.lanes, runs, params.integer("guard_batches"), |_, bytes, oldest| (bytes, oldest)),
+            params: params.clone(),
+            turns: Turns::default(),
+        }))
+    },
+};
+
+struct Sjf {
+    params: Params,
+    queues: Ranked<(FileId, Op), (u64, Arrival)>,
+    turns: Turns,
+}
+
+impl Policy for Sjf {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        self.queues.insert(view, view.group(slot), (view.table.file(slot), view.table.op(slot)), slot);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        self.queues.remove(view, slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        self.turns.go_round(view, |group| {
+            let first = self.queues.first(view, group)?;
+            if !view.open(view.table.lane(first)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            self.queues.take(view, first, batch);
+            Some(Choice::Serve)
+        })
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let older = view.table.older_than(slot, view.groups() == 1);
+        WaitBound { batches: self.queues.wait_bound(older), idle: Nanos::ZERO }
+    }
+}

@@ -1,0 +1,125 @@
+//! `sw`: server-side coordination by windows (H. Song et al., SC 2011, as in the public AGIOS library).
+//!
+//! Data servers that serve one application at a time, the same one everywhere, end an application's wait for all
+//! of them sooner. Without talking to each other they agree by one rule: requests are ordered by the *window* of
+//! `window_ms` in which they arrived, then by application.
+//!
+//! Where the sources are silent we chose:
+//! - Windows are cut on the clock that the servers share, and applications, then files, go by their stable keys, so that
+//!   all servers have the same order. A request keeps the window of its first arrival through a live switch.
+//! - Within an application: file by file, reads before writes, in offset order, touching requests aggregated
+//!   (the papers note that Song's order leaves spatial locality unused: agios-2013, II).
+//! - Nobody waits for a window to end: the order only says who goes first among those that are queued.
+//!
+//! Wait: earlier windows go first, and of the own window whatever has a lower key, even if it arrives later. So after
+//! `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the guard
+//! off; then the bound is what arrives within one window). Work-conserving.
+
+use super::params::{Range, SWITCH};
+use super::ranked::Ranked;
+use super::runs::Runs;
+use super::turns::Turns;
+use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::{FileId, Nanos, Op};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "sw",
+    summary: "Server-side coordination: by arrival window, then application, then file and offset.",
+    source: "H. Song et al., SC 2011 (AGIOS, public library: SW)",
+    params: &[
+        ParamInfo {
+            name: "window_ms",
+            default: "1000",
+            range: Range::Integer(1, 3_600_000),
+            doc: "Length of an arrival window, milliseconds.",
+        },
+        ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Aggregate what touches." },
+        ParamInfo {
+            name: "batch_requests",
+            default: "64",
+            range: Range::Integer(1, 1024),
+            doc: "Requests per batch at most, with merge=on.",
+        },
+        ParamInfo {
+            name: "batch_bytes",
+            default: "1048576",
+            range: Range::Integer(512, 1 << 30),
+            doc: "Bytes per batch at most, with merge=on.",
+        },
+        ParamInfo {
+            name: "guard_batches",
+            default: "1024",
+            range: Range::Integer(0, 1_000_000),
+            doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+        },
+    ],
+    build: |params, setup| {
+        let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
+        let runs = Runs::new(most, params.integer("batch_bytes"), setup.capacity);
+        Ok(Box::new(Sw {
+            window: Nanos::from_millis(params.integer("window_ms")),
+            queues: Ranked::new(setup.lanes, runs, params.integer("guard_batches"), |key, _, _| key),
+            params: params.clone(),
+            turns: Turns::default(),
+        }))
+    },
+};
+
+/// In the order of service; names are stable keys, the file's interned identity comes last, for files without names.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Key {
+    window: u64,
+    job: u64,
+    file_key: u64,
+    op: Op,
+    file: FileId,
+}
+
+struct Sw {
+    params: Params,
+    window: Nanos,
+    queues: Ranked<Key, Key>,
+    turns: Turns,
+}
+
+impl Sw {
+    fn key(&self, view: &View<'_>, slot: Slot) -> Key {
+        let who = view.who(slot);
+        let offset_ns = view.shared_now.0.wrapping_sub(view.now.0) as i64;
+        let arrival = view.table.arrival(slot).0.saturating_add_signed(offset_ns);
+        let window = arrival / self.window.0;
+        Key { window, job: who.job, file_key: who.file, op: who.op, file: view.table.file(slot) }
+    }
+}
+
+impl Policy for Sw {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        self.queues.insert(view, view.group(slot), self.key(view, slot), slot);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        self.queues.remove(view, slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        self.turns.go_round(view, |group| {
+            let first = self.queues.first(view, group)?;
+            if !view.open(view.table.lane(first)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            self.queues.take(view, first, batch);
+            Some(Choice::Serve)
+        })
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let older = view.table.older_than(slot, view.groups() == 1);
+        WaitBound { batches: self.queues.wait_bound(older), idle: Nanos::ZERO }
+    }
+}

@@ -1,0 +1,93 @@
+//! `to` and `to-agg`: time order (AGIOS, public library version 2).
+//!
+//! `to` serves in strict order of arrival over everything, one request a batch. `to-agg` is the same with
+//! aggregation: the oldest request takes along, in offset order, what touches it.
+//!
+//! Over several lanes the sources are silent. Here the oldest request whose lane has room goes next, whatever its lane;
+//! a lane without room holds back only its own. (`fifo` serves the lanes in turn.) On one lane `to` is `fifo`
+//! and `to-agg` is `fifo merge=on`; all four share one machinery.
+//!
+//! Wait: at most the requests that arrived earlier on its lane. Work-conserving.
+
+use super::backlog::Backlog;
+use super::params::Range;
+use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use crate::spec::PolicySpec;
+use crate::table::Slot;
+use crate::types::Nanos;
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "to",
+    summary: "Time order: strict order of arrival over all lanes, one request a batch.",
+    source: "AGIOS, public library version 2 (TO)",
+    params: &[],
+    build: |params, setup| build(false, params, setup),
+};
+
+pub(super) const AGGREGATING: PolicyInfo = PolicyInfo {
+    name: "to-agg",
+    summary: "Time order; the oldest request takes along what touches it.",
+    source: "AGIOS, public library version 2 (TO-agg)",
+    params: &[
+        ParamInfo {
+            name: "batch_requests",
+            default: "64",
+            range: Range::Integer(1, 1024),
+            doc: "Requests per batch at most.",
+        },
+        ParamInfo {
+            name: "batch_bytes",
+            default: "1048576",
+            range: Range::Integer(512, 1 << 30),
+            doc: "Bytes per batch at most.",
+        },
+    ],
+    build: |params, setup| build(true, params, setup),
+};
+
+fn build(aggregate: bool, params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError> {
+    let backlog = Backlog::new(usize::from(setup.lanes), aggregate, params, setup);
+    Ok(Box::new(TimeOrder { params: params.clone(), backlog }))
+}
+
+struct TimeOrder {
+    params: Params,
+    /// One queue per lane group.
+    backlog: Backlog,
+}
+
+impl Policy for TimeOrder {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        self.backlog.insert(view, view.group(slot), slot);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        self.backlog.remove(view, view.group(slot), slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let mut reason = WaitReason::Empty;
+        let mut next = None;
+        for group in 0..view.groups() {
+            let Some(oldest) = self.backlog.oldest(view, group) else { continue };
+            let Some(first) = self.backlog.first(view, group) else { continue };
+            if view.open(view.table.lane(first)) {
+                next = next.into_iter().chain([(oldest, group, first)]).min();
+            } else {
+                reason = WaitReason::LanesBusy;
+            }
+        }
+        let Some((_, group, first)) = next else { return Choice::until_event(reason) };
+        self.backlog.take(view, group, first, batch);
+        Choice::Serve
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let ahead = view.table.older_than(slot, view.groups() == 1);
+        WaitBound { batches: ahead, idle: Nanos::ZERO }
+    }
+}

@@ -1,0 +1,140 @@
+//! Who has the lowest yield, while all yields change with time: a kinetic tournament.
+//!
+//! A yield is what one got divided by the time since it began. Between two contenders the lower one changes at most once as
+//! time goes on, at an instant that can be computed. A tree of matches remembers each match's winner and until when
+//! all results below hold; so the winner is found without a look at the others, and only matches whose time is over
+//! are played again.
+
+use crate::types::Nanos;
+
+/// One that has the yield `got` ÷ (present − `began`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Contender {
+    pub got: u64,
+    pub began: Nanos,
+    /// Equal yields: the lower goes first. No two have the same.
+    pub order: u64,
+}
+
+impl Contender {
+    /// Its yield is the lower one at an instant. Time counts from one before, so that it is never zero.
+    fn beats(&self, other: &Contender, now: Nanos) -> bool {
+        let elapsed = |began: Nanos| i128::from(now.since(began).0) + 1;
+        let (mine, its) = (i128::from(self.got) * elapsed(other.began), i128::from(other.got) * elapsed(self.began));
+        (mine, self.order) < (its, other.order)
+    }
+
+    /// From when on a match that this one won may end otherwise.
+    fn wins_until(&self, loser: &Contender, now: Nanos) -> Nanos {
+        // got·(t+1−its began) − its got·(t+1−began) is not above 0 now, and linear in t.
+        let slope = i128::from(self.got) - i128::from(loser.got);
+        if slope <= 0 {
+            return Nanos::MAX;
+        }
+        let at_zero =
+            i128::from(self.got) * i128::from(loser.began.0) - i128::from(loser.got) * i128::from(self.began.0);
+        let crossing = at_zero.div_euclid(slope) + i128::from(at_zero.rem_euclid(slope) > 0) - 1;
+        Nanos(u64::try_from(crossing).unwrap_or(if crossing < 0 { 0 } else { u64::MAX })).max(now + Nanos(1))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Match {
+    winner: u32,
+    until: Nanos,
+}
+
+const NOBODY: u32 = u32::MAX;
+const EMPTY: Match = Match { winner: NOBODY, until: Nanos::MAX };
+
+/// The tournament of contenders that are numbered from 0.
+#[derive(Default)]
+pub(super) struct Tournament {
+    contenders: Vec<Option<Contender>>,
+    /// Match 1 is the final; below match i are 2i and 2i + 1; the last half is the contenders themselves.
+    matches: Vec<Match>,
+}
+
+impl Tournament {
+    /// A contender comes, changes, or goes.
+    pub fn set(&mut self, number: u32, contender: Option<Contender>, now: Nanos) {
+        let at = number as usize;
+        if at >= self.contenders.len() {
+            let size = (at + 1).next_power_of_two();
+            self.contenders.resize(size, None);
+            self.matches = vec![EMPTY; 2 * size];
+            for (number, _) in self.contenders.iter().enumerate().filter(|c| c.1.is_some()) {
+                self.matches[size + number].winner = number as u32;
+            }
+            (1..size).rev().for_each(|i| self.play(i, now));
+        }
+        self.contenders[at] = contender;
+        let mut i = self.contenders.len() + at;
+        self.matches[i].winner = if contender.is_some() { number } else { NOBODY };
+        while i > 1 {
+            i /= 2;
+            self.play(i, now);
+        }
+    }
+
+    fn play(&mut self, i: usize, now: Nanos) {
+        let (a, b) = (self.matches[2 * i], self.matches[2 * i + 1]);
+        let who = |m: Match| self.contenders.get(m.winner as usize).copied().flatten();
+        let (winner, until) = match (who(a), who(b)) {
+            (Some(x), Some(y)) if x.beats(&y, now) => (a.winner, x.wins_until(&y, now)),
+            (Some(x), Some(y)) => (b.winner, y.wins_until(&x, now)),
+            (Some(_), None) => (a.winner, Nanos::MAX),
+            _ => (b.winner, Nanos::MAX),
+        };
+        self.matches[i] = Match { winner, until: until.min(a.until).min(b.until) };
+    }
+
+    fn replay(&mut self, i: usize, now: Nanos) {
+        if self.matches[i].until <= now {
+            self.replay(2 * i, now);
+            self.replay(2 * i + 1, now);
+            self.play(i, now);
+        }
+    }
+
+    /// Who has the lowest yield.
+    pub fn winner(&mut self, now: Nanos) -> Option<u32> {
+        if self.matches.is_empty() {
+            return None;
+        }
+        self.replay(1, now);
+        Some(self.matches[1].winner).filter(|w| *w != NOBODY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn finds_whom_a_look_at_all_finds(
+            steps in proptest::collection::vec((0u32..20, 0u64..1000, 0u64..200, proptest::bool::ANY), 1..200),
+        ) {
+            let (mut tournament, mut all) = (Tournament::default(), [None; 20]);
+            let mut now = Nanos(1000);
+            for (order, (number, got, later, gone)) in steps.into_iter().enumerate() {
+                now += Nanos(later);
+                let began = Nanos(now.0 - got % 700);
+                let contender = (!gone).then_some(Contender { got, began, order: order as u64 });
+                tournament.set(number, contender, now);
+                all[number as usize] = contender;
+                for at in [now, now + Nanos(later / 2)] {
+                    let best = (0..20).filter(|n| all[*n].is_some()).reduce(|a, b| {
+                        if all[a].unwrap().beats(&all[b].unwrap(), at) { a } else { b }
+                    });
+                    prop_assert_eq!(tournament.winner(at), best.map(|b| b as u32));
+                    now = at;
+                }
+            }
+        }
+    }
+}

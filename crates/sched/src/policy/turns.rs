@@ -1,0 +1,30 @@
+//! Lane groups take turns: each decision begins with the group after the one that was served last.
+
+use super::{Choice, View, WaitReason};
+
+/// Whose turn it is.
+#[derive(Default)]
+pub(crate) struct Turns {
+    next: usize,
+}
+
+impl Turns {
+    /// Asks one group after the other what it would do, until one serves; `None` from a group that has nothing. Else the
+    /// wait that ends first.
+    pub fn go_round(&mut self, view: &View<'_>, mut ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
+        let groups = view.groups();
+        let mut wait = Choice::until_event(WaitReason::Empty);
+        for turn in 0..groups {
+            let group = (self.next + turn) % groups;
+            match ask(group) {
+                None => {}
+                Some(choice @ Choice::Wait { .. }) => wait = choice.sooner(wait),
+                Some(serve) => {
+                    self.next = (group + 1) % groups;
+                    return serve;
+                }
+            }
+        }
+        wait
+    }
+}

@@ -1,0 +1,154 @@
+//! What `mlf` and `aioli` add from aioli-2006, part 2, worked by hand.
+
+use impresario_sched::{
+    Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Nanos, Next, Op,
+    PolicySpec, Request, WaitReason,
+};
+
+/// One lane that takes one batch at a time; TTP is 10 ms and 1 ms per KiB.
+struct Bench {
+    core: Core,
+    now: Nanos,
+}
+
+impl Bench {
+    fn new(spec: PolicySpec) -> Bench {
+        let linear = LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 1_000_000_000_u64.div_ceil(1024) };
+        let cost = CostModel::new(linear, linear);
+        Bench { core: Core::new(CoreConfig { cost, ..CoreConfig::single_lane(256) }, &spec).unwrap(), now: Nanos::ZERO }
+    }
+
+    fn push(&mut self, op: Op, file: u32, offset_kib: u64, len_kib: u64) {
+        let (offset, len) = (offset_kib << 10, len_kib << 10);
+        let extent = Extent { file: FileId(file), lane: LaneId(0), file_offset: offset, lane_offset: offset, len };
+        let request = Request { arrival: self.now, job: JobId(file), ..Request::new(op, extent) };
+        self.core.push(self.now, &request).unwrap();
+    }
+
+    fn read(&mut self, file: u32, offset_kib: u64, len_kib: u64) {
+        self.push(Op::Read, file, offset_kib, len_kib);
+    }
+
+    /// The next batch, served in a millisecond: (file, offset in KiB, requests); or how long to wait.
+    fn next(&mut self) -> Result<(u32, u64, usize), (Nanos, WaitReason)> {
+        match self.core.next(self.now) {
+            Next::Dispatch(batch) => {
+                let end = self.now + Nanos::from_millis(1);
+                self.core.event(end, Event::Completed(Completion::of(&batch, self.now, end)));
+                self.now = end;
+                Ok((batch.extent.file.0, batch.extent.lane_offset >> 10, batch.parts.len()))
+            }
+            Next::Wait { until, reason } => Err((until, reason)),
+        }
+    }
+
+    fn all(&mut self) -> Vec<(u32, u64, usize)> {
+        std::iter::from_fn(|| self.next().ok()).collect()
+    }
+}
+
+fn us(us: u64) -> Nanos {
+    Nanos::from_micros(us)
+}
+
+/// A pass adds TTP(8 KiB) = 18 ms; a request of 64 KiB costs 74 ms: five passes, but two at four times the growth
+/// (2 × TTP(32 KiB) = 84 ms). Small requests of file 2 go one a pass meanwhile.
+#[test]
+fn the_quanta_of_a_weighty_application_grow_faster() {
+    for (weights, place) in [("", 4), ("big: job=1 {weight=4}; rest: * {weight=1}", 1)] {
+        let spec = PolicySpec::named("mlf").with("window_us", 0).with("weights", weights);
+        let mut b = Bench::new(spec);
+        b.read(1, 0, 64);
+        (0..8).for_each(|i| b.read(2, i * 100, 8));
+        let served = b.all();
+        assert_eq!(served.iter().position(|s| s.0 == 1), Some(place), "{weights}: {served:?}");
+    }
+}
+
+/// With a weight of 3 a window of 2 ms lasts 6 ms: six batches of file 1 instead of two before file 2 has its turn.
+#[test]
+fn a_weighty_application_has_longer_windows() {
+    for (weights, batches) in [("", 2), ("a: job=1 {weight=3}", 6)] {
+        let mut b = Bench::new(PolicySpec::named("mlf").with("window_us", 2000).with("weights", weights));
+        (0..9).for_each(|i| b.read(1, i * 100, 8));
+        b.read(2, 0, 8);
+        assert_eq!(b.all().iter().position(|s| s.0 == 2), Some(batches), "{weights}");
+    }
+}
+
+#[test]
+fn reads_go_before_writes_up_to_a_number() {
+    for (ahead, order) in [(0, [1, 2, 3, 4]), (2, [2, 1, 3, 4]), (100, [2, 3, 4, 1])] {
+        let mut b = Bench::new(PolicySpec::named("mlf").with("reads_ahead_requests", ahead).with("window_us", 0));
+        b.push(Op::Write, 1, 0, 8);
+        (2..5).for_each(|file| b.read(file, 0, 8));
+        let served: Vec<u32> = b.all().iter().map(|s| s.0).collect();
+        assert_eq!(served, order, "{ahead}");
+    }
+}
+
+/// Four processes read a file in rounds. The first round came as a whole; of the second, two requests are there: the
+/// lane is held for 900 µs after the newest, and the others join.
+#[test]
+fn a_short_run_is_held_for_its_neighbours() {
+    let mut b = Bench::new(PolicySpec::named("aioli"));
+    (0..4).for_each(|i| b.read(1, i * 8, 8));
+    assert_eq!(b.next(), Ok((1, 0, 4)));
+    b.read(1, 32, 8);
+    b.read(1, 40, 8);
+    let t = b.now;
+    assert_eq!(b.next(), Err((t + us(900), WaitReason::Hold)));
+    b.now = t + us(500);
+    b.read(1, 48, 8);
+    assert_eq!(b.next(), Err((t + us(1400), WaitReason::Hold)), "the hold follows the newest");
+    b.read(1, 56, 8);
+    assert_eq!(b.next(), Ok((1, 32, 4)));
+}
+
+/// Another file is served while one is held: holding a run never idles a lane that has other work.
+#[test]
+fn others_are_served_meanwhile() {
+    let mut b = Bench::new(PolicySpec::named("aioli"));
+    (0..4).for_each(|i| b.read(1, i * 8, 8));
+    assert_eq!(b.next(), Ok((1, 0, 4)));
+    b.read(1, 32, 8);
+    b.read(2, 0, 8);
+    assert_eq!(b.next(), Ok((2, 0, 1)));
+    (0..3).for_each(|i| b.read(1, 40 + i * 8, 8));
+    assert_eq!(b.next(), Ok((1, 32, 4)));
+}
+
+/// Two holds in vain, and the file is held no more.
+#[test]
+fn holding_stops_where_it_does_not_pay() {
+    let mut b = Bench::new(PolicySpec::named("aioli"));
+    (0..4).for_each(|i| b.read(1, i * 8, 8));
+    assert_eq!(b.next(), Ok((1, 0, 4)));
+    for i in 0..3 {
+        b.read(1, 1000 + i * 100, 8);
+        if i < 2 {
+            let Err((until, WaitReason::Hold)) = b.next() else { panic!("hold {i}") };
+            b.now = until;
+        }
+        assert_eq!(b.next(), Ok((1, 1000 + i * 100, 1)), "{i}");
+    }
+}
+
+/// Batches of 64 KiB against a quantum of 8 KiB double it thrice; then one pass pays for what took five.
+#[test]
+fn the_quantum_follows_the_files_history() {
+    for (adapt, place) in [("off", 4), ("on", 1)] {
+        let spec = PolicySpec::named("mlf").with("window_us", 0).with("adapt", adapt);
+        let mut b = Bench::new(spec);
+        for round in 0..6 {
+            (0..8).for_each(|i| b.read(1, round * 1000 + i * 8, 8));
+            assert_eq!(b.next(), Ok((1, round * 1000, 8)));
+        }
+        b.read(2, 0, 8);
+        b.read(1, 9000, 64);
+        (1..8).for_each(|i| b.read(2, i * 100, 8));
+        let served = b.all();
+        let at = served.iter().position(|s| s.0 == 1);
+        assert_eq!(at, Some(place), "adapt={adapt}: {served:?}");
+    }
+}

@@ -1,0 +1,327 @@
+//! The options of `twins`, worked by hand, and what the paper's rule promises about windows.
+
+use impresario_sched::{
+    Batch, Completion, Core, CoreConfig, Event, Extent, FileId, LaneId, Nanos, Next, Op, PolicySpec, Request,
+    WaitReason,
+};
+
+const MS: u64 = 1_000_000;
+
+fn us(us: u64) -> Nanos {
+    Nanos::from_micros(us)
+}
+
+/// Windows of a millisecond.
+fn twins() -> PolicySpec {
+    PolicySpec::named("twins").with("window_us", 1000)
+}
+
+fn core(spec: PolicySpec, lanes: u16, lane_requests: u32) -> Core {
+    Core::new(CoreConfig { lanes, lane_requests, ..CoreConfig::single_lane(256) }, &spec).unwrap()
+}
+
+/// Pushes reads of 4 KiB: (server, file, offset in KiB).
+fn push(core: &mut Core, now: Nanos, requests: &[(u16, u32, u64)]) {
+    for &(lane, file, offset) in requests {
+        let (lane, offset) = (LaneId(lane), offset << 10);
+        let extent = Extent { file: FileId(file), lane, file_offset: offset, lane_offset: offset, len: 4096 };
+        core.push(now, &Request { arrival: now, ..Request::new(Op::Read, extent) }).unwrap();
+    }
+}
+
+fn dispatch(core: &mut Core, now: Nanos) -> Batch {
+    match core.next(now) {
+        Next::Dispatch(batch) => batch,
+        wait => panic!("{wait:?} at {now}"),
+    }
+}
+
+fn complete(core: &mut Core, now: Nanos, batch: &Batch) {
+    core.event(now, Event::Completed(Completion::of(batch, now, now)));
+}
+
+/// What goes at an instant until there is a wait, each completing at once: (server, file, offset in KiB, requests).
+fn serve(core: &mut Core, now: Nanos) -> Vec<(u16, u32, u64, usize)> {
+    std::iter::from_fn(|| match core.next(now) {
+        Next::Dispatch(batch) => {
+            complete(core, now, &batch);
+            Some((batch.extent.lane.0, batch.extent.file.0, batch.extent.lane_offset >> 10, batch.parts.len()))
+        }
+        Next::Wait { .. } => None,
+    })
+    .collect()
+}
+
+fn wait(core: &mut Core, now: Nanos) -> (Nanos, WaitReason) {
+    match core.next(now) {
+        Next::Wait { until, reason } => (until, reason),
+        Next::Dispatch(batch) => panic!("{batch:?} at {now}"),
+    }
+}
+
+/// The public library has one queue more than servers, always empty, and wastes its windows. Here each of three servers
+/// has every third window.
+#[test]
+fn no_window_is_wasted() {
+    let mut core = core(twins(), 3, 1);
+    for window in 0..30u64 {
+        let now = Nanos(window * MS);
+        push(&mut core, now, &[(0, 1, window), (1, 1, window), (2, 1, window)].map(|(l, f, o)| (l, f, 100 * o)));
+        let served = serve(&mut core, now);
+        assert!(!served.is_empty() && served.iter().all(|s| u64::from(s.0) == window % 3), "window {window}");
+    }
+}
+
+/// Two nodes whose clocks differ by hours are at different servers in every window, and change at the same instant.
+#[test]
+fn nodes_are_aligned_by_the_shared_clock() {
+    let offsets_ns = [0, 7_345_678_901_234i64];
+    let mut nodes: Vec<Core> = (0..2)
+        .map(|node_rank| {
+            let config = CoreConfig { lanes: 2, node_rank, ..CoreConfig::single_lane(256) };
+            let mut core = Core::new(config, &twins()).unwrap();
+            let offset_ns = offsets_ns[node_rank as usize];
+            core.event(Nanos::ZERO, Event::SharedClock { offset_ns, error_ns: 0 });
+            core
+        })
+        .collect();
+    for window in 8_000_000..8_000_010u64 {
+        for at in [0, MS - 1] {
+            let servers: Vec<u16> = nodes
+                .iter_mut()
+                .zip(offsets_ns)
+                .map(|(core, offset)| {
+                    let local = Nanos(window * MS + at - offset as u64);
+                    push(core, local, &[(0, 1, window * 8 + at % 2 * 4), (1, 1, window * 8 + at % 2 * 4)]);
+                    serve(core, local)[0].0
+                })
+                .collect();
+            assert_eq!(servers, [(window % 2) as u16, ((window + 1) % 2) as u16]);
+        }
+    }
+}
+
+#[test]
+fn in_flight_per_server_is_a_limit_of_its_own() {
+    for (option, most) in [(0, 4), (1, 1), (3, 3), (9, 4)] {
+        let mut core = core(twins().with("in_flight_per_server", option), 2, 4);
+        push(&mut core, Nanos(0), &[0, 100, 200, 300, 400, 500].map(|offset| (0, 1, offset)));
+        let flying: Vec<Batch> = std::iter::from_fn(|| match core.next(Nanos(0)) {
+            Next::Dispatch(batch) => Some(batch),
+            Next::Wait { until, reason } => {
+                assert_eq!((until, reason), (us(1000), WaitReason::LanesBusy));
+                None
+            }
+        })
+        .collect();
+        assert_eq!(flying.len(), most);
+        complete(&mut core, Nanos(1), &flying[0]);
+        dispatch(&mut core, Nanos(1));
+        // A switch to a policy without the limit gives the configured one back.
+        core.reconfigure(Nanos(1), &PolicySpec::named("fifo")).unwrap();
+        assert_eq!(core.status().lanes[0].limit_batches, Some(4));
+    }
+}
+
+/// Server 0's stripes of one file touch in its own offsets, whatever lies between them in the file.
+#[test]
+fn merging_goes_by_the_servers_own_offsets() {
+    let striped = |stripe: u64| {
+        // Stripes of 4 KiB over two servers: stripe 0, 2, 4 … are bytes 0, 4096, 8192 … of server 0.
+        let lane = LaneId((stripe % 2) as u16);
+        let (file_offset, lane_offset) = (stripe * 4096, stripe / 2 * 4096);
+        Request::new(Op::Read, Extent { file: FileId(1), lane, file_offset, lane_offset, len: 4096 })
+    };
+    for (merge, batches) in [("on", vec![3]), ("off", vec![1, 1, 1])] {
+        let mut core = core(twins().with("merge", merge), 2, 1);
+        for stripe in [2, 0, 1, 3, 4] {
+            core.push(Nanos(0), &striped(stripe)).unwrap();
+        }
+        let parts: Vec<usize> = serve(&mut core, Nanos(0)).iter().map(|s| s.3).collect();
+        assert_eq!(parts, batches, "server 0 in its window");
+        assert_eq!(serve(&mut core, us(1000)).iter().map(|s| s.3).sum::<usize>(), 2, "server 1 in the next");
+    }
+}
+
+/// A scan: files by key, ascending offsets from where the last batch ended, round to the lowest.
+#[test]
+fn offset_order_is_a_scan() {
+    let mut core = core(twins().with("order_within", "offset"), 2, 1);
+    push(&mut core, Nanos(0), &[(0, 2, 40), (0, 1, 80), (0, 3, 0), (0, 2, 20)]);
+    let first = dispatch(&mut core, Nanos(0));
+    assert_eq!((first.extent.file.0, first.extent.lane_offset >> 10), (1, 80));
+    // Behind the scan, ahead in the same file, and lower down in a file ahead.
+    push(&mut core, Nanos(0), &[(0, 1, 0), (0, 1, 200), (0, 2, 0)]);
+    complete(&mut core, Nanos(0), &first);
+    let order: Vec<_> = serve(&mut core, Nanos(0)).iter().map(|s| (s.1, s.2)).collect();
+    assert_eq!(order, [(1, 200), (2, 0), (2, 20), (2, 40), (3, 0), (1, 0)]);
+}
+
+#[test]
+fn offset_order_merges_when_asked_and_guards_the_oldest() {
+    let spec = twins().with("order_within", "offset").with("merge", "on").with("guard_batches", 2);
+    let mut core = core(spec, 2, 1);
+    push(&mut core, Nanos(0), &[(0, 1, 8), (0, 1, 0), (0, 1, 4)]);
+    assert_eq!(serve(&mut core, Nanos(0)), [(0, 1, 0, 3)]);
+    // File 1 goes on for ever in ascending order. Once its request at 100 has gone, file 9's is the oldest, and waits
+    // for two more batches.
+    push(&mut core, Nanos(1), &[(0, 1, 100), (0, 9, 0)]);
+    let mut order = Vec::new();
+    for i in 2..7 {
+        let batch = dispatch(&mut core, Nanos(1));
+        order.push(batch.extent.file.0);
+        complete(&mut core, Nanos(1), &batch);
+        push(&mut core, Nanos(1), &[(0, 1, i * 100)]);
+    }
+    assert_eq!(order, [1, 1, 1, 9, 1]);
+}
+
+/// Server 0's window: its own first; then, since it has nothing, server 1, whose window is next, then server 2. In
+/// server 1's window: 1, 2, 0.
+#[test]
+fn work_conserving_serves_the_next_windows_servers() {
+    let mut core = core(twins().with("work_conserving", "on"), 3, 1);
+    let requests = [(2, 1, 0), (1, 1, 0), (0, 1, 0), (2, 1, 100), (1, 1, 100)];
+    push(&mut core, Nanos(0), &requests);
+    let lanes = |served: Vec<(u16, u32, u64, usize)>| served.iter().map(|s| s.0).collect::<Vec<u16>>();
+    assert_eq!(lanes(serve(&mut core, Nanos(0))), [0, 1, 1, 2, 2]);
+    push(&mut core, us(1000), &requests);
+    assert_eq!(lanes(serve(&mut core, us(1000))), [1, 1, 2, 2, 0]);
+    // Full servers are passed by; then there is nothing to do before an event or the next window.
+    push(&mut core, us(2000), &requests);
+    let flying: Vec<u16> = (0..3).map(|_| dispatch(&mut core, us(2000)).extent.lane.0).collect();
+    assert_eq!(flying, [2, 0, 1]);
+    assert_eq!(wait(&mut core, us(2000)), (us(3000), WaitReason::LanesBusy));
+}
+
+/// Others are served only while server 0, whose window it is, has neither requests nor batches.
+#[test]
+fn work_conserving_while_idle() {
+    let mut core = core(twins().with("work_conserving", "idle"), 3, 1);
+    push(&mut core, Nanos(0), &[(0, 1, 0), (1, 1, 0), (2, 1, 0)]);
+    let first = dispatch(&mut core, Nanos(0));
+    assert_eq!(first.extent.lane, LaneId(0));
+    assert_eq!(wait(&mut core, Nanos(0)), (us(1000), WaitReason::LanesBusy));
+    complete(&mut core, us(10), &first);
+    assert_eq!(dispatch(&mut core, us(10)).extent.lane, LaneId(1));
+    push(&mut core, us(10), &[(0, 1, 100)]);
+    assert_eq!(dispatch(&mut core, us(10)).extent.lane, LaneId(0));
+    assert_eq!(wait(&mut core, us(10)), (us(1000), WaitReason::LanesBusy));
+}
+
+fn anticipating() -> PolicySpec {
+    twins().with("order_within", "offset").with("anticipation_us", 200)
+}
+
+/// The stream of file 1 ended at 4 KiB; the server is held from file 2 for its next request, which comes.
+#[test]
+fn anticipation_holds_for_the_streams_next_request() {
+    let mut core = core(anticipating(), 2, 1);
+    push(&mut core, Nanos(0), &[(0, 1, 0), (0, 2, 0)]);
+    let first = dispatch(&mut core, Nanos(0));
+    assert_eq!(first.extent.file.0, 1);
+    complete(&mut core, us(100), &first);
+    assert_eq!(wait(&mut core, us(100)), (us(300), WaitReason::Hold));
+    // Something else does not end the hold, a request behind the stream's end neither.
+    push(&mut core, us(150), &[(0, 3, 0), (0, 1, 0)]);
+    assert_eq!(wait(&mut core, us(150)), (us(300), WaitReason::Hold));
+    push(&mut core, us(200), &[(0, 1, 8)]);
+    let second = dispatch(&mut core, us(200));
+    assert_eq!((second.extent.file.0, second.extent.lane_offset >> 10), (1, 8), "a small hole is no break");
+    complete(&mut core, us(250), &second);
+    assert_eq!(wait(&mut core, us(250)), (us(450), WaitReason::Hold));
+    assert_eq!(dispatch(&mut core, us(450)).extent.file.0, 2, "it did not come");
+}
+
+/// Nothing is held for when the continuation is queued already, when other batches are in flight, after a failure,
+/// and outside the server's window; and no hold goes beyond it.
+#[test]
+fn anticipation_knows_when_not_to_hold() {
+    let mut one = core(anticipating(), 2, 1);
+    push(&mut one, Nanos(0), &[(0, 1, 0), (0, 1, 4), (0, 2, 0)]);
+    let first = dispatch(&mut one, Nanos(0));
+    complete(&mut one, us(10), &first);
+    let second = dispatch(&mut one, us(10));
+    assert_eq!(second.extent.lane_offset, 4096);
+    let failed = Completion { errno: 5, ..Completion::of(&second, us(10), us(20)) };
+    one.event(us(20), Event::Completed(failed));
+    let third = dispatch(&mut one, us(20));
+    complete(&mut one, us(900), &third);
+    push(&mut one, us(900), &[(0, 7, 0)]);
+    assert_eq!(wait(&mut one, us(900)), (us(1000), WaitReason::Hold), "until the window ends");
+    assert_eq!(wait(&mut one, us(1000)), (us(2000), WaitReason::Window));
+
+    let mut two = core(anticipating(), 2, 2);
+    push(&mut two, Nanos(0), &[(0, 1, 0), (0, 2, 0), (0, 3, 0)]);
+    let [first, _second] = [dispatch(&mut two, Nanos(0)), dispatch(&mut two, Nanos(0))];
+    complete(&mut two, us(10), &first);
+    assert_eq!(dispatch(&mut two, us(10)).extent.file.0, 3, "the server is busy with another batch");
+}
+
+/// In order of arrival a server is held only from the other servers.
+#[test]
+fn anticipation_before_turning_to_other_servers() {
+    let spec = twins().with("work_conserving", "on").with("anticipation_us", 200);
+    let mut core = core(spec, 2, 1);
+    push(&mut core, Nanos(0), &[(0, 1, 0), (1, 1, 0)]);
+    let first = dispatch(&mut core, Nanos(0));
+    // Server 1 is free and has work: it is served while server 0 is busy.
+    let second = dispatch(&mut core, Nanos(0));
+    assert_eq!((first.extent.lane.0, second.extent.lane.0), (0, 1));
+    complete(&mut core, us(10), &second);
+    push(&mut core, us(20), &[(1, 2, 0)]);
+    complete(&mut core, us(30), &first);
+    assert_eq!(wait(&mut core, us(30)), (us(230), WaitReason::Hold));
+    push(&mut core, us(50), &[(0, 1, 4)]);
+    assert_eq!(dispatch(&mut core, us(50)).extent.lane.0, 0);
+    assert_eq!(dispatch(&mut core, us(50)).extent.lane.0, 1);
+
+    let refused = Core::new(CoreConfig { lanes: 2, ..CoreConfig::single_lane(4) }, &twins().with("anticipation_us", 5));
+    let error = refused.err().unwrap().to_string();
+    assert!(
+        error.contains("anticipation_us = \"5\" is not 0: without order_within=offset or work_conserving"),
+        "{error}"
+    );
+}
+
+/// In 300 rounds file 1 is served, and file 9 waits. Where file 1 goes on within 50 µs it is held for in every round;
+/// where it never does, four times, and then once in 64 rounds.
+#[test]
+fn anticipation_switches_itself_off_where_it_does_not_pay() {
+    let holds = |goes_on: bool| {
+        let mut core = core(anticipating().with("window_us", 2_000_000), 2, 1);
+        // A failure ends the expectation.
+        let fail = |core: &mut Core, now, batch: &Batch| {
+            core.event(now, Event::Completed(Completion { errno: 5, ..Completion::of(batch, now, now) }));
+        };
+        let (mut held, mut now) = (0, Nanos(0));
+        for i in 0..300u64 {
+            now += us(10);
+            push(&mut core, now, &[(0, 1, i * 100)]);
+            let batch = dispatch(&mut core, now);
+            complete(&mut core, now, &batch);
+            push(&mut core, now, &[(0, 9, i * 100)]);
+            let mut next = core.next(now);
+            if let Next::Wait { until, reason } = next {
+                assert_eq!((until, reason), (now + us(200), WaitReason::Hold));
+                held += 1;
+                if goes_on {
+                    now += us(50);
+                    push(&mut core, now, &[(0, 1, i * 100 + 4)]);
+                    let batch = dispatch(&mut core, now);
+                    assert_eq!(batch.extent.file.0, 1);
+                    fail(&mut core, now, &batch);
+                } else {
+                    now = until;
+                }
+                next = core.next(now);
+            }
+            let Next::Dispatch(batch) = next else { panic!("{next:?}") };
+            assert_eq!(batch.extent.file.0, 9);
+            fail(&mut core, now, &batch);
+        }
+        held
+    };
+    assert_eq!(holds(true), 300);
+    assert_eq!(holds(false), 4 + (300 - 4) / 64);
+}

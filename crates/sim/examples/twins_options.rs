@@ -1,0 +1,92 @@
+//! What the options of `twins` are worth in virtual time: makespan on the disk model, each against `fifo`.
+//!
+//! `cargo run --release -p impresario-sim --example twins_options [seeds] [KEY=VALUE…]`
+//!
+//! Two I/O nodes that split requests at server boundaries, four data servers whose disks serve in order of arrival, four
+//! applications of eight processes. Further options are added to every variant of `twins`.
+
+use impresario_device::DeviceParams;
+use impresario_layout::Layout;
+use impresario_sched::{Nanos, Op, PolicySpec};
+use impresario_sim::{Application, IoNodes, Pattern, Scenario, run};
+
+/// Variants by name: each line of options on top of the window.
+const VARIANTS: &[(&str, &[(&str, &str)])] = &[
+    ("paper", &[]),
+    ("one in flight", &[("in_flight_per_server", "1")]),
+    ("+ merge", &[("in_flight_per_server", "1"), ("merge", "on")]),
+    ("+ offset order", ORDERED),
+    ("+ others while idle", &[ORDERED[0], ORDERED[1], ORDERED[2], ("work_conserving", "idle")]),
+    (
+        "  + anticipation",
+        &[ORDERED[0], ORDERED[1], ORDERED[2], ("work_conserving", "idle"), ("anticipation_us", "800")],
+    ),
+    ("+ others always", &[ORDERED[0], ORDERED[1], ORDERED[2], ("work_conserving", "on")]),
+    ("  + anticipation", &[ORDERED[0], ORDERED[1], ORDERED[2], ("work_conserving", "on"), ("anticipation_us", "800")]),
+];
+
+const ORDERED: &[(&str, &str)] = &[("in_flight_per_server", "1"), ("merge", "on"), ("order_within", "offset")];
+
+fn makespan(policy: &PolicySpec, case: (Pattern, u64, u64, bool), seeds: u64) -> f64 {
+    let (pattern, request_bytes, requests, block_placement) = case;
+    let one = |seed| {
+        let application =
+            Application { processes: 8, pattern, op: Op::Read, request_bytes, requests, start: Nanos::ZERO };
+        let scenario = Scenario {
+            applications: vec![application; 4],
+            layout: Layout::over_all(4).expect("four servers"),
+            data_policy: PolicySpec::named("none"),
+            data_in_flight: 1,
+            device: DeviceParams::default(),
+            io_nodes: Some(IoNodes {
+                count: 2,
+                policy: policy.clone(),
+                in_flight: 16,
+                merge_requests: 16,
+                dispatch_requests: 256,
+                split: true,
+                block_placement,
+            }),
+            wire_max_bytes: u64::MAX,
+            latency: Nanos::from_micros(50),
+            jitter: Nanos::from_micros(100),
+            message_jitter: Nanos::from_micros(200),
+            seed,
+        };
+        run(&scenario).unwrap_or_else(|error| panic!("{error}")).makespan.as_secs_f64()
+    };
+    (0..seeds).map(one).sum::<f64>() / seeds as f64
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let seeds = args.next().and_then(|s| s.parse().ok()).unwrap_or(4);
+    let extra: Vec<(String, String)> =
+        args.filter_map(|a| a.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect();
+    let with = |window_us: u64, options: &[(&str, &str)]| {
+        let spec = PolicySpec::named("twins").with("window_us", window_us);
+        let spec = options.iter().fold(spec, |spec, (key, value)| spec.with(key, value));
+        extra.iter().fold(spec, |spec, (key, value)| spec.with(key, value))
+    };
+    for (what, pattern, bytes, requests) in [
+        ("16 KiB strided, shared file", Pattern::Strided, 16 << 10, 64),
+        ("256 KiB contiguous segments, shared file", Pattern::Contiguous, 256 << 10, 8),
+        ("64 KiB, a file per process", Pattern::FilePerProcess, 64 << 10, 24),
+    ] {
+        for block in [true, false] {
+            let case = (pattern, bytes, requests, block);
+            let base = makespan(&PolicySpec::named("fifo"), case, seeds);
+            let placed = if block { "neighbouring ranks on one node" } else { "ranks dealt round robin" };
+            println!("\n{what}, {placed}: fifo {base:.2} s ({seeds} seeds)");
+            println!("{:22} {:>8} {:>8} {:>8} {:>8}", "gain by window", "2 ms", "8 ms", "16 ms", "64 ms");
+            for (name, options) in VARIANTS {
+                print!("{name:22}");
+                for window_us in [2_000, 8_000, 16_000, 64_000] {
+                    let gain = 1.0 - makespan(&with(window_us, options), case, seeds) / base;
+                    print!(" {:+7.0}%", gain * 100.0);
+                }
+                println!();
+            }
+        }
+    }
+}

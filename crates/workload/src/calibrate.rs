@@ -1,0 +1,420 @@
+//! Measuring a device for the cost model: which points, in what order, until when, and whether to believe them.
+//!
+//! Points are visited in several passes in random order, so that a disturbance does not fall on one point alone and
+//! a drift shows as spread. A point is done when the 95 % interval of its median is narrow enough in two passes
+//! at least; the time that it does not need goes to the others.
+
+pub mod fit;
+pub mod folder;
+mod measure;
+pub mod page;
+pub mod sanity;
+pub mod server;
+pub mod show;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use impresario_config::Calibration;
+use impresario_config::calibration::{Described, FORMAT, Method, Pattern, Point, PointOp, Raw, VERSION};
+
+use crate::random::Dice;
+use crate::stats::median;
+use crate::stop::Stop;
+use measure::{Kind, Series};
+
+/// Requests begin at multiples of this, and are multiples of it.
+pub const BLOCK_BYTES: u64 = 4096;
+/// Largest request that can be asked for.
+pub const SIZE_MAX_BYTES: u64 = 64 << 20;
+/// The region holds so many of the largest requests at least.
+pub const REGION_MIN_REQUESTS: u64 = 4;
+/// Sizes at most.
+const SIZES_MAX: usize = 64;
+/// Passes that time is kept for; what is not known then is visited again while time is left, up to the second number.
+const PASSES: (usize, usize) = (3, 20);
+/// The part of the time allowed that filling the region may take.
+const PREPARE_SHARE: f64 = 0.25;
+/// The sizes near which mixed points and points of two streams are measured.
+const MIXED_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
+
+/// What is to be measured, and how long.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// Sizes of requests, bytes: multiples of [`BLOCK_BYTES`] up to [`SIZE_MAX_BYTES`], ascending, two at least.
+    pub sizes: Vec<u64>,
+    /// The whole takes at most about so long (1 s to a day); a request under way is waited for.
+    pub max: Duration,
+    /// A point is done when its median is known to this part (0.001 to 0.5).
+    pub spread_goal: f64,
+}
+
+impl Default for Plan {
+    /// 4 KiB to 16 MiB by powers of two, a minute, ±5 %.
+    fn default() -> Plan {
+        Plan { sizes: (12..=24).map(|log2| 1 << log2).collect(), max: Duration::from_secs(60), spread_goal: 0.05 }
+    }
+}
+
+impl Plan {
+    /// What is wrong with it, with the remedy.
+    pub fn check(&self) -> Result<(), String> {
+        let good = |size: &u64| (BLOCK_BYTES..=SIZE_MAX_BYTES).contains(size) && size.is_multiple_of(BLOCK_BYTES);
+        if let Some(bad) = self.sizes.iter().find(|s| !good(s)) {
+            return Err(format!("a size of {bad} bytes cannot be measured: give multiples of 4k from 4k to 64m"));
+        }
+        if !(2..=SIZES_MAX).contains(&self.sizes.len()) || !self.sizes.is_sorted_by(|a, b| a < b) {
+            return Err(format!("give 2 to {SIZES_MAX} different sizes in ascending order, such as 4k,64k,1m"));
+        }
+        if self.max < Duration::from_secs(1) || self.max > Duration::from_secs(86_400) {
+            return Err("the time allowed must be between a second and a day".into());
+        }
+        if !(0.001..=0.5).contains(&self.spread_goal) {
+            return Err("the spread must be between 0.1 and 50 percent".into());
+        }
+        Ok(())
+    }
+
+    fn largest(&self) -> u64 {
+        self.sizes.last().copied().unwrap_or(BLOCK_BYTES)
+    }
+
+    /// All kinds of requests that are measured.
+    fn kinds(&self) -> Vec<Kind> {
+        use {Pattern::*, PointOp::*};
+        let kind = |op, pattern, streams, size_bytes| Kind { op, pattern, streams, size_bytes };
+        let alone = [(Read, Random), (Write, Random), (Read, Sequential), (Write, Sequential)];
+        let mut kinds: Vec<Kind> = Vec::new();
+        for (op, pattern) in alone {
+            kinds.extend(self.sizes.iter().map(|size| kind(op, pattern, 1, *size)));
+        }
+        let nearest = |wanted: &u64| {
+            let apart = |size: &&u64| size.ilog2().abs_diff(wanted.ilog2());
+            self.sizes.iter().min_by_key(apart).copied()
+        };
+        let mut mixed: Vec<u64> = MIXED_SIZES.iter().filter_map(nearest).collect();
+        mixed.dedup();
+        for size in mixed {
+            let several = [(Mixed, Random, 1), (Read, Random, 2), (Write, Random, 2), (Read, Sequential, 2)];
+            kinds.extend(several.map(|(op, pattern, streams)| kind(op, pattern, streams, size)));
+        }
+        kinds
+    }
+}
+
+/// A range of a scratch file or object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// First byte.
+    pub start: u64,
+    /// Length, bytes; at least [`REGION_MIN_REQUESTS`] of the largest requests.
+    pub len: u64,
+}
+
+/// Where requests may lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Region {
+    /// Sequential ones.
+    pub sequential: Span,
+    /// Random ones: in any of these; never empty.
+    pub random: Vec<Span>,
+    /// Bytes of storage that it takes at most.
+    pub bytes: u64,
+}
+
+/// Something that requests can be sent to.
+pub trait Device: Sync {
+    /// What it is.
+    fn described(&self) -> Described;
+    /// Makes the region ready, in bounded time; `share` hears how much of it is.
+    fn prepare(&mut self, until: Instant, stop: &Stop, share: &mut dyn FnMut(f64)) -> Result<()>;
+    /// Where requests may lie; known after [`Device::prepare`].
+    fn region(&self) -> &Region;
+    /// A sender of requests with buffers of its own, for requests up to `size_max_bytes`.
+    fn stream(&self, size_max_bytes: u64) -> Result<Box<dyn Stream + '_>>;
+    /// Makes everything written durable.
+    fn flush(&self) -> Result<()>;
+    /// Every write is made durable before it ends.
+    fn synchronous(&self) -> bool;
+    /// Flushing tells whether writes were in a cache that hides the device; not so where there is none to hide.
+    fn flush_tells(&self) -> bool;
+    /// What readers should know.
+    fn notes(&self) -> Vec<String>;
+}
+
+/// Sends requests, one at a time.
+pub trait Stream: Send {
+    /// Reads `len` bytes.
+    fn read(&mut self, offset: u64, len: u64) -> Result<()>;
+    /// Writes `len` bytes.
+    fn write(&mut self, offset: u64, len: u64) -> Result<()>;
+}
+
+/// A point, and what its writes and the flushes after them took.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Measured {
+    /// The point.
+    pub point: Point,
+    /// Sum of the times of all its writes, ns.
+    pub written_ns: f64,
+    /// Sum of the times of the flushes after them, beyond what flushing nothing takes, ns.
+    pub flush_ns: f64,
+}
+
+/// How far it is.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Step {
+    /// What is done now.
+    pub what: String,
+    /// The part of the whole that is done, 0 to 1.
+    pub share: f64,
+    /// It ends after this time at the latest.
+    pub left: Duration,
+}
+
+/// Measures a device. Results that no device can give are an error, a [`sanity::Refusal`].
+pub fn calibrate(
+    device: &mut dyn Device,
+    plan: &Plan,
+    stop: &Stop,
+    progress: &mut dyn FnMut(&Step),
+) -> Result<Calibration> {
+    plan.check().map_err(anyhow::Error::msg)?;
+    let started = Instant::now();
+    let deadline = started + plan.max;
+    let mut step = |what: String, share: f64| {
+        progress(&Step { what, share, left: deadline.saturating_duration_since(Instant::now()) });
+    };
+    device.prepare(started + plan.max.mul_f64(PREPARE_SHARE), stop, &mut |share| {
+        step(format!("filling the scratch space, {:.0} %", share * 100.0), share * PREPARE_SHARE);
+    })?;
+    let measured = measure_all(device, plan, stop, deadline, &mut |what| {
+        let used = started.elapsed().as_secs_f64() / plan.max.as_secs_f64();
+        step(what, used.min(1.0));
+    })?;
+    sanity::check(&measured, &copy_ns)?;
+    let points: Vec<Point> = measured.into_iter().map(|m| m.point).collect();
+    let curves = [PointOp::Read, PointOp::Write].map(|op| [Pattern::Random, Pattern::Sequential].map(|p| (op, p)));
+    let fits = curves.into_iter().flatten().filter_map(|(op, pattern)| {
+        let of = |p: &&Point| (p.op, p.pattern, p.streams) == (op, pattern, 1);
+        fit::fit(op, pattern, &points.iter().filter(of).copied().collect::<Vec<_>>())
+    });
+    let mut notes = device.notes();
+    notes.extend(unsteady(&points, plan.spread_goal * 100.0));
+    let described = device.described();
+    notes.extend(hardly_rotating(&described, &points));
+    let method = Method {
+        region_bytes: device.region().bytes,
+        synchronous_writes: device.synchronous(),
+        spread_goal_percent: plan.spread_goal * 100.0,
+        max_s: plan.max.as_secs_f64(),
+        took_s: (started.elapsed().as_secs_f64() * 100.0).round() / 100.0,
+        notes,
+    };
+    let (format, version) = (FORMAT.to_string(), VERSION);
+    Ok(Calibration { format, version, device: described, method, fit: fits.collect(), raw: Raw { points } })
+}
+
+/// How many points are known less well than they should be, and which is known least.
+fn unsteady(points: &[Point], goal_percent: f64) -> Option<String> {
+    let wide = points.iter().filter(|p| p.spread_percent > goal_percent);
+    let worst = wide.clone().max_by(|a, b| a.spread_percent.total_cmp(&b.spread_percent))?;
+    Some(format!(
+        "{} of {} points are known less well than ±{goal_percent} %, the worst to ±{:.0} %: {}",
+        wide.count(),
+        points.len(),
+        worst.spread_percent,
+        Kind::of(worst)
+    ))
+}
+
+/// A word where the kernel calls a device rotating that is too fast for it: no reason to refuse, since virtual disks
+/// are often called so.
+fn hardly_rotating(device: &Described, points: &[Point]) -> Option<String> {
+    /// No arm and platter are faster on average, ns.
+    const RANDOM_READ_MIN_NS: u64 = 500_000;
+    let random_read = |p: &&Point| (p.op, p.pattern, p.streams) == (PointOp::Read, Pattern::Random, 1);
+    let fastest = points.iter().filter(random_read).map(|p| p.median_ns).min()?;
+    let odd = device.rotational == Some(true) && fastest < RANDOM_READ_MIN_NS;
+    odd.then(|| {
+        "the kernel calls the device rotating, but no disk with platters is so fast: a virtual disk, or a cache".into()
+    })
+}
+
+fn measure_all(
+    device: &dyn Device,
+    plan: &Plan,
+    stop: &Stop,
+    deadline: Instant,
+    progress: &mut dyn FnMut(String),
+) -> Result<Vec<Measured>> {
+    let mut dice = Dice::new(crate::random::nonce()?);
+    let idle_flush_ns = idle_flush_ns(device)?;
+    let mut series: Vec<Series> = plan.kinds().into_iter().map(Series::new).collect();
+    for pass in 0..PASSES.1 {
+        let mut order: Vec<usize> = (0..series.len()).filter(|i| !series[*i].is_done(plan.spread_goal)).collect();
+        dice.shuffle(&mut order);
+        for (visited, at) in order.iter().enumerate() {
+            stop.check()?;
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(series.iter().map(Series::measured).collect());
+            }
+            // What is left is shared evenly among all visits that may still come.
+            let visits = order.len() - visited + order.len() * (PASSES.0 - 1).saturating_sub(pass);
+            let slice = (deadline - now) / visits as u32;
+            let one = &mut series[*at];
+            progress(format!("pass {}, {}", pass + 1, one.kind));
+            one.visit(device, (now + slice, plan.spread_goal), stop, dice.bits())?;
+            if one.kind.op != PointOp::Read {
+                let began = Instant::now();
+                device.flush()?;
+                let beyond = (began.elapsed().as_nanos() as f64 - idle_flush_ns).max(0.0);
+                one.flush_ns += if device.flush_tells() { beyond } else { 0.0 };
+            }
+        }
+    }
+    Ok(series.iter().map(Series::measured).collect())
+}
+
+/// How long it takes to make one small write durable, beyond the write: what flushing costs by itself.
+fn idle_flush_ns(device: &dyn Device) -> Result<f64> {
+    let mut stream = device.stream(BLOCK_BYTES)?;
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        stream.write(device.region().sequential.start, BLOCK_BYTES)?;
+        let began = Instant::now();
+        device.flush()?;
+        times.push(began.elapsed().as_nanos() as f64);
+    }
+    Ok(median(&times))
+}
+
+/// How long this machine takes to copy so many bytes in memory, at best, ns.
+fn copy_ns(len_bytes: u64) -> f64 {
+    let len = len_bytes.min(SIZE_MAX_BYTES) as usize;
+    let (from, mut to) = (vec![1_u8; len], vec![0_u8; len]);
+    let rounds = (4 << 20) / len.max(1) + 3;
+    let mut best = f64::INFINITY;
+    for _ in 0..rounds {
+        let began = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        best = best.min(began.elapsed().as_nanos() as f64);
+    }
+    best
+}
+
+/// The spans of a region of `bytes` bytes that begins at 0; refused when it is too small for the largest requests.
+fn region_of(bytes: u64, plan: &Plan) -> Result<Region> {
+    let least = REGION_MIN_REQUESTS * plan.largest();
+    if bytes < least {
+        bail!(
+            "a scratch space of {} is too small for requests of {}: allow {} with --size, or measure smaller --sizes",
+            crate::size::show_bytes(bytes as f64),
+            crate::size::show_bytes(plan.largest() as f64),
+            crate::size::show_bytes(least as f64),
+        );
+    }
+    let whole = Span { start: 0, len: bytes };
+    Ok(Region { sequential: whole, random: vec![whole], bytes })
+}
+
+/// Kernel and name of this machine.
+fn host() -> String {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+    let (kind, release, name) = (read("ostype"), read("osrelease"), read("hostname"));
+    format!("{} {} on {}", kind.trim(), release.trim(), name.trim())
+}
+
+/// Now, as ISO 8601 in UTC.
+fn utc_now() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    utc(since.as_secs())
+}
+
+fn utc(unix_s: u64) -> String {
+    let (mut days, second) = (unix_s / 86_400, unix_s % 86_400);
+    let leap = |year: u64| (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400);
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 1;
+    for length in lengths {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_that_cannot_be_are_refused() {
+        assert_eq!(Plan::default().check(), Ok(()));
+        type Change = fn(&mut Plan);
+        let cases: [(Change, &str); 7] = [
+            (|p| p.sizes = vec![4096], "2 to 64"),
+            (|p| p.sizes = vec![8192, 4096], "ascending"),
+            (|p| p.sizes = vec![4096, 4097], "4097 bytes"),
+            (|p| p.sizes = vec![4096, 128 << 20], "4k to 64m"),
+            (|p| p.max = Duration::ZERO, "a second"),
+            (|p| p.spread_goal = f64::NAN, "0.1 and 50"),
+            (|p| p.spread_goal = 0.9, "0.1 and 50"),
+        ];
+        for (change, says) in cases {
+            let mut plan = Plan::default();
+            change(&mut plan);
+            let why = plan.check().unwrap_err();
+            assert!(why.contains(says), "{why}");
+        }
+    }
+
+    #[test]
+    fn every_curve_has_every_size_and_mixed_points_are_few() {
+        let kinds = Plan::default().kinds();
+        assert_eq!(kinds.len(), 4 * 13 + 3 * 4);
+        let few = Plan { sizes: vec![4096, 8192], ..Plan::default() };
+        assert_eq!(few.kinds().len(), 4 * 2 + 2 * 4);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (unix_s, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(utc(unix_s), text);
+        }
+    }
+
+    #[test]
+    fn what_a_reader_should_know_is_told() {
+        let mut disk = show::tests::disk();
+        assert_eq!(unsteady(&disk.raw.points, 5.0), None);
+        disk.raw.points[2].spread_percent = 31.0;
+        let told = unsteady(&disk.raw.points, 5.0).unwrap();
+        assert_eq!(told, "1 of 54 points are known less well than ±5 %, the worst to ±31 %: random reads of 16 KiB");
+        assert_eq!(hardly_rotating(&disk.device, &disk.raw.points), None);
+        disk.raw.points[0].median_ns = 60_000;
+        assert!(hardly_rotating(&disk.device, &disk.raw.points).unwrap().contains("a virtual disk"));
+    }
+
+    #[test]
+    fn copying_more_takes_longer() {
+        assert!(copy_ns(4096) > 0.0 && copy_ns(16 << 20) > copy_ns(4096));
+    }
+}

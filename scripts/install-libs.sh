@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs or removes the C libraries with headers, pkg-config files and manual pages:
+# install-libs.sh install|uninstall BUILT DESTDIR PREFIX LIBDIR LIBRARY…   (VERSION and SO in the environment)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+action=$1 built=$2 dest=$3 prefix=$4 lib=$5
+shift 5
+folder_of() { case $1 in impresario) echo crates/faces/capi ;; *) echo "crates/faces/$1" ;; esac; }
+
+# Each page goes under all the names that it documents: the first is the file, the others are links.
+names_of() { # names_of PAGE
+  sed -n '/^\.Sh NAME/,/^\.Nd/s/^\.Nm \([A-Za-z0-9_.]*\).*/\1/p' "$1"
+}
+
+put() { # put MODE FROM TO
+  install -D -m "$1" "$2" "$dest$3"
+}
+
+for name in "$@"; do
+  folder=$(folder_of "$name")
+  if [[ $action == install ]]; then
+    put 755 "$built/lib$name.so" "$lib/lib$name.so.$VERSION"
+    ln -sf "lib$name.so.$VERSION" "$dest$lib/lib$name.so.$SO"
+    ln -sf "lib$name.so.$SO" "$dest$lib/lib$name.so"
+    put 644 "$built/lib$name.a" "$lib/lib$name.a"
+    put 644 "$folder/include/$name.h" "$prefix/include/$name.h"
+    install -d "$dest$lib/pkgconfig"
+    sed "s|@PREFIX@|$prefix|; s|@LIBDIR@|$lib|; s|@VERSION@|$VERSION|" "$folder/$name.pc.in" >"$dest$lib/pkgconfig/$name.pc"
+  else
+    rm -f "$dest$lib/lib$name.so"{,".$SO",".$VERSION"} "$dest$lib/lib$name.a" "$dest$lib/pkgconfig/$name.pc" \
+      "$dest$prefix/include/$name.h"
+  fi
+done
+
+for page in doc/man/*.[35]; do
+  section=${page##*.}
+  folder=$prefix/share/man/man$section
+  if [[ $action == install ]]; then
+    put 644 "$page" "$folder/$(basename "$page")"
+  else
+    rm -f "$dest$folder/$(basename "$page")"
+  fi
+  for name in $(names_of "$page"); do
+    [[ $name.$section == "$(basename "$page")" ]] && continue
+    if [[ $action == install ]]; then
+      ln -sf "$(basename "$page")" "$dest$folder/$name.$section"
+    else
+      rm -f "$dest$folder/$name.$section"
+    fi
+  done
+done
