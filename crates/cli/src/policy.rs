@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Subcommand;
 use impresario_config::{Config, Server, nearest};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
-use impresario_sched::{PolicySpec, policy};
+use impresario_sched::{Op, PolicySpec, Who, policy};
 use serde_json::{Value, json};
 
 use crate::{load, print, status, usage};
@@ -32,6 +32,37 @@ pub enum Command {
         /// As JSON, for programs.
         #[arg(long)]
         json: bool,
+    },
+    /// Tell what a server's policy does with the requests of an application, user or client: which rule they meet
+    #[command(after_long_help = "Example:
+  impresario policy explain cluster/impresario.toml --server data.0 --job 17 --op write")]
+    Explain {
+        /// The configuration file of the cluster.
+        config: PathBuf,
+        /// A server by its name; may be given several times.
+        #[arg(long, value_name = "NAME")]
+        server: Vec<String>,
+        /// All data servers.
+        #[arg(long)]
+        all_data: bool,
+        /// All I/O nodes.
+        #[arg(long)]
+        all_io: bool,
+        /// The application (job) by its number.
+        #[arg(long, default_value_t = 0)]
+        job: u64,
+        /// The user by number.
+        #[arg(long, default_value_t = 0)]
+        user: u32,
+        /// The client by its key.
+        #[arg(long, default_value_t = 0)]
+        client: u64,
+        /// The file by its key.
+        #[arg(long, default_value_t = 0)]
+        file: u64,
+        /// What the requests do.
+        #[arg(long, default_value = "read", value_parser = ["read", "write"])]
+        op: String,
     },
     /// Switch the policy of running servers, without stopping them
     ///
@@ -65,6 +96,12 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List { policy, json } => list(policy.as_deref(), json),
         Command::Show { config, json } => show(&load(&config)?, json),
+        Command::Explain { config, server, all_data, all_io, job, user, client, file, op } => {
+            let config = load(&config)?;
+            let servers = chosen(&config, &server, all_data, all_io)?;
+            let op = if op == "write" { Op::Write } else { Op::Read };
+            explain(&config, &servers, &Who { job, user: u64::from(user), client, file, op })
+        }
         Command::Set { config, server, all_data, all_io, policy, params } => {
             let config = load(&config)?;
             let mut spec = PolicySpec::named(&policy);
@@ -153,6 +190,16 @@ fn chosen<'a>(config: &'a Config, names: &[String], all_data: bool, all_io: bool
     let mut seen = std::collections::BTreeSet::new();
     servers.retain(|server| seen.insert(server.name()));
     Ok(servers)
+}
+
+fn explain(config: &Config, servers: &[Server<'_>], who: &Who) -> anyhow::Result<ExitCode> {
+    let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    for server in servers {
+        let told = impresario_client::admin::explain(server.address(), who, timeout)
+            .with_context(|| format!("{} ({}) does not tell", server.name(), server.address()))?;
+        print(format!("{}: {told}\n", server.name()).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Result<ExitCode> {

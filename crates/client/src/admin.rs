@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_sched::PolicySpec;
+use impresario_sched::{Op, PolicySpec, Who};
 use impresario_wire::{Answer, Call, Role, frame::ANSWER_BODY_MAX_BYTES};
 
 use crate::error::ClientError;
@@ -17,6 +17,13 @@ use crate::striped::{expect_done, unexpected};
 /// A server's state as JSON.
 pub fn status(address: &str, timeout: Duration) -> Result<String, ClientError> {
     let reply = ask(address, Call::Status, timeout)?;
+    if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
+}
+
+/// What a server's policy does with such requests, in words.
+pub fn explain(address: &str, who: &Who, timeout: Duration) -> Result<String, ClientError> {
+    let Who { job, user, client, file, op } = *who;
+    let reply = ask(address, Call::Explain { job, user: user as u32, client, file, write: op == Op::Write }, timeout)?;
     if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
 }
 

@@ -270,7 +270,11 @@ fn may_repeat(call: &Call, link: &Link) -> bool {
         },
         Call::Read { .. } | Call::FileRead { .. } | Call::ObjectStat { .. } | Call::FileStat { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,
-        Call::Status | Call::SetPolicy { .. } | Call::ResetStatistics | Call::SetDiskOrder { .. } => true,
+        Call::Status
+        | Call::Explain { .. }
+        | Call::SetPolicy { .. }
+        | Call::ResetStatistics
+        | Call::SetDiskOrder { .. } => true,
     }
 }
 

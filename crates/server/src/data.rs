@@ -84,6 +84,7 @@ impl DataServer {
         match call {
             Call::ObjectStat { file } => self.disk.stat(file, reply),
             Call::Status => reply.send(&Answer::Text(self.status())),
+            call @ Call::Explain { .. } => explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params } => set_policy(&self.engine, name, params, reply),
             Call::SetDiskOrder { order } => self.disk.set_order(&order, reply),
             Call::ResetStatistics => {
@@ -169,6 +170,17 @@ pub(crate) fn check_range(offset: u64, len: u64) -> Result<(), Fault> {
             Err(Fault { errno: libc::EFBIG, message })
         }
     }
+}
+
+/// Tells what an engine's policy does with the requests that the call describes.
+pub(crate) fn explain<T: Send>(engine: &Engine<T>, call: &Call, reply: Reply) {
+    let Call::Explain { job, user, client, file, write } = *call else { return };
+    let op = if write { Op::Write } else { Op::Read };
+    let who = impresario_sched::Who { job, user: u64::from(user), client, file, op };
+    let told = engine
+        .explain(&who)
+        .unwrap_or_else(|| format!("{} treats all applications, users and clients alike", engine.status().policy.name));
+    reply.send(&Answer::Text(told));
 }
 
 /// Switches an engine's policy and answers.

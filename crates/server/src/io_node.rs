@@ -227,6 +227,7 @@ impl IoNode {
                 }));
             }
             Call::Status => reply.send(&Answer::Text(self.status())),
+            call @ Call::Explain { .. } => crate::data::explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params } => crate::data::set_policy(&self.engine, name, params, reply),
             Call::ResetStatistics => {
                 self.engine.reset_statistics();

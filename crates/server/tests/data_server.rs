@@ -262,6 +262,26 @@ fn switching_the_policy_under_load_loses_nothing() {
     });
 }
 
+/// Rules name applications by their own numbers, not by those that the scheduler gives them.
+#[test]
+fn a_policy_explains_what_it_does_with_whose_requests() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut peer = cluster.peer(0, 1);
+    let ask = |peer: &mut Peer, job, write| {
+        let call = Call::Explain { job, user: 0, client: 0, file: 0, write };
+        match peer.call(&call, &[]).0 {
+            Answer::Text(told) => told,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(ask(&mut peer, 1, false).contains("alike"));
+    let rules = "big: job=4000000017 & op=write {requests_per_s=10}; rest: * {requests_per_s=1000}";
+    let call = Call::SetPolicy { name: "tbf".into(), params: vec![("rules".into(), rules.into())] };
+    assert_eq!(peer.call(&call, &[]).0, Answer::Done);
+    let (big, rest) = (ask(&mut peer, 4_000_000_017, true), ask(&mut peer, 4_000_000_017, false));
+    assert!(big.contains("big") && !rest.contains("big") && rest.contains("rest"), "{big} / {rest}");
+}
+
 /// Policies over jobs serve large requests in pieces of 128 KiB; the client gets one answer.
 #[test]
 fn a_request_served_in_pieces_is_answered_once() {

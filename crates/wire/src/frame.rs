@@ -392,6 +392,13 @@ mod tests {
             (bytes(), any::<u32>(), any::<bool>()).prop_map(|(path, mode, exclusive)| {
                 Call::Meta(MetaCall::Create { path, mode, uid: 1, gid: 2, exclusive, layout: None })
             }),
+            (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(job, user, write)| Call::Explain {
+                job,
+                user,
+                client: job ^ 7,
+                file: job / 3,
+                write
+            }),
             ("[a-z]{0,9}", "[ -~]{0,9}").prop_map(|(n, v)| Call::SetPolicy { name: n.clone(), params: vec![(n, v)] }),
         ]
         .prop_map(|call| encode(Kind::Call, 1, &call, 0).unwrap());

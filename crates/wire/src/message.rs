@@ -184,6 +184,19 @@ pub enum Call {
         /// Parameters as `key`, `value` pairs.
         params: Vec<(String, String)>,
     },
+    /// I/O node or data server: what the policy does with such requests, in words. Answer: [`Answer::Text`].
+    Explain {
+        /// Application.
+        job: u64,
+        /// User.
+        user: u32,
+        /// Client.
+        client: u64,
+        /// File.
+        file: u64,
+        /// Writes rather than reads.
+        write: bool,
+    },
     /// Data server and I/O node: zero the statistics; a modelled device also forgets what it read. Answer: [`Answer::Done`].
     ResetStatistics,
     /// Data server on a modelled device: serve in `arrival` or `elevator` order. Answer: [`Answer::Done`].
