@@ -294,6 +294,9 @@ fn run_goals(args: GoalsArgs) -> Result<ExitCode> {
         // Written after every goal: an hour of measuring must not be lost with the last one.
         write_json(args.json.as_deref(), &json!({ "goals": outcomes }))?;
         write_page(args.html.as_deref(), "What the schedulers reach", &outcomes)?;
+        if stop.is_set() {
+            break;
+        }
     }
     Ok(verdict_code(&outcomes))
 }

@@ -228,9 +228,9 @@ fn tbf_shares_what_is_idle_by_the_rates() {
     assert_eq!(run("off"), (102, 898));
 }
 
-/// A group of two jobs may use 100/s together, job 1 of it 60/s. Of those under a rule that goes first which its own bucket
-/// has allowed to for the longest time: t = 0 job 1 (again from 16.7 on); t = 10 job 2 (from 11 on); t = 20 job 2 (from 21 on);
-/// t = 30 job 1 (from 46.7 on); 40 and 50 job 2; 60 job 1.
+/// A group of two jobs may use 100/s together, job 1 of it 60/s. Of those under a rule that goes first which its own
+/// bucket has allowed to for the longest time: t = 0 job 1 (again from 16.7 on); t = 10 job 2 (from 11 on); t = 20
+/// job 2 (from 21 on); t = 30 job 1 (from 46.7 on); 40 and 50 job 2; 60 job 1.
 #[test]
 fn tbf_rules_stand_under_others() {
     let rules = "one: job=1 {requests_per_s=60, burst=1, under=group}; two: job=2 {requests_per_s=1000, burst=1, \
@@ -290,9 +290,10 @@ fn rules_that_make_no_sense_are_refused() {
     }
 }
 
-/// Job 1 has a reservation of 250/s and next to no weight, jobs 2 and 3 weights 1 and 4; the device manages 1000/s. By
-/// hand, with P tags in seconds: t = 0 job 1 (its tag is due, the next is at 4 ms); then P 2: 0, 3: 0, and 2's request is
-/// older → 2 (1); 3 (¼); 3 (½); t = 4 job 1; 3 (¾); 3 (1); equal, and 2's request is older → 2 (2); t = 8 job 1.
+/// Job 1 has a reservation of 250/s and next to no weight, jobs 2 and 3 weights 1 and 4; the device manages 1000/s.
+/// By hand, with P tags in seconds: t = 0 job 1 (its tag is due, the next is at 4 ms); then P 2: 0, 3: 0, and 2's
+/// request is older → 2 (1); 3 (¼); 3 (½); t = 4 job 1; 3 (¾); 3 (1); equal, and 2's request is older → 2 (2); t = 8
+/// job 1.
 #[test]
 fn mclock_keeps_reservations_then_weights() {
     let rules = "r: job=1 {reservation=250, weight=0.001}; b: job=2 {weight=1}; c: job=3 {weight=4}";
@@ -325,8 +326,8 @@ fn mclock_limits_and_returns_from_idleness() {
     );
 }
 
-/// Job 1 (period 1 s, set 0), job 2 (10 s, set 1) and job 3 (1 s too, began later). Shares 1 : 0.1, so one of set 1 for ten
-/// of set 0, and job 3 waits for job 1's phase.
+/// Job 1 (period 1 s, set 0), job 2 (10 s, set 1) and job 3 (1 s too, began later). Shares 1 : 0.1, so one of set 1
+/// for ten of set 0, and job 3 waits for job 1's phase.
 #[test]
 fn set10_is_exclusive_in_a_set_and_shares_between_sets() {
     let rules = "often: job=1|3 {period_s=1}; seldom: job=2 {period_s=10}";
@@ -366,10 +367,10 @@ fn set10_learns_periods() {
     assert_eq!(bench.explain(7), learnt, "a change of parameters forgets nothing");
 }
 
-/// Jobs 1 and 2 begin at 0 and alternate (equal yields: the first to begin). Job 3 begins at 10 ms: t = 10 yields .5, .5,
-/// 0 → 3; t = 11: 5/11, 5/11, 1/1 → 1; t = 12: 6/12, 5/12, 1/2 → 2; t = 13: 6/13, 6/13, 1/3 → 3; t = 14: 6/14, 6/14, 2/4 → 1;
-/// t = 15: 7/15, 6/15, 2/5, the last a trifle less, because a phase counts from a nanosecond before it began → 3; t = 16:
-/// 7/16, 6/16, 3/6 → 2.
+/// Jobs 1 and 2 begin at 0 and alternate (equal yields: the first to begin). Job 3 begins at 10 ms: t = 10 yields .5,
+/// .5, 0 → 3; t = 11: 5/11, 5/11, 1/1 → 1; t = 12: 6/12, 5/12, 1/2 → 2; t = 13: 6/13, 6/13, 1/3 → 3; t = 14: 6/14,
+/// 6/14, 2/4 → 1; t = 15: 7/15, 6/15, 2/5, the last a trifle less, because a phase counts from a nanosecond before it
+/// began → 3; t = 16: 7/16, 6/16, 3/6 → 2.
 #[test]
 fn lowest_yield_goes_first() {
     let mut bench = Bench::new(PolicySpec::named("lowest-yield-first"), ms(1));
@@ -399,8 +400,8 @@ fn guards_let_the_oldest_go() {
     }
 }
 
-/// What outlives requests is bounded: of idle applications the last seen are remembered, and accounts that are as good as new
-/// are forgotten.
+/// What outlives requests is bounded: of idle applications the last seen are remembered, and accounts that are as
+/// good as new are forgotten.
 #[test]
 fn memories_of_the_idle_are_bounded() {
     let mut bench = Bench::new(PolicySpec::named("set10").with("phase_gap_ms", 1), Nanos(1000));
@@ -423,7 +424,7 @@ fn memories_of_the_idle_are_bounded() {
         bench.reads(&[job]);
         bench.run();
     }
-    // In one instant 16,384 jobs have accounts; the next ones share a bucket, and wait for it until others are full again
-    // (a second later) and are forgotten.
+    // In one instant 16,384 jobs have accounts; the next ones share a bucket, and wait for it until others are full
+    // again (a second later) and are forgotten.
     assert!(bench.now >= ms(1000) && bench.now < ms(100_000), "{}", bench.now);
 }

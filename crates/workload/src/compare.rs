@@ -132,6 +132,8 @@ pub struct Outcome {
     pub pairs: u32,
     /// The times were made on modelled disks.
     pub modelled: bool,
+    /// It was stopped; the pair that was under way then is left out.
+    pub stopped: bool,
 }
 
 /// Where an experiment is.
@@ -153,7 +155,8 @@ pub struct Progress<'a> {
     pub left: Option<Duration>,
 }
 
-/// Runs an experiment; `progress` hears of every run before and after it.
+/// Runs an experiment; `progress` hears of every run before and after it. A wish to stop ends it with the pairs made so
+/// far; it is an error only before the first is whole.
 pub fn compare(
     target: &dyn Switch,
     experiment: &Experiment,
@@ -175,12 +178,13 @@ pub fn compare(
         claims: Vec::new(),
         pairs: 0,
         modelled: false,
+        stopped: false,
     };
     let per_pair = (experiment.cases.len() * experiment.systems.len()) as u32;
     let running = Instant::now();
     let mut dice = Dice::new(experiment.seed);
     let mut done = 0;
-    while outcome.wants_more(began.elapsed()) {
+    'pairs: while outcome.wants_more(began.elapsed()) {
         let pair = outcome.pairs;
         let mut cases: Vec<usize> = (0..experiment.cases.len()).collect();
         if experiment.shuffle {
@@ -208,7 +212,15 @@ pub fn compare(
                 progress(report);
                 for attempt in 1.. {
                     let position = outcome.trials.len() as u32;
-                    let trial = one_trial(target, experiment, &mut sets[case], (case, system, pair), position, stop)?;
+                    let place = (case, system, pair);
+                    let trial = match one_trial(target, experiment, &mut sets[case], place, position, stop) {
+                        Err(_) if stop.is_set() && pair > 0 => {
+                            outcome.trials.retain(|t| t.pair < pair);
+                            outcome.stopped = true;
+                            break 'pairs;
+                        }
+                        trial => trial?,
+                    };
                     let counts = trial.result.counts();
                     outcome.trials.push(trial);
                     if counts || attempt >= experiment.tries {
@@ -356,7 +368,8 @@ impl Outcome {
         let e = &self.experiment;
         let place = if self.modelled { " — times on the MODELLED disk" } else { "" };
         let discarded = self.trials.iter().filter(|t| !t.result.counts()).count();
-        let mut out = format!("{}: {} pairs{place}\n", e.title, self.pairs);
+        let stopped = if self.stopped { ", then stopped" } else { "" };
+        let mut out = format!("{}: {} pairs{stopped}{place}\n", e.title, self.pairs);
         for (c, case) in e.cases.iter().enumerate() {
             out += &format!("\n{} — {}\n", case.name, case.workload.describe());
             out += &format!("  {:<26} {:>9} {:>9} {:>13}", "", "time", "MiB/s", "at the disk");
@@ -498,6 +511,21 @@ pub(crate) mod tests {
         assert!(!text.contains("MODELLED"));
         let json = serde_json::to_string(&outcome).unwrap();
         assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap().claims, outcome.claims);
+    }
+
+    /// Minutes of measuring are not thrown away by Ctrl-C: the whole pairs are judged.
+    #[test]
+    fn what_was_measured_before_a_stop_is_told() {
+        let stop = Stop::new();
+        let outcome = compare(&Memory::default(), &experiment(), &stop, &mut |p| {
+            if p.pair == 3 {
+                stop.set();
+            }
+        })
+        .unwrap();
+        assert_eq!((outcome.pairs, outcome.stopped, outcome.trials.len()), (2, true, 8));
+        assert!(outcome.show().contains("2 pairs, then stopped") && !outcome.claims.is_empty());
+        assert!(compare(&Memory::default(), &experiment(), &stop, &mut |_| {}).is_err(), "nothing to tell");
     }
 
     /// A run under bad conditions is tried again, and then its pair says nothing.

@@ -91,12 +91,8 @@ pub fn measure(spec: &PolicySpec, mix: Mix, queued: usize, patience: Duration) -
     let lanes = 4;
     let pool = mix.requests(queued * 2, lanes);
     let before = allocated_bytes();
-    let config = CoreConfig {
-        lanes,
-        shared_space: true,
-        lane_requests: 1,
-        ..CoreConfig::single_lane(queued as u32 + 64)
-    };
+    let config =
+        CoreConfig { lanes, shared_space: true, lane_requests: 1, ..CoreConfig::single_lane(queued as u32 + 64) };
     let mut core = Core::new(config, spec).with_context(|| format!("policy {spec}"))?;
     let mut now = Nanos::ZERO;
     for request in &pool[..queued] {

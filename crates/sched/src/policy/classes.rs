@@ -1,7 +1,7 @@
 //! Classes: those whom a rule holds to one account, all of them together or each job, user, client or file apart.
 //!
-//! A class outlives its requests, by stable key. Those that are as good as new are forgotten when there are many; there are
-//! never more than [`CLASSES_MAX`] and one per rule.
+//! A class outlives its requests, by stable key. Those that are as good as new are forgotten when there are many;
+//! there are never more than [`CLASSES_MAX`] and one per rule.
 
 use rustc_hash::FxHashMap;
 

@@ -3,10 +3,10 @@
 //! One queue per client, in order of arrival. Clients take turns; a turn is up to `quantum_requests` requests. A client
 //! whose quantum is spent goes to the end of the ring, one that has nothing leaves it, a new one joins at the end.
 //!
-//! Source: Lustre operations manual, "Network request scheduler tuning" (client round robin over NIDs, CRR-N). Where it
-//! is silent: clients are told apart by their stable key, so one that reconnects keeps its
-//! place; what a client leaves of its quantum when it runs dry is lost; `merge=on` (not in the original) sends a request's
-//! queued neighbours of the same client along, and the last batch of a turn may then exceed the quantum.
+//! Source: Lustre operations manual, "Network request scheduler tuning" (client round robin over NIDs, CRR-N). Where
+//! it is silent: clients are told apart by their stable key, so one that reconnects keeps its place; what a client
+//! leaves of its quantum when it runs dry is lost; `merge=on` (not in the original) sends a request's queued
+//! neighbours of the same client along, and the last batch of a turn may then exceed the quantum.
 //!
 //! Wait: (older requests of its client + 1) turns of every client there may be. Work-conserving.
 

@@ -8,11 +8,11 @@
 //! lowest.
 //!
 //! Source: the kernel's block/mq-deadline.c and Documentation/block/deadline-iosched (read_expire, write_expire,
-//! fifo_batch, writes_starved; our names, its defaults), reworded. Where files instead of one device are concerned it is
-//! silent: files are in the order of their numbers at this server, which says nothing of where they lie on the device, but keeps
-//! the requests of one file together. Touching requests go as one batch, as the kernel merges them; a batch counts
-//! once towards the sweep, and runs are at most `batch_requests` and `batch_bytes`. `writes_starved` is 1 at least: with 0
-//! the kernel's rule would starve reads.
+//! fifo_batch, writes_starved; our names, its defaults), reworded. Where files instead of one device are concerned it
+//! is silent: files are in the order of their numbers at this server, which says nothing of where they lie on the
+//! device, but keeps the requests of one file together. Touching requests go as one batch, as the kernel merges them;
+//! a batch counts once towards the sweep, and runs are at most `batch_requests` and `batch_bytes`. `writes_starved`
+//! is 1 at least: with 0 the kernel's rule would starve reads.
 //!
 //! Wait: expiry bounds time only as long as the device keeps up. So a request has also expired when `guard_batches`
 //! batches of its operation left it out while it was the oldest (0 switches that off). Then at most (older requests of
@@ -224,8 +224,9 @@ impl Policy for Deadline {
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let older = view.table.older_than(slot, view.groups() == 1);
         let guard = if self.guard == 0 { u64::MAX } else { self.guard };
-        // Sweeps of its own operation until the guard lets the oldest start one, for it and each older request; for each of
-        // them so many of the other operation. A sweep has one batch at least, so there are no more sweeps than batches.
+        // Sweeps of its own operation until the guard lets the oldest start one, for it and each older request; for
+        // each of them so many of the other operation. A sweep has one batch at least, so there are no more sweeps
+        // than batches.
         let own = older.saturating_add(1).saturating_mul(guard.saturating_add(self.sweep));
         let other = own.saturating_mul(self.writes_starved.max(1)).saturating_mul(self.sweep);
         WaitBound { batches: own.saturating_add(other), idle: Nanos::ZERO }

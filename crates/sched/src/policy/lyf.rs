@@ -1,20 +1,20 @@
 //! `lowest-yield-first`: the application that got least of the device since its I/O phase began goes first.
 //!
-//! The yield of an application is the device time (or bytes) that it got in its present phase, divided by the time since
-//! the phase began. Whenever a lane has room, the application with the lowest yield sends its oldest request and what it
-//! touches. So bandwidth goes to those whom sharing has slowed most.
+//! The yield of an application is the device time (or bytes) that it got in its present phase, divided by the time
+//! since the phase began. Whenever a lane has room, the application with the lowest yield sends its oldest request
+//! and what it touches. So bandwidth goes to those whom sharing has slowed most.
 //!
-//! Source: Benoit, Herault, Perotin, Robert and Vivien, "Revisiting I/O bandwidth-sharing strategies for HPC applications",
-//! INRIA RR-9502 (2023): GreedyYield. There a yield counts an application's whole run, its computing too, against what it
-//! would have taken alone; a server sees requests only, so ours counts the phase. A phase begins with a request after
-//! `phase_gap_ms` without outstanding ones (`phases.rs`). Device time is debited by the cost model at dispatch and corrected
-//! by the service time at completion, over all lanes of this server. Equal yields: the phase that began first. Within an
-//! application: order of arrival, aggregated.
+//! Source: Benoit, Herault, Perotin, Robert and Vivien, "Revisiting I/O bandwidth-sharing strategies for HPC
+//! applications", INRIA RR-9502 (2023): GreedyYield. There a yield counts an application's whole run, its computing
+//! too, against what it would have taken alone; a server sees requests only, so ours counts the phase. A phase begins
+//! with a request after `phase_gap_ms` without outstanding ones (`phases.rs`). Device time is debited by the cost
+//! model at dispatch and corrected by the service time at completion, over all lanes of this server. Equal yields:
+//! the phase that began first. Within an application: order of arrival, aggregated.
 //!
 //! Yields change with time, so the lowest is kept by a kinetic tournament (`tournament.rs`), not by a scan.
 //!
-//! Wait: phases that keep beginning would starve older ones, so after `guard_batches` batches of a lane that left out its
-//! oldest request, that one goes (0 switches the guard off). Work-conserving.
+//! Wait: phases that keep beginning would starve older ones, so after `guard_batches` batches of a lane that left out
+//! its oldest request, that one goes (0 switches the guard off). Work-conserving.
 
 use std::any::Any;
 

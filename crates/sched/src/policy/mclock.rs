@@ -1,29 +1,32 @@
 //! `mclock`: reservation, weight and limit for each class (mClock: Gulati, Merchant and Varman, OSDI 2010).
 //!
-//! `rules` names classes (job, user, client, file, operation; the first rule that fits counts; `each=` as in `tbf`) and gives
-//! each a `reservation` and a `limit` per second (0: none) and a `weight`. Cost is counted in requests, or with `unit=device`
-//! in seconds of device time (by the cost model at dispatch, corrected by the service time at completion). Each class has
-//! three tags, each max(now, previous + cost ÷ rate), for the request that it has sent for longest:
+//! `rules` names classes (job, user, client, file, operation; the first rule that fits counts; `each=` as in `tbf`)
+//! and gives each a `reservation` and a `limit` per second (0: none) and a `weight`. Cost is counted in requests, or
+//! with `unit=device` in seconds of device time (by the cost model at dispatch, corrected by the service time at
+//! completion). Each class has three tags, each max(now, previous + cost ÷ rate), for the request that it has sent
+//! for longest:
 //! - *Constraint phase*: among classes with a reservation tag that is due, the one with the earliest goes.
-//! - *Weight phase*, when none is due: among classes within their limit, the one with the least weight tag. What goes then
-//!   does not count against the class's reservation.
+//! - *Weight phase*, when none is due: among classes within their limit, the one with the least weight tag. What goes
+//!   then does not count against the class's reservation.
 //!
-//! "Now" in the reservation's tag is the arrival of the request, so that a reservation that the device could not keep is
-//! owed, as in the paper. The limit's tag counts from dispatch: a class never makes up for time in which it did not
-//! reach its limit (in the paper's tags of arrivals a backlog can exceed it later). For weights the paper moves the
-//! tags of all active classes whenever an idle one comes back, so that the least equals the present; we keep the tags in
-//! virtual time instead (the newcomer starts at the tag that was served last), which has the same effect without touching the others,
-//! and whatever the scale of the weights. As dmClock's library does, tags are made for a class's oldest request only.
+//! "Now" in the reservation's tag is the arrival of the request, so that a reservation that the device could not keep
+//! is owed, as in the paper. The limit's tag counts from dispatch: a class never makes up for time in which it did
+//! not reach its limit (in the paper's tags of arrivals a backlog can exceed it later). For weights the paper moves
+//! the tags of all active classes whenever an idle one comes back, so that the least equals the present; we keep the
+//! tags in virtual time instead (the newcomer starts at the tag that was served last), which has the same effect
+//! without touching the others, and whatever the scale of the weights. As dmClock's library does, tags are made for a
+//! class's oldest request only.
 //!
-//! Choices: requests that no rule fits form a class of weight 1 without reservation and limit; a reservation above its
-//! limit is refused; tags are this server's, over all its lanes (a client over several servers needs dmClock's counts on
-//! its requests: not here). Several rules may be changed live: classes whose rule keeps its name keep their tags.
-//! `merge=on` (not in the original) sends a request's queued neighbours of the same class along.
+//! Choices: requests that no rule fits form a class of weight 1 without reservation and limit; a reservation above
+//! its limit is refused; tags are this server's, over all its lanes (a client over several servers needs dmClock's
+//! counts on its requests: not here). Several rules may be changed live: classes whose rule keeps its name keep their
+//! tags. `merge=on` (not in the original) sends a request's queued neighbours of the same class along.
 //!
-//! Wait: reservations that exceed the device would starve those without; so after `guard_batches` batches of a lane that
-//! left out its oldest request of a class without limit, that one goes (0 switches the guard off). A class with a limit waits
-//! for it, its lane idle if need be; this is the rule's purpose and does not switch itself off. Then the bound is one of time:
-//! every outstanding request goes before it at the limit's rate, as long as its lane has room then. Else work-conserving.
+//! Wait: reservations that exceed the device would starve those without; so after `guard_batches` batches of a lane
+//! that left out its oldest request of a class without limit, that one goes (0 switches the guard off). A class with
+//! a limit waits for it, its lane idle if need be; this is the rule's purpose and does not switch itself off. Then
+//! the bound is one of time: every outstanding request goes before it at the limit's rate, as long as its lane has
+//! room then. Else work-conserving.
 
 use std::any::Any;
 use std::collections::BTreeSet;

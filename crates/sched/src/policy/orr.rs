@@ -1,9 +1,9 @@
 //! `orr`: round robin over objects, in offset order within one (ORR of the Lustre network request scheduler).
 //!
-//! One queue per object (file) and operation, in offset order, touching requests aggregated. Queues take turns; a turn is up to
-//! `quantum_requests` requests. Within a turn the order ascends from where the object's last turn ended and wraps, so
-//! that a disk sweeps over an object however many turns that takes. A queue whose quantum is spent goes to the end
-//! of the ring, an empty one leaves it, a new one joins at the end.
+//! One queue per object (file) and operation, in offset order, touching requests aggregated. Queues take turns; a
+//! turn is up to `quantum_requests` requests. Within a turn the order ascends from where the object's last turn ended
+//! and wraps, so that a disk sweeps over an object however many turns that takes. A queue whose quantum is spent goes
+//! to the end of the ring, an empty one leaves it, a new one joins at the end.
 //!
 //! Source: Lustre operations manual, "Network request scheduler tuning" (ORR, quantum 256). The original
 //! schedules reads only unless told otherwise; here reads and writes have queues of their own, because a batch has one

@@ -1,20 +1,20 @@
 //! `set10`: applications in sets by how often they do I/O; alone within a set, shares between sets (Set-10).
 //!
-//! An application belongs to set i = round(log₁₀ T), T being the mean time in seconds between the beginnings of its I/O
-//! phases. Within a set applications go one after the other, in the order in which their phases began, so that an
-//! application's phase is not stretched by its like. Between sets the device is shared by weights 10⁻ⁱ: a short phase of
-//! an application that comes often costs those with long ones little, and helps it much.
+//! An application belongs to set i = round(log₁₀ T), T being the mean time in seconds between the beginnings of its
+//! I/O phases. Within a set applications go one after the other, in the order in which their phases began, so that an
+//! application's phase is not stretched by its like. Between sets the device is shared by weights 10⁻ⁱ: a short phase
+//! of an application that comes often costs those with long ones little, and helps it much.
 //!
-//! Source: Boito, Pallez, Teylo and Vidal, "IO-SETS: simple and efficient approaches for I/O bandwidth management", IEEE TPDS
-//! 2023. Where it is silent, or assumes what a server does not know:
-//! - Periods are learnt: a phase begins with a request after `phase_gap_ms` without outstanding ones (`phases.rs`), and T is
-//!   the mean of the last 16 periods or so. Until the second phase begins, T is `unknown_period_s`; `rules` can give it
-//!   (`big: job=17 {period_s=900}`).
+//! Source: Boito, Pallez, Teylo and Vidal, "IO-SETS: simple and efficient approaches for I/O bandwidth management",
+//! IEEE TPDS 2023. Where it is silent, or assumes what a server does not know:
+//! - Periods are learnt: a phase begins with a request after `phase_gap_ms` without outstanding ones (`phases.rs`),
+//!   and T is the mean of the last 16 periods or so. Until the second phase begins, T is `unknown_period_s`; `rules`
+//!   can give it (`big: job=17 {period_s=900}`).
 //! - Sets go from 10⁻³ s to 10⁶ s; T beyond belongs to the last ones.
-//! - Shares are in device time and per lane: start-time fair queueing, debited by the cost model at dispatch, corrected by the
-//!   service time at completion. A set that was idle starts where the others are.
-//! - The application whose turn it is in a set does not keep others waiting when it has nothing queued just now: the next
-//!   one by the beginning of its phase goes. Within an application: order of arrival, aggregated.
+//! - Shares are in device time and per lane: start-time fair queueing, debited by the cost model at dispatch,
+//!   corrected by the service time at completion. A set that was idle starts where the others are.
+//! - The application whose turn it is in a set does not keep others waiting when it has nothing queued just now: the
+//!   next one by the beginning of its phase goes. Within an application: order of arrival, aggregated.
 //!
 //! Wait: a phase without end would starve its set, so after `guard_batches` batches of a lane that left out its oldest
 //! request, that one goes (0 switches the guard off). Work-conserving.

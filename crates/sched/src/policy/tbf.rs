@@ -1,34 +1,36 @@
 //! `tbf`: token buckets by rules (TBF of the Lustre network request scheduler, extended).
 //!
-//! `rules` tells requests apart (job, user, client, file, operation; the first rule that fits counts) and gives each a
-//! rate: `requests_per_s`, `bytes_per_s`, or `device` (device time per second: 0.25 is a quarter of one device; debited by
-//! the cost model at dispatch, corrected by the service time at completion). A bucket holds up to `burst` tokens (in
-//! the rate's unit: requests, bytes, seconds of device time) and a rule has one bucket, or with `each=job|user|client|
-//! file` one for each of those. `under=RULE` has a rule's requests pay from that rule's bucket as well (one level:
-//! applications under a group's total). Requests that no rule fits are not limited; a rule for `*` at the end is the default.
+//! `rules` tells requests apart (job, user, client, file, operation; the first rule that fits counts) and gives each
+//! a rate: `requests_per_s`, `bytes_per_s`, or `device` (device time per second: 0.25 is a quarter of one device;
+//! debited by the cost model at dispatch, corrected by the service time at completion). A bucket holds up to `burst`
+//! tokens (in the rate's unit: requests, bytes, seconds of device time) and a rule has one bucket, or with
+//! `each=job|user|client| file` one for each of those. `under=RULE` has a rule's requests pay from that rule's bucket
+//! as well (one level: applications under a group's total). Requests that no rule fits are not limited; a rule for
+//! `*` at the end is the default.
 //!
-//! Requests of one bucket leave in order of arrival. A request may go when its bucket holds anything (with requests per second: one
-//! token); what it costs more becomes debt, so large ones are not starved by small ones and the rate is exact in the long run.
-//! Between buckets the request goes first that has been allowed to for the longest time.
+//! Requests of one bucket leave in order of arrival. A request may go when its bucket holds anything (with requests
+//! per second: one token); what it costs more becomes debt, so large ones are not starved by small ones and the rate
+//! is exact in the long run. Between buckets the request goes first that has been allowed to for the longest time.
 //!
-//! Borrowing: with `borrow=on` a rule is a share rather than a limit. When a lane has room and no bucket with requests
-//! for it holds tokens, such requests go beyond their rates, without paying: by start-time fair queueing in proportion
-//! to the rates (the earliest deadline that the rates would give, counted in virtual time, so that nobody pays later for having
-//! used what was idle). A rule under another needs `borrow=on` in both. In the original a limit is a limit: `off` is the
-//! rule's default, while the default `rules` are Lustre's 10,000 requests/s with borrowing.
+//! Borrowing: with `borrow=on` a rule is a share rather than a limit. When a lane has room and no bucket with
+//! requests for it holds tokens, such requests go beyond their rates, without paying: by start-time fair queueing in
+//! proportion to the rates (the earliest deadline that the rates would give, counted in virtual time, so that nobody
+//! pays later for having used what was idle). A rule under another needs `borrow=on` in both. In the original a limit
+//! is a limit: `off` is the rule's default, while the default `rules` are Lustre's 10,000 requests/s with borrowing.
 //!
 //! Rules can be changed live: a bucket whose rule keeps its name and unit keeps its tokens, up to its new depth.
 //!
-//! Sources: Lustre operations manual, "Network request scheduler tuning" (TBF; default depth 3 and 10,000 requests/s);
-//! Qian et al., SC 2017 (its dependency rules are `under`). Choices: the default burst is 3 requests, or what 0.1 s gives;
-//! buckets are this server's, over all its lanes; at most [`PARENTS_MAX`] rules stand above others; classes of keys are bounded
-//! (`classes.rs`). `merge=on` (not in the original) sends a request's queued neighbours of the same bucket along.
+//! Sources: Lustre operations manual, "Network request scheduler tuning" (TBF; default depth 3 and 10,000
+//! requests/s); Qian et al., SC 2017 (its dependency rules are `under`). Choices: the default burst is 3 requests, or
+//! what 0.1 s gives; buckets are this server's, over all its lanes; at most [`PARENTS_MAX`] rules stand above others;
+//! classes of keys are bounded (`classes.rs`). `merge=on` (not in the original) sends a request's queued neighbours
+//! of the same bucket along.
 //!
-//! Wait: with `borrow=on`, and where no rule fits, a lane never idles, and after `guard_batches` batches of a lane that left
-//! out its oldest such request, that one goes (0 switches the guard off). A request with a hard limit waits for tokens, its
-//! lane idle if need be: that is the rule's purpose and does not switch itself off. It waits at most until the
-//! bucket's debt is paid and every outstanding request has gone before it at that rate, as long as its lane has room then; how
-//! many batches of others go meanwhile depends on them, so that bound is one of time.
+//! Wait: with `borrow=on`, and where no rule fits, a lane never idles, and after `guard_batches` batches of a lane
+//! that left out its oldest such request, that one goes (0 switches the guard off). A request with a hard limit waits
+//! for tokens, its lane idle if need be: that is the rule's purpose and does not switch itself off. It waits at most
+//! until the bucket's debt is paid and every outstanding request has gone before it at that rate, as long as its lane
+//! has room then; how many batches of others go meanwhile depends on them, so that bound is one of time.
 
 use std::any::Any;
 use std::collections::BTreeSet;

@@ -1,9 +1,9 @@
 //! Who has the lowest yield, while all yields change with time: a kinetic tournament.
 //!
-//! A yield is what one got divided by the time since it began. Between two contenders the lower one changes at most once as
-//! time goes on, at an instant that can be computed. A tree of matches remembers each match's winner and until when
-//! all results below hold; so the winner is found without a look at the others, and only matches whose time is over
-//! are played again.
+//! A yield is what one got divided by the time since it began. Between two contenders the lower one changes at most
+//! once as time goes on, at an instant that can be computed. A tree of matches remembers each match's winner and
+//! until when all results below hold; so the winner is found without a look at the others, and only matches whose
+//! time is over are played again.
 
 use crate::types::Nanos;
 
