@@ -12,6 +12,8 @@ needs=(
   "cc:gcc:linking"
   "c++:g++:the tests of the C headers"
   "valgrind:valgrind:the tests of the C libraries"
+  "pkg-config:pkg-config:the tests of the C libraries"
+  "make:make:the tests of the C libraries"
   "git:git:the source"
   "fusermount3:fuse3:mounting as a plain user"
   "fio:fio:the tests that run fio on the mount"

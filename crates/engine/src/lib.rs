@@ -58,15 +58,16 @@ impl<T: Send + 'static> Ticket<T> {
     fn report(&mut self, outcome: Outcome) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
-        self.record(&mut state, outcome);
-        shared.pump(state);
+        let at = now();
+        self.record(&mut state, outcome, at);
+        shared.pump(state, at);
     }
 
-    fn record(&mut self, state: &mut State<T>, outcome: Outcome) {
+    fn record(&mut self, state: &mut State<T>, outcome: Outcome, at: Nanos) {
         self.reported = true;
         let Outcome { errno, bytes_done, started, finished } = outcome;
         let completion = Completion { batch: self.batch, errno, bytes_done, started, finished };
-        state.core.event(now(), Event::Completed(completion));
+        state.core.event(at, Event::Completed(completion));
         let mut names = std::mem::take(&mut self.names);
         for n in names.drain(..) {
             state.release(n);
@@ -344,10 +345,10 @@ impl<T: Send + 'static> Shared<T> {
         state
     }
 
-    /// Starts what may start, then sets the alarm.
-    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State<T>>) {
+    /// Starts what may start, then sets the alarm. `at` is the present.
+    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State<T>>, mut at: Nanos) {
         for _ in 0..PUMP_BATCHES {
-            let batch = match state.core.next(now()) {
+            let batch = match state.core.next(at) {
                 Next::Dispatch(batch) => batch,
                 Next::Wait { until, .. } => {
                     if until < state.alarm {
@@ -363,8 +364,9 @@ impl<T: Send + 'static> Shared<T> {
             let ticket = Ticket { shared: Arc::clone(self), batch: batch.id, names, reported: false };
             let started = self.executor.start(Work { batch, parts, ticket });
             state = self.lock();
+            at = now();
             if let Started::Finished(mut ticket, outcome) = started {
-                ticket.record(&mut state, outcome);
+                ticket.record(&mut state, outcome, at);
             }
         }
         state.handed_over = true;
@@ -380,7 +382,7 @@ impl<T: Send + 'static> Shared<T> {
             if state.handed_over || state.alarm <= at {
                 state.handed_over = false;
                 state.alarm = Nanos::MAX;
-                self.pump(state);
+                self.pump(state, at);
                 state = self.lock();
             } else if state.alarm == Nanos::MAX {
                 state = self.timer.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -487,7 +489,7 @@ impl<T: Send + 'static> Engine<T> {
             state.held.resize_with(slot + 1, || None);
         }
         state.held[slot] = Some(Held { context, names });
-        self.shared.pump(state);
+        self.shared.pump(state, at);
         Ok(id)
     }
 
@@ -501,7 +503,7 @@ impl<T: Send + 'static> Engine<T> {
         let held = state.take_held(id)?; // nothing when all of it is in flight
         state.release(held.names);
         self.shared.make_room(&state);
-        self.shared.pump(state); // what it blocked may go now
+        self.shared.pump(state, now()); // what it blocked may go now
         Some(held.context)
     }
 
@@ -512,7 +514,7 @@ impl<T: Send + 'static> Engine<T> {
         let ids = state.core.cancel_connection(now(), conn);
         let contexts = self.collect(&mut state, ids);
         self.shared.make_room(&state);
-        self.shared.pump(state);
+        self.shared.pump(state, now());
         contexts
     }
 
@@ -531,7 +533,7 @@ impl<T: Send + 'static> Engine<T> {
         let mut state = self.shared.lock();
         state.core.event(now(), Event::Ready { connection: conn, ready });
         if ready {
-            self.shared.pump(state);
+            self.shared.pump(state, now());
         }
     }
 
@@ -544,7 +546,7 @@ impl<T: Send + 'static> Engine<T> {
     pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         let mut state = self.shared.lock();
         state.core.reconfigure(now(), spec)?;
-        self.shared.pump(state);
+        self.shared.pump(state, now());
         Ok(())
     }
 
@@ -552,7 +554,7 @@ impl<T: Send + 'static> Engine<T> {
     pub fn hold(&self, lane: LaneId, until: Nanos) {
         let mut state = self.shared.lock();
         state.core.hold(lane, until);
-        self.shared.pump(state); // sets the alarm for the end of the hold, or starts what may go now
+        self.shared.pump(state, now()); // sets the alarm for the end of the hold, or starts what may go now
     }
 
     /// Policy, queue lengths, statistics.

@@ -57,3 +57,60 @@ fn the_example_server_serves_and_ends_cleanly() {
     assert_eq!(wrong.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("/nowhere"));
 }
+
+/// What `make install` does for the libraries gives a tree that pkg-config, make and man understand.
+#[test]
+fn an_installed_library_builds_the_example() {
+    let library = Library::find("impresario");
+    let built = std::fs::read_link(library.so()).unwrap();
+    let prefix = library.dir.path().join("prefix");
+    let script = |action: &str| {
+        let mut command = Command::new(root().join("scripts/install-libs.sh"));
+        command.env("VERSION", env!("CARGO_PKG_VERSION")).env("SO", "0").arg(action);
+        command.arg(built.parent().unwrap()).arg("").arg(&prefix).arg(prefix.join("lib")).arg("impresario");
+        succeed(&mut command);
+    };
+    script("install");
+    let out = library.dir.path().join("example");
+    succeed(Command::new("cp").arg("-r").arg(root().join("examples/server")).arg(&out));
+    let mut make = Command::new("make");
+    succeed(make.arg("-C").arg(&out).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).env_remove("MAKEFLAGS"));
+    let wrong =
+        support::run(Command::new(out.join("server")).arg("/nowhere").env("LD_LIBRARY_PATH", prefix.join("lib")));
+    assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stderr));
+    // The program of doc/EMBEDDING.md as well.
+    let text = std::fs::read_to_string(root().join("doc/EMBEDDING.md")).unwrap();
+    let code = text.split("```c\n").nth(1).unwrap().split("```").next().unwrap();
+    std::fs::write(out.join("hello.c"), code).unwrap();
+    let hello = library.compile("cc", "hello", &out.join("hello.c"), &["-std=gnu99"]);
+    let said = succeed(&mut Command::new(hello));
+    let requests: u32 = said.lines().map(|l| l.split(' ').next().unwrap().parse::<u32>().unwrap()).sum();
+    assert_eq!(requests, 100, "{said}");
+    script("uninstall");
+    let left = succeed(Command::new("find").arg(&prefix).args(["-not", "-type", "d"]));
+    assert_eq!(left, "");
+}
+
+/// Every function of the headers has a manual page, and the pages render.
+#[test]
+fn every_function_has_a_manual_page() {
+    let pages: Vec<_> = std::fs::read_dir(root().join("doc/man")).unwrap().map(|e| e.unwrap().path()).collect();
+    let text: String = pages.iter().map(|p| std::fs::read_to_string(p).unwrap()).collect();
+    for (header, prefix) in [("capi/include/impresario.h", "impresario_"), ("agios/include/agios.h", "agios_")] {
+        let header = std::fs::read_to_string(root().join("crates/faces").join(header)).unwrap();
+        for name in support::declared(&header, prefix) {
+            assert!(text.lines().any(|l| l.trim_end_matches(" ,") == format!(".Nm {name}")), "{name} has no page");
+        }
+    }
+    if Command::new("man").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        eprintln!("man is not installed: rendering is skipped");
+        return;
+    }
+    for page in pages {
+        let mut man = Command::new("man");
+        let output = support::run(man.args(["--warnings", "-Tutf8", "-l"]).arg(&page).env("LC_ALL", "C.UTF-8"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.is_empty(), "{page:?}: {said}");
+        assert!(output.stdout.len() > 500, "{page:?}");
+    }
+}

@@ -4,6 +4,7 @@
 //! [`Ready::per_lane`] threads serve one lane at a time: with as many threads as lanes each lane has its own.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -36,6 +37,8 @@ pub(crate) struct Ready {
     state: Mutex<State>,
     work: Condvar,
     per_lane: u32,
+    /// Turns there are, for a look without the lock.
+    turns: AtomicUsize,
 }
 
 /// How long a thread is willing to wait.
@@ -65,7 +68,7 @@ impl Ready {
         let mut all = Vec::new();
         all.resize_with(usize::from(lanes.max(1)), Lane::default);
         let state = State { lanes: all, turns: VecDeque::new(), queued: 0, sleeping: 0, closed: false };
-        Ready { state: Mutex::new(state), work: Condvar::new(), per_lane: per_lane.max(1) }
+        Ready { state: Mutex::new(state), work: Condvar::new(), per_lane: per_lane.max(1), turns: AtomicUsize::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -86,6 +89,7 @@ impl Ready {
         lane.listed |= list;
         if list {
             s.turns.push_back(n);
+            self.turns.store(s.turns.len(), Ordering::Release);
         }
         s.queued += 1;
         // Waking costs a system call: only when somebody sleeps and there is a turn to take.
@@ -98,6 +102,10 @@ impl Ready {
 
     /// Takes batches of the lane whose turn it is.
     pub fn take(&self, wait: Wait, out: &mut Vec<Work<Identity>>, burst: bool) -> Taken {
+        // A thread that does not wait sees all that it made ready itself.
+        if matches!(wait, Wait::No) && self.turns.load(Ordering::Acquire) == 0 {
+            return Taken::Nothing;
+        }
         let mut s = self.lock();
         loop {
             if s.closed {
@@ -106,7 +114,7 @@ impl Ready {
             if let Some(n) = s.turns.pop_front() {
                 let lane = &mut s.lanes[usize::from(n)];
                 lane.listed = false;
-                lane.serving += 1;
+                lane.serving += u32::from(self.per_lane != u32::MAX);
                 let count = if burst && self.per_lane == 1 { lane.queue.len().min(BURST) } else { 1 };
                 out.extend(lane.queue.drain(..count.min(lane.queue.len())));
                 if !lane.queue.is_empty() && lane.serving < self.per_lane {
@@ -114,6 +122,7 @@ impl Ready {
                     s.turns.push_back(n);
                 }
                 s.queued -= out.len();
+                self.turns.store(s.turns.len(), Ordering::Release);
                 // Another sleeper may take the next turn; who does not wait comes back for it himself.
                 if !matches!(wait, Wait::No) && !s.turns.is_empty() && s.sleeping > 0 {
                     self.work.notify_one();
@@ -139,13 +148,17 @@ impl Ready {
 
     /// The callbacks of what was taken from a lane are over.
     pub fn served(&self, n: u16) {
-        let mut s = self.lock();
         let per_lane = self.per_lane;
+        if per_lane == u32::MAX {
+            return; // nobody waits for a place
+        }
+        let mut s = self.lock();
         let lane = &mut s.lanes[usize::from(n)];
         lane.serving = lane.serving.saturating_sub(1);
         if !lane.queue.is_empty() && !lane.listed && lane.serving < per_lane {
             lane.listed = true;
             s.turns.push_back(n);
+            self.turns.store(s.turns.len(), Ordering::Release);
         }
     }
 
@@ -167,6 +180,8 @@ impl Ready {
         let mut s = self.lock();
         s.closed = true;
         s.turns.clear();
+        // Who looks without the lock must come to see that it is closed.
+        self.turns.store(1, Ordering::Release);
         s.queued = 0;
         let left = s.lanes.iter_mut().flat_map(|lane| std::mem::take(&mut lane.queue)).collect();
         drop(s);

@@ -4,7 +4,7 @@
 //! a rate: `requests_per_s`, `bytes_per_s`, or `device` (device time per second: 0.25 is a quarter of one device;
 //! debited by the cost model at dispatch, corrected by the service time at completion). A bucket holds up to `burst`
 //! tokens (in the rate's unit: requests, bytes, seconds of device time) and a rule has one bucket, or with
-//! `each=job|user|client| file` one for each of those. `under=RULE` has a rule's requests pay from that rule's bucket
+//! `each=job|user|client|file` one for each of those. `under=RULE` has a rule's requests pay from that rule's bucket
 //! as well (one level: applications under a group's total). Requests that no rule fits are not limited; a rule for
 //! `*` at the end is the default.
 //!
