@@ -207,16 +207,19 @@ fn the_timer_serves_windows_and_sleeps_otherwise() {
     assert!(used < 40_000_000, "idle timers used {used} ns of CPU in 400 ms");
 }
 
-/// Divides its contexts: a piece remembers what it is a piece of.
-struct Pieces(Mutex<mpsc::Sender<Work<Vec<(u64, u64)>>>>);
+/// (from, length) of the pieces so far.
+type Ranges = Vec<(u64, u64)>;
 
-impl Executor<Vec<(u64, u64)>> for Pieces {
-    fn start(&self, work: Work<Vec<(u64, u64)>>) -> Started<Vec<(u64, u64)>> {
+/// Divides its contexts: a piece remembers what it is a piece of.
+struct Pieces(Mutex<mpsc::Sender<Work<Ranges>>>);
+
+impl Executor<Ranges> for Pieces {
+    fn start(&self, work: Work<Ranges>) -> Started<Ranges> {
         let _ = self.0.lock().unwrap().send(work);
         Started::Pending
     }
 
-    fn piece(&self, context: &mut Vec<(u64, u64)>, from: u64, len: u64, last: bool) -> Vec<(u64, u64)> {
+    fn piece(&self, context: &mut Ranges, from: u64, len: u64, last: bool) -> Ranges {
         context.push((from, len));
         assert_eq!(last, from + len == 4096);
         context.clone()

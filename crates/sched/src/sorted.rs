@@ -105,6 +105,14 @@ impl<K: Ord + Copy> SortedSet<K> {
 }
 
 fn insert<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: K) -> bool {
+    // Orders of arrival grow at their end.
+    if let Some(last) = chunks.last_mut()
+        && last.keys.len() < CHUNK
+        && last.keys.last().is_some_and(|k| *k < key)
+    {
+        last.add(last.keys.len(), key);
+        return true;
+    }
     let c = chunk_for(chunks, &key);
     let last = c + 1 == chunks.len();
     let Some(chunk) = chunks.get_mut(c) else {
@@ -135,7 +143,7 @@ fn insert<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: K) -> bool {
 impl<K: Copy> Chunk<K> {
     fn add(&mut self, at: usize, key: K) {
         if self.keys.len() == self.keys.capacity() {
-            self.keys.reserve_exact((self.keys.len() / 4).max(2).min(CHUNK - self.keys.len().min(CHUNK - 1)));
+            self.keys.reserve_exact((self.keys.len() / 2).max(2).min(CHUNK - self.keys.len().min(CHUNK - 1)));
         }
         self.keys.insert(at, key);
         self.first = self.keys[0];
@@ -143,7 +151,8 @@ impl<K: Copy> Chunk<K> {
 }
 
 fn remove<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: &K) -> bool {
-    let c = chunk_for(chunks, key);
+    // And shrink at their start.
+    let c = if chunks.first().is_some_and(|first| first.first == *key) { 0 } else { chunk_for(chunks, key) };
     let Some(chunk) = chunks.get_mut(c) else { return false };
     let Ok(at) = chunk.keys.binary_search(key) else { return false };
     chunk.keys.remove(at);

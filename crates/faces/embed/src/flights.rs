@@ -66,7 +66,7 @@ impl Flights {
         let place = &mut s.places[index as usize];
         place.generation = place.generation.wrapping_add(1);
         let id = u64::from(place.generation) << 32 | u64::from(index) << SHARD_BITS | shard as u64;
-        let handed = Arc::new(Handed::new(id, &work, now()));
+        let handed = Arc::new(Handed::new(id, &work, work.dispatched));
         let left = handed.members().len() as u32;
         let flight =
             Flight { ticket: work.ticket, handed: Arc::clone(&handed), open: Vec::new(), left, bytes: 0, error: None };

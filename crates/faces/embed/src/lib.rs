@@ -187,6 +187,10 @@ impl Drop for Mark {
 }
 
 impl Executor<Identity> for Hands {
+    fn only_hands_on(&self) -> bool {
+        true
+    }
+
     fn start(&self, work: Work<Identity>) -> Started<Identity> {
         // In inline mode the thread inside a call looks for work when the call is done; others leave it to the dispatcher.
         let wake = !(self.inline && Mark::there(self, Inside::Call));

@@ -275,10 +275,11 @@ impl<R: JobRule + 'static> Jobs<R> {
 impl Group {
     /// The job to serve: the one that the guard demands, the one whose turn goes on, or the next of the round.
     fn choose<R: JobRule>(&mut self, rule: &R, turn_bytes: u64, guard: u64) -> Option<JobId> {
-        if guard > 0 && self.passed_over >= guard {
-            if let Some((_, oldest)) = self.queue.ages.first() {
-                return Some(oldest);
-            }
+        if guard > 0
+            && self.passed_over >= guard
+            && let Some((_, oldest)) = self.queue.ages.first()
+        {
+            return Some(oldest);
         }
         let ready = |q: &JobQueue, id: JobId| q.get(id).is_some_and(|j| j.ready || (R::WAITS && !j.given_up));
         if let Some((id, bytes)) = self.turn
@@ -481,7 +482,7 @@ impl<R: JobRule> Policy for Jobs<R> {
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let any_lane = view.groups() == 1;
         let pieces = |len: u64| if view.pieces { len.div_ceil(self.piece_bytes).max(1) } else { 1 };
-        let older: u64 = view.table.older(slot, any_lane).map(|len| pieces(len)).fold(0, u64::saturating_add);
+        let older: u64 = view.table.older(slot, any_lane).map(pieces).fold(0, u64::saturating_add);
         let own = pieces(view.table.len_bytes(slot));
         // Where a conflict held an older access back, or a lane is busy, its job may come after this one's.
         let turns = older.saturating_add(own).saturating_add(self.capacity);

@@ -14,13 +14,13 @@ impl Turns {
     pub fn go_round(&mut self, view: &View<'_>, mut ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         let groups = view.groups();
         let mut wait = Choice::until_event(WaitReason::Empty);
-        for turn in 0..groups {
-            let group = (self.next + turn) % groups;
+        let first = if self.next < groups { self.next } else { 0 };
+        for group in (first..groups).chain(0..first) {
             match ask(group) {
                 None => {}
                 Some(choice @ Choice::Wait { .. }) => wait = choice.sooner(wait),
                 Some(serve) => {
-                    self.next = (group + 1) % groups;
+                    self.next = group + 1;
                     return serve;
                 }
             }

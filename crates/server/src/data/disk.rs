@@ -157,7 +157,7 @@ impl Executor<Item> for Disk {
         }
         let started = now();
         if let Some(result) = self.perform_at_once(&work) {
-            let Work { batch, parts, ticket } = work;
+            let Work { batch, parts, ticket, .. } = work;
             let bytes = answer(batch.extent.lane_offset, parts, &result);
             return Started::Finished(ticket, outcome(&result, bytes, started, now()));
         }
@@ -225,7 +225,7 @@ fn complete_modelled((performed, timing): (Performed, Timing)) {
 
 /// Answers the parts of a batch, then reports its end. The clocks of engine and device are the same.
 fn complete((work, result): Performed, started: Nanos, finished: impl FnOnce() -> Nanos) {
-    let Work { batch, parts, ticket } = work;
+    let Work { batch, parts, ticket, .. } = work;
     let finished = finished();
     let bytes = answer(batch.extent.lane_offset, parts, &result);
     ticket.complete(outcome(&result, bytes, started, finished));

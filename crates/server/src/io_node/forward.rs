@@ -264,7 +264,7 @@ impl Forwarder {
 impl Executor<Item> for Forwarder {
     fn start(&self, work: Work<Item>) -> Started<Item> {
         hand_over_own_replies();
-        let Work { batch, mut parts, ticket } = work;
+        let Work { batch, mut parts, ticket, .. } = work;
         let Some((_, first)) = parts.first_mut() else { return Started::Finished(ticket, done(0)) };
         let file = first.file.0;
         if !batch.op.is_data()
