@@ -330,7 +330,7 @@ impl<T: Send + 'static> State<T> {
 }
 
 /// Attempts to take the engine's lock before a thread sleeps for it: a few microseconds.
-const SPIN_ROUNDS: u32 = 40;
+const SPIN_ROUNDS: u32 = 12;
 
 /// Batches that a submitter starts on its own thread before it hands the rest to the timer's.
 const PUMP_BATCHES: usize = 64;

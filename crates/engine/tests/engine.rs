@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -44,34 +44,53 @@ impl Executor<usize> for Inline {
     }
 }
 
+/// Under load, every policy is followed live by every other.
 #[test]
-fn every_request_is_served_once_by_many_threads_and_live_switches() {
+fn every_request_is_served_once_by_many_threads_and_switches_between_every_ordered_pair() {
     const THREADS: usize = 4;
-    const EACH: usize = 3_000;
+    const EACH: usize = 200_000;
     let executor = Arc::new(Inline { served: (0..THREADS * EACH).map(|_| AtomicU64::new(0)).collect() });
-    let config =
-        EngineConfig { lanes: 2, lane_requests: 3, queue_requests: 50, ..EngineConfig::new(PolicySpec::named("mlf")) };
+    let spec = PolicySpec::named("mlf");
+    let config = EngineConfig { lanes: 2, lane_requests: 3, queue_requests: 50, ..EngineConfig::new(spec.clone()) };
     let engine = Engine::new(config, executor.clone()).unwrap();
-    std::thread::scope(|s| {
-        for t in 0..THREADS {
-            let engine = &engine;
-            s.spawn(move || {
-                for i in 0..EACH {
-                    let op = if i % 3 == 0 { Op::Write } else { Op::Read };
-                    let sub = submission((i % 5) as u64, (i % 40) as u64 * 4096, op);
-                    assert!(engine.submit(sub, t * EACH + i).is_ok());
-                }
-            });
+    let stop = AtomicBool::new(false);
+    let submitted: usize = std::thread::scope(|s| {
+        let submitters: Vec<_> = (0..THREADS)
+            .map(|t| {
+                let (engine, stop) = (&engine, &stop);
+                s.spawn(move || {
+                    let mut i = 0;
+                    while i < EACH && !stop.load(Ordering::Relaxed) {
+                        let op = if i % 3 == 0 { Op::Write } else { Op::Read };
+                        let sub = submission((i % 5) as u64, (i % 40) as u64 * 4096, op);
+                        assert!(engine.submit(sub, t * EACH + i).is_ok());
+                        i += 1;
+                        if i % 50 == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                    i
+                })
+            })
+            .collect();
+        for from in POLICIES {
+            for to in POLICIES {
+                engine.set_policy(&PolicySpec::named(from.name)).unwrap();
+                std::thread::sleep(Duration::from_micros(100));
+                engine.set_policy(&PolicySpec::named(to.name)).unwrap();
+            }
         }
-        for name in POLICIES.iter().map(|p| p.name).cycle().take(2 * POLICIES.len()).chain(["mlf"]) {
-            engine.set_policy(&PolicySpec::named(name)).unwrap();
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        engine.set_policy(&spec).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        submitters.into_iter().map(|s| s.join().unwrap()).sum()
     });
+    assert!(submitted > 1_000, "{submitted} requests are no load");
     assert!(engine.shutdown(Duration::from_secs(10)).is_empty(), "inline work leaves nothing queued");
-    assert!(executor.served.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+    let served: u64 = executor.served.iter().map(|n| n.load(Ordering::Relaxed)).sum();
+    assert_eq!(served, submitted as u64);
+    assert!(executor.served.iter().all(|n| n.load(Ordering::Relaxed) <= 1));
     let status = engine.status();
-    assert_eq!(status.statistics.completed, (THREADS * EACH) as u64);
+    assert_eq!(status.statistics.completed, submitted as u64);
     assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0));
 }
 
