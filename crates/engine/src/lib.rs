@@ -560,7 +560,7 @@ impl<T: Send + 'static> Engine<T> {
 
     /// What the policy does with such requests, in words; `None` where that does not depend on who asks.
     pub fn explain(&self, who: &Who) -> Option<String> {
-        self.shared.lock().core.explain(who)
+        self.shared.lock().core.explain(now(), who)
     }
 
     /// Switches the policy, live. A refusal changes nothing.

@@ -619,9 +619,10 @@ impl Core {
         &mut self.ground.names
     }
 
-    /// What the policy does with requests of this kind, in words; `None` where that does not depend on who asks.
-    pub fn explain(&self, who: &Who) -> Option<String> {
-        self.policy.explain(who)
+    /// What the policy does with requests of this kind at present, in words; `None` where that does not depend on who
+    /// asks.
+    pub fn explain(&self, now: Nanos, who: &Who) -> Option<String> {
+        self.policy.explain(who, now)
     }
 
     /// Nothing is queued, blocked or in flight.

@@ -1,8 +1,11 @@
 //! The order of arrival of what a queue or lane holds, and the guard against starvation that goes by it.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::View;
 use crate::sorted::SortedSet;
-use crate::table::{Arrival, Slot};
+use crate::table::{Arrival, Slot, State};
 
 /// Requests in order of arrival. One that a conflict held back takes its place by its arrival too.
 #[derive(Default)]
@@ -32,6 +35,53 @@ impl Arrivals {
     }
 }
 
+/// The same where most leave from the middle and only the oldest is asked for: those that left are dropped when they
+/// come to the front, or when they are the most.
+#[derive(Default)]
+pub(crate) struct LazyArrivals {
+    /// The least first.
+    order: BinaryHeap<Reverse<Arrival>>,
+    len: usize,
+}
+
+impl LazyArrivals {
+    /// Adds a request.
+    pub fn insert(&mut self, view: &View<'_>, slot: Slot) {
+        if self.order.len() > 2 * self.len + 64 {
+            self.order.retain(|a| is_queued(view, a.0));
+        }
+        self.order.push(Reverse(view.table.arrival_order(slot)));
+        self.len += 1;
+    }
+
+    /// So many requests of it leave: they are dispatched or cancelled before anything else happens here.
+    pub fn leave(&mut self, requests: usize) {
+        self.len = self.len.saturating_sub(requests);
+    }
+
+    /// Nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What arrived first.
+    pub fn oldest(&mut self, view: &View<'_>) -> Option<Arrival> {
+        while let Some(Reverse(first)) = self.order.peek() {
+            if is_queued(view, *first) {
+                return Some(*first);
+            }
+            self.order.pop();
+        }
+        None
+    }
+}
+
+/// The request is still the one that arrived then, and waits.
+fn is_queued(view: &View<'_>, arrival: Arrival) -> bool {
+    let slot = arrival.slot();
+    view.table.state(slot) == State::Queued && view.table.arrival_order(slot) == arrival
+}
+
 /// Counts the batches that left out the oldest request.
 #[derive(Default)]
 pub(crate) struct Guard {
@@ -55,5 +105,46 @@ pub(crate) fn guarded_wait(older: u64, guard_batches: u64) -> u64 {
     match guard_batches {
         0 => u64::MAX,
         batches => older.saturating_add(1).saturating_mul(batches.saturating_add(1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::CostModel;
+    use crate::names::Names;
+    use crate::table::Table;
+    use crate::types::{Extent, FileId, LaneId, Nanos, Op, Request};
+
+    /// While the oldest stays, 10,000 younger ones come and go: what is remembered stays in proportion to what waits.
+    #[test]
+    fn those_that_left_are_forgotten() {
+        let (cost, names, not_ready, lanes) = (CostModel::default(), Names::default(), Default::default(), []);
+        let (mut table, mut arrivals) = (Table::new(64), LazyArrivals::default());
+        let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
+        let oldest = table.insert(&Request::new(Op::Read, extent)).unwrap();
+        for i in 0..10_000 {
+            let slot = if i == 0 { oldest } else { table.insert(&Request::new(Op::Read, extent)).unwrap() };
+            let view = View {
+                now: Nanos::ZERO,
+                shared_now: Nanos::ZERO,
+                table: &table,
+                cost: &cost,
+                names: &names,
+                pieces: false,
+                lanes: &lanes,
+                not_ready: &not_ready,
+                total_open: true,
+                shared_space: true,
+            };
+            arrivals.insert(&view, slot);
+            assert_eq!(arrivals.oldest(&view).map(|a| a.slot()), Some(oldest));
+            assert!(arrivals.order.len() <= 2 * arrivals.len + 65, "{} of {}", arrivals.order.len(), arrivals.len);
+            if i > 0 {
+                arrivals.leave(1);
+                table.remove(slot);
+            }
+        }
+        assert_eq!(arrivals.len, 1);
     }
 }

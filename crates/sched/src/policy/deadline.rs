@@ -21,7 +21,7 @@
 
 use std::collections::BTreeMap;
 
-use super::arrivals::{Arrivals, Guard};
+use super::arrivals::{Guard, LazyArrivals};
 use super::flows::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES};
 use super::params::Range;
 use super::runs::{RunQueue, Runs};
@@ -90,7 +90,7 @@ const WRITE: usize = 1;
 #[derive(Default)]
 struct Direction {
     files: BTreeMap<FileId, RunQueue>,
-    arrivals: Arrivals,
+    arrivals: LazyArrivals,
     guard: Guard,
     /// Where its last batch ended; `None`: past everything.
     position: Option<(FileId, u64)>,
@@ -166,7 +166,7 @@ impl Policy for Deadline {
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let d = &mut self.groups[view.group(slot)].directions[direction(view.table.op(slot))];
-        d.arrivals.remove(view, slot);
+        d.arrivals.leave(1);
         let file = view.table.file(slot);
         let Some(queue) = d.files.get_mut(&file) else { return };
         self.runs.remove(queue, view.table, slot, |_| 0);
@@ -185,7 +185,7 @@ impl Policy for Deadline {
                 Some(next) => next,
                 None => {
                     let (d, starved) = g.next_direction(self.writes_starved)?;
-                    let of = &g.directions[d];
+                    let of = &mut g.directions[d];
                     let oldest = of.arrivals.oldest(view)?;
                     let expired = of.guard.is_due(Some(oldest), self.guard)
                         || view.table.arrival(oldest.slot()) + self.expire[d] <= view.now;
@@ -209,9 +209,7 @@ impl Policy for Deadline {
             }
             let oldest = of.arrivals.oldest(view);
             of.guard.count(oldest.is_some_and(|o| batch.contains(&o.slot())));
-            for slot in &*batch {
-                of.arrivals.remove(view, *slot);
-            }
+            of.arrivals.leave(batch.len());
             of.position = batch.last().map(|last| (file, view.table.end(*last)));
             g.sweep = Some((d, batches + 1));
             g.starved = starved;
@@ -228,7 +226,7 @@ impl Policy for Deadline {
         // each of them so many of the other operation. A sweep has one batch at least, so there are no more sweeps
         // than batches.
         let own = older.saturating_add(1).saturating_mul(guard.saturating_add(self.sweep));
-        let other = own.saturating_mul(self.writes_starved.max(1)).saturating_mul(self.sweep);
+        let other = own.saturating_mul(self.writes_starved.saturating_add(1)).saturating_mul(self.sweep);
         WaitBound { batches: own.saturating_add(other), idle: Nanos::ZERO }
     }
 }

@@ -8,7 +8,7 @@ use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
 
-use super::arrivals::{Arrivals, Guard, guarded_wait};
+use super::arrivals::{Guard, LazyArrivals, guarded_wait};
 use super::backlog::Backlog;
 use super::params::{Range, SWITCH};
 use super::{ParamInfo, Params, Setup, View};
@@ -51,6 +51,7 @@ struct Flow<K, D> {
     key: K,
     data: D,
     queued: u32,
+    guarded: bool,
 }
 
 /// The flows of a policy by key (which holds the group of lanes), each with data of the policy's. A flow is there
@@ -64,7 +65,7 @@ pub(super) struct Flows<K, D> {
     backlog: Backlog,
     guard_batches: u64,
     /// Per group, of the requests under the guard.
-    guards: Vec<(Arrivals, Guard)>,
+    guards: Vec<(LazyArrivals, Guard)>,
 }
 
 impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
@@ -82,10 +83,10 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
         }
     }
 
-    /// Queues a request, under the guard or not; returns its flow, and whether the flow is new.
+    /// Queues a request, under the guard or not (as all of its flow); returns its flow, and whether the flow is new.
     pub fn push(&mut self, view: &View<'_>, key: K, slot: Slot, guarded: bool) -> (u32, bool) {
         let known = self.by_key.get(&key).copied();
-        let flow = known.unwrap_or_else(|| self.open(key));
+        let flow = known.unwrap_or_else(|| self.open(key, guarded));
         if self.of_slot.len() <= slot.index() {
             let (have, want) = (self.of_slot.len(), slot.index() + 1);
             if self.of_slot.capacity() < want {
@@ -102,8 +103,8 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
         (flow, known.is_none())
     }
 
-    fn open(&mut self, key: K) -> u32 {
-        let fresh = Flow { key, data: D::default(), queued: 0 };
+    fn open(&mut self, key: K, guarded: bool) -> u32 {
+        let fresh = Flow { key, data: D::default(), queued: 0, guarded };
         let flow = match self.free.pop() {
             Some(flow) => {
                 self.flows[flow as usize] = fresh;
@@ -159,8 +160,8 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
     }
 
     /// The flow of a group's oldest request, when the guard says that it goes now.
-    pub fn due(&self, view: &View<'_>, group: usize) -> Option<u32> {
-        let (arrivals, guard) = self.guards.get(group)?;
+    pub fn due(&mut self, view: &View<'_>, group: usize) -> Option<u32> {
+        let (arrivals, guard) = self.guards.get_mut(group)?;
         let oldest = arrivals.oldest(view);
         // A flow sends its oldest first, so this is what goes.
         oldest.filter(|_| guard.is_due(oldest, self.guard_batches)).and_then(|a| self.of(a.slot()))
@@ -174,8 +175,8 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
         if let Some((arrivals, guard)) = self.guards.get_mut(view.group(first)) {
             let oldest = arrivals.oldest(view);
             guard.count(oldest.is_none_or(|o| batch.contains(&o.slot())));
-            for slot in &*batch {
-                arrivals.remove(view, *slot);
+            if self.flows[flow as usize].guarded {
+                arrivals.leave(batch.len());
             }
         }
         for slot in &*batch {
@@ -190,8 +191,10 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
         self.backlog.remove(view, flow as usize, slot);
         self.flows[flow as usize].queued -= 1;
         self.of_slot[slot.index()] = NOBODY;
-        if let Some((arrivals, _)) = self.guards.get_mut(view.group(slot)) {
-            arrivals.remove(view, slot);
+        if self.flows[flow as usize].guarded
+            && let Some((arrivals, _)) = self.guards.get_mut(view.group(slot))
+        {
+            arrivals.leave(1);
         }
         Some(flow)
     }

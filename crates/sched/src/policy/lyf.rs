@@ -170,7 +170,7 @@ impl Policy for LowestYield {
         self.phases.left(flight.job, flight.requests, view.now);
     }
 
-    fn explain(&self, who: &Who) -> Option<String> {
+    fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
         Some(match self.phases.find(who.job) {
             None => format!("job {}: nothing seen of it yet; it would go first", who.job),
             Some(job) if self.in_bytes => format!("job {}: {} bytes in its present phase", job.key, job.got),

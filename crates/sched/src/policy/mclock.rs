@@ -11,7 +11,8 @@
 //!
 //! "Now" in the reservation's tag is the arrival of the request, so that a reservation that the device could not keep
 //! is owed, as in the paper. The limit's tag counts from dispatch: a class never makes up for time in which it did
-//! not reach its limit (in the paper's tags of arrivals a backlog can exceed it later). For weights the paper moves
+//! not reach its limit (in the paper's tags of arrivals a backlog can exceed it later); but a reservation that is due
+//! goes whatever the limit says, as in the paper. For weights the paper moves
 //! the tags of all active classes whenever an idle one comes back, so that the least equals the present; we keep the
 //! tags in virtual time instead (the newcomer starts at the tag that was served last), which has the same effect
 //! without touching the others, and whatever the scale of the weights. As dmClock's library does, tags are made for a
@@ -19,12 +20,12 @@
 //!
 //! Choices: requests that no rule fits form a class of weight 1 without reservation and limit; a reservation above
 //! its limit is refused; tags are this server's, over all its lanes (a client over several servers needs dmClock's
-//! counts on its requests: not here). Several rules may be changed live: classes whose rule keeps its name keep their
+//! counts on its requests: not here), while the virtual time at which a newcomer starts is its lane's. Several rules may be changed live: classes whose rule keeps its name keep their
 //! tags. `merge=on` (not in the original) sends a request's queued neighbours of the same class along.
 //!
 //! Wait: reservations that exceed the device would starve those without; so after `guard_batches` batches of a lane
-//! that left out its oldest request of a class without limit, that one goes (0 switches the guard off). A class with
-//! a limit waits for it, its lane idle if need be; this is the rule's purpose and does not switch itself off. Then
+//! that left out its oldest request of a class without limit, that one goes, and after so many by reservations while
+//! somebody within the limit waited, one goes by weight (0 switches the guards off). A class with a limit waits for it, its lane idle if need be; this is the rule's purpose and does not switch itself off. Then
 //! the bound is one of time: every outstanding request goes before it at the limit's rate, as long as its lane has
 //! room then. Else work-conserving.
 
@@ -86,19 +87,19 @@ struct Share {
 #[derive(Clone, Copy, Default, Debug)]
 struct Tags {
     reservation: Nanos,
-    /// Virtual time.
-    weight: Nanos,
+    /// Virtual time, nanoseconds; 64 bits would last a few days.
+    weight: u128,
     limit: Nanos,
 }
 
 /// Orders equal tags by arrival.
-type Tag = (Nanos, u64);
+type Tag<T = Nanos> = (T, u64);
 
 /// In which of its group's sets a flow is.
 #[derive(Default)]
 struct Filed {
     reservation: Option<Tag>,
-    weight: Option<Tag>,
+    weight: Option<Tag<u128>>,
     limit: Option<Tag>,
 }
 
@@ -106,9 +107,13 @@ struct Filed {
 struct Group {
     reservations: BTreeSet<(Tag, u32)>,
     /// Within their limits.
-    weights: BTreeSet<(Tag, u32)>,
+    weights: BTreeSet<(Tag<u128>, u32)>,
     /// Waiting for them.
     limited: BTreeSet<(Tag, u32)>,
+    /// The weight tag served last.
+    virtual_now: u128,
+    /// Batches by reservations that somebody within the limit waited for.
+    reserved_run: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,8 +141,7 @@ struct Mclock {
     flows: Flows<(usize, u32), Filed>,
     groups: Vec<Group>,
     turns: Turns,
-    /// The weight tag served last.
-    virtual_now: Nanos,
+    guard_batches: u64,
     /// By the first request of the batch.
     flights: FxHashMap<Slot, Flight>,
     capacity: u64,
@@ -150,6 +154,14 @@ fn span(cost: f64, rate: f64) -> Nanos {
     Nanos::from_secs_f64((cost / rate).max(1e-9))
 }
 
+/// Puts a flow from one place of an order to another.
+fn move_tag<T: Ord>(set: &mut BTreeSet<(T, u32)>, old: Option<T>, new: Option<T>, flow: u32) {
+    if old != new {
+        old.map(|t| set.remove(&(t, flow)));
+        new.map(|t| set.insert((t, flow)));
+    }
+}
+
 impl Mclock {
     fn new(params: &Params, setup: &Setup) -> Result<Mclock, String> {
         let classes = Classes::parse(params, "rules", &["reservation", "weight", "limit"])?;
@@ -160,7 +172,7 @@ impl Mclock {
                 weight: rule.number("weight", 1.0, 0.001..=1e6)?,
                 limit: rule.number("limit", 0.0, 0.0..=1e9)?,
             };
-            if share.limit > 0.0 && share.limit.max(1e-3) < share.reservation {
+            if share.limit > 0.0 && share.limit < share.reservation {
                 return Err(format!("reservation in rule {} is above its limit", rule.name));
             }
             if [share.limit, share.reservation].iter().any(|r| *r > 0.0 && *r < 1e-6) {
@@ -176,7 +188,7 @@ impl Mclock {
             flows: Flows::new(params, setup, params.integer("guard_batches")),
             groups: (0..setup.lanes).map(|_| Group::default()).collect(),
             turns: Turns::default(),
-            virtual_now: Nanos::ZERO,
+            guard_batches: params.integer("guard_batches"),
             flights: FxHashMap::default(),
             capacity: u64::from(setup.capacity),
             longest: match merge {
@@ -196,6 +208,7 @@ impl Mclock {
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, class) = self.flows.key(flow);
         let (share, tags) = (self.share(class), self.classes.get(class).account);
+        let g = &mut self.groups[group];
         let mut fresh = Filed::default();
         let oldest = self.flows.oldest(view, flow);
         if let Some(oldest) = oldest {
@@ -204,22 +217,13 @@ impl Mclock {
             fresh.reservation = (share.reservation > 0.0).then_some((tags.reservation.max(arrival), seq));
             match share.limit > 0.0 && tags.limit > view.now {
                 true => fresh.limit = Some((tags.limit, seq)),
-                false => fresh.weight = Some((tags.weight.max(self.virtual_now), seq)),
+                false => fresh.weight = Some((tags.weight.max(g.virtual_now), seq)),
             }
         }
-        let g = &mut self.groups[group];
         let old = std::mem::take(self.flows.data(flow));
-        let sets = [
-            (&mut g.reservations, old.reservation, fresh.reservation),
-            (&mut g.weights, old.weight, fresh.weight),
-            (&mut g.limited, old.limit, fresh.limit),
-        ];
-        for (set, old, new) in sets {
-            if old != new {
-                old.map(|t| set.remove(&(t, flow)));
-                new.map(|t| set.insert((t, flow)));
-            }
-        }
+        move_tag(&mut g.reservations, old.reservation, fresh.reservation, flow);
+        move_tag(&mut g.weights, old.weight, fresh.weight, flow);
+        move_tag(&mut g.limited, old.limit, fresh.limit, flow);
         *self.flows.data(flow) = fresh;
         if oldest.is_none() {
             self.flows.close(flow);
@@ -237,12 +241,18 @@ impl Mclock {
         while let Some(&(_, flow)) = self.groups[group].limited.first().filter(|f| f.0.0 <= view.now) {
             self.refile(view, flow);
         }
+        let mut reserved = None;
         let mut until = self.groups[group].limited.first().map_or(Nanos::MAX, |f| f.0.0);
         while let Some(&((tag, _), flow)) = self.groups[group].reservations.first() {
             if self.is_stale(flow, |t| t.reservation > tag) {
                 self.refile(view, flow);
             } else if tag <= view.now {
-                return Ok((flow, Phase::Constraint));
+                let g = &self.groups[group];
+                if self.guard_batches == 0 || g.reserved_run < self.guard_batches || g.weights.is_empty() {
+                    return Ok((flow, Phase::Constraint));
+                }
+                reserved = Some(flow);
+                break;
             } else {
                 until = until.min(tag);
                 break;
@@ -256,6 +266,9 @@ impl Mclock {
                 return Ok((flow, Phase::Weight));
             }
         }
+        if let Some(flow) = reserved {
+            return Ok((flow, Phase::Constraint)); // nobody waited after all
+        }
         let limited = self.groups[group].limited.first().map_or(Nanos::MAX, |f| f.0.0);
         Err(until.min(limited))
     }
@@ -265,7 +278,7 @@ impl Mclock {
     }
 
     fn serve(&mut self, view: &View<'_>, flow: u32, phase: Phase, batch: &mut Vec<Slot>) -> Option<Choice> {
-        let (_, class) = self.flows.key(flow);
+        let (group, class) = self.flows.key(flow);
         let first = self.flows.first(view, flow)?;
         if !view.open(view.table.lane(first)) {
             return Some(Choice::until_event(WaitReason::LanesBusy));
@@ -276,17 +289,20 @@ impl Mclock {
         let (requests, share) = (batch.len() as u32, self.share(class));
         let estimate = view.cost.ttp(view.table.op(first), hull_bytes(view, batch));
         let cost = self.cost(requests, estimate);
-        let tags = &mut self.classes.get_mut(class).account;
+        let (g, tags) = (&mut self.groups[group], &mut self.classes.get_mut(class).account);
         if phase == Phase::Constraint {
             tags.reservation = due.max(tags.reservation) + span(cost, share.reservation);
         }
         if share.limit > 0.0 {
             tags.limit = tags.limit.max(view.now) + span(cost, share.limit);
         }
-        let start = weight.unwrap_or(self.virtual_now).max(tags.weight);
-        tags.weight = start + span(cost, share.weight);
-        if phase == Phase::Weight {
-            self.virtual_now = self.virtual_now.max(start);
+        let start = weight.unwrap_or(g.virtual_now).max(tags.weight);
+        tags.weight = start + u128::from(span(cost, share.weight).0);
+        match phase {
+            Phase::Weight => (g.virtual_now, g.reserved_run) = (g.virtual_now.max(start), 0),
+            // Who is in the weights besides this flow waits.
+            Phase::Constraint if g.weights.len() > usize::from(weight.is_some()) => g.reserved_run += 1,
+            Phase::Constraint => {}
         }
         self.flights.insert(batch[0], Flight { class, requests, estimate, phase });
         self.refile(view, flow);
@@ -301,10 +317,11 @@ impl Policy for Mclock {
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         self.longest.1 = self.longest.1.max(view.table.len_bytes(slot));
-        let v = self.virtual_now;
+        let groups = &self.groups;
         let class = self.classes.of(&view.who(slot), |c| {
             let t = c.account;
-            t.reservation <= view.now && t.limit <= view.now && t.weight <= v
+            let in_use = || groups.iter().all(|g| t.weight > g.virtual_now);
+            t.reservation <= view.now && t.limit <= view.now && !in_use()
         });
         self.classes.get_mut(class).held += 1;
         let free = self.share(class).limit == 0.0;
@@ -360,14 +377,15 @@ impl Policy for Mclock {
             return;
         }
         let (more, less) = (done.service - flight.estimate, flight.estimate - done.service);
+        let at_rate = |span: Nanos, rate: f64| Nanos::from_secs_f64(span.as_secs_f64() / rate);
         let correct = |tag: &mut Nanos, rate: f64| {
             if rate > 0.0 {
-                *tag = (*tag + Nanos::from_secs_f64(more.as_secs_f64() / rate))
-                    .since(Nanos::from_secs_f64(less.as_secs_f64() / rate));
+                *tag = (*tag + at_rate(more, rate)).since(at_rate(less, rate));
             }
         };
         let tags = &mut class.account;
-        correct(&mut tags.weight, share.weight);
+        let [more_v, less_v] = [more, less].map(|span| u128::from(at_rate(span, share.weight).0));
+        tags.weight = (tags.weight + more_v).saturating_sub(less_v);
         correct(&mut tags.limit, share.limit);
         if flight.phase == Phase::Constraint {
             correct(&mut tags.reservation, share.reservation);
@@ -381,7 +399,7 @@ impl Policy for Mclock {
         }
     }
 
-    fn explain(&self, who: &Who) -> Option<String> {
+    fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
         let (rule, class) = match self.classes.find(who) {
             Ok(class) => (self.classes.get(class).rule, Some(self.classes.get(class))),
             Err(rule) => (rule, None),
@@ -404,9 +422,9 @@ impl Policy for Mclock {
     }
 
     fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
-        let kept = self.classes.all().filter(|c| c.account.weight > self.virtual_now || c.account.limit > Nanos::ZERO);
-        let kept = kept.map(|c| (self.classes.name(c).to_string(), c.key, c.account)).collect();
-        Some(Box::new(Legacy { kept, virtual_now: self.virtual_now, in_device_time: self.in_device_time }))
+        let kept = self.classes.all().map(|c| (self.classes.name(c).to_string(), c.key, c.account)).collect();
+        let virtual_now = self.groups.iter().map(|g| g.virtual_now).collect();
+        Some(Box::new(Legacy { kept, virtual_now, in_device_time: self.in_device_time }))
     }
 
     fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
@@ -414,7 +432,9 @@ impl Policy for Mclock {
         if legacy.in_device_time != self.in_device_time {
             return;
         }
-        self.virtual_now = legacy.virtual_now;
+        for (group, virtual_now) in self.groups.iter_mut().zip(legacy.virtual_now) {
+            group.virtual_now = virtual_now;
+        }
         for (name, key, tags) in legacy.kept {
             let Some(rule) = self.classes.rules.iter().position(|r| r.name == name) else { continue };
             if (self.classes.each(rule) == Each::Rule) == key.is_none() {
@@ -428,6 +448,6 @@ impl Policy for Mclock {
 /// Tags to be gone on with.
 struct Legacy {
     kept: Vec<(String, Option<u64>, Tags)>,
-    virtual_now: Nanos,
+    virtual_now: Vec<u128>,
     in_device_time: bool,
 }

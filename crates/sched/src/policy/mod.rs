@@ -28,8 +28,8 @@ mod ring;
 mod rules;
 mod runs;
 mod scan;
-mod set10;
 mod server_queues;
+mod set10;
 mod sjf;
 mod sstf;
 mod stream;
@@ -251,8 +251,8 @@ pub trait Policy: Send {
     /// Other nodes granted device time to an application since the last such word.
     fn peer_shares(&mut self, _view: &View<'_>, _job: JobId, _granted: Nanos) {}
 
-    /// What it does with such a request, in words; `None` where that does not depend on who asks.
-    fn explain(&self, _who: &Who) -> Option<String> {
+    /// What it does with such a request at present, in words; `None` where that does not depend on who asks.
+    fn explain(&self, _who: &Who, _now: Nanos) -> Option<String> {
         None
     }
 

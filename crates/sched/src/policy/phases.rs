@@ -3,7 +3,7 @@
 //!
 //! A phase begins with a request of an application that had nothing outstanding for at least the gap; it goes on until
 //! the next one begins. Applications are known by stable key and outlive their requests; of idle ones the
-//! [`JOBS_MAX`] last seen at most are remembered.
+//! [`JOBS_MAX`] last seen (or as many as are busy, if those are more) at most are remembered.
 
 use rustc_hash::FxHashMap;
 
@@ -55,12 +55,15 @@ pub(super) struct Phases {
     jobs: Vec<Job>,
     free: Vec<u32>,
     next_order: u64,
+    /// Applications in all at which idle ones are forgotten.
+    forget_at: usize,
 }
 
 impl Phases {
     /// Phases are apart when nothing was outstanding for so long.
     pub fn new(gap: Nanos) -> Phases {
-        Phases { gap, by_key: FxHashMap::default(), jobs: Vec::new(), free: Vec::new(), next_order: 0 }
+        let (by_key, jobs, free) = (FxHashMap::default(), Vec::new(), Vec::new());
+        Phases { gap, by_key, jobs, free, next_order: 0, forget_at: JOBS_MAX }
     }
 
     /// A request came; returns its application.
@@ -91,7 +94,7 @@ impl Phases {
     }
 
     fn add(&mut self, key: u64) -> u32 {
-        if self.by_key.len() >= JOBS_MAX {
+        if self.by_key.len() >= self.forget_at {
             self.forget();
         }
         let period = Period::default();
@@ -114,6 +117,8 @@ impl Phases {
         for (_, key) in &idle[..idle.len().div_ceil(2)] {
             self.free.extend(self.by_key.remove(key));
         }
+        // Where most are busy the next look comes only after as many new ones again.
+        self.forget_at = JOBS_MAX.max(2 * (self.by_key.len() - idle.len() / 2));
     }
 
     /// An application.
@@ -144,5 +149,29 @@ impl Phases {
             self.jobs[id as usize] = Job { outstanding: 0, idle_since, ..job };
             self.next_order = self.next_order.max(job.order + 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Busy applications are not looked through for each new one; idle ones are forgotten.
+    #[test]
+    fn forgetting_is_bounded_in_work_and_memory() {
+        let mut phases = Phases::new(Nanos(1));
+        let (mut looks, mut forget_at) = (0, phases.forget_at);
+        for key in 0..4 * JOBS_MAX as u64 {
+            let id = phases.add(key);
+            phases.job_mut(id).outstanding = 1;
+            looks += u32::from(phases.forget_at != forget_at);
+            forget_at = phases.forget_at;
+        }
+        assert_eq!((looks, phases.by_key.len()), (2, 4 * JOBS_MAX));
+        (0..phases.jobs.len() as u32).for_each(|id| phases.left(id, 1, Nanos(u64::from(id))));
+        for key in 0..20 * JOBS_MAX as u64 {
+            phases.add(key + (1 << 40));
+        }
+        assert!(phases.by_key.len() <= JOBS_MAX && phases.jobs.len() <= 4 * JOBS_MAX, "{}", phases.by_key.len());
     }
 }

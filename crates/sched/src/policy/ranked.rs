@@ -9,7 +9,7 @@ use std::hash::Hash;
 use rustc_hash::FxHashMap;
 
 use super::View;
-use super::arrivals::{Arrivals, Guard, guarded_wait};
+use super::arrivals::{Guard, LazyArrivals, guarded_wait};
 use super::runs::{RunQueue, Runs};
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, Slot};
@@ -27,7 +27,7 @@ struct Queue<K, R> {
 
 struct Group<R> {
     order: SortedSet<(R, u32)>,
-    arrivals: Arrivals,
+    arrivals: LazyArrivals,
     guard: Guard,
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct Ranked<K, R> {
 impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
     /// For `groups` lane groups.
     pub fn new(groups: u16, runs: Runs, guard_batches: u64, rank_of: RankOf<K, R>) -> Self {
-        let group = || Group { order: SortedSet::default(), arrivals: Arrivals::default(), guard: Guard::default() };
+        let group =
+            || Group { order: SortedSet::default(), arrivals: LazyArrivals::default(), guard: Guard::default() };
         Ranked {
             rank_of,
             guard_batches,
@@ -98,7 +99,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
     pub fn remove(&mut self, view: &View<'_>, slot: Slot) {
         let q = self.queue_of[slot.index()];
         let queue = &mut self.queues[q as usize];
-        self.groups[queue.group as usize].arrivals.remove(view, slot);
+        self.groups[queue.group as usize].arrivals.leave(1);
         queue.bytes -= counted(view, slot);
         self.runs.remove(&mut queue.runs, view.table, slot, |_| 0);
         self.refile(view, q);
@@ -170,8 +171,8 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         group.guard.count(batch.iter().any(|s| Some(view.table.arrival_order(*s)) == oldest));
         for &slot in &*batch {
             queue.bytes -= counted(view, slot);
-            group.arrivals.remove(view, slot);
         }
+        group.arrivals.leave(batch.len());
         self.refile(view, q);
     }
 

@@ -88,6 +88,18 @@ impl Rule {
         self.condition.iter().all(|t| t.fits(who))
     }
 
+    /// Refuses a condition that looks at anything but the application.
+    pub fn by_job_only(&self) -> Result<(), String> {
+        let other = self.condition.iter().find_map(|t| match t {
+            Term::Job(_) => None,
+            Term::User(_) => Some("user"),
+            Term::Client(_) => Some("client"),
+            Term::File(_) => Some("file"),
+            Term::Op(_) => Some("op"),
+        });
+        other.map_or(Ok(()), |what| Err(format!("rule {} goes by {what}; use job= or * only", self.name)))
+    }
+
     /// A setting as a number in a range; `default` where it is not given.
     pub fn number(&self, setting: &str, default: f64, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
         let Some(text) = self.settings.get(setting) else { return Ok(default) };

@@ -119,6 +119,7 @@ impl Set10 {
         let mut known = Vec::new();
         for rule in rules::parse(params.text("rules"))? {
             rule.only(&["period_s"])?;
+            rule.by_job_only()?;
             let period_s = rule.number("period_s", f64::NAN, 0.001..=1e6)?;
             if period_s.is_nan() {
                 return Err(format!("rule {} gives no period_s", rule.name));
@@ -236,7 +237,7 @@ impl Policy for Set10 {
         self.phases.left(flight.job, flight.requests, view.now);
     }
 
-    fn explain(&self, who: &Who) -> Option<String> {
+    fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
         let (period_s, source) = self.period_s(who, self.phases.find(who.job));
         let set = set_of(period_s) as i32 + FIRST;
         Some(format!("job {}: period {period_s:.3} s, {source}; set {set}, weight 1e{}", who.job, -set))

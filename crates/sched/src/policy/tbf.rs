@@ -16,12 +16,14 @@
 //! requests for it holds tokens, such requests go beyond their rates, without paying: by start-time fair queueing in
 //! proportion to the rates (the earliest deadline that the rates would give, counted in virtual time, so that nobody
 //! pays later for having used what was idle). A rule under another needs `borrow=on` in both. In the original a limit
-//! is a limit: `off` is the rule's default, while the default `rules` are Lustre's 10,000 requests/s with borrowing.
+//! is a limit: `off` is the rule's default, while the default `rules` are Lustre's 10,000 requests/s for each client
+//! (there every client or job has a bucket of its own) with borrowing.
 //!
 //! Rules can be changed live: a bucket whose rule keeps its name and unit keeps its tokens, up to its new depth.
 //!
 //! Sources: Lustre operations manual, "Network request scheduler tuning" (TBF; default depth 3 and 10,000
-//! requests/s); Qian et al., SC 2017 (its dependency rules are `under`). Choices: the default burst is 3 requests, or
+//! requests/s); Qian et al., SC 2017 (its dependency rules are `under`). Choices: the first rule in the text counts, where
+//! Lustre's list begins with the one started last; the default burst is 3 requests, or
 //! what 0.1 s gives; buckets are this server's, over all its lanes; at most [`PARENTS_MAX`] rules stand above others;
 //! classes of keys are bounded (`classes.rs`). `merge=on` (not in the original) sends a request's queued neighbours
 //! of the same bucket along.
@@ -29,8 +31,8 @@
 //! Wait: with `borrow=on`, and where no rule fits, a lane never idles, and after `guard_batches` batches of a lane
 //! that left out its oldest such request, that one goes (0 switches the guard off). A request with a hard limit waits
 //! for tokens, its lane idle if need be: that is the rule's purpose and does not switch itself off. It waits at most
-//! until the bucket's debt is paid and every outstanding request has gone before it at that rate, as long as its lane
-//! has room then; how many batches of others go meanwhile depends on them, so that bound is one of time.
+//! until the bucket's debt is paid and every outstanding request has gone before it at that rate (from a bucket above:
+//! that once for each older request of its own), as long as its lane has room then; how many batches of others go meanwhile depends on them, so that bound is one of time.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -55,7 +57,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     params: &[
         ParamInfo {
             name: "rules",
-            default: "default: * {requests_per_s=10000, borrow=on}",
+            default: "default: * {requests_per_s=10000, each=client, borrow=on}",
             range: Range::Text(
                 "rules such as \"big: job=17|18 {bytes_per_s=1e8, burst=4e6, each=job}; rest: * {device=0.5}\"",
             ),
@@ -101,8 +103,8 @@ struct Limit {
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     bucket: Bucket,
-    /// Virtual time up to which it has borrowed.
-    borrowed: Nanos,
+    /// Virtual time up to which it has borrowed, nanoseconds; 64 bits would not last at small rates.
+    borrowed: u128,
 }
 
 /// Where a flow is filed: (since when, or from when on, its bucket lets its oldest request go; that one's place in the
@@ -112,14 +114,16 @@ type Turn = (Nanos, u64);
 #[derive(Default)]
 struct Filed {
     turn: Option<Turn>,
-    borrow: Option<Nanos>,
+    borrow: Option<u128>,
 }
 
 #[derive(Clone, Default)]
 struct Group {
     /// By rule above.
     turns: Vec<BTreeSet<(Turn, u32)>>,
-    borrowers: BTreeSet<(Nanos, u32)>,
+    borrowers: BTreeSet<(u128, u32)>,
+    /// Virtual time of borrowing.
+    virtual_now: u128,
 }
 
 /// A batch in flight.
@@ -142,8 +146,6 @@ struct Tbf {
     flows: Flows<(usize, u32), Filed>,
     groups: Vec<Group>,
     turns: Turns,
-    /// Virtual time of borrowing.
-    virtual_now: Nanos,
     /// By the first request of the batch.
     flights: FxHashMap<Slot, Flight>,
     capacity: u64,
@@ -159,14 +161,13 @@ impl Tbf {
         let classes = Classes::parse(params, "rules", &known)?;
         let (limits, parents) = limits(&classes)?;
         let merge = params.on("merge");
-        let group = Group { turns: vec![BTreeSet::new(); parents.len() + 1], borrowers: BTreeSet::new() };
+        let group = Group { turns: vec![BTreeSet::new(); parents.len() + 1], ..Group::default() };
         Ok(Tbf {
             limits,
             parents,
             flows: Flows::new(params, setup, params.integer("guard_batches")),
             groups: vec![group; usize::from(setup.lanes)],
             turns: Turns::default(),
-            virtual_now: Nanos::ZERO,
             flights: FxHashMap::default(),
             capacity: u64::from(setup.capacity),
             longest: match merge {
@@ -202,7 +203,8 @@ impl Tbf {
             .oldest(view, flow)
             .map(|oldest| (self.ready_at(class).max(view.table.arrival(oldest).min(view.now)), view.table.seq(oldest)));
         let borrows = turn.is_some() && self.limit(class).is_some() && self.is_soft(class);
-        let borrow = borrows.then(|| self.classes.get(class).account.borrowed.max(self.virtual_now));
+        let virtual_now = self.groups[group].virtual_now;
+        let borrow = borrows.then(|| self.classes.get(class).account.borrowed.max(virtual_now));
         let parent = self.limit(class).map_or(0, |l| l.parent);
         let filed = self.flows.data(flow);
         let old = std::mem::replace(filed, Filed { turn, borrow });
@@ -273,7 +275,7 @@ impl Tbf {
 
     /// Sends what a flow has next, from the buckets or borrowed.
     fn serve(&mut self, view: &View<'_>, flow: u32, batch: &mut Vec<Slot>) -> Option<Choice> {
-        let class = self.flows.key(flow).1;
+        let (group, class) = self.flows.key(flow);
         let first = self.flows.first(view, flow)?;
         if !view.open(view.table.lane(first)) {
             return Some(Choice::until_event(WaitReason::LanesBusy));
@@ -292,9 +294,9 @@ impl Tbf {
         } else if let Some(limit) = self.limit(class) {
             let span = Self::span(limit, requests, bytes, estimate);
             let account = &mut self.classes.get_mut(class).account;
-            let start = account.borrowed.max(self.virtual_now);
-            account.borrowed = start + span;
-            self.virtual_now = start;
+            let start = account.borrowed.max(self.groups[group].virtual_now);
+            account.borrowed = start + u128::from(span.0);
+            self.groups[group].virtual_now = start;
         }
         self.flights.insert(batch[0], Flight { class, requests: batch.len() as u32, estimate, paid: pays });
         self.refile(view, flow);
@@ -409,10 +411,12 @@ impl Policy for Tbf {
         }
         let bytes = self.longest.1;
         let device = view.cost.ttp(Op::Read, bytes).max(view.cost.ttp(Op::Write, bytes));
-        let idle = self.payers(class).map(|(limit, payer)| {
+        let idle = self.payers(class).enumerate().map(|(above, (limit, payer))| {
             let debt = self.classes.get(payer).account.bucket.ready_at(limit.need, limit.depth).since(view.now);
             let longest = Self::span(&limit, self.longest.0, bytes, device).0;
-            debt.0.saturating_add(longest.saturating_mul(self.capacity + 1))
+            let all = longest.saturating_mul(self.capacity + 1);
+            // While its own bucket fills for each of its older requests, others may queue up for the one above.
+            debt.0.saturating_add(if above == 0 { all } else { all.saturating_mul(self.capacity + 1) })
         });
         WaitBound { batches: u64::MAX, idle: Nanos(idle.fold(0, u64::saturating_add)) }
     }
@@ -444,7 +448,7 @@ impl Policy for Tbf {
         }
     }
 
-    fn explain(&self, who: &Who) -> Option<String> {
+    fn explain(&self, who: &Who, now: Nanos) -> Option<String> {
         let (rule, class) = match self.classes.find(who) {
             Ok(class) => (self.classes.get(class).rule, Some(self.classes.get(class))),
             Err(rule) => (rule, None),
@@ -464,7 +468,7 @@ impl Policy for Tbf {
         }
         let fresh = Bucket::default();
         let bucket = class.map_or(&fresh, |c| &c.account.bucket);
-        let tokens = |b: &Bucket, l: &Limit| (b.tokens_s(self.now, l.depth) * l.rate * 1000.0).round() / 1000.0;
+        let tokens = |b: &Bucket, l: &Limit| (b.tokens_s(now, l.depth) * l.rate * 1000.0).round() / 1000.0;
         let depth = (limit.depth.as_secs_f64() * limit.rate * 1000.0).round() / 1000.0;
         text += &format!(", {} of {depth} tokens at present", tokens(bucket, limit));
         text += &format!(", {} requests queued or in flight", class.map_or(0, |c| c.held));

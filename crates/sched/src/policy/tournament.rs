@@ -17,22 +17,26 @@ pub(super) struct Contender {
 }
 
 impl Contender {
+    /// What it got, cut (at 146 years) so that products with instants and their differences fit.
+    fn got(&self) -> i128 {
+        i128::from(self.got.min(1 << 62))
+    }
+
     /// Its yield is the lower one at an instant. Time counts from one before, so that it is never zero.
     fn beats(&self, other: &Contender, now: Nanos) -> bool {
         let elapsed = |began: Nanos| i128::from(now.since(began).0) + 1;
-        let (mine, its) = (i128::from(self.got) * elapsed(other.began), i128::from(other.got) * elapsed(self.began));
+        let (mine, its) = (self.got() * elapsed(other.began), other.got() * elapsed(self.began));
         (mine, self.order) < (its, other.order)
     }
 
     /// From when on a match that this one won may end otherwise.
     fn wins_until(&self, loser: &Contender, now: Nanos) -> Nanos {
         // got·(t+1−its began) − its got·(t+1−began) is not above 0 now, and linear in t.
-        let slope = i128::from(self.got) - i128::from(loser.got);
+        let slope = self.got() - loser.got();
         if slope <= 0 {
             return Nanos::MAX;
         }
-        let at_zero =
-            i128::from(self.got) * i128::from(loser.began.0) - i128::from(loser.got) * i128::from(self.began.0);
+        let at_zero = self.got() * i128::from(loser.began.0) - loser.got() * i128::from(self.began.0);
         let crossing = at_zero.div_euclid(slope) + i128::from(at_zero.rem_euclid(slope) > 0) - 1;
         Nanos(u64::try_from(crossing).unwrap_or(if crossing < 0 { 0 } else { u64::MAX })).max(now + Nanos(1))
     }
@@ -90,7 +94,7 @@ impl Tournament {
     }
 
     fn replay(&mut self, i: usize, now: Nanos) {
-        if self.matches[i].until <= now {
+        if i < self.contenders.len() && self.matches[i].until <= now {
             self.replay(2 * i, now);
             self.replay(2 * i + 1, now);
             self.play(i, now);
@@ -112,6 +116,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The greatest figures there are: nothing overflows.
+    #[test]
+    fn extremes() {
+        let mut tournament = Tournament::default();
+        for (number, began) in [(0, 0), (1, u64::MAX), (2, 0), (3, u64::MAX)] {
+            let (got, order) = (if number < 2 { u64::MAX } else { 1 }, u64::from(number));
+            tournament.set(number, Some(Contender { got, began: Nanos(began), order }), Nanos::MAX);
+        }
+        assert_eq!((tournament.winner(Nanos::MAX), tournament.winner(Nanos(1))), (Some(2), Some(2)));
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]

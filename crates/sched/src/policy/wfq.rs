@@ -239,7 +239,8 @@ impl Policy for Wfq {
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let (key, seq) = ((self.whose)(&view.who(slot)), view.table.seq(slot));
-        let (quantum, _) = self.quantum_of(&view.who(slot));
+        // The queue's quantum may be another rule's than this request's: that of the request that opened it.
+        let quantum = self.rules.iter().map(|r| r.1).fold(self.quantum, u64::min);
         let older = view.table.in_state(|s| matches!(s, State::Queued | State::Blocked)).into_iter();
         let mine = older.filter(|s| view.table.seq(*s) <= seq && (self.whose)(&view.who(*s)) == key);
         let rounds = mine.map(|s| view.table.len_bytes(s).max(self.batch_bytes).div_ceil(quantum) + 1);
@@ -249,7 +250,7 @@ impl Policy for Wfq {
         WaitBound { batches: rounds.saturating_mul(self.capacity).saturating_mul(most), idle: Nanos::ZERO }
     }
 
-    fn explain(&self, who: &Who) -> Option<String> {
+    fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
         let (quantum, rule) = self.quantum_of(who);
         let by = rule.map_or("no rule fits".into(), |r| format!("rule {}", r.name));
         let (what, key) = (self.params.text("by"), (self.whose)(who));
