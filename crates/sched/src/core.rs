@@ -439,12 +439,13 @@ impl Core {
         lane.in_flight_requests -= 1;
         lane.in_flight_bytes = lane.in_flight_bytes.saturating_sub(bytes);
         self.ground.in_flight_batches -= 1;
-        let service = completion.finished.since(completion.started);
+        // Nothing ends in the future; a driver whose clocks differ must not teach the cost model that.
+        let (started, finished) = (completion.started, completion.finished.min(now));
+        let service = finished.since(started);
         self.statistics.service_ns.record(service.0);
         if completion.errno == 0
             && completion.bytes_done == bytes
-            && let Some(cost) =
-                self.corrector.observe(extent.lane, op, bytes, (completion.started, completion.finished))
+            && let Some(cost) = self.corrector.observe(extent.lane, op, bytes, (started, finished.max(started)))
         {
             self.ground.config.cost = cost;
         }

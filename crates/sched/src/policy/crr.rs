@@ -10,10 +10,10 @@
 //!
 //! Wait: (older requests of its client + 1) turns of every client there may be. Work-conserving.
 
-use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, MERGE_OFF};
-use super::params::Range;
-use super::ring::Rings;
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF, Range};
+use super::parts::flows::Flows;
+use super::parts::ring::Rings;
+use super::parts::turns::Turns;
 use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;

@@ -21,11 +21,10 @@
 
 use std::collections::BTreeMap;
 
-use super::arrivals::{Guard, LazyArrivals};
-use super::flows::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES};
-use super::params::Range;
-use super::runs::{RunQueue, Runs};
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, Range};
+use super::parts::arrivals::{Guard, LazyArrivals};
+use super::parts::runs::{RunQueue, Runs};
+use super::parts::turns::Turns;
 use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;

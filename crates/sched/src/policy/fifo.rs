@@ -6,9 +6,9 @@
 //!
 //! Wait: at most the requests that arrived earlier on its lane. Work-conserving.
 
-use super::backlog::Backlog;
-use super::params::{Range, SWITCH};
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, SWITCH};
+use super::parts::backlog::Backlog;
+use super::parts::turns::Turns;
 use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -20,18 +20,8 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "twins-2017, III (FIFO of IOFSL)",
     params: &[
         ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Take queued neighbours along." },
-        ParamInfo {
-            name: "batch_requests",
-            default: "64",
-            range: Range::Integer(1, 1024),
-            doc: "Requests per batch at most, with merge=on.",
-        },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
-            doc: "Bytes per batch at most, with merge=on.",
-        },
+        BATCH_REQUESTS,
+        BATCH_BYTES,
     ],
     build: |params, setup| {
         let backlog = Backlog::new(usize::from(setup.lanes), params.on("merge"), params, setup);

@@ -9,9 +9,9 @@
 //! does, so that nothing starves. Wait: (older requests of its queue + 1) turns of every queue there may be.
 //! Work-conserving.
 
-use super::file_turns::{FileTurns, Order};
-use super::params::Range;
-use super::runs::Runs;
+use super::params::{BATCH_BYTES, Range};
+use super::parts::file_turns::{FileTurns, Order};
+use super::parts::runs::Runs;
 use super::{ParamInfo, PolicyInfo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
@@ -25,12 +25,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             range: Range::Integer(1, 1024),
             doc: "Requests that a file's queue may send in its turn.",
         },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
-            doc: "Bytes per batch at most.",
-        },
+        ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
     ],
     build: |params, setup| {
         let runs = Runs::new(params.integer("quantum_requests"), params.integer("batch_bytes"), setup.capacity);

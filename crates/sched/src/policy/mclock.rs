@@ -34,10 +34,10 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use super::classes::{Classes, Each};
-use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, GUARD_BATCHES, MERGE_OFF, hull_bytes};
-use super::params::Range;
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
+use super::parts::classes::{Classes, Each};
+use super::parts::flows::{Flows, hull_bytes};
+use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::spec::PolicySpec;

@@ -51,10 +51,10 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use super::history::Histories;
-use super::params::{Range, SWITCH};
-use super::rules::{self, Rule as Match};
-use super::runs::{Run, RunQueue, Runs};
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
+use super::parts::history::Histories;
+use super::parts::rules::{self, Rule as Match};
+use super::parts::runs::{Run, RunQueue, Runs};
 use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::cost::CostModel;
 use crate::spec::PolicySpec;
@@ -90,18 +90,8 @@ const fn params(quantum_bytes: &'static str, adapt: &'static str, hold_us: &'sta
             range: Range::Integer(512, 1 << 30),
             doc: "Each pass adds the time to process so many bytes.",
         },
-        ParamInfo {
-            name: "batch_requests",
-            default: "64",
-            range: Range::Integer(1, 1024),
-            doc: "Requests per virtual request at most.",
-        },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
-            doc: "Bytes per virtual request at most.",
-        },
+        ParamInfo { doc: "Requests per virtual request at most.", ..BATCH_REQUESTS },
+        ParamInfo { doc: "Bytes per virtual request at most.", ..BATCH_BYTES },
         ParamInfo {
             name: "growth",
             default: "fixed",

@@ -3,32 +3,18 @@
 //! A policy sees requests that nothing older conflicts with, and lanes with or without room. It decides
 //! order, aggregation and waiting; the core does the rest (conflicts, barriers, limits, counting).
 
-mod anticipation;
-mod arrivals;
-mod backlog;
-mod bucket;
-mod classes;
 mod crr;
 mod deadline;
 mod fifo;
-mod file_turns;
-mod flows;
 mod hbrr;
-mod history;
-mod jobs;
-mod lyf;
+mod lowest_yield_first;
 mod mclock;
 mod mlf;
 mod none;
 mod orr;
 pub mod params;
-mod phases;
-mod ranked;
-mod ring;
-mod rules;
-mod runs;
+mod parts;
 mod scan;
-mod server_queues;
 mod set10;
 mod sjf;
 mod sstf;
@@ -36,8 +22,6 @@ mod stream;
 mod sw;
 mod tbf;
 mod to;
-mod tournament;
-mod turns;
 mod twins;
 mod wfq;
 mod wscan;
@@ -315,7 +299,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     mclock::INFO,
     deadline::INFO,
     set10::INFO,
-    lyf::INFO,
+    lowest_yield_first::INFO,
 ];
 
 /// Builds a policy, or says in one line what is wrong with its name or a parameter.

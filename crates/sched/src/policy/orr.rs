@@ -13,10 +13,9 @@
 //! out its oldest request, that one's batch goes next and the sweep continues there (0 switches the guard off).
 //! Then (older requests of its queue + 1) × `guard_batches` turns of every queue. Work-conserving.
 
-use super::file_turns::{FileTurns, Order};
-use super::flows::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES};
-use super::params::Range;
-use super::runs::Runs;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, Range};
+use super::parts::file_turns::{FileTurns, Order};
+use super::parts::runs::Runs;
 use super::{ParamInfo, PolicyInfo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {

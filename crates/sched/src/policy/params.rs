@@ -23,6 +23,37 @@ pub const TEXT_MAX_BYTES: usize = 16 << 10;
 /// `on` or `off`.
 pub const SWITCH: Range = Range::Choice(&["on", "off"]);
 
+/// `merge` where the original does not aggregate.
+pub(crate) const MERGE_OFF: ParamInfo =
+    ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Take queued neighbours along." };
+
+/// `merge` where it does, or is silent.
+pub(crate) const MERGE_ON: ParamInfo = ParamInfo { default: "on", ..MERGE_OFF };
+
+/// Limit of a batch.
+pub(crate) const BATCH_REQUESTS: ParamInfo = ParamInfo {
+    name: "batch_requests",
+    default: "64",
+    range: Range::Integer(1, 1024),
+    doc: "Requests per batch at most, with merge=on.",
+};
+
+/// Limit of a batch.
+pub(crate) const BATCH_BYTES: ParamInfo = ParamInfo {
+    name: "batch_bytes",
+    default: "1048576",
+    range: Range::Integer(512, 1 << 30),
+    doc: "Bytes per batch at most, with merge=on.",
+};
+
+/// The guard against starvation.
+pub(crate) const GUARD_BATCHES: ParamInfo = ParamInfo {
+    name: "guard_batches",
+    default: "64",
+    range: Range::Integer(0, 1_000_000),
+    doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+};
+
 /// A parameter as documentation shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamInfo {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::PolicyInfo;
-use super::jobs::{GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE, TURN};
+use super::parts::jobs::{GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE, TURN};
 use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {

@@ -10,10 +10,10 @@
 //! `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the
 //! guard off). Work-conserving.
 
-use super::params::{Range, SWITCH};
-use super::ranked::Ranked;
-use super::runs::Runs;
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
+use super::parts::ranked::Ranked;
+use super::parts::runs::Runs;
+use super::parts::turns::Turns;
 use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::{Arrival, Slot};
@@ -25,18 +25,8 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     source: "AGIOS, public library version 2 (SJF)",
     params: &[
         ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Take along what touches the lowest offset." },
-        ParamInfo {
-            name: "batch_requests",
-            default: "64",
-            range: Range::Integer(1, 1024),
-            doc: "Requests per batch at most, with merge=on.",
-        },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
-            doc: "Bytes per batch at most, with merge=on.",
-        },
+        BATCH_REQUESTS,
+        BATCH_BYTES,
         ParamInfo {
             name: "guard_batches",
             default: "64",

@@ -15,10 +15,10 @@
 //! `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the guard
 //! off; then the bound is what arrives within one window). Work-conserving.
 
-use super::params::{Range, SWITCH};
-use super::ranked::Ranked;
-use super::runs::Runs;
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
+use super::parts::ranked::Ranked;
+use super::parts::runs::Runs;
+use super::parts::turns::Turns;
 use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -36,18 +36,8 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             doc: "Length of an arrival window, milliseconds.",
         },
         ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Aggregate what touches." },
-        ParamInfo {
-            name: "batch_requests",
-            default: "64",
-            range: Range::Integer(1, 1024),
-            doc: "Requests per batch at most, with merge=on.",
-        },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
-            doc: "Bytes per batch at most, with merge=on.",
-        },
+        BATCH_REQUESTS,
+        BATCH_BYTES,
         ParamInfo {
             name: "guard_batches",
             default: "1024",

@@ -9,8 +9,8 @@
 //!
 //! Wait: at most the requests that arrived earlier on its lane. Work-conserving.
 
-use super::backlog::Backlog;
-use super::params::Range;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS};
+use super::parts::backlog::Backlog;
 use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -29,18 +29,8 @@ pub(super) const AGGREGATING: PolicyInfo = PolicyInfo {
     summary: "Time order; the oldest request takes along what touches it.",
     source: "AGIOS, public library version 2 (TO-agg)",
     params: &[
-        ParamInfo {
-            name: "batch_requests",
-            default: "64",
-            range: Range::Integer(1, 1024),
-            doc: "Requests per batch at most.",
-        },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
-            doc: "Bytes per batch at most.",
-        },
+        ParamInfo { doc: "Requests per batch at most.", ..BATCH_REQUESTS },
+        ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
     ],
     build: |params, setup| build(true, params, setup),
 };

@@ -34,9 +34,9 @@
 //! request of a queue leaves within n windows if its server has room then; the k-th within k times that. A
 //! hold costs at most `anticipation_us`, and never more than the rest of one window.
 
-use super::anticipation::{Anticipation, Stream};
-use super::params::{Range, SWITCH};
-use super::server_queues::ServerQueues;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
+use super::parts::anticipation::{Anticipation, Stream};
+use super::parts::server_queues::ServerQueues;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -72,17 +72,10 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             doc: "Order of a server's requests: of arrival, or a scan over files and offsets.",
         },
         ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Aggregate what touches at the server." },
+        BATCH_REQUESTS,
         ParamInfo {
-            name: "batch_requests",
-            default: "64",
-            range: Range::Integer(1, 1024),
-            doc: "Requests per batch at most, with merge=on.",
-        },
-        ParamInfo {
-            name: "batch_bytes",
-            default: "1048576",
-            range: Range::Integer(512, 1 << 30),
             doc: "Bytes per batch at most, with merge=on; longest hole in a stream that is anticipated.",
+            ..BATCH_BYTES
         },
         ParamInfo {
             name: "guard_batches",

@@ -19,10 +19,10 @@
 //! Wait: the rounds that pay for the older requests of the queue and for this one, each with one turn of every other
 //! queue. Nothing starves, so there is no guard. Work-conserving.
 
-use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, MERGE_OFF};
-use super::params::Range;
-use super::rules::{self, Rule};
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF, Range};
+use super::parts::flows::Flows;
+use super::parts::rules::{self, Rule};
+use super::parts::turns::Turns;
 use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::sorted::SortedSet;

@@ -232,7 +232,7 @@ impl Runs {
         let nb = self.nodes[b.index()];
         let tail = self.nodes[a.index()].link;
         self.nodes[tail.index()].next = b;
-        let len = (table.start(b) + u64::from(nb.len) - table.start(a)) as u32;
+        let len = (table.start(b).saturating_add(u64::from(nb.len)) - table.start(a)) as u32;
         let n = &mut self.nodes[a.index()];
         (n.link, n.len, n.count, n.pass_sum) = (nb.link, n.len.max(len), n.count + nb.count, n.pass_sum + nb.pass_sum);
         let n = &mut self.nodes[b.index()];

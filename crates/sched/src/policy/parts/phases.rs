@@ -7,7 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::View;
+use crate::policy::View;
 use crate::table::Slot;
 use crate::types::Nanos;
 
@@ -19,7 +19,7 @@ const PERIODS: u32 = 16;
 
 /// An application.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job {
+pub(in crate::policy) struct Job {
     /// Its stable key.
     pub key: u64,
     /// When its present phase began, and that phase's place in the order of all phases.
@@ -35,7 +35,7 @@ pub(super) struct Job {
 
 /// The time between the beginnings of phases.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Period {
+pub(in crate::policy) struct Period {
     pub mean_s: f64,
     /// Periods seen, counted up to [`PERIODS`].
     pub seen: u32,
@@ -49,7 +49,7 @@ impl Period {
 }
 
 /// The applications of a policy.
-pub(super) struct Phases {
+pub(in crate::policy) struct Phases {
     gap: Nanos,
     by_key: FxHashMap<u64, u32>,
     jobs: Vec<Job>,

@@ -18,7 +18,7 @@ struct Ring {
 }
 
 /// Rings over queues that are numbered from 0; a queue is in one ring at most.
-pub(super) struct Rings {
+pub(in crate::policy) struct Rings {
     links: Vec<Link>,
     rings: Vec<Ring>,
 }

@@ -79,8 +79,17 @@ impl Rule {
             Some((key, value)) => Ok((key.trim().to_string(), value.trim().to_string())),
             None => Err(format!("\"{}\" in rule {} is not setting=value", s.trim(), name.trim())),
         };
-        let settings = settings.split(',').filter(|s| !s.trim().is_empty()).map(setting).collect::<Result<_, _>>()?;
-        Ok(Rule { name: name.trim().to_string(), condition, settings })
+        let given = settings.split(',').filter(|s| !s.trim().is_empty()).map(setting);
+        let mut settings = BTreeMap::new();
+        for (key, value) in given.collect::<Result<Vec<_>, _>>()? {
+            if settings.insert(key.clone(), value).is_some() {
+                return Err(format!("rule {} gives {key} twice", name.trim()));
+            }
+        }
+        match name.trim() {
+            "" => Err(form()),
+            name => Ok(Rule { name: name.to_string(), condition, settings }),
+        }
     }
 
     /// True when every term of its condition holds.
@@ -159,6 +168,8 @@ mod tests {
             ("a: job=x {}", "\"x\" in \"job=x\" is not a whole number"),
             ("a: pid=1 {}", "\"pid\" is none of job"),
             ("a: op=sync {}", "neither read nor write"),
+            ("a: * {weight=1, weight=2}", "gives weight twice"),
+            (": * {weight=1}", "not of the form"),
             ("a: * {weight}", "\"weight\" in rule a is not setting=value"),
             ("a: * {}; a: * {}", "two rules are called \"a\""),
         ] {

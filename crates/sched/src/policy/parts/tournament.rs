@@ -9,7 +9,7 @@ use crate::types::Nanos;
 
 /// One that has the yield `got` ÷ (present − `began`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Contender {
+pub(in crate::policy) struct Contender {
     pub got: u64,
     pub began: Nanos,
     /// Equal yields: the lower goes first. No two have the same.
@@ -53,7 +53,7 @@ const EMPTY: Match = Match { winner: NOBODY, until: Nanos::MAX };
 
 /// The tournament of contenders that are numbered from 0.
 #[derive(Default)]
-pub(super) struct Tournament {
+pub(in crate::policy) struct Tournament {
     contenders: Vec<Option<Contender>>,
     /// Match 1 is the final; below match i are 2i and 2i + 1; the last half is the contenders themselves.
     matches: Vec<Match>,

@@ -5,14 +5,14 @@ use rustc_hash::FxHashMap;
 use super::ring::Rings;
 use super::runs::{RunQueue, Runs};
 use super::turns::Turns;
-use super::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
+use crate::policy::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{FileId, Nanos, Op};
 
 /// Which of its runs a queue sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Order {
+pub(in crate::policy) enum Order {
     /// The one that holds the oldest request.
     Oldest,
     /// Ascending from where its last one ended, and wrapping; but the one with the oldest request when so many batches
@@ -32,7 +32,7 @@ struct Queue {
 }
 
 /// The policy.
-pub(super) struct FileTurns {
+pub(in crate::policy) struct FileTurns {
     params: Params,
     order: Order,
     quantum: u64,

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::View;
+use crate::policy::View;
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, Slot, State};
 

@@ -4,7 +4,7 @@ use super::anticipation::Stream;
 use super::backlog::Backlog;
 use super::ranked::Ranked;
 use super::runs::Runs;
-use super::{Params, Setup, View};
+use crate::policy::{Params, Setup, View};
 use crate::table::Slot;
 use crate::types::{FileId, LaneId, Op};
 

@@ -23,39 +23,39 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
-use super::params::{ParamInfo, Range, SWITCH};
-use super::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
+use crate::policy::params::{ParamInfo, Range, SWITCH};
+use crate::policy::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::{Slot, Table};
 use crate::types::{ConnId, FileId, Nanos, Op};
 
 /// The parameters that all four have.
-pub(super) const PIECE: ParamInfo = ParamInfo {
+pub(in crate::policy) const PIECE: ParamInfo = ParamInfo {
     name: "piece_bytes",
     default: "131072",
     range: Range::Integer(512, 1 << 30),
     doc: "Bytes of an access served at a time at most.",
 };
-pub(super) const TURN: ParamInfo = ParamInfo {
+pub(in crate::policy) const TURN: ParamInfo = ParamInfo {
     name: "turn_bytes",
     default: "1048576",
     range: Range::Integer(0, 1 << 40),
     doc: "Bytes of a job served in its turn at most; 0: as long as its connection takes them.",
 };
-pub(super) const GUARD: ParamInfo = ParamInfo {
+pub(in crate::policy) const GUARD: ParamInfo = ParamInfo {
     name: "guard_batches",
     default: "256",
     range: Range::Integer(0, 1_000_000),
     doc: "Batches that may leave out the job with the oldest access; 0: any number.",
 };
-pub(super) const JOB_ORDER: ParamInfo = ParamInfo {
+pub(in crate::policy) const JOB_ORDER: ParamInfo = ParamInfo {
     name: "job_order",
     default: "byte",
     range: Range::Choice(&["byte", "free"]),
     doc: "Accesses of a connection in the order in which they came, or in any.",
 };
-pub(super) const SIEVE: ParamInfo = ParamInfo {
+pub(in crate::policy) const SIEVE: ParamInfo = ParamInfo {
     name: "sieve",
     default: "on",
     range: SWITCH,
@@ -64,14 +64,14 @@ pub(super) const SIEVE: ParamInfo = ParamInfo {
 
 /// Where a job would go on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Position {
+pub(in crate::policy) struct Position {
     pub file: FileId,
     pub offset: u64,
 }
 
 /// A job in a list that may outlive it: `arrival` tells whether the place was given to another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct JobId {
+pub(in crate::policy) struct JobId {
     arrival: u64,
     index: u32,
 }
@@ -92,7 +92,7 @@ struct Job {
 
 /// The jobs of one lane group.
 #[derive(Default)]
-pub(super) struct JobQueue {
+pub(in crate::policy) struct JobQueue {
     jobs: Vec<Option<Job>>,
     free: Vec<u32>,
     by_conn: FxHashMap<ConnId, Vec<u32>>,
@@ -214,7 +214,7 @@ fn position(table: &Table, slot: Slot) -> Position {
 }
 
 /// What tells the four policies apart.
-pub(super) trait JobRule: Send {
+pub(in crate::policy) trait JobRule: Send {
     /// Jobs whose connection is not ready are chosen too, and waited for.
     const WAITS: bool;
     /// A turn is one access (or piece) instead of all that the connection takes.
@@ -236,7 +236,7 @@ struct Group {
 }
 
 /// A policy over jobs.
-pub(super) struct Jobs<R: JobRule> {
+pub(in crate::policy) struct Jobs<R: JobRule> {
     params: Params,
     rule: R,
     piece_bytes: u64,

@@ -4,7 +4,7 @@ use crate::types::Nanos;
 
 /// What is taken and given is a span: tokens divided by the rate at which they come in.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Bucket {
+pub(in crate::policy) struct Bucket {
     full_at: Nanos,
 }
 

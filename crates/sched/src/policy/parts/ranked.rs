@@ -8,9 +8,9 @@ use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
 
-use super::View;
 use super::arrivals::{Guard, LazyArrivals, guarded_wait};
 use super::runs::{RunQueue, Runs};
+use crate::policy::View;
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, Slot};
 

@@ -13,7 +13,7 @@ const RETRY_BATCHES: i8 = 32;
 
 /// One file and operation.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct History {
+pub(in crate::policy) struct History {
     /// Requests of its runs as of late: a larger one counts at once, smaller ones by a quarter each.
     expected: u32,
     /// Requests of the run that is being held; 0: none is.
@@ -81,7 +81,7 @@ impl History {
 
 /// All files, by stable key and operation.
 #[derive(Default)]
-pub(super) struct Histories {
+pub(in crate::policy) struct Histories {
     files: FxHashMap<(u64, Op), History>,
 }
 

@@ -5,9 +5,9 @@
 
 use rustc_hash::FxHashMap;
 
-use super::Params;
 use super::rules::{self, Rule};
 use crate::names::Who;
+use crate::policy::Params;
 
 /// Classes of keys at most; keys beyond share the class of their rule.
 const CLASSES_MAX: usize = 16 << 10;
@@ -17,7 +17,7 @@ const SWEEP_EVERY: usize = 1024;
 
 /// For whom a rule keeps accounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Each {
+pub(in crate::policy) enum Each {
     /// One for all that it fits.
     Rule,
     Job,
@@ -62,7 +62,7 @@ impl Each {
 
 /// A class with its account.
 #[derive(Clone, Debug)]
-pub(super) struct Class<A> {
+pub(in crate::policy) struct Class<A> {
     /// The place of its rule; the number of rules for those whom none fits.
     pub rule: usize,
     /// Whose, where the rule keeps them apart.
@@ -74,7 +74,7 @@ pub(super) struct Class<A> {
 }
 
 /// The classes of a policy. The first ones, one per rule and one for those whom none fits, are always there.
-pub(super) struct Classes<A> {
+pub(in crate::policy) struct Classes<A> {
     pub rules: Vec<Rule>,
     each: Vec<Each>,
     classes: Vec<Class<A>>,
@@ -177,8 +177,8 @@ impl<A: Default> Classes<A> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ParamInfo, params::Range};
     use super::*;
+    use crate::policy::{ParamInfo, params::Range};
     use crate::types::Op;
 
     const RULES: ParamInfo = ParamInfo { name: "rules", default: "", range: Range::Text("rules"), doc: "" };

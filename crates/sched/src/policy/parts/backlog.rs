@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 
 use super::arrivals::Arrivals;
 use super::runs::{RunQueue, Runs};
-use super::{Params, Setup, View};
+use crate::policy::{Params, Setup, View};
 use crate::table::Slot;
 use crate::types::{FileId, Op};
 

@@ -20,11 +20,11 @@ use std::any::Any;
 
 use rustc_hash::FxHashMap;
 
-use super::flows::{BATCH_BYTES, BATCH_REQUESTS, Flows, GUARD_BATCHES, MERGE_ON, hull_bytes};
-use super::params::Range;
-use super::phases::{Job, Phases};
-use super::tournament::{Contender, Tournament};
-use super::turns::Turns;
+use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_ON, Range};
+use super::parts::flows::{Flows, hull_bytes};
+use super::parts::phases::{Job, Phases};
+use super::parts::tournament::{Contender, Tournament};
+use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::spec::PolicySpec;

@@ -10,40 +10,8 @@ use rustc_hash::FxHashMap;
 
 use super::arrivals::{Guard, LazyArrivals, guarded_wait};
 use super::backlog::Backlog;
-use super::params::{Range, SWITCH};
-use super::{ParamInfo, Params, Setup, View};
+use crate::policy::{Params, Setup, View};
 use crate::table::Slot;
-
-/// `merge` where the original does not aggregate.
-pub(super) const MERGE_OFF: ParamInfo =
-    ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Take queued neighbours along." };
-
-/// `merge` where it does, or is silent.
-pub(super) const MERGE_ON: ParamInfo = ParamInfo { default: "on", ..MERGE_OFF };
-
-/// Limit of a batch.
-pub(super) const BATCH_REQUESTS: ParamInfo = ParamInfo {
-    name: "batch_requests",
-    default: "64",
-    range: Range::Integer(1, 1024),
-    doc: "Requests per batch at most, with merge=on.",
-};
-
-/// Limit of a batch.
-pub(super) const BATCH_BYTES: ParamInfo = ParamInfo {
-    name: "batch_bytes",
-    default: "1048576",
-    range: Range::Integer(512, 1 << 30),
-    doc: "Bytes per batch at most, with merge=on.",
-};
-
-/// The guard against starvation.
-pub(super) const GUARD_BATCHES: ParamInfo = ParamInfo {
-    name: "guard_batches",
-    default: "64",
-    range: Range::Integer(0, 1_000_000),
-    doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
-};
 
 const NOBODY: u32 = u32::MAX;
 
@@ -56,7 +24,7 @@ struct Flow<K, D> {
 
 /// The flows of a policy by key (which holds the group of lanes), each with data of the policy's. A flow is there
 /// while it has requests; its number is small and used again.
-pub(super) struct Flows<K, D> {
+pub(in crate::policy) struct Flows<K, D> {
     by_key: FxHashMap<K, u32>,
     flows: Vec<Flow<K, D>>,
     free: Vec<u32>,
@@ -212,7 +180,7 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
 }
 
 /// Bytes that a batch in offset order covers.
-pub(super) fn hull_bytes(view: &View<'_>, batch: &[Slot]) -> u64 {
+pub(in crate::policy) fn hull_bytes(view: &View<'_>, batch: &[Slot]) -> u64 {
     let end = batch.iter().map(|s| view.table.end(*s)).max().unwrap_or(0);
     end - batch.first().map_or(end, |s| view.table.start(*s))
 }

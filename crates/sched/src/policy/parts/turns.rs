@@ -1,6 +1,6 @@
 //! Lane groups take turns: each decision begins with the group after the one that was served last.
 
-use super::{Choice, View, WaitReason};
+use crate::policy::{Choice, View, WaitReason};
 
 /// Whose turn it is.
 #[derive(Default)]
