@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
-use super::lyf::PHASE_GAP;
+use super::lowest_yield_first::PHASE_GAP;
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_ON, Range};
 use super::parts::flows::{Flows, hull_bytes};
 use super::parts::phases::{Job, Phases};
