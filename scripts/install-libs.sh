@@ -33,6 +33,11 @@ for name in "$@"; do
   fi
 done
 
+# Programs find a new soname in a folder of the system only when the loader's list has it.
+if [[ -z $dest && $(id -u) == 0 ]] && command -v ldconfig >/dev/null; then
+  ldconfig || echo "ldconfig failed: run it before you start programs with the libraries in $lib" >&2
+fi
+
 for page in doc/man/*.[35]; do
   section=${page##*.}
   folder=$prefix/share/man/man$section

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 
 #include "protocol.h"
@@ -61,8 +62,10 @@ static int open_file(uint64_t file, int create) {
 static void answer(struct client *c, struct job *job, int error, uint32_t len) {
     struct answer a = { job->tag, error, len };
     pthread_mutex_lock(&c->lock);
-    /* A client that has gone cannot be told; its thread notices by itself. */
-    if (write_all(c->fd, &a, sizeof a) == 1 && len > 0 && job->op == IMPRESARIO_READ) write_all(c->fd, job->data, len);
+    int told = write_all(c->fd, &a, sizeof a);
+    if (told == 1 && len > 0 && job->op == IMPRESARIO_READ) told = write_all(c->fd, job->data, len);
+    /* Half an answer makes the rest of the stream senseless; its thread sees the end. */
+    if (told != 1) shutdown(c->fd, SHUT_RDWR);
     free(job);
     if (--c->outstanding == 0) pthread_cond_signal(&c->idle);
     pthread_mutex_unlock(&c->lock);
@@ -257,6 +260,7 @@ int main(int argc, char **argv) {
     options.on_batch = on_batch;
     options.dispatch_threads = 2; /* two batches are served at a time */
     options.lane_requests = 4;
+    options.queue_requests = 1000; /* bounds the memory, too: each has at most LEN_MAX bytes */
     scheduler = impresario_create(&options);
     if (!scheduler) {
         fprintf(stderr, "server: %s\n", impresario_last_error());
@@ -278,6 +282,9 @@ int main(int argc, char **argv) {
     address.sin_port = htons((uint16_t)(argc > 2 ? atoi(argv[2]) : 0));
     socklen_t len = sizeof address;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    /* Connections inherit it: a client that does not take its answers holds nobody up for ever. */
+    struct timeval patience = { 5, 0 };
+    setsockopt(listener, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (listener < 0 || bind(listener, (struct sockaddr *)&address, len) || listen(listener, 64) ||
         getsockname(listener, (struct sockaddr *)&address, &len))
         return fail("listen");

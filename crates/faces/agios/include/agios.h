@@ -51,10 +51,10 @@ enum { RT_READ = 0, RT_WRITE = 1 };
 bool agios_init(void *(*process_request)(int64_t identifier),
                 void *(*process_requests)(int64_t *identifiers, int32_t count), char *config_file, int32_t max_queue_id);
 
-/* Stops the library. Requests that wait are dropped. Not from a callback. */
+/* Stops the library. Requests that wait are dropped. Waits for a callback that runs, at most 30 s. Not from a callback. */
 void agios_exit(void);
 
-/* Adds a request: bytes offset to offset + len - 1 of a file. queue_id: the server (TWINS) or the application (SW, WFQ);
+/* Adds a request: bytes offset to offset + len - 1 of a file, at most 8 TiB. queue_id: the server (TWINS) or the application (SW, WFQ);
  * else 0. False when an argument is out of range or the library is full (1,048,576 requests, after 10 s). */
 bool agios_add_request(char *file_id, int32_t type, int64_t offset, int64_t len, int64_t identifier, int32_t queue_id
 #if AGIOS_API == 3
@@ -63,7 +63,8 @@ bool agios_add_request(char *file_id, int32_t type, int64_t offset, int64_t len,
 #endif
 );
 
-/* Tells that a request that was handed over is done. Length first. False when there is none such. */
+/* Tells that a request that was handed over is done. Length first. False when there is none such: what is not released
+ * while 1,048,576 later ones are handed over is forgotten. */
 bool agios_release_request(char *file_id, int32_t type, int64_t len, int64_t offset);
 
 /* Takes back a request that waits. Length first. False when there is none such, or it was handed over. */

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use impresario_embed::guard;
 use impresario_sched::policy::POLICIES;
 use impresario_sched::{PolicySpec, policy};
 
@@ -68,7 +69,14 @@ const ALGORITHMS: &[(&str, &str)] = &[
     ("HBRR", "hbrr"),
     ("FIFO", "fifo"),
     ("NOOP", "none"),
+    // Version 1 of the public library.
+    ("TW", "sw"),
+    ("EXCLUSIVE_TIME_WINDOW", "twins"),
 ];
+
+/// Keys of version 1 of the public library, and what they are called since.
+const RENAMED: &[(&str, &str)] =
+    &[("time_window_size", "SW_window"), ("exclusive_tw_window_duration", "twins_window"), ("enable_TW", "enable_SW")];
 
 struct Keys {
     given: BTreeMap<String, Setting>,
@@ -140,14 +148,20 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
     let mut given = BTreeMap::new();
     for (key, setting) in parse(text).map_err(|(line, what)| format!("{name} line {line}: {what}"))? {
         match setting.value {
-            Value::Group(keys) if key == "library_options" => given.extend(keys),
+            // Version 1 has some keys in a second group.
+            Value::Group(keys) if key == "library_options" || key == "user_info" => given.extend(keys),
             _ => {
                 warnings.push(format!("{name} line {}: {key} is not known; only library_options is read", setting.line))
             }
         }
     }
+    for (old, new) in RENAMED {
+        if let Some(setting) = given.remove(*old) {
+            given.entry((*new).to_string()).or_insert(setting);
+        }
+    }
     for (key, setting) in given.iter().filter(|(key, _)| !KEYS.iter().any(|(known, _)| known == key)) {
-        warnings.push(format!("{name} line {}: library_options.{key} is not known and has no effect", setting.line));
+        warnings.push(format!("{name} line {}: {key} is not known and has no effect", setting.line));
     }
     let keys = Keys { given, name: name.into() };
     // For the choice of algorithms at run time, which the public library does not have either: checked, without effect.
@@ -202,7 +216,9 @@ fn weights(file: Option<String>, queues: u32) -> Result<String, String> {
     let Some(file) = file.or_else(|| std::env::var("WFQ_CONF").ok()) else {
         return Err("WFQ needs wfq_conf in library_options: a file with a weight in bytes for each queue".into());
     };
-    let text = std::fs::read_to_string(&file).map_err(|e| format!("wfq_conf: {file} cannot be read: {e}"))?;
+    let bytes = guard::file_bytes(&file).map_err(|e| format!("wfq_conf: {e}"))?;
+    let bytes = bytes.ok_or_else(|| format!("wfq_conf: {file} cannot be read: it does not exist"))?;
+    let text = String::from_utf8_lossy(&bytes);
     let bytes = |word: &str| {
         let bytes = word.parse::<u64>().ok().filter(|b| (512..=1 << 30).contains(b));
         bytes.ok_or_else(|| format!("wfq_conf: {file}: \"{word}\" is not a weight: give 512 to 1073741824 bytes"))
@@ -270,6 +286,28 @@ mod tests {
             assert!(options(&wfq).unwrap_err().contains(wants), "{text}");
         }
         assert!(options("default_algorithm = \"WFQ\"").unwrap_err().contains("wfq_conf"));
+    }
+
+    /// The layout of what version 1 of the public library ships: two groups, some other names, settings without end marks.
+    #[test]
+    fn configurations_of_version_1_are_read() {
+        let text = |algorithm: &str| {
+            format!(
+                "library_options:\n{{\n\t#\"quoted\" = {{ in a comment\n\ttrace_full = false ;\n\tprediction_time_error = 10\n\n\
+                 \ttime_window_size = 250 #ms\n\texclusive_tw_window_duration = 4000 \n\tenable_TW = false ;\n\
+                 \tselect_algorithm_period = -1\n\tselect_algorithm_min_reqnumber=1\n\tdefault_algorithm = \"{algorithm}\" ;\n}};\n\
+                 user_info:\n{{\n\tstripe_size = 32768 ;\n\tmax_trace_buffer_size = 64 ;\n\n}};\n"
+            )
+        };
+        let (config, warnings) = read(&text("EXCLUSIVE_TIME_WINDOW"), "agios.conf", 4).unwrap();
+        assert_eq!(config.policy, PolicySpec::named("twins").with("window_us", 4000));
+        assert_eq!(config.trace_buffer_bytes, 64 << 10);
+        let ignored = ["prediction_time_error", "stripe_size", "trace_full"];
+        assert!(warnings.len() == 3 && warnings.iter().zip(ignored).all(|(w, key)| w.contains(key)), "{warnings:?}");
+        let (config, _) = read(&text("TW"), "agios.conf", 4).unwrap();
+        assert_eq!(config.policy, PolicySpec::named("sw").with("window_ms", 250));
+        let refused = read(&text("ARMED_BANDIT"), "agios.conf", 4).unwrap_err();
+        assert!(refused.contains("line 12") && refused.contains("ARMED_BANDIT"), "{refused}");
     }
 
     #[test]

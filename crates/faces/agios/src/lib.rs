@@ -31,10 +31,16 @@ pub struct Client {
     is_dev_idle: Option<unsafe extern "C" fn() -> c_int>,
 }
 
+/// One line on stderr. It may be full or closed: that is no reason to fail.
+macro_rules! say {
+    ($($text:tt)*) => {
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("agios: {}\n", format_args!($($text)*)));
+    };
+}
+pub(crate) use say;
+
 /// Where the configuration is when none is named.
 const DEFAULT_CONFIG: &str = "/etc/agios.conf";
-/// Largest configuration file.
-const CONFIG_MAX_BYTES: u64 = 1 << 20;
 
 static LIBRARY: RwLock<Option<Arc<Library>>> = RwLock::new(None);
 
@@ -49,7 +55,7 @@ fn run(name: &str, body: impl FnOnce(&Library) -> Result<(), String>) -> bool {
             return false; // the line was printed where it could be: nothing here may be touched
         }
         let Some(library) = running() else {
-            eprintln!("agios: {name}: the library is not running; call agios_init first");
+            say!("{name}: the library is not running; call agios_init first");
             return false;
         };
         match body(&library) {
@@ -69,18 +75,15 @@ fn start(default: Sink, config_file: *const c_char, max_queue_id: i32) -> Result
     // SAFETY: the header requires NULL or a string.
     let named = if config_file.is_null() { "" } else { unsafe { guard::text(config_file, "config_file") }? };
     let path = if named.is_empty() { DEFAULT_CONFIG } else { named };
-    let text = match std::fs::metadata(path) {
-        Ok(meta) if meta.len() > CONFIG_MAX_BYTES => {
-            return Err(format!("{path} has {} bytes; a configuration has at most {CONFIG_MAX_BYTES}", meta.len()));
-        }
-        Ok(_) => std::fs::read_to_string(path).map_err(|e| format!("{path} cannot be read: {e}"))?,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+    let text = match guard::file_bytes(path)? {
+        // Comments may be in any encoding.
+        Some(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        None => {
             if !named.is_empty() {
-                eprintln!("agios: {path} is not there; the defaults apply");
+                say!("{path} is not there; the defaults apply");
             }
             String::new()
         }
-        Err(e) => return Err(format!("{path} cannot be read: {e}")),
     };
     let (config, warnings) = config::read(&text, path, max_queue_id)?;
     let mut library = LIBRARY.write().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +91,7 @@ fn start(default: Sink, config_file: *const c_char, max_queue_id: i32) -> Result
         return Err("the library is running already; call agios_exit first".into());
     }
     for warning in warnings {
-        eprintln!("agios: {warning}");
+        say!("{warning}");
     }
     *library = Some(Arc::new(Library::start(&config, default)?));
     Ok(())
@@ -98,7 +101,7 @@ fn init(default: Sink, config_file: *const c_char, max_queue_id: i32) -> bool {
     guard::guarded(false, || match start(default, config_file, max_queue_id) {
         Ok(()) => true,
         Err(what) => {
-            eprintln!("agios: agios_init: {what}");
+            say!("agios_init: {what}");
             false
         }
     })
@@ -137,7 +140,7 @@ pub unsafe extern "C" fn agios_init(
     max_queue_id: i32,
 ) -> bool {
     if process_request.is_none() {
-        eprintln!("agios: agios_init: process_request is NULL; give a function (only AGIOS_API 3 allows none)");
+        say!("agios_init: process_request is NULL; give a function (only AGIOS_API 3 allows none)");
         return false;
     }
     // SAFETY: as this function's caller promises.
@@ -169,10 +172,12 @@ pub extern "C" fn agios_exit() {
         let Some(library) = running() else { return };
         match library.stop() {
             Err(what) if what.contains("callback of this scheduler") => {
-                eprintln!("agios: agios_exit: called from a callback; call it from another thread");
+                say!("agios_exit: called from a callback; call it from another thread");
                 return;
             }
-            Err(what) => eprintln!("agios: agios_exit: {what}"),
+            Err(what) => {
+                say!("agios_exit: {what}");
+            }
             Ok(()) => {}
         }
         LIBRARY.write().unwrap_or_else(PoisonError::into_inner).take_if(|l| Arc::ptr_eq(l, &library));
@@ -276,7 +281,7 @@ pub unsafe extern "C" fn agios_v1_init(client: *const Client, config_file: *cons
     match unsafe { sink_of(client) }.filter(Sink::is_there) {
         Some(sink) => init(sink, config_file, max_app_id) as c_int - 1,
         None => {
-            eprintln!("agios: agios_init: the client has no callback; set process_request");
+            say!("agios_init: the client has no callback; set process_request");
             -1
         }
     }

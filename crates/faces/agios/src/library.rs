@@ -3,6 +3,7 @@
 //! AGIOS names a request by its file, type, length and offset at every call; here that finds the request's entry, and the
 //! entry's number is the scheduler's token for it.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry as MapEntry;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use crate::config::Config;
 use crate::metrics::{Metrics, Pattern};
+use crate::say;
 use crate::trace::Trace;
 
 /// Who gets one request.
@@ -142,12 +144,20 @@ struct State {
     requests: FxHashMap<Key, (u32, u32)>,
     places: Vec<Place>,
     free: Vec<u32>,
+    /// Tokens of what was handed over and is out of the scheduler, in that order.
+    unreleased: VecDeque<u64>,
     metrics: Metrics,
     trace: Option<Trace>,
 }
 
+/// A request that was not released when so many later ones were handed over never will be: it is forgotten.
+const UNRELEASED_MAX: usize = Table::CAPACITY_MAX as usize;
+
 /// Lines on stderr for each start of the library.
 const COMPLAINTS_MAX: u32 = 100;
+
+/// How long ending waits for callbacks that do I/O: the program frees what they use when `agios_exit` has returned.
+const EXIT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The running library.
 pub struct Library {
@@ -270,6 +280,17 @@ impl State {
         Some(entry)
     }
 
+    /// Notes that the scheduler is done with a request that the program has not released yet.
+    fn awaits_release(&mut self, token: u64) {
+        if self.unreleased.len() >= UNRELEASED_MAX
+            && let Some(oldest) = self.unreleased.pop_front()
+            && self.by_token(oldest).is_some()
+        {
+            self.remove(oldest as u32);
+        }
+        self.unreleased.push_back(token);
+    }
+
     /// What the metrics keep of a file and type; holds the file's number while they do.
     fn pattern(&mut self, file: u64, write: bool) -> Option<&mut Pattern> {
         if !self.metrics.knows(file, write) {
@@ -291,8 +312,12 @@ impl Shared {
 
     fn complain(&self, text: &str) {
         match self.complaints.fetch_add(1, Ordering::Relaxed) {
-            n if n + 1 < COMPLAINTS_MAX => eprintln!("agios: {text}"),
-            n if n + 1 == COMPLAINTS_MAX => eprintln!("agios: {text}; further lines are left out"),
+            n if n + 1 < COMPLAINTS_MAX => {
+                say!("{text}");
+            }
+            n if n + 1 == COMPLAINTS_MAX => {
+                say!("{text}; further lines are left out");
+            }
             n => self.complaints.store(n.min(COMPLAINTS_MAX), Ordering::Relaxed),
         }
     }
@@ -307,6 +332,9 @@ impl Shared {
                 if let Some(entry) = state.by_token(member.token) {
                     entry.handed = Some((batch.id, member.member));
                     calls.push((entry.identifier, entry.sink));
+                    if self.complete_on_return {
+                        state.awaits_release(member.token);
+                    }
                 }
             }
         }
@@ -472,14 +500,18 @@ impl Library {
 
     /// Ends it. Waiting requests are dropped.
     pub fn stop(&self) -> Result<(), String> {
-        let left = self.scheduler.shutdown(Duration::ZERO).map_err(|e| e.to_string())?;
+        let end = Instant::now() + EXIT_PATIENCE;
+        let mut left = self.scheduler.shutdown(Duration::ZERO).map_err(|e| e.to_string())?;
+        while left.running > 0 && Instant::now() < end {
+            left = self.scheduler.shutdown(Duration::ZERO).map_err(|e| e.to_string())?; // waits a second each time
+        }
         let mut state = self.shared.lock();
         if let Some(mut trace) = state.trace.take() {
             trace.finish()?;
         }
         drop(state);
         if left.running > 0 {
-            return Err("a callback has not returned within 1 s; its thread is left to it".into());
+            return Err("a callback has not returned within 30 s; its thread is left to it".into());
         }
         Ok(())
     }
@@ -489,5 +521,30 @@ impl Named<'_> {
     fn shown(&self) -> String {
         let op = if self.write { "write" } else { "read" };
         format!("{op} of {} bytes at {} of \"{}\"", self.len, self.offset, String::from_utf8_lossy(self.file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that never releases does not make the library grow; of one that does, nothing is forgotten.
+    #[test]
+    fn what_is_never_released_is_forgotten_at_last() {
+        let mut state = State::default();
+        let name = |offset: i64| Named { file: b"f", write: false, offset, len: 1 };
+        let count = UNRELEASED_MAX as i64 + 1000;
+        for offset in 0..count {
+            let (token, _) = state.insert(&name(offset), offset, Sink::default());
+            state.awaits_release(token);
+            if offset == 5 {
+                state.remove(token as u32);
+            }
+        }
+        assert_eq!(state.places.len() - state.free.len(), UNRELEASED_MAX);
+        // A new one is taken in before an old one is forgotten.
+        assert_eq!((state.places.len(), state.requests.len()), (UNRELEASED_MAX + 1, UNRELEASED_MAX));
+        let there = |offset| state.key(&name(offset)).is_some_and(|key| state.requests.contains_key(&key));
+        assert!(!there(0) && !there(999) && there(1000) && there(count - 1));
     }
 }

@@ -121,6 +121,23 @@ fn configurations_warn_or_are_refused_in_one_line() {
     }
 }
 
+/// Where lines cannot go, calls still answer: stderr is full, and the configuration is a device that never ends.
+#[test]
+fn a_full_stderr_is_no_reason_to_fail() {
+    let library = Library::find("agios");
+    let text = "#include <agios.h>\n#include <stddef.h>\nstatic void *f(int64_t i) { (void)i; return NULL; }\n\
+                int main(void) { char z[] = \"/dev/zero\", n[] = \"/nonexistent.conf\";\n\
+                int wrong = agios_init(NULL, NULL, NULL, 0) + 2 * agios_init(f, NULL, z, 0) +\n\
+                4 * agios_add_request(n, 0, 0, 1, 1, 0) + 8 * !agios_init(f, NULL, n, 0) +\n\
+                16 * agios_add_request(n, 5, 0, 1, 1, 0) + 32 * !agios_add_request(n, 0, 0, 1, 1, 0);\n\
+                agios_exit(); return wrong; }";
+    let file = library.dir.path().join("full.c");
+    std::fs::write(&file, text).unwrap();
+    let program = library.compile("cc", "full", &file, &["-std=c99"]);
+    let shell = format!("exec {} 2>/dev/full", program.display());
+    succeed(Command::new("sh").args(["-c", &shell]));
+}
+
 #[test]
 fn the_example_copies() {
     let library = Library::find("agios");

@@ -8,14 +8,16 @@
  * Results.   Functions that return int give 0 or a negative errno. impresario_last_error() then has one line of text
  *            for this thread that says what was wrong and what to do. A failed call has changed nothing.
  * Threads.   Every function may be called from any thread at any time, from callbacks too, except where said.
- *            A program must not destroy a scheduler while other threads still need it, but no harm is done if it does.
+ *            Destroying a scheduler while other threads call it is no harm to the library: their calls fail from then on.
+ *            Batches got by impresario_next() end with it, so let the threads that read them finish first.
  * Callbacks. They run without any lock held, on threads of the library (one per lane, at most 8, unless
  *            dispatch_threads says otherwise). At most dispatch_threads / lanes of them, and at least one, run for one
  *            lane at a time. A callback that blocks holds up its own lane only as long as there is a thread for each
  *            of the others; submitting never waits for one. C++ exceptions must not leave a callback.
  * Fork.      Threads do not survive a fork. In a child of a process that had created a scheduler, every function returns
  *            an error (-EINVAL) and never hangs; create schedulers after the fork, or exec.
- * Signals.   No function is for signal handlers.
+ * Signals.   No function is for signal handlers. Threads of the library block all signals but SIGSEGV, SIGBUS, SIGFPE, SIGILL,
+ *            SIGTRAP and SIGABRT: your handlers run on your threads. A callback that starts a program sets the mask itself.
  * Structs.   Their first member is their size; initialise them with the INIT macros. Members may be added at the end.
  */
 #ifndef IMPRESARIO_H
@@ -49,7 +51,7 @@ typedef struct impresario_submission {
     size_t size;         /* sizeof(impresario_submission_t) */
     uint64_t file;       /* any number that names the file, such as its inode */
     uint64_t offset;     /* bytes */
-    uint64_t len;        /* bytes, at least 1; a barrier may say UINT64_MAX for "to the end" */
+    uint64_t len;        /* bytes, 1 to 2^43 (8 TiB); a barrier may say UINT64_MAX for "to the end" */
     uint64_t token;      /* the program's own word, such as (uintptr_t)pointer; it comes back untouched */
     uint64_t client;     /* process that sent it */
     uint64_t job;        /* application it belongs to */
@@ -75,6 +77,7 @@ typedef struct impresario_request {
     uint64_t len;
     uint64_t client;
     uint64_t job;
+    uint64_t lane_offset; /* as submitted; the offset, without IMPRESARIO_LANE_OFFSET */
     uint64_t arrival_ns; /* when it was submitted, CLOCK_MONOTONIC */
     uint32_t connection;
     uint32_t user;
@@ -85,12 +88,14 @@ typedef struct impresario_request {
 } impresario_request_t;
 
 /* A batch: requests of one file, lane and operation whose ranges touch, in order of offset. One preadv or pwritev
- * serves it. It belongs to the library and stays valid until it is completed, and while the callback that got it runs. */
+ * serves it. With IMPRESARIO_LANE_OFFSET ranges touch on the lane: go by lane_offset then. It belongs to the library and
+ * stays valid until it is completed or its scheduler destroyed, and while the callback that got it runs. */
 typedef struct impresario_batch {
     uint64_t id;
     uint64_t file;
     uint64_t offset;     /* of the first byte */
-    uint64_t len;        /* from the first byte to the last */
+    uint64_t len;        /* from the first byte to the last, on the lane */
+    uint64_t lane_offset; /* of the first byte, on the lane */
     uint64_t handed_ns;  /* when it was handed out, CLOCK_MONOTONIC */
     const impresario_request_t *requests;
     uint32_t count;      /* at least 1 */
@@ -183,7 +188,7 @@ impresario_t *impresario_create_from_file(const char *path, const impresario_opt
 
 /* Ends a scheduler: refuses new requests, hands the tokens of those that wait to dropped(arg, token) unless it is NULL,
  * waits at most patience_ms for batches that are with the program, and stops the threads. What is still out then is
- * forgotten; completing it is an error. -EDEADLK from a callback of this scheduler. -EBUSY when a callback had not
+ * forgotten; completing it is an error. After 0 no callback runs or will run, so what `arg` points to may be freed. -EDEADLK from a callback of this scheduler. -EBUSY when a callback had not
  * returned: the scheduler is closed but not gone; call again. */
 int impresario_destroy(impresario_t *scheduler, uint32_t patience_ms, impresario_token_fn dropped, void *arg);
 

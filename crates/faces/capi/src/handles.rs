@@ -43,12 +43,13 @@ thread_local! {
 }
 
 fn encode(generation: u32, place: usize) -> u64 {
-    // 29 bits of generation keep the handle below 2^48, where nothing that a kernel maps has an odd address of its own.
+    // 29 bits of generation keep the handle below 2^45, where nothing that a kernel maps has an odd address of its own.
     (u64::from(generation & 0x1fff_ffff) << 13 | place as u64) << 3 | MARK
 }
 
 fn decode(handle: u64) -> Option<(u32, usize)> {
-    (handle & 7 == MARK).then_some(((handle >> 16) as u32, (handle >> 3 & 0x1fff) as usize))
+    // All bits count: a number that merely ends like a handle is none.
+    (handle & 7 == MARK && handle >> 45 == 0).then_some(((handle >> 16) as u32, (handle >> 3 & 0x1fff) as usize))
 }
 
 /// A handle for a scheduler.
@@ -141,6 +142,8 @@ mod tests {
         for foreign in [0usize, 1, 5, 8, 4096, usize::MAX, usize::MAX & !2] {
             assert!(with(std::ptr::without_provenance(foreign), |_| ()).is_none(), "{foreign:#x}");
         }
+        let stray = third.addr() | 1 << 60;
+        assert!(with(std::ptr::without_provenance(stray), |_| ()).is_none(), "{stray:#x}");
         remove(first); // stale: takes nobody else's
         assert!(with(third, |_| ()).is_some());
         remove(second);

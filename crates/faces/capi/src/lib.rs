@@ -2,6 +2,8 @@
 //! into a negative errno with a line of text. Nothing else is decided here.
 
 mod handles;
+#[cfg(test)]
+mod layout;
 mod structs;
 mod tell;
 
@@ -165,9 +167,6 @@ pub unsafe extern "C" fn impresario_create_from_text(text: *const c_char, option
     })
 }
 
-/// Largest configuration file; a larger one is something else.
-const FILE_MAX_BYTES: u64 = 1 << 20;
-
 /// Makes a scheduler from a TOML file on top of options.
 ///
 /// # Safety
@@ -177,11 +176,8 @@ pub unsafe extern "C" fn impresario_create_from_file(path: *const c_char, option
     creating(|| {
         // SAFETY: the header requires NULL or a string.
         let path = unsafe { guard::text(path, "path") }?;
-        let size = std::fs::metadata(path).map_err(|e| format!("{path} cannot be read: {e}"))?.len();
-        if size > FILE_MAX_BYTES {
-            return Err(format!("{path} has {size} bytes; a configuration has at most {FILE_MAX_BYTES}").into());
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| format!("{path} cannot be read: {e}"))?;
+        let bytes = guard::file_bytes(path)?.ok_or_else(|| format!("{path} cannot be read: it does not exist"))?;
+        let text = String::from_utf8(bytes).map_err(|_| format!("{path} is not UTF-8 text"))?;
         create(options, Some(&text)).map_err(|Refusal(errno, what)| Refusal(errno, format!("{path}: {what}")))
     })
 }
@@ -240,7 +236,7 @@ pub unsafe extern "C" fn impresario_submit(
         let number = s.submit(&given.submit()?)?;
         if !id.is_null() {
             // SAFETY: not NULL, so the program's room for a number.
-            unsafe { id.write(number) };
+            unsafe { id.write_unaligned(number) };
         }
         Ok(0)
     })
@@ -258,7 +254,7 @@ pub unsafe extern "C" fn impresario_cancel(scheduler: *mut Handle, id: u64, toke
         };
         if !token.is_null() {
             // SAFETY: not NULL, so the program's room for a number.
-            unsafe { token.write(identity.token) };
+            unsafe { token.write_unaligned(identity.token) };
         }
         Ok(0)
     })
@@ -298,7 +294,7 @@ pub unsafe extern "C" fn impresario_next(scheduler: *mut Handle, timeout_us: i64
         };
         // The scheduler holds the batch until it is completed.
         // SAFETY: not NULL, so the program's room for a pointer.
-        unsafe { batch.write(handed.batch()) };
+        unsafe { batch.write_unaligned(handed.batch()) };
         Ok(0)
     })
 }
@@ -350,10 +346,11 @@ pub unsafe extern "C" fn impresario_complete_request(
     bytes: u64,
 ) -> c_int {
     on(scheduler, |s| {
-        // SAFETY: NULL or a request, as the header requires.
-        let Some(request) = (unsafe { request.as_ref() }) else {
+        if request.is_null() {
             return Err(Refusal::invalid("request is NULL; give the one that was handed over, or a copy of it"));
-        };
+        }
+        // SAFETY: not NULL, so a request or a copy of one, which a packed struct of the program may hold.
+        let request = unsafe { request.read_unaligned() };
         s.complete_member(request.batch, request.member, errno(error)?, bytes)?;
         Ok(0)
     })
@@ -365,14 +362,18 @@ pub unsafe extern "C" fn impresario_complete_request(
 /// `batch` is NULL or points to a batch that is not completed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn impresario_request_bytes(batch: *const Batch, member: u32, bytes: u64) -> u64 {
-    // SAFETY: NULL or a batch, as the header requires.
-    let Some(batch) = (unsafe { batch.as_ref() }) else { return 0 };
+    if batch.is_null() {
+        return 0;
+    }
+    // SAFETY: not NULL, so a batch or a copy of one, as the header requires.
+    let batch = unsafe { batch.read_unaligned() };
     if batch.requests.is_null() || member >= batch.count {
         return 0;
     }
     // SAFETY: `requests` has `count` members, and `member` is below that.
     let request = unsafe { &*batch.requests.add(member as usize) };
-    let before = request.offset.saturating_sub(batch.offset);
+    // In the lane's space: neighbours there may lie far apart in the file.
+    let before = request.lane_offset.saturating_sub(batch.lane_offset);
     bytes.saturating_sub(before).min(request.len)
 }
 

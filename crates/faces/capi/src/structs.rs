@@ -44,20 +44,20 @@ pub(crate) unsafe fn copy_sized<T: Copy>(from: *const T, smallest: usize, what: 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SubmissionC {
-    size: usize,
-    file: u64,
-    offset: u64,
-    len: u64,
-    token: u64,
-    client: u64,
-    job: u64,
-    lane_offset: u64,
-    connection: u32,
-    user: u32,
-    op: u32,
-    lane: u32,
-    flags: u32,
-    reserved: u32,
+    pub(crate) size: usize,
+    pub(crate) file: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) token: u64,
+    pub(crate) client: u64,
+    pub(crate) job: u64,
+    pub(crate) lane_offset: u64,
+    pub(crate) connection: u32,
+    pub(crate) user: u32,
+    pub(crate) op: u32,
+    pub(crate) lane: u32,
+    pub(crate) flags: u32,
+    pub(crate) reserved: u32,
 }
 
 const LANE_OFFSET: u32 = 1;
@@ -103,20 +103,20 @@ impl SubmissionC {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct OptionsC {
-    size: usize,
-    policy: *const c_char,
+    pub(crate) size: usize,
+    pub(crate) policy: *const c_char,
     pub(crate) on_request: Option<RequestFn>,
     pub(crate) on_batch: Option<BatchFn>,
     pub(crate) arg: *mut c_void,
-    lanes: u32,
-    lane_requests: u32,
-    lane_bytes: u64,
-    total_requests: u32,
-    queue_requests: u32,
-    node_rank: u32,
-    shared_space: u32,
-    submit_timeout_ms: u32,
-    dispatch_threads: u32,
+    pub(crate) lanes: u32,
+    pub(crate) lane_requests: u32,
+    pub(crate) lane_bytes: u64,
+    pub(crate) total_requests: u32,
+    pub(crate) queue_requests: u32,
+    pub(crate) node_rank: u32,
+    pub(crate) shared_space: u32,
+    pub(crate) submit_timeout_ms: u32,
+    pub(crate) dispatch_threads: u32,
 }
 
 impl OptionsC {

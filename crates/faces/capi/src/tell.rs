@@ -97,22 +97,22 @@ pub extern "C" fn impresario_reset_stats(scheduler: *mut Handle) -> c_int {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PolicyInfoC {
-    size: usize,
-    name: *const c_char,
-    summary: *const c_char,
-    source: *const c_char,
-    params: usize,
+    pub(crate) size: usize,
+    pub(crate) name: *const c_char,
+    pub(crate) summary: *const c_char,
+    pub(crate) source: *const c_char,
+    pub(crate) params: usize,
 }
 
 /// `impresario_param_info_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ParamInfoC {
-    size: usize,
-    name: *const c_char,
-    default_value: *const c_char,
-    range: *const c_char,
-    summary: *const c_char,
+    pub(crate) size: usize,
+    pub(crate) name: *const c_char,
+    pub(crate) default_value: *const c_char,
+    pub(crate) range: *const c_char,
+    pub(crate) summary: *const c_char,
 }
 
 struct Texts {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -56,6 +56,33 @@ fn the_example_server_serves_and_ends_cleanly() {
     let wrong = support::run(Command::new(&server).args(["/nowhere"]));
     assert_eq!(wrong.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("/nowhere"));
+}
+
+/// A client that asks for much and takes nothing is given up, and the server ends.
+#[test]
+fn a_client_that_does_not_listen_holds_nobody_up_for_ever() {
+    let library = Library::find("impresario");
+    let server = library.compile("cc", "server", &root().join("examples/server/server.c"), &["-std=gnu99"]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(server);
+    command.arg(folder.path()).args(["0", "mlf"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut server = Reaped(command.spawn().unwrap());
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let port: u16 = lines.next().unwrap().unwrap().strip_prefix("port ").unwrap().parse().unwrap();
+    let mut socket = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let ask = |op: u32, tag: u64| {
+        let mut bytes = Vec::new();
+        [op, 1 << 20].iter().for_each(|n| bytes.extend(n.to_ne_bytes()));
+        [7u64, 0, tag].iter().for_each(|n| bytes.extend(n.to_ne_bytes()));
+        bytes
+    };
+    socket.write_all(&ask(1, 0)).unwrap();
+    socket.write_all(&vec![1; 1 << 20]).unwrap();
+    (1..64).for_each(|tag| socket.write_all(&ask(0, tag)).unwrap());
+    std::thread::sleep(Duration::from_millis(300));
+    succeed(Command::new("kill").args(["-TERM", &server.0.id().to_string()]));
+    let status = wait(&mut server.0, Duration::from_secs(30)).expect("the server ends");
+    assert!(status.success(), "{status}");
 }
 
 /// What `make install` does for the libraries gives a tree that pkg-config, make and man understand.

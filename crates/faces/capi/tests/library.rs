@@ -74,6 +74,16 @@ fn the_library_keeps_its_promises() {
 }
 
 #[test]
+fn nothing_goes_wrong_at_the_edges() {
+    let library = Library::find("impresario");
+    let program = library.compile("cc", "edges", &source("edges.c"), &["-std=gnu11"]);
+    assert_eq!(succeed(&mut Command::new(&program)), "ok\n");
+    if let Some(mut command) = valgrind(&program) {
+        succeed(&mut command);
+    }
+}
+
+#[test]
 fn an_idle_scheduler_costs_nothing() {
     let library = Library::find("impresario");
     succeed(Command::new(behave(&library)).arg("idle"));

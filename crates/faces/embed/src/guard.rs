@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
+use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +32,62 @@ pub fn forked() -> bool {
 /// What a child is told.
 pub const FORKED_TEXT: &str = "this process was forked after a scheduler was created, and threads do not survive a \
                                fork: create schedulers after the fork, or exec";
+
+/// While it lives, this thread and the threads that it starts take no signals but those of their own faults: handlers of
+/// the program run on threads of the program, and its system calls in callbacks are not interrupted.
+pub struct Quiet {
+    before: libc::sigset_t,
+}
+
+impl Quiet {
+    /// Blocks signals.
+    pub fn new() -> Quiet {
+        // SAFETY: all-zero bytes are a signal set to be filled in; every call gets sets of this frame.
+        unsafe {
+            let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&mut set);
+            for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
+                libc::sigdelset(&mut set, fault);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+            Quiet { before }
+        }
+    }
+}
+
+impl Default for Quiet {
+    fn default() -> Self {
+        Quiet::new()
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: the set that `new` was given.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// Largest configuration file; a larger one is something else.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// What a configuration file holds; `None` when it is not there. Pipes and devices, which may never end, are refused.
+pub fn file_bytes(path: &str) -> Result<Option<Vec<u8>>, String> {
+    let cannot = |e: std::io::Error| format!("{path} cannot be read: {e}");
+    let meta = match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        meta => meta.map_err(cannot)?,
+    };
+    if !meta.is_file() {
+        return Err(format!("{path} is not a regular file; give the name of a configuration"));
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(cannot)?.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if bytes.len() as u64 > FILE_MAX_BYTES {
+        return Err(format!("{path} has more than {FILE_MAX_BYTES} bytes, the most that a configuration has"));
+    }
+    Ok(Some(bytes))
+}
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();

@@ -38,6 +38,8 @@ pub struct Member {
     pub client: u64,
     /// Application.
     pub job: u64,
+    /// Offset in the lane's space, bytes: neighbours are judged in it.
+    pub lane_offset: u64,
     /// When it was submitted, CLOCK_MONOTONIC in nanoseconds.
     pub arrival_ns: u64,
     /// Connection.
@@ -64,8 +66,10 @@ pub struct Batch {
     pub file: u64,
     /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes from the first to the last.
+    /// Bytes from the first to the last, in the lane's space.
     pub len: u64,
+    /// Offset of the first byte in the lane's space.
+    pub lane_offset: u64,
     /// When it was handed out, CLOCK_MONOTONIC in nanoseconds.
     pub handed_ns: u64,
     /// Its requests, in order of offset.
@@ -106,6 +110,7 @@ impl Handed {
             len: request.extent.len,
             client: identity.client,
             job: identity.job,
+            lane_offset: request.extent.lane_offset,
             arrival_ns: request.arrival.0,
             connection: request.conn.0,
             user: identity.user,
@@ -120,6 +125,7 @@ impl Handed {
             file: members.first().map_or(0, |m| m.file),
             offset: extent.file_offset,
             len: extent.len,
+            lane_offset: extent.lane_offset,
             handed_ns: at.0,
             requests: members.as_ptr(),
             count: members.len() as u32,

@@ -40,7 +40,7 @@ pub struct Submit {
     pub offset: u64,
     /// Offset in the lane's own space, bytes; `None`: the same as `offset`.
     pub lane_offset: Option<u64>,
-    /// Length, bytes; at least 1 for reads and writes. On barriers `u64::MAX` means "to the end".
+    /// Length, bytes; 1 to [`Scheduler::LEN_MAX`] for reads and writes. On barriers `u64::MAX` means "to the end".
     pub len: u64,
     /// The program's own word for it; comes back untouched.
     pub token: u64,
@@ -256,15 +256,21 @@ pub struct Scheduler {
     engine: Arc<Engine<Identity>>,
     hands: Arc<Hands>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Who shuts down: another one waits for the outcome, and does not take a half-done one for the end.
+    closing: Mutex<()>,
     lanes: u16,
     queue_requests: u32,
 }
 
 impl Scheduler {
+    /// Longest read or write, bytes (8 TiB): the sum of all that can be outstanding stays below 2^63.
+    pub const LEN_MAX: u64 = 1 << 43;
+
     /// Makes one, or says in one line what is wrong with the options.
     pub fn new(options: Options, receiver: Receiver) -> Result<Scheduler, String> {
         options.check()?;
         guard::watch_forks();
+        let _quiet = guard::Quiet::new(); // until all threads are started: they inherit it
         let polled = matches!(receiver, Receiver::Poll);
         let threads = if polled { 0 } else { options.dispatch_threads() };
         let inline = !polled && options.dispatch == Dispatch::Inline;
@@ -292,7 +298,8 @@ impl Scheduler {
         let engine =
             Engine::new(config, Arc::clone(&hands) as Arc<dyn Executor<Identity>>).map_err(|e| e.to_string())?;
         let (lanes, queue_requests) = (options.lanes, options.queue_requests);
-        let scheduler = Scheduler { engine, hands, threads: Mutex::default(), lanes, queue_requests };
+        let scheduler =
+            Scheduler { engine, hands, threads: Mutex::default(), closing: Mutex::default(), lanes, queue_requests };
         for n in 0..threads {
             let hands = Arc::clone(&scheduler.hands);
             let thread = std::thread::Builder::new().name(format!("dispatch-{n}")).spawn(move || hands.dispatch());
@@ -316,6 +323,9 @@ impl Scheduler {
         if s.op.is_data() {
             if s.len == 0 {
                 return wrong("len is 0: a read or write moves at least 1 byte".into());
+            }
+            if s.len > Self::LEN_MAX {
+                return wrong(format!("len {} is more than {}: divide the request", s.len, Self::LEN_MAX));
             }
             let furthest = s.offset.max(s.lane_offset.unwrap_or(0));
             if furthest.checked_add(s.len).is_none_or(|end| end == u64::MAX) {
@@ -444,6 +454,7 @@ impl Scheduler {
         if Mark::there(hands, Inside::Callback) {
             return Err(Misuse::InCallback);
         }
+        let _closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = patience.min(Duration::from_secs(3600));
         let mut dropped = self.engine.shutdown(patience);
         let untaken = self.hands.ready.close();
@@ -457,14 +468,15 @@ impl Scheduler {
         let mut threads = std::mem::take(&mut *self.threads());
         // A callback under way gets a second at least: without one, most calls would find one running.
         let end = Instant::now() + patience.max(Duration::from_secs(1));
-        while threads.iter().any(|t| !t.is_finished()) && Instant::now() < end {
+        // In inline mode callbacks run on threads of the program, too.
+        while (threads.iter().any(|t| !t.is_finished()) || self.hands.ready.taken() > 0) && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(200));
         }
         let running: Vec<_> = threads.extract_if(.., |t| !t.is_finished()).collect();
         for thread in threads {
             let _ = thread.join();
         }
-        let left = Left { dropped: Vec::new(), running: running.len() };
+        let left = Left { dropped: Vec::new(), running: running.len().max(self.hands.ready.taken()) };
         self.threads().extend(running);
         self.hands.flights.abandon();
         dropped.append(&mut self.hands.late.lock().unwrap_or_else(PoisonError::into_inner));

@@ -39,6 +39,8 @@ pub(crate) struct Ready {
     per_lane: u32,
     /// Turns there are, for a look without the lock.
     turns: AtomicUsize,
+    /// Threads between `take` and `served`: they run callbacks, or are about to.
+    taken: AtomicUsize,
 }
 
 /// How long a thread is willing to wait.
@@ -68,7 +70,13 @@ impl Ready {
         let mut all = Vec::new();
         all.resize_with(usize::from(lanes.max(1)), Lane::default);
         let state = State { lanes: all, turns: VecDeque::new(), queued: 0, sleeping: 0, closed: false };
-        Ready { state: Mutex::new(state), work: Condvar::new(), per_lane: per_lane.max(1), turns: AtomicUsize::new(0) }
+        Ready {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            per_lane: per_lane.max(1),
+            turns: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -123,6 +131,8 @@ impl Ready {
                 }
                 s.queued -= out.len();
                 self.turns.store(s.turns.len(), Ordering::Release);
+                // Under the lock: who has closed since sees everybody who took something before.
+                self.taken.fetch_add(1, Ordering::Relaxed);
                 // Another sleeper may take the next turn; who does not wait comes back for it himself.
                 if !matches!(wait, Wait::No) && !s.turns.is_empty() && s.sleeping > 0 {
                     self.work.notify_one();
@@ -148,6 +158,7 @@ impl Ready {
 
     /// The callbacks of what was taken from a lane are over.
     pub fn served(&self, n: u16) {
+        self.taken.fetch_sub(1, Ordering::Release);
         let per_lane = self.per_lane;
         if per_lane == u32::MAX {
             return; // nobody waits for a place
@@ -173,6 +184,11 @@ impl Ready {
     /// Batches that nobody has taken up.
     pub fn queued(&self) -> usize {
         self.lock().queued
+    }
+
+    /// Threads that took something and have not given the place back.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Acquire)
     }
 
     /// Ends all waiting; what nobody took up comes back.

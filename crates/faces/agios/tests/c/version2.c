@@ -289,6 +289,26 @@ static void threads(void) {
     agios_exit();
 }
 
+static void *unblock_late(void *arg) {
+    (void)arg;
+    sleep_ms(1700);
+    unblock();
+    return NULL;
+}
+
+/* Ending waits for a callback that does its I/O, however long that takes within reason. */
+static void exit_waits(void) {
+    start_over();
+    CHECK(agios_init(one, NULL, NULL, 0));
+    block();
+    pthread_t t;
+    pthread_create(&t, NULL, unblock_late, NULL);
+    CHECK(atomic_load(&calls) == 0);
+    agios_exit();
+    CHECK(atomic_load(&calls) == 1);
+    pthread_join(t, NULL);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -296,7 +316,7 @@ int main(int argc, char **argv) {
     } cases[] = { { "before_and_after", before_and_after }, { "right_after_start", right_after_start }, { "order", order },
                   { "cancelling", cancelling }, { "long_requests", long_requests }, { "slow", slow },
                   { "overlaps", overlaps }, { "in_flight", in_flight }, { "calls_from_callbacks", calls_from_callbacks },
-                  { "trace", trace }, { "threads", threads },
+                  { "trace", trace }, { "threads", threads }, { "exit_waits", exit_waits },
                   /* by name only */
                   { "twins", twins }, { "idle", idle }, { "forked", forked } };
     size_t count = sizeof cases / sizeof cases[0];
