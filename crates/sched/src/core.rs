@@ -450,8 +450,8 @@ impl Core {
             self.ground.config.cost = cost;
         }
         match op {
-            Op::Read => self.statistics.read_bytes += completion.bytes_done,
-            Op::Write => self.statistics.write_bytes += completion.bytes_done,
+            Op::Read => self.statistics.read_bytes = self.statistics.read_bytes.saturating_add(completion.bytes_done),
+            Op::Write => self.statistics.write_bytes = self.statistics.write_bytes.saturating_add(completion.bytes_done),
             _ => {}
         }
         if op.is_data() {
