@@ -451,7 +451,9 @@ impl Core {
         }
         match op {
             Op::Read => self.statistics.read_bytes = self.statistics.read_bytes.saturating_add(completion.bytes_done),
-            Op::Write => self.statistics.write_bytes = self.statistics.write_bytes.saturating_add(completion.bytes_done),
+            Op::Write => {
+                self.statistics.write_bytes = self.statistics.write_bytes.saturating_add(completion.bytes_done)
+            }
             _ => {}
         }
         if op.is_data() {
