@@ -4,6 +4,7 @@
 //! policies, one file each.
 
 mod conflicts;
+mod contract;
 pub mod core;
 pub mod correction;
 pub mod cost;
@@ -16,7 +17,8 @@ mod table;
 mod throughput;
 pub mod types;
 
-pub use crate::core::{Cancelled, Completion, Core, CoreConfig, Event, Full, LaneStatus, Next, Status};
+pub use crate::core::Core;
+pub use contract::{Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Next, Status};
 pub use correction::{Corrector, CostStatus};
 pub use cost::{CostCurve, CostModel, CurveError, LinearCost, OpCost};
 pub use names::{Names, Who};

@@ -177,6 +177,22 @@ pub struct Request {
     pub op: Op,
 }
 
+impl Request {
+    /// A request from nobody in particular, arriving at zero.
+    pub fn new(op: Op, extent: Extent) -> Request {
+        Request {
+            id: RequestId(0),
+            extent,
+            arrival: Nanos::ZERO,
+            client: Default::default(),
+            conn: Default::default(),
+            job: Default::default(),
+            user: Default::default(),
+            op,
+        }
+    }
+}
+
 /// One request's share of a batch: bytes `from .. from + len` of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
