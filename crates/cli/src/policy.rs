@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use impresario_config::{Config, Server, nearest};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
 use impresario_sched::{Op, PolicySpec, Who, policy};
@@ -37,17 +37,8 @@ pub enum Command {
     #[command(after_long_help = "Example:
   impresario policy explain cluster/impresario.toml --server data.0 --job 17 --op write")]
     Explain {
-        /// The configuration file of the cluster.
-        config: PathBuf,
-        /// A server by its name; may be given several times.
-        #[arg(long, value_name = "NAME")]
-        server: Vec<String>,
-        /// All data servers.
-        #[arg(long)]
-        all_data: bool,
-        /// All I/O nodes.
-        #[arg(long)]
-        all_io: bool,
+        #[command(flatten)]
+        which: Which,
         /// The application (job) by its number.
         #[arg(long, default_value_t = 0)]
         job: u64,
@@ -73,17 +64,8 @@ pub enum Command {
   impresario policy set cluster/impresario.toml --server io.1 twins window_us=1000
   impresario policy set cluster/impresario.toml --all-data fifo")]
     Set {
-        /// The configuration file of the cluster.
-        config: PathBuf,
-        /// A server by its name; may be given several times.
-        #[arg(long, value_name = "NAME")]
-        server: Vec<String>,
-        /// All data servers.
-        #[arg(long)]
-        all_data: bool,
-        /// All I/O nodes.
-        #[arg(long)]
-        all_io: bool,
+        #[command(flatten)]
+        which: Which,
         /// Name of the policy; `impresario policy list` shows them.
         policy: String,
         /// Parameters of the policy; those not given take their defaults.
@@ -92,24 +74,40 @@ pub enum Command {
     },
 }
 
+/// Servers of a cluster.
+#[derive(Args)]
+pub struct Which {
+    /// The configuration file of the cluster.
+    config: PathBuf,
+    /// A server by its name; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    server: Vec<String>,
+    /// All data servers.
+    #[arg(long)]
+    all_data: bool,
+    /// All I/O nodes.
+    #[arg(long)]
+    all_io: bool,
+}
+
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List { policy, json } => list(policy.as_deref(), json),
         Command::Show { config, json } => show(&load(&config)?, json),
-        Command::Explain { config, server, all_data, all_io, job, user, client, file, op } => {
-            let config = load(&config)?;
-            let servers = chosen(&config, &server, all_data, all_io)?;
+        Command::Explain { which, job, user, client, file, op } => {
+            let config = load(&which.config)?;
+            let servers = chosen(&config, &which)?;
             let op = if op == "write" { Op::Write } else { Op::Read };
             explain(&config, &servers, &Who { job, user: u64::from(user), client, file, op })
         }
-        Command::Set { config, server, all_data, all_io, policy, params } => {
-            let config = load(&config)?;
+        Command::Set { which, policy, params } => {
+            let config = load(&which.config)?;
             let mut spec = PolicySpec::named(&policy);
             for param in &params {
                 let (key, value) = split_param(param)?;
                 spec = spec.with(key, value);
             }
-            let servers = chosen(&config, &server, all_data, all_io)?;
+            let servers = chosen(&config, &which)?;
             set(&config, &servers, &spec)
         }
     }
@@ -169,9 +167,9 @@ fn show(config: &Config, as_json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(schedulers.iter().any(|s| s.error().is_some()))))
 }
 
-fn chosen<'a>(config: &'a Config, names: &[String], all_data: bool, all_io: bool) -> anyhow::Result<Vec<Server<'a>>> {
+fn chosen<'a>(config: &'a Config, which: &Which) -> anyhow::Result<Vec<Server<'a>>> {
     let mut servers = Vec::new();
-    for name in names {
+    for name in &which.server {
         match config.server(name).map_err(usage)? {
             Server::Meta(_) => {
                 return Err(usage("the metadata server does not schedule; name a data server or an I/O node"));
@@ -181,8 +179,8 @@ fn chosen<'a>(config: &'a Config, names: &[String], all_data: bool, all_io: bool
     }
     servers.extend(config.servers().filter(|s| match s {
         Server::Meta(_) => false,
-        Server::Data(..) => all_data,
-        Server::Io(..) => all_io,
+        Server::Data(..) => which.all_data,
+        Server::Io(..) => which.all_io,
     }));
     if servers.is_empty() {
         return Err(usage("no server is named: give --server NAME, --all-data or --all-io"));

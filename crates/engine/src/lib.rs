@@ -518,13 +518,14 @@ impl<T: Send + 'static> Engine<T> {
     /// gone.
     pub fn cancel(&self, id: RequestId) -> Option<T> {
         let mut state = self.shared.lock();
-        if state.core.cancel(now(), id) == Cancelled::Unknown {
+        let at = now();
+        if state.core.cancel(at, id) == Cancelled::Unknown {
             return None;
         }
         let held = state.take_held(id)?; // nothing when all of it is in flight
         state.release(held.names);
         self.shared.make_room(&state);
-        self.shared.pump(state, now()); // what it blocked may go now
+        self.shared.pump(state, at); // what it blocked may go now
         Some(held.context)
     }
 
@@ -532,10 +533,11 @@ impl<T: Send + 'static> Engine<T> {
     /// In-flight ones stay and complete.
     pub fn cancel_connection(&self, conn: ConnId) -> Vec<T> {
         let mut state = self.shared.lock();
-        let ids = state.core.cancel_connection(now(), conn);
+        let at = now();
+        let ids = state.core.cancel_connection(at, conn);
         let contexts = self.collect(&mut state, ids);
         self.shared.make_room(&state);
-        self.shared.pump(state, now());
+        self.shared.pump(state, at);
         contexts
     }
 
@@ -552,9 +554,10 @@ impl<T: Send + 'static> Engine<T> {
     /// Tells whether a connection can take data. Those not heard of can.
     pub fn ready(&self, conn: ConnId, ready: bool) {
         let mut state = self.shared.lock();
-        state.core.event(now(), Event::Ready { connection: conn, ready });
+        let at = now();
+        state.core.event(at, Event::Ready { connection: conn, ready });
         if ready {
-            self.shared.pump(state, now());
+            self.shared.pump(state, at);
         }
     }
 
@@ -566,8 +569,9 @@ impl<T: Send + 'static> Engine<T> {
     /// Switches the policy, live. A refusal changes nothing.
     pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         let mut state = self.shared.lock();
-        state.core.reconfigure(now(), spec)?;
-        self.shared.pump(state, now());
+        let at = now();
+        state.core.reconfigure(at, spec)?;
+        self.shared.pump(state, at);
         Ok(())
     }
 

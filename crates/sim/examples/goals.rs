@@ -41,6 +41,11 @@ fn mean(seeds: u64, make: impl Fn(u64) -> Scenario) -> (f64, Outcome) {
     (makespan, outcomes[0].clone())
 }
 
+/// What the disks did.
+fn disks(o: &Outcome) -> String {
+    format!("busy {:.0} %, {} accesses of {}", o.busy * 100.0, o.accesses, o.mean_access)
+}
+
 fn main() {
     let seeds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(5);
     let p = PolicySpec::named;
@@ -77,11 +82,12 @@ fn main() {
                         })
                     };
                     let (base, out) = with(&p("none"), Order::Arrival);
-                    let (elevator, _) = with(&p("none"), Order::Elevator);
+                    let (elevator, of_elevator) = with(&p("none"), Order::Elevator);
                     print!(
                         "{pattern:?} {op:?}: arrival {base:.2} s ({:.0} KiB), elevator {elevator:.2} s;",
                         out.mean_batch_bytes / 1024.0
                     );
+                    let mut last = None;
                     for (i, spec) in [p("fifo").with("merge", "on"), p("hbrr"), mlf.clone()].iter().enumerate() {
                         let (t, out) = with(spec, Order::Arrival);
                         let g = (1.0 - t / base, 1.0 - t / elevator);
@@ -94,8 +100,11 @@ fn main() {
                             g.0 * 100.0,
                             g.1 * 100.0
                         );
+                        last = Some(out);
                     }
                     println!();
+                    println!("    elevator: {}", disks(&of_elevator));
+                    last.iter().for_each(|of_mlf| println!("    mlf: {}", disks(of_mlf)));
                 }
             }
             for (name, g) in ["control", "hbrr", "mlf"].iter().zip(gains) {

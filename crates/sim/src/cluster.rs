@@ -516,14 +516,18 @@ impl<'a> Cluster<'a> {
         let stats: Vec<_> = self.data.iter().map(|d| d.core.status().statistics).collect();
         let batches: u64 = stats.iter().map(|s| s.batches).sum();
         let batch_bytes: f64 = stats.iter().map(|s| s.batch_bytes.mean * s.batches as f64).sum();
+        let makespan = (0..apps.len()).map(ended).max().unwrap_or_default();
+        let access_ns: u64 = self.data.iter().map(|d| d.access_ns).sum();
         let accesses: u64 = self.data.iter().map(|d| d.accesses).sum();
         Outcome {
-            makespan: (0..apps.len()).map(ended).max().unwrap_or_default(),
+            makespan,
             applications: apps.iter().enumerate().map(|(i, a)| ended(i) - a.start).collect(),
             bytes: apps.iter().map(|a| u64::from(a.processes) * a.requests * a.request_bytes).sum(),
             mean_batch_bytes: batch_bytes / (batches.max(1) as f64),
             mean_forwarded_bytes: self.forwarded.1 as f64 / self.forwarded.0.max(1) as f64,
-            mean_access: Nanos(self.data.iter().map(|d| d.access_ns).sum::<u64>() / accesses.max(1)),
+            mean_access: Nanos(access_ns / accesses.max(1)),
+            accesses,
+            busy: access_ns as f64 / (makespan.0 * self.data.len() as u64).max(1) as f64,
             requests: stats.iter().map(|s| s.accepted).sum(),
         }
     }

@@ -93,6 +93,10 @@ pub struct Outcome {
     pub mean_forwarded_bytes: f64,
     /// Mean time that the disks took for an access.
     pub mean_access: Nanos,
+    /// Accesses of all disks.
+    pub accesses: u64,
+    /// Share of the makespan in which the disks were busy, 0 to 1.
+    pub busy: f64,
     /// Requests that reached data servers.
     pub requests: u64,
 }

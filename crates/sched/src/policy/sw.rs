@@ -17,9 +17,8 @@
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::ranked::Ranked;
-use super::parts::runs::Runs;
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{FileId, Nanos, Op};
@@ -46,11 +45,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         },
     ],
     build: |params, setup| {
-        let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
-        let runs = Runs::new(most, params.integer("batch_bytes"), setup.capacity);
         Ok(Box::new(Sw {
             window: Nanos::from_millis(params.integer("window_ms")),
-            queues: Ranked::new(setup.lanes, runs, params.integer("guard_batches"), |key, _, _| key),
+            queues: Ranked::new(params, setup, |key, _, _| key),
             params: params.clone(),
             turns: Turns::default(),
         }))
@@ -98,14 +95,7 @@ impl Policy for Sw {
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.go_round(view, |group| {
-            let first = self.queues.first(view, group)?;
-            if !view.open(view.table.lane(first)) {
-                return Some(Choice::until_event(WaitReason::LanesBusy));
-            }
-            self.queues.take(view, first, batch);
-            Some(Choice::Serve)
-        })
+        self.turns.go_round(view, |group| self.queues.serve(view, group, batch))
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {

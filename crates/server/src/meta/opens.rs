@@ -435,7 +435,7 @@ fn full() -> super::Fault {
 }
 
 fn no_handle(handle: u64) -> super::Fault {
-    fault(Errno::BADF, format!("handle {handle} is not open in this session"))
+    fault(Errno::BADF, format!("handle {handle} is not open on this connection"))
 }
 
 impl Meta {

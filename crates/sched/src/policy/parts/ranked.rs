@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::arrivals::{Guard, LazyArrivals, guarded_wait};
 use super::runs::{RunQueue, Runs};
-use crate::policy::View;
+use crate::policy::{Choice, Params, Setup, View, WaitReason};
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, Slot};
 
@@ -46,19 +46,20 @@ pub(crate) struct Ranked<K, R> {
 }
 
 impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
-    /// For `groups` lane groups.
-    pub fn new(groups: u16, runs: Runs, guard_batches: u64, rank_of: RankOf<K, R>) -> Self {
+    /// By the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches`.
+    pub fn new(params: &Params, setup: &Setup, rank_of: RankOf<K, R>) -> Self {
+        let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
         let group =
             || Group { order: SortedSet::default(), arrivals: LazyArrivals::default(), guard: Guard::default() };
         Ranked {
             rank_of,
-            guard_batches,
-            runs,
+            guard_batches: params.integer("guard_batches"),
+            runs: Runs::new(most, params.integer("batch_bytes"), setup.capacity),
             queues: Vec::new(),
             free: Vec::new(),
             by_key: FxHashMap::default(),
             queue_of: Vec::new(),
-            groups: (0..groups).map(|_| group()).collect(),
+            groups: (0..setup.lanes).map(|_| group()).collect(),
         }
     }
 
@@ -134,6 +135,16 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         }
         let (_, q) = self.groups[group].order.first()?;
         self.queues[q as usize].runs.next_ready(0)
+    }
+
+    /// Puts what goes next into `batch` if its lane has room; `None` when nothing is queued.
+    pub fn serve(&mut self, view: &View<'_>, group: usize, batch: &mut Vec<Slot>) -> Option<Choice> {
+        let first = self.first(view, group)?;
+        if !view.open(view.table.lane(first)) {
+            return Some(Choice::until_event(WaitReason::LanesBusy));
+        }
+        self.take(view, first, batch);
+        Some(Choice::Serve)
     }
 
     /// The same along a scan that stands at an offset of the queue that ranks from `low` to `high`, and wraps.

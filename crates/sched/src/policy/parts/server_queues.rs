@@ -3,7 +3,6 @@
 use super::anticipation::Stream;
 use super::backlog::Backlog;
 use super::ranked::Ranked;
-use super::runs::Runs;
 use crate::policy::{Params, Setup, View};
 use crate::table::Slot;
 use crate::types::{FileId, LaneId, Op};
@@ -39,9 +38,7 @@ impl ServerQueues {
         if !by_offset {
             return ServerQueues::Arrival(Backlog::new(setup.lanes.into(), params.on("merge"), params, setup));
         }
-        let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
-        let runs = Runs::new(most, params.integer("batch_bytes"), setup.capacity);
-        let queues = Ranked::new(setup.lanes, runs, params.integer("guard_batches"), |key, _, _| key);
+        let queues = Ranked::new(params, setup, |key, _, _| key);
         let stands = vec![Stand { file_key: 0, op: Op::Read, offset: 0 }; setup.lanes.into()];
         ServerQueues::Offset { queues, stands }
     }
