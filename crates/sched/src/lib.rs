@@ -15,6 +15,7 @@ pub mod spec;
 pub mod stats;
 mod table;
 mod throughput;
+pub mod trace;
 pub mod types;
 
 pub use crate::core::Core;

@@ -544,7 +544,8 @@ impl Policy for Mlf {
         let held = self.hold.0.saturating_mul(4).saturating_mul(self.capacity);
         WaitBound {
             batches: turns.saturating_mul(self.capacity).saturating_mul(u64::from(WINDOW_BATCHES)),
-            idle: Nanos(self.pass_length.0.saturating_mul(passes.saturating_add(1)).saturating_add(held)),
+            // A queue sends one batch a pass, so that each turn may take one.
+            idle: Nanos(self.pass_length.0.saturating_mul(turns).saturating_add(held)),
         }
     }
 }
