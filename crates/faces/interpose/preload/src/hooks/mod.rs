@@ -1,0 +1,15 @@
+//! The interposed functions, by family. They are called by programs under their C names, with the contracts of the C
+//! library's manual; so none has documentation of its own, and what is unsafe about them is what is unsafe there.
+#![allow(missing_docs, clippy::missing_safety_doc)]
+
+mod aio;
+mod closing;
+mod copies;
+mod maps;
+mod numbers;
+mod opening;
+mod positions;
+mod reads;
+mod sandbox;
+mod stdio;
+mod writes;

@@ -1,0 +1,468 @@
+/* Programs in one: each does one kind of thing with the file named on the command line, whose bytes are
+ * (offset % 251). Prints "ok", or the line that went wrong. Waits for the library when it is loaded. */
+#include <aio.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(x)                                                                                                       \
+    do {                                                                                                               \
+        if (!(x)) {                                                                                                    \
+            printf("line %d: %s (errno %d)\n", __LINE__, #x, errno);                                                   \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static char buf[1 << 16];
+static const char *path, *other;
+
+static int right(const char *at, long offset, long len) {
+    for (long i = 0; i < len; i++)
+        if ((unsigned char)at[i] != (offset + i) % 251)
+            return 0;
+    return 1;
+}
+
+static int (*library_state(void))(void) {
+    int (*state)(void);
+    *(void **)&state = dlsym(RTLD_DEFAULT, "impresario_assist_state");
+    return state;
+}
+
+/* With a manager: until the channel stands. */
+static void wait_for_library(void) {
+    int (*state)(void) = library_state();
+    for (int i = 0; state && getenv("EXPECT_MANAGER") && i < 10000; i++) {
+        if (state() == 2)
+            return;
+        usleep(1000);
+    }
+}
+
+static void reads(void) {
+    int fd = open(path, O_RDONLY);
+    struct iovec v[2] = {{buf, 100}, {buf + 100, 200}};
+    CHECK(fd >= 0);
+    errno = 77;
+    CHECK(read(fd, buf, 1000) == 1000 && right(buf, 0, 1000));
+    CHECK(read(fd, buf, 500) == 500 && right(buf, 1000, 500));
+    CHECK(pread(fd, buf, 4096, 8192) == 4096 && right(buf, 8192, 4096));
+    CHECK(readv(fd, v, 2) == 300 && right(buf, 1500, 300));
+    CHECK(preadv(fd, v, 2, 20000) == 300 && right(buf, 20000, 300));
+    CHECK(preadv2(fd, v, 2, 30000, 0) == 300);
+    CHECK(preadv2(fd, v, 2, -1, 0) == 300 && right(buf, 1800, 300));
+    CHECK(lseek(fd, 50000, SEEK_SET) == 50000);
+    CHECK(read(fd, buf, 10) == 10 && right(buf, 50000, 10));
+    CHECK(pread(fd, buf, 100, 99990) == 10 && read(fd, buf, 0) == 0);
+    CHECK(errno == 77);
+    CHECK(pread(fd, buf, 10, 100000) == 0 && pread(fd, buf, 10, -1) == -1 && errno == EINVAL);
+    errno = 77;
+    CHECK(close(fd) == 0 && errno == 77);
+    CHECK(close(fd) == -1 && errno == EBADF);
+}
+
+static void opens(void) {
+    volatile int flags = O_RDONLY; /* not a constant: the fortified variants */
+    char dir[4096], *name;
+    struct stat st;
+    strcpy(dir, path);
+    name = strrchr(dir, '/');
+    *name++ = 0;
+    int d = open(dir, O_RDONLY | O_DIRECTORY);
+    CHECK(d >= 0 && chdir(dir) == 0);
+    int fds[] = {open(path, flags),          open64(path, flags),   openat(d, name, flags), openat64(d, name, flags),
+                 openat(AT_FDCWD, name, flags), open(name, O_RDONLY), open64(name, O_RDONLY)};
+    for (unsigned i = 0; i < sizeof fds / sizeof *fds; i++) {
+        CHECK(fds[i] >= 0 && pread(fds[i], buf, 10, i * 10) == 10 && right(buf, i * 10, 10));
+        CHECK(close(fds[i]) == 0);
+    }
+    CHECK(symlink(name, "link") == 0);
+    int fd = open("./../../../../../../../proc/self/cwd/link", O_RDONLY);
+    CHECK(fd >= 0 && pread(fd, buf, 7, 0) == 7 && close(fd) == 0 && unlink("link") == 0);
+    CHECK(open("none", O_RDONLY) == -1 && errno == ENOENT);
+    mode_t mask = umask(0);
+    fd = open("made", O_RDWR | O_CREAT | O_EXCL, 0641);
+    CHECK(fd >= 0 && fstat(fd, &st) == 0 && (st.st_mode & 0777) == 0641);
+    CHECK(write(fd, "hello", 5) == 5 && pwrite(fd, "J", 1, 0) == 1 && close(fd) == 0);
+    fd = creat("made", 0600);
+    CHECK(fd >= 0 && write(fd, "x", 1) == 1 && close(fd) == 0 && unlink("made") == 0);
+    umask(mask);
+}
+
+static void chk(int argc) {
+    volatile size_t n = 100 * argc / argc;
+    char small[200];
+    int fd = open(path, O_RDONLY);
+    CHECK(read(fd, small, n) == 100 && pread(fd, small, n, 5000) == 100 && right(small, 5000, 100));
+    CHECK(close(fd) == 0);
+    FILE *f = fopen(path, "r");
+    CHECK(f && fread(small, 1, n, f) == 100 && right(small, 0, 100));
+    CHECK(fclose(f) == 0);
+}
+
+static void streams(void) {
+    FILE *f = fopen(path, "r");
+    CHECK(f && setvbuf(f, NULL, _IOFBF, 4096) == 0);
+    CHECK(fread(buf, 1, 100, f) == 100 && right(buf, 0, 100)); /* reads 0+4096 */
+    for (int i = 0; i < 1000; i++)
+        CHECK(getc(f) == (100 + i) % 251);
+    for (int i = 0; i < 4000; i++) /* reads 4096+4096 */
+        CHECK(getc_unlocked(f) == (1100 + i) % 251);
+    CHECK(fseek(f, 50000, SEEK_SET) == 0); /* reads the block before and around it */
+    CHECK(fgetc(f) == 50000 % 251 && ftell(f) == 50001);
+    CHECK(fclose(f) == 0);
+    f = fopen64(other, "r");
+    char *line = NULL;
+    size_t room = 0;
+    CHECK(f && fgets(buf, 100, f) && !strcmp(buf, "line 0\n")); /* reads all */
+    for (int i = 1; i < 500; i++)
+        CHECK(getline(&line, &room, f) > 0 && atoi(line + 5) == i);
+    CHECK(getline(&line, &room, f) == -1 && feof(f) && !ferror(f) && fclose(f) == 0);
+    free(line);
+    /* By a function that is not hooked, told at the close. */
+    int a;
+    f = fopen(other, "r");
+    CHECK(f && fscanf(f, "line %d", &a) == 1 && a == 0 && fclose(f) == 0);
+    char made[4096];
+    snprintf(made, sizeof made, "%s.out", path);
+    f = fopen(made, "w");
+    CHECK(f && setvbuf(f, NULL, _IOFBF, 4096) == 0);
+    for (int i = 0; i < 10; i++)
+        CHECK(fwrite(buf, 1, 1000, f) == 1000);
+    CHECK(fprintf(f, "%s", "end") == 3 && fclose(f) == 0);
+    f = freopen(path, "r", fopen(other, "r"));
+    CHECK(f && fgetc(f) == 0 && fclose(f) == 0);
+    struct stat st;
+    CHECK(stat(made, &st) == 0 && st.st_size == 10003 && unlink(made) == 0);
+}
+
+static void *reader(void *arg) {
+    long me = (long)arg;
+    char mine[64];
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0);
+    for (long i = 0; i < 500; i++) {
+        CHECK(pread(fd, mine, 16, me * 20000 + i * 16) == 16 && right(mine, me * 20000 + i * 16, 16));
+    }
+    CHECK(close(fd) == 0);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t t[4];
+    for (long i = 0; i < 4; i++)
+        CHECK(pthread_create(&t[i], NULL, reader, (void *)i) == 0);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(t[i], NULL) == 0);
+}
+
+static void reap(pid_t pid) {
+    int status = -1;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void forks(const char *self) {
+    int fd = open(path, O_RDONLY), status;
+    CHECK(read(fd, buf, 100) == 100);
+    pid_t pid = fork();
+    if (pid == 0) {
+        wait_for_library();
+        /* The position is shared with the parent. */
+        CHECK(read(fd, buf, 50) == 50 && right(buf, 100, 50));
+        _exit(0);
+    }
+    reap(pid);
+    CHECK(read(fd, buf, 10) == 10 && right(buf, 150, 10));
+    pid = fork();
+    if (pid == 0) {
+        CHECK(dup2(fd, 0) == 0);
+        execl(self, self, "stdin", path, other, NULL);
+        _exit(9);
+    }
+    reap(pid);
+    /* A child in our memory that closes everything before it executes. */
+    pid = vfork();
+    if (pid == 0) {
+        for (int i = 3; i < 1100; i++)
+            close(i);
+        dup2(open(other, O_RDONLY), 5);
+        execl("/bin/true", "true", NULL);
+        _exit(9);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(read(fd, buf, 7) == 7 && right(buf, 172, 7) && close(fd) == 0);
+}
+
+static void from_stdin(void) {
+    CHECK(read(0, buf, 12) == 12 && right(buf, 160, 12));
+}
+
+static void dups(void) {
+    int fd = open(path, O_RDONLY), two = dup(fd), three = fcntl(fd, F_DUPFD, 50), four = fcntl(fd, F_DUPFD_CLOEXEC, 60);
+    CHECK(fd >= 0 && two >= 0 && three >= 50 && four >= 60);
+    CHECK(read(fd, buf, 10) == 10 && read(two, buf, 10) == 10 && right(buf, 10, 10));
+    CHECK(read(three, buf, 10) == 10 && read(four, buf, 10) == 10 && right(buf, 30, 10));
+    CHECK(dup2(fd, two) == two && read(two, buf, 10) == 10 && dup2(fd, fd) == fd);
+    /* A number that becomes another file. */
+    int line = open(other, O_RDONLY);
+    CHECK(dup2(line, fd) == fd && read(fd, buf, 6) == 6 && !memcmp(buf, "line 0", 6));
+    CHECK(dup3(two, line, O_CLOEXEC) == line && pread(line, buf, 10, 0) == 10 && right(buf, 0, 10));
+    CHECK(dup2(999, fd) == -1 && errno == EBADF && pread(fd, buf, 4, 0) == 4 && !memcmp(buf, "line", 4));
+    CHECK(close(fd) == 0);
+    for (int i = 0; i < 5; i++) { /* closed and used again at once */
+        int a = open(i % 2 ? path : other, O_RDONLY);
+        CHECK(a == fd && pread(a, buf, 20, i) == 20 && close(a) == 0);
+    }
+    int p[2];
+    CHECK(pipe(p) == 0 && p[0] == fd && write(p[1], "abc", 3) == 3 && read(p[0], buf, 10) == 3);
+}
+
+static int handler_fd;
+static void handler(int sig) {
+    char small[32];
+    (void)sig;
+    if (pread(handler_fd, small, 32, 640) != 32 || !right(small, 640, 32))
+        _exit(8);
+}
+
+static void signals(void) {
+    static char stack[16384];
+    stack_t ss = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction sa = {.sa_handler = handler, .sa_flags = SA_ONSTACK | SA_RESTART};
+    CHECK(sigaltstack(&ss, NULL) == 0 && sigaction(SIGUSR1, &sa, NULL) == 0);
+    handler_fd = open(other, O_RDONLY);
+    CHECK(close(handler_fd) == 0);
+    handler_fd = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY); /* met for the first time in the handler */
+    for (int i = 0; i < 3; i++)
+        CHECK(raise(SIGUSR1) == 0);
+    CHECK(close(handler_fd) == 0);
+}
+
+static void kernel_copies(void) {
+    int fd = open(path, O_RDONLY), out = memfd_create("out", 0), p[2];
+    off_t at = 1000, to = 0;
+    CHECK(sendfile(out, fd, &at, 500) == 500 && at == 1500);
+    CHECK(sendfile(out, fd, NULL, 200) == 200 && lseek(fd, 0, SEEK_CUR) == 200);
+    CHECK(pread(out, buf, 700, 0) == 700 && right(buf, 1000, 500) && right(buf + 500, 0, 200));
+    at = 3000;
+    char made[4096];
+    snprintf(made, sizeof made, "%s.copy", path);
+    int copy = open(made, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(copy >= 0 && copy_file_range(fd, &at, copy, &to, 600, 0) == 600 && at == 3600 && to == 600);
+    CHECK(pipe(p) == 0 && splice(fd, NULL, p[1], NULL, 100, 0) == 100 && read(p[0], buf, 100) == 100 && right(buf, 200, 100));
+    CHECK(sendfile(out, fd, (off_t *)8, 5) == -1 && errno == EFAULT);
+    char *m = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, fd, 4096);
+    CHECK(m != MAP_FAILED && right(m, 4096, 8192) && munmap(m, 8192) == 0);
+    CHECK(mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, fd, 1) == MAP_FAILED && errno == EINVAL);
+    CHECK(mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, -1, 0) == MAP_FAILED && errno == EBADF);
+    m = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(m != MAP_FAILED && m[0] == 0 && munmap(m, 8192) == 0);
+    CHECK(close(copy) == 0 && unlink(made) == 0 && close(fd) == 0);
+}
+
+static void wait_aio(struct aiocb *cb) {
+    const struct aiocb *list[] = {cb};
+    while (aio_error(cb) == EINPROGRESS)
+        aio_suspend(list, 1, NULL);
+}
+
+static void aios(void) {
+    int fd = open(path, O_RDONLY);
+    struct aiocb a = {.aio_fildes = fd, .aio_buf = buf, .aio_nbytes = 100, .aio_offset = 700};
+    struct aiocb b = {.aio_fildes = fd, .aio_buf = buf + 200, .aio_nbytes = 50, .aio_offset = 900, .aio_lio_opcode = LIO_READ};
+    struct aiocb *list[] = {&b, NULL};
+    CHECK(aio_read(&a) == 0);
+    wait_aio(&a);
+    CHECK(aio_return(&a) == 100 && right(buf, 700, 100));
+    CHECK(lio_listio(LIO_WAIT, list, 2, NULL) == 0 && aio_return(&b) == 50 && right(buf + 200, 900, 50));
+    CHECK(close(fd) == 0);
+}
+
+/* libaio's function without libaio: only with the library is there one. */
+extern int io_submit(unsigned long context, long count, struct iocb **list) __attribute__((weak));
+
+static void libaio(void) {
+    int fd = open(path, O_RDONLY);
+    unsigned long context = 0;
+    struct iovec v[2] = {{buf + 1000, 30}, {buf + 1030, 40}};
+    struct iocb a = {.aio_lio_opcode = IOCB_CMD_PREAD, .aio_fildes = fd, .aio_buf = (long)buf, .aio_nbytes = 100, .aio_offset = 300};
+    struct iocb b = {.aio_lio_opcode = IOCB_CMD_PREADV, .aio_fildes = fd, .aio_buf = (long)v, .aio_nbytes = 2, .aio_offset = 5000};
+    struct iocb *list[] = {&a, &b};
+    struct io_event events[2];
+    CHECK(io_submit && syscall(SYS_io_setup, 4, &context) == 0);
+    errno = 77;
+    CHECK(io_submit(context, 2, list) == 2 && syscall(SYS_io_getevents, context, 2, 2, events, NULL) == 2);
+    CHECK(right(buf, 300, 100) && right(buf + 1000, 5000, 70));
+    CHECK(io_submit(context + 1, 2, list) == -EINVAL && errno == 77);
+    CHECK(syscall(SYS_io_destroy, context) == 0 && close(fd) == 0);
+}
+
+static void many(void) {
+    static int fds[10000];
+    struct rlimit r;
+    CHECK(getrlimit(RLIMIT_NOFILE, &r) == 0);
+    r.rlim_cur = r.rlim_max;
+    CHECK(setrlimit(RLIMIT_NOFILE, &r) == 0);
+    int n = r.rlim_max < 10100 ? (int)r.rlim_max - 100 : 10000;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < n; i++)
+            CHECK((fds[i] = open(path, O_RDONLY)) >= 0);
+        for (int i = 0; i < n; i++)
+            CHECK(pread(fds[i], buf, 8, i) == 8 && right(buf, i, 8));
+        for (int i = 0; i < n; i++)
+            CHECK(close(fds[i]) == 0);
+    }
+}
+
+/* Everything a program may do to descriptors that it does not know. */
+static void closes(void) {
+    int fd = open(path, O_RDONLY);
+    CHECK(pread(fd, buf, 10, 0) == 10);
+    for (int i = 3; i < 1100; i++)
+        if (i != fd) {
+            errno = 0;
+            CHECK(close(i) == -1 && errno == EBADF);
+        }
+    CHECK(pread(fd, buf, 10, 10) == 10);
+    CHECK(close_range(fd + 1, ~0U, 0) == 0 && pread(fd, buf, 10, 20) == 10);
+    CHECK(close_range(9, 3, 0) == -1 && errno == EINVAL);
+    closefrom(fd + 1);
+    CHECK(pread(fd, buf, 10, 30) == 10);
+    for (int i = 990; i < 1020; i++)
+        CHECK(dup2(fd, i) == i && pread(i, buf, 1, 0) == 1);
+    for (int i = 990; i < 1020; i++)
+        CHECK(pread(i, buf, 1, 0) == 1 && buf[0] == 0 && close(i) == 0);
+    CHECK(pread(fd, buf, 10, 40) == 10 && right(buf, 40, 10));
+}
+
+static void limits(void) {
+    struct rlimit r = {64, 64};
+    int n = 0;
+    CHECK(setrlimit(RLIMIT_NOFILE, &r) == 0);
+    while (open(path, O_RDONLY) >= 0)
+        n++;
+    CHECK(errno == EMFILE && n == 61);
+    CHECK(pread(10, buf, 10, 0) == 10 && right(buf, 0, 10));
+    CHECK(fopen(path, "r") == NULL && errno == EMFILE);
+}
+
+static void *blocked(void *arg) {
+    (void)!read(*(int *)arg, buf, 10);
+    return NULL;
+}
+
+static void cancels(void) {
+    int p[2];
+    void *result;
+    pthread_t t;
+    CHECK(pipe(p) == 0 && pthread_create(&t, NULL, blocked, &p[0]) == 0);
+    usleep(20000);
+    CHECK(pthread_cancel(t) == 0 && pthread_join(t, &result) == 0 && result == PTHREAD_CANCELED);
+}
+
+static void executes(void) {
+    char made[4096];
+    snprintf(made, sizeof made, "%s.sh", path);
+    for (int i = 0; i < 20; i++) {
+        int in = open("/bin/true", O_RDONLY), out = open(made, O_WRONLY | O_CREAT | O_TRUNC, 0755);
+        long n;
+        CHECK(in >= 0 && out >= 0 && flock(out, LOCK_EX | LOCK_NB) == 0);
+        while ((n = read(in, buf, sizeof buf)) > 0)
+            CHECK(write(out, buf, n) == n);
+        CHECK(n == 0 && close(in) == 0 && close(out) == 0);
+        /* At once: nobody else may hold it open for writing, or locked. */
+        pid_t pid = fork();
+        if (pid == 0) {
+            execl(made, "true", NULL);
+            _exit(errno == ETXTBSY ? 7 : 6);
+        }
+        reap(pid);
+        in = open(made, O_RDONLY);
+        CHECK(in >= 0 && flock(in, LOCK_EX | LOCK_NB) == 0 && flock(in, LOCK_UN) == 0 && close(in) == 0);
+    }
+    CHECK(unlink(made) == 0);
+}
+
+static void sandboxed(void) {
+    int fd = open(path, O_RDONLY), next = open(other, O_RDONLY);
+    CHECK(read(fd, buf, 10) == 10);
+    fflush(stdout);
+    /* From here on only read, write, _exit and returning from signals. */
+    CHECK(prctl(PR_SET_SECCOMP, 1) == 0);
+    if (read(fd, buf, 10) != 10 || !right(buf, 10, 10) || read(next, buf, 4) != 4)
+        syscall(SYS_exit, 3);
+    (void)!write(1, "ok\n", 3);
+    syscall(SYS_exit, 0);
+}
+
+/* Reads on until the time is over; what it reads must be right throughout. */
+static void long_run(const char *ms) {
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    long i = 0, elapsed;
+    int fd = open(path, O_RDONLY);
+    do {
+        CHECK(pread(fd, buf, 64, i % 90000) == 64 && right(buf, i % 90000, 64));
+        if (++i % 64 == 0) {
+            int line = open(other, O_RDONLY);
+            CHECK(line >= 0 && read(line, buf, 4) == 4 && close(line) == 0);
+            usleep(200);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        elapsed = (b.tv_sec - a.tv_sec) * 1000 + (b.tv_nsec - a.tv_nsec) / 1000000;
+    } while (elapsed < atol(ms));
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4)
+        return 2;
+    const char *what = argv[1];
+    path = argv[2], other = argv[3];
+    for (int i = 3; i < 900; i++) /* what whoever ran this left open */
+        syscall(SYS_close, i);
+    wait_for_library();
+#define CASE(name, call)                                                                                               \
+    if (!strcmp(what, name)) {                                                                                         \
+        call;                                                                                                          \
+        puts("ok");                                                                                                    \
+        return 0;                                                                                                      \
+    }
+    CASE("reads", reads());
+    CASE("opens", opens());
+    CASE("chk", chk(argc));
+    CASE("streams", streams());
+    CASE("threads", threads());
+    CASE("forks", forks(argv[0]));
+    CASE("stdin", from_stdin());
+    CASE("dups", dups());
+    CASE("signals", signals());
+    CASE("copies", kernel_copies());
+    CASE("aio", aios());
+    CASE("libaio", libaio());
+    CASE("many", many());
+    CASE("closes", closes());
+    CASE("limits", limits());
+    CASE("cancels", cancels());
+    CASE("executes", executes());
+    CASE("sandboxed", sandboxed());
+    CASE("long", long_run(argv[4]));
+    return 2;
+}

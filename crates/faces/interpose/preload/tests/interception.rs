@@ -1,0 +1,276 @@
+//! What a C program does is what the manager is told: nothing less, nothing more, nothing twice.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use impresario_ring::message::{Mode, register};
+use impresario_ring::{Op, flag};
+use support::{Manager, Told, compile, preloaded, run};
+
+struct Stage {
+    dir: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Stage {
+    fn new(flags: &[&str]) -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile(dir.path(), "cases", flags);
+        std::fs::create_dir(dir.path().join("data")).unwrap();
+        std::fs::write(dir.path().join("data/bytes"), (0..100_000u32).map(|i| (i % 251) as u8).collect::<Vec<_>>())
+            .unwrap();
+        let lines: String = (0..500).map(|i| format!("line {i}\n")).collect();
+        std::fs::write(dir.path().join("data/lines"), lines).unwrap();
+        Stage { dir, program }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("data").join(name)
+    }
+
+    fn run(&self, case: &str, socket: &Path, manager: bool) {
+        let mut command = preloaded(&self.program, socket);
+        if manager {
+            command.env("EXPECT_MANAGER", "1");
+        }
+        let output = run(command.arg(case).arg(self.path("bytes")).arg(self.path("lines")));
+        let text = String::from_utf8_lossy(&output.stdout);
+        let good = !text.is_empty() && text.lines().all(|line| line == "ok");
+        assert!(output.status.success() && good, "{case}: {} {text}", output.status);
+        assert!(output.stderr.is_empty(), "{case}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// What the manager is told of a case.
+    fn told(&self, case: &str, mode: Mode) -> Vec<Told> {
+        let manager = Manager::start(&self.dir.path().join("socket"), &self.path(""), mode);
+        self.run(case, &manager.socket, true);
+        manager.finish()
+    }
+}
+
+/// The accesses of all open files of one name, in order, without the closing.
+fn of<'a>(told: &'a [Told], path: &'a Path) -> impl Iterator<Item = Vec<(Op, u64, u32)>> + 'a {
+    told.iter().filter(move |t| t.path == path).map(|t| {
+        let mut ranges = t.ranges();
+        if t.unregistered {
+            assert_eq!(ranges.pop().map(|r| r.0), Some(Op::Close));
+        }
+        ranges
+    })
+}
+
+fn reads(ranges: &[(u64, u32)]) -> Vec<(Op, u64, u32)> {
+    ranges.iter().map(|(offset, len)| (Op::Read, *offset, *len)).collect()
+}
+
+const READS: [(u64, u32); 9] = [
+    (0, 1000),
+    (1000, 500),
+    (8192, 4096),
+    (1500, 300),
+    (20000, 300),
+    (30000, 300),
+    (1800, 300),
+    (50000, 10),
+    (99990, 10),
+];
+
+#[test]
+fn every_way_to_read_is_told_with_its_range() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("reads", Mode::Advise);
+    assert_eq!(told.len(), 1);
+    assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), reads(&READS));
+    let file = &told[0];
+    assert!(file.unregistered && file.flags == register::READ);
+    assert_eq!(file.accesses.iter().map(|a| a.flags & flag::SHORT).filter(|f| *f != 0).count(), 1);
+    let starts: Vec<u64> = file.accesses.iter().map(|a| a.start_ns).collect();
+    assert!(starts.is_sorted() && starts[0] > 0);
+    assert!(file.accesses[..9].iter().all(|a| a.duration_ns > 0 && a.thread == file.accesses[0].thread));
+}
+
+#[test]
+fn recording_tells_moves_too() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("reads", Mode::Record);
+    let mut expected = reads(&READS);
+    expected.insert(7, (Op::Seek, 50000, 0));
+    assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), expected);
+}
+
+#[test]
+fn every_way_to_open_is_seen_by_the_canonical_path() {
+    for flags in [&["-D_FORTIFY_SOURCE=2"][..], &["-D_FILE_OFFSET_BITS=64", "-U_FORTIFY_SOURCE"]] {
+        let stage = Stage::new(flags);
+        let told = stage.told("opens", Mode::Record);
+        let mut expected: Vec<_> = (0..7).map(|i| reads(&[(i * 10, 10)])).collect();
+        expected.push(reads(&[(0, 7)]));
+        assert_eq!(of(&told, &stage.path("bytes")).collect::<Vec<_>>(), expected);
+        let made: Vec<_> = told.iter().filter(|t| t.path.to_str().unwrap().contains("made")).collect();
+        assert_eq!(made.len(), 2);
+        assert!(made.iter().all(|t| t.flags & (register::WRITE | register::REOPENED) == 10));
+        assert_eq!(made[0].ranges()[..2], [(Op::Write, 0, 5), (Op::Write, 0, 1)]);
+        assert_eq!(made[1].ranges()[..1], [(Op::Write, 0, 1)]);
+        // Advice is for readers.
+        let told = stage.told("opens", Mode::Advise);
+        let made: Vec<_> = told.iter().filter(|t| t.path.to_str().unwrap().contains("made")).collect();
+        assert_eq!(made.len(), 1);
+        assert_eq!(made[0].ranges().iter().map(|r| r.0).collect::<Vec<_>>(), [Op::Close]);
+    }
+}
+
+#[test]
+fn fortified_reads_are_seen() {
+    let stage = Stage::new(&["-D_FORTIFY_SOURCE=2"]);
+    let symbols = run(std::process::Command::new("nm").arg("-D").arg(&stage.program));
+    let symbols = String::from_utf8_lossy(&symbols.stdout).into_owned();
+    for name in ["__read_chk", "__pread_chk", "__fread_chk", "__open_2", "__openat_2"] {
+        assert!(symbols.contains(name), "the compiler did not use {name}");
+    }
+    let told = stage.told("chk", Mode::Advise);
+    let expected = [reads(&[(0, 100), (5000, 100)]), reads(&[(0, 4096)])];
+    assert_eq!(of(&told, &stage.path("bytes")).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn what_streams_read_and_write_inside_is_told() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("streams", Mode::Record);
+    let bytes: Vec<_> = of(&told, &stage.path("bytes")).collect();
+    // To the block before 50000, which fills the buffer.
+    let first = [(Op::Read, 0, 4096), (Op::Read, 4096, 4096), (Op::Seek, 49152, 0), (Op::Read, 49152, 4096)];
+    assert_eq!(bytes[0], first);
+    assert_eq!(bytes[1], reads(&[(0, 4096)]));
+    let len = std::fs::metadata(stage.path("lines")).unwrap().len() as u32;
+    let lines: Vec<_> = of(&told, &stage.path("lines")).collect();
+    assert_eq!(lines[0], reads(&[(0, 4096), (4096, len - 4096)]));
+    assert_eq!(lines[1], reads(&[(0, 4096)]));
+    let out: Vec<_> = told.iter().filter(|t| t.path.to_str().unwrap().contains(".out")).collect();
+    assert_eq!(out.len(), 1);
+    let written: u64 = out[0].accesses.iter().filter(|a| a.op == Op::Write).map(|a| u64::from(a.len_bytes)).sum();
+    assert_eq!(written, 10003);
+    assert!(
+        out[0]
+            .accesses
+            .windows(2)
+            .all(|w| w[1].op == Op::Close || w[0].offset + u64::from(w[0].len_bytes) == w[1].offset)
+    );
+    assert!(told.iter().flat_map(|t| &t.accesses).all(|a| a.op == Op::Close || a.flags & flag::STREAM != 0));
+}
+
+#[test]
+fn threads_are_told_apart() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("threads", Mode::Advise);
+    assert_eq!(told.len(), 4);
+    let mut ids = std::collections::HashSet::new();
+    for file in &told {
+        let me = file.accesses[0].offset / 20000;
+        let expected: Vec<_> = (0..500).map(|i| (me * 20000 + i * 16, 16)).collect();
+        assert_eq!(file.ranges()[..500], reads(&expected)[..]);
+        ids.extend(file.accesses.iter().map(|a| a.thread));
+    }
+    assert_eq!(ids.len(), 4);
+}
+
+#[test]
+fn children_speak_for_themselves() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("forks", Mode::Advise);
+    let by_client = |client| told.iter().filter(move |t: &&Told| t.client == client && t.path == stage.path("bytes"));
+    let parent: Vec<_> = by_client(told[0].client).collect();
+    assert_eq!(parent.len(), 1);
+    assert_eq!(parent[0].ranges()[..3], reads(&[(0, 100), (150, 10), (172, 7)])[..]);
+    let others: Vec<_> = told.iter().filter(|t| t.client != told[0].client).collect();
+    let mut ranges: Vec<_> = others.iter().map(|t| t.ranges()[0]).collect();
+    ranges.sort_by_key(|r| r.1);
+    // The forked child, and the executed one, which met its standard input open.
+    assert_eq!(ranges, reads(&[(100, 50), (160, 12)]));
+    assert!(others.iter().all(|t| t.flags & register::FOUND != 0));
+}
+
+#[test]
+fn numbers_that_change_hands_are_not_mixed_up() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("dups", Mode::Advise);
+    let mut bytes: Vec<_> = of(&told, &stage.path("bytes")).flatten().map(|r| (r.1, r.2)).collect();
+    let lines: Vec<_> = of(&told, &stage.path("lines")).flatten().map(|r| (r.1, r.2)).collect();
+    bytes.sort();
+    assert_eq!(bytes, [(0, 10), (0, 10), (1, 20), (3, 20), (10, 10), (20, 10), (30, 10), (40, 10)]);
+    assert_eq!(lines, [(0, 6), (0, 4), (0, 20), (2, 20), (4, 20)]);
+}
+
+#[test]
+fn a_signal_handler_may_read() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("signals", Mode::Advise);
+    let seen: Vec<_> = of(&told, &stage.path("bytes")).collect();
+    assert_eq!(seen, [reads(&[(640, 32), (640, 32), (640, 32)])]);
+}
+
+#[test]
+fn copies_in_the_kernel_and_maps_are_told() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("copies", Mode::Record);
+    let mut expected = reads(&[(1000, 500), (0, 200), (3000, 600), (200, 100)]);
+    expected.push((Op::Mmap, 4096, 8192));
+    assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), expected);
+    let copy = told.iter().find(|t| t.path.to_str().unwrap().contains(".copy")).unwrap();
+    assert_eq!(copy.ranges()[0], (Op::Write, 0, 600));
+    assert_eq!(copy.accesses[0].flags, flag::IN_KERNEL);
+}
+
+#[test]
+fn asynchronous_reads_are_told_when_submitted() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("aio", Mode::Advise);
+    assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), reads(&[(700, 100), (900, 50)]));
+    assert!(told[0].accesses[..2].iter().all(|a| a.flags & flag::ASYNC != 0));
+}
+
+#[test]
+fn libaio_is_told_even_when_it_was_loaded_out_of_sight() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("libaio", Mode::Advise);
+    assert_eq!(of(&told, &stage.path("bytes")).next().unwrap(), reads(&[(300, 100), (5000, 70)]));
+}
+
+/// Ten thousand files open at once, faster than any manager takes them: those that it could not take are not told, and
+/// the program reads all of them.
+#[test]
+fn many_open_files() {
+    let stage = Stage::new(&[]);
+    let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Advise);
+    stage.run("many", &manager.socket, true);
+    let (_, told) = manager.finish_lossy();
+    assert!(told.len() > 200, "{} registered", told.len());
+    for file in told.iter().filter(|t| !t.accesses.is_empty()) {
+        assert!(file.accesses.iter().filter(|a| a.op == Op::Read).count() <= 1);
+    }
+}
+
+#[test]
+fn the_librarys_descriptors_are_out_of_the_programs_reach() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("closes", Mode::Advise);
+    let first = of(&told, &stage.path("bytes")).next().unwrap();
+    assert_eq!(first, reads(&[(0, 10), (10, 10), (20, 10), (30, 10), (40, 10)]));
+    // One connection throughout.
+    assert!(told.iter().all(|t| t.client == told[0].client));
+}
+
+/// Whether there is a manager or not, programs behave as without the library.
+#[test]
+fn edges_with_and_without_a_manager() {
+    let stage = Stage::new(&[]);
+    let cases = ["limits", "cancels", "executes", "sandboxed", "reads", "opens", "streams", "forks", "dups", "signals"];
+    for case in cases.into_iter().chain(["copies", "aio", "libaio", "closes", "threads", "many"]) {
+        stage.run(case, Path::new("/nowhere/socket"), false);
+    }
+    for case in &cases[..4] {
+        for mode in [Mode::Advise, Mode::Record] {
+            stage.told(case, mode);
+        }
+    }
+}

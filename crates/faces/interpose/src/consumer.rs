@@ -1,0 +1,65 @@
+//! Who is told what a program does with its descriptors.
+
+use impresario_ring::Op;
+
+/// What a consumer says of a descriptor that it is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Not of interest until it is closed.
+    Ignore,
+    /// Accesses are wanted, under this number; at least [`Claim::FIRST`] and never used twice in a generation.
+    Watch(u32),
+    /// Cannot be said now: ask again at the next use.
+    Later,
+}
+
+impl Claim {
+    /// The smallest number for [`Claim::Watch`].
+    pub const FIRST: u32 = 2;
+}
+
+/// One thing that a program did with a watched descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What it did.
+    pub op: Op,
+    /// Bits of [`impresario_ring::flag`].
+    pub flags: u8,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len_bytes: u64,
+    /// When the call began, in nanoseconds of the monotonic clock.
+    pub start_ns: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+}
+
+/// The one who is told. Its functions are called from any thread and from signal handlers, at any time.
+pub trait Consumer: Sync {
+    /// The generation of its interest: 0 while it wants nothing; another number when all descriptors must be asked about
+    /// anew. This is read at every call of the program: one load.
+    fn generation(&self) -> u32;
+
+    /// Called at a use of any descriptor while the generation is 0.
+    fn idle(&self);
+
+    /// Whether accesses of this kind are wanted at all, so that others need not be timed.
+    fn wants(&self, op: Op) -> bool;
+
+    /// Whether it can say anything of descriptors now. Asked first, at every use of a descriptor that is unknown: cheap.
+    fn answers(&self) -> bool;
+
+    /// Whether this descriptor is of interest. `opened`: the program has just opened it.
+    fn claim(&self, fd: i32, opened: bool) -> Claim;
+
+    /// The program did something with a file claimed in this generation.
+    fn tell(&self, generation: u32, file: u32, event: Event);
+
+    /// The descriptor of this file is about to be closed.
+    fn release(&self, generation: u32, file: u32);
+
+    /// Whether the calling process is the one that the table is of. A child made by `vfork` runs in its parent's memory
+    /// with descriptors of its own: what it closes and opens must not be noted.
+    fn here(&self) -> bool;
+}

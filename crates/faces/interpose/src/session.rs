@@ -1,0 +1,539 @@
+//! The channel to the advice manager as the table's consumer: connecting, registering files, telling accesses, and doing
+//! without when the manager is absent, stopped, dead or back again.
+//!
+//! - [`Assist::start`] says Hello when the library is loaded and does not wait for the answer: it is looked for at later
+//!   uses of descriptors. Until it is there, descriptors are unknown and asked about again.
+//! - A manager that ends is noticed by its socket: at the next message, and every [`LOOK_NS`] while accesses are told.
+//!   Then the generation becomes 0; uses of descriptors try again with growing patience, and with a new generation every
+//!   file is registered anew at its next use.
+//! - A forked child starts with a page of zeros ([`Page`]) and says Hello for itself at its first use of a descriptor.
+
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+
+use impresario_ring::message::{Mode, ToClient, ToManager, register};
+use impresario_ring::patterns::{PATTERNS_BYTES_MAX, Patterns};
+use impresario_ring::{Access, Op, Producer, Push, SLOTS, now_ns, ring_bytes};
+use rustix::fs::{FileType, OFlags};
+
+use crate::consumer::{Claim, Consumer, Event};
+use crate::log::{self, Line};
+use crate::own::{self, Own};
+use crate::paths::{self, NoPath, ProcName};
+use crate::process::{Page, coarse_ns, pid, quietly, thread};
+use crate::socket::{self, Trouble};
+
+/// How often the socket is looked at while accesses are told.
+const LOOK_NS: u64 = 100_000_000;
+/// How often the answer to Hello is looked for: at first, and when it does not come for [`PROMPT_NS`].
+const ANSWER_NS: u64 = 50_000;
+const ANSWER_NS_LATE: u64 = 5_000_000;
+const PROMPT_NS: u64 = 100_000_000;
+/// How long no message is sent after the manager's queue was full.
+const BLOCKED_NS: u64 = 10_000_000;
+/// Patience between attempts to connect: the first, and the longest.
+const PATIENCE_MS: u32 = 50;
+const PATIENCE_MS_MAX: u32 = 10_000;
+/// Bytes of a Unix socket's name with its zero.
+const NAME_BYTES: usize = 108;
+
+/// How far the channel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// No manager.
+    Apart = 0,
+    /// Hello was said.
+    Asked = 1,
+    /// Files are registered.
+    Ready = 2,
+    /// Nothing more in this process.
+    Off = 3,
+}
+
+static PAGE: Page = Page::new();
+static STARTED: AtomicBool = AtomicBool::new(false);
+static OFF: AtomicBool = AtomicBool::new(false);
+/// The process whose descriptors `SOCKET` and `EVENT` are.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+static SOCKET: Own = Own::new();
+static EVENT: Own = Own::new();
+/// Never the same twice in a process or its forked children.
+static GENERATIONS: AtomicU32 = AtomicU32::new(0);
+static NEXT_FILE: AtomicU32 = AtomicU32::new(Claim::FIRST);
+
+/// Written with the session's lock held.
+struct Locked<T>(UnsafeCell<T>);
+// SAFETY: see each use: written before what makes it visible, with release and acquire.
+unsafe impl<T> Sync for Locked<T> {}
+
+static NAME: Locked<[u8; NAME_BYTES]> = Locked(UnsafeCell::new([0; NAME_BYTES]));
+static RING: Locked<MaybeUninit<Producer>> = Locked(UnsafeCell::new(MaybeUninit::uninit()));
+static RING_MADE: AtomicBool = AtomicBool::new(false);
+/// Two places, used in turn: a thread may still compare a path with the patterns of the connection before.
+static PATTERNS: [Locked<[u8; PATTERNS_BYTES_MAX]>; 2] =
+    [const { Locked(UnsafeCell::new([0; PATTERNS_BYTES_MAX])) }; 2];
+/// Which place, in the highest bit, and how many bytes.
+static PATTERNS_NOW: AtomicU64 = AtomicU64::new(0);
+
+/// The consumer that tells the advice manager. There is one channel in a process, whatever the number of values.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Assist;
+
+impl Assist {
+    /// Connects for the first time. To be called once, when the library is loaded: `socket` is the name from the
+    /// environment or the default, `log` the file for messages.
+    pub fn start(&self, socket: &CStr, log: Option<&CStr>) {
+        quietly(|| {
+            if let Some(log) = log {
+                log::set_name(log);
+            }
+            let bytes = socket.to_bytes_with_nul();
+            if bytes.len() > NAME_BYTES {
+                log::say(Line::BadSocketName);
+                return;
+            }
+            // SAFETY: nobody reads it before `STARTED`.
+            unsafe { (&mut *NAME.0.get())[..bytes.len()].copy_from_slice(bytes) };
+            let _ = PAGE.wipe_on_fork();
+            adopt();
+            STARTED.store(true, Release);
+            self.idle();
+        });
+    }
+
+    /// How far the channel is; looks for the answer to Hello.
+    pub fn state(&self) -> State {
+        quietly(|| {
+            if OFF.load(Relaxed) {
+                return Some(State::Off);
+            }
+            if PAGE.generation.load(Acquire) == 0 {
+                self.idle();
+            }
+            if PAGE.state.load(Acquire) == State::Asked as u32 {
+                look_for_answer();
+            }
+            Some(match PAGE.state.load(Acquire) {
+                1 => State::Asked,
+                2 => State::Ready,
+                _ => State::Apart,
+            })
+        })
+        .unwrap_or(State::Apart)
+    }
+
+    /// For a system without pages that are wiped: to be called in every forked child.
+    pub fn forked(&self) {
+        quietly(|| {
+            if !STARTED.load(Acquire) {
+                return;
+            }
+            PAGE.generation.store(0, SeqCst);
+            PAGE.adopted.store(0, SeqCst);
+            PAGE.lock.store(0, SeqCst);
+            PAGE.next_try_ns.store(0, SeqCst);
+            after_fork();
+        });
+    }
+
+    /// Makes no system call any more: the program is about to restrict what it may call.
+    pub fn retire(&self) {
+        quietly(|| {
+            if STARTED.load(Acquire) && !OFF.load(Relaxed) {
+                if PAGE.generation.load(Relaxed) != 0 {
+                    log::say(Line::Sandboxed);
+                }
+                OFF.store(true, SeqCst);
+                PAGE.generation.store(0, SeqCst);
+            }
+        });
+    }
+
+    /// Whether a number is one of the library's own descriptors in this process.
+    #[inline]
+    pub fn owns(&self, fd: i32) -> bool {
+        SOCKET.is(fd) || EVENT.is(fd)
+    }
+
+    /// The library's own numbers, the smaller one first.
+    pub fn own_numbers(&self) -> [Option<i32>; 2] {
+        let (a, b) = (SOCKET.number(), EVENT.number());
+        if a.is_some_and(|a| b.is_none_or(|b| a < b)) { [a, b] } else { [b, a] }
+    }
+
+    /// Frees a number that the program wants for itself.
+    pub fn step_aside(&self, fd: i32) {
+        if self.owns(fd) && self.here() {
+            quietly(|| {
+                SOCKET.step_aside(fd);
+                EVENT.step_aside(fd);
+            });
+        }
+    }
+
+    /// Gives up the library's descriptors because the program has none left; true when that helped.
+    pub fn give_way(&self) -> bool {
+        quietly(|| {
+            if !self.here() || (SOCKET.number().is_none() && EVENT.number().is_none()) {
+                return false;
+            }
+            log::say(Line::NoPlace);
+            PAGE.patience_ms.store(PATIENCE_MS_MAX, Relaxed);
+            apart();
+            true
+        })
+    }
+}
+
+/// Makes the page this process's.
+fn adopt() {
+    OWNER.store(pid(), SeqCst);
+    PAGE.adopted.store(1, SeqCst);
+}
+
+/// In a forked child: the parent's channel is not ours.
+fn after_fork() {
+    SOCKET.forget_users();
+    EVENT.forget_users();
+    SOCKET.close();
+    EVENT.close();
+    log::forget();
+    adopt();
+}
+
+/// Runs with the session's lock; not at all when another thread, or the code that this signal interrupted, has it.
+fn locked(run: impl FnOnce()) {
+    if PAGE.lock.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
+        run();
+        PAGE.lock.store(0, Release);
+    }
+}
+
+/// The ring, once it was made.
+fn ring() -> Option<&'static Producer> {
+    // SAFETY: written before `RING_MADE` and never changed or dropped.
+    RING_MADE.load(Acquire).then(|| unsafe { (*RING.0.get()).assume_init_ref() })
+}
+
+/// A fresh ring's memory.
+fn fresh_ring() -> Option<OwnedFd> {
+    if let Some(ring) = ring() {
+        return ring.renew().ok();
+    }
+    let (producer, memory) = Producer::create(SLOTS).ok()?;
+    // SAFETY: with the lock held, and nobody reads it before `RING_MADE`.
+    unsafe { (*RING.0.get()).write(producer) };
+    RING_MADE.store(true, Release);
+    Some(memory)
+}
+
+/// Says Hello. With the lock held.
+fn connect() {
+    let patience = PAGE.patience_ms.load(Relaxed).clamp(PATIENCE_MS, PATIENCE_MS_MAX);
+    PAGE.next_try_ns.store(coarse_ns().saturating_add(u64::from(patience) * 1_000_000), Relaxed);
+    PAGE.patience_ms.store(patience.saturating_mul(2), Relaxed);
+    // SAFETY: written before `STARTED`, which was seen.
+    let Ok(name) = CStr::from_bytes_until_nul(unsafe { &*NAME.0.get() }) else { return };
+    let Some(new) = socket::connect(name) else { return log::say(Line::NoManager) };
+    if SOCKET.put(new).is_none() {
+        return log::say(Line::NoPlace);
+    }
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    let event = rustix::event::eventfd(0, flags);
+    if event.ok().and_then(|e| EVENT.put(e)).is_none() {
+        SOCKET.close();
+        return log::say(Line::NoPlace);
+    }
+    let Some(memory) = fresh_ring() else {
+        SOCKET.close();
+        EVENT.close();
+        return log::say(Line::NoRing);
+    };
+    let hello = ToManager::Hello { pid: pid().unsigned_abs(), ring_bytes: ring_bytes(SLOTS) as u32 }.encode();
+    let said = SOCKET.with(|s| EVENT.with(|e| socket::send(s, &hello, &[memory.as_fd(), e])));
+    own::close_raw(memory);
+    if said.flatten() != Some(Ok(())) {
+        SOCKET.close();
+        EVENT.close();
+        return log::say(Line::NoManager);
+    }
+    NEXT_FILE.store(Claim::FIRST, Relaxed);
+    PAGE.blocked_until_ns.store(0, Relaxed);
+    PAGE.next_look_ns.store(0, Relaxed);
+    PAGE.asked_ns.store(now_ns(), Relaxed);
+    PAGE.state.store(State::Asked as u32, SeqCst);
+    let generation = GENERATIONS.fetch_add(1, SeqCst).wrapping_add(1);
+    PAGE.generation.store(generation.max(1), SeqCst);
+}
+
+/// The channel is broken.
+fn lost(line: Line) {
+    log::say(line);
+    apart();
+}
+
+fn apart() {
+    locked(|| {
+        PAGE.generation.store(0, SeqCst);
+        PAGE.state.store(State::Apart as u32, SeqCst);
+        let patience = PAGE.patience_ms.load(Relaxed).clamp(PATIENCE_MS, PATIENCE_MS_MAX);
+        PAGE.next_try_ns.store(coarse_ns().saturating_add(u64::from(patience) * 1_000_000), Relaxed);
+        SOCKET.close();
+        EVENT.close();
+    });
+}
+
+/// Looks for the answer to Hello, now and then.
+fn look_for_answer() {
+    let now = now_ns();
+    let next = PAGE.next_look_ns.load(Relaxed);
+    let prompt = now.saturating_sub(PAGE.asked_ns.load(Relaxed)) < PROMPT_NS;
+    let pause = if prompt { ANSWER_NS } else { ANSWER_NS_LATE };
+    if now < next || PAGE.next_look_ns.compare_exchange(next, now + pause, AcqRel, Relaxed).is_err() {
+        return;
+    }
+    let mut trouble = None;
+    locked(|| {
+        if PAGE.state.load(Acquire) != State::Asked as u32 {
+            return;
+        }
+        match SOCKET.with(socket::answer) {
+            Some(Err(Trouble::Wait)) => {}
+            Some(Ok(Some((ToClient::Welcome { mode, patterns_len }, Some(patterns))))) => {
+                let read = take_patterns(patterns.as_fd(), patterns_len as usize);
+                own::close_raw(patterns);
+                if read.is_none() {
+                    trouble = Some(Line::BadAnswer);
+                    return;
+                }
+                PAGE.mode.store(mode as u32, Relaxed);
+                PAGE.patience_ms.store(PATIENCE_MS, Relaxed);
+                PAGE.next_look_ns.store(now + LOOK_NS, Relaxed);
+                PAGE.state.store(State::Ready as u32, Release);
+            }
+            Some(Ok(Some((ToClient::Refused { .. }, extra)))) => {
+                if let Some(extra) = extra {
+                    crate::own::close_raw(extra);
+                }
+                trouble = Some(Line::Refused);
+            }
+            Some(Ok(_)) => trouble = Some(Line::BadAnswer),
+            Some(Err(_)) | None => trouble = Some(Line::Lost),
+        }
+    });
+    match trouble {
+        None => {}
+        Some(Line::Lost) => lost(Line::Lost),
+        Some(line) => {
+            // It will hardly say anything else soon.
+            PAGE.patience_ms.store(PATIENCE_MS_MAX, Relaxed);
+            lost(line);
+        }
+    }
+}
+
+/// Copies the patterns out of the manager's memory, which may be anything. With the lock held.
+fn take_patterns(memory: BorrowedFd<'_>, len: usize) -> Option<()> {
+    let place = (PATTERNS_NOW.load(Relaxed) >> 63 ^ 1) as usize;
+    // SAFETY: with the lock held; readers look at the other place, or are done with this one since long ago.
+    let bytes = unsafe { &mut *PATTERNS[place].0.get() }.get_mut(..len)?;
+    // A regular file does not make a reader wait; a pipe would.
+    if FileType::from_raw_mode(rustix::fs::fstat(memory).ok()?.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let mut done = 0;
+    while done < len {
+        match rustix::io::pread(memory, &mut bytes[done..], done as u64).ok()? {
+            0 => return None,
+            more => done += more,
+        }
+    }
+    Patterns::parse(bytes)?;
+    PATTERNS_NOW.store((place as u64) << 63 | len as u64, Release);
+    Some(())
+}
+
+fn patterns_match(path: &[u8]) -> bool {
+    let now = PATTERNS_NOW.load(Acquire);
+    let (place, len) = ((now >> 63) as usize, (now & !(1 << 63)) as usize);
+    // SAFETY: the place that `PATTERNS_NOW` shows is not written.
+    let bytes = unsafe { &*PATTERNS[place].0.get() }.get(..len).unwrap_or(&[]);
+    Patterns::parse(bytes).is_some_and(|p| p.matches(path))
+}
+
+fn look_after_socket(now: u64) {
+    let next = PAGE.next_look_ns.load(Relaxed);
+    if now < next || PAGE.next_look_ns.compare_exchange(next, now + LOOK_NS, AcqRel, Relaxed).is_err() {
+        return;
+    }
+    if PAGE.state.load(Acquire) == State::Ready as u32 && SOCKET.with(socket::alive) != Some(true) {
+        lost(Line::Lost);
+    }
+}
+
+/// Sends a message, unless the manager's queue was full a moment ago.
+fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble> {
+    let now = coarse_ns();
+    if now < PAGE.blocked_until_ns.load(Relaxed) {
+        return Err(Trouble::Wait);
+    }
+    let packet = message.encode();
+    let sent = SOCKET.with(|s| match file {
+        Some(file) => socket::send_file(s, &packet, file),
+        None => socket::send(s, &packet, &[]),
+    });
+    let result = sent.unwrap_or(Err(Trouble::Gone));
+    match result {
+        Err(Trouble::Wait) => PAGE.blocked_until_ns.store(now + BLOCKED_NS, Relaxed),
+        Err(Trouble::Gone) => lost(Line::Lost),
+        _ => {}
+    }
+    result
+}
+
+/// Registers a file whose path matches.
+///
+/// What is open for reading only is shared with the manager, so that it can advise on the program's own open file. What
+/// can be written is opened once more for reading: a manager that held the writable file a moment longer than the
+/// program would keep it from being executed, and keep locks.
+fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool) -> Claim {
+    let file = NEXT_FILE.fetch_add(1, Relaxed);
+    let writes = access != OFlags::RDONLY;
+    let mut flags = if opened { 0 } else { register::FOUND };
+    flags |= if access == OFlags::WRONLY { 0 } else { register::READ };
+    let sent = if writes {
+        flags |= register::WRITE | register::REOPENED;
+        let again = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let name = ProcName::new(number);
+        let Ok(other) = rustix::fs::open(name.as_c_str(), again, rustix::fs::Mode::empty()) else {
+            return Claim::Ignore;
+        };
+        let sent = send(ToManager::Register { file, flags }, Some(other.as_fd()));
+        own::close_raw(other);
+        sent
+    } else {
+        send(ToManager::Register { file, flags }, Some(fd))
+    };
+    match sent {
+        Ok(()) => Claim::Watch(file),
+        Err(_) => Claim::Later,
+    }
+}
+
+impl Consumer for Assist {
+    #[inline]
+    fn generation(&self) -> u32 {
+        PAGE.generation.load(Acquire)
+    }
+
+    fn idle(&self) {
+        if !STARTED.load(Acquire) || OFF.load(Relaxed) {
+            return;
+        }
+        if PAGE.adopted.load(Acquire) == 0 {
+            locked(after_fork);
+        }
+        if coarse_ns() < PAGE.next_try_ns.load(Relaxed) || !self.here() {
+            return;
+        }
+        locked(|| {
+            if PAGE.generation.load(Acquire) == 0 {
+                connect();
+            }
+        });
+    }
+
+    #[inline]
+    fn wants(&self, op: Op) -> bool {
+        matches!(op, Op::Read | Op::Mmap) || PAGE.mode.load(Relaxed) == Mode::Record as u32
+    }
+
+    fn answers(&self) -> bool {
+        if PAGE.state.load(Acquire) == State::Asked as u32 {
+            look_for_answer();
+        }
+        // Nothing can be registered while the manager's queue is full.
+        PAGE.state.load(Acquire) == State::Ready as u32 && coarse_ns() >= PAGE.blocked_until_ns.load(Relaxed)
+    }
+
+    fn claim(&self, fd: i32, opened: bool) -> Claim {
+        if self.owns(fd) {
+            return Claim::Later;
+        }
+        look_after_socket(coarse_ns());
+        // SAFETY: used for system calls that fail cleanly when the program closes the number meanwhile.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        let Ok(stat) = rustix::fs::fstat(borrowed) else { return Claim::Later };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Claim::Ignore;
+        }
+        let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) else { return Claim::Later };
+        let access = flags & OFlags::RWMODE;
+        let only_written = access == OFlags::WRONLY && PAGE.mode.load(Relaxed) == Mode::Advise as u32;
+        if flags.contains(OFlags::PATH) || only_written {
+            return Claim::Ignore;
+        }
+        match paths::with_path(fd, stat.st_nlink == 0, patterns_match) {
+            Ok(true) => register(borrowed, fd, access, opened),
+            Ok(false) | Err(NoPath::Unknown) => Claim::Ignore,
+            Err(NoPath::Busy) => Claim::Later,
+        }
+    }
+
+    #[inline]
+    fn tell(&self, generation: u32, file: u32, event: Event) {
+        // A number of a connection that is gone means nothing in the next one's ring.
+        if generation != PAGE.generation.load(Acquire) {
+            return;
+        }
+        let Some(ring) = ring() else { return };
+        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        let access = Access {
+            file,
+            op: event.op,
+            flags: event.flags,
+            thread: thread(generation),
+            offset: event.offset,
+            len_bytes: short(event.len_bytes),
+            duration_ns: short(event.duration_ns),
+            start_ns: event.start_ns,
+        };
+        match ring.push(access) {
+            Push::Stored => {}
+            Push::Wake => wake(),
+            Push::Full => {}
+            Push::Closed => quietly(|| lost(Line::Lost)),
+        }
+        if event.start_ns >= PAGE.next_look_ns.load(Relaxed) {
+            quietly(|| look_after_socket(event.start_ns));
+        }
+    }
+
+    fn release(&self, generation: u32, file: u32) {
+        let now = now_ns();
+        let close = Event { op: Op::Close, flags: 0, offset: 0, len_bytes: 0, start_ns: now, duration_ns: 0 };
+        self.tell(generation, file, close);
+        if generation == PAGE.generation.load(Acquire) {
+            let _ = send(ToManager::Unregister { file }, None);
+        }
+    }
+
+    fn here(&self) -> bool {
+        pid() == OWNER.load(Relaxed)
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn wake() {
+    quietly(|| {
+        if Assist.here() {
+            let _ = EVENT.with(|event| rustix::io::write(event, &1u64.to_ne_bytes()));
+        }
+    });
+}

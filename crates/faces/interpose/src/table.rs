@@ -1,0 +1,422 @@
+//! The table of a program's descriptors: which are of interest, under which number. Lock-free; a look at a descriptor
+//! that is known takes two loads.
+//!
+//! An entry holds the generation in which its consumer spoke and what it said. An entry of another generation is as good
+//! as empty: after a reconnection every descriptor is asked about again at its next use, and in a forked child too.
+//! Descriptors beyond [`DESCRIPTORS`] are not observed.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use crate::consumer::{Claim, Consumer, Event};
+use crate::process::quietly;
+
+/// Descriptors below this number are observed.
+pub const DESCRIPTORS: usize = 65_536;
+
+/// How long an entry is trusted before the descriptor's identity is looked at again, in nanoseconds: programs can close
+/// descriptors in ways that nobody sees.
+const TRUST_NS: u64 = 100_000_000;
+
+const IGNORED: u32 = 1;
+
+struct Entry {
+    /// Generation in the upper half; in the lower 0 for unknown, [`IGNORED`], or the file's number.
+    word: AtomicU64,
+    /// The file behind the descriptor when it was claimed.
+    identity: AtomicU64,
+    /// When the identity was last looked at.
+    seen_ns: AtomicU64,
+    /// Where the descriptor's position was last seen, for streams that move it unseen.
+    position: AtomicU64,
+}
+
+impl Entry {
+    const fn new() -> Entry {
+        Entry {
+            word: AtomicU64::new(0),
+            identity: AtomicU64::new(0),
+            seen_ns: AtomicU64::new(0),
+            position: AtomicU64::new(0),
+        }
+    }
+}
+
+/// The table. It is large (2 MiB of zeros): make it static.
+pub struct Table<C> {
+    consumer: C,
+    highest: AtomicU64,
+    entries: [Entry; DESCRIPTORS],
+}
+
+/// A descriptor of interest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    fd: i32,
+    generation: u32,
+    file: u32,
+}
+
+impl Watched {
+    /// The descriptor.
+    pub fn fd(&self) -> i32 {
+        self.fd
+    }
+
+    /// The number that the consumer gave.
+    pub fn file(&self) -> u32 {
+        self.file
+    }
+}
+
+impl<C: Consumer> Table<C> {
+    /// An empty table.
+    pub const fn new(consumer: C) -> Table<C> {
+        let entries = [const { Entry::new() }; DESCRIPTORS];
+        Table { consumer, highest: AtomicU64::new(0), entries }
+    }
+
+    /// Who is told.
+    pub fn consumer(&self) -> &C {
+        &self.consumer
+    }
+
+    /// Whether the descriptor is of interest now. Asks the consumer at the first use.
+    #[inline]
+    pub fn watch(&self, fd: i32) -> Option<Watched> {
+        let generation = self.consumer.generation();
+        let word = self.entries.get(fd as usize)?.word.load(Acquire);
+        let value = word as u32;
+        if (word >> 32) as u32 == generation && value != 0 {
+            return (value != IGNORED).then_some(Watched { fd, generation, file: value });
+        }
+        self.ask(fd, generation, false)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ask(&self, fd: i32, generation: u32, opened: bool) -> Option<Watched> {
+        quietly(|| {
+            if generation == 0 {
+                self.consumer.idle();
+                // Just connected: what is asked about now is of the new generation at the next use.
+                return None;
+            }
+            if !self.consumer.answers() || !self.consumer.here() {
+                return None;
+            }
+            let entry = self.entries.get(fd as usize)?;
+            let before = entry.word.load(Acquire);
+            let identity = identity(fd)?;
+            let value = match self.consumer.claim(fd, opened) {
+                Claim::Ignore => IGNORED,
+                Claim::Watch(file) => file,
+                Claim::Later => return None,
+            };
+            let after = u64::from(generation) << 32 | u64::from(value);
+            self.highest.fetch_max(fd as u64, Relaxed);
+            if entry.word.compare_exchange(before, after, AcqRel, Acquire).is_err() {
+                // Another thread was faster, or the descriptor was closed meanwhile.
+                if value != IGNORED {
+                    self.consumer.release(generation, value);
+                }
+                let now = entry.word.load(Acquire);
+                let theirs = now as u32;
+                let good = (now >> 32) as u32 == generation && theirs != 0 && theirs != IGNORED;
+                return good.then_some(Watched { fd, generation, file: theirs });
+            }
+            entry.identity.store(identity, Relaxed);
+            entry.seen_ns.store(0, Relaxed);
+            if value != IGNORED {
+                entry.position.store(position(fd).unwrap_or(0), Relaxed);
+            }
+            (value != IGNORED).then_some(Watched { fd, generation, file: value })
+        })
+    }
+
+    /// The program has just opened this descriptor.
+    #[inline]
+    pub fn opened(&self, fd: i32) {
+        if fd < 0 {
+            return;
+        }
+        let generation = self.consumer.generation();
+        self.forget(fd);
+        // With no generation, too: an open is an occasion to connect.
+        self.ask(fd, generation, true);
+    }
+
+    /// The program got this descriptor in another way, or it is about to be closed: what was known of it is void.
+    #[inline]
+    pub fn forget(&self, fd: i32) {
+        let Some(entry) = self.entries.get(fd as usize) else { return };
+        if entry.word.load(Relaxed) != 0 {
+            self.forget_known(entry);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget_known(&self, entry: &Entry) {
+        quietly(|| {
+            if !self.consumer.here() {
+                return;
+            }
+            let word = entry.word.swap(0, AcqRel);
+            let (generation, value) = ((word >> 32) as u32, word as u32);
+            if value >= Claim::FIRST && generation == self.consumer.generation() {
+                self.consumer.release(generation, value);
+            }
+        });
+    }
+
+    /// [`forget`](Table::forget) for every descriptor from `first` to `last`.
+    pub fn forget_range(&self, first: u32, last: u32) {
+        let highest = self.highest.load(Relaxed).min(DESCRIPTORS as u64 - 1);
+        for fd in u64::from(first)..=u64::from(last).min(highest) {
+            self.forget(fd as i32);
+        }
+    }
+
+    /// The consumer wants nothing of this descriptor from now on, though it stays open.
+    pub fn leave(&self, watched: Watched) {
+        if !self.consumer.here() {
+            return;
+        }
+        let Some(entry) = self.entries.get(watched.fd as usize) else { return };
+        let (word, left) = (u64::from(watched.generation) << 32, u64::from(IGNORED));
+        if entry.word.compare_exchange(word | u64::from(watched.file), word | left, AcqRel, Acquire).is_ok() {
+            self.consumer.release(watched.generation, watched.file);
+        }
+    }
+
+    /// Tells what the program did. Now and then makes sure that the descriptor is still the file that was claimed.
+    #[inline]
+    pub fn tell(&self, watched: Watched, event: Event) {
+        let Some(entry) = self.entries.get(watched.fd as usize) else { return };
+        if event.start_ns.saturating_sub(entry.seen_ns.load(Relaxed)) > TRUST_NS && !self.same(watched, entry, event) {
+            return;
+        }
+        self.consumer.tell(watched.generation, watched.file, event);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn same(&self, watched: Watched, entry: &Entry, event: Event) -> bool {
+        let same = quietly(|| identity(watched.fd)) == Some(entry.identity.load(Relaxed));
+        if same {
+            entry.seen_ns.store(event.start_ns, Relaxed);
+        } else {
+            self.forget(watched.fd);
+        }
+        same
+    }
+
+    /// Where the descriptor's position was last seen.
+    pub fn position(&self, watched: Watched) -> u64 {
+        self.entries.get(watched.fd as usize).map_or(0, |e| e.position.load(Acquire))
+    }
+
+    /// Notes where the descriptor's position is.
+    pub fn set_position(&self, watched: Watched, position: u64) {
+        if let Some(entry) = self.entries.get(watched.fd as usize) {
+            entry.position.store(position, Release);
+        }
+    }
+}
+
+/// Tells one open file from another as long as both exist.
+fn identity(fd: i32) -> Option<u64> {
+    let stat = rustix::fs::fstat(borrow(fd)?).ok()?;
+    Some(stat.st_dev.rotate_left(40) ^ stat.st_ino ^ u64::from(stat.st_mode) << 47)
+}
+
+fn position(fd: i32) -> Option<u64> {
+    rustix::fs::seek(borrow(fd)?, rustix::fs::SeekFrom::Current(0)).ok()
+}
+
+fn borrow(fd: i32) -> Option<std::os::fd::BorrowedFd<'static>> {
+    // SAFETY: used for one system call, which fails cleanly when the program closes the number meanwhile.
+    (fd >= 0).then(|| unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use impresario_ring::Op;
+    use std::os::fd::AsRawFd;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+
+    /// Watches everything, in writing.
+    struct Notes {
+        generation: AtomicU32,
+        next: AtomicU32,
+        here: AtomicBool,
+        ignore: AtomicBool,
+        lines: Mutex<Vec<String>>,
+    }
+
+    impl Notes {
+        const fn new() -> Notes {
+            Notes {
+                generation: AtomicU32::new(1),
+                next: AtomicU32::new(Claim::FIRST),
+                here: AtomicBool::new(true),
+                ignore: AtomicBool::new(false),
+                lines: Mutex::new(Vec::new()),
+            }
+        }
+
+        fn note(&self, line: String) {
+            self.lines.lock().unwrap().push(line);
+        }
+
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.lines.lock().unwrap())
+        }
+    }
+
+    impl Consumer for Notes {
+        fn generation(&self) -> u32 {
+            self.generation.load(Relaxed)
+        }
+        fn idle(&self) {
+            self.note("idle".into());
+        }
+        fn wants(&self, _: Op) -> bool {
+            true
+        }
+        fn answers(&self) -> bool {
+            true
+        }
+        fn claim(&self, _: i32, opened: bool) -> Claim {
+            if self.ignore.load(Relaxed) {
+                return Claim::Ignore;
+            }
+            let file = self.next.fetch_add(1, Relaxed);
+            self.note(format!("claim {file}{}", if opened { " opened" } else { "" }));
+            Claim::Watch(file)
+        }
+        fn tell(&self, generation: u32, file: u32, event: Event) {
+            self.note(format!("tell {generation} {file} {}+{}", event.offset, event.len_bytes));
+        }
+        fn release(&self, _: u32, file: u32) {
+            self.note(format!("release {file}"));
+        }
+        fn here(&self) -> bool {
+            self.here.load(Relaxed)
+        }
+    }
+
+    fn read(offset: u64, start_ns: u64) -> Event {
+        Event { op: Op::Read, flags: 0, offset, len_bytes: 10, start_ns, duration_ns: 1 }
+    }
+
+    #[test]
+    fn descriptors_are_asked_about_once_and_released_when_closed() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        TABLE.opened(fd);
+        let watched = TABLE.watch(fd).unwrap();
+        assert_eq!((watched.fd(), watched.file()), (fd, 2));
+        TABLE.tell(watched, read(5, 1));
+        TABLE.forget(fd);
+        assert_eq!(TABLE.consumer().take(), ["claim 2 opened", "tell 1 2 5+10", "release 2"]);
+        // Unknown again: met at its next use.
+        assert_eq!(TABLE.watch(fd).unwrap().file(), 3);
+        TABLE.forget_range(0, u32::MAX);
+        assert_eq!(TABLE.consumer().take(), ["claim 3", "release 3"]);
+    }
+
+    #[test]
+    fn another_generation_asks_again_and_none_only_knocks() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        let old = TABLE.watch(fd).unwrap();
+        notes.generation.store(0, Relaxed);
+        assert_eq!(TABLE.watch(fd), None);
+        notes.generation.store(2, Relaxed);
+        let new = TABLE.watch(fd).unwrap();
+        assert!(old.file() != new.file());
+        TABLE.forget(fd);
+        assert_eq!(notes.take(), ["claim 2", "idle", "claim 3", "release 3"]);
+    }
+
+    #[test]
+    fn a_number_that_became_another_file_unseen_is_noticed() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let (one, two) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let fd = one.as_raw_fd();
+        let watched = TABLE.watch(fd).unwrap();
+        TABLE.tell(watched, read(0, TRUST_NS + 1));
+        let mut place = std::os::fd::OwnedFd::from(one);
+        rustix::io::dup2(&two, &mut place).unwrap();
+        TABLE.tell(watched, read(20, TRUST_NS + 2));
+        TABLE.tell(watched, read(40, 3 * TRUST_NS));
+        assert_eq!(TABLE.consumer().take(), ["claim 2", "tell 1 2 0+10", "tell 1 2 20+10", "release 2"]);
+        assert_eq!(TABLE.watch(fd).unwrap().file(), 3);
+    }
+
+    #[test]
+    fn what_a_child_in_the_same_memory_does_is_not_noted() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        let watched = TABLE.watch(file.as_raw_fd()).unwrap();
+        notes.here.store(false, Relaxed);
+        TABLE.forget(file.as_raw_fd());
+        TABLE.opened(file.as_raw_fd());
+        notes.here.store(true, Relaxed);
+        assert_eq!(TABLE.watch(file.as_raw_fd()), Some(watched));
+        assert_eq!(notes.take(), ["claim 2"]);
+    }
+
+    #[test]
+    fn a_descriptor_left_stays_ignored_until_it_is_closed() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        TABLE.leave(TABLE.watch(file.as_raw_fd()).unwrap());
+        assert_eq!((TABLE.watch(file.as_raw_fd()), TABLE.watch(file.as_raw_fd())), (None, None));
+        TABLE.forget(file.as_raw_fd());
+        assert!(TABLE.watch(file.as_raw_fd()).is_some());
+        notes.ignore.store(true, Relaxed);
+        TABLE.opened(file.as_raw_fd());
+        assert_eq!(TABLE.watch(file.as_raw_fd()), None);
+        assert_eq!(notes.take(), ["claim 2", "release 2", "claim 3", "release 3"]);
+    }
+
+    #[test]
+    fn numbers_outside_the_table_and_closed_ones_are_not_observed() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        for fd in [-1, -100, i32::MIN, i32::MAX, DESCRIPTORS as i32, DESCRIPTORS as i32 - 1] {
+            TABLE.opened(fd);
+            TABLE.forget(fd);
+            assert_eq!(TABLE.watch(fd), None);
+        }
+        assert_eq!(TABLE.consumer().take(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn threads_that_meet_a_descriptor_together_agree_on_its_number() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..200 {
+            let fd = file.as_raw_fd();
+            let numbers: Vec<u32> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(move || TABLE.watch(fd).map(|w| w.file()))).collect();
+                threads.into_iter().filter_map(|t| t.join().unwrap()).collect()
+            });
+            assert_eq!(numbers.len(), 4);
+            assert!(numbers.windows(2).all(|w| w[0] == w[1]), "{numbers:?}");
+            TABLE.forget(fd);
+        }
+        let lines = TABLE.consumer().take();
+        let count = |what: &str| lines.iter().filter(|l| l.starts_with(what)).count();
+        assert_eq!(count("claim"), count("release"));
+    }
+}

@@ -1,0 +1,180 @@
+//! How the shared memory is laid out, for both sides.
+//!
+//! | bytes | what | written by |
+//! |---|---|---|
+//! | 0..8 | magic | client, once |
+//! | 8..12 | version | client, once |
+//! | 12..16 | slots, a power of two | client, once |
+//! | 16..24 | `started_ns`, also the first position | client, once |
+//! | 128..136 | `head`: positions claimed | producers |
+//! | 256..264 | `tail`: positions drained | manager |
+//! | 384..392 | `dropped`: accesses for which there was no place | producers |
+//! | 512..516 | `asleep`: 1 while the manager waits for its event descriptor | both |
+//! | 640..644 | `closed`: 1 when the manager drains no more | manager |
+//! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
+//!
+//! Position `p` lies in slot `p mod slots` and is complete when that slot's `seq` is `p + 1`. Positions begin at the
+//! ring's start time in nanoseconds: no thread pushes once per nanosecond, so a write that was begun in an earlier ring
+//! at the same address can never look like one of this ring.
+//! Numbers are in the machine's order: both sides run on the same machine.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Bytes before the first slot.
+pub const HEADER_BYTES: usize = 4096;
+/// Bytes of a slot.
+pub const SLOT_BYTES: usize = 40;
+/// Slots of an ordinary ring.
+pub const SLOTS: u32 = 4096;
+/// Fewest slots.
+pub const SLOTS_MIN: u32 = 64;
+/// Most slots: about 40 MiB.
+pub const SLOTS_MAX: u32 = 1 << 20;
+
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"IMPRRING");
+pub(crate) const VERSION: u32 = 1;
+
+const MAGIC_AT: usize = 0;
+const VERSION_AT: usize = 8;
+const SLOTS_AT: usize = 12;
+const STARTED_AT: usize = 16;
+const HEAD_AT: usize = 128;
+const TAIL_AT: usize = 256;
+const DROPPED_AT: usize = 384;
+const ASLEEP_AT: usize = 512;
+const CLOSED_AT: usize = 640;
+
+/// Bytes of a ring's shared memory; `slots` at most [`SLOTS_MAX`].
+pub const fn ring_bytes(slots: u32) -> usize {
+    HEADER_BYTES + slots as usize * SLOT_BYTES
+}
+
+/// How many slots make a ring of so many bytes, when any allowed number does.
+pub(crate) fn slots_of(bytes: u64) -> Option<u32> {
+    let slots = u32::try_from(bytes.checked_sub(HEADER_BYTES as u64)? / SLOT_BYTES as u64).ok()?;
+    let allowed = slots.is_power_of_two() && (SLOTS_MIN..=SLOTS_MAX).contains(&slots);
+    (allowed && ring_bytes(slots) as u64 == bytes).then_some(slots)
+}
+
+/// A mapping of a ring. Only atomics look into it: the other side may write at any time.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    start: NonNull<u8>,
+    slots: u32,
+}
+
+// SAFETY: the memory is shared with other processes already; it is only reached through atomics.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// # Safety
+    /// `start` is the page-aligned start of a readable and writable mapping of `ring_bytes(slots)` bytes that stays
+    /// mapped as long as the result lives, and `slots` is a power of two.
+    pub(crate) unsafe fn new(start: NonNull<u8>, slots: u32) -> Mapped {
+        Mapped { start, slots }
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        ring_bytes(self.slots)
+    }
+
+    #[inline]
+    fn u64_at(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(8) && at + 8 <= self.bytes());
+        // SAFETY: inside the mapping (callers pass the constants above or a slot's place), aligned; see `new`.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+
+    #[inline]
+    fn u32_at(&self, at: usize) -> &AtomicU32 {
+        debug_assert!(at.is_multiple_of(4) && at + 4 <= HEADER_BYTES);
+        // SAFETY: as in `u64_at`.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+
+    /// Writes what the client writes once.
+    pub(crate) fn initialize(&self, started_ns: u64) {
+        self.u32_at(VERSION_AT).store(VERSION, Ordering::Relaxed);
+        self.u32_at(SLOTS_AT).store(self.slots, Ordering::Relaxed);
+        self.u64_at(STARTED_AT).store(started_ns, Ordering::Relaxed);
+        self.head().store(started_ns, Ordering::Relaxed);
+        self.tail().store(started_ns, Ordering::Relaxed);
+        self.asleep().store(1, Ordering::Relaxed);
+        self.u64_at(MAGIC_AT).store(MAGIC, Ordering::Release);
+    }
+
+    pub(crate) fn magic(&self) -> u64 {
+        self.u64_at(MAGIC_AT).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn version(&self) -> u32 {
+        self.u32_at(VERSION_AT).load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn slots_told(&self) -> u32 {
+        self.u32_at(SLOTS_AT).load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn started_ns(&self) -> u64 {
+        self.u64_at(STARTED_AT).load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn head(&self) -> &AtomicU64 {
+        self.u64_at(HEAD_AT)
+    }
+
+    #[inline]
+    pub(crate) fn tail(&self) -> &AtomicU64 {
+        self.u64_at(TAIL_AT)
+    }
+
+    pub(crate) fn dropped(&self) -> &AtomicU64 {
+        self.u64_at(DROPPED_AT)
+    }
+
+    #[inline]
+    pub(crate) fn asleep(&self) -> &AtomicU32 {
+        self.u32_at(ASLEEP_AT)
+    }
+
+    #[inline]
+    pub(crate) fn closed(&self) -> &AtomicU32 {
+        self.u32_at(CLOSED_AT)
+    }
+
+    /// The commit marker and the data words of the slot for position `p`, whatever `p` is.
+    #[inline]
+    pub(crate) fn slot(&self, p: u64) -> (&AtomicU64, [&AtomicU64; 4]) {
+        let at = HEADER_BYTES + (p & u64::from(self.slots - 1)) as usize * SLOT_BYTES;
+        (self.u64_at(at), [self.u64_at(at + 8), self.u64_at(at + 16), self.u64_at(at + 24), self.u64_at(at + 32)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_allowed_sizes_are_rings() {
+        assert_eq!(slots_of(ring_bytes(SLOTS) as u64), Some(SLOTS));
+        assert_eq!(slots_of(ring_bytes(SLOTS_MIN) as u64), Some(SLOTS_MIN));
+        assert_eq!(slots_of(ring_bytes(SLOTS_MAX) as u64), Some(SLOTS_MAX));
+        let wrong = [0, 4095, 4096, 4136, ring_bytes(SLOTS) as u64 + 1, ring_bytes(SLOTS) as u64 - 1];
+        for bytes in wrong.into_iter().chain([ring_bytes(32) as u64, ring_bytes(3000) as u64, u64::MAX, 1 << 40]) {
+            assert_eq!(slots_of(bytes), None, "{bytes}");
+        }
+        assert_eq!(slots_of(ring_bytes(SLOTS_MAX) as u64 * 2 - HEADER_BYTES as u64), None);
+    }
+}

@@ -1,0 +1,71 @@
+//! The channel between an interposed program (the client) and the advice manager.
+//!
+//! - [`Producer`] and [`Consumer`]: a ring in shared memory into which all threads of a program push what they read and
+//!   write, and from which the manager drains. No lock, no allocation, no waiting: pushing is allowed in a signal handler.
+//! - [`message`]: the few messages that travel over the `SOCK_SEQPACKET` socket, with the descriptors they carry.
+//! - [`patterns`]: which paths the manager wants to hear of.
+//!
+//! No socket is opened here. Every byte that comes from the other side is hostile: nothing it holds can make a function
+//! of this crate panic, loop or touch memory outside the ring.
+
+mod access;
+mod consumer;
+mod layout;
+pub mod message;
+pub mod patterns;
+mod producer;
+
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+pub use access::{Access, Op, flag};
+pub use consumer::{Consumer, Corrupt, Drained, STUCK_NS, Sleep, Unusable};
+pub use layout::{HEADER_BYTES, SLOT_BYTES, SLOTS, SLOTS_MAX, SLOTS_MIN, ring_bytes};
+pub use producer::{Producer, Push};
+
+/// Environment variable that names the manager's socket.
+pub const SOCKET_VARIABLE: &str = "IMPRESARIO_ASSIST_SOCKET";
+/// Environment variable that names the file to which the interposed library adds its messages; unset, it says nothing.
+pub const LOG_VARIABLE: &str = "IMPRESARIO_ASSIST_LOG";
+
+/// The manager's socket: `socket` (the value of [`SOCKET_VARIABLE`]) when it is set and not empty, else
+/// `impresario-assist.sock` in `runtime_dir` (`XDG_RUNTIME_DIR`), else the one of the whole machine.
+pub fn socket_path(socket: Option<&[u8]>, runtime_dir: Option<&[u8]>) -> PathBuf {
+    let set = |value: Option<&[u8]>| value.filter(|v| !v.is_empty()).map(<[u8]>::to_vec);
+    if let Some(path) = set(socket) {
+        return PathBuf::from(std::ffi::OsString::from_vec(path));
+    }
+    match set(runtime_dir) {
+        Some(dir) => PathBuf::from(std::ffi::OsStr::from_bytes(&dir)).join("impresario-assist.sock"),
+        None => PathBuf::from("/run/impresario/assist.sock"),
+    }
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of [`Access::start_ns`].
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the result; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_is_named_by_the_variable_then_by_the_user_then_by_the_machine() {
+        let path = |s: Option<&str>, d: Option<&str>| socket_path(s.map(str::as_bytes), d.map(str::as_bytes));
+        assert_eq!(path(Some("/x/s"), Some("/run/user/1")), PathBuf::from("/x/s"));
+        assert_eq!(path(Some(""), Some("/run/user/1")), PathBuf::from("/run/user/1/impresario-assist.sock"));
+        assert_eq!(path(None, None), PathBuf::from("/run/impresario/assist.sock"));
+        assert_eq!(path(None, Some("")), PathBuf::from("/run/impresario/assist.sock"));
+    }
+
+    #[test]
+    fn the_clock_runs_forward() {
+        let first = now_ns();
+        assert!(first > 0 && now_ns() >= first);
+    }
+}

@@ -1,0 +1,410 @@
+//! Which files the manager wants to hear of: a list of path patterns in flat bytes, made by [`Builder`] and matched by
+//! [`Patterns`] without allocating. Paths are canonical and absolute, as `/proc/self/fd/N` shows them.
+//!
+//! Layout: magic and number of patterns (four bytes each), then for each the kind (one byte), the length (two bytes) and
+//! the pattern's bytes. Numbers are little-endian.
+
+use std::ops::ControlFlow;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"IMPP");
+const HEADER: usize = 8;
+
+/// Most bytes of a list.
+pub const PATTERNS_BYTES_MAX: usize = 1 << 20;
+/// Longest pattern or path, in bytes (`PATH_MAX`).
+pub const PATH_BYTES_MAX: usize = 4096;
+/// Steps of matching after which a glob is taken as not matching: more than any reasonable pattern needs.
+const STEPS_MAX: u32 = 100_000;
+
+/// How a pattern is compared with a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// The path itself.
+    File = 0,
+    /// Everything below a directory, at any depth.
+    Tree = 1,
+    /// A glob over the whole path: `*` and `?` do not match `/`, `**` matches anything, `[a-z]` and `[!a-z]` one byte
+    /// but `/`, and `\` takes the next byte as it is.
+    Glob = 2,
+    /// The entries of a directory itself, not below.
+    Directory = 3,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Kind> {
+        [Kind::File, Kind::Tree, Kind::Glob, Kind::Directory].into_iter().find(|kind| *kind as u8 == byte)
+    }
+
+    /// Whether the pattern (for directories with or without a slash at the end) matches the path.
+    pub fn matches(self, pattern: &[u8], path: &[u8]) -> bool {
+        let below = || {
+            let directory = pattern.strip_suffix(b"/").unwrap_or(pattern);
+            path.strip_prefix(directory)?.strip_prefix(b"/").filter(|rest| !rest.is_empty())
+        };
+        match self {
+            Kind::File => pattern == path,
+            Kind::Tree => below().is_some(),
+            Kind::Directory => below().is_some_and(|rest| !rest.contains(&b'/')),
+            Kind::Glob => glob_matches(pattern, path),
+        }
+    }
+}
+
+/// Why a pattern is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is empty, or longer than [`PATH_BYTES_MAX`].
+    Length(usize),
+    /// It does not begin with `/`: no path could match.
+    Relative,
+    /// The list would be longer than [`PATTERNS_BYTES_MAX`].
+    ListFull,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refused::Length(bytes) => write!(f, "a path of {bytes} bytes; 1 to {PATH_BYTES_MAX} are possible"),
+            Refused::Relative => write!(f, "the path does not begin with /"),
+            Refused::ListFull => write!(f, "the paths together are longer than {PATTERNS_BYTES_MAX} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Makes a list of patterns.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder::new()
+    }
+}
+
+impl Builder {
+    /// An empty list: nothing matches.
+    pub fn new() -> Builder {
+        Builder { bytes: [MAGIC.to_le_bytes(), [0; 4]].concat(), count: 0 }
+    }
+
+    /// Adds a pattern.
+    ///
+    /// # Errors
+    /// [`Refused`], and the list is as before.
+    pub fn add(&mut self, kind: Kind, pattern: &[u8]) -> Result<(), Refused> {
+        if pattern.is_empty() || pattern.len() > PATH_BYTES_MAX {
+            return Err(Refused::Length(pattern.len()));
+        }
+        if pattern[0] != b'/' && !(kind == Kind::Glob && pattern.starts_with(b"**")) {
+            return Err(Refused::Relative);
+        }
+        if self.bytes.len() + 3 + pattern.len() > PATTERNS_BYTES_MAX {
+            return Err(Refused::ListFull);
+        }
+        self.bytes.push(kind as u8);
+        self.bytes.extend((pattern.len() as u16).to_le_bytes());
+        self.bytes.extend(pattern);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// The list as bytes.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.bytes[4..HEADER].copy_from_slice(&self.count.to_le_bytes());
+        self.bytes
+    }
+}
+
+/// A list of patterns in somebody's bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Patterns<'a> {
+    records: &'a [u8],
+    count: u32,
+}
+
+impl<'a> Patterns<'a> {
+    /// Looks at a list; `None` when it is none. The patterns themselves are looked at when a path is compared: a list
+    /// that breaks off matches as far as it goes.
+    pub fn parse(bytes: &'a [u8]) -> Option<Patterns<'a>> {
+        let (magic, rest) = bytes.split_first_chunk::<4>()?;
+        let (count, records) = rest.split_first_chunk::<4>()?;
+        let sound = u32::from_le_bytes(*magic) == MAGIC && bytes.len() <= PATTERNS_BYTES_MAX;
+        sound.then_some(Patterns { records, count: u32::from_le_bytes(*count) })
+    }
+
+    /// Which pattern, counted from 0, matches the path first. Neither allocates nor panics.
+    pub fn first_match(&self, path: &[u8]) -> Option<u32> {
+        if path.len() > PATH_BYTES_MAX {
+            return None;
+        }
+        let found = self.walk(|at, kind, pattern| match kind.is_some_and(|k| k.matches(pattern, path)) {
+            true => ControlFlow::Break(at),
+            false => ControlFlow::Continue(()),
+        });
+        found.break_value()
+    }
+
+    /// Whether a path matches.
+    pub fn matches(&self, path: &[u8]) -> bool {
+        self.first_match(path).is_some()
+    }
+
+    /// The patterns, with `None` for a kind that is unknown here.
+    pub fn for_each(&self, mut see: impl FnMut(Option<Kind>, &[u8])) {
+        let _: ControlFlow<()> = self.walk(|_, kind, pattern| {
+            see(kind, pattern);
+            ControlFlow::Continue(())
+        });
+    }
+
+    fn walk<B>(&self, mut step: impl FnMut(u32, Option<Kind>, &[u8]) -> ControlFlow<B>) -> ControlFlow<B> {
+        let mut rest = self.records;
+        for at in 0..self.count {
+            let Some((&[kind, low, high], after)) = rest.split_first_chunk::<3>() else { break };
+            let Some((pattern, after)) = after.split_at_checked(usize::from(u16::from_le_bytes([low, high]))) else {
+                break;
+            };
+            step(at, Kind::from_byte(kind), pattern)?;
+            rest = after;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Whether a glob matches a whole path, with the rules of [`Kind::Glob`]. Takes a bounded number of steps; a pattern that
+/// needs more does not match.
+///
+/// When a star could not be right, it takes one byte more: the last `*` first, and when that meets a slash the last `**`.
+/// Earlier stars need not be tried again, because whatever they could take a later star of the same kind can take too.
+pub fn glob_matches(pattern: &[u8], path: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    // Where to go on when a star takes one byte more: in the pattern after the star, in the path after that byte.
+    type Again = Option<(usize, usize)>;
+    let (mut star, mut deep): (Again, Again) = (None, None);
+    for _ in 0..STEPS_MAX {
+        match pattern.get(p) {
+            Some(b'*') => {
+                if pattern.get(p + 1) == Some(&b'*') {
+                    p += 2;
+                    (star, deep) = (None, Some((p, t)));
+                } else {
+                    p += 1;
+                    star = Some((p, t));
+                }
+                continue;
+            }
+            None if t == path.len() => return true,
+            Some(_) if t < path.len() => {
+                if let Some(after) = one_byte(pattern, p, path[t]) {
+                    (p, t) = (after, t + 1);
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        match (star, deep) {
+            (Some((after, from)), _) if from < path.len() && path[from] != b'/' => {
+                star = Some((after, from + 1));
+                (p, t) = (after, from + 1);
+            }
+            (_, Some((after, from))) if from < path.len() => {
+                star = None;
+                deep = Some((after, from + 1));
+                (p, t) = (after, from + 1);
+            }
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// The place in the pattern after what matched `byte` at `p`.
+fn one_byte(pattern: &[u8], p: usize, byte: u8) -> Option<usize> {
+    match pattern[p] {
+        b'?' => (byte != b'/').then_some(p + 1),
+        b'\\' if p + 1 < pattern.len() => (pattern[p + 1] == byte).then_some(p + 2),
+        b'[' => match class(pattern, p, byte) {
+            Some((inside, after)) => (inside && byte != b'/').then_some(after),
+            // Never closed: an ordinary bracket.
+            None => (byte == b'[').then_some(p + 1),
+        },
+        literal => (literal == byte).then_some(p + 1),
+    }
+}
+
+/// Whether the byte is in the class that opens at `p`, and the place after it; `None` when it is never closed.
+fn class(pattern: &[u8], p: usize, byte: u8) -> Option<(bool, usize)> {
+    let mut at = p + 1;
+    let not = matches!(pattern.get(at), Some(b'!' | b'^'));
+    at += usize::from(not);
+    let first = at;
+    let mut inside = false;
+    loop {
+        let low = *pattern.get(at)?;
+        if low == b']' && at > first {
+            return Some((inside != not, at + 1));
+        }
+        match (pattern.get(at + 1), pattern.get(at + 2)) {
+            (Some(b'-'), Some(&high)) if high != b']' => {
+                inside |= (low..=high).contains(&byte);
+                at += 3;
+            }
+            _ => {
+                inside |= low == byte;
+                at += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn list(patterns: &[(Kind, &str)]) -> Vec<u8> {
+        let mut builder = Builder::new();
+        for (kind, pattern) in patterns {
+            builder.add(*kind, pattern.as_bytes()).unwrap();
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn each_kind_matches_what_it_says() {
+        let bytes = list(&[
+            (Kind::File, "/data/a"),
+            (Kind::Directory, "/data/run"),
+            (Kind::Tree, "/deep/"),
+            (Kind::Glob, "/home/*/x[0-9].root"),
+        ]);
+        let patterns = Patterns::parse(&bytes).unwrap();
+        for (path, first) in [
+            ("/data/a", Some(0)),
+            ("/data/ab", None),
+            ("/data/run", None),
+            ("/data/run/", None),
+            ("/data/run/f", Some(1)),
+            ("/data/run/sub/f", None),
+            ("/data/runner/f", None),
+            ("/deep/f", Some(2)),
+            ("/deep/a/b/c", Some(2)),
+            ("/deeper/f", None),
+            ("/home/me/x7.root", Some(3)),
+            ("/home/me/y/x7.root", None),
+            ("", None),
+        ] {
+            assert_eq!(patterns.first_match(path.as_bytes()), first, "{path}");
+        }
+        let root = list(&[(Kind::Tree, "/")]);
+        assert!(Patterns::parse(&root).unwrap().matches(b"/etc/passwd"));
+        assert!(!Patterns::parse(&Builder::new().finish()).unwrap().matches(b"/etc/passwd"));
+    }
+
+    #[test]
+    fn globs() {
+        for (pattern, path, expected) in [
+            ("**", "/any/thing", true),
+            ("**.root", "/a/b/c.root", true),
+            ("/a/**/z", "/a/b/c/z", true),
+            ("/a/**/z", "/a/z", false),
+            ("/a/**z", "/a/z", true),
+            ("/a/*", "/a/b/c", false),
+            ("/a/*/*.h5", "/a/b/c.h5", true),
+            ("/a/*b*c", "/a/xbxbxc", true),
+            ("/**/x*y/z", "/1/xay/xby/z", true),
+            ("/a?c", "/abc", true),
+            ("/a?c", "/a/c", false),
+            ("/[!a]", "/b", true),
+            ("/[^a]", "/a", false),
+            ("/[]x]", "/]", true),
+            ("/[a", "/[a", true),
+            ("/[a-c-]", "/-", true),
+            ("/x[/]y", "/x/y", false),
+            (r"/\*", "/*", true),
+            (r"/\*", "/a", false),
+            (r"/a\", r"/a\", true),
+            ("/*", "/", true),
+            ("/a", "/ab", false),
+            ("/ab", "/a", false),
+        ] {
+            assert_eq!(glob_matches(pattern.as_bytes(), path.as_bytes()), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_made_to_take_long_ends() {
+        let pattern = [b"/".to_vec(), b"**a*b".repeat(600)].concat();
+        assert!(!glob_matches(&pattern, &[b"/".to_vec(), b"ab/".repeat(1300)].concat()));
+    }
+
+    #[test]
+    fn what_cannot_match_is_refused() {
+        let mut builder = Builder::new();
+        assert_eq!(builder.add(Kind::File, b"data"), Err(Refused::Relative));
+        assert_eq!(builder.add(Kind::Glob, b"*.root"), Err(Refused::Relative));
+        assert_eq!(builder.add(Kind::Tree, b""), Err(Refused::Length(0)));
+        assert_eq!(builder.add(Kind::File, &[b'/'; 4097]), Err(Refused::Length(4097)));
+        let mut added = 0;
+        let full = loop {
+            match builder.add(Kind::File, &[b'/'; 4096]) {
+                Ok(()) => added += 1,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full, Refused::ListFull);
+        let bytes = builder.finish();
+        assert!(bytes.len() <= PATTERNS_BYTES_MAX);
+        let mut seen = 0;
+        Patterns::parse(&bytes).unwrap().for_each(|kind, pattern| {
+            assert_eq!((kind, pattern.len()), (Some(Kind::File), 4096));
+            seen += 1;
+        });
+        assert_eq!(seen, added);
+    }
+
+    /// The rules of a glob without classes and escapes, by trying everything.
+    fn naive(pattern: &[u8], path: &[u8]) -> bool {
+        match pattern {
+            [] => path.is_empty(),
+            [b'*', b'*', rest @ ..] => (0..=path.len()).any(|n| naive(rest, &path[n..])),
+            [b'*', rest @ ..] => {
+                let end = path.iter().position(|b| *b == b'/').unwrap_or(path.len());
+                (0..=end).any(|n| naive(rest, &path[n..]))
+            }
+            [b'?', rest @ ..] => path.first().is_some_and(|b| *b != b'/') && naive(rest, &path[1..]),
+            [c, rest @ ..] => path.first() == Some(c) && naive(rest, &path[1..]),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+        #[test]
+        fn globs_match_as_the_plain_rules_say(pattern in "/[ab/*?]{0,9}", path in "/[ab/]{0,9}") {
+            prop_assert_eq!(glob_matches(pattern.as_bytes(), path.as_bytes()), naive(pattern.as_bytes(), path.as_bytes()));
+        }
+
+        #[test]
+        fn any_bytes_are_a_list_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..80), count: u32,
+                                        path in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let _ = Patterns::parse(&bytes).map(|p| p.matches(&path));
+            let list = [&MAGIC.to_le_bytes()[..], &count.to_le_bytes(), &bytes].concat();
+            let patterns = Patterns::parse(&list).unwrap();
+            let _ = patterns.matches(&path);
+            let mut seen = 0;
+            patterns.for_each(|_, _| seen += 1);
+            prop_assert!(seen * 3 <= bytes.len());
+        }
+
+        #[test]
+        fn any_glob_ends(pattern in proptest::collection::vec(any::<u8>(), 0..60), path in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _ = glob_matches(&pattern, &path);
+        }
+    }
+}

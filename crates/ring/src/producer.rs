@@ -1,0 +1,161 @@
+//! The program's side of the ring: making it and pushing into it.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::access::Access;
+use crate::layout::{Mapped, SLOTS_MAX, SLOTS_MIN, ring_bytes};
+use crate::now_ns;
+
+/// What became of a pushed access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Push {
+    /// It is in the ring and the manager is awake.
+    Stored,
+    /// It is in the ring and the manager sleeps: write 1 to the event descriptor. At most one thread is told so.
+    Wake,
+    /// There was no place; it is counted as dropped.
+    Full,
+    /// The manager drains this ring no more.
+    Closed,
+}
+
+/// The ring as a program pushes into it, from any thread and from signal handlers.
+///
+/// In a forked child the memory is still the parent's ring: call [`renew`](Producer::renew) before pushing there.
+#[derive(Debug)]
+pub struct Producer {
+    ring: Mapped,
+}
+
+impl Producer {
+    /// Makes a ring of `slots` places (a power of two between [`SLOTS_MIN`] and [`SLOTS_MAX`]). The descriptor, closed on
+    /// exec and sealed against a change of size, is for the manager.
+    ///
+    /// # Errors
+    /// `EINVAL` for a wrong number of slots, and what `memfd_create`, `ftruncate`, `mmap` and `fcntl` report.
+    pub fn create(slots: u32) -> io::Result<(Producer, OwnedFd)> {
+        if !slots.is_power_of_two() || !(SLOTS_MIN..=SLOTS_MAX).contains(&slots) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let memory = memory(slots)?;
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let ring = unsafe { map(std::ptr::null_mut(), slots, &memory, MapFlags::SHARED)? };
+        ring.initialize(now_ns());
+        seal(&memory)?;
+        Ok((Producer { ring }, memory))
+    }
+
+    /// Puts a fresh, empty ring at the same address, for a new manager or in a forked child. Other threads may push
+    /// meanwhile: their accesses go to the old ring or the new one, or are lost.
+    ///
+    /// # Errors
+    /// What `memfd_create`, `ftruncate`, `mmap` and `fcntl` report; then the old ring is still in place.
+    pub fn renew(&self) -> io::Result<OwnedFd> {
+        let slots = self.ring.slots();
+        let memory = memory(slots)?;
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let fresh = unsafe { map(std::ptr::null_mut(), slots, &memory, MapFlags::SHARED)? };
+        // Complete before anybody can push into it.
+        fresh.initialize(now_ns());
+        seal(&memory)?;
+        // SAFETY: `fresh` is ours alone and not used after this.
+        unsafe { unmap(&fresh) };
+        let place = self.ring.start().as_ptr().cast();
+        // SAFETY: replaces exactly this ring's own mapping by another of the same length, in one step.
+        unsafe { map(place, slots, &memory, MapFlags::SHARED | MapFlags::FIXED)? };
+        Ok(memory)
+    }
+
+    /// Bytes of the shared memory.
+    pub fn ring_bytes(&self) -> usize {
+        self.ring.bytes()
+    }
+
+    /// Accesses for which there was no place, in this ring.
+    pub fn dropped(&self) -> u64 {
+        self.ring.dropped().load(Relaxed)
+    }
+
+    /// Whether the manager has said that it drains no more.
+    pub fn is_closed(&self) -> bool {
+        self.ring.closed().load(Relaxed) != 0
+    }
+
+    /// Tells one access. Never waits, allocates or fails; errno is left alone.
+    #[inline]
+    pub fn push(&self, access: Access) -> Push {
+        let ring = &self.ring;
+        if ring.closed().load(Relaxed) != 0 {
+            return Push::Closed;
+        }
+        let mut p = ring.head().load(Relaxed);
+        loop {
+            // The manager's reads of a slot come before the tail that frees it.
+            let tail = ring.tail().load(Acquire);
+            // A tail that ran ahead of what was loaded as head is a head that is out of date; the exchange tells.
+            let waiting = p.wrapping_sub(tail);
+            if waiting >= u64::from(ring.slots()) && (waiting as i64) >= 0 {
+                ring.dropped().fetch_add(1, Relaxed);
+                return Push::Full;
+            }
+            // Sequentially consistent together with `asleep`: either the manager sees this claim before it sleeps, or
+            // this thread sees below that it sleeps.
+            match ring.head().compare_exchange_weak(p, p.wrapping_add(1), SeqCst, Relaxed) {
+                Ok(_) => break,
+                Err(now) => p = now,
+            }
+        }
+        let (seq, words) = ring.slot(p);
+        for (place, word) in words.into_iter().zip(access.to_words()) {
+            place.store(word, Relaxed);
+        }
+        seq.store(p.wrapping_add(1), Release);
+        if ring.asleep().load(SeqCst) == 1 && ring.asleep().swap(0, SeqCst) == 1 {
+            return Push::Wake;
+        }
+        Push::Stored
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has this mapping's address.
+        unsafe { unmap(&self.ring) };
+    }
+}
+
+fn memory(slots: u32) -> io::Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create(c"impresario-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&memory, ring_bytes(slots) as u64)?;
+    Ok(memory)
+}
+
+fn seal(memory: &OwnedFd) -> io::Result<()> {
+    Ok(rustix::fs::fcntl_add_seals(memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
+}
+
+/// # Safety
+/// With `MapFlags::FIXED`, `place` is the start of a mapping of the same length that may be replaced.
+pub(crate) unsafe fn map(place: *mut c_void, slots: u32, memory: impl AsFd, flags: MapFlags) -> io::Result<Mapped> {
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the caller's promise.
+    let start = unsafe { rustix::mm::mmap(place, ring_bytes(slots), both, flags, memory, 0)? };
+    let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+    // SAFETY: just mapped with this length; whoever holds the result unmaps it last.
+    Ok(unsafe { Mapped::new(start, slots) })
+}
+
+/// # Safety
+/// Nobody uses the mapping afterwards.
+pub(crate) unsafe fn unmap(ring: &Mapped) {
+    // SAFETY: the whole mapping of `map`; the caller promises the rest. Failure leaves memory mapped, no more.
+    let _ = unsafe { rustix::mm::munmap(ring.start().as_ptr().cast(), ring.bytes()) };
+}
