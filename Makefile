@@ -5,6 +5,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN        := $(TARGET_DIR)/release/impresario
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
+UNITDIR    ?= $(PREFIX)/lib/systemd/system
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # The C libraries, and the first number of their sonames.
 LIBRARIES  := impresario agios
@@ -23,7 +24,7 @@ setup: ## Install the Debian packages that are missing, check the Rust toolchain
 	@scripts/setup.sh
 
 build: setup ## Build the program, target/release/impresario, and the C libraries
-	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios
+	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios -p impresario-preload
 
 demo: build ## Show what it is for: a cluster on modelled disks, four applications, every policy (about 2 minutes)
 	$(BIN) demo $(DEMO_ARGS)
@@ -37,8 +38,10 @@ check: ## Format, lint, documentation, licences: what every commit passes
 bench: build ## Print the benchmarks that the documentation quotes
 	@scripts/bench.sh $(BIN)
 
-soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte
+soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
+	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
+	$(CARGO) run --release --locked -p impresario-cli -- reproduce --sweep
 
 fuzz: ## Fuzz the frame decoder for FUZZ_S seconds
 	@scripts/fuzz.sh $(FUZZ_S)
@@ -55,10 +58,14 @@ install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
+	install -D -m 755 $(TARGET_DIR)/release/libimpresario_assist.so $(DESTDIR)$(LIBDIR)/libimpresario_assist.so
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/impresario-assist.service > $(DESTDIR)$(UNITDIR)/impresario-assist.service
 	@VERSION=$(VERSION) SO=$(SO) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 uninstall: ## Remove what `make install` put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
+	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(DESTDIR)$(UNITDIR)/impresario-assist.service
 	@VERSION=$(VERSION) SO=$(SO) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 clean: ## Remove what was built

@@ -1,7 +1,9 @@
 //! `impresario bench`: measures a cluster, compares schedulers, and says how sure it is.
 
 mod args;
+mod guided;
 mod progress;
+mod validate;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -51,6 +53,8 @@ enum What {
     Datapath(DatapathArgs),
     Core(CoreArgs),
     Idle(IdleArgs),
+    Guided(guided::Args),
+    Validate(validate::Args),
     MinimalServer(MinimalServerArgs),
 }
 
@@ -217,6 +221,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         What::Datapath(args) => run_datapath(args),
         What::Core(args) => run_core(args),
         What::Idle(args) => run_idle(args),
+        What::Guided(args) => guided::run(args),
+        What::Validate(args) => validate::run(args),
         What::MinimalServer(args) => minimal_server(&args),
     }
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+mod assist;
 mod bench;
 mod calibrate;
 mod children;
@@ -14,8 +15,11 @@ mod layout;
 mod mount;
 mod policy;
 mod ports;
+mod reproduce;
 mod serve;
+mod sim;
 mod status;
+mod trace;
 mod up;
 
 /// Striped storage behind I/O nodes, with request scheduling at every server.
@@ -58,9 +62,15 @@ enum Command {
     Config(config_command::Command),
     #[command(subcommand)]
     Layout(layout::Command),
+    #[command(subcommand)]
+    Assist(assist::Command),
     Bench(Box<bench::Args>),
     Calibrate(calibrate::Args),
     Demo(demo::Args),
+    Sim(Box<sim::Args>),
+    #[command(subcommand)]
+    Trace(trace::Command),
+    Reproduce(reproduce::Args),
     /// Print a completion script for a shell
     ///
     /// For bash: impresario completions bash > /etc/bash_completion.d/impresario
@@ -125,9 +135,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Layout(command) => layout::run(command),
+        Command::Assist(command) => assist::run(command),
         Command::Bench(args) => bench::run(*args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Sim(args) => sim::run(*args),
+        Command::Trace(command) => trace::run(command),
+        Command::Reproduce(args) => reproduce::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "impresario", &mut script);

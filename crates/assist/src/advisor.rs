@@ -1,0 +1,315 @@
+//! What is done for one file as programs read it: its plan, its cache and its judge together.
+//!
+//! A state machine without I/O. One advisor serves all programs that read the same file (device and inode).
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::cache::{Action, BlockCache, Geometry, Tally};
+use crate::config::{Budget, DeviceCost, Monitored, StandDown};
+use crate::judge::{Judge, Why};
+use crate::online::Detector;
+use crate::sequence::Line;
+
+/// Blocks are of this size when strides are detected, so that little is brought in for nothing.
+const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
+/// And come in together with so many bytes, so that requests are long all the same.
+const ONLINE_BATCH_BYTES: u64 = 4 << 20;
+/// Threads of a program whose streams are told apart; more share.
+const THREADS_MAX: u16 = 64;
+
+/// Who reads: a program (the manager's number for it) and one of its threads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Reader {
+    /// Below 2⁴⁸.
+    pub program: u64,
+    /// The low bits of the thread's number.
+    pub thread: u16,
+}
+
+/// A read as the ring told of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Read {
+    /// What was read.
+    pub bytes: Range<u64>,
+    /// How long it took; 0 if unknown.
+    pub duration_ns: u64,
+    /// When it was seen, on the manager's clock.
+    pub now_ns: u64,
+}
+
+#[derive(Debug)]
+enum Engine {
+    /// Only Sequential, Random or Normal regions: no data moves.
+    Nothing,
+    Regions(BlockCache),
+    Sequence(Line, BlockCache),
+    Online(BlockCache, FxHashMap<Reader, Detector>),
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct Advisor {
+    monitored: Arc<Monitored>,
+    engine: Engine,
+    judge: Judge,
+    gap_bytes: u64,
+    size_bytes: u64,
+    was_down: bool,
+}
+
+impl Advisor {
+    /// An advisor for a file of so many bytes. Its window is bounded by the budget for one file, if that is not 0.
+    pub fn new(
+        monitored: Arc<Monitored>,
+        size_bytes: u64,
+        budget: &Budget,
+        stand_down: StandDown,
+        device: &DeviceCost,
+    ) -> Advisor {
+        let entry = &monitored.entry;
+        let geometry = |block_bytes: u64| {
+            let scale = entry.block_size.div_ceil(block_bytes);
+            let most = if budget.per_file == 0 { u64::MAX } else { (budget.per_file / block_bytes).max(1) };
+            let cache_blocks = entry.cache_size.saturating_mul(scale).min(most);
+            let read_ahead_blocks = entry.read_ahead_size.saturating_mul(scale).max(1).min(cache_blocks);
+            let together = if block_bytes < entry.block_size { ONLINE_BATCH_BYTES / block_bytes } else { 1 };
+            let batch_blocks = together.min(read_ahead_blocks / 2);
+            Geometry { block_bytes, cache_blocks, read_ahead_blocks, batch_blocks }
+        };
+        let engine = if !entry.sequence.is_empty() {
+            let line = Line::new(&entry.sequence, size_bytes);
+            let cache = BlockCache::new(geometry(entry.block_size), line.bytes());
+            Engine::Sequence(line, cache)
+        } else if monitored.regions.moves_anything() {
+            Engine::Regions(BlockCache::new(geometry(entry.block_size), size_bytes))
+        } else if entry.online {
+            let block_bytes = entry.block_size.min(ONLINE_BLOCK_BYTES);
+            Engine::Online(BlockCache::new(geometry(block_bytes), size_bytes), FxHashMap::default())
+        } else {
+            Engine::Nothing
+        };
+        let gap_bytes = device.gap_bytes();
+        Advisor { monitored, engine, judge: Judge::new(stand_down), gap_bytes, size_bytes, was_down: false }
+    }
+
+    /// What the configuration says of the file.
+    pub fn monitored(&self) -> &Arc<Monitored> {
+        &self.monitored
+    }
+
+    /// The file's length as last told.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The file's length changed.
+    pub fn set_size(&mut self, size_bytes: u64) {
+        self.size_bytes = size_bytes;
+        match &mut self.engine {
+            Engine::Regions(cache) | Engine::Online(cache, _) => cache.set_size(size_bytes),
+            Engine::Sequence(line, cache) => {
+                *line = Line::new(&self.monitored.entry.sequence, size_bytes);
+                cache.set_size(line.bytes());
+            }
+            Engine::Nothing => {}
+        }
+    }
+
+    /// A program has read. What to do now, in ranges of the file; `may` is asked for leave to bring in so many bytes.
+    pub fn read(&mut self, reader: Reader, read: &Read, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
+        let advising = self.judge.may_hint(read.now_ns);
+        if self.judge.why().is_some() {
+            if !std::mem::replace(&mut self.was_down, true) {
+                self.forget();
+                // What was given up with this counts neither for hints nor against them.
+                self.judge.start_over(self.tally());
+            }
+            self.judge.read(false, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
+            return Vec::new();
+        }
+        self.was_down = false;
+        let mut grant = |bytes: u64| advising && may(bytes);
+        let (hit, actions) = match &mut self.engine {
+            Engine::Nothing => return Vec::new(),
+            Engine::Regions(cache) => {
+                let hit = cache.holds(&read.bytes);
+                (hit, cache.access(reader.program, read.bytes.clone(), &self.monitored.regions, &mut grant))
+            }
+            Engine::Sequence(line, cache) => {
+                let Some(place) = line.read(reader.program, &read.bytes) else { return Vec::new() };
+                let hit = cache.holds(&place);
+                let actions = cache.access(reader.program, place, &Everything, &mut grant);
+                (hit, in_file(line, actions))
+            }
+            Engine::Online(cache, detectors) => {
+                if read.bytes.is_empty() {
+                    return Vec::new();
+                }
+                let hit = cache.holds(&read.bytes);
+                let reader = Reader { thread: reader.thread % THREADS_MAX, ..reader };
+                let seen = detectors.entry(reader).or_default().read(&read.bytes, self.gap_bytes);
+                let stream = stream_of(reader, seen.stream);
+                let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
+                if let Some(forecast) = seen.forecast {
+                    if seen.changed {
+                        cache.look_again(stream);
+                    }
+                    actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut grant));
+                }
+                (hit, actions)
+            }
+        };
+        let tally = self.tally();
+        self.judge.read(hit, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
+        self.judge.tally(tally, read.now_ns);
+        self.kept(actions)
+    }
+
+    /// So many programs have the file open.
+    pub fn set_programs(&mut self, programs: u64) {
+        self.judge.set_programs(programs);
+    }
+
+    /// A program has closed the file, or is gone.
+    pub fn depart(&mut self, program: u64) -> Vec<Action> {
+        let actions = match &mut self.engine {
+            Engine::Nothing => return Vec::new(),
+            Engine::Regions(cache) => cache.depart(program),
+            Engine::Sequence(line, cache) => {
+                line.depart(program);
+                let actions = cache.depart(program);
+                in_file(line, actions)
+            }
+            Engine::Online(cache, detectors) => {
+                let mut actions = Vec::new();
+                detectors.retain(|reader, _| {
+                    if reader.program == program {
+                        for stream in 0..crate::online::STREAMS_MAX {
+                            actions.extend(cache.depart(stream_of(*reader, stream)));
+                        }
+                    }
+                    reader.program != program
+                });
+                actions
+            }
+        };
+        self.kept(actions)
+    }
+
+    /// A hint asked for some bytes of which `found_bytes` were in memory already; `fresh` when they were asked for the
+    /// first time, and what is there is not ours.
+    pub fn hinted(&mut self, asked: Range<u64>, found_bytes: u64, fresh: bool, now_ns: u64) {
+        let asked_bytes = asked.end.saturating_sub(asked.start);
+        if !fresh {
+            return;
+        }
+        self.judge.hinted(asked_bytes, found_bytes, now_ns);
+        if found_bytes >= asked_bytes
+            && let Engine::Regions(cache) | Engine::Online(cache, _) = &mut self.engine
+        {
+            cache.found_cached(asked);
+        }
+    }
+
+    /// Bytes brought in and not yet released.
+    pub fn held_bytes(&self) -> u64 {
+        self.cache().map_or(0, BlockCache::held_bytes)
+    }
+
+    /// What became of what was brought in.
+    pub fn tally(&self) -> Tally {
+        self.cache().map_or_else(Tally::default, BlockCache::tally)
+    }
+
+    /// Why the file gets no hints now.
+    pub fn why_down(&self) -> Option<Why> {
+        self.judge.why()
+    }
+
+    /// How often it was stood down.
+    pub fn stood_down(&self) -> u64 {
+        self.judge.stood_down()
+    }
+
+    /// Time saved by hints in percent of the reads without, as judged last.
+    pub fn gain_percent(&self) -> Option<i64> {
+        self.judge.judged_gain_percent()
+    }
+
+    fn cache(&self) -> Option<&BlockCache> {
+        match &self.engine {
+            Engine::Nothing => None,
+            Engine::Regions(cache) | Engine::Sequence(_, cache) | Engine::Online(cache, _) => Some(cache),
+        }
+    }
+
+    fn forget(&mut self) {
+        match &mut self.engine {
+            Engine::Nothing => {}
+            Engine::Regions(cache) | Engine::Sequence(_, cache) => cache.clear(),
+            Engine::Online(cache, detectors) => {
+                cache.clear();
+                detectors.clear();
+            }
+        }
+    }
+
+    /// Without releases where the configuration wants none, or nothing is known of what is read again.
+    fn kept(&self, mut actions: Vec<Action>) -> Vec<Action> {
+        if !self.monitored.entry.release || matches!(self.engine, Engine::Online(..)) {
+            actions.retain(|a| !matches!(a, Action::Release(_)));
+        }
+        actions
+    }
+}
+
+/// The cache's name for a thread's stream.
+fn stream_of(reader: Reader, stream: usize) -> u64 {
+    reader.program << 16 | u64::from(reader.thread) << 4 | stream as u64
+}
+
+/// On a line of pieces, everything is wanted.
+struct Everything;
+
+impl crate::cache::Plan for Everything {
+    fn moves_in(&self, _: Range<u64>) -> bool {
+        true
+    }
+
+    fn will_need_in(&self, bytes: Range<u64>) -> Vec<Range<u64>> {
+        if bytes.is_empty() { Vec::new() } else { vec![bytes] }
+    }
+
+    fn ahead(&self, touched: (u64, u64), most: u64, geometry: Geometry, size_bytes: u64) -> Vec<u64> {
+        let end = size_bytes.div_ceil(geometry.block_bytes);
+        (touched.1 + 1..end).take(most as usize).collect()
+    }
+
+    fn once_in(&self, _: Range<u64>) -> bool {
+        false
+    }
+
+    fn has_once(&self) -> bool {
+        false
+    }
+}
+
+/// Actions on a line as actions on the file.
+fn in_file(line: &Line, actions: Vec<Action>) -> Vec<Action> {
+    let mut out = Vec::with_capacity(actions.len());
+    for action in actions {
+        let (range, make): (_, fn(Range<u64>) -> Action) = match action {
+            Action::Prefetch(range) => (range, Action::Prefetch),
+            Action::Renew(range) => (range, Action::Renew),
+            Action::Release(range) => (range, Action::Release),
+        };
+        out.extend(line.in_file(range).into_iter().map(make));
+    }
+    out
+}

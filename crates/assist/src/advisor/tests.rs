@@ -1,0 +1,109 @@
+//! One file's advisor: which engine an entry gets, and when it falls silent.
+
+use super::*;
+use crate::config::{Entry, Region};
+use crate::regions::RegionMap;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn advisor(entry: Entry, size: u64, budget: Budget) -> Advisor {
+    let regions = RegionMap::of(&entry);
+    let monitored = Arc::new(Monitored { key: "File[0]".into(), entry, regions });
+    Advisor::new(monitored, size, &budget, StandDown::default(), &DeviceCost::default())
+}
+
+fn read(a: &mut Advisor, program: u64, bytes: Range<u64>, duration_ns: u64, now_ns: u64) -> Vec<Action> {
+    a.read(Reader { program, thread: 1 }, &Read { bytes, duration_ns, now_ns }, &mut |_| true)
+}
+
+fn prefetched(actions: &[Action]) -> u64 {
+    actions.iter().map(|a| if let Action::Prefetch(r) = a { r.end - r.start } else { 0 }).sum()
+}
+
+#[test]
+fn the_paper_s_window() {
+    let mut a = advisor(Entry { will_need: vec![Region::WHOLE], ..Entry::new("/f") }, 512 * MIB, Budget::default());
+    assert_eq!(read(&mut a, 1, 0..250 * KIB, 0, 0), [Action::Prefetch(0..16 * MIB)]);
+    let mut total = 16 * MIB;
+    for i in 1..1024 {
+        total += prefetched(&read(&mut a, 1, i * 500 * KIB..i * 500 * KIB + 250 * KIB, 0, i));
+    }
+    assert!(total <= 512 * MIB && a.held_bytes() <= 32 * MIB, "{total} {}", a.held_bytes());
+    assert!(a.tally().used_bytes * 2 > a.tally().prefetched_bytes * 9 / 10);
+}
+
+#[test]
+fn the_window_is_bounded_by_the_budget() {
+    let entry = Entry { will_need: vec![Region::WHOLE], ..Entry::new("/f") };
+    let mut a = advisor(entry, 512 * MIB, Budget { per_file: 8 * MIB, ..Budget::default() });
+    assert_eq!(read(&mut a, 1, 0..1, 0, 0), [Action::Prefetch(0..8 * MIB)]);
+}
+
+#[test]
+fn a_known_order_is_followed() {
+    let pieces: Vec<Region> =
+        (0..100).map(|i| Region { offset: (i * 37 % 100) * 10 * MIB, length: 100 * KIB }).collect();
+    let entry = Entry { block_size: 200 * KIB, read_ahead_size: 2, sequence: pieces.clone(), ..Entry::new("/f") };
+    let mut a = advisor(entry, 1000 * MIB, Budget::default());
+    let next = |i: usize| pieces[i].bytes();
+    let actions = read(&mut a, 1, next(0), 0, 0);
+    assert_eq!(actions, [0, 1, 2, 3].map(|i| Action::Prefetch(next(i))));
+    assert_eq!(read(&mut a, 1, next(1), 0, 0), []);
+    assert_eq!(read(&mut a, 1, next(2), 0, 0), [4, 5].map(|i| Action::Prefetch(next(i))));
+    assert_eq!(read(&mut a, 2, next(0), 0, 0), [], "another program shares what is there");
+    assert_eq!(read(&mut a, 1, 5 * MIB..6 * MIB, 0, 0), [], "a read that is not in the order");
+}
+
+#[test]
+fn strides_are_found_and_nothing_is_released() {
+    let mut a = advisor(Entry { online: true, ..Entry::new("/f") }, 4096 * MIB, Budget::default());
+    let mut total = 0;
+    for i in 0..500 {
+        let at = i * 8 * MIB;
+        let actions = read(&mut a, 1, at..at + 100 * KIB, 0, i);
+        assert!(!actions.iter().any(|a| matches!(a, Action::Release(_))));
+        total += prefetched(&actions);
+    }
+    let tally = a.tally();
+    assert!(total <= 520 * 100 * KIB, "only the pieces: {total}");
+    assert!(tally.hits > 480, "{tally:?}");
+    assert!(a.depart(1).is_empty());
+    assert_eq!(a.held_bytes(), 0);
+}
+
+#[test]
+fn a_file_that_gains_nothing_falls_silent_and_is_tried_again() {
+    let mut a = advisor(Entry { will_need: vec![Region::WHOLE], ..Entry::new("/f") }, 1 << 40, Budget::default());
+    let mut silent_at = None;
+    for i in 0..2000 {
+        read(&mut a, 1, i * 250 * KIB..(i + 1) * 250 * KIB, 1_000_000, i * 1_000_000);
+        if a.why_down().is_some() {
+            silent_at = Some(i);
+            break;
+        }
+    }
+    assert!(silent_at.is_some_and(|at| at < 500), "{silent_at:?}");
+    let at = 2000 * 250 * KIB;
+    assert_eq!(read(&mut a, 1, at..at + 1, 1_000_000, 3_000_000_000), []);
+    assert_eq!(a.held_bytes(), 0);
+    assert!(prefetched(&read(&mut a, 1, at + 9 * MIB..at + 10 * MIB, 1_000_000, 60_000_000_000)) > 0);
+}
+
+#[test]
+fn what_is_in_memory_already_is_not_hinted_for_long() {
+    let mut a = advisor(Entry { will_need: vec![Region::WHOLE], ..Entry::new("/f") }, 1 << 40, Budget::default());
+    for action in read(&mut a, 1, 0..1, 0, 0) {
+        let Action::Prefetch(range) = action else { panic!() };
+        let bytes = range.end - range.start;
+        a.hinted(range, bytes, true, 0);
+    }
+    assert_eq!(a.why_down(), Some(Why::InMemory(100)));
+}
+
+#[test]
+fn modes_alone_move_nothing() {
+    let mut a = advisor(Entry { random: vec![Region::WHOLE], ..Entry::new("/f") }, 1 << 40, Budget::default());
+    assert_eq!(read(&mut a, 1, 0..1 << 30, 1, 1), []);
+    assert_eq!(a.depart(1), []);
+}

@@ -1,0 +1,226 @@
+//! How hints are given: the ways into the page cache, and which one a file needs.
+//!
+//! [`Backends::will_need`] takes the way that the configuration names, or chooses: by the file system's magic number
+//! (GPFS, Lustre), else the kernel's advice. The manager reads the data itself where advice proves to bring nothing,
+//! which is seen in the page cache (`cachestat`), not guessed from a name, and where reading makes the device's requests
+//! longer ([`DeviceLimits`]).
+
+mod cachestat;
+mod device;
+mod fadvise;
+mod forced_read;
+mod gpfs;
+mod lustre;
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustc_hash::FxHashSet;
+
+use crate::config::{BackendChoice, ReadAhead};
+pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages};
+pub use device::{DeviceLimits, device_limits};
+pub use fadvise::Fadvise;
+pub use forced_read::ForcedRead;
+pub use gpfs::Gpfs;
+pub use lustre::{Advice, Ladvise, Lustre};
+
+/// An open file and which file it is.
+#[derive(Clone, Copy, Debug)]
+pub struct HintedFile<'a> {
+    /// The program's open file, by our own descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// Device and inode.
+    pub id: FileId,
+    /// Where the last read of the file ended, if that is known: what lies before it need not be brought in any more.
+    pub passed: Option<&'a AtomicU64>,
+}
+
+/// Device and inode: the same for all programs that open the same file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FileId {
+    /// As in `st_dev`.
+    pub dev: u64,
+    /// As in `st_ino`.
+    pub ino: u64,
+}
+
+/// What became of a hint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Brought {
+    /// Bytes that were in memory before.
+    pub found_bytes: u64,
+    /// Bytes that were asked for and taken on.
+    pub asked_bytes: u64,
+    /// System calls that asked for them.
+    pub calls: u64,
+    /// Bytes that were asked for and are seen not to have come.
+    pub missed_bytes: u64,
+}
+
+impl Brought {
+    fn add(&mut self, more: Brought) {
+        self.found_bytes += more.found_bytes;
+        self.asked_bytes += more.asked_bytes;
+        self.calls += more.calls;
+        self.missed_bytes += more.missed_bytes;
+    }
+}
+
+/// One way of giving hints. Calls may block for as long as the device takes; any thread may make them.
+pub trait HintBackend: Send + Sync {
+    /// Its name in reports.
+    fn name(&self) -> &'static str;
+
+    /// Brings a range (not empty) into memory; blocks that are there already are not asked for again.
+    fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought>;
+
+    /// Lets a range go. Dirty pages stay.
+    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()>;
+
+    /// Sets how the kernel reads ahead on this open file.
+    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()>;
+
+    /// Nobody here reads the file any more: what the backend remembers of it is forgotten, what it must give back is
+    /// given back.
+    fn closed(&self, file: HintedFile<'_>);
+}
+
+const LUSTRE_MAGIC: u64 = 0x0BD0_0BD0;
+const GPFS_MAGIC: u64 = 0x4750_4653;
+
+/// All ways, and which one each device needs.
+pub struct Backends {
+    fadvise: Fadvise,
+    forced_read: ForcedRead,
+    lustre: Lustre,
+    gpfs: OnceLock<Option<Gpfs>>,
+    libgpfs: std::path::PathBuf,
+    /// Devices whose file system ignores the kernel's advice.
+    ignoring: Mutex<FxHashSet<u64>>,
+}
+
+impl Default for Backends {
+    fn default() -> Backends {
+        Backends::new(Path::new("libgpfs.so"), lustre::ladvise_ioctl())
+    }
+}
+
+impl Backends {
+    /// Backends with a GPFS library (loaded when the first file needs it) and a way to advise Lustre of one's own.
+    pub fn new(libgpfs: &Path, ladvise: Box<Ladvise>) -> Backends {
+        Backends {
+            fadvise: Fadvise::new(Path::new("/sys")),
+            forced_read: ForcedRead::new(Path::new("/sys")),
+            lustre: Lustre::new(ladvise),
+            gpfs: OnceLock::new(),
+            libgpfs: libgpfs.into(),
+            ignoring: Mutex::default(),
+        }
+    }
+
+    /// The way for a file.
+    pub fn choose(&self, choice: BackendChoice, file: HintedFile<'_>) -> &dyn HintBackend {
+        match choice {
+            BackendChoice::Fadvise => &self.fadvise,
+            BackendChoice::ForcedRead => &self.forced_read,
+            BackendChoice::Lustre => &self.lustre,
+            BackendChoice::Gpfs => self.gpfs().map_or(&self.forced_read, |g| g),
+            BackendChoice::Auto if self.is_ignored(file.id.dev) => &self.forced_read,
+            BackendChoice::Auto => match rustix::fs::fstatfs(file.fd.as_fd()).map(|s| s.f_type as u64) {
+                Ok(LUSTRE_MAGIC) => &self.lustre,
+                Ok(GPFS_MAGIC) => self.gpfs().map_or(&self.forced_read, |g| g),
+                _ => &self.fadvise,
+            },
+        }
+    }
+
+    /// Brings a range in, by the way that is best for it if the choice is free. Also the name of the way.
+    pub fn will_need(
+        &self,
+        choice: BackendChoice,
+        file: HintedFile<'_>,
+        range: Range<u64>,
+    ) -> io::Result<(Brought, &'static str)> {
+        let mut backend = self.choose(choice, file);
+        let free = choice == BackendChoice::Auto && backend.name() == self.fadvise.name();
+        let dev = file.id.dev;
+        if free && self.fadvise.limits(dev).better_read(range.end.saturating_sub(range.start)) {
+            backend = &self.forced_read;
+        }
+        let mut brought = backend.will_need(file, range.clone())?;
+        if free && self.fadvise.ignored(dev) {
+            tracing::info!(dev, "the file system ignores advice; data is read into memory instead");
+            self.ignoring.lock().unwrap_or_else(PoisonError::into_inner).insert(dev);
+            backend = &self.forced_read;
+            brought.add(backend.will_need(file, range)?);
+        }
+        Ok((brought, backend.name()))
+    }
+
+    /// Nobody here reads a file any more.
+    pub fn closed(&self, choice: BackendChoice, file: HintedFile<'_>) {
+        self.forced_read.closed(file);
+        self.choose(choice, file).closed(file);
+    }
+
+    fn is_ignored(&self, dev: u64) -> bool {
+        self.ignoring.lock().unwrap_or_else(PoisonError::into_inner).contains(&dev)
+    }
+
+    fn gpfs(&self) -> Option<&dyn HintBackend> {
+        let loaded = self.gpfs.get_or_init(|| {
+            Gpfs::load(&self.libgpfs)
+                .inspect_err(|e| tracing::warn!(error = %e, "no hints for GPFS; data is read into memory instead"))
+                .ok()
+        });
+        loaded.as_ref().map(|g| g as &dyn HintBackend)
+    }
+}
+
+/// Sets the kernel's read-ahead of an open file.
+fn fadvise_mode(file: HintedFile<'_>, how: ReadAhead) -> io::Result<()> {
+    use rustix::fs::Advice;
+    let advice = match how {
+        ReadAhead::Normal => Advice::Normal,
+        ReadAhead::Sequential => Advice::Sequential,
+        ReadAhead::Random => Advice::Random,
+    };
+    Ok(rustix::fs::fadvise(file.fd, 0, None, advice)?)
+}
+
+/// Drops clean pages that lie wholly in a range.
+fn fadvise_drop(file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
+    let Some(len) = std::num::NonZero::new(range.end.saturating_sub(range.start)) else { return Ok(()) };
+    Ok(rustix::fs::fadvise(file.fd, range.start, Some(len), rustix::fs::Advice::DontNeed)?)
+}
+
+/// A range cut at multiples of `at` bytes.
+fn pieces(range: Range<u64>, at: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        let start = next;
+        if start >= range.end {
+            return None;
+        }
+        next = (start / at + 1).saturating_mul(at).min(range.end);
+        Some(start..next)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_at_multiples() {
+        assert_eq!(pieces(5..25, 10).collect::<Vec<_>>(), [5..10, 10..20, 20..25]);
+        assert_eq!(pieces(10..30, 10).collect::<Vec<_>>(), [10..20, 20..30]);
+        assert_eq!(pieces(7..7, 10).count(), 0);
+        assert_eq!(pieces(u64::MAX - 5..u64::MAX, 10).count(), 1);
+    }
+}

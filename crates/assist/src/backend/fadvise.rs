@@ -1,0 +1,139 @@
+//! The kernel's advice: `posix_fadvise`, cut to what it takes in one call, and looked after.
+//!
+//! Each `WILLNEED` call is silently cut to a size that depends on the device ([`DeviceLimits::call_bytes`]). Hints are split to
+//! it; now and then the page cache is asked whether the data came. If less came than was asked for, later hints are
+//! split smaller and the rest is asked for again; if nothing came several times, the file system ignores advice.
+
+use std::io;
+use std::num::NonZero;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
+use rustix::fs::Advice;
+
+use super::cachestat::{PAGE_BYTES, cached_pages};
+use super::device::{DeviceLimits, device_limits};
+use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
+use crate::config::ReadAhead;
+
+/// Hints are never split smaller.
+const SMALLEST_BYTES: u64 = 128 << 10;
+/// One call of so many is looked after, after the first [`LOOKED_AT_FIRST`].
+const LOOK_EVERY: u64 = 16;
+const LOOKED_AT_FIRST: u64 = 8;
+/// Calls in a row that brought nothing at all, after which advice counts as ignored.
+const IGNORED_CALLS: u32 = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    limits: DeviceLimits,
+    /// As the limits say, or less where that was seen not to come.
+    call_bytes: u64,
+    calls: u64,
+    brought_nothing: u32,
+}
+
+/// `posix_fadvise`.
+#[derive(Debug)]
+pub struct Fadvise {
+    sysfs: PathBuf,
+    devices: Mutex<FxHashMap<u64, Device>>,
+}
+
+impl Fadvise {
+    /// With the tree that describes devices, `/sys`.
+    pub fn new(sysfs: &Path) -> Fadvise {
+        Fadvise { sysfs: sysfs.into(), devices: Mutex::default() }
+    }
+
+    /// Whether the file system of a device has been seen to ignore advice.
+    pub fn ignored(&self, dev: u64) -> bool {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.get(&dev).is_some_and(|d| d.brought_nothing >= IGNORED_CALLS)
+    }
+
+    /// What a device takes at once.
+    pub fn limits(&self, dev: u64) -> DeviceLimits {
+        self.with_device(dev, |d| d.limits)
+    }
+
+    fn with_device<T>(&self, dev: u64, act: impl FnOnce(&mut Device) -> T) -> T {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = devices.entry(dev).or_insert_with(|| {
+            let limits = device_limits(&self.sysfs, dev);
+            Device { limits, call_bytes: limits.call_bytes, calls: 0, brought_nothing: 0 }
+        });
+        act(device)
+    }
+
+    /// Asks for one piece that is not wholly in memory, `cached` pages of it.
+    fn ask(&self, file: HintedFile<'_>, piece: Range<u64>, cached: Option<u64>) -> io::Result<Brought> {
+        let look = self.with_device(file.id.dev, |d| {
+            d.calls += 1;
+            d.calls <= LOOKED_AT_FIRST || d.calls.is_multiple_of(LOOK_EVERY) || d.brought_nothing > 0
+        });
+        let bytes = piece.end - piece.start;
+        will_need_call(file, piece.clone())?;
+        let mut brought = Brought { asked_bytes: bytes, calls: 1, ..Brought::default() };
+        let Some(before) = cached.filter(|_| look) else { return Ok(brought) };
+        let Ok(after) = cached_pages(file.fd, piece.clone()) else { return Ok(brought) };
+        let (came, wanted) = (after.cached.saturating_sub(before), after.all.saturating_sub(before));
+        let smaller = self.with_device(file.id.dev, |d| {
+            d.brought_nothing = if came == 0 { d.brought_nothing + 1 } else { 0 };
+            let cut = came > 0 && came * 10 < wanted * 9 && d.call_bytes > SMALLEST_BYTES && bytes > SMALLEST_BYTES;
+            if cut && bytes <= d.call_bytes {
+                d.call_bytes = (d.call_bytes / 2).max(SMALLEST_BYTES);
+            }
+            cut.then_some(d.call_bytes)
+        });
+        if let Some(call_bytes) = smaller {
+            for part in pieces(piece, call_bytes) {
+                will_need_call(file, part)?;
+                brought.calls += 1;
+            }
+        } else if came < wanted {
+            brought.missed_bytes = ((wanted - came) * PAGE_BYTES).min(bytes);
+        }
+        Ok(brought)
+    }
+}
+
+fn will_need_call(file: HintedFile<'_>, piece: Range<u64>) -> io::Result<()> {
+    let Some(len) = NonZero::new(piece.end - piece.start) else { return Ok(()) };
+    Ok(rustix::fs::fadvise(file.fd, piece.start, Some(len), Advice::WillNeed)?)
+}
+
+impl HintBackend for Fadvise {
+    fn name(&self) -> &'static str {
+        "fadvise"
+    }
+
+    fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
+        let call_bytes = self.with_device(file.id.dev, |d| d.call_bytes);
+        let mut brought = Brought::default();
+        for piece in pieces(range, call_bytes) {
+            let bytes = piece.end - piece.start;
+            let cached = cached_pages(file.fd, piece.clone()).ok();
+            if let Some(cached) = cached {
+                brought.found_bytes += cached.of_bytes(bytes);
+                if cached.complete() {
+                    continue;
+                }
+            }
+            brought.add(self.ask(file, piece, cached.map(|c| c.cached))?);
+        }
+        Ok(brought)
+    }
+
+    fn dont_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
+        fadvise_drop(file, range)
+    }
+
+    fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()> {
+        fadvise_mode(file, how)
+    }
+
+    fn closed(&self, _: HintedFile<'_>) {}
+}

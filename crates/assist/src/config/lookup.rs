@@ -1,0 +1,167 @@
+//! Which entry governs a file, and which paths the interposed library is to tell of.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use impresario_ring::patterns::{Builder, Kind};
+use rustc_hash::FxHashMap;
+
+use super::entry::Entry;
+use super::load::Hints;
+use crate::regions::RegionMap;
+
+/// An entry, ready for use.
+#[derive(Clone, Debug)]
+pub struct Monitored {
+    /// Where it stands in the file, such as `File[0]`.
+    pub key: String,
+    /// As it was written.
+    pub entry: Entry,
+    /// Its regions.
+    pub regions: RegionMap,
+}
+
+/// Finds the entry for a canonical path. The paths of entries have their symbolic links resolved when this is made.
+#[derive(Clone, Debug, Default)]
+pub struct Lookup {
+    files: FxHashMap<PathBuf, Arc<Monitored>>,
+    globs: Vec<(Vec<u8>, Arc<Monitored>)>,
+    directories: FxHashMap<PathBuf, Arc<Monitored>>,
+}
+
+impl Lookup {
+    /// Makes the tables of the hints; asks the file system for the true paths.
+    pub fn new(hints: &Hints) -> Lookup {
+        let mut lookup = Lookup::default();
+        let monitored = |list: &str, i: usize, entry: &Entry| {
+            let regions = RegionMap::of(entry);
+            Arc::new(Monitored { key: format!("{list}[{i}]"), entry: entry.clone(), regions })
+        };
+        for (i, entry) in hints.file.iter().enumerate() {
+            lookup.files.entry(canonical(&entry.path)).or_insert_with(|| monitored("File", i, entry));
+        }
+        for (i, entry) in hints.directory.iter().enumerate() {
+            lookup.directories.entry(canonical(&entry.path)).or_insert_with(|| monitored("Directory", i, entry));
+        }
+        let globs = hints.glob.iter().enumerate();
+        lookup.globs = globs.map(|(i, e)| (canonical_glob(&e.path), monitored("Glob", i, e))).collect();
+        lookup
+    }
+
+    /// The entry that governs a file, by its canonical path.
+    pub fn find(&self, path: &Path) -> Option<&Arc<Monitored>> {
+        if let Some(found) = self.files.get(path) {
+            return Some(found);
+        }
+        let bytes = path.as_os_str().as_bytes();
+        if let Some((_, found)) = self.globs.iter().find(|(glob, _)| Kind::Glob.matches(glob, bytes)) {
+            return Some(found);
+        }
+        let parent = path.parent();
+        let mut above = path.ancestors().skip(1);
+        above.find_map(|dir| self.directories.get(dir).filter(|found| found.entry.recursive || Some(dir) == parent))
+    }
+
+    /// The list for the interposed library: at least the paths for which [`Lookup::find`] finds an entry. Entries beyond
+    /// what a list can hold are left out, and counted.
+    pub fn patterns(&self) -> (Vec<u8>, usize) {
+        let mut builder = Builder::new();
+        let mut left_out = 0;
+        let mut add = |kind, path: &[u8]| left_out += usize::from(builder.add(kind, path).is_err());
+        for (path, found) in &self.directories {
+            let kind = if found.entry.recursive { Kind::Tree } else { Kind::Directory };
+            add(kind, path.as_os_str().as_bytes());
+        }
+        self.globs.iter().for_each(|(glob, _)| add(Kind::Glob, glob));
+        self.files.keys().for_each(|path| add(Kind::File, path.as_os_str().as_bytes()));
+        (builder.finish(), left_out)
+    }
+}
+
+/// The path with links resolved, as far as it exists.
+fn canonical(path: &Path) -> PathBuf {
+    if let Ok(whole) = path.canonicalize() {
+        return whole;
+    }
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => canonical(parent).join(name),
+        _ => path.into(),
+    }
+}
+
+/// A pattern whose directories before the first special character have their links resolved.
+fn canonical_glob(pattern: &Path) -> Vec<u8> {
+    let bytes = pattern.as_os_str().as_bytes();
+    let special = bytes.iter().position(|b| b"*?[\\".contains(b)).unwrap_or(bytes.len());
+    let Some(slash) = bytes[..special].iter().rposition(|b| *b == b'/') else { return bytes.into() };
+    let plain = PathBuf::from(OsString::from_vec(bytes[..slash].into()));
+    let mut out = Vec::with_capacity(bytes.len());
+    if slash > 0 {
+        for &byte in canonical(&plain).as_os_str().as_bytes() {
+            if b"*?[\\".contains(&byte) {
+                out.push(b'\\');
+            }
+            out.push(byte);
+        }
+    }
+    out.extend(&bytes[slash..]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Region;
+    use impresario_ring::patterns::Patterns;
+
+    fn entry(path: &Path) -> Entry {
+        Entry { will_need: vec![Region::WHOLE], ..Entry::new(path) }
+    }
+
+    #[test]
+    fn the_most_particular_entry_governs() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap().join("re*l");
+        std::fs::create_dir_all(real.join("deep/er")).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        std::fs::write(real.join("a.root"), "").unwrap();
+        let deep = Entry { recursive: true, ..entry(&link.join("deep")) };
+        let hints = Hints {
+            file: vec![entry(&link.join("a.root")), entry(&real.join("a.root")), entry(&real.join("later"))],
+            directory: vec![entry(&link), deep],
+            glob: vec![entry(&link.join("*.h5")), entry(&link.join("**5"))],
+            ..Hints::default()
+        };
+        let lookup = Lookup::new(&hints);
+        let (bytes, left_out) = lookup.patterns();
+        assert_eq!(left_out, 0);
+        let patterns = Patterns::parse(&bytes).unwrap();
+        for (path, key) in [
+            ("a.root", Some("File[0]")),
+            ("later", Some("File[2]")),
+            ("x.h5", Some("Glob[0]")),
+            ("y5", Some("Glob[1]")),
+            ("deep/x.h5", Some("Glob[1]")),
+            ("other", Some("Directory[0]")),
+            ("deep/other", Some("Directory[1]")),
+            ("deep/er/other", Some("Directory[1]")),
+            ("shallow/other", None),
+        ] {
+            let path = real.join(path);
+            assert_eq!(lookup.find(&path).map(|f| f.key.as_str()), key, "{}", path.display());
+            assert_eq!(patterns.matches(path.as_os_str().as_bytes()), key.is_some(), "{}", path.display());
+        }
+        assert!(lookup.find(Path::new("/")).is_none() && lookup.find(Path::new("(unreachable)/x")).is_none());
+    }
+
+    #[test]
+    fn a_list_that_is_full_leaves_out_and_counts() {
+        let long = "x".repeat(4000);
+        let file = (0..400).map(|i| entry(Path::new(&format!("/nowhere/{i}{long}")))).collect();
+        let (bytes, left_out) = Lookup::new(&Hints { file, ..Hints::default() }).patterns();
+        assert!(left_out > 100 && Patterns::parse(&bytes).is_some());
+    }
+}

@@ -1,0 +1,304 @@
+//! Whether hints for a file pay, and when to stop giving them.
+//!
+//! Three signs say that they do not: what is brought in is not read; it was in memory already; reads take as long
+//! without hints. For the last one the durations of reads in blocks that were brought in are compared with those of
+//! reads elsewhere; where there are too few of these, hints are withheld for a few reads, a *probe*: soon when the gain
+//! is in doubt, seldom when it is plain, and not while reads are as fast as memory. Devices that save up for bursts make
+//! the first reads of a probe look fast, so a probe that speaks against hints goes on for longer before it counts.
+//!
+//! A file that was stood down is tried again, each time after twice as long; and at once when its reads become slow.
+
+mod sample;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use crate::cache::Tally;
+use crate::config::StandDown;
+use sample::{Sample, clearly_less, gain_percent};
+
+/// Reads with hints before they are judged by time.
+const READS_TO_JUDGE: u64 = 32;
+/// Reads without hints that a probe collects of each program: at first, and when the first speak against hints.
+const READS_OF_PROBE: (u64, u64) = (8, 48);
+/// Programs that count so; more would make probes too long.
+const PROGRAMS_MAX: u64 = 16;
+/// A probe ends after so many reads of each program, even if all were in blocks still held.
+const PROBE_READS_MAX: u64 = 4096;
+/// Reads with hints between probes of a file whose gain is plain: at first, and at most.
+const PROBE_EVERY: (u64, u64) = (1024, 1 << 16);
+/// A gain, in percent, that is plain without a probe.
+const PLAIN_GAIN_PERCENT: i64 = 30;
+/// Reads of a stood-down file on which it is judged whether they became slow.
+const RECENT_READS: u64 = 8;
+/// How often a file comes back because its reads became slow; then it waits its time.
+const COMEBACKS_MAX: u32 = 8;
+/// Bytes asked for before hints are judged by what was in memory already.
+const MEMORY_JUDGED_BYTES: u64 = 8 << 20;
+/// Of the bytes asked for, the part in memory already, in percent, at which hints are pointless.
+const MEMORY_PERCENT: u64 = 95;
+
+/// Why a file gets no hints.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// Of what was brought in, so many percent were never read.
+    Wasted(u64),
+    /// So many percent of what was to be brought in were in memory already.
+    InMemory(u64),
+    /// Reads took this many percent less time with hints; negative: more.
+    NoGain(i64),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Wasted(percent) => write!(f, "{percent} % of what was brought in was never read"),
+            Why::InMemory(percent) => write!(f, "{percent} % was in memory already"),
+            Why::NoGain(percent @ ..0) => write!(f, "reads took {} % longer with hints", -percent),
+            Why::NoGain(percent) => write!(f, "reads took only {percent} % less time with hints"),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Advising,
+    Probing { misses_left: u64, reads_left: u64, long: bool },
+    Down { until_ns: u64, why: Why },
+}
+
+/// The judge of one file.
+#[derive(Debug)]
+pub struct Judge {
+    options: StandDown,
+    state: State,
+    with: Sample,
+    without: Sample,
+    /// Reads with hints since the last probe, and after how many the next one is due.
+    since_probe: u64,
+    probe_every: u64,
+    /// Programs that read the file: they read the same data, one from the device and the others from memory, and only
+    /// all of them together can be compared.
+    programs: u64,
+    /// Reads of a file that is stood down.
+    recent: Sample,
+    /// Of these, reads slower than memory.
+    recent_slow: u64,
+    comebacks: u32,
+    judged: Tally,
+    asked_bytes: u64,
+    found_bytes: u64,
+    /// Times stood down without a good judgement between.
+    downs: u32,
+    stood_down: u64,
+    judged_gain: Option<i64>,
+}
+
+impl Judge {
+    /// A judge who has seen nothing.
+    pub fn new(options: StandDown) -> Judge {
+        Judge {
+            options,
+            state: State::Advising,
+            with: Sample::default(),
+            without: Sample::default(),
+            since_probe: 0,
+            probe_every: READS_TO_JUDGE,
+            programs: 1,
+            recent: Sample::default(),
+            recent_slow: 0,
+            comebacks: 0,
+            judged: Tally::default(),
+            asked_bytes: 0,
+            found_bytes: 0,
+            downs: 0,
+            stood_down: 0,
+            judged_gain: None,
+        }
+    }
+
+    /// Whether hints may be given now.
+    pub fn may_hint(&mut self, now_ns: u64) -> bool {
+        if let State::Down { until_ns, .. } = self.state
+            && now_ns >= until_ns
+        {
+            self.come_back();
+        }
+        matches!(self.state, State::Advising)
+    }
+
+    /// So many programs read the file from now on.
+    pub fn set_programs(&mut self, programs: u64) {
+        self.programs = programs.clamp(1, PROGRAMS_MAX);
+    }
+
+    /// Bytes let go until now are not judged.
+    pub fn start_over(&mut self, tally: Tally) {
+        self.judged = tally;
+    }
+
+    /// Why there are no hints now, if the file is stood down.
+    pub fn why(&self) -> Option<Why> {
+        match self.state {
+            State::Down { why, .. } => Some(why),
+            State::Advising | State::Probing { .. } => None,
+        }
+    }
+
+    /// How often the file was stood down.
+    pub fn stood_down(&self) -> u64 {
+        self.stood_down
+    }
+
+    /// The time saved by hints in percent of that of reads without them, as judged last; `None` before a judgement.
+    pub fn judged_gain_percent(&self) -> Option<i64> {
+        self.judged_gain
+    }
+
+    fn gain_percent(&self) -> Option<i64> {
+        gain_percent(&self.with, &self.without)
+    }
+
+    /// A read and how long it took; `hit` when it lay in blocks that were brought in. A duration of 0 is unknown.
+    pub fn read(&mut self, hit: bool, bytes: u64, duration_ns: u64, now_ns: u64) {
+        if !self.options.enabled || bytes == 0 || duration_ns == 0 {
+            return;
+        }
+        match self.state {
+            State::Down { why, .. } => self.watch(bytes, duration_ns, why),
+            State::Advising if hit => {
+                self.with.add(bytes, duration_ns);
+                self.since_probe += 1;
+                if self.since_probe >= self.probe_every.saturating_mul(self.programs) {
+                    self.consider(now_ns);
+                }
+            }
+            State::Advising => self.without.add(bytes, duration_ns),
+            State::Probing { misses_left, reads_left, long } => {
+                let misses_left = misses_left - u64::from(!hit);
+                if !hit {
+                    self.without.add(bytes, duration_ns);
+                }
+                self.state = State::Probing { misses_left, reads_left: reads_left - 1, long };
+                if misses_left == 0 && !long && self.speaks_against() {
+                    // Each time that it came back the last probe was too short.
+                    let misses_left = ((READS_OF_PROBE.1 << self.comebacks.min(4)) - READS_OF_PROBE.0) * self.programs;
+                    let reads_left = PROBE_READS_MAX * self.programs;
+                    self.state = State::Probing { misses_left, reads_left, long: true };
+                } else if misses_left == 0 || reads_left == 1 {
+                    self.decide(now_ns);
+                }
+            }
+        }
+    }
+
+    fn speaks_against(&self) -> bool {
+        clearly_less(self.options.gain_percent, &self.with, &self.without)
+    }
+
+    /// Enough reads with hints: decide, or find out how reads are without.
+    fn consider(&mut self, now_ns: u64) {
+        self.since_probe = 0;
+        let plain = self.gain_percent().is_some_and(|gain| gain >= PLAIN_GAIN_PERCENT);
+        if self.with.as_fast_as_memory() || (plain && self.probe_every < PROBE_EVERY.0) {
+            self.probe_every = PROBE_EVERY.0;
+        } else if self.without.reads >= READS_OF_PROBE.1 * self.programs {
+            self.decide(now_ns);
+        } else {
+            let (misses_left, reads_left) = (READS_OF_PROBE.0 * self.programs, PROBE_READS_MAX * self.programs);
+            self.state = State::Probing { misses_left, reads_left, long: false };
+        }
+    }
+
+    fn decide(&mut self, now_ns: u64) {
+        self.state = State::Advising;
+        self.since_probe = 0;
+        self.probe_every = self.probe_every.max(PROBE_EVERY.0 / 4).saturating_mul(4).min(PROBE_EVERY.1);
+        if self.without.reads < READS_OF_PROBE.0 {
+            return;
+        }
+        match self.gain_percent() {
+            Some(gain) if self.speaks_against() => self.stand_down(Why::NoGain(gain), now_ns),
+            _ => {
+                self.downs = 0;
+                // The next judgement rests on reads of its own time.
+                self.judged_gain = self.gain_percent();
+                self.without = Sample::default();
+            }
+        }
+    }
+
+    /// A read of a file that is stood down. When they become slow, hints are worth another try.
+    fn watch(&mut self, bytes: u64, duration_ns: u64, why: Why) {
+        if matches!(why, Why::Wasted(_)) || self.comebacks >= COMEBACKS_MAX {
+            return;
+        }
+        self.recent.add(bytes, duration_ns);
+        let mut alone = Sample::default();
+        alone.add(bytes, duration_ns);
+        self.recent_slow += u64::from(!alone.as_fast_as_memory());
+        if self.recent.reads < RECENT_READS {
+            return;
+        }
+        let slower = gain_percent(&self.with, &self.recent).is_none_or(|gain| gain >= PLAIN_GAIN_PERCENT);
+        // One read may be slow because the program was put off its processor.
+        if slower && self.recent_slow * 4 >= RECENT_READS * 3 {
+            self.comebacks += 1;
+            self.come_back();
+        }
+        (self.recent, self.recent_slow) = (Sample::default(), 0);
+    }
+
+    fn come_back(&mut self) {
+        self.state = State::Advising;
+        (self.with, self.without, self.recent) = (Sample::default(), Sample::default(), Sample::default());
+        (self.since_probe, self.probe_every) = (0, READS_TO_JUDGE);
+        (self.asked_bytes, self.found_bytes) = (0, 0);
+    }
+
+    /// What became of what was brought in, so far.
+    pub fn tally(&mut self, now: Tally, now_ns: u64) {
+        if !self.options.enabled || !matches!(self.state, State::Advising) {
+            return;
+        }
+        let wasted = now.wasted_bytes.saturating_sub(self.judged.wasted_bytes);
+        let gone = now.gone_bytes.saturating_sub(self.judged.gone_bytes);
+        if gone < self.options.judge_after_bytes.max(1) {
+            return;
+        }
+        self.judged = now;
+        let percent = wasted.saturating_mul(100) / gone;
+        if percent > self.options.waste_percent {
+            self.stand_down(Why::Wasted(percent), now_ns);
+        }
+    }
+
+    /// A hint asked for some bytes, of which some were in memory already.
+    pub fn hinted(&mut self, asked_bytes: u64, found_bytes: u64, now_ns: u64) {
+        if !self.options.enabled || !matches!(self.state, State::Advising) {
+            return;
+        }
+        self.asked_bytes = self.asked_bytes.saturating_add(asked_bytes);
+        self.found_bytes = self.found_bytes.saturating_add(found_bytes.min(asked_bytes));
+        if self.asked_bytes >= MEMORY_JUDGED_BYTES {
+            let percent = self.found_bytes.saturating_mul(100) / self.asked_bytes;
+            if percent >= MEMORY_PERCENT {
+                self.stand_down(Why::InMemory(percent), now_ns);
+            }
+            (self.asked_bytes, self.found_bytes) = (0, 0);
+        }
+    }
+
+    fn stand_down(&mut self, why: Why, now_ns: u64) {
+        let doubled =
+            self.options.retry_after_s.saturating_mul(1u64.checked_shl(self.downs.min(62)).unwrap_or(u64::MAX));
+        let wait_s = doubled.min(self.options.retry_max_s.max(self.options.retry_after_s));
+        if let Why::NoGain(gain) = why {
+            self.judged_gain = Some(gain);
+        }
+        self.downs = self.downs.saturating_add(1);
+        self.stood_down += 1;
+        self.state = State::Down { until_ns: now_ns.saturating_add(wait_s.saturating_mul(1_000_000_000)), why };
+    }
+}

@@ -1,0 +1,26 @@
+//! Guided I/O: faster reads for unmodified programs, from one configuration file.
+//!
+//! - [`config`]: the file, which regions of which files are read how; [`regions`] decides its overlaps.
+//! - [`cache`]: which blocks of a file are brought in and released as its readers move.
+//! - [`advice`]: which of Sequential, Random and Normal an open file gets.
+//! - [`judge`]: whether hints pay; [`advisor`]: all of these for one file.
+//! - [`backend`]: how hints are given to the file system.
+//! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did.
+//! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
+//! - [`watch`]: programs without the library, seen through the kernel.
+//! - [`sequence`] and [`online`]: files with a known order of pieces, and files of which nothing is known.
+
+pub mod advice;
+pub mod advisor;
+pub mod backend;
+pub mod cache;
+pub mod config;
+pub mod judge;
+pub mod manager;
+pub mod online;
+pub mod plan;
+pub mod record;
+pub mod regions;
+pub mod report;
+pub mod sequence;
+pub mod watch;

@@ -1,0 +1,187 @@
+//! The advice manager: takes accesses from programs and gives hints for their files.
+//!
+//! One thread waits for everything: new programs, their messages, their rings. It decides and never blocks; calls that
+//! may block are made by a bounded pool of workers, which also close the programs' files. Programs are not trusted: what
+//! they send is checked, what they may hold is limited by user, and one that breaks the rules is cut off with one line
+//! in the log. The manager gives hints only on open files that a program passed to it, so that nobody gains access to
+//! anything.
+//!
+//! A manager that is started again finds its programs coming back by themselves: the library connects anew.
+
+mod client;
+mod files;
+mod memory;
+mod pool;
+mod registration;
+mod service;
+mod sink;
+mod socket;
+mod users;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use impresario_ring::patterns::Kind;
+
+use crate::backend::Backends;
+use crate::config::Hints;
+use crate::report::Report;
+pub use sink::{RecordedAccess, RecordedFile, Sink};
+
+/// How long [`Handle::stop`] and [`Handle::report`] wait.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Who may connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Access {
+    /// Programs of the user who started the manager (and root's).
+    #[default]
+    Owner,
+    /// Programs of all users.
+    Everyone,
+}
+
+/// A record of what programs do.
+pub struct Record {
+    /// Where it goes.
+    pub sink: Box<dyn Sink>,
+    /// Of which files: canonical paths or patterns of them.
+    pub patterns: Vec<(Kind, Vec<u8>)>,
+}
+
+/// What a manager is to do.
+pub struct Options {
+    /// The hints, with budgets and limits.
+    pub hints: Hints,
+    /// Whether hints are given at all; without, programs are only recorded.
+    pub advise: bool,
+    /// Who may connect.
+    pub access: Access,
+    /// Records accesses; without, only reads of files with hints are told of.
+    pub record: Option<Record>,
+    /// Threads for calls that may block, at least 2.
+    pub workers: u32,
+    /// Ways of giving hints.
+    pub backends: Backends,
+}
+
+impl Options {
+    /// Hints for this user's programs, nothing recorded.
+    pub fn new(hints: Hints) -> Options {
+        Options { hints, advise: true, access: Access::Owner, record: None, workers: 8, backends: Backends::default() }
+    }
+
+    /// Nothing but a record of all regular files.
+    pub fn record(sink: Box<dyn Sink>) -> Options {
+        let record = Record { sink, patterns: vec![(Kind::Tree, b"/".to_vec())] };
+        Options { advise: false, record: Some(record), ..Options::new(Hints::default()) }
+    }
+}
+
+/// What the service's thread is asked to do.
+enum Command {
+    Report(Sender<Report>),
+    Stop(Sender<Report>),
+}
+
+/// The way to the service's thread.
+struct Control {
+    commands: Receiver<Command>,
+    event: Arc<OwnedFd>,
+}
+
+/// Starts managers.
+pub struct Manager;
+
+impl Manager {
+    /// Starts a manager that listens at `socket`. A socket that a manager left behind is replaced; one at which a
+    /// manager still answers is an error.
+    pub fn start(options: Options, socket: &Path) -> io::Result<Handle> {
+        let listener = socket::listen(socket, options.access)?;
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let event = Arc::new(rustix::event::eventfd(0, flags)?);
+        let (send, commands) = mpsc::channel();
+        let control = Control { commands, event: event.clone() };
+        let service = service::Service::new(options, listener, control);
+        let service = service.inspect_err(|_| {
+            let _ = std::fs::remove_file(socket);
+        })?;
+        std::thread::Builder::new().name("assist-manager".into()).spawn(move || service.run())?;
+        Ok(Handle { commands: send, event, socket: socket.into(), stopped: false })
+    }
+}
+
+/// A running manager. Dropping it stops it.
+#[derive(Debug)]
+pub struct Handle {
+    commands: Sender<Command>,
+    event: Arc<OwnedFd>,
+    socket: PathBuf,
+    stopped: bool,
+}
+
+impl Handle {
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What it did so far. Fails when it does not answer within five seconds, or has ended.
+    pub fn report(&self) -> io::Result<Report> {
+        self.ask(Command::Report)
+    }
+
+    /// Ends it: programs are let go, everything recorded is written out. What it did, as far as it could still say.
+    pub fn stop(mut self) -> io::Result<Report> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<Report> {
+        self.stopped = true;
+        let report = self.ask(Command::Stop);
+        match std::fs::remove_file(&self.socket) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(socket = %self.socket.display(), error = %e, "the socket stays behind");
+            }
+            _ => {}
+        }
+        report
+    }
+
+    fn ask(&self, command: impl FnOnce(Sender<Report>) -> Command) -> io::Result<Report> {
+        let (send, answer) = mpsc::channel();
+        let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the manager has ended");
+        self.commands.send(command(send)).map_err(|_| gone())?;
+        rustix::io::write(&*self.event, &1u64.to_ne_bytes())?;
+        answer.recv_timeout(ANSWER_WITHIN).map_err(|e| match e {
+            mpsc::RecvTimeoutError::Timeout => io::Error::new(io::ErrorKind::TimedOut, "the manager does not answer"),
+            mpsc::RecvTimeoutError::Disconnected => gone(),
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.stopped
+            && let Err(e) = self.end()
+        {
+            tracing::warn!(error = %e, "the manager did not end in order");
+        }
+    }
+}
+
+/// Lets this process have as many open files as the system allows; a manager of many programs needs them. Returns the
+/// limit that was in force, for programs started from here, which should not see the change.
+pub fn raise_file_limit() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: before.maximum, maximum: before.maximum };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(error = %e, "the limit of open files stays as it is");
+    }
+    before.current
+}

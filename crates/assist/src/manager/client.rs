@@ -1,0 +1,86 @@
+//! One program that is connected: its socket, its ring and the files it has open.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use impresario_ring::{Consumer, Sleep};
+use rustc_hash::FxHashMap;
+
+use crate::advice::OpenFile;
+use crate::backend::FileId;
+
+/// Drains of an empty ring before the manager waits to be woken by it.
+const QUIET_DRAINS: u32 = 8;
+
+/// A file that a program has open.
+#[derive(Debug)]
+pub(super) struct Open {
+    /// For hints; `None` when the file is only recorded.
+    pub(super) advised: Option<Advised>,
+    /// Its number in the record.
+    pub(super) number: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Advised {
+    pub(super) id: FileId,
+    pub(super) fd: Arc<OwnedFd>,
+    pub(super) mode: OpenFile,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    /// Number of this connection, used once.
+    pub(super) id: u64,
+    pub(super) socket: OwnedFd,
+    pub(super) uid: u32,
+    pub(super) pid: u32,
+    /// When it connected, on the manager's clock.
+    pub(super) since_ns: u64,
+    /// Both from its Hello on. The event descriptor is only waited for, never read: its owner could make that block.
+    pub(super) ring: Option<(Consumer, OwnedFd)>,
+    pub(super) files: FxHashMap<u32, Open>,
+    /// Files that the program closed, but whose last accesses may still be in the ring.
+    pub(super) leaving: Vec<u32>,
+    /// Registrations that found no room were told of in the log.
+    pub(super) told_of_limit: bool,
+    quiet: u32,
+}
+
+impl Client {
+    pub(super) fn new(id: u64, socket: OwnedFd, uid: u32, pid: u32, since_ns: u64) -> Client {
+        let files = FxHashMap::default();
+        Client {
+            id,
+            socket,
+            uid,
+            pid,
+            since_ns,
+            ring: None,
+            files,
+            leaving: Vec::new(),
+            told_of_limit: false,
+            quiet: 0,
+        }
+    }
+
+    /// After a drain: whether its ring must be looked at again soon. If not, it wakes the manager.
+    pub(super) fn stays_active(&mut self, drained_something: bool) -> bool {
+        let Some((ring, _)) = &mut self.ring else { return false };
+        if drained_something {
+            self.quiet = 0;
+            return true;
+        }
+        self.quiet += 1;
+        if self.quiet < QUIET_DRAINS {
+            return true;
+        }
+        match ring.sleep() {
+            Sleep::Allowed => {
+                self.quiet = 0;
+                false
+            }
+            Sleep::Pending => true,
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The files that have hints, each shared by the programs that have it open.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustc_hash::FxHashMap;
+
+use super::pool::{Done, Pool, Target, Work};
+use super::registration;
+use super::users::Users;
+use crate::advisor::{Advisor, Read, Reader};
+use crate::backend::FileId;
+use crate::cache::Action;
+use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
+use crate::regions::RegionMap;
+use crate::report::FileReport;
+
+/// Reports of closed files that are kept one by one.
+const CLOSED_MAX: usize = 10_000;
+
+struct SharedFile {
+    advisor: Advisor,
+    /// How often each program has it open.
+    programs: FxHashMap<u64, u32>,
+    /// On whose account its bytes are.
+    payer: u32,
+    /// Where the last read ended; for the workers.
+    passed: Arc<AtomicU64>,
+    report: FileReport,
+}
+
+/// All files that are open somewhere and have hints.
+pub(super) struct Files {
+    open: FxHashMap<FileId, SharedFile>,
+    closed: VecDeque<FileReport>,
+    /// The sum of those closed before.
+    others: FileReport,
+    stand_down: StandDown,
+    device: DeviceCost,
+}
+
+/// What is needed to act on a file: who reads it, by which descriptor, and who does the work.
+pub(super) struct Acting<'a> {
+    pub(super) id: FileId,
+    pub(super) fd: &'a Arc<OwnedFd>,
+    pub(super) uid: u32,
+    pub(super) pool: &'a Pool,
+}
+
+impl Files {
+    pub(super) fn new(stand_down: StandDown, device: DeviceCost) -> Files {
+        Files { open: FxHashMap::default(), closed: VecDeque::new(), others: FileReport::default(), stand_down, device }
+    }
+
+    /// A program has opened a file.
+    pub(super) fn opened(
+        &mut self,
+        acting: &Acting<'_>,
+        program: u64,
+        monitored: &Arc<Monitored>,
+        (path, size_bytes): (&Path, u64),
+        users: &Users,
+    ) {
+        let file = self.open.entry(acting.id).or_insert_with(|| {
+            let budget = Budget { per_file: users.per_file_bytes(), ..Budget::default() };
+            let report = FileReport {
+                path: path.to_string_lossy().into_owned(),
+                entry: monitored.key.clone(),
+                ..FileReport::default()
+            };
+            let advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
+            SharedFile { advisor, programs: FxHashMap::default(), payer: acting.uid, passed: Arc::default(), report }
+        });
+        if size_bytes != file.advisor.size_bytes() {
+            file.advisor.set_size(size_bytes);
+        }
+        let times = file.programs.entry(program).or_default();
+        file.report.programs += u64::from(*times == 0);
+        *times += 1;
+        file.advisor.set_programs(file.programs.len() as u64);
+    }
+
+    /// A program has read.
+    pub(super) fn read(&mut self, acting: &Acting<'_>, reader: Reader, read: &Read, users: &mut Users) {
+        let Some(file) = self.open.get_mut(&acting.id) else { return };
+        file.report.reads += 1;
+        file.report.read_bytes += read.bytes.end - read.bytes.start;
+        file.report.read_ns = file.report.read_ns.saturating_add(read.duration_ns);
+        if read.bytes.end > file.advisor.size_bytes()
+            && let Some(size) = registration::size_bytes(acting.fd.as_fd())
+            && size > file.advisor.size_bytes()
+        {
+            file.advisor.set_size(size);
+        }
+        file.passed.store(read.bytes.end, Relaxed);
+        let held = file.advisor.held_bytes();
+        let room = users.room_bytes(file.payer, held);
+        let (mut granted, mut refused) = (0, 0);
+        let actions = file.advisor.read(reader, read, &mut |bytes| {
+            let fits = granted + bytes <= room;
+            match fits {
+                true => granted += bytes,
+                false => refused += 1,
+            }
+            fits
+        });
+        file.report.refused += refused;
+        users.held(file.payer, held, file.advisor.held_bytes());
+        file.perform(actions, acting);
+    }
+
+    /// The regions of an open file.
+    pub(super) fn regions(&self, id: FileId) -> Option<&RegionMap> {
+        self.open.get(&id).map(|file| &file.advisor.monitored().regions)
+    }
+
+    /// The kernel's read-ahead of an open file is to change.
+    pub(super) fn read_ahead(&mut self, acting: &Acting<'_>, how: ReadAhead) {
+        if let Some(file) = self.open.get_mut(&acting.id) {
+            file.report.read_ahead = how;
+            file.submit(acting, Work::ReadAhead(how));
+        }
+    }
+
+    /// A program has closed a file, or is gone. The descriptor is closed by a worker.
+    pub(super) fn closed(&mut self, acting: &Acting<'_>, program: u64, users: &mut Users) {
+        let Some(file) = self.open.get_mut(&acting.id) else { return };
+        let Some(times) = file.programs.get_mut(&program) else { return };
+        *times -= 1;
+        if *times == 0 {
+            file.programs.remove(&program);
+            file.advisor.set_programs(file.programs.len() as u64);
+            let held = file.advisor.held_bytes();
+            let actions = file.advisor.depart(program);
+            users.held(file.payer, held, file.advisor.held_bytes());
+            file.perform(actions, acting);
+        }
+        let last = file.programs.is_empty();
+        file.submit(acting, Work::Close { last });
+        if last && let Some(file) = self.open.remove(&acting.id) {
+            users.held(file.payer, file.advisor.held_bytes(), 0);
+            self.remember(file.report());
+        }
+    }
+
+    /// A worker is done.
+    pub(super) fn done(&mut self, done: Done, now_ns: u64) {
+        let Some(file) = self.open.get_mut(&done.id) else { return };
+        file.report.backend = done.backend.into();
+        match done.result {
+            Err(e) => {
+                if file.report.errors == 0 {
+                    tracing::warn!(path = file.report.path, error = %e, "the system refuses hints");
+                }
+                file.report.errors += 1;
+            }
+            Ok(brought) => {
+                file.report.calls += brought.calls;
+                file.report.found_bytes += if done.fresh { brought.found_bytes } else { 0 };
+                file.report.missed_bytes += brought.missed_bytes;
+                file.advisor.hinted(done.range, brought.found_bytes, done.fresh, now_ns);
+            }
+        }
+    }
+
+    /// Reports of all files, those read most first, and the sum of those closed long ago.
+    pub(super) fn reports(&self) -> (Vec<FileReport>, FileReport) {
+        let mut files: Vec<FileReport> = self.open.values().map(SharedFile::report).collect();
+        files.extend(self.closed.iter().cloned());
+        files.sort_by(|a, b| b.read_bytes.cmp(&a.read_bytes).then_with(|| a.path.cmp(&b.path)));
+        (files, self.others.clone())
+    }
+
+    fn remember(&mut self, report: FileReport) {
+        // Opened once more later, a file goes on where it was.
+        if let Some(same) =
+            self.closed.iter_mut().rev().take(64).find(|c| c.path == report.path && c.entry == report.entry)
+        {
+            same.add(&report);
+            (same.backend, same.read_ahead) = (report.backend, report.read_ahead);
+            (same.gain_percent, same.why_stood_down) = (report.gain_percent, report.why_stood_down);
+            return;
+        }
+        self.closed.push_back(report);
+        if self.closed.len() > CLOSED_MAX
+            && let Some(oldest) = self.closed.pop_front()
+        {
+            self.others.add(&oldest);
+        }
+    }
+}
+
+impl SharedFile {
+    fn perform(&mut self, actions: Vec<Action>, acting: &Acting<'_>) {
+        for action in actions {
+            let work = match action {
+                Action::Prefetch(range) => Work::WillNeed { range, fresh: true },
+                Action::Renew(range) => Work::WillNeed { range, fresh: false },
+                Action::Release(range) => {
+                    self.report.released_bytes += range.end - range.start;
+                    Work::DontNeed(range)
+                }
+            };
+            self.report.hints += u64::from(matches!(work, Work::WillNeed { .. }));
+            self.submit(acting, work);
+        }
+    }
+
+    fn submit(&mut self, acting: &Acting<'_>, work: Work) {
+        let target = Target {
+            id: acting.id,
+            fd: acting.fd.clone(),
+            backend: self.advisor.monitored().entry.backend,
+            uid: acting.uid,
+            passed: self.passed.clone(),
+        };
+        if !acting.pool.submit(target, work) {
+            self.report.refused += 1;
+        }
+    }
+
+    fn report(&self) -> FileReport {
+        let tally = self.advisor.tally();
+        FileReport {
+            open: self.programs.len() as u64,
+            prefetched_bytes: tally.prefetched_bytes,
+            used_bytes: tally.used_bytes,
+            wasted_bytes: tally.wasted_bytes,
+            hits: tally.hits,
+            misses: tally.misses,
+            gain_percent: self.advisor.gain_percent(),
+            stood_down: self.advisor.stood_down(),
+            why_stood_down: self.advisor.why_down().map(|why| why.to_string()),
+            ..self.report.clone()
+        }
+    }
+}

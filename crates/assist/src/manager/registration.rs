@@ -1,0 +1,94 @@
+//! Looking at a descriptor that a program sent, without trusting it and without blocking.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+
+use crate::backend::FileId;
+
+/// What a descriptor is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Examined {
+    pub(super) id: FileId,
+    pub(super) size_bytes: u64,
+    /// As the kernel names it in this process's mount name space.
+    pub(super) path: PathBuf,
+    /// Reads go through the page cache.
+    pub(super) cached: bool,
+    /// Open for reading.
+    pub(super) readable: bool,
+}
+
+/// Looks at a descriptor; `None` when it is no regular file. What the file system has in memory is enough: a remote or
+/// user-space file system is not asked, so that one that does not answer cannot hold the manager up.
+pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
+    let flags = rustix::fs::fcntl_getfl(fd).ok()?;
+    if flags.contains(OFlags::PATH) {
+        return None;
+    }
+    let (file_type, id, size_bytes) = stat(fd)?;
+    if file_type != FileType::RegularFile {
+        return None;
+    }
+    let path = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).ok()?;
+    Some(Examined {
+        id,
+        size_bytes,
+        path: PathBuf::from(OsString::from_vec(path.into_bytes())),
+        cached: !flags.contains(OFlags::DIRECT),
+        readable: matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
+    })
+}
+
+/// The file's length as the file system has it in memory.
+pub(super) fn size_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
+    stat(fd).map(|(.., size)| size)
+}
+
+fn stat(fd: BorrowedFd<'_>) -> Option<(FileType, FileId, u64)> {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(fd, c"", how, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE).ok()?;
+    let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Some((FileType::from_raw_mode(stat.stx_mode.into()), FileId { dev, ino: stat.stx_ino }, stat.stx_size))
+}
+
+/// Whether a descriptor is an event descriptor. Anything else could be made to block, or to wake the manager for ever.
+pub(super) fn is_eventfd(fd: impl AsFd) -> bool {
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()), Vec::new());
+    link.is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+    #[test]
+    fn only_regular_files_are_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap().join("f");
+        std::fs::write(&path, [0; 100]).unwrap();
+        let open = |how: &mut std::fs::OpenOptions| how.open(&path).unwrap();
+        let file = open(std::fs::File::options().read(true));
+        let meta = file.metadata().unwrap();
+        let id = FileId { dev: meta.dev(), ino: meta.ino() };
+        let expected = Examined { id, size_bytes: 100, path: path.clone(), cached: true, readable: true };
+        assert_eq!(examine(file.as_fd()), Some(expected.clone()));
+        let written = open(std::fs::File::options().write(true));
+        assert_eq!(examine(written.as_fd()), Some(Examined { readable: false, ..expected }));
+        let named = open(std::fs::File::options().read(true).custom_flags(libc::O_PATH));
+        assert_eq!(examine(named.as_fd()), None);
+        let (pipe, _) = std::io::pipe().unwrap();
+        for other in
+            [pipe.as_fd(), std::fs::File::open("/dev/null").unwrap().as_fd(), std::fs::File::open("/").unwrap().as_fd()]
+        {
+            assert_eq!(examine(other), None);
+        }
+        assert!(!is_eventfd(&file) && !is_eventfd(&pipe));
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        assert!(is_eventfd(&event) && examine(event.as_fd()).is_none());
+    }
+}

@@ -1,0 +1,418 @@
+//! The manager's thread: waits for everything, decides, and never blocks.
+
+mod messages;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use impresario_ring::message::{Mode, ToClient};
+use impresario_ring::patterns::Builder;
+use impresario_ring::{Access as RingAccess, Op, flag, now_ns};
+use rustc_hash::FxHashMap;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+
+use super::client::Client;
+use super::files::{Acting, Files};
+use super::pool::{Done, Pool};
+use super::sink::{RecordedAccess, Recorder};
+use super::socket::{self, Peer};
+use super::users::Users;
+use super::{Command, Control, Options, Record, memory};
+use crate::advisor::{Read, Reader};
+use crate::config::Lookup;
+use crate::report::Report;
+
+const LISTENER: u64 = 0;
+const CONTROL: u64 = 1;
+/// A client's socket is at twice its number, its event descriptor one above. Numbers begin here.
+const FIRST_CLIENT: u64 = 1;
+
+/// How often rings that are in use are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often limits and time are looked after.
+const KEEP_HOUSE_EVERY_NS: u64 = 1_000_000_000;
+/// A client must say Hello within this time.
+const HELLO_WITHIN_NS: u64 = 5_000_000_000;
+/// Accesses taken from one ring before the next one has its turn.
+const ACCESSES_A_TURN: u32 = 4096;
+/// Messages taken from one client before the next one has its turn.
+const MESSAGES_A_TURN: u32 = 256;
+/// Turns of messages taken at once when an access names a file whose registration was not taken yet.
+const TURNS_FOR_ACCESSES: u32 = 256;
+/// Accepting pauses so long when there is no descriptor left.
+const ACCEPT_PAUSE_NS: u64 = 100_000_000;
+/// Workers are given so long to end.
+const WORKERS_END_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a client is let go.
+type CutOff = String;
+
+/// How far a client's messages were taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Messages {
+    /// All of them.
+    All,
+    /// There may be more.
+    More,
+    /// All of them, and the client is gone.
+    End,
+}
+
+/// The manager.
+pub(super) struct Service {
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    control: Control,
+    pool: Arc<Pool>,
+    done: Receiver<Done>,
+    advise: bool,
+    lookup: Lookup,
+    mode: Mode,
+    patterns: (OwnedFd, u32),
+    recorder: Recorder,
+    clients: FxHashMap<u64, Client>,
+    /// Clients whose rings are looked at without being told.
+    active: BTreeSet<u64>,
+    users: Users,
+    files: Files,
+    next_client: u64,
+    next_number: u64,
+    accept_paused_until_ns: Option<u64>,
+    house_kept_ns: u64,
+    programs_ever: u64,
+    cut_off: u64,
+    /// Of rings that are gone.
+    dropped_accesses: u64,
+}
+
+impl Service {
+    pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
+        let Options { hints, advise, access: _, record, workers, backends } = options;
+        let lookup = Lookup::new(&hints);
+        let (sink, patterns) = match record {
+            None => (None, lookup.patterns()),
+            Some(Record { sink, patterns }) => {
+                let mut builder = Builder::new();
+                let left_out = patterns.iter().filter(|(kind, pattern)| builder.add(*kind, pattern).is_err()).count();
+                (Some(sink), (builder.finish(), left_out))
+            }
+        };
+        if patterns.1 > 0 {
+            tracing::warn!(paths = patterns.1, "more paths than programs can be told; these are not watched");
+        }
+        let mode = if sink.is_some() { Mode::Record } else { Mode::Advise };
+        let patterns = (socket::patterns_memory(&patterns.0)?, patterns.0.len() as u32);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, &*control.event, EventData::new_u64(CONTROL), EventFlags::IN)?;
+        let (send, done) = mpsc::channel();
+        let event = control.event.clone();
+        let wake = move || {
+            // Full means that a wake-up is waiting already.
+            let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
+        };
+        let pool = Pool::start(workers, backends, send, wake)?;
+        Ok(Service {
+            epoll,
+            listener,
+            control,
+            pool,
+            done,
+            advise,
+            lookup,
+            mode,
+            patterns,
+            recorder: Recorder::new(sink),
+            clients: FxHashMap::default(),
+            active: BTreeSet::new(),
+            users: Users::new(hints.limits, hints.budget, memory::node_budget_bytes()),
+            files: Files::new(hints.stand_down, hints.device),
+            next_client: FIRST_CLIENT,
+            next_number: 0,
+            accept_paused_until_ns: None,
+            house_kept_ns: now_ns(),
+            programs_ever: 0,
+            cut_off: 0,
+            dropped_accesses: 0,
+        })
+    }
+
+    /// Runs until it is told to stop, or nobody could tell it any more.
+    pub(super) fn run(mut self) {
+        let answer = loop {
+            match self.turn() {
+                Ok(None) => {}
+                Ok(Some(answer)) => break answer,
+                Err(e) => {
+                    tracing::error!(error = %e, "the manager cannot wait for anything any more and ends");
+                    break None;
+                }
+            }
+        };
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.drain_ended(id);
+        }
+        let report = self.report();
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.remove(id);
+        }
+        self.pool.stop(WORKERS_END_WITHIN);
+        self.recorder.tell(|sink| sink.finish());
+        if let Some(answer) = answer {
+            let _ = answer.send(report);
+        }
+    }
+
+    /// One round: waits, and serves what there is. `Some` when it is to end.
+    fn turn(&mut self) -> io::Result<Option<Option<Sender<Report>>>> {
+        let timeout = if self.active.is_empty() { Duration::from_nanos(KEEP_HOUSE_EVERY_NS) } else { LOOK_EVERY };
+        let mut events = Vec::with_capacity(256);
+        let timeout = rustix::event::Timespec::try_from(timeout).map_err(io::Error::other)?;
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let mut end = None;
+        for Event { flags, data } in events {
+            match data.u64() {
+                LISTENER => self.accept(),
+                CONTROL => {
+                    let _ = rustix::io::read(&*self.control.event, &mut [0; 8]);
+                    end = end.or(self.commands());
+                }
+                token if token % 2 == 1 => {
+                    self.active.insert(token / 2);
+                }
+                token => self.socket_event(token / 2, flags),
+            }
+        }
+        for id in self.active.iter().copied().collect::<Vec<_>>() {
+            self.serve(id);
+        }
+        let now = now_ns();
+        while let Ok(done) = self.done.try_recv() {
+            self.files.done(done, now);
+        }
+        if now.saturating_sub(self.house_kept_ns) >= KEEP_HOUSE_EVERY_NS {
+            self.keep_house(now);
+        }
+        if self.accept_paused_until_ns.is_some_and(|until| now >= until) {
+            self.accept_paused_until_ns = None;
+            epoll::add(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        }
+        Ok(end)
+    }
+
+    fn commands(&mut self) -> Option<Option<Sender<Report>>> {
+        loop {
+            match self.control.commands.try_recv() {
+                Ok(Command::Report(answer)) => {
+                    let _ = answer.send(self.report());
+                }
+                Ok(Command::Stop(answer)) => return Some(Some(answer)),
+                Err(mpsc::TryRecvError::Empty) => return None,
+                Err(mpsc::TryRecvError::Disconnected) => return Some(None),
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..MESSAGES_A_TURN {
+            let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => self.connected(socket),
+                Err(rustix::io::Errno::AGAIN) => return,
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(e) => {
+                    tracing::warn!(error = %e, "programs cannot connect now; raise the limit of open files");
+                    let _ = epoll::delete(&self.epoll, &self.listener);
+                    self.accept_paused_until_ns = Some(now_ns() + ACCEPT_PAUSE_NS);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn connected(&mut self, socket: OwnedFd) {
+        let Ok(Peer { pid, uid }) = socket::peer(socket.as_fd()) else { return };
+        if !self.users.connect(uid) {
+            tracing::warn!(uid, pid, "a user has as many programs connected as allowed");
+            let _ = socket::send(socket.as_fd(), ToClient::Refused { errno: libc::EUSERS as u32 }, None);
+            self.cut_off += 1;
+            return;
+        }
+        let id = self.next_client;
+        self.next_client += 1;
+        if let Err(e) = epoll::add(&self.epoll, &socket, EventData::new_u64(id * 2), EventFlags::IN) {
+            tracing::warn!(uid, pid, error = %e, "a program cannot be watched");
+            self.users.disconnect(uid);
+            return;
+        }
+        self.clients.insert(id, Client::new(id, socket, uid, pid, now_ns()));
+        self.programs_ever += 1;
+    }
+
+    fn socket_event(&mut self, id: u64, flags: EventFlags) {
+        if !self.clients.contains_key(&id) {
+            return;
+        }
+        // What the program did before it sent this, or died, comes first.
+        let served = self.drain(id).and_then(|_| self.messages(id));
+        match served {
+            Err(why) => self.cut(id, &why),
+            Ok(Messages::All | Messages::More) if !flags.intersects(EventFlags::HUP | EventFlags::ERR) => {
+                self.active.insert(id);
+            }
+            // It hung up, but what it said before counts.
+            Ok(Messages::More) => {}
+            Ok(Messages::All | Messages::End) => {
+                self.drain_ended(id);
+                self.remove(id);
+            }
+        }
+    }
+
+    /// Looks at an active client's ring.
+    fn serve(&mut self, id: u64) {
+        match self.drain(id) {
+            Ok(drained) => {
+                let stays = self.clients.get_mut(&id).is_some_and(|c| c.stays_active(drained));
+                if !stays {
+                    self.active.remove(&id);
+                }
+            }
+            Err(why) => self.cut(id, &why),
+        }
+    }
+
+    /// Takes what is in a client's ring; whether there was anything.
+    fn drain(&mut self, id: u64) -> Result<bool, CutOff> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(false) };
+        let Some((ring, _)) = &mut client.ring else { return Ok(false) };
+        let leaving = std::mem::take(&mut client.leaving);
+        let mut accesses = Vec::new();
+        let drained = ring.drain(ACCESSES_A_TURN, |access| accesses.push(access)).map_err(|e| e.to_string())?;
+        self.accesses(id, &accesses)?;
+        match drained.more {
+            // Everything that was pushed before these files were closed has been taken.
+            false => leaving.iter().for_each(|number| self.unregister(id, *number)),
+            true => {
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.leaving.extend(leaving);
+                }
+            }
+        }
+        Ok(drained.more || !accesses.is_empty())
+    }
+
+    /// Takes everything that a program that has ended left in its ring.
+    fn drain_ended(&mut self, id: u64) {
+        let Some((ring, _)) = self.clients.get_mut(&id).and_then(|c| c.ring.as_mut()) else { return };
+        let mut accesses = Vec::new();
+        if ring.drain_ended(|access| accesses.push(access)).is_ok() {
+            // It is let go in any case.
+            let _ = self.accesses(id, &accesses);
+        }
+    }
+
+    fn accesses(&mut self, id: u64, accesses: &[RingAccess]) -> Result<(), CutOff> {
+        let now = now_ns();
+        // A file's registration is sent before its first access is pushed, but may not have been taken yet. Accesses
+        // that name no file even when all messages were taken are of files that were refused.
+        let mut turns = TURNS_FOR_ACCESSES;
+        for access in accesses {
+            while turns > 0 && self.clients.get(&id).is_some_and(|c| !c.files.contains_key(&access.file)) {
+                turns = if self.messages(id)? == Messages::More { turns - 1 } else { 0 };
+            }
+            self.access(id, access, now);
+        }
+        Ok(())
+    }
+
+    fn access(&mut self, id: u64, access: &RingAccess, now: u64) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(open) = client.files.get_mut(&access.file) else { return };
+        if self.mode == Mode::Record {
+            let recorded = RecordedAccess {
+                file: open.number,
+                pid: client.pid,
+                thread: access.thread,
+                op: access.op,
+                flags: access.flags,
+                offset: access.offset,
+                len_bytes: access.len_bytes,
+                start_ns: access.start_ns,
+                duration_ns: access.duration_ns,
+            };
+            self.recorder.tell(|sink| sink.access(&recorded));
+        }
+        let len_bytes = match access.op {
+            Op::Read => u64::from(access.len_bytes),
+            // Where a mapping is touched is not told; it begins at its beginning.
+            Op::Mmap => u64::from(access.len_bytes.min(1)),
+            Op::Close => return self.unregister(id, access.file),
+            Op::Write | Op::Seek => return,
+        };
+        let Some(advised) = &mut open.advised else { return };
+        let acting = Acting { id: advised.id, fd: &advised.fd, uid: client.uid, pool: &self.pool };
+        let end = access.offset + len_bytes;
+        let timed = access.op == Op::Read && access.flags & (flag::ASYNC | flag::IN_KERNEL) == 0;
+        let duration_ns = if timed { u64::from(access.duration_ns) } else { 0 };
+        let read = Read { bytes: access.offset..end, duration_ns, now_ns: now };
+        if let Some(how) = self.files.regions(advised.id).and_then(|regions| advised.mode.read(end, regions)) {
+            self.files.read_ahead(&acting, how);
+        }
+        self.files.read(&acting, Reader { program: id, thread: access.thread }, &read, &mut self.users);
+    }
+
+    /// Lets a client go that broke the rules: one line in the log.
+    fn cut(&mut self, id: u64, why: &str) {
+        if let Some(client) = self.clients.get(&id) {
+            tracing::warn!(pid = client.pid, uid = client.uid, why, "a program is cut off");
+            self.cut_off += 1;
+        }
+        self.remove(id);
+    }
+
+    /// Releases everything of a client.
+    fn remove(&mut self, id: u64) {
+        let numbers: Vec<u32> = self.clients.get(&id).map(|c| c.files.keys().copied().collect()).unwrap_or_default();
+        numbers.into_iter().for_each(|number| self.unregister(id, number));
+        self.active.remove(&id);
+        let Some(client) = self.clients.remove(&id) else { return };
+        let _ = epoll::delete(&self.epoll, &client.socket);
+        if let Some((ring, event)) = &client.ring {
+            let _ = epoll::delete(&self.epoll, event);
+            self.dropped_accesses = self.dropped_accesses.saturating_add(ring.dropped());
+        }
+        self.users.disconnect(client.uid);
+    }
+
+    fn keep_house(&mut self, now: u64) {
+        self.house_kept_ns = now;
+        self.users.set_node_bytes(memory::node_budget_bytes());
+        let late = |c: &&Client| c.ring.is_none() && now.saturating_sub(c.since_ns) > HELLO_WITHIN_NS;
+        let late: Vec<u64> = self.clients.values().filter(late).map(|c| c.id).collect();
+        late.into_iter().for_each(|id| self.cut(id, "it did not say Hello"));
+    }
+
+    fn report(&self) -> Report {
+        let (files, others) = self.files.reports();
+        let dropped = |c: &Client| c.ring.as_ref().map_or(0, |(ring, _)| ring.dropped());
+        let now: u64 = self.clients.values().map(dropped).fold(0, u64::saturating_add);
+        Report {
+            programs: self.clients.len() as u64,
+            programs_ever: self.programs_ever,
+            cut_off: self.cut_off,
+            dropped_accesses: self.dropped_accesses.saturating_add(now),
+            held_bytes: self.users.held_bytes(),
+            budget_bytes: self.users.node_bytes(),
+            files,
+            others,
+        }
+    }
+}

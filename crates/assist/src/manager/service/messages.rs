@@ -1,0 +1,129 @@
+//! What programs say over their sockets: who they are, and which files they opened and closed.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use impresario_ring::Consumer;
+use impresario_ring::message::{ToClient, ToManager, register};
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
+use crate::advice::OpenFile;
+use crate::manager::client::{Advised, Open};
+use crate::manager::files::Acting;
+use crate::manager::registration::{examine, is_eventfd};
+use crate::manager::sink::RecordedFile;
+use crate::manager::socket::{self, Received};
+
+impl Service {
+    /// Takes a turn of messages.
+    pub(super) fn messages(&mut self, id: u64) -> Result<Messages, CutOff> {
+        for _ in 0..MESSAGES_A_TURN {
+            let Some(client) = self.clients.get_mut(&id) else { return Ok(Messages::End) };
+            match socket::receive(client.socket.as_fd()) {
+                Received::Nothing => return Ok(Messages::All),
+                Received::End => return Ok(Messages::End),
+                Received::Malformed(e) => return Err(e.to_string()),
+                Received::Lost => {
+                    if !std::mem::replace(&mut client.told_of_limit, true) {
+                        tracing::warn!(pid = client.pid, "a file is not looked after: no descriptor is left here");
+                    }
+                }
+                Received::Message(message, descriptors) => self.message(id, message, descriptors)?,
+            }
+        }
+        Ok(Messages::More)
+    }
+
+    fn message(&mut self, id: u64, message: ToManager, descriptors: Vec<OwnedFd>) -> Result<(), CutOff> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        let mut descriptors = descriptors.into_iter();
+        match (message, descriptors.next(), descriptors.next()) {
+            (ToManager::Hello { .. }, Some(ring), Some(event)) => {
+                if client.ring.is_some() {
+                    return Err("it said Hello twice".into());
+                }
+                if !is_eventfd(&event) {
+                    return Err("what should be an event descriptor is none".into());
+                }
+                let ring = Consumer::map(&ring).map_err(|e| e.to_string())?;
+                // Each write wakes the manager once, whether or not the count is ever read.
+                epoll::add(&self.epoll, &event, EventData::new_u64(id * 2 + 1), EventFlags::IN | EventFlags::ET)
+                    .map_err(|e| format!("its event descriptor cannot be waited for: {e}"))?;
+                client.ring = Some((ring, event));
+                let welcome = ToClient::Welcome { mode: self.mode, patterns_len: self.patterns.1 };
+                match socket::send(client.socket.as_fd(), welcome, Some(self.patterns.0.as_fd())) {
+                    // A program that has ended already may have left accesses.
+                    Err(e) if !matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                        return Err(format!("it does not take its welcome: {e}"));
+                    }
+                    _ => {}
+                }
+                self.active.insert(id);
+            }
+            _ if client.ring.is_none() => return Err("its first message is not Hello".into()),
+            (ToManager::Register { file, flags }, Some(fd), _) => self.register(id, file, flags, fd),
+            (ToManager::Unregister { file }, ..) => {
+                client.leaving.push(file);
+                self.active.insert(id);
+            }
+            _ => return Err("a message without its descriptors".into()),
+        }
+        Ok(())
+    }
+
+    fn register(&mut self, id: u64, number: u32, flags: u32, fd: OwnedFd) {
+        if self.clients.get(&id).is_none_or(|c| c.files.contains_key(&number)) {
+            return; // a number is used once
+        }
+        let Some(examined) = examine(fd.as_fd()) else { return };
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if !self.users.open(client.uid, client.files.len()) {
+            if !std::mem::replace(&mut client.told_of_limit, true) {
+                tracing::warn!(
+                    pid = client.pid,
+                    uid = client.uid,
+                    "more open files than its limit are not looked after"
+                );
+            }
+            return;
+        }
+        let found = self.lookup.find(&examined.path).filter(|_| self.advise && examined.cached && examined.readable);
+        let fd = Arc::new(fd);
+        let advised = found.map(|monitored| {
+            let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, pool: &self.pool };
+            let file = (examined.path.as_path(), examined.size_bytes);
+            self.files.opened(&acting, client.id, monitored, file, &self.users);
+            let mut mode = OpenFile::default();
+            // A file met again is somewhere; only one just opened is at its beginning.
+            if flags & register::FOUND == 0
+                && let Some(how) = mode.opened(&monitored.regions)
+            {
+                self.files.read_ahead(&acting, how);
+            }
+            Advised { id: examined.id, fd: fd.clone(), mode }
+        });
+        self.next_number += 1;
+        let recorded = RecordedFile {
+            number: self.next_number,
+            path: examined.path,
+            id: examined.id,
+            size_bytes: examined.size_bytes,
+            pid: client.pid,
+            uid: client.uid,
+        };
+        self.recorder.tell(|sink| sink.opened(&recorded));
+        client.files.insert(number, Open { advised, number: self.next_number });
+    }
+
+    pub(super) fn unregister(&mut self, id: u64, number: u32) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(open) = client.files.remove(&number) else { return };
+        self.users.close(client.uid);
+        if let Some(Advised { id: file, fd, .. }) = open.advised {
+            let acting = Acting { id: file, fd: &fd, uid: client.uid, pool: &self.pool };
+            self.files.closed(&acting, id, &mut self.users);
+        }
+    }
+}

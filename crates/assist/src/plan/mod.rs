@@ -1,0 +1,405 @@
+//! From a recorded run to hints: what would have made it faster, and why.
+//!
+//! Each file that was read is looked at by itself: how it is read ([`Pattern`]), which hints may suit that, and how long
+//! the reads would have taken with each of them, by replaying them on a model of the device ([`Device`]). The best is
+//! chosen if it saves enough; at last the whole run is replayed with all that were chosen. A plan that saves nothing
+//! says why. What a plan expects is never more than perfect overlap of computing and reading allows.
+
+mod candidates;
+mod device;
+mod memory;
+mod pattern;
+mod probe;
+mod read_ahead;
+mod replay;
+mod tell;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use impresario_trace::{Trace, TraceOp, stats};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+pub use device::Device;
+pub use pattern::{Kind, Part, Pattern, Phase};
+pub use probe::probe;
+
+use crate::config::{Entry, Hints};
+use candidates::{Candidate, Way, candidates};
+use replay::{Entries, Run, replay};
+
+/// Reads of one file that are looked at, at most; the first ones stand for the rest.
+const FILE_READS_MAX: usize = 200_000;
+/// Of these, reads that each candidate is replayed with.
+const TRY_READS_MAX: usize = 30_000;
+/// Reads of the whole run that are replayed at last, at most.
+const RUN_READS_MAX: usize = 2_000_000;
+/// Files that are looked at, at most: those that were waited for longest.
+const FILES_MAX: usize = 2_000;
+/// Hints for so many files of one folder become one for the folder.
+const FOLDER_FILES: usize = 8;
+
+/// How to plan.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The device that the next run reads from.
+    pub device: Device,
+    /// Memory for the page cache in the replay, bytes. Default: 1 GiB.
+    pub memory_bytes: u64,
+    /// What the hints may keep in memory for one program and file, bytes. Default: 64 MiB.
+    pub window_bytes_max: u64,
+    /// What hints must save, as a part of the run time. Default: 0.03.
+    pub gain_min: f64,
+    /// Plan for a cold cache even if the recorded run read from memory. Default: false.
+    pub assume_cold: bool,
+}
+
+impl Options {
+    /// The defaults for a device.
+    pub fn new(device: Device) -> Options {
+        Options { device, memory_bytes: 1 << 30, window_bytes_max: 64 << 20, gain_min: 0.03, assume_cold: false }
+    }
+}
+
+/// What a replay says, without and with hints.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Expected {
+    /// Run time without hints, s.
+    pub without_s: f64,
+    /// Run time with hints, s.
+    pub with_s: f64,
+    /// The least run time that any hints could give, s.
+    pub bound_s: f64,
+    /// Requests to the device without hints.
+    pub requests_without: u64,
+    /// Requests to the device with hints.
+    pub requests_with: u64,
+    /// Bytes that hints bring in for nothing.
+    pub wasted_bytes: u64,
+}
+
+impl Expected {
+    /// The part of the run time that is saved, 0 to 1.
+    pub fn gain(&self) -> f64 {
+        if self.without_s <= 0.0 { 0.0 } else { (1.0 - self.with_s / self.without_s).clamp(0.0, 1.0) }
+    }
+}
+
+/// What the file is to the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// Only read.
+    Input,
+    /// Only written.
+    Output,
+    /// Both.
+    Scratch,
+    /// A library or a part of the program: mapped, or of the system.
+    Program,
+}
+
+/// What was found out about a file.
+#[derive(Clone, Debug, Serialize)]
+pub struct FilePlan {
+    /// Its path.
+    pub path: String,
+    /// What it is to the program.
+    pub purpose: Purpose,
+    /// How it is read.
+    pub pattern: Pattern,
+    /// Its reads alone, without and with hints.
+    pub expected: Option<Expected>,
+    /// The hints, or none.
+    pub entry: Option<Entry>,
+    /// Why these, or why none, in a sentence.
+    pub why: String,
+}
+
+/// A plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The hints file, with no entry when nothing is to be gained.
+    pub hints: Hints,
+    /// Of each file that was read, those waited for longest first.
+    pub files: Vec<FilePlan>,
+    /// The whole run. `None` when no hint was found.
+    pub expected: Option<Expected>,
+    /// Why no hints are given at all, in a sentence.
+    pub refused: Option<String>,
+    /// The device that was assumed.
+    pub device: String,
+}
+
+impl Plan {
+    /// For people: what was seen, each hint with its reason and gain.
+    pub fn text(&self) -> String {
+        tell::text(self)
+    }
+}
+
+/// Plans hints for the next run of what was recorded.
+pub fn plan(trace: &Trace, options: &Options) -> Plan {
+    let device = &options.device;
+    let mut plan = Plan {
+        hints: Hints { device: device.cost(), ..Hints::default() },
+        files: Vec::new(),
+        expected: None,
+        refused: None,
+        device: device.source.clone(),
+    };
+    let uses = uses(trace);
+    let whole = Run::of(trace, device, |file| uses[file].reads > 0, RUN_READS_MAX);
+    if whole.reads == 0 {
+        plan.refused = Some("The trace holds no reads, and hints are about reading.".into());
+        return plan;
+    }
+    let mut order: Vec<usize> = (0..uses.len()).filter(|f| uses[*f].reads > 0).collect();
+    order.sort_by_key(|f| std::cmp::Reverse((uses[*f].waited_ns, uses[*f].bytes)));
+    order.truncate(FILES_MAX);
+    if let Some(reason) = nothing_to_gain(&whole, options) {
+        for file in order {
+            plan.files.push(seen_only(trace, &whole, file, &uses[file], &reason));
+        }
+        plan.refused = Some(reason);
+        return plan;
+    }
+    let mut chosen: Vec<(usize, Entry)> = Vec::new();
+    for file in order {
+        let told = one_file(trace, file, &uses[file], options);
+        if let Some(entry) = &told.entry {
+            chosen.push((file, entry.clone()));
+        }
+        plan.files.push(told);
+    }
+    decide(&mut plan, &whole, chosen, options);
+    plan
+}
+
+/// Replays the whole run with all hints and writes them down, if they pay together as well.
+fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &Options) {
+    if chosen.is_empty() {
+        let best = plan.files.first().map(|f| f.why.as_str()).unwrap_or_default();
+        plan.refused = Some(format!("No hint would save {:.0} % of the run time. {best}", 100.0 * options.gain_min));
+        return;
+    }
+    let entries: Entries = chosen.iter().map(|(file, entry)| (*file, entry)).collect();
+    let expected = expect(whole, options, &entries);
+    if expected.gain() < options.gain_min {
+        plan.refused = Some(format!(
+            "The hints that suit single files would save {:.1} % of the whole run time: less than {:.0} %.",
+            100.0 * expected.gain(),
+            100.0 * options.gain_min
+        ));
+        plan.files.iter_mut().for_each(|f| f.entry = None);
+        return;
+    }
+    plan.expected = Some(expected);
+    let entries: Vec<Entry> = chosen.into_iter().map(|(_, entry)| entry).collect();
+    (plan.hints.file, plan.hints.directory) = by_folder(entries);
+    plan.hints.why = Some(tell::whole(&expected, &plan.device));
+}
+
+/// What a trace says of the use of each file.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    reads: u64,
+    bytes: u64,
+    writes: u64,
+    maps: u64,
+    waited_ns: u64,
+}
+
+fn uses(trace: &Trace) -> Vec<Use> {
+    let mut uses = vec![Use::default(); trace.files.len()];
+    for r in &trace.records {
+        let Some(u) = uses.get_mut(r.file.0 as usize) else { continue };
+        match r.op {
+            TraceOp::Read if r.moved_bytes() > 0 => {
+                u.reads += 1;
+                u.bytes = u.bytes.saturating_add(r.moved_bytes());
+                u.waited_ns = u.waited_ns.saturating_add(r.duration.map_or(0, |d| d.0));
+            }
+            TraceOp::Write => u.writes += 1,
+            TraceOp::Map => u.maps += 1,
+            _ => {}
+        }
+    }
+    uses
+}
+
+fn purpose(path: &[u8], u: &Use) -> Purpose {
+    let system = [&b"/usr/"[..], b"/lib", b"/etc/", b"/proc/", b"/sys/", b"/dev/", b"/run/"];
+    match () {
+        () if system.iter().any(|s| path.starts_with(s)) || u.maps > 0 && u.reads <= 4 => Purpose::Program,
+        () if u.reads > 0 && u.writes > 0 => Purpose::Scratch,
+        () if u.reads > 0 => Purpose::Input,
+        () => Purpose::Output,
+    }
+}
+
+/// What is true of the whole run, whatever the hints.
+fn nothing_to_gain(whole: &Run, options: &Options) -> Option<String> {
+    let device = &options.device;
+    let (waited, known) = whole.traced_wait();
+    let span = whole.traced_span_ns().max(1);
+    let cold = replay(whole, device, options.memory_bytes, &Entries::default());
+    let threads = whole.threads.len().max(1) as u64;
+    if known == whole.reads && !options.assume_cold {
+        let each = waited / known.max(1);
+        // Threads wait side by side, so of the span at most the mean of their waits can go.
+        let part = (waited as f64 / threads as f64) / span as f64;
+        if waited < cold.wait_ns / 10 {
+            return Some(format!(
+                "In the recorded run reads took {} each, ten times less than this device would: they came from memory. \
+                 Record a run with a cold cache, or plan with the cache assumed cold.",
+                tell::time(each)
+            ));
+        }
+        if part < options.gain_min {
+            return Some(format!(
+                "The program waited for reads {:.1} % of its time: even perfect hints would save no more.",
+                100.0 * part
+            ));
+        }
+    }
+    let bound = whole.bound_ns(device);
+    if cold.run_ns.saturating_sub(bound) < (options.gain_min * cold.run_ns as f64) as u64 {
+        return Some(format!(
+            "On this device ({}) the run takes {}, and with everything overlapped perfectly {}: the device is fast enough \
+             for this program, or busy all the time already.",
+            device.source,
+            tell::time(cold.run_ns),
+            tell::time(bound)
+        ));
+    }
+    None
+}
+
+fn seen_only(trace: &Trace, whole: &Run, file: usize, u: &Use, why: &str) -> FilePlan {
+    let info = &trace.files[file];
+    FilePlan {
+        path: stats::name(info),
+        purpose: purpose(&info.path, u),
+        pattern: Pattern::of(whole, file),
+        expected: None,
+        entry: None,
+        why: why.to_string(),
+    }
+}
+
+/// The best hints for one file by its own reads.
+fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan {
+    let info = &trace.files[file];
+    let run = Run::of(trace, &options.device, |f| f == file, FILE_READS_MAX);
+    let mut told = seen_only(trace, &run, file, u, "");
+    let path = match usable(&info.path, told.purpose) {
+        Ok(path) => path,
+        Err(why) => {
+            told.why = why;
+            return told;
+        }
+    };
+    let tried = if run.reads > TRY_READS_MAX as u64 {
+        Run::of(trace, &options.device, |f| f == file, TRY_READS_MAX)
+    } else {
+        Run::of(trace, &options.device, |f| f == file, FILE_READS_MAX)
+    };
+    let pattern = &told.pattern;
+    let plain = replay(&tried, &options.device, options.memory_bytes, &Entries::default());
+    let mut best: Option<(f64, Candidate)> = None;
+    for candidate in candidates(path, &tried, file, pattern, &options.device, options.window_bytes_max) {
+        let entries: Entries = [(file, &candidate.entry)].into_iter().collect();
+        let got = replay(&tried, &options.device, options.memory_bytes, &entries);
+        // Time decides; among the nearly equal, what wastes less and keeps less. An order of one run may not be the
+        // next one's, so it must be better by far.
+        let keeps = (candidate.entry.block_size * candidate.entry.cache_size) as f64 / options.window_bytes_max as f64;
+        let waste = got.wasted_bytes as f64 / plain.device_bytes.max(1) as f64;
+        let handicap = if candidate.way == Way::Order { 0.10 } else { 0.0 };
+        let score = got.run_ns as f64 / plain.run_ns.max(1) as f64 + 0.02 * waste + 0.01 * keeps + handicap;
+        if best.as_ref().is_none_or(|(least, _)| score < *least) {
+            best = Some((score, candidate));
+        }
+    }
+    let Some((_, Candidate { way, mut entry })) = best else {
+        told.why = tell::nothing_suits(pattern);
+        return told;
+    };
+    let entries: Entries = [(file, &entry)].into_iter().collect();
+    let expected = expect(&run, options, &entries);
+    told.expected = Some(expected);
+    // Twenty milliseconds are nothing to write a configuration for.
+    if expected.gain() < options.gain_min || expected.without_s - expected.with_s < 0.02 {
+        told.why = tell::not_worth(pattern, &expected, &options.device);
+        return told;
+    }
+    told.why = tell::hint(way, &entry, pattern, &expected, &options.device);
+    entry.why = Some(told.why.clone());
+    told.entry = Some(entry);
+    told
+}
+
+/// Without and with, and never better than perfect overlap.
+fn expect(run: &Run, options: &Options, entries: &Entries) -> Expected {
+    let without = replay(run, &options.device, options.memory_bytes, &Entries::default());
+    let with = replay(run, &options.device, options.memory_bytes, entries);
+    let bound = run.bound_ns(&options.device).min(without.run_ns);
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    Expected {
+        without_s: seconds(without.run_ns),
+        with_s: seconds(with.run_ns.max(bound)),
+        bound_s: seconds(bound),
+        requests_without: without.requests,
+        requests_with: with.requests,
+        wasted_bytes: with.wasted_bytes,
+    }
+}
+
+/// A path that the hints file can name.
+fn usable(path: &[u8], purpose: Purpose) -> Result<&str, String> {
+    if purpose == Purpose::Program {
+        return Err("A part of the program or the system: it is read once, and stays in memory.".into());
+    }
+    let text = std::str::from_utf8(path)
+        .map_err(|_| "Its name is not UTF-8, which the hints file cannot write down.".to_string())?;
+    if !Path::new(text).is_absolute() || text.contains('\0') || text.len() > 4096 {
+        return Err(
+            "Its absolute path is not known; record with one that knows it (strace -y, or assist record).".into()
+        );
+    }
+    Ok(text)
+}
+
+/// Entries of many files in one folder that are alike become one for the folder.
+fn by_folder(entries: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
+    type Alike = (std::path::PathBuf, u64, u64, u64);
+    let alike = |e: &Entry| -> Option<Alike> {
+        let whole = e.will_need == [crate::config::Region::WHOLE] && e.random.is_empty() && e.sequence.is_empty();
+        whole.then(|| (e.path.parent().unwrap_or(Path::new("/")).into(), e.block_size, e.cache_size, e.read_ahead_size))
+    };
+    let mut count: FxHashMap<Alike, usize> = FxHashMap::default();
+    entries.iter().filter_map(alike).for_each(|key| *count.entry(key).or_default() += 1);
+    let (mut files, mut folders): (Vec<Entry>, Vec<Entry>) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match alike(&entry).filter(|key| count[key] >= FOLDER_FILES) {
+            // One folder has one entry; files of it that are read otherwise keep their own, which comes first.
+            Some(key) if !folders.iter().any(|f| f.path == key.0) => {
+                let why = format!(
+                    "{} files of this folder, each like this one: {}",
+                    count[&key],
+                    entry.why.unwrap_or_default()
+                );
+                folders.push(Entry { path: key.0, why: Some(why), ..Entry { why: None, ..entry } });
+            }
+            Some(key) if folders.iter().any(|f| alike_folder(f, &key)) => {}
+            _ => files.push(entry),
+        }
+    }
+    (files, folders)
+}
+
+fn alike_folder(folder: &Entry, key: &(std::path::PathBuf, u64, u64, u64)) -> bool {
+    (&folder.path, folder.block_size, folder.cache_size, folder.read_ahead_size) == (&key.0, key.1, key.2, key.3)
+}

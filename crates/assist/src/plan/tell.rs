@@ -1,0 +1,159 @@
+//! A plan in plain words.
+
+use std::fmt::Write;
+
+use super::candidates::Way;
+use super::device::Device;
+use super::pattern::{Kind, Pattern};
+use super::{Expected, Plan, Purpose};
+use crate::config::Entry;
+
+/// Bytes for people.
+fn bytes(n: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (n as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if value >= 100.0 || value.fract() < 0.05 {
+        format!("{value:.0} {}", units[unit])
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
+}
+
+/// A time for people.
+pub fn time(ns: u64) -> String {
+    match ns as f64 {
+        n if n < 1e6 => format!("{:.0} µs", n / 1e3),
+        n if n < 1e9 => format!("{:.1} ms", n / 1e6),
+        n => format!("{:.2} s", n / 1e9),
+    }
+}
+
+fn seconds(s: f64) -> String {
+    time((s * 1e9) as u64)
+}
+
+/// How it is read, as the beginning of a sentence.
+fn reading(p: &Pattern) -> String {
+    let mut out = format!("{} reads of about {}", p.reads, bytes(p.read_bytes_median));
+    match (p.kind(), p.stride) {
+        (Kind::Sequential, _) => out += " in order",
+        (Kind::Forward, Some((stride, share))) if stride > 0 => {
+            out += &format!(", {:.0} % of them {} after the one before", 100.0 * share, bytes(stride as u64));
+        }
+        (Kind::Forward, _) => out += " forward with gaps",
+        (Kind::Random, _) => out += " in no order",
+    }
+    if p.backward > 0 && p.kind() != Kind::Random {
+        out += &format!(", {} of them backward, by up to {}", p.backward, bytes(p.back_bytes));
+    }
+    if p.streams > 1 && p.kind() != Kind::Random {
+        out += &format!(", at {} places in turn", p.streams);
+    }
+    if p.processes > 1 {
+        out += &format!(", by {} processes", p.processes);
+    }
+    if p.passes > 1 {
+        out += &format!(", {} times over", p.passes);
+    }
+    out
+}
+
+fn gain(e: &Expected) -> String {
+    format!(
+        "expected {} instead of {} (−{:.0} %), {} device requests instead of {}",
+        seconds(e.with_s),
+        seconds(e.without_s),
+        100.0 * e.gain(),
+        e.requests_with,
+        e.requests_without
+    )
+}
+
+/// Why a hint.
+pub fn hint(way: Way, entry: &Entry, p: &Pattern, e: &Expected, device: &Device) -> String {
+    let does = match way {
+        Way::Window => format!(
+            "blocks of {} are brought in {} ahead while the program computes{}",
+            bytes(entry.block_size),
+            entry.read_ahead_size,
+            if p.backward > 0 { ", and enough are kept for its jumps back" } else { "" }
+        ),
+        Way::Region => {
+            let region = entry.will_need.first().map_or(0, |r| r.length);
+            format!("the {} where they fall are brought in at once, in large requests", bytes(region))
+        }
+        Way::NoReadAhead => {
+            format!("the kernel is told not to read {} ahead for nothing", bytes(device.read_ahead_bytes))
+        }
+        Way::Order => {
+            "the pieces are brought in ahead in the order of the recorded run, which the next run is taken to \
+                       repeat"
+                .into()
+        }
+    };
+    format!("{}: {does}; {}.", reading(p), gain(e))
+}
+
+/// Why none, though something was tried.
+pub fn not_worth(p: &Pattern, e: &Expected, device: &Device) -> String {
+    let reason = match () {
+        () if p.kind() == Kind::Sequential => {
+            format!("the kernel's own read-ahead of {} does for that what can be done", bytes(device.read_ahead_bytes))
+        }
+        () if e.without_s - e.bound_s < 0.05 * e.without_s => "the device is busy all the time already".to_string(),
+        () => "no hint that was tried helps".to_string(),
+    };
+    let saves = 1000.0 * (e.without_s - e.with_s).max(0.0);
+    format!("{}: {reason} (the best would save {saves:.0} ms, {:.1} %).", reading(p), 100.0 * e.gain())
+}
+
+/// Why none, when nothing could be tried.
+pub fn nothing_suits(p: &Pattern) -> String {
+    format!("{}: no hint suits that.", reading(p))
+}
+
+/// What the whole plan is for.
+pub fn whole(e: &Expected, device: &str) -> String {
+    format!("Whole run: {}; at best {}. Device: {device}.", gain(e), seconds(e.bound_s))
+}
+
+pub fn text(plan: &Plan) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    _ = write(&mut out, plan);
+    out
+}
+
+fn write(out: &mut String, plan: &Plan) -> std::fmt::Result {
+    for f in &plan.files {
+        if f.purpose == Purpose::Program {
+            continue;
+        }
+        writeln!(out, "{}", f.path)?;
+        let p = &f.pattern;
+        writeln!(out, "  {} of {} read, {:.1} times over", bytes(p.unique_bytes), bytes(p.size_bytes), p.reuse())?;
+        if p.parts.len() > 1 {
+            for part in &p.parts {
+                let (from, to) = (bytes(part.bytes.start), bytes(part.bytes.end));
+                writeln!(out, "  {from} to {to}: {} reads {}", part.reads, part.kind.words())?;
+            }
+        }
+        if p.phases.len() > 1 {
+            let times: Vec<String> =
+                p.phases.iter().map(|ph| format!("region {} from {}", ph.part + 1, time(ph.from_ns))).collect();
+            writeln!(out, "  phases: {}", times.join(", "))?;
+        }
+        let verdict = if f.entry.is_some() { "hint" } else { "no hint" };
+        if plan.refused.as_ref() != Some(&f.why) {
+            writeln!(out, "  {verdict}: {}", f.why)?;
+        }
+    }
+    match (&plan.refused, &plan.expected) {
+        (Some(reason), _) => writeln!(out, "No hints: {reason}"),
+        (None, Some(expected)) => writeln!(out, "{}", whole(expected, &plan.device)),
+        (None, None) => Ok(()),
+    }
+}

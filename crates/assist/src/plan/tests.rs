@@ -1,0 +1,332 @@
+//! The canonical patterns get the hints they should, and what can never be right never comes out.
+
+use std::path::Path;
+
+use impresario_sched::{FileId, Nanos};
+use impresario_trace::{Builder, FileInfo, Header, Origin, Record};
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::Region;
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1 << 20;
+
+/// One read of a script: process, file, offset, length, compute time before it in µs.
+type Step = (u32, usize, u64, u64, u64);
+
+/// Writes a script down as a run on a cold device would have been recorded.
+fn record(sizes: &[u64], steps: &[Step], device: &Device) -> Trace {
+    let mut builder = Builder::new(Header::default());
+    for (i, size) in sizes.iter().enumerate() {
+        let path = format!("/data/f{i}").into_bytes();
+        builder.file(FileInfo { path, key: 0, size_bytes: Some(*size) }).unwrap();
+    }
+    let mut now: FxHashMap<u32, u64> = FxHashMap::default();
+    for (process, file, offset, len, compute_us) in steps {
+        let origin = builder.origin(Origin { process: *process, thread: *process, ..Origin::default() }).unwrap();
+        let at = now.entry(*process).or_default();
+        *at += compute_us * 1000;
+        let took = device.random.ttp(*len).0;
+        let record = Record::new(TraceOp::Read, FileId(*file as u32), *offset, *len, Nanos(*at));
+        builder.push(Record { origin, duration: Some(Nanos(took)), ..record }).unwrap();
+        *at += took;
+    }
+    builder.build()
+}
+
+fn planned(sizes: &[u64], steps: &[Step], device: &Device) -> Plan {
+    let plan = plan(&record(sizes, steps, device), &Options::new(device.clone()));
+    check(&plan);
+    plan
+}
+
+/// What is true of every plan.
+fn check(plan: &Plan) {
+    plan.hints.check().unwrap();
+    let text = plan.hints.to_json().unwrap();
+    assert_eq!(Hints::parse(&text, Path::new("x")).unwrap(), plan.hints);
+    let expected = plan.files.iter().filter_map(|f| f.expected.as_ref()).chain(&plan.expected);
+    for e in expected {
+        assert!(e.with_s >= e.bound_s && e.bound_s <= e.without_s, "{e:?}");
+        assert!((0.0..=1.0).contains(&e.gain()));
+    }
+    let advised = plan.files.iter().filter(|f| f.entry.is_some()).count();
+    assert_eq!(plan.refused.is_none(), advised > 0);
+    assert_eq!(advised > 0, !plan.hints.file.is_empty() || !plan.hints.directory.is_empty());
+    assert!(plan.files.iter().all(|f| !f.why.is_empty()));
+    assert!(!plan.text().is_empty());
+    serde_json::to_string(plan).unwrap();
+}
+
+fn strided() -> Vec<Step> {
+    (0..1000).map(|i| (1, 0, i * 500 * KIB, 250 * KIB, 500)).collect()
+}
+
+/// The paper's pattern on the device of the issue.
+#[test]
+fn strided_reads_on_a_limited_device() {
+    let plan = planned(&[500_000 * KIB], &strided(), &Device::limited(200, 200));
+    let entry = &plan.hints.file[0];
+    assert_eq!((entry.path.as_path(), &entry.will_need[..]), (Path::new("/data/f0"), &[Region::WHOLE][..]));
+    assert!(entry.block_size >= MIB, "{entry:?}");
+    let e = plan.expected.unwrap();
+    assert!(e.gain() >= 0.45, "{e:?}");
+    assert!(e.requests_with * 2 <= e.requests_without + 50, "{e:?}");
+    let f = &plan.files[0];
+    assert_eq!(
+        (f.pattern.stride, f.pattern.kind(), f.purpose),
+        (Some((500 * KIB as i64, 1.0)), Kind::Forward, Purpose::Input)
+    );
+    assert!(entry.why.as_ref().unwrap().contains("500 KiB after the one before"), "{:?}", entry.why);
+}
+
+#[test]
+fn strided_reads_on_a_disk() {
+    let plan = planned(&[500_000 * KIB], &strided(), &Device::disk());
+    let e = plan.expected.unwrap();
+    assert!(e.gain() >= 0.5, "the paper's half: {e:?}");
+}
+
+#[test]
+fn a_few_jumps_back_are_kept_in_the_cache() {
+    let mut steps = strided();
+    for i in (50..950).step_by(50) {
+        steps[i].2 -= 9 * 500 * KIB - 250 * KIB;
+    }
+    let plan = planned(&[500_000 * KIB], &steps, &Device::limited(200, 200));
+    let entry = &plan.hints.file[0];
+    assert_eq!(entry.will_need, [Region::WHOLE]);
+    let behind = (entry.cache_size - entry.read_ahead_size) * entry.block_size;
+    let p = &plan.files[0].pattern;
+    assert!(p.backward >= 18 && p.back_bytes >= 4_000_000, "{p:?}");
+    assert!(behind >= p.back_bytes, "{behind} {}", p.back_bytes);
+    assert!(plan.expected.unwrap().gain() >= 0.4);
+}
+
+#[test]
+fn sequential_reads_that_the_kernel_serves_get_nothing() {
+    let steps: Vec<Step> = (0..2000).map(|i| (1, 0, i * 64 * KIB, 64 * KIB, 2000)).collect();
+    let mut device = Device::disk();
+    device.read_ahead_bytes = 4 * MIB;
+    let plan = planned(&[2000 * 64 * KIB], &steps, &device);
+    assert!(plan.hints.file.is_empty(), "{}", plan.text());
+    let reason = plan.refused.unwrap();
+    assert!(reason.contains("in order") || reason.contains("fast enough"), "{reason}");
+    assert_eq!(plan.files[0].pattern.kind(), Kind::Sequential);
+}
+
+#[test]
+fn a_fast_device_gets_nothing() {
+    // 20 µs a request, and 2 ms of computing between.
+    let device = Device { parallel: 8, ..Device::limited(50_000, 8000) };
+    let steps: Vec<Step> = (0..1000).map(|i| (1, 0, i * 500 * KIB, 250 * KIB, 2000)).collect();
+    let plan = planned(&[500_000 * KIB], &steps, &device);
+    let reason = plan.refused.unwrap();
+    assert!(reason.contains("waited for reads"), "{reason}");
+}
+
+#[test]
+fn what_came_from_memory_gets_nothing_unless_asked() {
+    let device = Device::limited(200, 200);
+    let mut trace = record(&[500_000 * KIB], &strided(), &device);
+    trace.records.iter_mut().for_each(|r| r.duration = Some(Nanos(40_000)));
+    let plan_warm = plan(&trace, &Options::new(device.clone()));
+    check(&plan_warm);
+    assert!(plan_warm.refused.as_ref().unwrap().contains("came from memory"), "{:?}", plan_warm.refused);
+    let cold = plan(&trace, &Options { assume_cold: true, ..Options::new(device) });
+    check(&cold);
+    assert!(cold.refused.is_none(), "{:?}", cold.refused);
+}
+
+/// 4 KiB reads anywhere in 32 MiB of a large file: the region is brought in as a whole.
+#[test]
+fn random_reads_in_a_hot_region() {
+    let mut seed = 7u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        seed >> 33
+    };
+    let steps: Vec<Step> = (0..4000).map(|_| (1, 0, 512 * MIB + next() % 8192 * 4096, 4096, 300)).collect();
+    let plan = planned(&[4096 * MIB], &steps, &Device::limited(200, 200));
+    let entry = &plan.hints.file[0];
+    let region = entry.will_need[0].bytes();
+    assert!(region.start >= 511 * MIB && region.end <= 545 * MIB, "{entry:?}");
+    assert!(entry.block_size * entry.cache_size >= 32 * MIB);
+    assert!(plan.expected.unwrap().gain() > 0.8, "{}", plan.text());
+    assert_eq!(plan.files[0].pattern.kind(), Kind::Random);
+}
+
+/// Random reads all over a file that fits nowhere: only their order could help, and it does when it is known.
+#[test]
+fn random_reads_all_over() {
+    let mut seed = 11u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        seed >> 33
+    };
+    let steps: Vec<Step> = (0..1000).map(|_| (1, 0, next() % (1 << 24) * 4096, 64 * KIB, 5000)).collect();
+    let plan = planned(&[1 << 37], &steps, &Device::disk());
+    match plan.hints.file.first() {
+        Some(entry) => {
+            assert!(!entry.sequence.is_empty() && entry.will_need.is_empty(), "{entry:?}");
+            assert!(entry.why.as_ref().unwrap().contains("order of the recorded run"));
+        }
+        None => assert!(plan.refused.is_some()),
+    }
+}
+
+#[test]
+fn many_small_files_get_nothing() {
+    let sizes = [64 * KIB; 300];
+    let steps: Vec<Step> = (0..300).flat_map(|f| (0..4).map(move |i| (1, f, i * 16 * KIB, 16 * KIB, 200))).collect();
+    let plan = planned(&sizes, &steps, &Device::disk());
+    assert!(plan.hints.file.is_empty() && plan.hints.directory.is_empty(), "{}", plan.text());
+}
+
+/// Large files of one folder, all read alike: one entry for the folder.
+#[test]
+fn many_alike_files_of_a_folder_get_one_entry() {
+    let sizes = [100 * MIB; 10];
+    let steps: Vec<Step> = (0..10).flat_map(|f| (0..150).map(move |i| (1, f, i * 500 * KIB, 250 * KIB, 500))).collect();
+    let plan = planned(&sizes, &steps, &Device::limited(200, 200));
+    assert_eq!(plan.hints.directory.len(), 1, "{}", plan.text());
+    assert_eq!(plan.hints.directory[0].path, Path::new("/data"));
+    assert!(plan.hints.file.len() < 3);
+}
+
+#[test]
+fn several_streams_in_one_file() {
+    let steps: Vec<Step> = (0..1200).map(|i| (1, 0, i % 4 * 256 * MIB + i / 4 * 400 * KIB, 200 * KIB, 500)).collect();
+    let plan = planned(&[1024 * MIB], &steps, &Device::limited(200, 200));
+    assert_eq!(plan.files[0].pattern.streams, 4, "{:?}", plan.files[0].pattern);
+    let entry = &plan.hints.file[0];
+    assert!(entry.cache_size >= 4 * entry.read_ahead_size, "each stream has its window: {entry:?}");
+    assert!(plan.expected.unwrap().gain() > 0.3, "{}", plan.text());
+}
+
+#[test]
+fn several_processes_share_what_is_brought_in() {
+    let mut steps: Vec<Step> = Vec::new();
+    for i in 0..500 {
+        for process in 1..=4 {
+            steps.push((process, 0, i * 500 * KIB, 250 * KIB, 500 + u64::from(process)));
+        }
+    }
+    let plan = planned(&[250_000 * KIB], &steps, &Device::limited(200, 200));
+    assert_eq!(plan.files[0].pattern.processes, 4);
+    let e = plan.expected.unwrap();
+    assert!(e.requests_with < 400, "one process's worth: {e:?}");
+}
+
+/// A header, then records in no order, then an index in order: regions and phases.
+#[test]
+fn regions_and_phases() {
+    let mut steps: Vec<Step> = (0..200).map(|i| (1, 0, i * 500 * KIB, 250 * KIB, 500)).collect();
+    let mut seed = 3u64;
+    for _ in 0..800 {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        steps.push((1, 0, 200 * MIB + (seed >> 33) % (100 * 256) * 4096, 4096, 100));
+    }
+    steps.extend((0..500).map(|i| (1, 0, 400 * MIB + i * 64 * KIB, 64 * KIB, 500)));
+    let plan = planned(&[440 * MIB], &steps, &Device::limited(200, 200));
+    let p = &plan.files[0].pattern;
+    let kinds: Vec<Kind> = p.parts.iter().map(|p| p.kind).collect();
+    assert_eq!(kinds, [Kind::Forward, Kind::Random, Kind::Sequential], "{:?}", p.parts);
+    assert_eq!(p.phases.iter().map(|ph| ph.part).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(plan.refused.is_none(), "{}", plan.text());
+}
+
+#[test]
+fn programs_one_after_the_other_stay_so() {
+    // The second begins when the first has ended: what the first saves, the second gains.
+    let device = Device::limited(200, 200);
+    let first: Vec<Step> = (0..200).map(|i| (1, 0, i * 500 * KIB, 250 * KIB, 500)).collect();
+    let mut trace = record(&[200 * MIB, 200 * MIB], &first, &device);
+    let end = trace.records.last().unwrap().completion().unwrap().0;
+    let mut builder = Builder::new(Header::default());
+    trace.files.iter().for_each(|f| _ = builder.file(f.clone()).unwrap());
+    let origins = [1, 2].map(|process| builder.origin(Origin { process, ..Origin::default() }).unwrap());
+    for r in std::mem::take(&mut trace.records) {
+        builder.push(Record { origin: origins[0], ..r }).unwrap();
+        let arrival = Nanos(r.arrival.0 + end + 1000);
+        builder.push(Record { origin: origins[1], file: FileId(1), arrival, ..r }).unwrap();
+    }
+    let plan = plan(&builder.build(), &Options::new(device));
+    check(&plan);
+    let e = plan.expected.unwrap();
+    let one = plan.files[0].expected.unwrap();
+    assert!((e.without_s / one.without_s - 2.0).abs() < 0.1, "{e:?} {one:?}");
+    assert!((e.with_s / one.with_s - 2.0).abs() < 0.2, "{e:?} {one:?}");
+}
+
+#[test]
+fn traces_without_reads_or_ends() {
+    let device = Device::limited(200, 200);
+    let empty = plan(&Builder::new(Header::default()).build(), &Options::new(device.clone()));
+    assert!(empty.refused.unwrap().contains("no reads"));
+    // fio's logs and DXT's do not tell all: without ends, they are assumed.
+    let mut trace = record(&[500_000 * KIB], &strided(), &device);
+    trace.records.iter_mut().for_each(|r| r.duration = None);
+    let plan = plan(&trace, &Options::new(device));
+    check(&plan);
+    assert!(plan.refused.is_none(), "{}", plan.text());
+}
+
+/// Names that cannot be written down are told of, not written.
+#[test]
+fn odd_names() {
+    let device = Device::limited(200, 200);
+    for path in [&b"relative"[..], b"/not utf-8 \xff", b"/usr/lib/x.so", b""] {
+        let mut trace = record(&[500_000 * KIB], &strided(), &device);
+        trace.files[0].path = path.to_vec();
+        let plan = plan(&trace, &Options::new(device.clone()));
+        check(&plan);
+        assert!(plan.hints.file.is_empty());
+    }
+    let mut trace = record(&[500_000 * KIB], &strided(), &device);
+    trace.files[0].path = b"/with \"quotes\" and\nlines".to_vec();
+    let plan = plan(&trace, &Options::new(device));
+    check(&plan);
+    assert_eq!(plan.hints.file.len(), 1);
+}
+
+fn any_device() -> impl Strategy<Value = Device> {
+    let limited = (1u64..100_000, 1u64..10_000, 1u32..9)
+        .prop_map(|(iops, mib, parallel)| Device { parallel, ..Device::limited(iops, mib) });
+    let device = prop_oneof![Just(Device::disk()), Just(Device::flash()), limited];
+    (device, 12..23u32, 16..23u32).prop_map(|(d, ahead, largest)| Device {
+        read_ahead_bytes: 1 << ahead,
+        request_bytes_max: 1 << largest,
+        ..d
+    })
+}
+
+fn any_steps() -> impl Strategy<Value = Vec<Step>> {
+    let wild = prop::collection::vec(
+        (1u32..4, 0usize..3, prop_oneof![0..64 * MIB, 0..u64::MAX / 4], 1..2 * MIB, 0u64..5000),
+        1..60,
+    );
+    let strided =
+        (1u64..2 * MIB, 1..MIB, 0u64..3000, 1u64..150, 1u32..4).prop_map(|(stride, len, us, n, processes)| {
+            (0..n).flat_map(|i| (1..=processes).map(move |p| (p, 0, i * stride, len, us))).collect::<Vec<Step>>()
+        });
+    prop_oneof![wild, strided]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever was recorded: hints that the reader of hints files takes, and no gain beyond perfect overlap.
+    #[test]
+    fn plans_can_be_used_and_promise_nothing_impossible(
+        steps in any_steps(),
+        device in any_device(),
+        assume_cold in any::<bool>(),
+        window in 12..28u32,
+    ) {
+        let trace = record(&[64 * MIB, 0, 100], &steps, &device);
+        let options = Options { assume_cold, window_bytes_max: 1 << window, ..Options::new(device) };
+        check(&plan(&trace, &options));
+    }
+}

@@ -1,0 +1,145 @@
+//! A recorded run as a trace.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use impresario_ring::{Op, flag};
+use impresario_sched::{FileId, Nanos};
+use impresario_trace::{FileInfo, Header, Origin, OriginId, Outcome, Record, TraceError, TraceOp, Writer};
+
+use crate::manager::{RecordedAccess, RecordedFile, Sink};
+
+/// Writes what programs do to a trace file.
+pub struct TraceSink {
+    writer: Option<Writer<File>>,
+    zero_ns: u64,
+    files: HashMap<u64, (FileId, u32)>,
+}
+
+impl TraceSink {
+    /// A new trace at `path`; a file that is there is left alone, with an error. `command` is told to its readers.
+    pub fn create(path: &Path, command: &str) -> Result<TraceSink, TraceError> {
+        let unix_ns = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok();
+        let header = Header {
+            clock_unix_ns: unix_ns.and_then(|d| u64::try_from(d.as_nanos()).ok()),
+            host: host(),
+            source: concat!("impresario ", env!("CARGO_PKG_VERSION"), " assist record").into(),
+            command: command.into(),
+            ..Header::default()
+        };
+        let writer = Writer::create(path, &header)?;
+        Ok(TraceSink { writer: Some(writer), zero_ns: impresario_ring::now_ns(), files: HashMap::new() })
+    }
+
+    fn push(&mut self, number: u64, thread: u32, record: impl FnOnce(FileId, OriginId) -> Record) -> io::Result<()> {
+        let (Some(writer), Some((file, pid))) = (&mut self.writer, self.files.get(&number)) else { return Ok(()) };
+        let origin = writer.origin(&Origin { process: *pid, thread, ..Origin::default() }).map_err(io::Error::other)?;
+        writer.push(&record(*file, origin)).map_err(io::Error::other)
+    }
+}
+
+impl Sink for TraceSink {
+    fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let info = FileInfo {
+            path: file.path.as_os_str().as_bytes().to_vec(),
+            key: file.id.ino,
+            size_bytes: Some(file.size_bytes),
+        };
+        let id = writer.file(&info).map_err(io::Error::other)?;
+        self.files.insert(file.number, (id, file.pid));
+        Ok(())
+    }
+
+    fn access(&mut self, a: &RecordedAccess) -> io::Result<()> {
+        let op = match a.op {
+            Op::Read => TraceOp::Read,
+            Op::Write => TraceOp::Write,
+            Op::Mmap => TraceOp::Map,
+            Op::Seek => TraceOp::Seek,
+            Op::Close => TraceOp::Close,
+        };
+        let arrival = Nanos(a.start_ns.saturating_sub(self.zero_ns));
+        // What was only submitted has ended at a time that nobody saw.
+        let duration = (a.flags & flag::ASYNC == 0).then_some(Nanos(u64::from(a.duration_ns)));
+        let outcome = if a.flags & flag::SHORT != 0 { Outcome::Short(u64::from(a.len_bytes)) } else { Outcome::Whole };
+        self.push(a.file, u32::from(a.thread), |file, origin| Record {
+            origin,
+            duration,
+            outcome,
+            ..Record::new(op, file, a.offset, u64::from(a.len_bytes), arrival)
+        })?;
+        if a.op == Op::Close {
+            self.files.remove(&a.file);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let Some(writer) = self.writer.take() else { return Ok(()) };
+        let file = writer.finish().map_err(io::Error::other)?;
+        file.sync_all()
+    }
+}
+
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().into()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_trace::Trace;
+
+    use super::*;
+    use crate::backend::FileId as Inode;
+
+    #[test]
+    fn what_is_recorded_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let mut sink = TraceSink::create(&path, "program x").unwrap();
+        let zero = sink.zero_ns;
+        let file = RecordedFile {
+            number: 7,
+            path: "/data/x".into(),
+            id: Inode { dev: 1, ino: 42 },
+            size_bytes: 1000,
+            pid: 11,
+            uid: 0,
+        };
+        sink.opened(&file).unwrap();
+        let read = RecordedAccess {
+            file: 7,
+            pid: 11,
+            thread: 3,
+            op: Op::Read,
+            flags: 0,
+            offset: 100,
+            len_bytes: 50,
+            start_ns: zero + 5000,
+            duration_ns: 900,
+        };
+        sink.access(&read).unwrap();
+        sink.access(&RecordedAccess { flags: flag::ASYNC, offset: 150, ..read }).unwrap();
+        sink.access(&RecordedAccess { op: Op::Close, ..read }).unwrap();
+        sink.access(&RecordedAccess { offset: 999, ..read }).unwrap(); // after its close: of nothing
+        sink.finish().unwrap();
+        sink.finish().unwrap();
+        let trace = Trace::load(&path).unwrap();
+        assert_eq!((trace.files[0].path.as_slice(), trace.files[0].size_bytes), (&b"/data/x"[..], Some(1000)));
+        let seen: Vec<_> = trace.records.iter().map(|r| (r.op, r.offset, r.duration)).collect();
+        assert_eq!(
+            seen,
+            [
+                (TraceOp::Read, 100, Some(Nanos(900))),
+                (TraceOp::Read, 150, None),
+                (TraceOp::Close, 100, Some(Nanos(900)))
+            ]
+        );
+        assert_eq!((trace.origin(trace.records[0].origin).process, trace.header.command.as_str()), (11, "program x"));
+        assert!(TraceSink::create(&path, "").is_err(), "an old trace is not overwritten");
+    }
+}

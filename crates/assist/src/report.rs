@@ -1,0 +1,261 @@
+//! What the manager did, for each file: for people and for programs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::ReadAhead;
+
+/// One file, over all programs that read it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct FileReport {
+    /// As it was when the file was registered.
+    pub path: String,
+    /// The entry that governs it, such as `File[0]`.
+    pub entry: String,
+    /// How hints were given; empty while none was.
+    pub backend: String,
+    /// Programs that registered it, in all.
+    pub programs: u64,
+    /// Programs that have it open now.
+    pub open: u64,
+    /// Reads told of.
+    pub reads: u64,
+    /// Bytes of these.
+    pub read_bytes: u64,
+    /// Ranges that were to be brought in.
+    pub hints: u64,
+    /// System calls made for them.
+    pub calls: u64,
+    /// Bytes that were to be brought in.
+    pub prefetched_bytes: u64,
+    /// Of these, bytes that were in memory already.
+    pub found_bytes: u64,
+    /// Of these, bytes that were seen not to have come.
+    pub missed_bytes: u64,
+    /// Of the bytes to be brought in, those that were read.
+    pub used_bytes: u64,
+    /// Of the bytes to be brought in, those that were let go unread.
+    pub wasted_bytes: u64,
+    /// Bytes released.
+    pub released_bytes: u64,
+    /// Reads that lay wholly in what was brought in.
+    pub hits: u64,
+    /// Reads that did not.
+    pub misses: u64,
+    /// Time that reads took, in nanoseconds, as far as told.
+    pub read_ns: u64,
+    /// Hints not given for want of budget or of workers.
+    pub refused: u64,
+    /// Hints that the system refused.
+    pub errors: u64,
+    /// The kernel's read-ahead in force, as last set.
+    pub read_ahead: ReadAhead,
+    /// Time that hints save, in percent of reads without them, as last measured.
+    pub gain_percent: Option<i64>,
+    /// How often hints were stopped.
+    pub stood_down: u64,
+    /// Why they are stopped now.
+    pub why_stood_down: Option<String>,
+}
+
+impl FileReport {
+    /// The part of reads that lay in what was brought in, 0 to 1.
+    pub fn hit_rate(&self) -> Option<f64> {
+        let all = self.hits + self.misses;
+        (all > 0).then(|| self.hits as f64 / all as f64)
+    }
+
+    /// Adds another file's numbers to these, as for a total.
+    pub fn add(&mut self, other: &FileReport) {
+        let sums: [(&mut u64, u64); 18] = [
+            (&mut self.programs, other.programs),
+            (&mut self.open, other.open),
+            (&mut self.reads, other.reads),
+            (&mut self.read_bytes, other.read_bytes),
+            (&mut self.hints, other.hints),
+            (&mut self.calls, other.calls),
+            (&mut self.prefetched_bytes, other.prefetched_bytes),
+            (&mut self.found_bytes, other.found_bytes),
+            (&mut self.missed_bytes, other.missed_bytes),
+            (&mut self.used_bytes, other.used_bytes),
+            (&mut self.wasted_bytes, other.wasted_bytes),
+            (&mut self.released_bytes, other.released_bytes),
+            (&mut self.hits, other.hits),
+            (&mut self.misses, other.misses),
+            (&mut self.read_ns, other.read_ns),
+            (&mut self.refused, other.refused),
+            (&mut self.errors, other.errors),
+            (&mut self.stood_down, other.stood_down),
+        ];
+        for (sum, more) in sums {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
+/// What the manager did, in all.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Programs connected now.
+    pub programs: u64,
+    /// Programs that were connected, in all.
+    pub programs_ever: u64,
+    /// Connections cut off for breaking the rules, or refused for want of room.
+    pub cut_off: u64,
+    /// Accesses that found no place in a program's ring.
+    pub dropped_accesses: u64,
+    /// Bytes brought in and not yet released, now.
+    pub held_bytes: u64,
+    /// The budget of the node, in bytes.
+    pub budget_bytes: u64,
+    /// Files, those read most first; the numbers of files beyond what is kept are in `others`.
+    pub files: Vec<FileReport>,
+    /// Files that were closed so long ago that only their sum is kept.
+    pub others: FileReport,
+}
+
+impl Report {
+    /// For programs.
+    pub fn to_json(&self) -> String {
+        // Nothing in it can fail to be written.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// The sum over all files.
+    pub fn total(&self) -> FileReport {
+        let mut total = FileReport { path: "all files".into(), ..FileReport::default() };
+        self.files.iter().chain([&self.others]).for_each(|file| total.add(file));
+        total
+    }
+}
+
+/// Bytes for people.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < units.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", units[unit]) }
+    }
+}
+
+impl fmt::Display for FileReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path)?;
+        if !self.entry.is_empty() {
+            write!(f, " ({})", self.entry)?;
+        }
+        writeln!(f)?;
+        let mean_us = (self.read_ns / 1000).checked_div(self.reads).unwrap_or(0);
+        writeln!(
+            f,
+            "  {} reads by {} programs, {}, mean {mean_us} µs",
+            self.reads,
+            self.programs,
+            Bytes(self.read_bytes)
+        )?;
+        write!(f, "  {} hints", self.hints)?;
+        if !self.backend.is_empty() {
+            write!(f, " by {}", self.backend)?;
+        }
+        let (brought, used, wasted) = (Bytes(self.prefetched_bytes), Bytes(self.used_bytes), Bytes(self.wasted_bytes));
+        write!(f, ": {brought} prefetched, {used} used, {wasted} wasted")?;
+        if self.found_bytes > 0 {
+            write!(f, ", {} were in memory already", Bytes(self.found_bytes))?;
+        }
+        if let Some(rate) = self.hit_rate() {
+            write!(f, "; {:.0} % of reads hit", rate * 100.0)?;
+        }
+        writeln!(f)?;
+        if self.read_ahead != ReadAhead::Normal {
+            writeln!(f, "  kernel read-ahead: {:?}", self.read_ahead)?;
+        }
+        if let Some(gain) = self.gain_percent {
+            writeln!(f, "  time of a read saved: {gain} %")?;
+        }
+        if self.refused + self.errors > 0 {
+            writeln!(f, "  {} hints not given for want of room, {} refused by the system", self.refused, self.errors)?;
+        }
+        if let Some(why) = &self.why_stood_down {
+            writeln!(f, "  stood down: {why}")?;
+        } else if self.stood_down > 0 {
+            writeln!(f, "  was stood down {} times", self.stood_down)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} programs connected of {} ever, {} cut off; {} of {} in use; {} accesses lost",
+            self.programs,
+            self.programs_ever,
+            self.cut_off,
+            Bytes(self.held_bytes),
+            Bytes(self.budget_bytes),
+            self.dropped_accesses
+        )?;
+        for file in &self.files {
+            write!(f, "{file}")?;
+        }
+        if self.others.programs > 0 {
+            write!(f, "{}", FileReport { path: "files closed before".into(), ..self.others.clone() })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> FileReport {
+        FileReport {
+            path: "/data/run7.root".into(),
+            entry: "File[0]".into(),
+            backend: "fadvise".into(),
+            programs: 2,
+            reads: 1000,
+            read_bytes: 250 << 20,
+            hints: 128,
+            prefetched_bytes: 512 << 20,
+            used_bytes: 250 << 20,
+            wasted_bytes: 262 << 20,
+            hits: 999,
+            misses: 1,
+            read_ns: 100_000_000,
+            gain_percent: Some(96),
+            why_stood_down: Some("81 % was never read".into()),
+            ..FileReport::default()
+        }
+    }
+
+    #[test]
+    fn people_and_programs_read_the_same() {
+        let report = Report { programs: 1, programs_ever: 3, files: vec![file(), file()], ..Report::default() };
+        let back: Report = serde_json::from_str(&report.to_json()).unwrap();
+        assert_eq!(back, report);
+        let text = report.to_string();
+        let wanted = "/data/run7.root (File[0])\n  1000 reads by 2 programs, 250.0 MiB, mean 100 µs\n  128 hints by fadvise: \
+             512.0 MiB prefetched, 250.0 MiB used, 262.0 MiB wasted; 100 % of reads hit\n  time of a read saved: 96 %\n  \
+             stood down: 81 % was never read\n";
+        assert!(text.contains(wanted), "{text}");
+        assert_eq!(report.total().hits, 1998);
+        assert_eq!(FileReport::default().hit_rate(), None);
+    }
+
+    #[test]
+    fn bytes_are_written_for_people() {
+        let said = [0, 1023, 1024, 1536 << 20, u64::MAX].map(|b| Bytes(b).to_string());
+        assert_eq!(said, ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "16384.0 PiB"]);
+    }
+}

@@ -1,0 +1,315 @@
+//! Tells the advice manager of reads that the kernel saw, in the way in which a program with the library would.
+//!
+//! The files are found by the hints: single files by their path, those of directories and patterns by looking into
+//! the directories, now and every few seconds. They are opened by us, for reading; hints that act on a program's own
+//! open file (Sequential, Random, Normal) do not reach programs that are only watched.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_ring::message::{Packet, ToManager, register};
+use impresario_ring::{Access, Op, Producer, Push, SLOTS};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::IoSlice;
+use rustix::net::sockopt::Timeout;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::fanotify::Fanotify;
+use super::line::Seen;
+use super::tracefs::{FileNumber, Tracefs};
+use crate::config::{Hints, Lookup};
+
+/// Files that are watched at most.
+pub const FILES_MAX: usize = 4096;
+/// Entries of directories that are looked at, at most, in one search.
+const ENTRIES_MAX: usize = 100_000;
+/// How often directories are looked into anew.
+const SEARCH_EVERY: Duration = Duration::from_secs(5);
+/// How long the manager may take to take a message.
+const SEND_PATIENCE: Duration = Duration::from_secs(2);
+/// Reads that are told in one go.
+const EVENTS_MAX: usize = 4096;
+
+/// How the kernel tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Means {
+    /// By its trace: no program waits.
+    Trace,
+    /// Before each access, which waits some microseconds for it.
+    PreAccess,
+}
+
+enum Source {
+    Trace(Tracefs),
+    PreAccess(Fanotify),
+}
+
+/// Watches the files of some hints for the manager at a socket.
+pub struct Follower {
+    lookup: Lookup,
+    places: Vec<(PathBuf, bool)>,
+    source: Source,
+    manager: Client,
+    files: HashMap<FileNumber, (u32, File)>,
+    /// Threads that read lately, and whether they are ours: what the manager itself reads is no news.
+    ours: HashMap<u32, bool>,
+    searched: Option<Instant>,
+}
+
+impl Follower {
+    /// Connects to the manager and begins to watch.
+    pub fn new(hints: &Hints, means: Means, socket: &Path) -> io::Result<Follower> {
+        let source = match means {
+            Means::Trace => Source::Trace(Tracefs::new(&[])?),
+            Means::PreAccess => Source::PreAccess(Fanotify::new()?),
+        };
+        let mut follower = Follower {
+            lookup: Lookup::new(hints),
+            places: places(hints),
+            source,
+            manager: Client::connect(socket)?,
+            files: HashMap::new(),
+            ours: HashMap::new(),
+            searched: None,
+        };
+        follower.search()?;
+        Ok(follower)
+    }
+
+    /// Number of files that are watched now.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Watches until `stop`, or until the manager has gone or the kernel's interface fails.
+    pub fn run(&mut self, stop: &Arc<AtomicBool>) -> io::Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            self.turn(Duration::from_millis(100))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for reads, at most so long, and tells the manager of them.
+    pub fn turn(&mut self, patience: Duration) -> io::Result<()> {
+        if self.searched.is_none_or(|at| at.elapsed() > SEARCH_EVERY) {
+            self.search()?;
+        }
+        let (manager, files, ours) = (&self.manager, &self.files, &mut self.ours);
+        let mut wake = false;
+        let mut tell = |seen: Seen| {
+            let of_us = || Path::new("/proc/self/task").join(seen.thread.to_string()).exists();
+            if *ours.entry(seen.thread).or_insert_with(of_us) {
+                return;
+            }
+            let number = FileNumber { device: libc::makedev(seen.device.0, seen.device.1), inode: seen.inode };
+            if let Some((file, _)) = files.get(&number) {
+                wake |= manager.tell(*file, &seen);
+            }
+        };
+        match &mut self.source {
+            Source::Trace(trace) => {
+                wait(trace.as_fd(), patience)?;
+                trace.drain(EVENTS_MAX, &mut tell)?;
+            }
+            Source::PreAccess(listener) => {
+                if listener.drain(EVENTS_MAX, &mut tell) == 0 {
+                    std::thread::sleep(patience.min(Duration::from_millis(1)));
+                }
+            }
+        }
+        if wake {
+            self.manager.wake()?;
+        }
+        self.manager.alive()
+    }
+
+    /// Finds the files of the hints; new ones are opened and told, those that are gone are let go.
+    fn search(&mut self) -> io::Result<()> {
+        self.searched = Some(Instant::now());
+        self.ours.clear();
+        let mut found = BTreeMap::new();
+        let mut left = ENTRIES_MAX;
+        for (place, whole_tree) in &self.places {
+            find(place, *whole_tree, &mut left, &mut |path, number| {
+                if found.len() < FILES_MAX && self.lookup.find(path).is_some() {
+                    found.insert(number, path.to_path_buf());
+                }
+            });
+        }
+        let gone: Vec<FileNumber> = self.files.keys().filter(|number| !found.contains_key(number)).copied().collect();
+        let mut changed = !gone.is_empty();
+        for number in gone {
+            if let Some((file, open)) = self.files.remove(&number) {
+                self.forget(&open);
+                self.manager.send(ToManager::Unregister { file }, &[])?;
+            }
+        }
+        for (number, path) in found {
+            if self.files.contains_key(&number) {
+                continue;
+            }
+            // A file that vanished meanwhile, or that we may not read, is simply not watched.
+            let Ok(open) = File::open(&path) else { continue };
+            let same = open.metadata().is_ok_and(|m| (m.dev(), m.ino()) == (number.device, number.inode));
+            if !same || !self.mark(&open) {
+                continue;
+            }
+            let file = self.manager.register(&open)?;
+            self.files.insert(number, (file, open));
+            changed = true;
+        }
+        if let (true, Source::Trace(trace)) = (changed, &self.source) {
+            let numbers: Vec<FileNumber> = self.files.keys().copied().collect();
+            trace.watch(&numbers)?;
+        }
+        Ok(())
+    }
+
+    fn mark(&self, open: &File) -> bool {
+        match &self.source {
+            Source::Trace(_) => true,
+            Source::PreAccess(listener) => match listener.add(open) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(%error, "a file cannot be watched before its accesses");
+                    false
+                }
+            },
+        }
+    }
+
+    fn forget(&self, open: &File) {
+        if let Source::PreAccess(listener) = &self.source {
+            let _ = listener.remove(open); // its file may be gone, and the mark with it
+        }
+    }
+}
+
+/// Where the files of the hints can be: a path, and whether to look below it.
+fn places(hints: &Hints) -> Vec<(PathBuf, bool)> {
+    let mut places: Vec<(PathBuf, bool)> = hints.file.iter().map(|e| (e.path.clone(), false)).collect();
+    places.extend(hints.directory.iter().map(|e| (e.path.clone(), e.recursive)));
+    for entry in &hints.glob {
+        // Everything before the first special character is a folder that can be looked into.
+        let special = |part: &std::path::Component| {
+            part.as_os_str().as_encoded_bytes().iter().any(|byte| b"*?[\\".contains(byte))
+        };
+        let plain: PathBuf = entry.path.components().take_while(|part| !special(part)).collect();
+        places.push((plain, true));
+    }
+    places
+}
+
+/// Tells of the regular files at or in a place.
+fn find(place: &Path, whole_tree: bool, left: &mut usize, tell: &mut dyn FnMut(&Path, FileNumber)) {
+    let Ok(place) = place.canonicalize() else { return };
+    let Ok(meta) = fs::metadata(&place) else { return };
+    if meta.is_file() {
+        return tell(&place, FileNumber { device: meta.dev(), inode: meta.ino() });
+    }
+    let mut folders = vec![place];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            if *left == 0 {
+                tracing::warn!(entries = ENTRIES_MAX, "the folders of the hints hold more; the rest is not watched");
+                return;
+            }
+            *left -= 1;
+            let Ok(meta) = entry.metadata() else { continue };
+            if meta.is_file() {
+                tell(&entry.path(), FileNumber { device: meta.dev(), inode: meta.ino() });
+            } else if meta.is_dir() && whole_tree {
+                folders.push(entry.path());
+            }
+        }
+    }
+}
+
+fn wait(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+    let patience =
+        rustix::time::Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+    match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&patience)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The connection to the manager.
+struct Client {
+    socket: OwnedFd,
+    event: OwnedFd,
+    ring: Producer,
+    next: u32,
+}
+
+impl Client {
+    fn connect(path: &Path) -> io::Result<Client> {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(SEND_PATIENCE))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let (ring, memory) = Producer::create(SLOTS)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let client = Client { socket, event, ring, next: 0 };
+        let hello = ToManager::Hello { pid: std::process::id(), ring_bytes: client.ring.ring_bytes() as u32 };
+        client.send(hello, &[memory.as_fd(), client.event.as_fd()])?;
+        Ok(client)
+    }
+
+    fn register(&mut self, open: &File) -> io::Result<u32> {
+        let file = self.next;
+        self.next += 1;
+        self.send(ToManager::Register { file, flags: register::READ | register::FOUND }, &[open.as_fd()])?;
+        Ok(file)
+    }
+
+    fn send(&self, message: ToManager, with: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let packet: Packet = message.encode();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !with.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(with));
+        }
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(packet.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Puts a read into the ring; true when the manager is to be woken.
+    fn tell(&self, file: u32, seen: &Seen) -> bool {
+        let access = Access {
+            file,
+            op: if seen.mapped { Op::Mmap } else { Op::Read },
+            flags: 0,
+            thread: seen.thread as u16,
+            offset: seen.offset,
+            len_bytes: u32::try_from(seen.len).unwrap_or(u32::MAX),
+            duration_ns: 0,
+            start_ns: impresario_ring::now_ns(),
+        };
+        matches!(self.ring.push(access), Push::Wake)
+    }
+
+    fn wake(&self) -> io::Result<()> {
+        match rustix::io::write(&self.event, &1u64.to_ne_bytes()) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        if self.ring.is_closed() {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the manager takes nothing more"));
+        }
+        Ok(())
+    }
+}

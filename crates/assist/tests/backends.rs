@@ -1,0 +1,205 @@
+//! The ways of giving hints, on the real kernel; GPFS against a recorder loaded in the place of its library.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, cached_pages};
+use impresario_assist::config::BackendChoice;
+
+const MIB: u64 = 1 << 20;
+
+fn hinted(file: &File) -> HintedFile<'_> {
+    let meta = file.metadata().unwrap();
+    HintedFile { fd: file.as_fd(), id: FileId { dev: meta.dev(), ino: meta.ino() }, passed: None }
+}
+
+/// A file on the disk whose pages have been dropped; `None` where the kernel does not tell what is cached.
+fn cold_file(bytes: u64) -> Option<File> {
+    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all(&vec![9; bytes as usize]).unwrap();
+    file.sync_all().unwrap();
+    if cached_pages(file.as_fd(), 0..bytes).is_err() {
+        eprintln!("skipped: the kernel has no cachestat");
+        return None;
+    }
+    drop_pages(&file);
+    Some(file)
+}
+
+fn drop_pages(file: &File) {
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+fn cached(file: &File, range: Range<u64>) -> u64 {
+    cached_pages(file.as_fd(), range).unwrap().cached
+}
+
+#[test]
+fn advice_brings_pages_in_and_lets_them_go() {
+    let Some(file) = cold_file(24 * MIB) else { return };
+    assert_eq!(cached(&file, 0..24 * MIB), 0);
+    let (backends, hinted) = (Backends::default(), hinted(&file));
+    // More than the kernel takes in one call.
+    let (brought, _) = backends.will_need(BackendChoice::Fadvise, hinted, MIB..21 * MIB).unwrap();
+    assert_eq!(cached(&file, MIB..21 * MIB), 20 * 256, "{brought:?}");
+    assert_eq!((brought.found_bytes, brought.asked_bytes, brought.missed_bytes), (0, 20 * MIB, 0));
+    assert!(brought.calls >= 3, "{brought:?}");
+    let (again, _) = backends.will_need(BackendChoice::Auto, hinted, 2 * MIB..10 * MIB).unwrap();
+    assert_eq!(
+        (again.found_bytes, again.asked_bytes, again.calls),
+        (8 * MIB, 0, 0),
+        "what is there is not hinted again"
+    );
+    let backend = backends.choose(BackendChoice::Auto, hinted);
+    assert_eq!(backend.name(), "fadvise");
+    wait_until_read(&file);
+    backend.dont_need(hinted, 0..12 * MIB).unwrap();
+    assert_eq!(cached(&file, 0..12 * MIB), 0);
+    assert!(cached(&file, 12 * MIB..24 * MIB) >= 9 * 256);
+}
+
+/// Pages on their way in cannot be dropped.
+fn wait_until_read(file: &File) {
+    let mut sink = vec![0; MIB as usize];
+    for at in 1..21 {
+        let n = std::os::unix::fs::FileExt::read_at(file, &mut sink, at * MIB).unwrap();
+        assert!(n > 0);
+    }
+}
+
+#[test]
+fn forced_reads_bring_pages_in_and_leave_the_position() {
+    let Some(mut file) = cold_file(4 * MIB) else { return };
+    let backends = Backends::default();
+    let (brought, _) = backends.will_need(BackendChoice::ForcedRead, hinted(&file), 5000..3 * MIB).unwrap();
+    let all = brought.asked_bytes + brought.found_bytes;
+    assert!(all >= 3 * MIB - 5000, "the kernel's own read-ahead may have been faster: {brought:?}");
+    assert_eq!(cached(&file, 5000..3 * MIB), 3 * 256 - 1);
+    let (beyond, _) = backends.will_need(BackendChoice::ForcedRead, hinted(&file), 3 * MIB..9 * MIB).unwrap();
+    assert_eq!(beyond.asked_bytes, MIB - beyond.found_bytes.min(MIB), "it stops at the end of the file");
+    use std::io::Seek;
+    assert_eq!(file.stream_position().unwrap(), 4 * MIB, "where writing left it");
+}
+
+#[test]
+fn what_the_program_has_just_passed_is_not_read() {
+    let Some(file) = cold_file(16 * MIB) else { return };
+    let backends = Backends::default();
+    let passed = AtomicU64::new(13 * MIB);
+    let hinted = HintedFile { passed: Some(&passed), ..hinted(&file) };
+    let (brought, _) = backends.will_need(BackendChoice::ForcedRead, hinted, 0..16 * MIB).unwrap();
+    assert_eq!(cached(&file, 0..4 * MIB), 0, "{brought:?}");
+    assert_eq!(cached(&file, 13 * MIB..16 * MIB), 3 * 256);
+    // A read far away has passed nothing.
+    passed.store(1 << 40, Ordering::Relaxed);
+    backends.will_need(BackendChoice::ForcedRead, hinted, 0..4 * MIB).unwrap();
+    assert_eq!(cached(&file, 0..4 * MIB), 4 * 256);
+}
+
+#[test]
+fn a_file_system_that_ignores_advice_is_found_out() {
+    let Ok(file) = tempfile::tempfile_in("/dev/shm") else { return };
+    file.set_len(64 * MIB).unwrap();
+    if cached_pages(file.as_fd(), 0..MIB).is_err() {
+        return;
+    }
+    // A memory file system never reads ahead: the holes of a sparse file stay holes.
+    let (backends, hinted) = (Backends::default(), hinted(&file));
+    assert_eq!(backends.choose(BackendChoice::Auto, hinted).name(), "fadvise");
+    backends.will_need(BackendChoice::Auto, hinted, 0..64 * MIB).unwrap();
+    assert_eq!(backends.choose(BackendChoice::Auto, hinted).name(), "forced-read");
+    assert_eq!(backends.choose(BackendChoice::Fadvise, hinted).name(), "fadvise", "unless it was forced");
+}
+
+#[test]
+fn hints_for_descriptors_that_take_none_are_errors() {
+    let (read, _write) = std::io::pipe().unwrap();
+    let pipe = HintedFile { fd: read.as_fd(), id: FileId { dev: 0, ino: 0 }, passed: None };
+    let backends = Backends::default();
+    for choice in [BackendChoice::Fadvise, BackendChoice::ForcedRead, BackendChoice::Lustre] {
+        let said = backends.will_need(choice, pipe, 0..4096).unwrap_err();
+        assert_eq!(said.raw_os_error(), Some(libc::ESPIPE), "{choice:?}");
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Call {
+    kind: i32,
+    asked: i32,
+    taken: i32,
+    released: i32,
+    first_block: i64,
+    first_start: i64,
+    first_length: i64,
+}
+
+fn symbol<T>(library: &Path, name: &std::ffi::CStr) -> *const T {
+    let path = std::ffi::CString::new(library.to_str().unwrap()).unwrap();
+    // SAFETY: the library is the recorder, loaded already.
+    let found = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+    assert!(!found.is_null());
+    found.cast()
+}
+
+#[test]
+fn gpfs_takes_a_prefix_and_gets_everything_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = dir.path().join("libgpfs.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/gpfs.c");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&library).arg(source);
+    assert!(cc.status().expect("a C compiler").success());
+    let gpfs = Gpfs::load(&library).unwrap();
+    let calls = || -> Vec<Call> {
+        // SAFETY: the recorder's own variables; nobody writes to them now.
+        unsafe {
+            let n = *symbol::<i32>(&library, c"recorded_count") as usize;
+            (0..n).map(|i| *symbol::<Call>(&library, c"recorded").add(i)).collect()
+        }
+    };
+    // SAFETY: as above.
+    let number = |name: &std::ffi::CStr| unsafe { *symbol::<i32>(&library, name) };
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let block = file.metadata().unwrap().blksize();
+    let hinted = hinted(&file);
+
+    let brought = gpfs.will_need(hinted, block + 100..6 * block).unwrap();
+    let first = Call { kind: 1003, asked: 5, taken: 3, first_block: 1, first_start: 100, ..Call::default() };
+    let first = Call { first_length: block as i64 - 100, ..first };
+    let rest = Call { kind: 1003, asked: 2, taken: 2, first_block: 4, first_length: block as i64, ..Call::default() };
+    assert_eq!(calls(), [first, rest], "three of five are taken on, then the rest");
+    assert_eq!(brought.asked_bytes, 5 * block - 100);
+
+    // More, until the recorder holds ten.
+    for next in [6, 10, 14] {
+        gpfs.will_need(hinted, next * block..(next + 4) * block).unwrap();
+    }
+    assert_eq!(number(c"held"), 10);
+    assert_eq!(gpfs.will_need(hinted, 18 * block..19 * block).unwrap().asked_bytes, 0, "it takes no more");
+
+    gpfs.dont_need(hinted, 0..5 * block).unwrap();
+    assert_eq!(number(c"held"), 10, "what was given back makes room for what waits");
+    let last = *calls().last().unwrap();
+    assert_eq!((last.kind, last.first_start, last.first_length), (1002, 0, 5 * block as i64));
+    gpfs.closed(hinted);
+    assert_eq!(number(c"held"), 0, "everything is given back");
+    gpfs.clear_file_cache(file.as_fd()).unwrap();
+    assert_eq!(calls().last().unwrap().kind, 1004);
+    assert_eq!(number(c"broken"), 0);
+}
+
+#[test]
+fn without_libgpfs_data_is_read() {
+    let said = Gpfs::load(Path::new("/nowhere/libgpfs.so")).unwrap_err();
+    assert!(said.contains("/nowhere/libgpfs.so"), "{said}");
+    let backends = Backends::new(Path::new("/nowhere/libgpfs.so"), Box::new(|_, _| Err(io::ErrorKind::Other.into())));
+    let file = tempfile::tempfile().unwrap();
+    assert_eq!(backends.choose(BackendChoice::Gpfs, hinted(&file)).name(), "forced-read");
+    assert_eq!(backends.choose(BackendChoice::Lustre, hinted(&file)).name(), "lustre");
+}

@@ -1,0 +1,311 @@
+//! The manager with programs over its real socket, and files on the real kernel.
+
+mod support;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use impresario_assist::backend::cached_pages;
+use impresario_assist::config::{Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
+use impresario_assist::manager::{Handle, Manager, Options, RecordedAccess, RecordedFile, Sink};
+use impresario_ring::Op;
+use impresario_ring::message::ToClient;
+use support::*;
+
+fn start(dir: &Path, hints: Hints) -> Handle {
+    Manager::start(Options::new(hints), &dir.join("socket")).unwrap()
+}
+
+fn hints_that_stay(file: Vec<Entry>) -> Hints {
+    Hints { stand_down: StandDown { enabled: false, ..StandDown::default() }, ..hints(file) }
+}
+
+fn cached(file: &File, from: u64, to: u64) -> u64 {
+    cached_pages(file.as_fd(), from..to).map_or(u64::MAX, |pages| pages.cached)
+}
+
+fn has_cachestat() -> bool {
+    cached_pages(tempfile::tempfile().unwrap().as_fd(), 0..4096).is_ok()
+}
+
+#[test]
+fn data_comes_before_the_program_and_goes_behind_it() {
+    if !has_cachestat() {
+        return;
+    }
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 16 * MIB);
+    // On a fast disk it would find, rightly, that nothing is gained.
+    let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
+    let mut program = Program::start(manager.socket());
+    let number = program.register(&file);
+    let block = 256 * KIB;
+    for n in 0..60 {
+        program.read(number, &file, n * block, 64 * KIB);
+        until("the block and the next one come", || cached(&file, n * block, (n + 2) * block) == 2 * 64);
+    }
+    until("what lies four blocks behind goes", || cached(&file, 0, 57 * block) == 0);
+    assert_eq!(cached(&file, 62 * block, 16 * MIB), 0, "nothing further on came");
+    drop(program);
+    until("the program is forgotten", || manager.report().unwrap().programs == 0);
+    let report = manager.stop().unwrap();
+    let file = file_report(&report, &path);
+    assert_eq!(
+        (file.backend.as_str(), file.entry.as_str(), file.read_ahead),
+        ("fadvise", "File[0]", ReadAhead::Random)
+    );
+    assert_eq!((file.programs, file.open, file.reads, file.hits), (1, 0, 60, 59));
+    assert_eq!((file.prefetched_bytes, file.released_bytes), (61 * block, 57 * block));
+    assert_eq!(file.used_bytes, 60 * 64 * KIB);
+    assert_eq!((report.held_bytes, report.cut_off, file.errors, file.refused), (0, 0, 0, 0));
+}
+
+#[test]
+fn programs_on_one_file_share() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 8 * MIB);
+    let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
+    let mut programs: Vec<(Program, u32)> = (0..8)
+        .map(|_| {
+            let mut program = Program::start(manager.socket());
+            let number = program.register(&file);
+            (program, number)
+        })
+        .collect();
+    for n in 0..32 {
+        for (i, (program, number)) in programs.iter_mut().enumerate() {
+            program.read(*number, &file, n * 256 * KIB, 1000);
+            let told = n * 8 + i as u64 + 1;
+            until("it is told", || file_report(&manager.report().unwrap(), &path).reads == told);
+        }
+    }
+    let report = file_report(&manager.report().unwrap(), &path);
+    assert_eq!(report.prefetched_bytes, 8 * MIB, "as much as for one");
+    assert_eq!((report.programs, report.open), (8, 8));
+}
+
+#[test]
+fn a_thousand_programs_come_and_go() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", MIB);
+    let manager = start(dir.path(), hints(vec![window(&path)]));
+    let programs: Vec<Program> = (0..1000)
+        .map(|n| {
+            let mut program = Program::start(manager.socket());
+            let number = program.register(&file);
+            program.tell(number, n % 4 * 256 * KIB, 4096);
+            program
+        })
+        .collect();
+    until("all are heard", || file_report(&manager.report().unwrap(), &path).reads == 1000);
+    let report = manager.report().unwrap();
+    assert_eq!((report.programs, file_report(&report, &path).open), (1000, 1000));
+    assert_eq!(descriptors_of(&path), 1001);
+    drop(programs);
+    until("all are forgotten", || manager.report().unwrap().programs == 0);
+    until("nothing stays open", || descriptors_of(&path) == 1);
+    let report = manager.stop().unwrap();
+    assert_eq!((report.held_bytes, report.programs_ever, report.cut_off), (0, 1000, 0));
+}
+
+#[test]
+fn ten_thousand_files_in_one_program() {
+    impresario_assist::manager::raise_file_limit();
+    let dir = folder();
+    let real = dir.path().canonicalize().unwrap();
+    let directory = vec![Entry { will_need: vec![Region::WHOLE], ..Entry::new(&real) }];
+    let manager = start(dir.path(), Hints { directory, ..Hints::default() });
+    let mut program = Program::start(manager.socket());
+    for n in 0..10_000u64 {
+        let path = real.join(format!("{n}"));
+        std::fs::write(&path, [7; 5000]).unwrap();
+        let number = program.register(&File::open(&path).unwrap());
+        assert_eq!(u64::from(number), n + 1);
+        program.tell(number, 0, 100);
+        if n % 1000 == 0 {
+            until("the manager keeps up", || manager.report().unwrap().total().reads == n + 1);
+        }
+    }
+    until("all are heard", || manager.report().unwrap().total().reads == 10_000);
+    let total = manager.report().unwrap().total();
+    assert_eq!((total.open, total.prefetched_bytes), (10_000, 50_000_000));
+    drop(program);
+    until("all are let go", || manager.report().unwrap().total().open == 0);
+    assert_eq!(manager.stop().unwrap().held_bytes, 0);
+}
+
+#[test]
+fn a_file_closed_and_another_opened_at_once_are_not_mixed_up() {
+    let dir = folder();
+    let (a, file_a) = cold_file(dir.path(), "a", MIB);
+    let (b, file_b) = cold_file(dir.path(), "b", MIB);
+    let manager = start(dir.path(), hints(vec![window(&a), window(&b)]));
+    let mut program = Program::start(manager.socket());
+    for n in 0..200u64 {
+        let file = if n % 2 == 0 { &file_a } else { &file_b };
+        let number = program.register(file);
+        (0..n % 5 + 1).for_each(|i| program.tell(number, i * 100_000, 1000));
+        if n % 3 > 0 {
+            program.push(access(number, Op::Close, 0, 0, 0));
+        }
+        if n % 3 < 2 {
+            program.unregister(number);
+        }
+    }
+    let told = |parity: u64| (0..200u64).filter(|n| n % 2 == parity).map(|n| n % 5 + 1).sum::<u64>();
+    until("all is heard", || manager.report().unwrap().total().reads == 600);
+    until("all are closed", || manager.report().unwrap().total().open == 0);
+    let report = manager.report().unwrap();
+    assert_eq!((file_report(&report, &a).reads, file_report(&report, &b).reads), (told(0), told(1)));
+}
+
+#[test]
+fn files_that_shrink_grow_and_vanish() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 4 * MIB);
+    let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
+    let mut program = Program::start(manager.socket());
+    let number = program.register(&file);
+    program.tell(number, 0, 1000);
+    let writable = File::options().write(true).open(&path).unwrap();
+    writable.set_len(0).unwrap();
+    (0..16).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
+    writable.set_len(64 * MIB).unwrap();
+    (16..200).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
+    std::fs::remove_file(&path).unwrap();
+    drop(writable);
+    (200..250).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
+    program.tell(number, i64::MAX as u64 - 1000, 1000);
+    until("all is heard", || manager.report().unwrap().total().reads == 252);
+    let report = manager.report().unwrap().total();
+    assert_eq!(report.errors, 0);
+    assert!(
+        report.prefetched_bytes > 40 * MIB && report.prefetched_bytes <= 64 * MIB,
+        "it followed the growth: {report}"
+    );
+    drop((program, file));
+    until("it is let go", || manager.report().unwrap().total().open == 0);
+}
+
+#[test]
+fn budgets_and_limits_hold() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 8 * MIB);
+    let budget = Budget { per_node: 600 * KIB, ..Budget::default() };
+    let limits = Limits { programs_per_user: 2, files_per_program: 3, ..Limits::default() };
+    let manager = start(dir.path(), Hints { budget, limits, ..hints(vec![window(&path)]) });
+    let mut first = Program::start(manager.socket());
+    let _second = Program::start(manager.socket());
+    let third = connect(manager.socket()).unwrap();
+    let refused = answer(&third).map(|(said, _)| said);
+    assert_eq!(refused, Some(ToClient::Refused { errno: libc::EUSERS as u32 }));
+    assert!(answer(&third).is_none());
+    let numbers: Vec<u32> = (0..5).map(|_| first.register(&file)).collect();
+    numbers.iter().for_each(|n| first.tell(*n, 0, 100));
+    (1..32).for_each(|n| first.tell(numbers[0], n * 256 * KIB, 100));
+    until("it is heard", || manager.report().unwrap().total().reads == 3 + 31);
+    let report = manager.report().unwrap();
+    assert!(report.held_bytes <= 300 * KIB, "half of the node's for one user: {report}");
+    assert!(report.total().refused > 0);
+    assert_eq!((report.budget_bytes, report.cut_off), (600 * KIB, 1));
+}
+
+#[test]
+fn a_file_in_memory_is_left_alone_soon() {
+    if !has_cachestat() {
+        return;
+    }
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 32 * MIB);
+    std::fs::read(&path).unwrap();
+    let entry = Entry { will_need: vec![Region::WHOLE], ..Entry::new(&path) };
+    let manager = start(dir.path(), hints(vec![entry]));
+    let mut program = Program::start(manager.socket());
+    let number = program.register(&file);
+    let quick = |offset, len| program.push(access(number, Op::Read, offset, len, 20_000));
+    quick(0, 4096);
+    until("it stands down", || file_report(&manager.report().unwrap(), &path).why_stood_down.is_some());
+    (0..100).for_each(|n| quick(n * 250_000, 1000));
+    until("it is heard", || file_report(&manager.report().unwrap(), &path).reads == 101);
+    let report = file_report(&manager.report().unwrap(), &path);
+    assert_eq!(report.why_stood_down.as_deref(), Some("100 % was in memory already"));
+    assert_eq!((report.prefetched_bytes, report.found_bytes, report.calls), (16 * MIB, 16 * MIB, 0));
+    assert_eq!(cached(&file, 0, 32 * MIB), 8192, "what others brought in stays");
+}
+
+#[derive(Default)]
+struct Recorded {
+    opened: Vec<RecordedFile>,
+    accesses: Vec<RecordedAccess>,
+    finished: bool,
+}
+
+struct Into(Arc<Mutex<Recorded>>);
+
+impl Sink for Into {
+    fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
+        self.0.lock().unwrap().opened.push(file.clone());
+        Ok(())
+    }
+
+    fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
+        self.0.lock().unwrap().accesses.push(*access);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap().finished = true;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_recorded_program_is_recorded_whole_and_gets_no_hints() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", MIB);
+    let recorded = Arc::new(Mutex::new(Recorded::default()));
+    let options = Options::record(Box::new(Into(recorded.clone())));
+    let manager = Manager::start(options, &dir.path().join("socket")).unwrap();
+    let mut program = Program::start(manager.socket());
+    let patterns = impresario_ring::patterns::Patterns::parse(&program.patterns).unwrap();
+    assert!(patterns.matches(b"/any/file"));
+    let number = program.register(&file);
+    let ops = [Op::Read, Op::Write, Op::Seek, Op::Mmap];
+    // More than a turn takes, and the file is closed before they are taken.
+    for n in 0..4000u64 {
+        program.push(access(number, ops[n as usize % 4], n, 10, 7));
+    }
+    program.push(access(number, Op::Close, 0, 0, 0));
+    program.unregister(number);
+    drop(program);
+    until("it is gone", || manager.report().unwrap().programs == 0);
+    manager.stop().unwrap();
+    let recorded = recorded.lock().unwrap();
+    assert!(recorded.finished);
+    assert_eq!(recorded.opened.iter().map(|f| (&f.path, f.size_bytes)).collect::<Vec<_>>(), [(&path, MIB)]);
+    assert_eq!(recorded.accesses.len(), 4001);
+    for (n, access) in recorded.accesses.iter().take(4000).enumerate() {
+        assert_eq!((access.offset, access.op, access.len_bytes, access.duration_ns), (n as u64, ops[n % 4], 10, 7));
+        assert_eq!((access.file, access.pid), (recorded.opened[0].number, std::process::id()));
+    }
+}
+
+#[test]
+fn started_again_it_serves_again() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", MIB);
+    for _ in 0..3 {
+        let manager = start(dir.path(), hints(vec![window(&path)]));
+        let mut program = Program::start(manager.socket());
+        let number = program.register(&file);
+        program.tell(number, 0, 10);
+        until("it is heard", || manager.report().unwrap().total().reads == 1);
+        manager.stop().unwrap();
+        assert!(answer(&program.socket).is_none(), "the program sees that the manager is gone");
+        assert!(program.ring.is_closed());
+        assert!(!dir.path().join("socket").exists());
+    }
+}

@@ -1,0 +1,119 @@
+//! The kernel tells of reads that no library of ours sees. Needs root; without it the tests say so and end.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use impresario_assist::watch::{Fanotify, FileNumber, Seen, Tracefs};
+
+fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("not run: only root may see other programs' reads");
+    }
+    root
+}
+
+/// A file of 64 pages below the folder of the tests: tmpfs has no such events.
+fn file() -> (tempfile::TempDir, std::path::PathBuf, FileNumber) {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = folder.path().join("data");
+    File::create(&path).unwrap().write_all(&vec![7; 64 * 4096]).unwrap();
+    let meta = std::fs::metadata(&path).unwrap();
+    (folder, path, FileNumber { device: meta.dev(), inode: meta.ino() })
+}
+
+/// Reads pages 10 to 12 with a program that knows nothing of us; its process.
+fn read_three_pages(path: &std::path::Path) -> u32 {
+    let mut child = Command::new("dd")
+        .arg(format!("if={}", path.display()))
+        .args(["of=/dev/null", "bs=4096", "skip=10", "count=3", "status=none"])
+        .spawn()
+        .unwrap();
+    let process = child.id();
+    assert!(child.wait().unwrap().success());
+    process
+}
+
+fn covers(seen: &[Seen], process: u32, number: FileNumber) -> bool {
+    (10..13).all(|page| {
+        seen.iter().any(|s| {
+            s.thread == process
+                && s.inode == number.inode
+                && s.device == (libc::major(number.device), libc::minor(number.device))
+                && (s.offset..s.offset + s.len).contains(&(page * 4096))
+        })
+    })
+}
+
+fn until(mut done: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+#[test]
+fn the_trace_of_the_kernel_tells_of_reads_of_the_watched_file_alone() {
+    if !root() {
+        return;
+    }
+    let (folder, path, number) = file();
+    let mut trace = match Tracefs::new(&[number]) {
+        Ok(trace) => trace,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("not run: {e}");
+            return;
+        }
+        Err(e) => panic!("{e}"),
+    };
+    let other = folder.path().join("other");
+    std::fs::write(&other, [1; 4096]).unwrap();
+    std::fs::read(&other).unwrap();
+    let process = read_three_pages(&path);
+    let mut seen = Vec::new();
+    assert!(until(|| trace.drain(1000, |s| seen.push(s)).is_ok() && covers(&seen, process, number)), "{seen:?}");
+    assert!(seen.iter().all(|s| s.inode == number.inode), "{seen:?}");
+    let instance = format!("/sys/kernel/tracing/instances/impresario-{}", std::process::id());
+    assert!(std::path::Path::new(&instance).is_dir());
+    drop(trace);
+    assert!(!std::path::Path::new(&instance).exists(), "nothing stays in the kernel");
+}
+
+#[test]
+fn announced_reads_go_on_at_once_and_are_told() {
+    if !root() {
+        return;
+    }
+    let (_folder, path, number) = file();
+    let listener = match Fanotify::new() {
+        Ok(listener) => listener,
+        Err(e) => {
+            eprintln!("not run: this kernel has no pre-content events: {e}");
+            return;
+        }
+    };
+    let open = File::open(&path).unwrap();
+    if let Err(e) = listener.add(&open) {
+        eprintln!("not run: this file system has no pre-access events: {e}");
+        return;
+    }
+    let process = read_three_pages(&path);
+    let mut seen = Vec::new();
+    assert!(
+        until(|| {
+            listener.drain(1000, |s| seen.push(s));
+            covers(&seen, process, number)
+        }),
+        "{seen:?}"
+    );
+    listener.remove(&open).unwrap();
+    read_three_pages(&path);
+    assert_eq!((listener.drain(1000, |_| ()), listener.lost()), (0, 0), "no longer marked");
+}

@@ -1,0 +1,178 @@
+//! `impresario assist compare`: is it faster with hints?
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use impresario_assist::config::Hints;
+use impresario_assist::report::Report;
+use impresario_workload::guided::{BlockDevice, Files, Machine, Place, Trials, Variant, measure};
+use impresario_workload::size::show_bytes;
+use impresario_workload::stats::{Verdict, at_least, no_worse_than};
+use serde_json::json;
+
+use super::launch::{Reach, reach};
+use crate::bench::{Progress, catch_signals, write_json};
+use crate::{print, usage};
+
+/// Compare a program with hints and without: paired runs from a cold cache
+///
+/// Tells time, requests that reached the device, bytes read for nothing, and how sure the difference is. As root every
+/// run starts with the page cache of the whole machine empty; other users empty it of the files that the hints name. The
+/// program must end by itself, print the same each time and leave its input as it is.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario assist compare hints.json -- python3 analysis.py data.root
+  impresario assist compare hints.json --pairs 15 --instances 4 -- ./reader data.h5")]
+pub struct Args {
+    /// The hints file
+    hints: PathBuf,
+    /// Pairs of runs
+    #[arg(long, default_value_t = 9, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pairs: u32,
+    /// So many of the program at once
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    instances: u32,
+    /// A run that takes longer is ended, and the comparison with it, s
+    #[arg(long, default_value_t = 3600.0, value_name = "SECONDS")]
+    timeout: f64,
+    /// Write every run to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let hints = super::hints(&args.hints)?;
+    if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
+        return Err(usage(why));
+    }
+    let files = files(&hints);
+    let Some(first) = files.first() else {
+        bail!(
+            "{} names no file that is there: there is nothing to compare (a plan that found nothing to gain has no entries)",
+            args.hints.display()
+        );
+    };
+    let device = BlockDevice::under(first).ok();
+    let (machine, own) = (Machine { device: device.clone() }, Files { paths: files.clone(), device: device.clone() });
+    let root = rustix::process::geteuid().is_root();
+    let place: &dyn Place = if root { &machine } else { &own };
+    let folder = tempfile::tempdir()?;
+    let told = folder.path().join("report.json");
+    let program = |words: &[OsString]| {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    };
+    let own_program = std::env::current_exe().context("finding this program's own file")?;
+    let guided = || {
+        let mut command = Command::new(&own_program);
+        command.args(["assist", "run"]).arg(&args.hints).arg("--report").arg(&told);
+        command.arg("--instances").arg(args.instances.to_string()).arg("--").args(&args.program);
+        vec![command]
+    };
+    let plain = || (0..args.instances).map(|_| program(&args.program)).collect();
+    let variants = [
+        Variant { name: "without".into(), commands: Box::new(plain) },
+        Variant { name: "guided".into(), commands: Box::new(guided) },
+    ];
+    let trials =
+        Trials { pairs: args.pairs, place, group: None, timeout_s: args.timeout, seed: u64::from(std::process::id()) };
+    let stop = catch_signals()?;
+    let mut line = Progress::new();
+    let mut done = 0;
+    let measured = measure(&trials, &variants, &stop, &mut |name, run| {
+        done += 1;
+        line.show(&format!("run {done} of {}: {name} {:.2} s", args.pairs * 2, run.wall_s));
+    })?;
+    line.end();
+    if measured.runs.is_empty() {
+        bail!("stopped before the first pair was whole");
+    }
+    let mut text = String::new();
+    for (i, name) in measured.variants.iter().enumerate() {
+        text += &format!("{name:<10} {:>9.3} s", measured.median_s(i));
+        if device.is_some() {
+            text += &format!(
+                " {:>9.0} device reads {:>11}",
+                measured.median_reads(i),
+                show_bytes(measured.median_bytes(i))
+            );
+        }
+        text.push('\n');
+    }
+    let gain = measured.gain(1, 0);
+    text += &format!(
+        "time saved {:+.1} % [{:.1}, {:.1}], {} pairs: {}\n",
+        gain.mean * 100.0,
+        gain.low * 100.0,
+        gain.high * 100.0,
+        gain.n,
+        verdict(at_least(gain, 0.0), no_worse_than(gain, 0.0))
+    );
+    let report: Option<Report> = std::fs::read(&told).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if let Some(report) = &report {
+        let all = report.total();
+        text += &format!(
+            "last guided run: {} hints, {} brought in, {} of them used, {} for nothing\n",
+            all.hints,
+            show_bytes(all.prefetched_bytes as f64),
+            show_bytes(all.used_bytes as f64),
+            show_bytes(all.wasted_bytes as f64)
+        );
+        for file in report.files.iter().filter(|f| f.why_stood_down.is_some()) {
+            text +=
+                &format!("{}: hints were stopped: {}\n", file.path, file.why_stood_down.as_deref().unwrap_or_default());
+        }
+    }
+    if !root {
+        text += "The cache was emptied of the files that the hints name; as root it is emptied of everything.\n";
+    }
+    if device.is_none() {
+        text += "The files lie on no block device of this machine: its requests are not counted.\n";
+    }
+    print(text.as_bytes())?;
+    write_json(args.json.as_deref(), &json!({ "measured": measured, "gain": gain, "report": report }))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verdict(faster: Verdict, no_slower: Verdict) -> &'static str {
+    match (faster, no_slower) {
+        (Verdict::Holds, _) => "faster with hints",
+        (_, Verdict::DoesNotHold) => "slower with hints",
+        _ => "unresolved; more --pairs may tell",
+    }
+}
+
+/// The files that the hints name and that are there, at most a few thousand.
+fn files(hints: &Hints) -> Vec<PathBuf> {
+    const MOST: usize = 4096;
+    let mut files: Vec<PathBuf> = hints.file.iter().map(|e| e.path.clone()).filter(|p| p.is_file()).collect();
+    let mut folders: Vec<(PathBuf, bool)> = hints.directory.iter().map(|e| (e.path.clone(), e.recursive)).collect();
+    while let Some((folder, deep)) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_file() && files.len() < MOST {
+                files.push(entry.path());
+            } else if kind.is_dir() && deep && folders.len() < MOST {
+                folders.push((entry.path(), true));
+            }
+        }
+    }
+    for entry in &hints.glob {
+        let Some(folder) = entry.path.parent().filter(|folder| Path::new(folder).is_dir()) else { continue };
+        let lookup = impresario_assist::config::Lookup::new(hints);
+        for found in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if files.len() < MOST && lookup.find(&found.path()).is_some() && found.path().is_file() {
+                files.push(found.path());
+            }
+        }
+    }
+    files.sort();
+    files.dedup();
+    files
+}

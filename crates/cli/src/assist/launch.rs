@@ -1,0 +1,171 @@
+//! Starts programs with the library in them, under an advice manager of their own or that of the node.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
+
+use anyhow::{Context, Result};
+use impresario_interpose::{Verdict, check_program};
+use impresario_ring::SOCKET_VARIABLE;
+
+use crate::usage;
+
+/// Name of the library's file.
+const LIBRARY: &str = "libimpresario_assist.so";
+/// Names the library's file when it lies elsewhere.
+const LIBRARY_VARIABLE: &str = "IMPRESARIO_ASSIST_LIBRARY";
+
+/// Finds the library beside this program, or where `make install` puts it.
+pub fn library() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return path.canonicalize().with_context(|| format!("{LIBRARY_VARIABLE} names {}", path.display()));
+    }
+    let program = std::env::current_exe().context("finding this program's own file")?;
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let places =
+        [beside.join(LIBRARY), beside.join("../lib").join(LIBRARY), beside.join("../lib/impresario").join(LIBRARY)];
+    places.iter().find_map(|place| place.canonicalize().ok()).ok_or_else(|| {
+        let looked = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
+        anyhow::anyhow!(
+            "{LIBRARY} was not found ({looked}): build it with `make build`, install it with `make install`, or name it in \
+             {LIBRARY_VARIABLE}"
+        )
+    })
+}
+
+/// What is said of a program that the library does not reach.
+pub enum Reach {
+    /// It does.
+    Yes,
+    /// It does not; why, and what to do.
+    No(String),
+}
+
+/// Whether the library reaches a program, by its name as it would be typed.
+pub fn reach(name: &str) -> Result<Reach> {
+    let path = find(name)?;
+    let mut looked_at = path.clone();
+    // A script's interpreter is what runs; scripts of scripts end after a few steps, as in the kernel.
+    for _ in 0..5 {
+        let why = match check_program(&looked_at) {
+            Verdict::Ok => return Ok(Reach::Yes),
+            Verdict::Script(interpreter) => {
+                looked_at = interpreter;
+                continue;
+            }
+            Verdict::SetUserId => {
+                "gains rights when it starts, and no library may be put into such programs; run it as the user whose rights \
+                 it gains, or watch it with `impresario assist daemon --watch`"
+                    .into()
+            }
+            Verdict::Static => {
+                "is statically linked, so no library can be put into it; watch it with `impresario assist daemon --watch`"
+                    .into()
+            }
+            Verdict::OtherMachine => "is made for another machine than the library".into(),
+            Verdict::OtherLoader(loader) => {
+                format!("is loaded by {}, which does not take the library", loader.display())
+            }
+            Verdict::NotElf => "is no program and no script with an interpreter".into(),
+            Verdict::Unreadable(why) => format!("cannot be looked at: {why}"),
+        };
+        return Ok(Reach::No(format!("{} {why}", looked_at.display())));
+    }
+    Ok(Reach::No(format!("{} is a script of a script of a script", path.display())))
+}
+
+/// The file of a program, found as a shell finds it.
+fn find(name: &str) -> Result<PathBuf> {
+    if name.contains('/') {
+        return Ok(name.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file());
+    found.ok_or_else(|| usage(format!("there is no program {name:?} in the folders of PATH")))
+}
+
+/// Programs that run under the library.
+pub struct Programs {
+    children: Vec<Child>,
+}
+
+impl Programs {
+    /// Starts `instances` of a program; `socket` is that of their advice manager, and `files_limit` the limit of open
+    /// files that they would have had without us.
+    pub fn start(words: &[OsString], instances: u32, socket: &Path, files_limit: Option<u64>) -> Result<Programs> {
+        let library = library()?;
+        let mut preload = library.into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        let Some((name, arguments)) = words.split_first() else { return Err(usage("name a program after `--`")) };
+        let mut programs = Programs { children: Vec::new() };
+        for _ in 0..instances.max(1) {
+            let mut command = Command::new(name);
+            command.args(arguments).env("LD_PRELOAD", &preload).env(SOCKET_VARIABLE, socket);
+            if let Some(current) = files_limit {
+                // SAFETY: between fork and exec only getrlimit and setrlimit are called, plain system calls.
+                unsafe {
+                    command.pre_exec(move || {
+                        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+                        let maximum = getrlimit(Resource::Nofile).maximum;
+                        Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?)
+                    });
+                }
+            }
+            let child = command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))?;
+            programs.children.push(child);
+        }
+        Ok(programs)
+    }
+
+    /// Waits for all; the exit status of the first that failed, as a shell would tell it.
+    pub fn wait(mut self) -> Result<ExitCode> {
+        let mut code = 0;
+        for child in &mut self.children {
+            let status = child.wait().context("waiting for the program")?;
+            let own = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+            if code == 0 {
+                code = own;
+            }
+        }
+        Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    }
+}
+
+/// Ctrl-C and SIGTERM are for the program; we end when it has ended. A termination of us alone is handed on.
+pub fn leave_signals_to_programs(programs: &Programs) -> Result<()> {
+    let pids: Vec<i32> = programs.children.iter().filter_map(|child| i32::try_from(child.id()).ok()).collect();
+    let mut signals = signal_hook::iterator::Signals::new([
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGQUIT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            // The terminal sends these two to the program itself.
+            if matches!(signal, signal_hook::consts::SIGINT | signal_hook::consts::SIGQUIT) {
+                continue;
+            }
+            for pid in &pids {
+                if let (Some(pid), Some(signal)) =
+                    (rustix::process::Pid::from_raw(*pid), rustix::process::Signal::from_named_raw(signal))
+                {
+                    let _ = rustix::process::kill_process(pid, signal);
+                }
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// A place for the socket of a manager of our own, that only this user can reach.
+pub fn own_socket() -> Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix("impresario-assist-").tempdir().context("making a folder for the manager's socket")
+}

@@ -1,0 +1,81 @@
+//! `impresario assist run`: a program with hints.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use impresario_assist::manager::{Manager, Options, raise_file_limit};
+
+use super::launch::{Programs, Reach, leave_signals_to_programs, own_socket, reach};
+use crate::usage;
+
+/// Run a program with hints
+///
+/// With a hints file an advice manager works for this program alone, as long as it runs; with --node the one of the node
+/// does (see `impresario assist daemon`). The exit status is that of the program. A program that the library cannot be
+/// put into runs without hints, and is said to.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario assist run hints.json -- python3 analysis.py data.root
+  impresario assist run hints.json --report report.json -- ./solver mesh.h5
+  impresario assist run --node -- python3 analysis.py data.root")]
+pub struct Args {
+    /// The hints file
+    #[arg(required_unless_present = "node")]
+    hints: Option<PathBuf>,
+    /// Use the advice manager of the node
+    #[arg(long, conflicts_with_all = ["hints", "report"])]
+    node: bool,
+    /// Write what the hints did to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Tell on standard error what the hints did
+    #[arg(short, long)]
+    verbose: bool,
+    /// Start so many of the program at once
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    instances: u32,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
+        eprintln!("impresario: it runs without hints: {why}");
+    }
+    let Some(path) = args.hints else {
+        let socket = super::report::default_socket();
+        if !socket.exists() {
+            return Err(usage(format!(
+                "no advice manager listens at {}; start one with `impresario assist daemon`, or give a hints file",
+                socket.display()
+            )));
+        }
+        let programs = Programs::start(&args.program, args.instances, &socket, None)?;
+        leave_signals_to_programs(&programs)?;
+        return programs.wait();
+    };
+    let hints = super::hints(&path)?;
+    let folder = own_socket()?;
+    let before = raise_file_limit();
+    let manager =
+        Manager::start(Options::new(hints), &folder.path().join("socket")).context("starting the advice manager")?;
+    let programs = Programs::start(&args.program, args.instances, manager.socket(), before)?;
+    leave_signals_to_programs(&programs)?;
+    let code = programs.wait()?;
+    match manager.stop() {
+        Ok(report) => {
+            if args.verbose {
+                eprint!("{report}");
+            }
+            if let Some(file) = &args.report {
+                std::fs::write(file, report.to_json()).with_context(|| format!("writing {}", file.display()))?;
+            }
+        }
+        // The program's result counts, not ours.
+        Err(error) => eprintln!("impresario: what the hints did is not known: {error}"),
+    }
+    Ok(code)
+}

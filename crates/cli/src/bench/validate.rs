@@ -1,0 +1,113 @@
+//! `impresario bench validate`: live runs beside their simulation.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use impresario_client::{Client, ClientOptions, Via};
+use impresario_workload::cluster::{OwnCluster, Plan};
+use impresario_workload::compare::{Experiment, compare};
+use impresario_workload::demonstration as demo;
+use impresario_workload::stats::median;
+use impresario_workload::storage::Storage;
+use impresario_workload::validate::{self, Cluster};
+use serde_json::json;
+
+use super::{Progress, catch_signals, write_json};
+use crate::print;
+
+/// Compare the simulator with the real thing: the demonstration live, and its simulation beside it
+///
+/// Runs the demonstration's cases on a cluster of this machine with modelled disks, simulates each with the same
+/// parameters and files at the same places, and tells both with the errors. Makespans within 15 %, requests at the
+/// disk within 10 % and the same order of the policies are asked; a run that does not count is left out.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario bench validate
+  impresario bench validate --pairs 5 --markdown --json validation.json")]
+pub struct Args {
+    /// Live runs of each case and system
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// Tell the table as Markdown
+    #[arg(long)]
+    markdown: bool,
+    /// Write all figures to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Move a fraction of the data: for trying out
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Two systems whose live runs differ by less have no order.
+const ORDER_SHARE: f64 = 0.05;
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let stop = catch_signals()?;
+    let experiment = Experiment {
+        pairs: args.pairs,
+        pairs_max: args.pairs,
+        tries: 2,
+        shuffle: true,
+        ..demo::experiment(args.quick)
+    };
+    let device = impresario_device::DeviceParams::default();
+    let plan = Plan {
+        data_servers: demo::DATA_SERVERS,
+        io_nodes: demo::IO_NODES,
+        device: Some(device.clone()),
+        ..Plan::default()
+    };
+    let live = OwnCluster::start(&plan, &stop)?;
+    let one_way = one_way(&live)?;
+    let mut line = Progress::new();
+    let outcome = compare(&Storage::of(&live), &experiment, &stop, &mut |p| line.experiment(&p))?;
+    line.end();
+    drop(live);
+    let cluster = Cluster {
+        io_nodes: demo::IO_NODES as u16,
+        data_servers: demo::DATA_SERVERS as u16,
+        stripe_bytes: plan.stripe_bytes,
+        device,
+        one_way,
+    };
+    let sides = validate::sides(&outcome, &cluster)?;
+    print(validate::table(&sides, args.markdown).as_bytes())?;
+    let wrong = validate::swapped(&sides, ORDER_SHARE);
+    let (holding, counted) = (
+        sides.iter().filter(|s| s.live_runs > 0 && s.holds()).count(),
+        sides.iter().filter(|s| s.live_runs > 0).count(),
+    );
+    let mut text = format!("\nOne way between two processes: {} µs, measured. ", one_way.as_micros());
+    text += &format!("{holding} of {counted} within 15 % (time) and 10 % (requests at the disk).\n");
+    for w in &wrong {
+        text += &format!("Order: {}: live {} is faster, simulated {} is.\n", w.case, w.faster_live, w.faster_simulated);
+    }
+    if wrong.is_empty() {
+        text += &format!("The order of systems that differ by more than {:.0} % is the same.\n", ORDER_SHARE * 100.0);
+    }
+    print(text.as_bytes())?;
+    write_json(
+        args.json.as_deref(),
+        &json!({ "one_way_us": one_way.as_micros() as u64, "sides": sides, "swapped": wrong }),
+    )?;
+    Ok(if holding == counted && wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Half of the median time of a question to a data server that its disk has no part in.
+fn one_way(cluster: &OwnCluster) -> Result<Duration> {
+    let options = ClientOptions { name: "bench validate".into(), via: Via::Direct, ..ClientOptions::default() };
+    let client = std::sync::Arc::new(Client::connect(&cluster.config, options)?);
+    let file = client.create("one-way", Default::default()).context("making a file to ask about")?;
+    let mut times = Vec::new();
+    for _ in 0..500 {
+        let begin = Instant::now();
+        client.stat_data(file.key(), &file.layout())?;
+        times.push(begin.elapsed().as_secs_f64());
+    }
+    drop(file);
+    client.unlink("one-way")?;
+    Ok(Duration::from_secs_f64(median(&times) / 2.0))
+}

@@ -1,0 +1,72 @@
+//! A modelled disk as a file system of this machine: a cluster of one data server, mounted.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use impresario_sched::PolicySpec;
+
+use super::block::{Counts, drop_caches};
+use crate::access::Target;
+use crate::cluster::{OwnCluster, Plan};
+use crate::stop::Stop;
+use crate::storage::Storage;
+
+/// A mounted cluster whose only disk is the model of a 7200 rpm drive; taken away when dropped.
+pub struct ModelledDisk {
+    mount: PathBuf,
+    cluster: OwnCluster,
+}
+
+impl ModelledDisk {
+    /// Starts and mounts it. This program must be `impresario`.
+    pub fn new(stop: &Stop) -> Result<ModelledDisk> {
+        let plan = Plan {
+            data_servers: 1,
+            io_nodes: 0,
+            data_policy: PolicySpec::named("none"),
+            device: Some(Default::default()),
+            ..Plan::default()
+        };
+        let cluster = OwnCluster::start(&plan, stop)?;
+        let mount = cluster.dir().join("mount");
+        std::fs::create_dir(&mount)?;
+        let disk = ModelledDisk { mount, cluster };
+        let config = disk.cluster.dir().join("impresario.toml");
+        impresario(Command::new(std::env::current_exe()?).args(["mount", "-d"]).arg(config).arg(&disk.mount))?;
+        Ok(disk)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Forgets everything cached, in this machine and in the model.
+    pub fn cool(&self) -> Result<()> {
+        drop_caches()?;
+        Storage::of(&self.cluster).reset()
+    }
+
+    /// What the modelled disk was asked since it was cooled.
+    pub fn counts(&self) -> Result<Counts> {
+        let moved = Storage::of(&self.cluster).observe()?.at_disk;
+        Ok(Counts { reads: moved.requests, read_bytes: moved.bytes })
+    }
+}
+
+impl Drop for ModelledDisk {
+    fn drop(&mut self) {
+        if let Ok(program) = std::env::current_exe() {
+            let _ = Command::new(program).args(["umount", "--lazy"]).arg(&self.mount).output();
+        }
+    }
+}
+
+fn impresario(command: &mut Command) -> Result<()> {
+    let output = command.output().context("starting this program again")?;
+    if !output.status.success() {
+        bail!("mounting failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,434 @@
+//! The experiments of guided I/O: what `impresario bench guided` runs. Each records a program once, plans hints from
+//! that run, and then compares runs with and without them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use super::block::BlockDevice;
+use super::disk::LoopDisk;
+use super::limits::{Group, Limits};
+use super::modelled::ModelledDisk;
+use super::trials::{Machine, Measured, Place, Run, Trials, Variant, measure};
+use crate::stats::{Interval, Verdict, at_least, no_worse_than};
+use crate::stop::Stop;
+
+/// The slow disk of the measurements: 200 requests and 200 MiB a second.
+const SLOW: Limits = Limits { read_iops: 200, read_bytes_per_s: 200 << 20, memory_bytes: 0 };
+
+/// What to run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Experiments by name; empty: all.
+    pub only: Vec<String>,
+    /// Pairs of runs of each.
+    pub pairs: u32,
+    /// The Python with uproot and h5py; absent: experiments that need it are left out, and said to be.
+    pub python: Option<PathBuf>,
+    /// Where the disks of the measurements are made.
+    pub folder: PathBuf,
+}
+
+/// What an experiment claims.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Claim {
+    /// The time falls by at least this share.
+    FasterBy(f64),
+    /// The time grows by no more than this share.
+    NoSlowerThan(f64),
+    /// Device reads fall to at most this share.
+    ReadsAtMost(f64),
+    /// Bytes read from the device are at most this many times those of the first row of the same experiment.
+    BytesAtMost(f64),
+}
+
+/// A comparison.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Experiment it belongs to.
+    pub experiment: String,
+    /// In words: program, file, disk.
+    pub title: String,
+    /// Programs that ran at the same time.
+    pub instances: u32,
+    /// The runs.
+    pub measured: Measured,
+    /// Gain of the last variant over the first.
+    pub gain: Interval,
+    /// What the planner said.
+    pub plan: String,
+    /// Claims and verdicts.
+    pub claims: Vec<(String, Verdict)>,
+}
+
+/// Names of the experiments with what they show.
+pub const EXPERIMENTS: [(&str, &str); 8] = [
+    ("strided", "512 MB, 250 KiB reads with gaps of 250 KiB, 0.5 ms of computing, slow disk"),
+    ("root", "a ROOT file read by uproot, one branch of eight, slow disk"),
+    ("root-shuffled", "the same with baskets out of order"),
+    ("hdf5", "an HDF5 file read by h5py, one column of chunks of eight, slow disk"),
+    ("fast", "the same programs on the bare disk of this machine"),
+    ("instances", "1 to 8 programs on the same file, slow disk"),
+    ("modelled", "the strided program on the modelled 7200 rpm disk, mounted"),
+    ("strategies", "a file larger than the memory allowed: no hint, one for the whole file, ours; slow disk"),
+];
+
+struct Program {
+    name: &'static str,
+    words: Vec<String>,
+}
+
+impl Program {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]);
+        command
+    }
+
+    /// The same under `impresario assist`, with what comes before the program.
+    fn assisted(&self, words: &[&str]) -> Result<Command> {
+        let mut command = Command::new(std::env::current_exe().context("finding this program's own file")?);
+        command.arg("assist").args(words).arg("--").args(&self.words);
+        Ok(command)
+    }
+}
+
+/// Runs the experiments; `say` gets lines of progress.
+pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<Vec<Row>> {
+    for name in &options.only {
+        if !EXPERIMENTS.iter().any(|(known, _)| known == name) {
+            let names: Vec<_> = EXPERIMENTS.iter().map(|(n, _)| *n).collect();
+            bail!("there is no experiment {name:?}; there are: {}", names.join(", "));
+        }
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("these measurements make a disk of their own and empty the page cache: run them as root");
+    }
+    let wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|n| n == name);
+    let mut suite = Suite { options, stop, say, folder: tempfile::tempdir_in(&options.folder)?, rows: Vec::new() };
+    if ["strided", "instances", "strategies", "modelled", "fast"].into_iter().any(wanted) {
+        suite.strided(&wanted)?;
+    }
+    if ["root", "root-shuffled", "hdf5", "fast"].into_iter().any(wanted) {
+        suite.python(&wanted)?;
+    }
+    Ok(suite.rows)
+}
+
+struct Suite<'a> {
+    options: &'a Options,
+    stop: &'a Stop,
+    say: &'a mut dyn FnMut(&str),
+    folder: TempDir,
+    rows: Vec<Row>,
+}
+
+impl Suite<'_> {
+    fn strided(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+        let source = self.folder.path().join("strided.c");
+        let binary = self.folder.path().join("strided");
+        fs::write(&source, include_str!("programs/strided.c"))?;
+        tool(Command::new("cc").args(["-O2", "-o"]).arg(&binary).arg(&source))?;
+        let program = |file: &Path| Program {
+            name: "strided",
+            words: [binary.to_string_lossy(), file.to_string_lossy(), "256000".into(), "256000".into(), "500".into()]
+                .map(|word| word.into_owned())
+                .to_vec(),
+        };
+        if wanted("strided") || wanted("instances") || wanted("strategies") {
+            let disk = LoopDisk::new(&self.options.folder, 800_000_000)?;
+            let file = disk.path().join("data");
+            fill(&file, 512_000_000)?;
+            let p = program(&file);
+            if wanted("strided") {
+                let claims = [Claim::FasterBy(0.45), Claim::ReadsAtMost(0.5)];
+                let group = group(&disk.device()?, SLOW)?;
+                self.compare("strided", &p, &machine(disk.device()?), Some(&group), 1, &claims)?;
+            }
+            if wanted("instances") {
+                for instances in [1, 2, 4, 8] {
+                    let claims: &[Claim] = &[Claim::FasterBy(0.0), Claim::BytesAtMost(1.1)];
+                    let group = group(&disk.device()?, SLOW)?;
+                    self.compare("instances", &p, &machine(disk.device()?), Some(&group), instances, claims)?;
+                }
+            }
+            if wanted("strategies") {
+                let limits = Limits { memory_bytes: 256 << 20, ..SLOW };
+                self.strategies(&p, &file, &disk.device()?, limits)?;
+            }
+        }
+        if wanted("modelled") {
+            let disk = ModelledDisk::new(self.stop)?;
+            let file = disk.path().join("data");
+            (self.say)("writing 512 MB through the modelled disk");
+            fill(&file, 512_000_000)?;
+            self.compare("modelled", &program(&file), &disk, None, 1, &[Claim::FasterBy(0.5)])?;
+        }
+        if wanted("fast") {
+            let file = self.folder.path().join("data");
+            fill(&file, 512_000_000)?;
+            let device = BlockDevice::under(&file)?;
+            self.compare("fast", &program(&file), &machine(device), None, 1, &[Claim::NoSlowerThan(0.02)])?;
+        }
+        Ok(())
+    }
+
+    fn python(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+        let Some(python) = self.options.python.clone() else {
+            (self.say)("without --python the experiments root, root-shuffled and hdf5 are left out");
+            return Ok(());
+        };
+        let scripts = [
+            ("root_write.py", include_str!("programs/root_write.py")),
+            ("root_read.py", include_str!("programs/root_read.py")),
+            ("hdf5_write.py", include_str!("programs/hdf5_write.py")),
+            ("hdf5_read.py", include_str!("programs/hdf5_read.py")),
+        ];
+        for (name, text) in scripts {
+            fs::write(self.folder.path().join(name), text)?;
+        }
+        let scripts = self.folder.path().to_path_buf();
+        let words = |script: &str, file: &Path, more: &[&str]| {
+            let script = scripts.join(script);
+            let mut words = vec![python.to_string_lossy().into_owned(), script.to_string_lossy().into_owned()];
+            words.push(file.to_string_lossy().into_owned());
+            words.extend(more.iter().map(|word| word.to_string()));
+            words
+        };
+        let slow = if wanted("root") || wanted("root-shuffled") || wanted("hdf5") {
+            Some(LoopDisk::new(&self.options.folder, 2_400_000_000)?)
+        } else {
+            None
+        };
+        for fast in [false, true] {
+            if fast && !wanted("fast") {
+                continue;
+            }
+            let folder = match &slow {
+                Some(disk) if !fast => disk.path().to_path_buf(),
+                None if !fast => continue,
+                _ => self.folder.path().to_path_buf(),
+            };
+            let (root, hdf5) = (folder.join("events.root"), folder.join("field.h5"));
+            let cases = [
+                ("root", "root_write.py", "root_read.py", &root, &["8", "512", "256000"][..], &[][..]),
+                ("root-shuffled", "root_write.py", "root_read.py", &root, &["8", "512", "256000"], &["shuffled"]),
+                ("hdf5", "hdf5_write.py", "hdf5_read.py", &hdf5, &["512", "8", "262144"], &[]),
+            ];
+            for (name, writer, reader, file, of_writer, of_reader) in cases {
+                if !fast && !wanted(name) {
+                    continue;
+                }
+                if !file.exists() {
+                    (self.say)(&format!("writing {}", file.display()));
+                    tool(&mut Program { name, words: words(writer, file, of_writer) }.command())?;
+                }
+                let program = Program { name, words: words(reader, file, of_reader) };
+                let claims = if fast { [Claim::NoSlowerThan(0.02)] } else { [Claim::FasterBy(0.40)] };
+                let device = BlockDevice::under(file)?;
+                let group = if fast { None } else { Some(group(&device, SLOW)?) };
+                self.compare(if fast { "fast" } else { name }, &program, &machine(device), group.as_ref(), 1, &claims)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records, plans, compares.
+    fn compare(
+        &mut self,
+        experiment: &str,
+        program: &Program,
+        place: &dyn Place,
+        group: Option<&Group>,
+        instances: u32,
+        claims: &[Claim],
+    ) -> Result<()> {
+        self.stop.check()?;
+        let (hints, plan) = self.plan(program, place, group)?;
+        let hints = hints.to_string_lossy().into_owned();
+        let variants = [
+            Variant {
+                name: "without".into(),
+                commands: Box::new(|| (0..instances).map(|_| program.command()).collect()),
+            },
+            Variant { name: "guided".into(), commands: Box::new(|| guided(program, &hints, instances)) },
+        ];
+        let trials = self.trials(place, group);
+        let say = &mut *self.say;
+        say(&format!("{experiment}, {}, {instances} at a time: {} pairs", program.name, self.options.pairs));
+        let measured = measure(&trials, &variants, self.stop, &mut |name, run| say(&line(name, run)))?;
+        let gain = measured.gain(1, 0);
+        let first = self.rows.iter().find(|r| r.experiment == experiment).map(|r| r.measured.median_bytes(1));
+        let judged = claims.iter().map(|claim| judge(*claim, &measured, gain, first)).collect();
+        self.rows.push(Row {
+            experiment: experiment.into(),
+            title: program.words.join(" "),
+            instances,
+            measured,
+            gain,
+            plan,
+            claims: judged,
+        });
+        Ok(())
+    }
+
+    fn trials<'b>(&self, place: &'b dyn Place, group: Option<&'b Group>) -> Trials<'b> {
+        Trials { pairs: self.options.pairs, place, group, timeout_s: 600.0, seed: 1 }
+    }
+
+    /// One recorded run, and the hints that follow from it with their explanation.
+    fn plan(&mut self, program: &Program, place: &dyn Place, group: Option<&Group>) -> Result<(PathBuf, String)> {
+        let inside = |command: Command| match group {
+            Some(group) => group.enter(&command),
+            None => command,
+        };
+        let (trace, hints) = (self.folder.path().join("trace.imt"), self.folder.path().join("hints.json"));
+        place.cool()?;
+        (self.say)(&format!("{}: recording one run", program.name));
+        let (trace_word, hints_word) = (trace.to_string_lossy(), hints.to_string_lossy());
+        tool(&mut inside(program.assisted(&["record", "-o", &trace_word])?))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["assist", "plan", &trace_word, "-o", &hints_word]);
+        let plan = tool(&mut inside(command))?;
+        Ok((hints, plan))
+    }
+
+    /// Fig. 5 of mercury-2014.
+    fn strategies(&mut self, program: &Program, file: &Path, device: &BlockDevice, limits: Limits) -> Result<()> {
+        let group = group(device, limits)?;
+        let place = machine(device.clone());
+        let (hints, plan) = self.plan(program, &place, Some(&group))?;
+        let hints = hints.to_string_lossy().into_owned();
+        let whole = self.folder.path().join("whole.c");
+        let whole_binary = self.folder.path().join("whole");
+        fs::write(&whole, include_str!("programs/whole.c"))?;
+        tool(Command::new("cc").args(["-O2", "-o"]).arg(&whole_binary).arg(&whole))?;
+        let variants = [
+            Variant { name: "no advice".into(), commands: Box::new(|| vec![program.command()]) },
+            Variant {
+                name: "WILLNEED for the whole file".into(),
+                commands: Box::new(|| {
+                    let mut command = Command::new(&whole_binary);
+                    command.arg(file).args(&program.words);
+                    vec![command]
+                }),
+            },
+            Variant { name: "guided".into(), commands: Box::new(|| guided(program, &hints, 1)) },
+        ];
+        let trials = self.trials(&place, Some(&group));
+        let say = &mut *self.say;
+        say(&format!("strategies, {}: {} pairs", program.name, self.options.pairs));
+        let measured = measure(&trials, &variants, self.stop, &mut |name, run| say(&line(name, run)))?;
+        let claims = vec![
+            ("guided is faster than no advice".to_string(), at_least(measured.gain(2, 0), 0.0)),
+            ("guided is faster than one hint for the whole file".to_string(), at_least(measured.gain(2, 1), 0.0)),
+        ];
+        let gain = measured.gain(2, 0);
+        let title =
+            format!("{}, {} of memory", program.words.join(" "), crate::size::show_bytes(limits.memory_bytes as f64));
+        self.rows.push(Row { experiment: "strategies".into(), title, instances: 1, measured, gain, plan, claims });
+        Ok(())
+    }
+}
+
+fn machine(device: BlockDevice) -> Machine {
+    Machine { device: Some(device) }
+}
+
+fn group(device: &BlockDevice, limits: Limits) -> Result<Group> {
+    Group::new(&format!("impresario-{}", std::process::id()), device, limits)
+}
+
+fn guided(program: &Program, hints: &str, instances: u32) -> Vec<Command> {
+    // All instances share one advice manager, as on a node: it starts them.
+    let n = instances.to_string();
+    program.assisted(&["run", hints, "--instances", &n]).into_iter().collect()
+}
+
+fn line(name: &str, run: &Run) -> String {
+    let mb = run.device_bytes as f64 / 1e6;
+    format!("  {name}: {:.2} s, {} device reads, {mb:.0} MB", run.wall_s, run.device_reads)
+}
+
+fn judge(claim: Claim, measured: &Measured, gain: Interval, first_bytes: Option<f64>) -> (String, Verdict) {
+    let exact = |holds: bool| if holds { Verdict::Holds } else { Verdict::DoesNotHold };
+    match claim {
+        Claim::FasterBy(0.0) => ("faster".into(), at_least(gain, 0.0)),
+        Claim::FasterBy(by) => (format!("time at least {:.0} % less", by * 100.0), at_least(gain, by)),
+        Claim::NoSlowerThan(by) => (format!("time at most {:.0} % more", by * 100.0), no_worse_than(gain, by)),
+        Claim::ReadsAtMost(share) => {
+            let now = measured.median_reads(1) / measured.median_reads(0).max(1.0);
+            (
+                format!("device reads at most {:.0} % (they are {:.0} %)", share * 100.0, now * 100.0),
+                exact(now <= share),
+            )
+        }
+        Claim::BytesAtMost(times) => {
+            let now = first_bytes.map_or(1.0, |first| measured.median_bytes(1) / first.max(1.0));
+            let text = format!("bytes read at most {times} × those of one program (they are {now:.2} ×)");
+            (text, exact(now <= times))
+        }
+    }
+}
+
+/// A file of random bytes, so that no layer below can shorten it.
+fn fill(path: &Path, len_bytes: u64) -> Result<()> {
+    let mut random = fs::File::open("/dev/urandom")?;
+    let mut file = fs::File::create(path).with_context(|| format!("making {}", path.display()))?;
+    std::io::copy(&mut std::io::Read::take(&mut random, len_bytes), &mut file)?;
+    file.sync_all()?;
+    Ok(())
+}
+
+/// Runs a program to its end; what it printed, or an error with what it complained of.
+fn tool(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("starting {name}"))?;
+    if !output.status.success() {
+        bail!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(times: &[(f64, f64)], reads: (u64, u64), bytes: (u64, u64)) -> Measured {
+        let mut runs = Vec::new();
+        for (pair, (without, guided)) in times.iter().enumerate() {
+            for (variant, wall_s) in [(0, *without), (1, *guided)] {
+                let (device_reads, device_bytes) = if variant == 0 { (reads.0, bytes.0) } else { (reads.1, bytes.1) };
+                runs.push(Run { variant, pair: pair as u32, wall_s, device_reads, device_bytes });
+            }
+        }
+        Measured { variants: vec!["without".into(), "guided".into()], runs, stopped: false }
+    }
+
+    #[test]
+    fn claims_are_judged_by_the_whole_interval() {
+        let half = measured(&[(4.0, 2.0), (4.0, 2.1), (4.0, 2.05)], (1000, 480), (10, 10));
+        let same = measured(&[(4.0, 4.0), (4.0, 4.3), (4.0, 3.8)], (1000, 501), (10, 12));
+        let of = |claim, m: &Measured, first| judge(claim, m, m.gain(1, 0), first).1;
+        assert_eq!(of(Claim::FasterBy(0.45), &half, None), Verdict::Holds);
+        assert_eq!(of(Claim::FasterBy(0.45), &same, None), Verdict::DoesNotHold);
+        assert_eq!(of(Claim::NoSlowerThan(0.02), &same, None), Verdict::Unresolved);
+        assert_eq!(of(Claim::NoSlowerThan(0.02), &half, None), Verdict::Holds);
+        assert_eq!(of(Claim::ReadsAtMost(0.5), &half, None), Verdict::Holds);
+        assert_eq!(of(Claim::ReadsAtMost(0.5), &same, None), Verdict::DoesNotHold);
+        assert_eq!(of(Claim::BytesAtMost(1.1), &same, Some(10.0)), Verdict::DoesNotHold);
+        assert_eq!(of(Claim::BytesAtMost(1.1), &half, Some(10.0)), Verdict::Holds);
+    }
+
+    #[test]
+    fn an_unknown_experiment_is_named() {
+        let options = Options { only: vec!["stridden".into()], pairs: 1, python: None, folder: std::env::temp_dir() };
+        let error = run(&options, &Stop::new(), &mut |_| ()).unwrap_err().to_string();
+        assert!(error.contains("stridden") && error.contains("strided"), "{error}");
+    }
+}
