@@ -38,7 +38,7 @@ if [[ -z $dest && $(id -u) == 0 ]] && command -v ldconfig >/dev/null; then
   ldconfig || echo "ldconfig failed: run it before you start programs with the libraries in $lib" >&2
 fi
 
-for page in doc/man/*.[35]; do
+for page in doc/man/*.[135]; do
   section=${page##*.}
   folder=$prefix/share/man/man$section
   if [[ $action == install ]]; then

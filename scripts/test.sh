@@ -5,6 +5,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
+# Random simulations take so many seconds; a plain `cargo test` takes a few.
+export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-120}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 

@@ -72,13 +72,13 @@ impl Findings {
 
     fn policy(&mut self, path: &KeyPath, spec: &PolicySpec, lanes: u16) {
         if let Err(error) = policy::check(spec, lanes) {
-            self.add(path, "policy", explain(&error));
+            self.add(path, "policy", policy_complaint(&error));
         }
     }
 }
 
-/// The error, with what was perhaps meant.
-fn explain(error: &PolicyError) -> String {
+/// What is wrong with a policy, and what was perhaps meant.
+pub fn policy_complaint(error: &PolicyError) -> String {
     let near = match error {
         PolicyError::Unknown { name, .. } => nearest(name, policy::POLICIES.iter().map(|p| p.name)),
         PolicyError::UnknownParam { policy, name, .. } => {

@@ -13,8 +13,8 @@ mod write;
 
 pub use address::Address;
 pub use calibration::Calibration;
-pub use check::{KeyPath, Step};
-pub use load::{Complaint, ConfigErrors};
+pub use check::{KeyPath, Step, policy_complaint};
+pub use load::{Complaint, ConfigErrors, line_column};
 pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};
 
 /// The candidate nearest to `word`, when it is near enough to be what was meant: for "did you mean".

@@ -7,12 +7,14 @@
 
 mod cache;
 mod disk;
+mod flash;
 mod geometry;
 mod params;
 mod placement;
 mod queue;
 
 pub use disk::{Disk, LinearCost, Served};
+pub use flash::{Flash, FlashParams};
 pub use params::{DeviceParams, Order};
 pub use placement::{Placed, Placement};
 pub use queue::{DeviceQueue, Taken};

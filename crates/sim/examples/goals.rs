@@ -2,12 +2,17 @@
 //!
 //! `cargo run --release -p impresario-sim --example goals [seeds]`
 
-use impresario_device::{DeviceParams, Order};
-use impresario_layout::Layout;
-use impresario_sched::{Nanos, Op, PolicySpec};
-use impresario_sim::{Application, IoNodes, Outcome, Pattern, Scenario, run};
+use std::collections::BTreeMap;
 
-fn scenario(pattern: Pattern, op: Op, wire: u64, seed: u64) -> Scenario {
+use impresario_device::{DeviceParams, Order};
+use impresario_sched::PolicySpec;
+use impresario_sim::model::{
+    Application, Clients, Device, IoNodes, Network, Operation, Pattern, RankPlacement, Servers,
+};
+use impresario_sim::{Outcome, Scenario, run};
+
+/// `wire`: the clients' largest request, bytes; 0: any.
+fn scenario(pattern: Pattern, op: Operation, wire: u64, seed: u64) -> Scenario {
     let request_bytes = if pattern == Pattern::Strided { 16 << 10 } else { 256 << 10 };
     let bytes_per_process = std::env::var("KIB_PER_PROCESS").ok().and_then(|v| v.parse::<u64>().ok());
     let requests = match (bytes_per_process, pattern) {
@@ -15,35 +20,54 @@ fn scenario(pattern: Pattern, op: Op, wire: u64, seed: u64) -> Scenario {
         (None, Pattern::Strided) => 64,
         (None, _) => 8,
     };
-    let application = Application { processes: 8, pattern, op, request_bytes, requests, start: Nanos::ZERO };
+    let jitter_us = micros("JITTER_US", 100.0);
     Scenario {
-        applications: vec![application; 4],
-        layout: Layout::over_all(4).expect("four servers"),
-        data_policy: PolicySpec::named("none"),
-        data_in_flight: 1,
-        device: DeviceParams::default(),
-        io_nodes: None,
-        wire_max_bytes: wire,
-        latency: Nanos::from_micros(50),
-        jitter: micros("JITTER_US", 100),
-        message_jitter: micros("MESSAGE_JITTER_US", 200),
         seed,
+        network: Network { jitter_us: micros("MESSAGE_JITTER_US", 200.0), ..Network::default() },
+        clients: Clients { request_bytes_max: wire, ..Clients::default() },
+        servers: Servers { device: "disk".into(), cpu_us: 0.0, ..Servers::default() },
+        application: vec![Application {
+            copies: 4,
+            processes: 8,
+            pattern,
+            op,
+            request_bytes,
+            requests,
+            jitter_us,
+            ..Application::default()
+        }],
+        ..with_disk(Order::Arrival)
     }
 }
 
-fn micros(variable: &str, default: u64) -> Nanos {
-    Nanos::from_micros(std::env::var(variable).ok().and_then(|v| v.parse().ok()).unwrap_or(default))
+fn with_disk(order: Order) -> Scenario {
+    let disk = Device::Disk(DeviceParams { order, ..DeviceParams::default() });
+    Scenario { device: BTreeMap::from([("disk".into(), disk)]), ..Scenario::default() }
+}
+
+fn forwarding(count: u16, policy: PolicySpec) -> IoNodes {
+    IoNodes { count, policy, cpu_us: 0.0, ..IoNodes::default() }
+}
+
+fn micros(variable: &str, default: f64) -> f64 {
+    std::env::var(variable).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
 fn mean(seeds: u64, make: impl Fn(u64) -> Scenario) -> (f64, Outcome) {
     let outcomes: Vec<Outcome> = (0..seeds).map(|seed| run(&make(seed)).expect("known policies")).collect();
-    let makespan = outcomes.iter().map(|o| o.makespan.as_secs_f64()).sum::<f64>() / seeds as f64;
+    let makespan = outcomes.iter().map(|o| o.makespan_s).sum::<f64>() / seeds as f64;
     (makespan, outcomes[0].clone())
 }
 
 /// What the disks did.
 fn disks(o: &Outcome) -> String {
-    format!("busy {:.0} %, {} accesses of {}", o.busy * 100.0, o.accesses, o.mean_access)
+    let l = &o.layers;
+    format!("busy {:.0} %, {} accesses of {:.3} ms", l.device_busy * 100.0, l.device.requests, l.access_mean_ms)
+}
+
+/// Mean size of the servers' batches, KiB.
+fn batch_kib(o: &Outcome) -> f64 {
+    o.layers.batches.mean_bytes() / 1024.0
 }
 
 fn main() {
@@ -57,26 +81,19 @@ fn main() {
         }
     }
     for io in [0u16, 2] {
-        for wire in [u64::MAX, 8 << 10] {
+        for wire in [0, 8 << 10] {
             let mut gains = vec![(0.0, 0.0); 3];
-            println!("\nI/O nodes {io}, wire {}", if wire == u64::MAX { "as is" } else { "8 KiB" });
+            println!("\nI/O nodes {io}, wire {}", if wire == 0 { "as is" } else { "8 KiB" });
             for pattern in [Pattern::Strided, Pattern::Contiguous] {
-                for op in [Op::Write, Op::Read] {
+                for op in [Operation::Write, Operation::Read] {
                     let with = |policy: &PolicySpec, order: Order| {
                         mean(seeds, |seed| {
                             let mut s = scenario(pattern, op, wire, seed);
-                            s.data_policy = policy.clone();
-                            s.device.order = order;
+                            s.servers.policy = policy.clone();
+                            s.device = with_disk(order).device;
+                            s.clients.placement = RankPlacement::Cyclic;
                             if io > 0 {
-                                s.io_nodes = Some(IoNodes {
-                                    count: io,
-                                    policy: p("fifo"),
-                                    in_flight: 16,
-                                    merge_requests: 16,
-                                    dispatch_requests: 256,
-                                    split: false,
-                                    block_placement: false,
-                                });
+                                s.io_nodes = Some(forwarding(io, p("fifo")));
                             }
                             s
                         })
@@ -85,7 +102,7 @@ fn main() {
                     let (elevator, of_elevator) = with(&p("none"), Order::Elevator);
                     print!(
                         "{pattern:?} {op:?}: arrival {base:.2} s ({:.0} KiB), elevator {elevator:.2} s;",
-                        out.mean_batch_bytes / 1024.0
+                        batch_kib(&out)
                     );
                     let mut last = None;
                     for (i, spec) in [p("fifo").with("merge", "on"), p("hbrr"), mlf.clone()].iter().enumerate() {
@@ -96,7 +113,7 @@ fn main() {
                         print!(
                             "  {} {t:.2} s ({:.0} KiB) {:+.0} % {:+.0} %",
                             spec.name,
-                            out.mean_batch_bytes / 1024.0,
+                            batch_kib(&out),
                             g.0 * 100.0,
                             g.1 * 100.0
                         );
@@ -135,35 +152,22 @@ fn main() {
                     twins(64000),
                 ] {
                     let (t, out) = mean(seeds, |seed| {
-                        let mut s = scenario(Pattern::Strided, Op::Read, u64::MAX, seed);
-                        s.applications.truncate(apps);
-                        for a in &mut s.applications {
-                            (a.processes, a.request_bytes, a.requests) = (processes, size, 64);
-                        }
+                        let mut s = scenario(Pattern::Strided, Operation::Read, 0, seed);
+                        let a = &mut s.application[0];
+                        (a.copies, a.processes, a.request_bytes, a.requests) = (apps, processes, size, 64);
+                        let dispatch = std::env::var("DISPATCH").ok().and_then(|v| v.parse().ok());
                         s.io_nodes = Some(IoNodes {
-                            count: nodes,
-                            policy: spec.clone(),
-                            in_flight: 16,
-                            merge_requests: 16,
-                            dispatch_requests: std::env::var("DISPATCH")
-                                .ok()
-                                .and_then(|v| v.parse().ok())
-                                .unwrap_or(256),
-                            split: false,
-                            block_placement: block,
+                            dispatch_requests: dispatch.unwrap_or(256),
+                            ..forwarding(nodes, spec.clone())
                         });
+                        s.clients.placement = if block { RankPlacement::Block } else { RankPlacement::Cyclic };
                         s
                     });
                     if base == 0.0 {
                         base = t;
                     }
                     let w = spec.params.get("window_us").cloned().unwrap_or_default();
-                    print!(
-                        "  {}{w} {t:.2} ({:.0}K) {:+.0}%",
-                        spec.name,
-                        out.mean_batch_bytes / 1024.0,
-                        (1.0 - t / base) * 100.0
-                    );
+                    print!("  {}{w} {t:.2} ({:.0}K) {:+.0}%", spec.name, batch_kib(&out), (1.0 - t / base) * 100.0);
                 }
                 println!();
             }

@@ -5,10 +5,9 @@
 //! Two I/O nodes that split requests at server boundaries, four data servers whose disks serve in order of arrival, four
 //! applications of eight processes. Further options are added to every variant of `twins`.
 
-use impresario_device::DeviceParams;
-use impresario_layout::Layout;
-use impresario_sched::{Nanos, Op, PolicySpec};
-use impresario_sim::{Application, IoNodes, Pattern, Scenario, run};
+use impresario_sched::PolicySpec;
+use impresario_sim::model::{Application, IoNodes, Network, Pattern, RankPlacement, Servers};
+use impresario_sim::{Scenario, run};
 
 /// Variants by name: each line of options on top of the window.
 const VARIANTS: &[(&str, &[(&str, &str)])] = &[
@@ -30,30 +29,29 @@ const ORDERED: &[(&str, &str)] = &[("in_flight_per_server", "1"), ("merge", "on"
 fn makespan(policy: &PolicySpec, case: (Pattern, u64, u64, bool), seeds: u64) -> f64 {
     let (pattern, request_bytes, requests, block_placement) = case;
     let one = |seed| {
-        let application =
-            Application { processes: 8, pattern, op: Op::Read, request_bytes, requests, start: Nanos::ZERO };
-        let scenario = Scenario {
-            applications: vec![application; 4],
-            layout: Layout::over_all(4).expect("four servers"),
-            data_policy: PolicySpec::named("none"),
-            data_in_flight: 1,
-            device: DeviceParams::default(),
+        let mut scenario = Scenario {
+            seed,
+            network: Network { jitter_us: 200.0, ..Network::default() },
+            servers: Servers { cpu_us: 0.0, ..Servers::default() },
             io_nodes: Some(IoNodes {
                 count: 2,
                 policy: policy.clone(),
-                in_flight: 16,
-                merge_requests: 16,
-                dispatch_requests: 256,
                 split: true,
-                block_placement,
+                cpu_us: 0.0,
+                ..IoNodes::default()
             }),
-            wire_max_bytes: u64::MAX,
-            latency: Nanos::from_micros(50),
-            jitter: Nanos::from_micros(100),
-            message_jitter: Nanos::from_micros(200),
-            seed,
+            application: vec![Application {
+                copies: 4,
+                processes: 8,
+                pattern,
+                request_bytes,
+                requests,
+                ..Application::default()
+            }],
+            ..Scenario::default()
         };
-        run(&scenario).unwrap_or_else(|error| panic!("{error}")).makespan.as_secs_f64()
+        scenario.clients.placement = if block_placement { RankPlacement::Block } else { RankPlacement::Cyclic };
+        run(&scenario).unwrap_or_else(|error| panic!("{error}")).makespan_s
     };
     (0..seeds).map(one).sum::<f64>() / seeds as f64
 }

@@ -1,11 +1,37 @@
-//! Virtual time around the scheduling core: the same `Core`, `node`, `layout` and `device` code as the servers
-//! run, driven by an event heap instead of threads. Thin: clients in closed loops, constant network
-//! latency, I/O nodes, data servers on modelled disks. Deterministic under a seed.
+//! A parallel file system in virtual time: the same `Core`, `node`, `layout` and `device` code as the servers run,
+//! driven by a calendar of events instead of threads.
+//!
+//! What users write is a [`model::Scenario`]; what comes out is an [`outcome::Outcome`]. The way of a request:
+//! process → compute node's link → I/O node (processor, core, dispatch queue) → data server (processor, core, page cache)
+//! → device, and back. Nothing depends on the machine that it runs on: the same scenario and seed give the same bytes.
 
-mod cluster;
+mod access;
+mod cache;
+mod calls;
+mod check;
+mod client;
+mod client_reads;
+mod collective;
+mod events;
+mod faults;
+pub mod file;
+pub mod fuzz;
+mod io_node;
+mod laws;
+mod measure;
+pub mod model;
+mod network;
+pub mod outcome;
 mod random;
-pub mod scenario;
+mod report;
+mod server;
+mod server_cache;
+mod simulation;
+mod slab;
+mod station;
+pub mod sweep;
 
-pub use cluster::run;
+pub use model::Scenario;
+pub use outcome::Outcome;
 pub use random::Random;
-pub use scenario::{Application, IoNodes, Outcome, Pattern, Scenario};
+pub use simulation::{Budget, Progress, SimError, Simulation, run};

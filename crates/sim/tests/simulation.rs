@@ -1,73 +1,76 @@
 //! The simulation replays, finishes everything, and shows what the policies are for.
 
-use impresario_device::{DeviceParams, Order};
-use impresario_layout::Layout;
-use impresario_sched::{Nanos, Op, PolicySpec};
-use impresario_sim::{Application, IoNodes, Outcome, Pattern, Scenario, run};
+use std::collections::BTreeMap;
 
-fn scenario(pattern: Pattern, op: Op, seed: u64) -> Scenario {
+use impresario_device::{DeviceParams, Order};
+use impresario_sched::PolicySpec;
+use impresario_sim::model::{
+    Application, Clients, Device, IoNodes, Network, Operation, Pattern, RankPlacement, Servers,
+};
+use impresario_sim::{Outcome, Scenario, run};
+
+/// Four applications of eight processes; no processors, no limits of the network.
+fn scenario(pattern: Pattern, op: Operation, seed: u64) -> Scenario {
     let (request_bytes, requests) = if pattern == Pattern::Strided { (16 << 10, 32) } else { (256 << 10, 4) };
-    let application = Application { processes: 8, pattern, op, request_bytes, requests, start: Nanos::ZERO };
     Scenario {
-        applications: vec![application; 4],
-        layout: Layout::over_all(4).unwrap(),
-        data_policy: PolicySpec::named("none"),
-        data_in_flight: 1,
-        device: DeviceParams::default(),
-        io_nodes: None,
-        wire_max_bytes: u64::MAX,
-        latency: Nanos::from_micros(50),
-        jitter: Nanos::from_micros(100),
-        message_jitter: Nanos::ZERO,
+        application: vec![Application {
+            copies: 4,
+            processes: 8,
+            pattern,
+            op,
+            request_bytes,
+            requests,
+            ..Application::default()
+        }],
+        servers: Servers { cpu_us: 0.0, ..Servers::default() },
+        network: Network { jitter_us: 0.0, ..Network::default() },
         seed,
+        ..Scenario::default()
     }
 }
 
 fn outcome(s: &Scenario) -> Outcome {
     let o = run(s).unwrap();
-    let moved: u64 = s.applications.iter().map(|a| u64::from(a.processes) * a.requests * a.request_bytes).sum();
-    assert_eq!(o.bytes, moved);
-    assert!(o.makespan < Nanos::MAX && o.makespan > Nanos::ZERO, "every process ends");
+    let moved: u64 =
+        s.application.iter().map(|a| u64::from(a.copies) * u64::from(a.processes) * a.requests * a.request_bytes).sum();
+    assert_eq!(o.applications.iter().map(|a| a.bytes).sum::<u64>(), moved);
+    assert!(o.makespan_s > 0.0 && o.failed == 0, "every process ends");
+    assert_eq!(o.violations, Vec::<String>::new());
     o
 }
 
 fn forwarding(policy: &str) -> IoNodes {
-    IoNodes {
-        count: 2,
-        policy: PolicySpec::named(policy),
-        in_flight: 16,
-        merge_requests: 16,
-        dispatch_requests: 256,
-        split: false,
-        block_placement: true,
-    }
+    IoNodes { count: 2, policy: PolicySpec::named(policy), cpu_us: 0.0, ..IoNodes::default() }
 }
 
 #[test]
 fn a_seed_replays_byte_for_byte_and_another_differs() {
     for policy in ["none", "fifo", "hbrr", "mlf"] {
-        let mut s = scenario(Pattern::Strided, Op::Read, 7);
-        s.data_policy = PolicySpec::named(policy);
+        let mut s = scenario(Pattern::Strided, Operation::Read, 7);
+        s.servers.policy = PolicySpec::named(policy);
         s.io_nodes = Some(forwarding("twins"));
         assert_eq!(outcome(&s), outcome(&s), "{policy}");
         let other = Scenario { seed: 8, ..s.clone() };
-        assert_ne!(outcome(&s).makespan, outcome(&other).makespan);
+        assert_ne!(outcome(&s).makespan_s, outcome(&other).makespan_s);
     }
 }
 
 #[test]
 fn every_layer_and_policy_finishes_all_work() {
-    for pattern in [Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess] {
-        for op in [Op::Read, Op::Write] {
+    for pattern in [Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random] {
+        for op in [Operation::Read, Operation::Write] {
             for io in [None, Some("none"), Some("fifo"), Some("hbrr"), Some("mlf"), Some("twins")] {
                 for split in [false, true] {
                     for order in [Order::Arrival, Order::Elevator] {
                         let mut s = scenario(pattern, op, 1);
-                        s.applications.truncate(2);
-                        s.wire_max_bytes = 8 << 10;
-                        s.data_policy = PolicySpec::named("mlf");
-                        s.device.order = order;
+                        s.application[0].copies = 2;
+                        s.clients = Clients { request_bytes_max: 8 << 10, ..Clients::default() };
+                        s.servers.policy = PolicySpec::named("mlf");
+                        let disk = Device::Disk(DeviceParams { order, ..DeviceParams::default() });
+                        s.device = BTreeMap::from([("disk".into(), disk)]);
+                        s.servers.device = "disk".into();
                         s.io_nodes = io.map(|p| IoNodes { split, ..forwarding(p) });
+                        s.clients.placement = RankPlacement::Cyclic;
                         outcome(&s);
                     }
                 }
@@ -81,19 +84,20 @@ fn every_layer_and_policy_finishes_all_work() {
 #[test]
 fn mlf_beats_arrival_order_on_the_modelled_disk() {
     for pattern in [Pattern::Strided, Pattern::Contiguous] {
-        for op in [Op::Read, Op::Write] {
+        for op in [Operation::Read, Operation::Write] {
             let base = scenario(pattern, op, 3);
-            let mlf = Scenario { data_policy: PolicySpec::named("mlf"), ..base.clone() };
-            let (t_base, t_mlf) = (outcome(&base).makespan, outcome(&mlf).makespan);
-            let gain = 1.0 - t_mlf.as_secs_f64() / t_base.as_secs_f64();
-            assert!(gain > 0.2, "{pattern:?} {op:?}: {t_base} → {t_mlf}");
+            let mut mlf = base.clone();
+            mlf.servers.policy = PolicySpec::named("mlf");
+            let (t_base, t_mlf) = (outcome(&base).makespan_s, outcome(&mlf).makespan_s);
+            assert!(1.0 - t_mlf / t_base > 0.2, "{pattern:?} {op:?}: {t_base} → {t_mlf}");
         }
     }
 }
 
 #[test]
 fn a_bad_policy_is_refused_in_words() {
-    let mut s = scenario(Pattern::Strided, Op::Read, 1);
-    s.data_policy = PolicySpec::named("twins");
-    assert!(run(&s).unwrap_err().to_string().contains("one lane"));
+    let mut s = scenario(Pattern::Strided, Operation::Read, 1);
+    s.servers.policy = PolicySpec::named("twins");
+    let refusal = run(&s).unwrap_err().to_string();
+    assert!(refusal.starts_with("servers.policy: ") && refusal.contains("one lane"), "{refusal}");
 }

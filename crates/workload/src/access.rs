@@ -75,6 +75,19 @@ pub trait FileIo: Send + Sync {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize>;
     /// Makes it durable.
     fn sync(&self) -> Result<()>;
+    /// Where its data lie, as far as the storage tells.
+    fn place(&self) -> Option<FilePlace> {
+        None
+    }
+}
+
+/// What a file's places on servers and disks follow from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct FilePlace {
+    /// Stable key of the file.
+    pub key: u64,
+    /// The data server that its first stripe lies on.
+    pub base: u16,
 }
 
 /// Requests and their bytes at some point of the way.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::access::FilePlace;
 use crate::dataset::DataSet;
 use crate::plan::Workload;
 use crate::random::Dice;
@@ -128,6 +129,8 @@ pub struct Outcome {
     pub gains: Vec<Gain>,
     /// The claims.
     pub claims: Vec<Judged>,
+    /// Where the files of each application lay, by case; empty where the storage does not tell.
+    pub places: Vec<Vec<Vec<FilePlace>>>,
     /// Pairs made.
     pub pairs: u32,
     /// The times were made on modelled disks.
@@ -176,10 +179,14 @@ pub fn compare(
         trials: Vec::new(),
         gains: Vec::new(),
         claims: Vec::new(),
+        places: Vec::new(),
         pairs: 0,
         modelled: false,
         stopped: false,
     };
+    for set in &sets {
+        outcome.places.push(set.places(target)?);
+    }
     let per_pair = (experiment.cases.len() * experiment.systems.len()) as u32;
     let running = Instant::now();
     let mut dice = Dice::new(experiment.seed);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::access::{FileIo, Identity, Process, Target};
+use crate::access::{FileIo, FilePlace, Identity, Process, Target};
 use crate::content::{Mismatch, Source};
 use crate::pattern::Pattern;
 use crate::plan::Workload;
@@ -170,6 +170,16 @@ impl DataSet {
             client.remove(&self.path(application, file))?;
         }
         client.remove_dir(&self.directory)
+    }
+
+    /// Where the files of each application lie, as far as the storage tells.
+    pub fn places(&self, target: &dyn Target) -> Result<Vec<Vec<FilePlace>>> {
+        let client = target.connect(worker_identity("places"))?;
+        let mut places = vec![Vec::new(); self.patterns.len()];
+        for (application, file) in self.files() {
+            places[application].extend(client.open(&self.path(application, file), false)?.place());
+        }
+        Ok(places)
     }
 
     fn files(&self) -> impl Iterator<Item = (usize, u32)> + '_ {

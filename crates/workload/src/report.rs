@@ -36,6 +36,19 @@ pub struct Line {
     pub fit: Vec<(f64, f64)>,
 }
 
+/// Marks of one colour in a plot of places: each from its left end, at its height, so wide. All are parts of the plot, 0
+/// to 1.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Marks {
+    /// What they stand for.
+    pub label: String,
+    /// Left end, height, width; one narrower than can be seen is drawn as a point.
+    pub at: Vec<(f64, f64, f64)>,
+}
+
+/// Colours of lines and marks; the next ones begin again.
+const COLOURS: usize = 8;
+
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1b1f24;--quiet:#5c6670;--paper:#fff;--line:#d5dae0;--bar:#2f6fb2;--base:#9aa4af}\
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--quiet:#9aa4af;--paper:#15181c;--line:#353b43;--bar:#6aa5e0;--base:#6b747e}}\
@@ -43,11 +56,13 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.2rem}p.note{color:var(--quiet)}\
 table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums}\
 div.wide{overflow-x:auto}th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
-th:first-child,td:first-child{text-align:left}svg{width:100%;height:auto;margin:.3rem 0}\
+th:first-child,td:first-child{text-align:left}td:not(:first-child){white-space:nowrap}svg{width:100%;height:auto;margin:.3rem 0}\
 svg text{fill:var(--ink);font:13px system-ui,sans-serif}svg .bar{fill:var(--bar)}svg .base{fill:var(--base)}\
 svg line{stroke:var(--ink);stroke-width:1.5}\
 svg polyline{fill:none;stroke-width:2}svg .fit{stroke-dasharray:4 4;stroke-width:1.2}svg .grid{stroke:var(--line);stroke-width:1}\
-svg .c0{stroke:#2f6fb2}svg .c1{stroke:#c4572b}svg .c2{stroke:#3f8f4f}svg .c3{stroke:#8757a6}";
+svg path{fill:none;stroke-width:2.4}\
+svg .c0{stroke:#2f6fb2}svg .c1{stroke:#c4572b}svg .c2{stroke:#3f8f4f}svg .c3{stroke:#8757a6}\
+svg .c4{stroke:#b58900}svg .c5{stroke:#1f9aa3}svg .c6{stroke:#c2448c}svg .c7{stroke:#7a6a58}";
 
 /// Text that cannot be taken for markup.
 fn escape(text: &str) -> String {
@@ -62,6 +77,57 @@ fn escape(text: &str) -> String {
         }
     }
     out
+}
+
+// Where the plot lies in its picture, in the picture's units.
+const LEFT: f64 = 90.0;
+const TOP: f64 = 10.0;
+const WIDTH: f64 = 640.0;
+const FRAME_HEIGHT: f64 = 380.0;
+
+/// The beginning of a plot: its picture, and its marks at the bottom and at the left.
+fn frame(what: &str, height: f64, x_marks: &[(f64, String)], y_marks: &[(f64, String)]) -> String {
+    let (x, y) = (|part: f64| LEFT + part * WIDTH, |part: f64| TOP + (1.0 - part.clamp(0.0, 1.0)) * height);
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
+        LEFT + WIDTH + 195.0,
+        TOP + height + 40.0,
+        escape(what)
+    );
+    for (part, text) in x_marks {
+        let (at, bottom) = (x(*part), TOP + height);
+        svg += &format!(
+            "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\
+             <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+            bottom + 20.0,
+            escape(text)
+        );
+    }
+    for (part, text) in y_marks {
+        let at = y(*part);
+        svg += &format!(
+            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+            LEFT + WIDTH,
+            LEFT - 8.0,
+            at + 4.5,
+            escape(text)
+        );
+    }
+    svg
+}
+
+/// The name of the nth curve or colour, at the right.
+fn legend(nth: usize, label: &str) -> String {
+    let (colour, from, at) = (nth % COLOURS, LEFT + WIDTH + 14.0, TOP + 20.0 + 24.0 * nth as f64);
+    format!(
+        "<line class=\"c{colour}\" x1=\"{from}\" x2=\"{}\" y1=\"{at}\" y2=\"{at}\"/>\
+         <text x=\"{}\" y=\"{}\">{}</text>\n",
+        from + 22.0,
+        from + 28.0,
+        at + 4.5,
+        escape(label)
+    )
 }
 
 impl Page {
@@ -149,39 +215,10 @@ impl Page {
         x_marks: &[(f64, String)],
         y_marks: &[(f64, String)],
     ) -> &mut Page {
-        const LEFT: f64 = 90.0;
-        const TOP: f64 = 10.0;
-        const WIDTH: f64 = 640.0;
-        const HEIGHT: f64 = 380.0;
-        let (x, y) = (|part: f64| LEFT + part * WIDTH, |part: f64| TOP + (1.0 - part.clamp(0.0, 1.0)) * HEIGHT);
-        let mut svg = format!(
-            "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n",
-            LEFT + WIDTH + 170.0,
-            TOP + HEIGHT + 40.0,
-            escape(what)
-        );
-        for (part, text) in x_marks {
-            let (at, bottom) = (x(*part), TOP + HEIGHT);
-            svg += &format!(
-                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\
-                 <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                bottom + 20.0,
-                escape(text)
-            );
-        }
-        for (part, text) in y_marks {
-            let at = y(*part);
-            svg += &format!(
-                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
-                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-                LEFT + WIDTH,
-                LEFT - 8.0,
-                at + 4.5,
-                escape(text)
-            );
-        }
+        let mut svg = frame(what, FRAME_HEIGHT, x_marks, y_marks);
+        let (x, y) = (|part: f64| LEFT + part * WIDTH, |part: f64| TOP + (1.0 - part.clamp(0.0, 1.0)) * FRAME_HEIGHT);
         for (nth, line) in lines.iter().enumerate() {
-            let colour = nth % 4;
+            let colour = nth % COLOURS;
             let path = |points: &[(f64, f64)]| {
                 points.iter().map(|(px, py)| format!("{:.1},{:.1} ", x(*px), y(*py))).collect::<String>()
             };
@@ -193,15 +230,32 @@ impl Page {
                     "<line class=\"c{colour}\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>"
                 );
             }
-            let (from, at) = (LEFT + WIDTH + 14.0, TOP + 20.0 + 24.0 * nth as f64);
-            svg += &format!(
-                "<line class=\"c{colour}\" x1=\"{from}\" x2=\"{}\" y1=\"{at}\" y2=\"{at}\"/>\
-                 <text x=\"{}\" y=\"{}\">{}</text>\n",
-                from + 22.0,
-                from + 28.0,
-                at + 4.5,
-                escape(&line.label)
-            );
+            svg += &legend(nth, &line.label);
+        }
+        self.push(format_args!("{svg}</svg>\n"))
+    }
+
+    /// A plot of marks at their places, a colour for each group of them; `what` is read aloud to those who do not see it.
+    pub fn places(
+        &mut self,
+        what: &str,
+        groups: &[Marks],
+        x_marks: &[(f64, String)],
+        y_marks: &[(f64, String)],
+    ) -> &mut Page {
+        /// Narrower marks are widened to this, of the plot's units.
+        const SEEN: f64 = 1.2;
+        const HEIGHT: f64 = 240.0;
+        let mut svg = frame(what, HEIGHT, x_marks, y_marks);
+        for (nth, group) in groups.iter().enumerate() {
+            // One path for all of a colour: a picture has thousands of marks.
+            let mut path = String::new();
+            for (left, height, width) in &group.at {
+                let (x, y) = (LEFT + left * WIDTH, TOP + (1.0 - height.clamp(0.0, 1.0)) * HEIGHT);
+                // Writing to a string cannot fail.
+                _ = write!(path, "M{x:.1} {y:.1}h{:.1}", (width * WIDTH).max(SEEN));
+            }
+            svg += &format!("<path class=\"c{}\" d=\"{path}\"/>{}", nth % COLOURS, legend(nth, &group.label));
         }
         self.push(format_args!("{svg}</svg>\n"))
     }
@@ -252,6 +306,18 @@ mod tests {
         }
         assert_eq!(html.matches("<rect").count(), 2);
         assert_eq!(html.matches("class=\"base\"").count(), 1);
+    }
+
+    #[test]
+    fn marks_of_a_colour_are_one_path_within_the_frame() {
+        let mut page = Page::new("x");
+        let marks = |label: &str, at: &[(f64, f64, f64)]| Marks { label: label.into(), at: at.to_vec() };
+        let groups = [marks("<a>", &[(0.0, 0.0, 0.5), (0.5, 1.0, 0.0)]), marks("b", &[])];
+        let html = page.places("who", &groups, &[(0.0, "0".into())], &[]).html();
+        assert_eq!(html.matches("<path").count(), 2);
+        let bottom = TOP + 240.0;
+        assert!(html.contains(&format!("d=\"M90.0 {bottom:.1}h320.0M410.0 10.0h1.2\"")), "{html}");
+        assert!(html.contains("&lt;a&gt;"), "{html}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use impresario_sched::PolicySpec;
 use impresario_wire::FileKey;
 use serde_json::Value;
 
-use crate::access::{DeviceObservation, FileIo, Identity, Moved, Observation, Process, Target};
+use crate::access::{DeviceObservation, FileIo, FilePlace, Identity, Moved, Observation, Process, Target};
 use crate::cluster::OwnCluster;
 use crate::system::{Switch, System};
 
@@ -233,6 +233,10 @@ impl FileIo for Open {
 
     fn sync(&self) -> Result<()> {
         Ok(self.0.sync()?)
+    }
+
+    fn place(&self) -> Option<FilePlace> {
+        Some(FilePlace { key: self.0.key().0, base: self.0.layout().base })
     }
 }
 

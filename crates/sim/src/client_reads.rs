@@ -1,0 +1,163 @@
+//! Ways of a client to ask for other ranges than its application did: data sieving, its page cache, read-ahead.
+
+use crate::access::Access;
+use crate::cache::{PAGE_BYTES, State};
+use crate::client::{Kind, Op};
+use crate::model::Operation;
+use crate::simulation::Simulation;
+use crate::slab::Key;
+
+impl Simulation {
+    // Data sieving
+
+    /// The next range of a sieved request, or its second half, or its end.
+    pub(crate) fn sieve_on(&mut self, key: Key) {
+        let Some(op) = self.ops.get_mut(key) else { return };
+        let Kind::Sieve { end, writing } = op.kind else { return };
+        let access = op.access;
+        if access.op == Operation::Write && end > access.offset && !writing {
+            // The range that was read is written.
+            op.kind = Kind::Sieve { end, writing: true };
+            let (start, len) = (op.at, end - op.at);
+            return self.send_range(key, start, len);
+        }
+        // From the first wanted byte that is left.
+        let nth = end.saturating_sub(access.offset) / access.stride;
+        let start_of = |n: u64| access.offset + n * access.stride;
+        let start = if end < start_of(nth) + access.len { end } else { start_of(nth + 1) };
+        if start >= access.end() {
+            let process = (op.process, op.began, access.bytes());
+            self.ops.remove(key);
+            return self.request_ended(process.0, process.1, process.2);
+        }
+        let application = self.processes[op.process as usize].application;
+        let sieve = self.scenario.application[self.applications[application as usize].index].sieve_bytes;
+        let limit = (start + sieve).min(access.end());
+        // To the last wanted byte before the limit.
+        let last = (limit - 1 - access.offset) / access.stride;
+        let end = limit.min(start_of(last) + access.len);
+        op.at = start;
+        op.kind = Kind::Sieve { end, writing: false };
+        if access.op == Operation::Write {
+            return self.send_as_read(key, start, end - start);
+        }
+        self.send_range(key, start, end - start);
+    }
+
+    /// The reading half of read, modify and write.
+    fn send_as_read(&mut self, key: Key, offset: u64, len: u64) {
+        if let Some(op) = self.ops.get_mut(key) {
+            op.access.op = Operation::Read;
+        }
+        self.send_range(key, offset, len);
+        if let Some(op) = self.ops.get_mut(key) {
+            op.access.op = Operation::Write;
+        }
+    }
+
+    // The client's page cache
+
+    /// Goes on with a read as far as the cache reaches; fetches what is missing.
+    pub(crate) fn read_cached(&mut self, key: Key) {
+        loop {
+            let Some(op) = self.ops.get_mut(key) else { return };
+            let (process, file, extent) = (op.process, op.file, u64::from(op.extent));
+            let end = op.access.offset + extent * op.access.stride + op.access.len;
+            if op.at >= end {
+                op.extent += 1;
+                op.at = op.access.offset + u64::from(op.extent) * op.access.stride;
+                if op.extent < op.access.count {
+                    continue;
+                }
+                let (began, bytes) = (op.began, op.access.bytes());
+                self.ops.remove(key);
+                return self.request_ended(process, began, bytes);
+            }
+            let at = op.at;
+            let node = self.processes[process as usize].node as usize;
+            let Some(cache) = self.client_nodes[node].cache.as_mut() else { return };
+            match cache.look(file, at, end) {
+                State::Present(to) => {
+                    cache.touch(file, at, to);
+                    op.at = to;
+                }
+                State::Coming(_) => return cache.wait(file, at, key),
+                State::Missing(_) => self.fetch_missing(process, file, at, end),
+            }
+        }
+    }
+
+    /// After sequential reads the client reads on.
+    pub(crate) fn read_ahead(&mut self, process: u32, file: u32, access: &Access) {
+        let ahead = self.scenario.clients.read_ahead_bytes;
+        let end = access.end();
+        let before = std::mem::replace(&mut self.processes[process as usize].read_to, (file + 1, end));
+        if ahead == 0 || before != (file + 1, access.offset) && access.offset > 0 {
+            return;
+        }
+        let node = self.processes[process as usize].node as usize;
+        let Some(cache) = self.client_nodes[node].cache.as_ref() else { return };
+        // When half of it is used up.
+        let file_end = self.files[file as usize].len;
+        let (half, whole) = ((end + ahead / 2).min(file_end), (end + ahead).min(file_end));
+        let mut at = end;
+        while at < half {
+            match cache.look(file, at, half) {
+                State::Present(to) | State::Coming(to) => at = to,
+                State::Missing(_) => return self.fetch_missing(process, file, at, whole),
+            }
+        }
+    }
+
+    /// Fetches the pages of a range that are neither there nor coming.
+    fn fetch_missing(&mut self, process: u32, file: u32, start: u64, end: u64) {
+        let node = self.processes[process as usize].node as usize;
+        let file_end = self.files[file as usize].len;
+        let mut at = start / PAGE_BYTES * PAGE_BYTES;
+        let end = end.min(file_end);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let Some(cache) = self.client_nodes[node].cache.as_mut() else { return };
+        while at < end {
+            match cache.look(file, at, end) {
+                State::Present(to) | State::Coming(to) => at = to,
+                State::Missing(to) => {
+                    match runs.last_mut() {
+                        Some(run) if run.1 == at => run.1 = to,
+                        _ => runs.push((at, to)),
+                    }
+                    at = to;
+                }
+            }
+        }
+        for (start, end) in runs {
+            let end = (end.div_ceil(PAGE_BYTES) * PAGE_BYTES).min(file_end);
+            if let Some(cache) = self.client_nodes[node].cache.as_mut() {
+                cache.expect(file, start, end);
+            }
+            let access =
+                Access { file: 0, op: Operation::Read, offset: start, len: end - start, stride: end - start, count: 1 };
+            let first = self.processes[process as usize].next == 1;
+            let op = self.begin(Kind::Fetch { start, end }, process, file, access, first);
+            self.send_access(op);
+        }
+    }
+
+    /// A fetch ended: those who waited go on, or fail with it.
+    pub(crate) fn fetched(&mut self, op: &Op, start: u64, end: u64, errno: i32) {
+        let node = self.processes[op.process as usize].node as usize;
+        let Some(cache) = self.client_nodes[node].cache.as_mut() else { return };
+        let mut woken = Vec::new();
+        if errno == 0 {
+            cache.arrive(op.file, start, end, &mut woken);
+        } else {
+            cache.give_up(op.file, start, end, &mut woken);
+        }
+        for key in woken {
+            if errno == 0 {
+                self.read_cached(key);
+            } else if let Some(op) = self.ops.remove(key) {
+                self.request_ended(op.process, op.began, 0);
+            }
+        }
+    }
+}

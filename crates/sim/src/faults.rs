@@ -1,0 +1,122 @@
+//! What goes wrong, by schedule and at random.
+
+use crate::model::{FaultKind, Scenario};
+use crate::simulation::{Happening, Simulation};
+
+/// A fault that is planned or under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Fault {
+    what: FaultKind,
+    which: u32,
+    for_ns: u64,
+    factor: f64,
+}
+
+/// Lines kept of what happened.
+const LOG_MAX: usize = 1000;
+
+impl Simulation {
+    pub(crate) fn plan_faults(&mut self) {
+        for f in self.scenario.fault.clone() {
+            let fault = Fault { what: f.what, which: f.which, for_ns: (f.for_s * 1e9) as u64, factor: f.factor };
+            self.faults.push(fault);
+            self.at((f.at_s * 1e9) as u64, Happening::FaultBegins(self.faults.len() as u32 - 1));
+        }
+        self.plan_random_fault();
+    }
+
+    fn plan_random_fault(&mut self) {
+        let Some(random) = &self.scenario.random_faults else { return };
+        if self.random_faults_left == 0 {
+            return;
+        }
+        self.random_faults_left -= 1;
+        let after = (self.fault_random.exponential(random.mean_interval_s) * 1e9) as u64;
+        self.at(self.now.saturating_add(after), Happening::RandomFault);
+    }
+
+    pub(crate) fn random_fault(&mut self) {
+        if self.running == 0 {
+            return; // nobody is left to suffer
+        }
+        let Scenario { random_faults: Some(random), .. } = &self.scenario else { return };
+        let for_ns = (self.fault_random.exponential(random.mean_duration_s) * 1e9) as u64;
+        let kinds: &[FaultKind] = if self.io.is_empty() {
+            &[FaultKind::SlowDisk, FaultKind::RestartedServer, FaultKind::PartitionedServer]
+        } else {
+            &[
+                FaultKind::SlowDisk,
+                FaultKind::RestartedServer,
+                FaultKind::PartitionedServer,
+                FaultKind::LostIoNode,
+                FaultKind::PartitionedIoNode,
+            ]
+        };
+        let what = kinds[self.fault_random.below(kinds.len() as u64) as usize];
+        let there = match what {
+            FaultKind::LostIoNode | FaultKind::PartitionedIoNode => self.io.len(),
+            _ => self.servers.len(),
+        };
+        let which = self.fault_random.below(there as u64) as u32;
+        self.faults.push(Fault { what, which, for_ns, factor: 10.0 });
+        self.fault_begins(self.faults.len() as u32 - 1);
+        self.plan_random_fault();
+    }
+
+    pub(crate) fn fault_begins(&mut self, number: u32) {
+        let Fault { what, which, for_ns, factor } = self.faults[number as usize];
+        if self.running == 0 {
+            return;
+        }
+        self.at(self.now.saturating_add(for_ns), Happening::FaultEnds(number));
+        let name = match what {
+            FaultKind::SlowDisk => {
+                self.servers[which as usize].slow_down(factor);
+                format!("the device of data server {which} is {factor} times as slow")
+            }
+            FaultKind::LostIoNode => {
+                self.cut[(self.first_io + which) as usize] += 1;
+                self.lose_io_node(which as u16);
+                format!("I/O node {which} is lost")
+            }
+            FaultKind::RestartedServer => {
+                self.cut[(self.first_server + which) as usize] += 1;
+                self.restart_server(which as u16);
+                format!("data server {which} is gone")
+            }
+            FaultKind::PartitionedServer => {
+                self.cut[(self.first_server + which) as usize] += 1;
+                format!("data server {which} is cut off")
+            }
+            FaultKind::PartitionedIoNode => {
+                self.cut[(self.first_io + which) as usize] += 1;
+                format!("I/O node {which} is cut off")
+            }
+        };
+        self.log(format!("{name} for {:.6} s", for_ns as f64 / 1e9));
+    }
+
+    pub(crate) fn fault_ends(&mut self, number: u32) {
+        let Fault { what, which, .. } = self.faults[number as usize];
+        match what {
+            FaultKind::SlowDisk => {
+                self.servers[which as usize].slow_down(1.0);
+                self.log(format!("the device of data server {which} is itself again"));
+            }
+            FaultKind::LostIoNode | FaultKind::PartitionedIoNode => {
+                self.cut[(self.first_io + which) as usize] -= 1;
+                self.log(format!("I/O node {which} is back"));
+            }
+            FaultKind::RestartedServer | FaultKind::PartitionedServer => {
+                self.cut[(self.first_server + which) as usize] -= 1;
+                self.log(format!("data server {which} is back"));
+            }
+        }
+    }
+
+    fn log(&mut self, what: String) {
+        if self.fault_log.len() < LOG_MAX {
+            self.fault_log.push(format!("{:.6} s: {what}", self.now as f64 / 1e9));
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! A scenario file: text in TOML becomes the runs that it asks for, or one error that names every mistake with its
+//! line, the key, what is allowed, and what was perhaps meant.
+//!
+//! Besides a [`Scenario`] a file may hold `repetitions` and `[sweep]` (see [`crate::sweep`]); the command line may set
+//! keys and add sweeps. Nothing is read from disk here: the text comes in, and so do the traces it names.
+
+mod judge;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::path::Path;
+
+use impresario_config::{Complaint, ConfigErrors, line_column};
+use toml::{Table, Value};
+
+pub(crate) use judge::{shown, value_at_mut};
+pub(crate) use tree::{dotted, steps};
+
+use crate::model::{Scenario, TracedAccess};
+use crate::sweep::{self, Axis, Origin};
+use judge::{Traces, Wrong};
+use tree::Tree;
+
+/// Every key with its unit and default: what `impresario sim template` prints.
+pub const TEMPLATE: &str = include_str!("file/template.toml");
+
+/// Repetitions of a point at most.
+pub const REPETITIONS_MAX: u32 = 10_000;
+
+/// What the command line says beside the file.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Overrides {
+    /// Keys and their values, in this order.
+    pub set: Vec<(String, Value)>,
+    /// Keys and the values to go through; they replace a sweep of the file over the same key.
+    pub sweep: Vec<(String, Vec<Value>)>,
+    /// Instead of the file's (1 to [`REPETITIONS_MAX`]).
+    pub repetitions: Option<u32>,
+    /// Instead of the file's.
+    pub seed: Option<u64>,
+}
+
+/// One point of a sweep.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Point {
+    /// The values of the swept keys, as text, in the order of [`Study::keys`].
+    pub values: Vec<String>,
+    /// The scenario, without its traces.
+    scenario: Scenario,
+}
+
+/// What a file asks for: points, and how often each is run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Study {
+    /// The swept keys.
+    pub keys: Vec<String>,
+    /// All points; one when nothing is swept.
+    pub points: Vec<Point>,
+    /// Runs of each point, with seeds that follow one another.
+    pub repetitions: u32,
+    traces: Traces,
+}
+
+/// Finds the accesses of a trace file by the name that the scenario gives; an error is one line for people.
+pub type FindTrace<'a> = dyn FnMut(&str) -> Result<Vec<TracedAccess>, String> + 'a;
+
+impl Study {
+    /// Reads the text of a file named `file`.
+    pub fn read(
+        text: &str,
+        file: &Path,
+        overrides: &Overrides,
+        trace: &mut FindTrace<'_>,
+    ) -> Result<Study, ConfigErrors> {
+        let errors = |complaints| ConfigErrors { file: file.into(), complaints };
+        let tree = Tree::parse(text).map_err(|complaint| errors(vec![complaint]))?;
+        let mut reading = Reading { tree: &tree, found: Vec::new() };
+        let study = reading.study(overrides, trace);
+        let mut found = reading.found;
+        match study {
+            Some(study) if found.is_empty() => Ok(study),
+            _ => {
+                // Complaints about the command line come last.
+                found.sort_by_key(|(place, _)| place.unwrap_or(usize::MAX));
+                let at = |place: usize| line_column(text, place);
+                let complaints = found.into_iter().map(|(p, message)| Complaint { at: p.map(at), message });
+                Err(errors(complaints.collect()))
+            }
+        }
+    }
+
+    /// The runs of the study: points times repetitions.
+    pub fn runs(&self) -> usize {
+        self.points.len() * self.repetitions as usize
+    }
+
+    /// The scenario of one run, with its traces and its seed.
+    ///
+    /// # Panics
+    /// Where there is no such point.
+    pub fn scenario(&self, point: usize, repetition: u32) -> Scenario {
+        let mut scenario = self.points[point].scenario.clone();
+        // Seeds of files are whole numbers of TOML, below 2^63.
+        scenario.seed = scenario.seed.wrapping_add(u64::from(repetition)) & (u64::MAX >> 1);
+        judge::fill(&mut scenario, &self.traces);
+        scenario
+    }
+
+    /// The scenario of the first point, without traces: its title, its assumptions.
+    pub fn first(&self) -> &Scenario {
+        &self.points[0].scenario
+    }
+}
+
+/// A reading in progress: what was found wrong, with its place in the text.
+struct Reading<'a> {
+    tree: &'a Tree,
+    found: Vec<(Option<usize>, String)>,
+}
+
+impl Reading<'_> {
+    fn study(&mut self, overrides: &Overrides, trace: &mut FindTrace<'_>) -> Option<Study> {
+        let mut values = self.tree.values.clone();
+        let repetitions = self.repetitions(values.remove("repetitions"), overrides);
+        let swept = values.remove("sweep");
+        let (mut axes, zip) = self.axes(swept);
+        for (key, list) in &overrides.sweep {
+            axes.retain(|axis| axis.key != *key);
+            axes.push(Axis { key: key.clone(), values: list.clone(), origin: Origin::CommandLine });
+        }
+        // The file by itself first: a mistake in it is a mistake whatever is set beside it.
+        let traces = self.traces(&values, overrides, &axes, trace);
+        self.judged(&values, &traces, &[]);
+        if !self.found.is_empty() {
+            return None;
+        }
+        for (key, value) in &overrides.set {
+            if let Err(why) = sweep::set(&mut values, key, value) {
+                self.found.push((None, format!("--set {key}={}: {why}", text_of(value))));
+            }
+        }
+        if let Some(seed) = overrides.seed {
+            values.insert("seed".into(), Value::Integer((seed & (u64::MAX >> 1)) as i64));
+        }
+        let set: Vec<Applied> = overrides.set.iter().map(|(key, value)| Applied::by_hand(key, value)).collect();
+        let choices = match sweep::choices(&axes, zip, repetitions) {
+            Ok(choices) => choices,
+            Err(why) => {
+                let place = self.tree.key_place(&["sweep".into()]);
+                self.found.push((place, why));
+                return None;
+            }
+        };
+        if !self.found.is_empty() {
+            return None;
+        }
+        let mut points = Vec::with_capacity(choices.len());
+        for choice in choices {
+            points.push(self.point(&values, &axes, &choice, &set, &traces)?);
+        }
+        let keys = axes.into_iter().map(|axis| axis.key).collect();
+        Some(Study { keys, points, repetitions, traces })
+    }
+
+    fn point(
+        &mut self,
+        values: &Table,
+        axes: &[Axis],
+        choice: &[usize],
+        set: &[Applied],
+        traces: &Traces,
+    ) -> Option<Point> {
+        let mut values = values.clone();
+        let mut applied = set.to_vec();
+        let mut texts = Vec::with_capacity(axes.len());
+        for (axis, &i) in axes.iter().zip(choice) {
+            let value = &axis.values[i];
+            texts.push(text_of(value));
+            let place = match axis.origin {
+                Origin::File(place) => place,
+                Origin::CommandLine => None,
+            };
+            let said = format!("{} = {} of the sweep", axis.key, text_of(value));
+            if let Err(why) = sweep::set(&mut values, &axis.key, value) {
+                self.found.push((place, format!("{said}: {why}")));
+                return None;
+            }
+            applied.push(Applied { path: steps(&axis.key), place, said });
+        }
+        let mut scenario = self.judged(&values, traces, &applied)?;
+        scenario.application.iter_mut().for_each(|a| a.trace = Vec::new());
+        Some(Point { values: texts, scenario })
+    }
+
+    /// The scenario of these values; mistakes are found where they were written.
+    fn judged(&mut self, values: &Table, traces: &Traces, applied: &[Applied]) -> Option<Scenario> {
+        match judge::scenario(values, traces) {
+            Ok(scenario) => Some(scenario),
+            Err(wrong) => {
+                for wrong in wrong {
+                    let found = place_of(self.tree, wrong, applied);
+                    // A trace that could not be had is not called empty as well.
+                    if found.0.is_none() || self.found.iter().all(|(place, _)| *place != found.0) {
+                        self.found.push(found);
+                    }
+                }
+                None
+            }
+        }
+    }
+
+    fn repetitions(&mut self, given: Option<Value>, overrides: &Overrides) -> u32 {
+        if let Some(n) = overrides.repetitions {
+            if n == 0 || n > REPETITIONS_MAX {
+                let message = format!("--repetitions is {n}; it must be between 1 and {REPETITIONS_MAX}");
+                self.found.push((None, message));
+            }
+            return n;
+        }
+        let Some(value) = given else { return 1 };
+        match value.as_integer().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=REPETITIONS_MAX).contains(n)) {
+            Some(n) => n,
+            None => {
+                let range = format!("a whole number between 1 and {REPETITIONS_MAX}");
+                let place = self.tree.place(&["repetitions".into()]);
+                self.found.push((place, format!("repetitions must be {range}, not {}", shown(&value))));
+                1
+            }
+        }
+    }
+
+    fn axes(&mut self, given: Option<Value>) -> (Vec<Axis>, bool) {
+        let root = vec!["sweep".to_string()];
+        let Some(given) = given else { return (Vec::new(), false) };
+        let Value::Table(mut table) = given else {
+            self.found.push((self.tree.place(&root), "sweep must be a section [sweep]".into()));
+            return (Vec::new(), false);
+        };
+        let zip = match table.remove("zip") {
+            None => false,
+            Some(Value::Boolean(zip)) => zip,
+            Some(other) => {
+                let place = self.tree.place(&["sweep".into(), "zip".into()]);
+                self.found.push((place, format!("zip must be true or false, not {}", shown(&other))));
+                false
+            }
+        };
+        let mut axes = Vec::new();
+        for (path, axis) in sweep::entries(&table) {
+            let full: Vec<String> = root.iter().chain(&path).cloned().collect();
+            let place = self.tree.key_place(&full);
+            match axis {
+                Ok(values) => axes.push(Axis { key: sweep::key_of(&path), values, origin: Origin::File(place) }),
+                Err(why) => self.found.push((place, format!("{} of the sweep: {why}", sweep::key_of(&path)))),
+            }
+        }
+        // In the order of the text: the last one varies fastest.
+        axes.sort_by_key(|axis| match axis.origin {
+            Origin::File(place) => place,
+            Origin::CommandLine => None,
+        });
+        (axes, zip)
+    }
+
+    /// The traces that any application names, also by `--set` or a sweep; one that cannot be had is a mistake of its key.
+    fn traces(&mut self, values: &Table, overrides: &Overrides, axes: &[Axis], find: &mut FindTrace<'_>) -> Traces {
+        let mut traces = Traces::new();
+        let applications = values.get("application").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let in_file = applications.iter().enumerate().filter_map(|(i, application)| {
+            let file = application.get("trace_file")?.as_str()?;
+            Some((self.tree.place(&["application".into(), i.to_string(), "trace_file".into()]), file))
+        });
+        let beside = overrides.set.iter().filter(|(key, _)| key.ends_with("trace_file"));
+        let beside = beside.filter_map(|(_, value)| Some((None, value.as_str()?)));
+        let swept = axes.iter().filter(|axis| axis.key.ends_with("trace_file")).flat_map(|axis| &axis.values);
+        let swept = swept.filter_map(|value| Some((None, value.as_str()?)));
+        let mut wrong = Vec::new();
+        for (place, file) in in_file.chain(beside).chain(swept) {
+            if traces.contains_key(file) {
+                continue;
+            }
+            match find(file) {
+                Ok(trace) => drop(traces.insert(file.to_string(), trace)),
+                Err(why) => wrong.push((place, format!("trace_file: {why}"))),
+            }
+        }
+        self.found.extend(wrong);
+        traces
+    }
+}
+
+/// Something that was set over the values of the file.
+#[derive(Clone)]
+struct Applied {
+    path: Vec<String>,
+    place: Option<usize>,
+    said: String,
+}
+
+impl Applied {
+    fn by_hand(key: &str, value: &Value) -> Applied {
+        Applied { path: steps(key), place: None, said: format!("--set {key}={}", text_of(value)) }
+    }
+}
+
+/// Where a mistake was written, and the sentence about it.
+fn place_of(tree: &Tree, wrong: Wrong, applied: &[Applied]) -> (Option<usize>, String) {
+    let touches = |a: &&Applied| {
+        let same = |(a, b): (&String, &String)| a == b || a == "*";
+        a.path.iter().zip(&wrong.path).all(same)
+    };
+    if let Some(applied) = applied.iter().rev().find(touches) {
+        return (applied.place, format!("{}: {}", applied.said, wrong.message));
+    }
+    let place = if wrong.unknown { tree.key_place(&wrong.path) } else { tree.place(&wrong.path) };
+    (Some(place.unwrap_or(0)), wrong.message)
+}
+
+/// The scenario that these values describe, or what is wrong with them.
+pub(crate) fn scenario_of(values: &Table) -> Result<Scenario, String> {
+    judge::scenario(values, &Traces::new()).map_err(|wrong| wrong.into_iter().map(|w| w.message).collect())
+}
+
+/// A value for people: text without its quotes, a policy as `twins window_us=1000`.
+pub(crate) fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Table(table) => {
+            let name = table.get("name").map(text_of);
+            let rest = table.iter().filter(|(key, _)| *key != "name").map(|(k, v)| format!("{k}={}", text_of(v)));
+            name.into_iter().chain(rest).collect::<Vec<_>>().join(" ")
+        }
+        Value::Array(array) => array.iter().map(text_of).collect::<Vec<_>>().join(","),
+        value => value.to_string(),
+    }
+}

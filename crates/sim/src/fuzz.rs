@@ -1,0 +1,87 @@
+//! Random scenarios with random faults under the complete set of laws: what fails is found again by its seed, and
+//! reduced to the smallest scenario that fails the same way.
+//!
+//! After TigerBeetle's VOPR and property-based testing: a seed makes a scenario ([`scenario`]), a judge runs it
+//! ([`judge`]), [`hunt`] goes through seeds on all cores, and [`shrink`] takes away what is not needed for the failure.
+
+mod generate;
+mod judge;
+mod shrink;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub use generate::scenario;
+pub use judge::{Failure, Judged, Kind, judge};
+pub use shrink::{Shrunk, shrink};
+
+use crate::model::Scenario;
+
+/// A seed whose scenario fails.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Found {
+    /// The seed.
+    pub seed: u64,
+    /// How it fails.
+    pub failure: Failure,
+}
+
+/// What a hunt has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Tally {
+    /// Scenarios that were judged.
+    pub scenarios: u64,
+    /// Operations of their applications.
+    pub operations: u64,
+    /// Faults that happened in them.
+    pub faults: u64,
+}
+
+/// Goes through seeds from `first` on until `enough` says so, on so many threads, and stops at a scenario that fails:
+/// of several the one with the lowest seed. `enough` is asked after each scenario, from any thread.
+pub fn hunt(
+    first: u64,
+    threads: usize,
+    judge: &(dyn Fn(&Scenario) -> Result<Judged, Failure> + Sync),
+    enough: &(dyn Fn(Tally) -> bool + Sync),
+) -> (Tally, Option<Found>) {
+    let (next, over) = (AtomicU64::new(first), AtomicBool::new(false));
+    let shared: Mutex<(Tally, Option<Found>)> = Mutex::new((Tally::default(), None));
+    let work = || {
+        while !over.load(Ordering::Relaxed) {
+            // Seeds are whole numbers of TOML.
+            let seed = next.fetch_add(1, Ordering::Relaxed) & (u64::MAX >> 1);
+            let judged = judge(&scenario(seed));
+            let Ok(mut shared) = shared.lock() else { return };
+            let (tally, found) = &mut *shared;
+            tally.scenarios += 1;
+            match judged {
+                Ok(judged) => {
+                    tally.operations += judged.operations;
+                    tally.faults += judged.faults;
+                }
+                Err(failure) => {
+                    if found.as_ref().is_none_or(|f| seed < f.seed) {
+                        *found = Some(Found { seed, failure });
+                    }
+                    over.store(true, Ordering::Relaxed);
+                }
+            }
+            let tally = *tally;
+            drop(shared);
+            if enough(tally) {
+                over.store(true, Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, 1024) {
+            scope.spawn(work);
+        }
+    });
+    // A panic of a judge is caught by the judge; one of `enough` comes out of the scope.
+    shared.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

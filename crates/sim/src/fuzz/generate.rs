@@ -1,0 +1,279 @@
+//! A scenario from a seed: every policy on both layers, every pattern, every fault; small, so that hundreds run a second.
+
+use std::collections::BTreeMap;
+
+use impresario_device::{DeviceParams, FlashParams, Order};
+use impresario_sched::PolicySpec;
+use impresario_sched::policy::params::Range;
+use impresario_sched::policy::{self, POLICIES};
+
+use crate::Random;
+use crate::model::{
+    Application, Clients, Collective, Device, Fault, FaultKind, IoNodes, Network, Operation, Pattern, RandomFaults,
+    RankPlacement, Scenario, Servers,
+};
+
+/// The scenario of a seed. The same seed gives the same scenario as long as the generator is not changed.
+pub fn scenario(seed: u64) -> Scenario {
+    let mut dice = Dice(Random::new(seed ^ 0x6675_7a7a));
+    let servers = 1 + dice.below(4) as u16;
+    let io_nodes = dice.often(2).then(|| io_nodes(&mut dice, servers));
+    let io_count = io_nodes.as_ref().map_or(0, |io| io.count);
+    let applications: Vec<Application> = (0..=dice.below(3)).map(|i| application(&mut dice, i)).collect();
+    let device = match dice.below(4) {
+        0 => None,
+        1 => Some(Device::Flash(FlashParams {
+            channels: dice.pick(&[1, 4, 32]),
+            read_us: dice.pick(&[0.0, 80.0, 500.0]),
+            ..FlashParams::default()
+        })),
+        _ => Some(Device::Disk(DeviceParams {
+            order: if dice.often(3) { Order::Elevator } else { Order::Arrival },
+            write_cache: dice.often(3),
+            read_ahead_bytes: dice.pick(&[0, 1 << 20]),
+            ..DeviceParams::default()
+        })),
+    };
+    let mut servers = data_servers(&mut dice, servers);
+    if device.is_some() {
+        servers.device = "d".into();
+    }
+    let mut clients = clients(&mut dice);
+    let piece_least = applications.iter().map(asked_at_once).max().unwrap_or(0) / PIECES_MAX;
+    servers.stripe_bytes = servers.stripe_bytes.max(piece_least.next_power_of_two() as u32);
+    if clients.request_bytes_max > 0 {
+        clients.request_bytes_max = clients.request_bytes_max.max(piece_least);
+    }
+    Scenario {
+        title: format!("Seed {seed}"),
+        seed: seed & (u64::MAX >> 1),
+        time_limit_s: 300.0,
+        request_timeout_ms: dice.pick(&[50, 500, 10_000]),
+        network: network(&mut dice),
+        clients,
+        io_nodes,
+        fault: faults(&mut dice, servers.count, io_count),
+        random_faults: dice.often(4).then(|| RandomFaults {
+            mean_interval_s: dice.pick(&[0.01, 0.05, 0.5]),
+            mean_duration_s: dice.pick(&[0.001, 0.02, 0.2]),
+            count_max: dice.pick(&[1, 5, 20]),
+        }),
+        servers,
+        device: device.map(|device| BTreeMap::from([("d".into(), device)])).unwrap_or_default(),
+        application: applications,
+        ..Scenario::default()
+    }
+}
+
+/// A request comes in so many pieces at most: checking them all takes time for each one outstanding.
+const PIECES_MAX: u64 = 32;
+
+/// Bytes that a process of an application, or its aggregator, asks for at once.
+fn asked_at_once(a: &Application) -> u64 {
+    let all = a.request_bytes * u64::from(a.regions) * a.requests * u64::from(a.processes);
+    let round = a.collective.as_ref().map_or(0, |c| c.buffer_bytes.min(all));
+    (a.request_bytes * u64::from(a.regions)).max(a.sieve_bytes.min(all)).max(round)
+}
+
+/// Choices under the seed.
+struct Dice(Random);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0.below(n)
+    }
+
+    /// Once in `n` times.
+    fn often(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    /// Between two, small numbers more often than large ones: mistakes live at both ends.
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        let span = high - low;
+        match self.below(6) {
+            0 => low,
+            1 => high,
+            _ => {
+                let bits = self.below(u64::from(u64::BITS - span.leading_zeros()) + 1) as u32;
+                let below = 1u64.checked_shl(bits).unwrap_or(u64::MAX).min(span).saturating_add(1);
+                low + self.below(below)
+            }
+        }
+    }
+}
+
+/// Policies with shorter windows than this do little but look at the clock.
+const SHORTEST_US: u64 = 100;
+
+/// Any policy that can be used over so many lanes, with its defaults or with some parameters anywhere in their range.
+fn policy_for(dice: &mut Dice, lanes: u16) -> PolicySpec {
+    loop {
+        let info = &POLICIES[dice.below(POLICIES.len() as u64) as usize];
+        let plain = PolicySpec::named(info.name);
+        let mut spec = plain.clone();
+        let change = dice.often(2);
+        for param in info.params {
+            if !change || !dice.often(3) {
+                continue;
+            }
+            let value = match param.range {
+                Range::Integer(low, high) => {
+                    let value = dice.between(low, high);
+                    let time = param.name.ends_with("_us") && value > 0;
+                    if time { value.max(SHORTEST_US).to_string() } else { value.to_string() }
+                }
+                Range::Decimal(low, high) => (low + (high - low) * dice.pick(&[0.0, 0.01, 0.1, 0.5, 1.0])).to_string(),
+                Range::Choice(words) => dice.pick(words).to_string(),
+                Range::Text(_) => continue,
+            };
+            spec = spec.with(param.name, value);
+        }
+        if policy::check(&spec, lanes).is_ok() {
+            return spec;
+        }
+        if policy::check(&plain, lanes).is_ok() {
+            return plain;
+        }
+    }
+}
+
+fn io_nodes(dice: &mut Dice, servers: u16) -> IoNodes {
+    IoNodes {
+        count: 1 + dice.below(3) as u16,
+        policy: policy_for(dice, servers),
+        threads: dice.pick(&[1, 2, 16]),
+        merge_requests: dice.pick(&[1, 4, 16]),
+        dispatch_requests: dice.pick(&[1, 16, 256]),
+        split: dice.often(2),
+        cpu_us: dice.pick(&[0.0, 10.0, 300.0]),
+        clock_skew_us: dice.pick(&[0.0, 0.0, 100.0, 5000.0]),
+    }
+}
+
+fn data_servers(dice: &mut Dice, count: u16) -> Servers {
+    let cache_bytes = dice.pick(&[0, 0, 256 << 10, 16 << 20]);
+    Servers {
+        count,
+        stripe_bytes: dice.pick(&[512, 4096, 16 << 10, 64 << 10]),
+        stripe_count: dice.below(u64::from(count) + 1) as u16,
+        policy: policy_for(dice, 1),
+        in_flight: dice.pick(&[0, 1, 1, 2, 8]),
+        pieces: dice.often(2),
+        cpu_us: dice.pick(&[0.0, 10.0, 300.0]),
+        copy_bytes_per_s: dice.pick(&[0.0, 0.0, 1e8]),
+        device: String::new(),
+        cache_bytes,
+        read_ahead_bytes: dice.pick(&[0, 128 << 10]),
+        dirty_ratio: dice.pick(&[0.0, 0.2, 1.0]),
+        warm: cache_bytes > 0 && dice.often(3),
+    }
+}
+
+fn network(dice: &mut Dice) -> Network {
+    let rate = |dice: &mut Dice| dice.pick(&[0.0, 0.0, 1.25e7, 1.25e8]);
+    Network {
+        latency_us: dice.pick(&[0.0, 50.0, 1000.0]),
+        jitter_us: dice.pick(&[0.0, 20.0, 500.0]),
+        client_bytes_per_s: rate(dice),
+        io_node_bytes_per_s: rate(dice),
+        server_bytes_per_s: rate(dice),
+        quantum_bytes: dice.pick(&[1 << 10, 64 << 10]),
+        header_bytes: dice.pick(&[0, 128]),
+        socket_bytes: dice.pick(&[4 << 10, 64 << 10]),
+    }
+}
+
+fn clients(dice: &mut Dice) -> Clients {
+    Clients {
+        processes_per_node: dice.pick(&[1, 1, 2, 4]),
+        request_bytes_max: dice.pick(&[0, 0, 8192, 5000]),
+        read_ahead_bytes: dice.pick(&[0, 0, 128 << 10]),
+        cache_bytes: dice.pick(&[0, 0, 1 << 20]),
+        cpu_us: dice.pick(&[0.0, 20.0]),
+        placement: dice.pick(&[RankPlacement::Block, RankPlacement::Cyclic]),
+    }
+}
+
+fn application(dice: &mut Dice, nth: u64) -> Application {
+    let pattern = dice.pick(&[Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random]);
+    let processes = 1 + dice.below(6) as u32;
+    let shared = pattern != Pattern::FilePerProcess;
+    let collective = (shared && dice.often(4)).then(|| Collective {
+        aggregators: dice.pick(&[0, 1, 2]).min(processes),
+        buffer_bytes: dice.pick(&[16 << 10, 100_000, 4 << 20]),
+    });
+    let op = dice.pick(&[Operation::Read, Operation::Write]);
+    Application {
+        name: format!("a{nth}"),
+        copies: dice.pick(&[1, 1, 1, 2]),
+        processes,
+        start_s: dice.pick(&[0.0, 0.0, 0.01, 0.3]),
+        op,
+        pattern,
+        request_bytes: dice.pick(&[1, 512, 4096, 5000, 16 << 10, 64 << 10, 200_000]),
+        requests: 1 + dice.below(12),
+        regions: if pattern == Pattern::Strided { dice.pick(&[1, 1, 4]) } else { 1 },
+        queue_depth: if collective.is_some() { 1 } else { dice.pick(&[1, 1, 3, 16]) },
+        think_us: dice.pick(&[0.0, 0.0, 500.0]),
+        jitter_us: dice.pick(&[0.0, 100.0, 5000.0]),
+        barrier_requests: dice.pick(&[0, 0, 1, 3]),
+        sieve_bytes: if op == Operation::Read && collective.is_none() { dice.pick(&[0, 0, 64 << 10]) } else { 0 },
+        collective,
+        ..Application::default()
+    }
+}
+
+fn faults(dice: &mut Dice, servers: u16, io_nodes: u16) -> Vec<Fault> {
+    let count = if dice.often(2) { 0 } else { dice.below(4) };
+    let one = |dice: &mut Dice| {
+        let kinds = [
+            FaultKind::SlowDisk,
+            FaultKind::RestartedServer,
+            FaultKind::PartitionedServer,
+            FaultKind::LostIoNode,
+            FaultKind::PartitionedIoNode,
+        ];
+        let what = dice.pick(&kinds[..if io_nodes > 0 { 5 } else { 3 }]);
+        let of = if matches!(what, FaultKind::LostIoNode | FaultKind::PartitionedIoNode) { io_nodes } else { servers };
+        Fault {
+            at_s: dice.pick(&[0.0, 0.001, 0.01, 0.05, 0.3]),
+            for_s: dice.pick(&[0.0001, 0.01, 0.2, 3.0]),
+            what,
+            which: dice.below(u64::from(of)) as u32,
+            factor: dice.pick(&[1.0, 10.0, 1000.0]),
+        }
+    };
+    (0..count).map(|_| one(dice)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_policy_pattern_and_fault_comes_up_and_all_scenarios_are_good() {
+        let (mut below, mut above, mut patterns, mut faults) =
+            (BTreeSet::new(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for seed in 0..2000 {
+            let s = scenario(seed);
+            assert_eq!(s, scenario(seed));
+            assert_eq!(s.check(), [], "seed {seed}");
+            below.insert(s.servers.policy.name);
+            above.extend(s.io_nodes.map(|io| io.policy.name));
+            patterns.extend(s.application.iter().map(|a| format!("{:?} {:?}", a.pattern, a.op)));
+            faults.extend(s.fault.iter().map(|f| format!("{:?}", f.what)));
+        }
+        let for_lanes =
+            |lanes| POLICIES.iter().filter(|p| policy::check(&PolicySpec::named(p.name), lanes).is_ok()).count();
+        assert_eq!(below.len(), for_lanes(1), "{below:?}");
+        assert_eq!(above.len(), for_lanes(4), "{above:?}");
+        assert_eq!((patterns.len(), faults.len()), (8, 5));
+    }
+}

@@ -1,0 +1,192 @@
+//! Whether a scenario runs as the laws demand: no violation, no panic, an end, the same outcome again.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use crate::model::Scenario;
+use crate::outcome::Outcome;
+use crate::{Budget, SimError, Simulation};
+
+/// Events that any scenario may take, and those that each request and each second of virtual time may take beyond. A
+/// scenario of the generator takes some hundred events a request, and policies with windows of 0.1 ms look at the clock
+/// ten thousand times a second at each node. Virtual time ends with the scenario's limit.
+const EVENTS_FREE: u64 = 1_000_000;
+const EVENTS_PER_OPERATION: u64 = 10_000;
+const EVENTS_PER_SECOND: f64 = 500_000.0;
+
+/// One scenario in so many is run twice.
+const TWICE: u64 = 16;
+
+/// How a scenario fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A law was broken.
+    Violation,
+    /// The program panicked.
+    Panic,
+    /// It does not come to an end within a bounded number of events.
+    Endless,
+    /// The same seed gave another outcome.
+    Undetermined,
+    /// A good scenario was refused.
+    Refused,
+}
+
+/// What went wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// Of what kind.
+    pub kind: Kind,
+    /// Where and how, in words.
+    pub message: String,
+}
+
+impl Failure {
+    /// It fails the same way: the same kind, and the same words but for numbers and names.
+    pub fn resembles(&self, other: &Failure) -> bool {
+        self.kind == other.kind && words(&self.message) == words(&other.message)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Violation => "a law is broken",
+            Kind::Panic => "panic",
+            Kind::Endless => "no end",
+            Kind::Undetermined => "not determined by its seed",
+            Kind::Refused => "refused",
+        };
+        write!(f, "{kind}: {}", self.message)
+    }
+}
+
+/// The words of a message that a smaller scenario keeps: without numbers, and without the request that is shown behind
+/// a brace.
+fn words(message: &str) -> Vec<String> {
+    let word = |w: &str| w.chars().filter(|c| c.is_alphabetic()).collect::<String>();
+    let steady = |w: &&str| !w.chars().any(|c| c.is_ascii_digit());
+    let message = message.split('{').next().unwrap_or_default();
+    message.split_whitespace().filter(steady).map(word).filter(|w| w.len() > 1).collect()
+}
+
+/// What a good scenario came to.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Judged {
+    /// Operations of its applications.
+    pub operations: u64,
+    /// Faults that happened.
+    pub faults: u64,
+}
+
+/// Runs a scenario with the complete checks.
+pub fn judge(scenario: &Scenario) -> Result<Judged, Failure> {
+    let outcome = caught(|| run(scenario))?;
+    let broken = outcome.violations.first().cloned().or_else(|| wrong_sums(scenario, &outcome));
+    if let Some(message) = broken {
+        return Err(Failure { kind: Kind::Violation, message });
+    }
+    if scenario.seed.is_multiple_of(TWICE) && caught(|| run(scenario))? != outcome {
+        let message = "two runs gave different outcomes".into();
+        return Err(Failure { kind: Kind::Undetermined, message });
+    }
+    Ok(Judged { operations: outcome.operations, faults: outcome.faults.len() as u64 })
+}
+
+/// What can be told from outside: an application that saw no failure got all its bytes.
+fn wrong_sums(scenario: &Scenario, outcome: &Outcome) -> Option<String> {
+    let asked = scenario.application.iter().flat_map(|a| {
+        let bytes = u64::from(a.processes) * a.requests * u64::from(a.regions) * a.request_bytes;
+        std::iter::repeat_n((a, bytes), a.copies as usize)
+    });
+    for ((application, bytes), told) in asked.zip(&outcome.applications) {
+        if told.failed == 0 && outcome.failed == 0 && told.bytes != bytes {
+            return Some(format!("application {} got {} bytes of {bytes}", application.name, told.bytes));
+        }
+    }
+    None
+}
+
+fn run(scenario: &Scenario) -> Result<Outcome, Failure> {
+    let refused = |e: SimError| Failure { kind: Kind::Refused, message: e.to_string() };
+    let mut simulation = Simulation::new(scenario).map_err(refused)?.with_checks(true);
+    let operations: u64 = scenario
+        .application
+        .iter()
+        .map(|a| u64::from(a.copies) * u64::from(a.processes) * a.requests * u64::from(a.regions))
+        .sum();
+    let events_max = EVENTS_FREE + EVENTS_PER_OPERATION * operations;
+    const STEP: u64 = 100_000;
+    let mut events = 0;
+    loop {
+        let progress = simulation.step_until(Budget::Events(STEP));
+        if progress.done {
+            return Ok(simulation.finish());
+        }
+        events += STEP;
+        if events > events_max + (progress.virtual_s * EVENTS_PER_SECOND) as u64 {
+            let message = format!("{events} events in {} s of virtual time", progress.virtual_s);
+            return Err(Failure { kind: Kind::Endless, message });
+        }
+    }
+}
+
+thread_local! {
+    /// The panic of this thread while somebody catches it: where, and what it said.
+    static CAUGHT: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
+}
+
+/// Turns a panic into a failure, without its words on standard error.
+fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let mine = CAUGHT.with_borrow_mut(|caught| match caught {
+                Some(message) => {
+                    let place = info.location().map(|l| format!("{}:{}: ", l.file(), l.line())).unwrap_or_default();
+                    let payload = info.payload();
+                    let text = payload.downcast_ref::<&str>().copied();
+                    let said = text.or(payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words");
+                    *message = Some(format!("{place}{said}").replace('\n', " "));
+                    true
+                }
+                None => false,
+            });
+            if !mine {
+                before(info);
+            }
+        }));
+    });
+    CAUGHT.set(Some(None));
+    let result = catch_unwind(AssertUnwindSafe(work));
+    let message = CAUGHT.take().flatten();
+    result.unwrap_or_else(|_| Err(Failure { kind: Kind::Panic, message: message.unwrap_or_default() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_told_with_its_place() {
+        let failure = caught::<()>(|| panic!("request {} is lost", 7)).unwrap_err();
+        assert_eq!(failure.kind, Kind::Panic);
+        assert!(failure.message.contains("judge.rs:") && failure.message.ends_with("request 7 is lost"), "{failure}");
+        assert_eq!(caught(|| Ok(5)), Ok(5));
+    }
+
+    #[test]
+    fn numbers_and_names_do_not_make_another_failure() {
+        let of = |message: &str| Failure { kind: Kind::Violation, message: message.into() };
+        assert!(
+            of("0.123 s, server 3: request 17 waited too long")
+                .resembles(&of("2 s, server 0: request 1 waited too long"))
+        );
+        assert!(!of("request 17 waited too long").resembles(&of("request 17 is lost")));
+        let panic = Failure { kind: Kind::Panic, message: "request 17 is lost".into() };
+        assert!(!of("request 17 is lost").resembles(&panic));
+    }
+}

@@ -1,0 +1,265 @@
+//! The I/O nodes: calls become scheduled requests, batches wait in the dispatch queue, neighbours are forwarded as one.
+
+use impresario_node::{DispatchQueue, Entry, Fence, Parent};
+use impresario_sched::{
+    Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId,
+};
+
+use crate::calls::{Asked, FENCED, Owner};
+use crate::client::EIO;
+use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation};
+use crate::slab::Key;
+use crate::station::{Said, Station};
+
+pub(crate) struct IoNode {
+    pub(crate) station: Station,
+    pub(crate) dispatch: DispatchQueue<Batch>,
+    pub(crate) fence: Fence,
+    /// The processor.
+    pub(crate) busy_until: u64,
+    /// File + 1 and offset of what was forwarded last.
+    pub(crate) last: (u32, u64),
+    /// When the last first request of a process arrived.
+    pub(crate) first_arrival: Option<u64>,
+}
+
+/// A request on its way to the data servers.
+pub(crate) struct Forward {
+    pub(crate) node: u16,
+    members: Vec<Entry<Batch>>,
+    started: u64,
+    parent: Parent,
+}
+
+impl IoNode {
+    /// The processor takes something up that is there at an instant; when it is done.
+    pub(crate) fn processor(&mut self, there: u64, cpu_ns: u64) -> u64 {
+        if cpu_ns == 0 {
+            return there;
+        }
+        self.busy_until = there.max(self.busy_until) + cpu_ns;
+        self.busy_until
+    }
+}
+
+impl Simulation {
+    /// The core of an I/O node or data server.
+    pub(crate) fn station(&mut self, node: u32) -> &mut Station {
+        if node >= self.first_server {
+            &mut self.servers[(node - self.first_server) as usize].station
+        } else {
+            &mut self.io[(node - self.first_io) as usize].station
+        }
+    }
+
+    pub(crate) fn pump(&mut self, node: u32) {
+        if node >= self.first_server {
+            self.pump_server((node - self.first_server) as u16);
+        } else {
+            self.pump_io((node - self.first_io) as u16);
+        }
+    }
+
+    /// The gap between the arrivals of first requests of processes at a node.
+    pub(crate) fn note_first(&mut self, node: u32) {
+        let now = self.now;
+        let last = if node >= self.first_server {
+            &mut self.servers[(node - self.first_server) as usize].first_arrival
+        } else {
+            &mut self.io[(node - self.first_io) as usize].first_arrival
+        };
+        if let Some(last) = last.replace(now) {
+            self.first_gaps.push(now - last);
+        }
+    }
+
+    pub(crate) fn io_node_takes(&mut self, node: u16, key: Key) {
+        let Some(call) = self.calls.get_mut(key) else { return };
+        let (process, epoch, file, write) = (call.process, call.epoch, call.file, call.write);
+        let (offset, len, target) = (call.offset, call.len, call.target);
+        let list = call.list.take();
+        if std::mem::take(&mut call.first) {
+            self.note_first(target);
+        }
+        let n = &mut self.io[usize::from(node)];
+        if self.fencing && !n.fence.admit(u64::from(process), epoch) {
+            return self.refuse(key, FENCED);
+        }
+        let one = [(offset, len)];
+        let extents = list.as_ref().map_or(&one[..], |list| list);
+        let split = self.scenario.io_nodes.as_ref().is_some_and(|n| n.split);
+        let layout = self.files[file as usize].layout;
+        let job = self.processes[process as usize].application;
+        let op = if write { Op::Write } else { Op::Read };
+        let mut request = Request {
+            id: RequestId(0),
+            extent: Extent { file: FileId(file), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 0 },
+            arrival: Nanos(self.now),
+            client: ClientId(process),
+            conn: ConnId(process),
+            job: JobId(job),
+            user: UserId(job),
+            op,
+        };
+        let mut parts = 0;
+        let mut taken = true;
+        for &(offset, len) in extents {
+            if split {
+                for p in layout.lane_ranges(offset, len) {
+                    let (lane, file_offset) = (LaneId(p.server), p.file_offset);
+                    request.extent =
+                        Extent { lane, file_offset, lane_offset: p.lane_offset, len: p.len, ..request.extent };
+                    taken &= n.station.push(self.now, &request, key, process);
+                    parts += 1;
+                }
+            } else {
+                let lane = LaneId(layout.locate(offset).0);
+                request.extent = Extent { lane, file_offset: offset, lane_offset: offset, len, ..request.extent };
+                taken &= n.station.push(self.now, &request, key, process);
+                parts += 1;
+            }
+        }
+        if let Some(call) = self.calls.get_mut(key) {
+            (call.parts_left, call.list) = (parts, list);
+        }
+        if !taken {
+            self.refuse(key, EIO); // more than a million requests in one core
+        }
+        self.pump_io(node);
+    }
+
+    /// Answers a call with an error; nothing of it is waited for.
+    pub(crate) fn refuse(&mut self, key: Key, errno: i32) {
+        if let Some(call) = self.calls.get_mut(key) {
+            (call.errno, call.parts_left) = (errno, 0);
+        }
+        self.answer(key, 0);
+    }
+
+    pub(crate) fn pump_io(&mut self, node: u16) {
+        let split = self.scenario.io_nodes.as_ref().is_some_and(|n| n.split);
+        let n = &mut self.io[usize::from(node)];
+        loop {
+            match n.station.next(self.now) {
+                Said::Batch(batch) => {
+                    let Batch { extent, op, .. } = batch;
+                    let space = if split { extent.lane.0 } else { 0 };
+                    let file = u64::from(extent.file.0);
+                    let (offset, len) = (extent.lane_offset, extent.len);
+                    n.dispatch.push(Entry { op, file, space, offset, len, token: batch });
+                }
+                Said::Wait(until) => {
+                    if until < n.station.alarm {
+                        n.station.alarm = until;
+                        self.calendar.push(until.max(self.now), Happening::IoAlarm(node));
+                    }
+                    break;
+                }
+            }
+        }
+        let queued = n.station.core.queued();
+        let change = f64::from(queued) - f64::from(std::mem::replace(&mut n.station.queued, queued));
+        self.recorder.change(self.now, |r| &mut r.io_queue, change);
+        while let Some(members) = self.io[usize::from(node)].dispatch.pop() {
+            self.forward(node, members, split);
+        }
+    }
+
+    /// Sends touching batches as one request, under the name of the first member, to the data servers.
+    fn forward(&mut self, node: u16, members: Vec<Entry<Batch>>, split: bool) {
+        let Some(first) = members.first() else { return };
+        let (file, op, space, start) = (first.file as u32, first.op, first.space, first.offset);
+        let end = members.iter().map(|m| m.offset + m.len).max().unwrap_or(start);
+        let n = &mut self.io[usize::from(node)];
+        let process = first.token.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
+        self.totals.distance.step(&mut n.last, file, start);
+        let layout = self.files[file as usize].layout;
+        let key = self.forwards.insert(Forward { node, members, started: self.now, parent: Parent::new(1) });
+        let asked = Asked { owner: Owner::Forward(key), process, file, write: op == Op::Write };
+        let one = match split {
+            true => Some((space, start)),
+            false => {
+                let first = layout.pieces(start, end - start).next().filter(|p| p.len == end - start);
+                first.map(|p| (p.server, p.lane_offset))
+            }
+        };
+        let mut calls = 0;
+        match one {
+            Some((server, lane_offset)) => {
+                let target = self.first_server + u32::from(server);
+                self.call(asked, target, (lane_offset, end - start), false);
+                calls += 1;
+            }
+            None => {
+                for range in layout.lane_ranges(start, end - start) {
+                    let target = self.first_server + u32::from(range.server);
+                    self.call(asked, target, (range.lane_offset, range.len), false);
+                    calls += 1;
+                }
+            }
+        }
+        if let Some(forward) = self.forwards.get_mut(key) {
+            forward.parent = Parent::new(calls);
+        }
+    }
+
+    /// A call of a forwarded request ended.
+    pub(crate) fn forward_part_ended(&mut self, key: Key, errno: i32, bytes: u64) {
+        let Some(forward) = self.forwards.get_mut(key) else { return };
+        let Some((errno, _)) = forward.parent.part_done(errno, bytes) else { return };
+        let Some(Forward { node, members, started, .. }) = self.forwards.remove(key) else { return };
+        let at = usize::from(node);
+        self.io[at].dispatch.done();
+        for member in members {
+            let batch = member.token;
+            let mut completion = Completion::of(&batch, Nanos(started), Nanos(self.now));
+            if errno != 0 {
+                (completion.errno, completion.bytes_done) = (errno, 0);
+            }
+            // Who waits is looked up before the core may give the slots away.
+            for part in &batch.parts {
+                self.part_is_back(self.first_io + u32::from(node), part.id, part.len, errno);
+            }
+            self.io[at].station.completed(self.now, completion);
+        }
+        self.pump_io(node);
+    }
+
+    /// So many bytes of a request of a node's core came back: they go into the answer of its call.
+    pub(crate) fn part_is_back(&mut self, node: u32, id: RequestId, len: u64, errno: i32) -> bool {
+        let waiter = self.station(node).waiter(id);
+        waiter.undelivered -= len;
+        let (whole, key) = (waiter.undelivered == 0, waiter.call);
+        if let Some(call) = self.calls.get_mut(key) {
+            if call.errno == 0 {
+                call.errno = errno;
+            }
+            call.parts_left = call.parts_left.saturating_sub(u32::from(whole));
+            self.answer(key, len);
+        }
+        whole
+    }
+
+    /// An I/O node is gone with everything that it holds; the servers notice that its connections end.
+    pub(crate) fn lose_io_node(&mut self, node: u16) {
+        let Some(settings) = self.scenario.io_nodes.as_ref() else { return };
+        let (threads, merge) = (settings.threads as usize, settings.merge_requests as usize);
+        let n = &mut self.io[usize::from(node)];
+        n.dispatch = DispatchQueue::new(threads, merge, MERGE_BYTES);
+        n.fence = Fence::new(FENCED_CLIENTS);
+        let result = n.station.restart();
+        let queued = f64::from(std::mem::take(&mut n.station.queued));
+        self.recorder.change(self.now, |r| &mut r.io_queue, -queued);
+        let gone: Vec<Key> = self.forwards.iter().filter(|(_, f)| f.node == node).map(|(key, _)| key).collect();
+        for key in &gone {
+            self.forwards.remove(*key);
+        }
+        let theirs = |c: &crate::calls::Call| matches!(c.owner, Owner::Forward(f) if self.forwards.get(f).is_none());
+        let calls: Vec<Key> = self.calls.iter().filter(|(_, c)| theirs(c)).map(|(key, _)| key).collect();
+        calls.into_iter().for_each(|key| drop(self.remove_call(key)));
+        self.drop_connection(u32::from(node));
+        if let Err(refusal) = result {
+            self.violated(format!("a policy that had been accepted was refused: {refusal}"));
+        }
+    }
+}

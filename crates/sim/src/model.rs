@@ -1,0 +1,444 @@
+//! What can be simulated: every key of a scenario file with its unit, default and range.
+//!
+//! A scenario is a cluster, its load and what goes wrong. The same structure is written in TOML and made in code.
+//! Sizes and rates are plain numbers in the unit of the key's name.
+
+use std::collections::BTreeMap;
+
+use impresario_device::DeviceParams;
+use impresario_sched::PolicySpec;
+use serde::{Deserialize, Serialize};
+
+/// A cluster, its load, and what goes wrong.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scenario {
+    /// One line for people.
+    pub title: String,
+    /// What it stands for and what was assumed where the source is silent, a sentence an entry.
+    pub assumptions: Vec<String>,
+    /// Of all that is random: delays, places on the disks, faults.
+    pub seed: u64,
+    /// End of virtual time, s (0.001 to 1e9; default 100000): what is not done then has failed.
+    pub time_limit_s: f64,
+    /// A client gives up an operation that no server has answered after this time, ms (1 to 600000; default 10000),
+    /// and tries another way once; then it fails with an I/O error.
+    pub request_timeout_ms: u64,
+    /// The network.
+    pub network: Network,
+    /// The compute nodes.
+    pub clients: Clients,
+    /// The forwarding layer; absent: clients speak to the data servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_nodes: Option<IoNodes>,
+    /// The data servers.
+    pub servers: Servers,
+    /// Devices by name, for `servers.device`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub device: BTreeMap<String, Device>,
+    /// The applications.
+    pub application: Vec<Application>,
+    /// What goes wrong, and when.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fault: Vec<Fault>,
+    /// What goes wrong at random under the seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_faults: Option<RandomFaults>,
+}
+
+/// The network: every node has one full-duplex link to a switch that never blocks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// One way between any two nodes, µs (0 to 1e6; default 50).
+    pub latency_us: f64,
+    /// Each message takes up to so much longer, uniformly, µs (default 20); without it servers run in lockstep.
+    pub jitter_us: f64,
+    /// Rate of a compute node's link, bytes a second (default 0: without limit).
+    pub client_bytes_per_s: f64,
+    /// Rate of an I/O node's link (default 0: without limit).
+    pub io_node_bytes_per_s: f64,
+    /// Rate of a data server's link (default 0: without limit).
+    pub server_bytes_per_s: f64,
+    /// Links are shared fairly in turns of this size, bytes (1 KiB to 16 MiB; default 64 KiB).
+    pub quantum_bytes: u64,
+    /// Header of each message, bytes (default 128).
+    pub header_bytes: u64,
+    /// Bytes of answers that the network takes for one connection before it is not ready (default 64 KiB): what the
+    /// policies that ask whether a connection can take data see.
+    pub socket_bytes: u64,
+}
+
+/// The compute nodes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Clients {
+    /// Processes per compute node (default 1); they share its link.
+    pub processes_per_node: u32,
+    /// Largest request on the wire, bytes (default 0: without limit; NFS over UDP: 8192).
+    pub request_bytes_max: u64,
+    /// The file-system client reads on after sequential reads, bytes in flight (default 0: not at all).
+    pub read_ahead_bytes: u64,
+    /// The client's page cache serves again what was read once (default false), bytes (0: off).
+    pub cache_bytes: u64,
+    /// Time of a client's processor for each request, µs (default 0).
+    pub cpu_us: f64,
+    /// How ranks are dealt to I/O nodes.
+    pub placement: RankPlacement,
+}
+
+/// How ranks are dealt to I/O nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankPlacement {
+    /// Neighbouring ranks share an I/O node.
+    #[default]
+    Block,
+    /// Round robin.
+    Cyclic,
+}
+
+/// The forwarding layer.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IoNodes {
+    /// How many (1 to 10000; default 1).
+    pub count: u16,
+    /// Their policy (default fifo).
+    pub policy: PolicySpec,
+    /// Forwarded requests in flight per node (default 16: the threads of IOFSL).
+    pub threads: u32,
+    /// Neighbours merged into one forwarded request at most (default 16).
+    pub merge_requests: u32,
+    /// Length of the dispatch queue, requests (default 256).
+    pub dispatch_requests: u32,
+    /// Cut requests at the boundaries of data servers before they are scheduled.
+    pub split: bool,
+    /// Time of the node's processor for each request, µs (default 10); one request at a time.
+    pub cpu_us: f64,
+    /// Their clocks differ by up to so much, µs (default 0).
+    pub clock_skew_us: f64,
+}
+
+/// The data servers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Servers {
+    /// How many (1 to 10000; default 4).
+    pub count: u16,
+    /// Strip size, bytes (default 64 KiB).
+    pub stripe_bytes: u32,
+    /// Servers of a file (default 0: all); files start at different servers.
+    pub stripe_count: u16,
+    /// Their policy (default none).
+    pub policy: PolicySpec,
+    /// Hand-off depth: batches below the scheduler (default 1; 0: without limit).
+    pub in_flight: u32,
+    /// Requests are served in pieces that a connection can take (as data servers do for stream, scan, wscan and sstf).
+    pub pieces: bool,
+    /// Time of the server's processor for each request, µs (default 10); one at a time.
+    pub cpu_us: f64,
+    /// Copying and sending, bytes a second of the server's processor (default 0: free).
+    pub copy_bytes_per_s: f64,
+    /// Name of their device in `[device.<name>]` (default: a 7200 rpm disk).
+    pub device: String,
+    /// Page cache, bytes (default 0: direct I/O, every request reaches the device).
+    pub cache_bytes: u64,
+    /// The kernel's read-ahead into that cache, bytes (default 128 KiB).
+    pub read_ahead_bytes: u64,
+    /// Part of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: writes go through.
+    pub dirty_ratio: f64,
+    /// The files are in the cache at the start as far as it reaches.
+    pub warm: bool,
+}
+
+/// A storage device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+pub enum Device {
+    /// A disk with platters.
+    Disk(DeviceParams),
+    /// Flash.
+    Flash(impresario_device::FlashParams),
+}
+
+/// How the processes of an application divide its data.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// One shared file; each process its own contiguous segment.
+    #[default]
+    Contiguous,
+    /// One shared file; request i of rank r at (i × processes + r) × size.
+    Strided,
+    /// A file per process, from its start.
+    FilePerProcess,
+    /// One shared file in blocks of `request_bytes`; each process reads its share of them in random order.
+    Random,
+    /// A list of accesses in `trace`.
+    Trace,
+}
+
+/// Reads or writes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// Reads.
+    #[default]
+    Read,
+    /// Writes.
+    Write,
+}
+
+/// One application.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Application {
+    /// For people.
+    pub name: String,
+    /// So many applications like this one, each with its own files (default 1).
+    pub copies: u32,
+    /// Processes (default 1).
+    pub processes: u32,
+    /// When it starts, s (default 0).
+    pub start_s: f64,
+    /// Reads (default) or writes.
+    pub op: Operation,
+    /// Access pattern (default contiguous).
+    pub pattern: Pattern,
+    /// Size of a request, bytes (default 64 KiB).
+    pub request_bytes: u64,
+    /// Requests per process (default 16).
+    pub requests: u64,
+    /// A request is a list of so many regions of `request_bytes`, each followed by those of the other processes
+    /// (default 1): the strided call of server-side-scheduling-2002.
+    pub regions: u32,
+    /// Requests outstanding per process (default 1: synchronous).
+    pub queue_depth: u32,
+    /// Computing between two requests, µs (default 0).
+    pub think_us: f64,
+    /// Each request is sent after a uniform delay below this, µs (default 100).
+    pub jitter_us: f64,
+    /// All processes wait for one another after so many requests (default 0: never).
+    pub barrier_requests: u64,
+    /// Collective two-phase I/O as in ROMIO.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collective: Option<Collective>,
+    /// Data sieving: read whole ranges of this size and pick the wanted pieces out, bytes (default 0: off).
+    pub sieve_bytes: u64,
+    /// Where its files lie, in their order; what is not said follows from the seed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileAt>,
+    /// The accesses, when `pattern = "trace"`; filled by whoever read the file named by `trace_file`.
+    #[serde(skip)]
+    pub trace: Vec<TracedAccess>,
+    /// The file that `trace` comes from; relative to the scenario file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_file: Option<String>,
+}
+
+/// What a file's places on servers and disks follow from, as a real cluster tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileAt {
+    /// Stable key of the file: its places on the disks follow from it alone.
+    pub key: u64,
+    /// The data server that its first stripe lies on.
+    pub server: u16,
+}
+
+/// One access of a traced job.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TracedAccess {
+    /// Which process.
+    pub process: u32,
+    /// Which file, from 0.
+    pub file: u32,
+    /// Reads or writes.
+    pub op: Operation,
+    /// First byte.
+    pub offset: u64,
+    /// Length, bytes.
+    pub len: u64,
+    /// Computing since the end of the process's access before, ns.
+    pub think_ns: u64,
+}
+
+/// Collective two-phase I/O.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Collective {
+    /// Processes that do the I/O (default 0: one per compute node).
+    pub aggregators: u32,
+    /// Their buffer, bytes (default 4 MiB, ROMIO 1.2.5; 16 MiB since 2009).
+    pub buffer_bytes: u64,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// When, s.
+    pub at_s: f64,
+    /// For how long, s.
+    pub for_s: f64,
+    /// What.
+    pub what: FaultKind,
+    /// Which disk, I/O node, server or compute node, from 0.
+    pub which: u32,
+    /// `slow-disk`: every access takes so many times as long (default 10).
+    #[serde(default = "ten")]
+    pub factor: f64,
+}
+
+/// Kinds of faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// A data server's device is slower.
+    SlowDisk,
+    /// An I/O node is gone with all that it holds.
+    LostIoNode,
+    /// A data server is gone with all that it has not answered, and comes back.
+    RestartedServer,
+    /// Messages to and from a data server are lost.
+    PartitionedServer,
+    /// Messages to and from an I/O node are lost.
+    PartitionedIoNode,
+}
+
+/// Faults at random.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RandomFaults {
+    /// Mean time between two faults, s (default 1).
+    pub mean_interval_s: f64,
+    /// Mean time that one lasts, s (default 0.2).
+    pub mean_duration_s: f64,
+    /// At most so many (default 100).
+    pub count_max: u32,
+}
+
+fn ten() -> f64 {
+    10.0
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Scenario {
+            title: String::new(),
+            assumptions: Vec::new(),
+            seed: 1,
+            time_limit_s: 100_000.0,
+            request_timeout_ms: 10_000,
+            network: Network::default(),
+            clients: Clients::default(),
+            io_nodes: None,
+            servers: Servers::default(),
+            device: BTreeMap::new(),
+            application: Vec::new(),
+            fault: Vec::new(),
+            random_faults: None,
+        }
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Network {
+            latency_us: 50.0,
+            jitter_us: 20.0,
+            client_bytes_per_s: 0.0,
+            io_node_bytes_per_s: 0.0,
+            server_bytes_per_s: 0.0,
+            quantum_bytes: 64 << 10,
+            header_bytes: 128,
+            socket_bytes: 64 << 10,
+        }
+    }
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Clients {
+            processes_per_node: 1,
+            request_bytes_max: 0,
+            read_ahead_bytes: 0,
+            cache_bytes: 0,
+            cpu_us: 0.0,
+            placement: RankPlacement::default(),
+        }
+    }
+}
+
+impl Default for IoNodes {
+    fn default() -> Self {
+        IoNodes {
+            count: 1,
+            policy: PolicySpec::named("fifo"),
+            threads: 16,
+            merge_requests: 16,
+            dispatch_requests: 256,
+            split: false,
+            cpu_us: 10.0,
+            clock_skew_us: 0.0,
+        }
+    }
+}
+
+impl Default for Servers {
+    fn default() -> Self {
+        Servers {
+            count: 4,
+            stripe_bytes: 64 << 10,
+            stripe_count: 0,
+            policy: PolicySpec::named("none"),
+            in_flight: 1,
+            pieces: false,
+            cpu_us: 10.0,
+            copy_bytes_per_s: 0.0,
+            device: String::new(),
+            cache_bytes: 0,
+            read_ahead_bytes: 128 << 10,
+            dirty_ratio: 0.2,
+            warm: false,
+        }
+    }
+}
+
+impl Default for Application {
+    fn default() -> Self {
+        Application {
+            name: String::new(),
+            copies: 1,
+            processes: 1,
+            start_s: 0.0,
+            op: Operation::Read,
+            pattern: Pattern::Contiguous,
+            request_bytes: 64 << 10,
+            requests: 16,
+            regions: 1,
+            queue_depth: 1,
+            think_us: 0.0,
+            jitter_us: 100.0,
+            barrier_requests: 0,
+            collective: None,
+            sieve_bytes: 0,
+            files: Vec::new(),
+            trace: Vec::new(),
+            trace_file: None,
+        }
+    }
+}
+
+impl Default for Collective {
+    fn default() -> Self {
+        Collective { aggregators: 0, buffer_bytes: 4 << 20 }
+    }
+}
+
+impl Default for RandomFaults {
+    fn default() -> Self {
+        RandomFaults { mean_interval_s: 1.0, mean_duration_s: 0.2, count_max: 100 }
+    }
+}

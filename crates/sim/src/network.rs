@@ -1,0 +1,197 @@
+//! The network: one full-duplex link a node, to a switch that never blocks.
+//!
+//! A link is a server in order of arrival for what is sent over it, and another for what is received. A message up to
+//! a quantum takes its turn on either in one go: its way costs one event, or two where the receiver's link is limited.
+//! A larger one advances quantum by quantum, each taking its turn behind what has come meanwhile, so that those who
+//! share a link get equal parts; at most a few quanta are under way between sender and receiver (a TCP
+//! window of the path's bandwidth × delay and two quanta more). The first bit is under way for latency and jitter; the last
+//! arrives when both links have passed it.
+
+use crate::model::Network as Params;
+use crate::slab::Key;
+
+/// A node's link, ns.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Link {
+    ns_per_byte: f64,
+    sent_until: u64,
+    received_until: u64,
+}
+
+/// What a message of several quanta, or one that somebody keeps count of, is about.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum About {
+    /// The call goes to its target.
+    Request(Key),
+    /// So many bytes of the answer to a call; the last ones of it, with an errno.
+    Answer { call: Key, bytes: u64, last: bool },
+    /// Data of an application's collective operation, for one of its aggregators if it is to be written.
+    Exchange { application: u32, aggregator: u32 },
+}
+
+/// A message with a state of its own.
+pub(crate) struct Message {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    pub(crate) about: About,
+    /// Bytes not sent.
+    unsent: u64,
+    /// Quanta under way.
+    under_way: u32,
+    /// Waits with the next quantum until one arrives.
+    stalled: bool,
+    transit_ns: u64,
+    /// Counts as outstanding on a connection: (server or I/O node, its incarnation, connection).
+    pub(crate) outstanding: Option<(u32, u32, u32)>,
+    /// With so many bytes.
+    pub(crate) owed: u64,
+}
+
+impl Message {
+    pub(crate) fn new(from: u32, to: u32, about: About, bytes: u64, transit_ns: u64) -> Message {
+        Message { from, to, about, unsent: bytes, under_way: 0, stalled: false, transit_ns, outstanding: None, owed: 0 }
+    }
+}
+
+/// When a quantum moves.
+pub(crate) struct Step {
+    /// Bytes of it.
+    pub(crate) bytes: u64,
+    /// When its first bit (or its last, where the receiver's link is without limit) arrives.
+    pub(crate) arrives: u64,
+    /// When the sender may go on with the next.
+    pub(crate) next: Option<u64>,
+}
+
+pub(crate) struct Network {
+    links: Vec<Link>,
+    pub(crate) latency_ns: u64,
+    pub(crate) jitter_ns: u64,
+    pub(crate) quantum_bytes: u64,
+    pub(crate) header_bytes: u64,
+    pub(crate) socket_bytes: u64,
+}
+
+impl Network {
+    /// Links of compute nodes, I/O nodes and data servers, in that order.
+    pub(crate) fn new(params: &Params, clients: usize, io_nodes: usize, servers: usize) -> Network {
+        let link = |rate: f64| Link { ns_per_byte: if rate > 0.0 { 1e9 / rate } else { 0.0 }, ..Link::default() };
+        let mut links = vec![link(params.client_bytes_per_s); clients];
+        links.resize(clients + io_nodes, link(params.io_node_bytes_per_s));
+        links.resize(clients + io_nodes + servers, link(params.server_bytes_per_s));
+        Network {
+            links,
+            latency_ns: (params.latency_us * 1e3) as u64,
+            jitter_ns: (params.jitter_us * 1e3) as u64,
+            quantum_bytes: params.quantum_bytes,
+            header_bytes: params.header_bytes,
+            socket_bytes: params.socket_bytes,
+        }
+    }
+
+    /// True when a message is sent and received in one go.
+    pub(crate) fn is_small(&self, from: u32, to: u32, bytes: u64) -> bool {
+        bytes <= self.quantum_bytes
+            || (self.links[from as usize].ns_per_byte == 0.0 && self.links[to as usize].ns_per_byte == 0.0)
+    }
+
+    /// Sends a small message: when its first bit (or its last, where the receiver's link is without limit) arrives.
+    pub(crate) fn send(&mut self, now: u64, from: u32, to: u32, bytes: u64, transit_ns: u64) -> u64 {
+        let unlimited = self.links[to as usize].ns_per_byte == 0.0;
+        let link = &mut self.links[from as usize];
+        if link.ns_per_byte == 0.0 {
+            return now + transit_ns;
+        }
+        let start = now.max(link.sent_until);
+        link.sent_until = start + (bytes as f64 * link.ns_per_byte) as u64;
+        transit_ns + if unlimited { link.sent_until } else { start }
+    }
+
+    /// Bytes from `from` arrive at `to` beginning now: when the last one is there.
+    pub(crate) fn receive(&mut self, now: u64, from: u32, to: u32, bytes: u64) -> u64 {
+        let sending_ns = (bytes as f64 * self.links[from as usize].ns_per_byte) as u64;
+        let link = &mut self.links[to as usize];
+        if link.ns_per_byte == 0.0 {
+            return now;
+        }
+        link.received_until = now.max(link.received_until) + (bytes as f64 * link.ns_per_byte) as u64;
+        link.received_until.max(now + sending_ns)
+    }
+
+    /// Sends the next quantum of a message, or stalls it.
+    pub(crate) fn step(&mut self, now: u64, message: &mut Message) -> Option<Step> {
+        let (from, to) = (message.from as usize, message.to as usize);
+        let slower = self.links[from].ns_per_byte.max(self.links[to].ns_per_byte);
+        let delay_quanta = (message.transit_ns as f64 / (slower * self.quantum_bytes as f64).max(1.0)) as u32;
+        if message.under_way >= delay_quanta.saturating_add(2) {
+            message.stalled = true;
+            return None;
+        }
+        let bytes = message.unsent.min(self.quantum_bytes);
+        message.unsent -= bytes;
+        message.under_way += 1;
+        let arrives = self.send(now, message.from, message.to, bytes, message.transit_ns);
+        let next = (message.unsent > 0).then(|| now.max(self.links[from].sent_until));
+        Some(Step { bytes, arrives, next })
+    }
+
+    /// A quantum was received. True when it was the last one; else the second tells whether a stalled message goes on.
+    pub(crate) fn received(message: &mut Message) -> (bool, bool) {
+        message.under_way -= 1;
+        (message.unsent == 0 && message.under_way == 0, std::mem::take(&mut message.stalled))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(client: f64, server: f64) -> Network {
+        let params = Params {
+            latency_us: 10.0,
+            jitter_us: 0.0,
+            client_bytes_per_s: client,
+            server_bytes_per_s: server,
+            quantum_bytes: 1000,
+            ..Params::default()
+        };
+        Network::new(&params, 2, 0, 1)
+    }
+
+    #[test]
+    fn a_small_message_passes_both_links_at_once() {
+        let mut n = network(1e9, 5e8);
+        let first = n.send(0, 0, 2, 1000, 10_000);
+        assert_eq!((first, n.receive(first, 0, 2, 1000)), (10_000, 12_000), "the slower link decides");
+        let second = n.send(0, 0, 2, 1000, 10_000);
+        assert_eq!((second, n.receive(second, 0, 2, 1000)), (11_000, 14_000), "behind the first on both");
+        let other = n.send(0, 1, 2, 500, 10_000);
+        assert_eq!((other, n.receive(other, 1, 2, 500)), (10_000, 15_000));
+    }
+
+    #[test]
+    fn links_without_limit_take_no_time() {
+        let mut n = network(0.0, 0.0);
+        let at = n.send(7, 0, 2, 1 << 40, 10_000);
+        assert_eq!((at, n.receive(at, 0, 2, 1 << 40)), (10_007, 10_007));
+        assert!(n.is_small(0, 2, 1 << 40));
+        let mut n = network(1e9, 0.0);
+        assert_eq!(n.send(0, 0, 2, 1000, 10_000), 11_000, "the last bit");
+        assert!(!n.is_small(0, 2, 1001));
+    }
+
+    #[test]
+    fn a_large_message_goes_in_quanta_with_a_window() {
+        let mut n = network(1e9, 1e9);
+        let mut m = Message::new(0, 2, About::Request(Key::NONE), 100_000, 10_000);
+        let first = n.step(0, &mut m).unwrap();
+        assert_eq!((first.bytes, first.arrives, first.next), (1000, 10_000, Some(1000)));
+        let mut sent = 1;
+        while n.step(sent * 1000, &mut m).is_some() {
+            sent += 1;
+        }
+        assert_eq!(sent, 12, "ten quanta of delay and two");
+        assert_eq!(Network::received(&mut m), (false, true));
+        assert!(n.step(20_000, &mut m).is_some());
+    }
+}

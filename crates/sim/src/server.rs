@@ -1,0 +1,417 @@
+//! The data servers: calls become scheduled requests on one lane, batches become accesses of the page cache and the
+//! device.
+
+use std::collections::VecDeque;
+
+use impresario_device::{DeviceQueue, Disk, Flash, Io, Op as IoOp};
+use impresario_node::Fence;
+use impresario_sched::{
+    Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId,
+};
+use rustc_hash::FxHashMap;
+
+use crate::cache::{CHUNK_BYTES, PAGE_BYTES, PageCache};
+use crate::calls::FENCED;
+use crate::client::EIO;
+use crate::outcome::Served;
+use crate::simulation::{FENCED_CLIENTS, Happening, Simulation};
+use crate::slab::Key;
+use crate::station::{Said, Station};
+
+pub(crate) enum Storage {
+    Disk { disk: Box<Disk>, queue: DeviceQueue<Key>, busy: bool, serving: Vec<Key> },
+    Flash(Flash),
+}
+
+/// What a device works for.
+pub(crate) struct Job {
+    pub(crate) server: u16,
+    pub(crate) incarnation: u32,
+    pub(crate) application: u32,
+    pub(crate) work: Work,
+    /// Accesses that have not ended.
+    pub(crate) accesses: u32,
+}
+
+pub(crate) enum Work {
+    /// A batch; with a cache, how far a read has come.
+    Batch { batch: Batch, started: u64, at: u64 },
+    /// Pages of a file are read into the cache.
+    Fetch { file: u32, start: u64, end: u64 },
+    /// Dirty pages are written.
+    Flush,
+}
+
+pub(crate) struct Server {
+    pub(crate) station: Station,
+    pub(crate) fence: Fence,
+    storage: Storage,
+    pub(crate) cache: Option<Box<PageCache<Key>>>,
+    /// Writes that wait until less is dirty.
+    pub(crate) throttled: VecDeque<Key>,
+    pub(crate) flushing: bool,
+    pub(crate) flushed_to: u64,
+    /// How many times as long everything takes on the device.
+    slowness: f64,
+    busy_until: u64,
+    /// When the device is idle, as far as that is known.
+    device_until: u64,
+    /// File + 1 and local offset of the last access.
+    last: (u32, u64),
+    pub(crate) first_arrival: Option<u64>,
+    /// Requests outstanding by connection.
+    peers: FxHashMap<u32, u32>,
+}
+
+impl Server {
+    pub(crate) fn new(station: Station, storage: Storage, cache: Option<Box<PageCache<Key>>>) -> Server {
+        Server {
+            station,
+            fence: Fence::new(FENCED_CLIENTS),
+            storage,
+            cache,
+            throttled: VecDeque::new(),
+            flushing: false,
+            flushed_to: 0,
+            slowness: 1.0,
+            busy_until: 0,
+            device_until: 0,
+            last: (0, 0),
+            first_arrival: None,
+            peers: FxHashMap::default(),
+        }
+    }
+
+    /// The processor takes something up that is there at an instant; when it is done.
+    pub(crate) fn processor(&mut self, there: u64, cpu_ns: u64) -> u64 {
+        if cpu_ns == 0 {
+            return there;
+        }
+        self.busy_until = there.max(self.busy_until) + cpu_ns;
+        self.busy_until
+    }
+
+    pub(crate) fn slow_down(&mut self, factor: f64) {
+        self.slowness = factor;
+        if let Storage::Flash(flash) = &mut self.storage {
+            flash.slow_down(factor);
+        }
+    }
+
+    /// Everything in memory is lost.
+    fn forget(&mut self) {
+        self.fence = Fence::new(FENCED_CLIENTS);
+        if let Some(cache) = &mut self.cache {
+            cache.clear();
+        }
+        self.throttled.clear();
+        self.flushing = false;
+        self.peers.clear();
+    }
+}
+
+impl Simulation {
+    /// Fills the caches with the files from their starts, one after the other, as far as they reach.
+    pub(crate) fn warm_caches(&mut self) {
+        if !self.scenario.servers.warm {
+            return;
+        }
+        for (number, server) in self.servers.iter_mut().enumerate() {
+            let Some(cache) = &mut server.cache else { continue };
+            let mut room = cache.capacity_bytes() / CHUNK_BYTES * CHUNK_BYTES;
+            for (file, f) in self.files.iter().enumerate() {
+                let Some(k) = f.layout.position_of(number as u16) else { continue };
+                let len = f.layout.lane_len(k, f.len).min(room);
+                if len > 0 {
+                    cache.write(file as u32, 0, len, false);
+                }
+                room -= len.next_multiple_of(PAGE_BYTES).min(room);
+            }
+        }
+    }
+
+    pub(crate) fn server_takes(&mut self, server: u16, key: Key) {
+        let Some(call) = self.calls.get_mut(key) else { return };
+        let (process, epoch, file, write) = (call.process, call.epoch, call.file, call.write);
+        let (from, target, offset, len) = (call.from, call.target, call.offset, call.len);
+        let list = call.list.take();
+        if std::mem::take(&mut call.first) {
+            self.note_first(target);
+        }
+        let conn = if from >= self.first_io { from - self.first_io } else { process };
+        let s = &mut self.servers[usize::from(server)];
+        if self.fencing && !s.fence.admit(u64::from(process), epoch) {
+            return self.refuse(key, FENCED);
+        }
+        let one = [(offset, len)];
+        let extents = list.as_ref().map_or(&one[..], |list| list);
+        let job = self.processes[process as usize].application;
+        let mut request = Request {
+            id: RequestId(0),
+            extent: Extent { file: FileId(file), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 0 },
+            arrival: Nanos(self.now),
+            client: ClientId(process),
+            conn: ConnId(conn),
+            job: JobId(job),
+            user: UserId(job),
+            op: if write { Op::Write } else { Op::Read },
+        };
+        let mut taken = true;
+        let mut parts = 0;
+        for &(offset, len) in extents {
+            request.extent = Extent { file_offset: offset, lane_offset: offset, len, ..request.extent };
+            if s.station.push(self.now, &request, key, process) {
+                parts += 1;
+                self.totals.servers.add(len);
+            } else {
+                taken = false;
+            }
+        }
+        if parts > 0 {
+            let peers = s.peers.len();
+            *s.peers.entry(conn).or_insert(0) += parts;
+            let more = (s.peers.len() - peers) as f64;
+            self.recorder.change(self.now, |r| &mut r.peers, more);
+            self.recorder.change(self.now, |r| &mut r.outstanding, f64::from(parts));
+        }
+        if let Some(call) = self.calls.get_mut(key) {
+            (call.parts_left, call.list) = (parts, list);
+        }
+        if !taken {
+            self.refuse(key, EIO);
+        }
+        self.pump_server(server);
+    }
+
+    pub(crate) fn pump_server(&mut self, server: u16) {
+        let index = usize::from(server);
+        loop {
+            let s = &mut self.servers[index];
+            match s.station.next(self.now) {
+                Said::Batch(batch) => self.start_batch(server, batch),
+                Said::Wait(until) => {
+                    if until < s.station.alarm {
+                        s.station.alarm = until;
+                        self.calendar.push(until.max(self.now), Happening::ServerAlarm(server));
+                    }
+                    break;
+                }
+            }
+        }
+        let s = &mut self.servers[index];
+        let queued = s.station.core.queued();
+        let change = f64::from(queued) - f64::from(std::mem::replace(&mut s.station.queued, queued));
+        self.recorder.change(self.now, |r| &mut r.server_queue, change);
+        self.start_disk(server);
+    }
+
+    fn start_batch(&mut self, server: u16, batch: Batch) {
+        let s = &mut self.servers[usize::from(server)];
+        let first = batch.parts.first().map_or(0, |part| s.station.waiter(part.id).process);
+        let application = self.processes[first as usize].application;
+        let (file, extent, op) = (batch.extent.file.0, batch.extent, batch.op);
+        self.totals.batches.add(extent.len);
+        let read = op == Op::Read;
+        if read {
+            self.totals.read_bytes += extent.len;
+        }
+        let work = Work::Batch { batch, started: self.now, at: extent.lane_offset };
+        let incarnation = s.station.incarnation;
+        let cached = s.cache.is_some();
+        let key = self.jobs.insert(Job { server, incarnation, application, work, accesses: 0 });
+        if !cached {
+            return self.access(
+                key,
+                file,
+                if read { IoOp::Read } else { IoOp::Write },
+                extent.lane_offset,
+                extent.end(),
+            );
+        }
+        if read {
+            self.count_hits(server, file, extent.lane_offset, extent.end());
+            self.read_ahead_of(server, application, file, extent.lane_offset, extent.end());
+            self.read_on(key);
+        } else {
+            self.write_cached(key);
+        }
+    }
+
+    /// Gives the device the accesses of a job. A flash drive takes them at once.
+    pub(crate) fn access(&mut self, key: Key, file: u32, op: IoOp, start: u64, end: u64) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        let s = &mut self.servers[usize::from(job.server)];
+        self.totals.device_distance.step(&mut s.last, file, start);
+        match &mut s.storage {
+            Storage::Disk { queue, .. } => {
+                for io in self.placement.place(op, self.files[file as usize].key, start, end - start) {
+                    queue.push(io, key);
+                    job.accesses += 1;
+                }
+            }
+            Storage::Flash(flash) => {
+                let io = Io { op, address: start, len: end - start };
+                let served = flash.serve(self.now, &io);
+                job.accesses += 1;
+                let (server, application) = (job.server, job.application);
+                self.calendar.push(served.end_ns, Happening::FlashDone(key));
+                self.served(server, application, &io, served.end_ns);
+            }
+        }
+    }
+
+    /// An access from now to `end_ns`.
+    fn served(&mut self, server: u16, application: u32, io: &Io, end_ns: u64) {
+        let ns = (end_ns - self.now) as f64;
+        self.totals.device.add(io.len);
+        self.totals.device_ns += ns;
+        let until = &mut self.servers[usize::from(server)].device_until;
+        self.totals.busy_ns += end_ns.saturating_sub(self.now.max(*until)) as f64;
+        *until = end_ns.max(*until);
+        let at_s = self.now as f64 / 1e9;
+        let (address, bytes) = (io.address, io.len);
+        self.picture.see(|| Served { at_s, ms: ns / 1e6, server, application, address, bytes });
+    }
+
+    pub(crate) fn start_disk(&mut self, server: u16) {
+        let s = &mut self.servers[usize::from(server)];
+        let Storage::Disk { disk, queue, busy, serving } = &mut s.storage else { return };
+        if *busy {
+            return;
+        }
+        let Some(taken) = queue.pop(disk.head_address()) else { return };
+        let start = self.now.max(disk.busy_until_ns());
+        let end = disk.serve(self.now, &taken.io).end_ns;
+        let end = if s.slowness == 1.0 { end } else { start + ((end - start) as f64 * s.slowness) as u64 };
+        *busy = true;
+        serving.clear();
+        serving.extend(taken.parts.iter().map(|(_, key)| *key));
+        let application = serving.first().and_then(|key| self.jobs.get(*key)).map_or(0, |job| job.application);
+        let incarnation = s.station.incarnation;
+        self.calendar.push(end, Happening::DiskDone { server, incarnation });
+        self.served(server, application, &taken.io, end);
+    }
+
+    pub(crate) fn disk_done(&mut self, server: u16, incarnation: u32) {
+        let s = &mut self.servers[usize::from(server)];
+        let Storage::Disk { busy, serving, .. } = &mut s.storage else { return };
+        if s.station.incarnation != incarnation {
+            return; // what it did, it did for nobody
+        }
+        *busy = false;
+        let mut done = std::mem::take(serving);
+        for key in done.drain(..) {
+            self.access_ended(key);
+        }
+        if let Storage::Disk { serving, .. } = &mut self.servers[usize::from(server)].storage
+            && serving.capacity() == 0
+        {
+            *serving = done; // keeps its capacity
+        }
+        self.pump_server(server);
+    }
+
+    pub(crate) fn flash_done(&mut self, key: Key) {
+        let Some(job) = self.jobs.get(key) else { return };
+        let server = job.server;
+        self.access_ended(key);
+        self.pump_server(server);
+    }
+
+    fn access_ended(&mut self, key: Key) {
+        let Some(job) = self.jobs.get_mut(key) else { return };
+        job.accesses -= 1;
+        if job.accesses > 0 {
+            return;
+        }
+        match job.work {
+            Work::Batch { .. } => self.batch_ended(key),
+            Work::Fetch { file, start, end } => {
+                let server = job.server;
+                self.jobs.remove(key);
+                let mut woken = Vec::new();
+                if let Some(cache) = &mut self.servers[usize::from(server)].cache {
+                    cache.arrive(file, start, end, &mut woken);
+                }
+                woken.into_iter().for_each(|job| self.read_on(job));
+            }
+            Work::Flush => {
+                let server = job.server;
+                self.jobs.remove(key);
+                self.servers[usize::from(server)].flushing = false;
+                self.flush(server);
+                let waiting = std::mem::take(&mut self.servers[usize::from(server)].throttled);
+                waiting.into_iter().for_each(|job| self.write_cached(job));
+            }
+        }
+    }
+
+    /// The core is told, and the answers go out.
+    pub(crate) fn batch_ended(&mut self, key: Key) {
+        let Some(Job { server, work: Work::Batch { batch, started, .. }, .. }) = self.jobs.remove(key) else { return };
+        let node = self.first_server + u32::from(server);
+        let completion = Completion::of(&batch, Nanos(started), Nanos(self.now));
+        let mut whole = 0;
+        for part in &batch.parts {
+            if self.part_is_back(node, part.id, part.len, 0) {
+                whole += 1;
+                let conn = self.servers[usize::from(server)].station.waiter(part.id).conn;
+                self.peer_has_less(server, conn, 1);
+            }
+        }
+        self.recorder.change(self.now, |r| &mut r.outstanding, -f64::from(whole));
+        self.servers[usize::from(server)].station.completed(self.now, completion);
+    }
+
+    fn peer_has_less(&mut self, server: u16, conn: u32, requests: u32) {
+        let s = &mut self.servers[usize::from(server)];
+        if let Some(count) = s.peers.get_mut(&conn) {
+            *count = count.saturating_sub(requests);
+            if *count == 0 {
+                s.peers.remove(&conn);
+                self.recorder.change(self.now, |r| &mut r.peers, -1.0);
+            }
+        }
+    }
+
+    // Faults
+
+    /// A server is gone with everything that it has not answered.
+    pub(crate) fn restart_server(&mut self, server: u16) {
+        let s = &mut self.servers[usize::from(server)];
+        let peers = s.peers.len() as f64;
+        let outstanding = f64::from(s.peers.values().sum::<u32>());
+        s.forget();
+        if let Storage::Disk { queue, busy, serving, .. } = &mut s.storage {
+            while queue.pop(0).is_some() {}
+            *busy = false;
+            serving.clear();
+        }
+        let result = s.station.restart();
+        let queued = f64::from(std::mem::take(&mut s.station.queued));
+        self.recorder.change(self.now, |r| &mut r.peers, -peers);
+        self.recorder.change(self.now, |r| &mut r.outstanding, -outstanding);
+        self.recorder.change(self.now, |r| &mut r.server_queue, -queued);
+        let old = self.servers[usize::from(server)].station.incarnation;
+        let gone: Vec<Key> =
+            self.jobs.iter().filter(|(_, j)| j.server == server && j.incarnation < old).map(|(key, _)| key).collect();
+        gone.into_iter().for_each(|key| drop(self.jobs.remove(key)));
+        if let Err(refusal) = result {
+            self.violated(format!("a policy that had been accepted was refused: {refusal}"));
+        }
+    }
+
+    /// An I/O node is gone: the servers drop what it has queued with them.
+    pub(crate) fn drop_connection(&mut self, conn: u32) {
+        for server in 0..self.servers.len() as u16 {
+            let s = &mut self.servers[usize::from(server)];
+            let mut whole = 0;
+            for id in s.station.cancel_connection(self.now, conn) {
+                whole += u32::from(s.station.waiter(id).undelivered == 0);
+            }
+            self.recorder.change(self.now, |r| &mut r.outstanding, -f64::from(whole));
+            self.peer_has_less(server, conn, whole);
+            self.pump_server(server);
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The simulation: its state, its clock, and who is called when something happens.
+
+use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, Placement};
+use impresario_layout::Layout;
+use impresario_node::{DispatchQueue, Fence};
+use impresario_sched::{CoreConfig, CostModel, LinearCost, Nanos, PolicyError, Table};
+
+use crate::cache::PageCache;
+use crate::client::{Application, Call, ClientNode, Op, People, Process, Timeouts};
+use crate::events::Calendar;
+use crate::faults::Fault;
+use crate::io_node::{Forward, IoNode};
+use crate::measure::{Distance, Picture, Recorder};
+use crate::model::{Device, Scenario};
+use crate::network::{Message, Network};
+use crate::outcome::{Flow, Outcome};
+use crate::random::{Random, mix};
+use crate::server::{Job, Server, Storage};
+use crate::slab::{Key, Slab};
+use crate::station::Station;
+use crate::{access, laws};
+
+/// Why a scenario is not run.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum SimError {
+    /// Keys and what is wrong with their values.
+    #[error("{}", .0.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>().join("; "))]
+    Scenario(Vec<(String, String)>),
+    /// A policy is refused.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}
+
+/// How far to go at most.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Budget {
+    /// So many events from now.
+    Events(u64),
+    /// Until this virtual time, s.
+    VirtualS(f64),
+}
+
+/// How far a simulation has come.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Progress {
+    /// Part of the applications' requests that have ended, 0 to 1.
+    pub fraction: f64,
+    /// Virtual time, s.
+    pub virtual_s: f64,
+    /// Requests of applications that have ended.
+    pub operations: u64,
+    /// Nothing is left to simulate.
+    pub done: bool,
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Happening {
+    /// A process sends its next request.
+    Issue(u32),
+    /// A client's processor is done with a call: it is sent.
+    CallLeaves(Key),
+    /// A call begins to arrive at its target; is there and taken up by the processor.
+    CallArrives(Key),
+    CallIsIn(Key),
+    /// A node's processor is done with the answer to a call; it begins to arrive; it is there.
+    AnswerLeaves(Key),
+    AnswerArrives(Key),
+    AnswerIsIn(Key),
+    /// The next quantum of a message may be sent; one begins to arrive; it is there.
+    MessageGoesOn(Key),
+    MessageArrives {
+        message: Key,
+        bytes: u32,
+    },
+    MessageIsIn {
+        message: Key,
+        bytes: u32,
+    },
+    /// A server's disk is done with what it has.
+    DiskDone {
+        server: u16,
+        incarnation: u32,
+    },
+    /// A flash drive is done with a part of a job.
+    FlashDone(Key),
+    /// The core of an I/O node (or server) wants to be asked.
+    IoAlarm(u16),
+    ServerAlarm(u16),
+    /// The oldest call may be given up.
+    Timeouts,
+    /// The next round of an application's collective operation.
+    Round(u32),
+    FaultBegins(u32),
+    FaultEnds(u32),
+    RandomFault,
+}
+
+/// What passed in all.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) operations: u64,
+    pub(crate) ended: u64,
+    pub(crate) failed: u64,
+    pub(crate) expected: u64,
+    pub(crate) events: u64,
+    pub(crate) clients: Flow,
+    pub(crate) io_nodes: Flow,
+    pub(crate) servers: Flow,
+    pub(crate) batches: Flow,
+    pub(crate) device: Flow,
+    pub(crate) device_ns: f64,
+    pub(crate) busy_ns: f64,
+    pub(crate) read_bytes: u64,
+    pub(crate) hit_bytes: u64,
+    pub(crate) distance: Distance,
+    pub(crate) device_distance: Distance,
+    /// Longest time from a call's beginning, or the last of its answers, to its end.
+    pub(crate) silence_max: u64,
+}
+
+/// A file of an application.
+pub(crate) struct File {
+    pub(crate) layout: Layout,
+    pub(crate) len: u64,
+    /// Its places on the disks follow from this.
+    pub(crate) key: u64,
+}
+
+/// A cluster at an instant of virtual time.
+pub struct Simulation {
+    pub(crate) scenario: Scenario,
+    pub(crate) now: u64,
+    pub(crate) calendar: Calendar<Happening>,
+    pub(crate) random: Random,
+    pub(crate) network: Network,
+    /// Nodes are numbered: compute nodes, I/O nodes, data servers.
+    pub(crate) first_io: u32,
+    pub(crate) first_server: u32,
+    /// How many faults cut a node off.
+    pub(crate) cut: Vec<u16>,
+    pub(crate) files: Vec<File>,
+    pub(crate) applications: Vec<Application>,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) client_nodes: Vec<ClientNode>,
+    pub(crate) ops: Slab<Op>,
+    pub(crate) calls: Slab<Call>,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) messages: Slab<Message>,
+    pub(crate) io: Vec<IoNode>,
+    pub(crate) forwards: Slab<Forward>,
+    pub(crate) servers: Vec<Server>,
+    pub(crate) jobs: Slab<Job>,
+    pub(crate) placement: Placement,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) fault_random: Random,
+    pub(crate) random_faults_left: u32,
+    /// A client has raised its epoch: from now on fences are asked.
+    pub(crate) fencing: bool,
+    pub(crate) recorder: Recorder,
+    pub(crate) picture: Picture,
+    pub(crate) totals: Totals,
+    /// Gaps between the arrivals of processes' first requests, ns.
+    pub(crate) first_gaps: Vec<u64>,
+    pub(crate) fault_log: Vec<String>,
+    pub(crate) violations: Vec<String>,
+    /// Applications that have not ended.
+    pub(crate) running: u32,
+    pub(crate) makespan: u64,
+    time_limit: u64,
+    checks: bool,
+    started: bool,
+    closed: bool,
+}
+
+pub(crate) fn micros(us: f64) -> u64 {
+    (us * 1e3) as u64
+}
+
+/// The cost model that a device gives to the policies above it.
+fn cost_of(device: &Device) -> CostModel {
+    let of = |op| {
+        let fit = match device {
+            Device::Disk(params) => impresario_device::LinearCost::of(params, op),
+            Device::Flash(params) => params.cost(op),
+        };
+        LinearCost { fixed: Nanos(fit.fixed_ns), ps_per_byte: fit.ns_per_kib * 1000 / 1024 }
+    };
+    CostModel::new(of(IoOp::Read), of(IoOp::Write)).from_source("device model")
+}
+
+impl Simulation {
+    /// A scenario at time zero; refused when it cannot be run.
+    pub fn new(scenario: &Scenario) -> Result<Simulation, SimError> {
+        let complaints = scenario.check();
+        if !complaints.is_empty() {
+            return Err(SimError::Scenario(complaints));
+        }
+        let device = scenario.device_params();
+        let mut random = Random::new(scenario.seed);
+        let People { applications, processes, files, compute_nodes } = crate::client::people(scenario);
+        let io_count = scenario.io_nodes.as_ref().map_or(0, |n| usize::from(n.count));
+        let server_count = usize::from(scenario.servers.count);
+        let nodes = compute_nodes + io_count + server_count;
+        let expected = applications.iter().map(|a| a.requests_in_all).sum();
+        let placement = match &device {
+            Device::Disk(params) => Placement::new(params),
+            Device::Flash(_) => Placement::new(&impresario_device::DeviceParams::default()),
+        };
+        let files = files
+            .into_iter()
+            .enumerate()
+            .map(|(file, (len, at))| {
+                let mut layout = layout_of(scenario, file as u32);
+                // Other seeds, other places.
+                let mut key = file as u64 | scenario.seed << 32;
+                if let Some(at) = at {
+                    (layout.base, key) = (at.server, at.key);
+                }
+                File { layout, len, key }
+            })
+            .collect();
+        let random_faults_left = scenario.random_faults.as_ref().map_or(0, |r| r.count_max);
+        let fault_random = Random::new(mix(scenario.seed ^ 0xfa17));
+        let mut simulation = Simulation {
+            now: 0,
+            calendar: Calendar::new(),
+            network: Network::new(&scenario.network, compute_nodes, io_count, server_count),
+            first_io: compute_nodes as u32,
+            first_server: (compute_nodes + io_count) as u32,
+            cut: vec![0; nodes],
+            files,
+            recorder: Recorder::new(applications.len()),
+            running: applications.len() as u32,
+            applications,
+            processes,
+            client_nodes: crate::client::nodes(scenario, compute_nodes),
+            ops: Slab::new(),
+            calls: Slab::new(),
+            timeouts: Timeouts::new(scenario.request_timeout_ms * 1_000_000),
+            messages: Slab::new(),
+            io: Vec::new(),
+            forwards: Slab::new(),
+            servers: Vec::new(),
+            jobs: Slab::new(),
+            placement,
+            faults: Vec::new(),
+            fault_random,
+            random_faults_left,
+            fencing: false,
+            picture: Picture::default(),
+            totals: Totals { expected, ..Totals::default() },
+            first_gaps: Vec::new(),
+            fault_log: Vec::new(),
+            violations: Vec::new(),
+            makespan: 0,
+            time_limit: (scenario.time_limit_s * 1e9) as u64,
+            checks: false,
+            started: false,
+            closed: false,
+            random: Random::new(0),
+            scenario: scenario.clone(),
+        };
+        simulation.make_nodes(&device, &mut random)?;
+        simulation.random = random;
+        Ok(simulation)
+    }
+
+    /// Watches all laws of the cores' contract at every step, or only the books at the end (default). Before the first
+    /// step.
+    pub fn with_checks(mut self, complete: bool) -> Simulation {
+        if complete != self.checks && !self.started {
+            self.checks = complete;
+            (self.io, self.servers) = (Vec::new(), Vec::new());
+            let device = self.scenario.device_params();
+            let mut random = Random::new(self.scenario.seed);
+            // What was accepted once is accepted again.
+            if let Err(refusal) = self.make_nodes(&device, &mut random) {
+                self.violations.push(format!("a policy that had been accepted was refused: {refusal}"));
+            }
+            self.random = random;
+        }
+        self
+    }
+
+    fn make_nodes(&mut self, device: &Device, random: &mut Random) -> Result<(), PolicyError> {
+        let cost = cost_of(device);
+        let unlimited = |n: u32| if n == 0 { u32::MAX } else { n };
+        if let Some(n) = &self.scenario.io_nodes {
+            for rank in 0..n.count {
+                let config = CoreConfig {
+                    lanes: self.scenario.servers.count,
+                    shared_space: !n.split,
+                    lane_requests: u32::MAX,
+                    total_requests: n.dispatch_requests,
+                    node_rank: u32::from(rank),
+                    cost: cost.clone(),
+                    ..CoreConfig::single_lane(Table::CAPACITY_MAX)
+                };
+                let skew = if n.clock_skew_us > 0.0 { random.below(micros(n.clock_skew_us) + 1) } else { 0 };
+                self.io.push(IoNode {
+                    station: Station::new(config, &n.policy, skew as i64, self.checks)?,
+                    dispatch: DispatchQueue::new(n.threads as usize, n.merge_requests as usize, MERGE_BYTES),
+                    fence: Fence::new(FENCED_CLIENTS),
+                    busy_until: 0,
+                    last: (0, 0),
+                    first_arrival: None,
+                });
+            }
+        }
+        let s = &self.scenario.servers;
+        for _ in 0..s.count {
+            let config = CoreConfig {
+                lane_requests: unlimited(s.in_flight),
+                cost: cost.clone(),
+                pieces: s.pieces,
+                ..CoreConfig::single_lane(Table::CAPACITY_MAX)
+            };
+            let storage = match device {
+                Device::Disk(params) => Storage::Disk {
+                    disk: Box::new(Disk::new(params)),
+                    queue: DeviceQueue::new(params),
+                    busy: false,
+                    serving: Vec::new(),
+                },
+                Device::Flash(params) => Storage::Flash(Flash::new(params)),
+            };
+            let station = Station::new(config, &s.policy, 0, self.checks)?;
+            let cache = (s.cache_bytes > 0).then(|| Box::new(PageCache::new(s.cache_bytes)));
+            self.servers.push(Server::new(station, storage, cache));
+        }
+        Ok(())
+    }
+
+    /// Goes on for a while.
+    pub fn step_until(&mut self, budget: Budget) -> Progress {
+        if !self.started {
+            self.started = true;
+            self.start();
+        }
+        let (events, until) = match budget {
+            Budget::Events(n) => (n, u64::MAX),
+            Budget::VirtualS(s) => (u64::MAX, (s * 1e9) as u64),
+        };
+        let mut left = events;
+        while left > 0 && !self.closed {
+            let Some(at) = self.calendar.peek() else {
+                self.close();
+                break;
+            };
+            if at > self.time_limit && self.running > 0 {
+                self.run_out();
+                break;
+            }
+            if at > until {
+                break;
+            }
+            let Some((at, happening)) = self.calendar.pop() else { break };
+            self.now = at;
+            self.totals.events += 1;
+            left -= 1;
+            self.happen(happening);
+        }
+        let fraction = self.totals.ended as f64 / self.totals.expected.max(1) as f64;
+        Progress {
+            fraction: if self.closed { 1.0 } else { fraction.min(1.0) },
+            virtual_s: self.now as f64 / 1e9,
+            operations: self.totals.ended,
+            done: self.closed,
+        }
+    }
+
+    /// Goes on to the end and says what was measured.
+    pub fn finish(mut self) -> Outcome {
+        while !self.step_until(Budget::Events(u64::MAX)).done {}
+        self.into_outcome()
+    }
+
+    /// Ends here, as if the time limit had come, and says what was measured until now.
+    pub fn stop(mut self) -> Outcome {
+        if !self.closed {
+            self.time_limit = self.now;
+            self.run_out();
+        }
+        self.into_outcome()
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Issue(process) => self.issue(process),
+            Happening::CallLeaves(call) => self.call_leaves(call),
+            Happening::CallArrives(call) => self.call_arrives(call),
+            Happening::CallIsIn(call) => self.call_is_in(call),
+            Happening::AnswerLeaves(call) => self.answer_leaves(call),
+            Happening::AnswerArrives(call) => self.answer_arrives(call),
+            Happening::AnswerIsIn(call) => self.answer_is_in(call),
+            Happening::MessageGoesOn(message) => self.message_goes_on(message),
+            Happening::MessageArrives { message, bytes } => self.message_arrives(message, bytes),
+            Happening::MessageIsIn { message, bytes } => self.message_is_in(message, bytes),
+            Happening::DiskDone { server, incarnation } => self.disk_done(server, incarnation),
+            Happening::FlashDone(job) => self.flash_done(job),
+            Happening::IoAlarm(node) => {
+                self.io[usize::from(node)].station.alarm = u64::MAX;
+                self.pump_io(node);
+            }
+            Happening::ServerAlarm(server) => {
+                self.servers[usize::from(server)].station.alarm = u64::MAX;
+                self.pump_server(server);
+            }
+            Happening::Timeouts => self.give_up_late_calls(),
+            Happening::Round(application) => self.collective_round(application),
+            Happening::FaultBegins(fault) => self.fault_begins(fault),
+            Happening::FaultEnds(fault) => self.fault_ends(fault),
+            Happening::RandomFault => self.random_fault(),
+        }
+    }
+
+    pub(crate) fn at(&mut self, when: u64, what: Happening) {
+        self.calendar.push(when.max(self.now), what);
+    }
+
+    /// Latency and jitter of a message.
+    pub(crate) fn transit(&mut self) -> u64 {
+        self.network.latency_ns + self.random.below(self.network.jitter_ns + 1)
+    }
+
+    pub(crate) fn violated(&mut self, what: String) {
+        if self.violations.len() < laws::VIOLATIONS_MAX {
+            self.violations.push(format!("{:.9} s: {what}", self.now as f64 / 1e9));
+        }
+    }
+
+    fn start(&mut self) {
+        self.warm_caches();
+        self.plan_faults();
+        self.start_applications();
+    }
+
+    /// Virtual time is over: what is not done has failed.
+    fn run_out(&mut self) {
+        self.now = self.time_limit;
+        self.fail_what_is_left();
+        self.closed = true;
+    }
+
+    /// Nothing happens any more: everything must have ended.
+    fn close(&mut self) {
+        self.closed = true;
+        if self.running > 0 {
+            let left: usize = self.processes.iter().filter(|p| p.finished == u64::MAX).count();
+            self.violated(format!("{left} processes never end: nothing happens any more"));
+            self.fail_what_is_left();
+        }
+        for (what, left) in [
+            ("operations", self.ops.len()),
+            ("calls", self.calls.len()),
+            ("messages", self.messages.len()),
+            ("forwarded requests", self.forwards.len()),
+            ("device jobs", self.jobs.len()),
+        ] {
+            if left > 0 {
+                self.violated(format!("{left} {what} are left at the end"));
+            }
+        }
+        let mut wrong = Vec::new();
+        for (i, n) in self.io.iter().enumerate() {
+            wrong.extend(n.station.balance().err().map(|e| format!("I/O node {i}: {e}")));
+            if !n.dispatch.is_empty() || n.dispatch.in_flight() > 0 {
+                wrong.push(format!("I/O node {i}: its dispatch queue is not empty"));
+            }
+        }
+        for (i, s) in self.servers.iter().enumerate() {
+            wrong.extend(s.station.balance().err().map(|e| format!("data server {i}: {e}")));
+        }
+        let (bound, silence) = (3 * self.timeouts.after_ns() + 1_000_000_000, self.totals.silence_max);
+        if silence > bound {
+            wrong.push(format!("a call was not given up for {:.3} s", silence as f64 / 1e9));
+        }
+        wrong.into_iter().for_each(|what| self.violated(what));
+    }
+
+    /// Collects what the laws found, with the names of the nodes.
+    pub(crate) fn all_violations(&mut self) -> Vec<String> {
+        let mut all = std::mem::take(&mut self.violations);
+        for (i, n) in self.io.iter_mut().enumerate() {
+            all.extend(n.station.violations().into_iter().map(|v| format!("I/O node {i} at {v}")));
+        }
+        for (i, s) in self.servers.iter_mut().enumerate() {
+            all.extend(s.station.violations().into_iter().map(|v| format!("data server {i} at {v}")));
+        }
+        all.truncate(laws::VIOLATIONS_MAX);
+        all
+    }
+}
+
+/// Clients whose epochs a node remembers at least, and the largest merged request: as on the servers.
+pub(crate) const FENCED_CLIENTS: usize = 4096;
+pub(crate) const MERGE_BYTES: u64 = 4 << 20;
+
+/// Files begin at servers one after the other, the first anywhere.
+fn layout_of(scenario: &Scenario, file: u32) -> Layout {
+    let s = &scenario.servers;
+    let pcount = if s.stripe_count == 0 { s.count } else { s.stripe_count };
+    let first = mix(scenario.seed ^ 0x5741_9e0f) % u64::from(s.count);
+    let base = ((u64::from(file) + first) % u64::from(s.count)) as u16;
+    Layout { base, pcount, ssize_bytes: s.stripe_bytes, servers: s.count }
+}
+
+/// Length of the `file`-th file of all, by application.
+pub(crate) fn file_lens(scenario: &Scenario) -> Vec<Vec<u64>> {
+    let lens = |a: &crate::model::Application| {
+        if a.pattern == crate::model::Pattern::Trace {
+            let mut lens = vec![0; access::files(a) as usize];
+            for t in &a.trace {
+                let len = &mut lens[t.file as usize];
+                *len = (t.offset + t.len).max(*len);
+            }
+            return lens;
+        }
+        (0..access::files(a)).map(|f| access::file_len(a, f)).collect()
+    };
+    scenario.application.iter().map(lens).collect()
+}
+
+/// Runs a scenario to its end. Refused when it cannot be run.
+pub fn run(scenario: &Scenario) -> Result<Outcome, SimError> {
+    Ok(Simulation::new(scenario)?.finish())
+}

@@ -1,0 +1,241 @@
+//! A core with what its driver has to remember: who waits for each request, what of it has been dispatched, which
+//! connections can take data, and the books.
+
+use impresario_sched::{
+    Batch, ConnId, Core, CoreConfig, Event, Nanos, Next, PolicyError, PolicySpec, Request, RequestId,
+};
+use rustc_hash::FxHashMap;
+
+use crate::laws::{self, Laws};
+use crate::slab::Key;
+
+/// Who waits for a request of a core.
+#[derive(Clone, Copy)]
+pub(crate) struct Waiter {
+    /// The call; stale when its sender gave it up.
+    pub(crate) call: Key,
+    pub(crate) process: u32,
+    pub(crate) conn: u32,
+    pub(crate) arrived: u64,
+    /// Bytes not handed to the device, and bytes that have not come back from it.
+    pub(crate) undispatched: u64,
+    pub(crate) undelivered: u64,
+}
+
+/// Bytes through a core.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Books {
+    pub(crate) accepted: u64,
+    pub(crate) dispatched: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) lost: u64,
+    /// Requests.
+    pub(crate) requests: u64,
+}
+
+/// Answers under way to a connection.
+#[derive(Clone, Copy)]
+struct Outbound {
+    bytes: u64,
+    ready: bool,
+}
+
+pub(crate) struct Station {
+    pub(crate) core: Core,
+    config: CoreConfig,
+    spec: PolicySpec,
+    clock_offset_ns: i64,
+    /// By slot of the core.
+    waiters: Vec<Waiter>,
+    /// When the core wants to be asked again, as far as that is entered.
+    pub(crate) alarm: u64,
+    /// Queued requests that the recorder knows of.
+    pub(crate) queued: u32,
+    pub(crate) books: Books,
+    pub(crate) wait_max: u64,
+    /// Raised when everything here was lost.
+    pub(crate) incarnation: u32,
+    /// Its policy asks whether connections can take data.
+    pub(crate) minds_connections: bool,
+    outbound: FxHashMap<u32, Outbound>,
+    laws: Option<Box<Laws>>,
+}
+
+/// What a core says when it is asked.
+pub(crate) enum Said {
+    Batch(Batch),
+    /// Nothing; to be asked again then.
+    Wait(u64),
+}
+
+impl Station {
+    pub(crate) fn new(
+        config: CoreConfig,
+        spec: &PolicySpec,
+        clock_offset_ns: i64,
+        checked: bool,
+    ) -> Result<Station, PolicyError> {
+        let mut core = Core::new(config.clone(), spec)?;
+        if clock_offset_ns != 0 {
+            core.event(Nanos::ZERO, Event::SharedClock { offset_ns: clock_offset_ns, error_ns: 0 });
+        }
+        let laws = checked.then(|| Box::new(Laws::new(&config, spec, &core)));
+        Ok(Station {
+            core,
+            config,
+            spec: spec.clone(),
+            clock_offset_ns,
+            waiters: Vec::new(),
+            alarm: u64::MAX,
+            queued: 0,
+            books: Books::default(),
+            wait_max: 0,
+            incarnation: 0,
+            minds_connections: laws::minds_connections(spec),
+            outbound: FxHashMap::default(),
+            laws,
+        })
+    }
+
+    /// Everything here is lost; the books keep what was.
+    pub(crate) fn restart(&mut self) -> Result<(), PolicyError> {
+        let checked = self.laws.is_some();
+        let fresh = Station::new(self.config.clone(), &self.spec, self.clock_offset_ns, checked)?;
+        let old = std::mem::replace(self, fresh);
+        self.books = old.books;
+        self.books.lost += old.books.accepted - old.books.dispatched - old.books.cancelled - old.books.lost;
+        self.wait_max = old.wait_max;
+        self.incarnation = old.incarnation + 1;
+        self.queued = old.queued; // until the recorder is told
+        Ok(())
+    }
+
+    /// Takes a request in; false when the core is full.
+    pub(crate) fn push(&mut self, now: u64, request: &Request, call: Key, process: u32) -> bool {
+        let Ok(id) = self.core.push(Nanos(now), request) else { return false };
+        let slot = id.0 as u32 as usize;
+        let len = request.extent.len;
+        let waiter = Waiter { call, process, conn: request.conn.0, arrived: now, undispatched: len, undelivered: len };
+        if slot < self.waiters.len() {
+            self.waiters[slot] = waiter;
+        } else {
+            debug_assert_eq!(slot, self.waiters.len());
+            self.waiters.push(waiter);
+        }
+        self.books.accepted += len;
+        self.books.requests += 1;
+        if let Some(laws) = &mut self.laws {
+            laws.pushed(now, &self.core, id, request);
+        }
+        true
+    }
+
+    /// Asks the core what to start.
+    pub(crate) fn next(&mut self, now: u64) -> Said {
+        let said = self.core.next(Nanos(now));
+        if let Some(laws) = &mut self.laws {
+            laws.said(now, &said);
+        }
+        match said {
+            Next::Dispatch(batch) => {
+                for part in &batch.parts {
+                    let waiter = &mut self.waiters[part.id.0 as u32 as usize];
+                    waiter.undispatched -= part.len;
+                    self.wait_max = self.wait_max.max(now - waiter.arrived);
+                    self.books.dispatched += part.len;
+                }
+                Said::Batch(batch)
+            }
+            Next::Wait { until, .. } => Said::Wait(until.0),
+        }
+    }
+
+    /// Who waits for a request that is in flight.
+    pub(crate) fn waiter(&mut self, id: RequestId) -> &mut Waiter {
+        &mut self.waiters[id.0 as u32 as usize]
+    }
+
+    /// Tells the core of a completion.
+    pub(crate) fn completed(&mut self, now: u64, completion: impresario_sched::Completion) {
+        self.core.event(Nanos(now), Event::Completed(completion));
+        if let Some(laws) = &mut self.laws {
+            laws.completed(now, completion.batch);
+        }
+    }
+
+    /// The peer of a connection is gone: what it has queued is dropped. Returns how many requests left altogether.
+    pub(crate) fn cancel_connection(&mut self, now: u64, conn: u32) -> Vec<RequestId> {
+        let ids = self.core.cancel_connection(Nanos(now), ConnId(conn));
+        for id in &ids {
+            let waiter = &mut self.waiters[id.0 as u32 as usize];
+            let left = std::mem::take(&mut waiter.undispatched);
+            waiter.undelivered -= left;
+            self.books.cancelled += left;
+        }
+        self.outbound.remove(&conn);
+        if let Some(laws) = &mut self.laws {
+            laws.cancelled(now, conn, &ids);
+        }
+        ids
+    }
+
+    /// So many bytes of answers are under way to a connection.
+    pub(crate) fn sending(&mut self, now: u64, conn: u32, bytes: u64, socket_bytes: u64) {
+        let out = self.outbound.entry(conn).or_insert(Outbound { bytes: 0, ready: true });
+        out.bytes += bytes;
+        if out.ready && out.bytes > socket_bytes {
+            out.ready = false;
+            self.tell_readiness(now, conn, false);
+        }
+    }
+
+    /// So many of them have arrived or are lost; true when the connection can take data again.
+    pub(crate) fn sent(&mut self, now: u64, conn: u32, bytes: u64, socket_bytes: u64) -> bool {
+        let Some(out) = self.outbound.get_mut(&conn) else { return false };
+        out.bytes = out.bytes.saturating_sub(bytes);
+        let again = !out.ready && out.bytes <= socket_bytes / 2;
+        if out.bytes == 0 {
+            self.outbound.remove(&conn);
+        } else if again {
+            out.ready = true;
+        }
+        if again {
+            self.tell_readiness(now, conn, true);
+        }
+        again
+    }
+
+    fn tell_readiness(&mut self, now: u64, conn: u32, ready: bool) {
+        self.core.event(Nanos(now), Event::Ready { connection: ConnId(conn), ready });
+        if let Some(laws) = &mut self.laws {
+            laws.readiness(conn, ready);
+        }
+    }
+
+    /// What the laws found wrong.
+    pub(crate) fn violations(&mut self) -> Vec<String> {
+        self.laws.as_mut().map(|l| l.take_violations()).unwrap_or_default()
+    }
+
+    /// Whether everything taken in was accounted for, and nothing is left; says what is not.
+    pub(crate) fn balance(&self) -> Result<(), String> {
+        let status = self.core.status();
+        let left = (status.queued, status.blocked, status.in_flight_batches);
+        if left != (0, 0, 0) || !self.core.is_empty() {
+            let (queued, blocked, in_flight) = left;
+            return Err(format!(
+                "{queued} requests queued, {blocked} blocked and {in_flight} batches in flight are left"
+            ));
+        }
+        if self.laws.as_ref().is_some_and(|laws| !laws.is_empty()) {
+            return Err("law 1: requests that were accepted never ended".into());
+        }
+        let Books { accepted, dispatched, cancelled, lost, .. } = self.books;
+        if accepted != dispatched + cancelled + lost {
+            return Err(format!(
+                "{accepted} bytes accepted are not the {dispatched} dispatched, {cancelled} cancelled and {lost} lost"
+            ));
+        }
+        Ok(())
+    }
+}

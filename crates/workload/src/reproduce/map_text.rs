@@ -1,0 +1,124 @@
+//! The map of winners as Markdown.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::map::{BASELINE, ScaleMap, Situation};
+use super::text::{row, short};
+use super::verdict::percent;
+
+/// For `doc/WHICH-POLICY.md`: one map over all scales, then measures of each scale's situations.
+pub fn markdown(maps: &[ScaleMap]) -> String {
+    let mut out = String::new();
+    for m in maps {
+        let what = if m.cascade {
+            "every I/O-node policy × every data-server policy"
+        } else {
+            "one scheduled layer at a time"
+        };
+        _ = writeln!(
+            out,
+            "- ×{}: {} situations, {what}, {} repetitions, {} simulations.",
+            m.scale,
+            m.situations.len(),
+            m.repetitions,
+            m.simulations
+        );
+    }
+    _ = write!(
+        out,
+        "\n### Shortest makespan\n\nWith its gain over `{BASELINE}`; in brackets how many others are not told apart from it.\n\n"
+    );
+    map(&mut out, maps, |s| &s.winners.makespan);
+    _ = write!(out, "\n### Shortest makespan with one scheduled layer\n\n");
+    map(&mut out, maps, |s| &s.winners.one_layer);
+    _ = write!(out, "\n### Shortest mean time of a task\n\n");
+    map(&mut out, maps, |s| &s.winners.task_mean);
+    _ = write!(out, "\n### Largest least throughput of an application\n\n");
+    map(&mut out, maps, |s| &s.winners.least_throughput);
+    for m in maps {
+        _ = write!(
+            out,
+            "\n### Measures at ×{}: the baseline, the best, and the best with one scheduled layer\n\n",
+            m.scale
+        );
+        measures(&mut out, m);
+    }
+    for complaint in maps.iter().flat_map(|m| &m.complaints) {
+        _ = write!(out, "\nNot well: {complaint}\n");
+    }
+    out
+}
+
+fn map(out: &mut String, maps: &[ScaleMap], of: fn(&Situation) -> &Vec<String>) {
+    row(out, ["situation".to_string()].into_iter().chain(maps.iter().map(|m| format!("×{}", m.scale))));
+    row(out, std::iter::repeat_n("---".to_string(), maps.len() + 1));
+    let mut names: Vec<&String> = Vec::new();
+    for s in maps.iter().flat_map(|m| &m.situations) {
+        if !names.contains(&&s.name) {
+            names.push(&s.name);
+        }
+    }
+    for name in names {
+        let cells = maps.iter().map(|m| {
+            let Some(s) = m.situations.iter().find(|s| s.name == *name) else { return "–".into() };
+            let Some(best) = of(s).first() else { return "–".into() };
+            let gain = s
+                .systems
+                .iter()
+                .find(|r| r.system == *best)
+                .map_or(String::new(), |r| format!(" {}", percent(r.gain.mean)));
+            let others = of(s).len() - 1;
+            let others = if others > 0 { format!(" ({others})") } else { String::new() };
+            format!("{best}{gain}{others}")
+        });
+        row(out, [name.clone()].into_iter().chain(cells));
+    }
+}
+
+fn measures(out: &mut String, m: &ScaleMap) {
+    let head = [
+        "situation",
+        "system",
+        "makespan, s",
+        "gain",
+        "mean task, s",
+        "variance, s²",
+        "interference",
+        "least MB/s",
+        "fairness",
+    ];
+    row(out, head.map(String::from));
+    row(out, head.map(|_| "---".into()));
+    for s in &m.situations {
+        let mut wanted = vec![BASELINE.to_string()];
+        wanted.extend(s.winners.makespan.first().cloned());
+        wanted.extend(s.winners.one_layer.first().cloned());
+        wanted.dedup();
+        for system in wanted {
+            let Some(r) = s.systems.iter().find(|r| r.system == system) else { continue };
+            row(
+                out,
+                [
+                    s.name.clone(),
+                    r.system.clone(),
+                    short(r.makespan_s),
+                    percent(r.gain.mean),
+                    short(r.task_mean_s),
+                    short(r.task_variance_s2),
+                    r.interference.map_or("–".into(), |f| format!("{f:.2}")),
+                    short(r.least_throughput / 1e6),
+                    format!("{:.3}", r.fairness),
+                ],
+            );
+        }
+    }
+    let mut wins: BTreeMap<&str, usize> = BTreeMap::new();
+    for best in m.situations.iter().filter_map(|s| s.winners.makespan.first()) {
+        *wins.entry(best).or_default() += 1;
+    }
+    let mut wins: Vec<_> = wins.into_iter().collect();
+    wins.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let wins: Vec<String> = wins.into_iter().map(|(name, n)| format!("{name} {n}")).collect();
+    _ = write!(out, "\nSituations won at ×{}: {}.\n", m.scale, wins.join(", "));
+}

@@ -1,0 +1,286 @@
+//! Compares the simulator with the real thing: runs of the demonstration's cluster on modelled disks beside their
+//! simulation, with the same files at the same places.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use impresario_device::DeviceParams;
+use impresario_sched::PolicySpec;
+use impresario_sim::model::{
+    Application, Clients, Device, FileAt, IoNodes, Network, Operation as SimOperation, Pattern as SimPattern,
+    RankPlacement, Scenario, Servers,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::compare::Outcome;
+use crate::pattern::Shape;
+use crate::plan::{Operation, Placement, Think};
+use crate::stats::mean;
+use crate::system::DiskOrder;
+
+/// Makespans may differ by this share.
+pub const MAKESPAN_SHARE_MAX: f64 = 0.15;
+/// Mean batches may differ by this share.
+pub const BATCH_SHARE_MAX: f64 = 0.10;
+/// Seeds that a simulation is averaged over.
+pub const SEEDS: u64 = 5;
+
+/// What the cluster of the live runs was.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Cluster {
+    /// I/O nodes.
+    pub io_nodes: u16,
+    /// Data servers.
+    pub data_servers: u16,
+    /// Strip size, bytes.
+    pub stripe_bytes: u32,
+    /// The disks.
+    pub device: DeviceParams,
+    /// One way between two processes of this machine, as measured.
+    pub one_way: Duration,
+}
+
+/// A run and its simulation.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Side {
+    /// The case.
+    pub case: String,
+    /// The system.
+    pub system: String,
+    /// Mean makespan of the live runs that count, s, and how many they are.
+    pub live_s: f64,
+    /// Number of live runs that count.
+    pub live_runs: usize,
+    /// Mean makespan of the simulations, s.
+    pub simulated_s: f64,
+    /// Mean size of a request at the disk, live, bytes.
+    pub live_batch_bytes: f64,
+    /// The same, simulated.
+    pub simulated_batch_bytes: f64,
+}
+
+impl Side {
+    /// By which share the simulated makespan is longer (or, negative, shorter).
+    pub fn makespan_error(&self) -> f64 {
+        self.simulated_s / self.live_s - 1.0
+    }
+
+    /// By which share the simulated batches are larger.
+    pub fn batch_error(&self) -> f64 {
+        self.simulated_batch_bytes / self.live_batch_bytes - 1.0
+    }
+
+    /// Both are within what is asked.
+    pub fn holds(&self) -> bool {
+        self.makespan_error().abs() <= MAKESPAN_SHARE_MAX && self.batch_error().abs() <= BATCH_SHARE_MAX
+    }
+}
+
+/// Two systems of a case whose live makespans differ clearly and whose simulated ones are the other way round.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Swapped {
+    /// The case.
+    pub case: String,
+    /// The system that is faster live.
+    pub faster_live: String,
+    /// The system that is faster in the simulation.
+    pub faster_simulated: String,
+}
+
+/// Simulates every case and system of an experiment that ran live.
+pub fn sides(outcome: &Outcome, cluster: &Cluster) -> Result<Vec<Side>> {
+    let mut sides = Vec::new();
+    for (c, case) in outcome.experiment.cases.iter().enumerate() {
+        for (s, system) in outcome.experiment.systems.iter().enumerate() {
+            let live = outcome.counted(c, s);
+            let makespans: Vec<f64> = live.iter().map(|t| t.result.makespan_s).collect();
+            let batches: Vec<f64> = live.iter().filter_map(|t| t.result.servers.at_disk.mean_bytes()).collect();
+            let scenario = scenario(outcome, c, s, cluster)?;
+            let mut simulated = (Vec::new(), Vec::new());
+            for seed in 1..=SEEDS {
+                let one = impresario_sim::run(&Scenario { seed, ..scenario.clone() })?;
+                if !one.violations.is_empty() || one.failed > 0 {
+                    bail!("{} under {}: the simulation is wrong: {:?}", case.name, system.name, one.violations);
+                }
+                simulated.0.push(one.makespan_s);
+                simulated.1.push(one.layers.device.mean_bytes());
+            }
+            sides.push(Side {
+                case: case.name.clone(),
+                system: system.name.clone(),
+                live_s: mean(&makespans),
+                live_runs: makespans.len(),
+                simulated_s: mean(&simulated.0),
+                live_batch_bytes: mean(&batches),
+                simulated_batch_bytes: mean(&simulated.1),
+            });
+        }
+    }
+    Ok(sides)
+}
+
+/// Pairs of systems in the wrong order: live they differ by more than `share`, and the simulation says the opposite.
+pub fn swapped(sides: &[Side], share: f64) -> Vec<Swapped> {
+    let mut wrong = Vec::new();
+    for (i, a) in sides.iter().enumerate() {
+        for b in &sides[i + 1..] {
+            if a.case != b.case || a.live_runs == 0 || b.live_runs == 0 {
+                continue;
+            }
+            let (fast, slow) = if a.live_s < b.live_s { (a, b) } else { (b, a) };
+            if slow.live_s > fast.live_s * (1.0 + share) && fast.simulated_s > slow.simulated_s {
+                wrong.push(Swapped {
+                    case: a.case.clone(),
+                    faster_live: fast.system.clone(),
+                    faster_simulated: slow.system.clone(),
+                });
+            }
+        }
+    }
+    wrong
+}
+
+/// The scenario of one case under one system.
+fn scenario(outcome: &Outcome, case: usize, system: usize, cluster: &Cluster) -> Result<Scenario> {
+    let (workload, system) = (&outcome.experiment.cases[case].workload, &outcome.experiment.systems[system]);
+    let policy = |spec: &Option<PolicySpec>| spec.clone().unwrap_or_else(|| PolicySpec::named("none"));
+    let depth = |trial: &crate::compare::Trial| trial.depth.unwrap_or(0);
+    let live = outcome.trials.iter().find(|t| t.case == case && outcome.experiment.systems[t.system] == *system);
+    let mut device = cluster.device.clone();
+    device.order = system.disk_order.unwrap_or(DiskOrder::Arrival);
+    let mut applications = Vec::new();
+    for (index, a) in workload.applications.iter().enumerate() {
+        let p = a.pattern;
+        if p.process_bytes % p.request_bytes != 0 {
+            bail!("a process's bytes must be a multiple of its request size to be simulated");
+        }
+        let places = outcome.places.get(case).and_then(|c| c.get(index)).cloned().unwrap_or_default();
+        applications.push(Application {
+            name: format!("application {index}"),
+            processes: p.processes,
+            start_s: a.start_us as f64 / 1e6,
+            op: match a.operation {
+                Operation::Read => SimOperation::Read,
+                Operation::Write => SimOperation::Write,
+            },
+            pattern: match p.shape {
+                Shape::Contiguous => SimPattern::Contiguous,
+                Shape::Strided => SimPattern::Strided,
+                Shape::FilePerProcess => SimPattern::FilePerProcess,
+                Shape::Random => SimPattern::Random,
+            },
+            request_bytes: p.request_bytes,
+            requests: p.process_bytes / p.request_bytes * u64::from(a.loops),
+            queue_depth: a.queue_depth,
+            jitter_us: match a.think {
+                Think::None => 0.0,
+                Think::Uniform(us) => us,
+                Think::Exponential(mean_us) => 2.0 * mean_us,
+            },
+            files: places.iter().map(|f| FileAt { key: f.key, server: f.base }).collect(),
+            ..Application::default()
+        });
+    }
+    let one_way_us = cluster.one_way.as_secs_f64() * 1e6;
+    Ok(Scenario {
+        title: format!("{} under {}", outcome.experiment.cases[case].name, system.name),
+        network: Network { latency_us: one_way_us, jitter_us: one_way_us, ..Network::default() },
+        clients: Clients {
+            request_bytes_max: workload.wire_max_bytes.map_or(0, u64::from),
+            placement: match workload.placement {
+                Placement::Block => RankPlacement::Block,
+                Placement::Cyclic => RankPlacement::Cyclic,
+            },
+            ..Clients::default()
+        },
+        io_nodes: (cluster.io_nodes > 0).then(|| IoNodes {
+            count: cluster.io_nodes,
+            policy: policy(&system.io_policy),
+            ..IoNodes::default()
+        }),
+        servers: Servers {
+            count: cluster.data_servers,
+            stripe_bytes: cluster.stripe_bytes,
+            policy: policy(&system.data_policy),
+            in_flight: live.map_or(0, depth),
+            device: "disk".into(),
+            ..Servers::default()
+        },
+        device: [("disk".to_string(), Device::Disk(device))].into(),
+        application: applications,
+        ..Scenario::default()
+    })
+}
+
+/// The table for the terminal, or as Markdown for the documentation.
+pub fn table(sides: &[Side], markdown: bool) -> String {
+    let mut out = String::new();
+    let head = ["case", "system", "live", "simulated", "error", "at the disk, live", "simulated", "error"];
+    let row = |cells: &[String]| {
+        if markdown {
+            format!("| {} |\n", cells.join(" | "))
+        } else {
+            let mut line = format!("{:<26} {:<26}", cells[0], cells[1]);
+            cells[2..].iter().for_each(|cell| line += &format!(" {cell:>12}"));
+            line + "\n"
+        }
+    };
+    out += &row(&head.map(String::from));
+    if markdown {
+        out += &row(&head.map(|_| "---".to_string()));
+    }
+    for s in sides {
+        let kib = |bytes: f64| format!("{:.1} KiB", bytes / 1024.0);
+        let percent =
+            |share: f64, most: f64| format!("{:+.1} %{}", share * 100.0, if share.abs() <= most { "" } else { " !" });
+        let live = if s.live_runs == 0 { "none counts".into() } else { format!("{:.2} s", s.live_s) };
+        out += &row(&[
+            s.case.clone(),
+            s.system.clone(),
+            live,
+            format!("{:.2} s", s.simulated_s),
+            percent(s.makespan_error(), MAKESPAN_SHARE_MAX),
+            kib(s.live_batch_bytes),
+            kib(s.simulated_batch_bytes),
+            percent(s.batch_error(), BATCH_SHARE_MAX),
+        ]);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(system: &str, live_s: f64, simulated_s: f64) -> Side {
+        Side {
+            case: "a".into(),
+            system: system.into(),
+            live_s,
+            live_runs: 3,
+            simulated_s,
+            live_batch_bytes: 65536.0,
+            simulated_batch_bytes: 65536.0 * 1.05,
+        }
+    }
+
+    #[test]
+    fn errors_are_told_by_their_share() {
+        assert!(side("x", 2.0, 2.29).holds());
+        assert!(!side("x", 2.0, 2.31).holds());
+        assert!(!side("x", 2.0, 1.69).holds());
+        assert!(!Side { simulated_batch_bytes: 65536.0 * 1.11, ..side("x", 2.0, 2.0) }.holds());
+        let text = table(&[side("x", 2.0, 2.5)], false);
+        assert!(text.contains("+25.0 % !") && text.contains("+5.0 %") && !text.contains("+5.0 % !"), "{text}");
+        assert!(table(&[side("x", 2.0, 2.5)], true).starts_with("| case |"));
+    }
+
+    #[test]
+    fn an_order_counts_as_wrong_only_where_the_live_runs_differ() {
+        let sides = [side("slow", 4.0, 2.0), side("fast", 2.0, 2.5), side("like fast", 2.01, 2.2)];
+        let wrong = swapped(&sides, 0.05);
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+        assert!(wrong.iter().all(|w| w.faster_simulated == "slow"));
+        assert!(swapped(&[side("a", 1.0, 2.0), side("b", 1.01, 1.0)], 0.05).is_empty());
+    }
+}
