@@ -40,6 +40,7 @@ bench: build ## Print the benchmarks that the documentation quotes
 
 soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
+	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
 	$(CARGO) run --release --locked -p impresario-cli -- reproduce --sweep
 

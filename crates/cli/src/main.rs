@@ -115,7 +115,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let in_file = error.is::<impresario_config::ConfigErrors>();
+            let in_file =
+                error.is::<impresario_config::ConfigErrors>() || error.is::<impresario_assist::config::ConfigError>();
             // Complaints about a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
             // The error is all that matters now; standard error may be closed too.

@@ -24,6 +24,7 @@ use crate::{print, usage};
   impresario reproduce --sweep --divide 4
   impresario reproduce why --markdown doc/REPRODUCTION.md
   impresario reproduce map --scale 1,10 --json which-policy.json
+  impresario reproduce map --scale 100 --divide 4 --with which-policy.json --json which-policy.json
 
 Papers: server-side-scheduling-2002, aioli-2006, agios-2013, twins-2017. `impresario reproduce list` lists the figures.")]
 pub struct Args {
@@ -56,6 +57,9 @@ pub struct Args {
     /// Of the map: processes, I/O nodes and servers times this
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=10_000))]
     scale: Vec<u32>,
+    /// Of the map: take the other scales from a map that was made before (its JSON)
+    #[arg(long, value_name = "FILE")]
+    with: Option<PathBuf>,
     /// Of the map: one scheduled layer at a time also at scale 1 [default: every I/O-node policy × every data-server policy
     /// at scale 1]
     #[arg(long)]
@@ -140,6 +144,13 @@ fn run_map(args: &Args, effort: &Effort) -> Result<ExitCode> {
         let mut line = Progress::new();
         maps.push(map::run(&asked, &stop, &mut |s| show(&mut line, s)).with_context(|| format!("scale {scale}"))?);
         line.end();
+    }
+    if let Some(path) = &args.with {
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let before: Vec<map::ScaleMap> =
+            serde_json::from_str(&text).with_context(|| format!("{} is not a map", path.display()))?;
+        maps.extend(before.into_iter().filter(|m| !args.scale.contains(&m.scale)));
+        maps.sort_by_key(|m| m.scale);
     }
     let table = map::markdown(&maps);
     print(table.as_bytes())?;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use impresario_config::{Complaint, ConfigErrors};
 use impresario_sim::file::{Overrides, Study, TEMPLATE};
-use impresario_sim::{fuzz, sweep};
+use impresario_sim::{Scenario, fuzz, sweep};
 use impresario_workload::simulated::{self, Options, Progress as Part, Results, csv, import, page, table};
 use impresario_workload::size::{parse_bytes, parse_duration, show_seconds};
 use impresario_workload::stop::Stop;
@@ -323,8 +323,9 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
     }
     let stop = catch_signals()?;
     if let Some(seed) = args.replay {
-        return match fuzz::judge(&fuzz::scenario(seed)) {
-            Ok(judged) => {
+        return match fuzz::judge_while(&fuzz::scenario(seed), &|| !stop.is_set()) {
+            Ok(None) => Err(impresario_workload::stop::Stopped.into()),
+            Ok(Some(judged)) => {
                 print(format!("seed {seed}: good, {} operations\n", judged.operations).as_bytes())?;
                 Ok(ExitCode::SUCCESS)
             }
@@ -346,7 +347,10 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
         }
         stop.is_set() || start.elapsed() >= args.time
     };
-    let (tally, found) = fuzz::hunt(seed, threads(args.threads), &fuzz::judge, &enough);
+    // What is not done some time after the end is given up.
+    let go_on = || !stop.is_set() && start.elapsed() < args.time + Duration::from_secs(10);
+    let judge = |s: &Scenario| fuzz::judge_while(s, &go_on).map(Option::unwrap_or_default);
+    let (tally, found) = fuzz::hunt(seed, threads(args.threads), &judge, &enough);
     drop(line);
     if let Some(found) = found {
         return tell(&found, args, &stop);
@@ -376,7 +380,9 @@ fn tell(found: &fuzz::Found, args: &FuzzArgs, stop: &Stop) -> Result<ExitCode> {
         !over
     };
     let scenario = fuzz::scenario(seed);
-    let shrunk = fuzz::shrink(&scenario, &found.failure, &mut |s| fuzz::judge(s).err(), &mut go_on);
+    let in_time = || !stop.is_set() && start.elapsed() < SHRINK_TIME;
+    let mut fails = |s: &Scenario| fuzz::judge_while(s, &in_time).err();
+    let shrunk = fuzz::shrink(&scenario, &found.failure, &mut fails, &mut go_on);
     let path = args.keep.join(format!("fuzz-{seed}.toml"));
     write(&path, &shrunk.text)?;
     let cut = if tired.load(Ordering::Relaxed) { ", stopped before it was smallest" } else { "" };

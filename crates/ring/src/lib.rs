@@ -27,6 +27,9 @@ pub use producer::{Producer, Push};
 pub const SOCKET_VARIABLE: &str = "IMPRESARIO_ASSIST_SOCKET";
 /// Environment variable that names the file to which the interposed library adds its messages; unset, it says nothing.
 pub const LOG_VARIABLE: &str = "IMPRESARIO_ASSIST_LOG";
+/// Environment variable for recorded runs, which are to miss nothing: how long a program may wait at its start for the
+/// manager's answer, in milliseconds, at most 10,000; unset, it does not wait and its very first accesses may go untold.
+pub const WAIT_VARIABLE: &str = "IMPRESARIO_ASSIST_WAIT_MS";
 
 /// The manager's socket: `socket` (the value of [`SOCKET_VARIABLE`]) when it is set and not empty, else
 /// `impresario-assist.sock` in `runtime_dir` (`XDG_RUNTIME_DIR`), else the one of the whole machine.

@@ -236,6 +236,9 @@ impl Simulation {
         if a.left == 0 {
             self.running -= 1;
             self.makespan = self.makespan.max(a.end);
+            if self.running == 0 {
+                self.recorder.close(self.now);
+            }
         } else if a.at_barrier > 0 && a.at_barrier == a.left {
             self.release_barrier(application);
         }
@@ -463,5 +466,6 @@ impl Simulation {
         }
         self.running = 0;
         self.makespan = self.now;
+        self.recorder.close(self.now);
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use generate::scenario;
-pub use judge::{Failure, Judged, Kind, judge};
+pub use judge::{Failure, Judged, Kind, judge, judge_while};
 pub use shrink::{Shrunk, shrink};
 
 use crate::model::Scenario;

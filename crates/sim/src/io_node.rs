@@ -8,12 +8,14 @@ use impresario_sched::{
 use crate::calls::{Asked, FENCED, Owner};
 use crate::client::EIO;
 use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation};
-use crate::slab::Key;
+use crate::slab::{Key, Slab};
 use crate::station::{Said, Station};
 
 pub(crate) struct IoNode {
     pub(crate) station: Station,
-    pub(crate) dispatch: DispatchQueue<Batch>,
+    /// What the policy has released, and where it waits or is under way.
+    pub(crate) released: Slab<Batch>,
+    pub(crate) dispatch: DispatchQueue<Key>,
     pub(crate) fence: Fence,
     /// The processor.
     pub(crate) busy_until: u64,
@@ -26,7 +28,7 @@ pub(crate) struct IoNode {
 /// A request on its way to the data servers.
 pub(crate) struct Forward {
     pub(crate) node: u16,
-    members: Vec<Entry<Batch>>,
+    members: Vec<Entry<Key>>,
     started: u64,
     parent: Parent,
 }
@@ -146,7 +148,8 @@ impl Simulation {
                     let space = if split { extent.lane.0 } else { 0 };
                     let file = u64::from(extent.file.0);
                     let (offset, len) = (extent.lane_offset, extent.len);
-                    n.dispatch.push(Entry { op, file, space, offset, len, token: batch });
+                    let token = n.released.insert(batch);
+                    n.dispatch.push(Entry { op, file, space, offset, len, token });
                 }
                 Said::Wait(until) => {
                     if until < n.station.alarm {
@@ -166,12 +169,13 @@ impl Simulation {
     }
 
     /// Sends touching batches as one request, under the name of the first member, to the data servers.
-    fn forward(&mut self, node: u16, members: Vec<Entry<Batch>>, split: bool) {
+    fn forward(&mut self, node: u16, members: Vec<Entry<Key>>, split: bool) {
         let Some(first) = members.first() else { return };
         let (file, op, space, start) = (first.file as u32, first.op, first.space, first.offset);
         let end = members.iter().map(|m| m.offset + m.len).max().unwrap_or(start);
         let n = &mut self.io[usize::from(node)];
-        let process = first.token.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
+        let head = n.released.get(first.token).and_then(|batch| batch.parts.first());
+        let process = head.map_or(0, |part| n.station.waiter(part.id).process);
         self.totals.distance.step(&mut n.last, file, start);
         let layout = self.files[file as usize].layout;
         let key = self.forwards.insert(Forward { node, members, started: self.now, parent: Parent::new(1) });
@@ -211,7 +215,7 @@ impl Simulation {
         let at = usize::from(node);
         self.io[at].dispatch.done();
         for member in members {
-            let batch = member.token;
+            let Some(batch) = self.io[at].released.remove(member.token) else { continue };
             let mut completion = Completion::of(&batch, Nanos(started), Nanos(self.now));
             if errno != 0 {
                 (completion.errno, completion.bytes_done) = (errno, 0);
@@ -245,6 +249,7 @@ impl Simulation {
         let Some(settings) = self.scenario.io_nodes.as_ref() else { return };
         let (threads, merge) = (settings.threads as usize, settings.merge_requests as usize);
         let n = &mut self.io[usize::from(node)];
+        n.released = Slab::new();
         n.dispatch = DispatchQueue::new(threads, merge, MERGE_BYTES);
         n.fence = Fence::new(FENCED_CLIENTS);
         let result = n.station.restart();

@@ -71,6 +71,9 @@ pub(crate) struct Laws {
     may_idle: bool,
     not_ready: BTreeSet<u32>,
     known: BTreeMap<RequestId, Known>,
+    /// Outstanding requests by file, lane (0 where all share one space) and offset, and the longest that there was.
+    places: BTreeSet<(FileId, u16, u64, RequestId)>,
+    longest: u64,
     /// Outstanding writes of files.
     writes: FxHashMap<FileId, u32>,
     flying: BTreeMap<BatchId, Batch>,
@@ -101,6 +104,8 @@ impl Laws {
             may_idle: may_idle(spec),
             not_ready: BTreeSet::new(),
             known: BTreeMap::new(),
+            places: BTreeSet::new(),
+            longest: 0,
             writes: FxHashMap::default(),
             flying: BTreeMap::new(),
             lanes: core.status().lanes.iter().map(lane).collect(),
@@ -125,8 +130,17 @@ impl Laws {
         if !self.writes.contains_key(&k.request.extent.file) {
             return false;
         }
+        let (file, lane, start, _) = self.place(RequestId(0), &k.request);
+        let from = (file, lane, start.saturating_sub(self.longest), RequestId(0));
+        let near = self.places.range(from..(file, lane, k.request.extent.end(), RequestId(0)));
         let older = |o: &&Known| o.order < k.order && (o.waits() || o.flying > 0);
-        self.known.values().filter(older).any(|o| conflict(&o.request, &k.request, self.shared_space))
+        let mut conflicts = near.filter_map(|place| self.known.get(&place.3)).filter(older);
+        conflicts.any(|o| conflict(&o.request, &k.request, self.shared_space))
+    }
+
+    fn place(&self, id: RequestId, request: &Request) -> (FileId, u16, u64, RequestId) {
+        let lane = if self.shared_space { 0 } else { request.extent.lane.0 };
+        (request.extent.file, lane, request.extent.lane_offset, id)
     }
 
     fn is_ready(&self, request: &Request) -> bool {
@@ -164,6 +178,8 @@ impl Laws {
         self.pass_time(now);
         let bound = core.wait_bound(Nanos(now), id).filter(|_| self.not_ready.is_empty());
         self.order += 1;
+        self.places.insert(self.place(id, request));
+        self.longest = self.longest.max(request.extent.len);
         if request.op != Op::Read {
             *self.writes.entry(request.extent.file).or_default() += 1;
         }
@@ -193,6 +209,7 @@ impl Laws {
 
     fn forget(&mut self, id: RequestId) {
         let Some(k) = self.known.remove(&id) else { return };
+        self.places.remove(&self.place(id, &k.request));
         let file = k.request.extent.file;
         if k.request.op != Op::Read
             && let Some(count) = self.writes.get_mut(&file)

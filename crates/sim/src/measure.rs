@@ -116,6 +116,8 @@ pub(crate) struct Recorder {
     pub(crate) peers: Gauge,
     pub(crate) outstanding: Gauge,
     pub(crate) progress: Vec<Progress>,
+    /// All applications have ended: what still goes on is no part of the measurement.
+    closed: bool,
 }
 
 /// First length of an interval: 2^20 ns, about a millisecond.
@@ -130,6 +132,7 @@ impl Recorder {
             peers: Gauge::default(),
             outstanding: Gauge::default(),
             progress: vec![Progress::default(); applications],
+            closed: false,
         }
     }
 
@@ -154,7 +157,7 @@ impl Recorder {
     /// Changes a gauge.
     #[inline]
     pub(crate) fn change(&mut self, now: u64, which: impl Fn(&mut Recorder) -> &mut Gauge, by: f64) {
-        if by == 0.0 {
+        if by == 0.0 || self.closed {
             return;
         }
         self.reach(now);
@@ -174,7 +177,7 @@ impl Recorder {
         gauge.value = value + by;
     }
 
-    /// Brings the gauges up to a time without changing them.
+    /// Ends the measurement.
     pub(crate) fn close(&mut self, now: u64) {
         let gauges: [fn(&mut Recorder) -> &mut Gauge; 4] =
             [|r| &mut r.io_queue, |r| &mut r.server_queue, |r| &mut r.peers, |r| &mut r.outstanding];
@@ -182,6 +185,7 @@ impl Recorder {
             self.change(now, gauge, 1.0);
             self.change(now, gauge, -1.0);
         }
+        self.closed = true;
     }
 
     /// An application's operation that was outstanding since `began` ended and brought so many bytes.

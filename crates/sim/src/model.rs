@@ -22,7 +22,7 @@ pub struct Scenario {
     /// End of virtual time, s (0.001 to 1e9; default 100000): what is not done then has failed.
     pub time_limit_s: f64,
     /// A client gives up an operation that no server has answered after this time, ms (1 to 600000; default 10000),
-    /// and tries another way once; then it fails with an I/O error.
+    /// and tries another way once; then it fails with an I/O error. What comes of an answer begins the time anew.
     pub request_timeout_ms: u64,
     /// The network.
     pub network: Network,
@@ -65,7 +65,7 @@ pub struct Network {
     /// Header of each message, bytes (default 128).
     pub header_bytes: u64,
     /// Bytes of answers that the network takes for one connection before it is not ready (default 64 KiB): what the
-    /// policies that ask whether a connection can take data see.
+    /// policies that ask whether a connection can take data see. It is ready again when half of that is left.
     pub socket_bytes: u64,
 }
 
@@ -73,13 +73,13 @@ pub struct Network {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Clients {
-    /// Processes per compute node (default 1); they share its link.
+    /// Processes per compute node (default 1); they share its link and its page cache. Applications do not share nodes.
     pub processes_per_node: u32,
     /// Largest request on the wire, bytes (default 0: without limit; NFS over UDP: 8192).
     pub request_bytes_max: u64,
     /// The file-system client reads on after sequential reads, bytes in flight (default 0: not at all).
     pub read_ahead_bytes: u64,
-    /// The client's page cache serves again what was read once (default false), bytes (0: off).
+    /// Page cache of a compute node: serves again what was read once, bytes (default 0: off).
     pub cache_bytes: u64,
     /// Time of a client's processor for each request, µs (default 0).
     pub cpu_us: f64,
@@ -146,9 +146,10 @@ pub struct Servers {
     pub cache_bytes: u64,
     /// The kernel's read-ahead into that cache, bytes (default 128 KiB).
     pub read_ahead_bytes: u64,
-    /// Part of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: writes go through.
+    /// Part of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: writes go through. The flusher
+    /// works while more than half of that is dirty.
     pub dirty_ratio: f64,
-    /// The files are in the cache at the start as far as it reaches.
+    /// The files are in the cache at the start, from their beginnings on, as far as it reaches.
     pub warm: bool,
 }
 
@@ -221,10 +222,11 @@ pub struct Application {
     pub jitter_us: f64,
     /// All processes wait for one another after so many requests (default 0: never).
     pub barrier_requests: u64,
-    /// Collective two-phase I/O as in ROMIO.
+    /// Collective two-phase I/O as in ROMIO, the i-th requests of all processes together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collective: Option<Collective>,
-    /// Data sieving: read whole ranges of this size and pick the wanted pieces out, bytes (default 0: off).
+    /// Data sieving of requests with several regions: read whole ranges of this size and pick the wanted pieces out,
+    /// bytes (default 0: off); for writes read, change and write them.
     pub sieve_bytes: u64,
     /// Where its files lie, in their order; what is not said follows from the seed.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -10,8 +10,6 @@ const SERIES_MAX: usize = 16;
 impl Simulation {
     pub(crate) fn into_outcome(mut self) -> Outcome {
         let end = self.makespan.max(1);
-        // What goes on behind the last process (late copies, the flusher) is no part of the averages.
-        self.recorder.close(self.now.max(end));
         let applications: Vec<ApplicationOutcome> = (0..self.applications.len()).map(|a| self.application(a)).collect();
         let mean_bandwidths: Vec<f64> = applications.iter().map(|a| a.bytes as f64 / a.time_s.max(1e-12)).collect();
         let violations = self.all_violations();

@@ -265,6 +265,9 @@ impl Simulation {
         let ns = (end_ns - self.now) as f64;
         self.totals.device.add(io.len);
         self.totals.device_ns += ns;
+        if self.running == 0 {
+            return; // what goes on behind the last process
+        }
         let until = &mut self.servers[usize::from(server)].device_until;
         self.totals.busy_ns += end_ns.saturating_sub(self.now.max(*until)) as f64;
         *until = end_ns.max(*until);

@@ -300,6 +300,7 @@ impl Simulation {
                 let skew = if n.clock_skew_us > 0.0 { random.below(micros(n.clock_skew_us) + 1) } else { 0 };
                 self.io.push(IoNode {
                     station: Station::new(config, &n.policy, skew as i64, self.checks)?,
+                    released: Slab::new(),
                     dispatch: DispatchQueue::new(n.threads as usize, n.merge_requests as usize, MERGE_BYTES),
                     fence: Fence::new(FENCED_CLIENTS),
                     busy_until: 0,

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use impresario_sim::fuzz;
+use impresario_sim::{Scenario, fuzz};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -17,12 +17,17 @@ fn random_scenarios_keep_every_law() {
     let first = number("IMPRESARIO_SIM_FUZZ_SEED").unwrap_or((now << 20) & (u64::MAX >> 1));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (start, time) = (Instant::now(), Duration::from_secs(seconds));
-    let (tally, found) = fuzz::hunt(first, threads, &fuzz::judge, &|_| start.elapsed() >= time);
+    // What is not done some time after the end is given up.
+    let judge = |s: &Scenario| {
+        fuzz::judge_while(s, &|| start.elapsed() < time + Duration::from_secs(10)).map(Option::unwrap_or_default)
+    };
+    let (tally, found) = fuzz::hunt(first, threads, &judge, &|_| start.elapsed() >= time);
     println!("fuzz: {tally:?} in {seconds} s from seed {first} (IMPRESARIO_SIM_FUZZ_SEED={first} repeats it)");
     if let Some(found) = found {
         let begin = Instant::now();
         let in_time = &mut |tries| tries < 5000 && begin.elapsed() < Duration::from_secs(60);
-        let shrunk = fuzz::shrink(&fuzz::scenario(found.seed), &found.failure, &mut |s| fuzz::judge(s).err(), in_time);
+        let fails = &mut |s: &Scenario| fuzz::judge_while(s, &|| begin.elapsed() < Duration::from_secs(60)).err();
+        let shrunk = fuzz::shrink(&fuzz::scenario(found.seed), &found.failure, fails, in_time);
         panic!(
             "seed {}: {}\nto see it again: impresario sim fuzz --replay {}\nsmallest scenario that fails so:\n{}",
             found.seed, found.failure, found.seed, shrunk.text

@@ -172,6 +172,11 @@ fn operations_survive_a_partition_or_fail_in_time() {
         assert!(o.makespan_s > 0.1 && o.makespan_s < 0.13, "{}", o.makespan_s);
         assert_eq!(o.faults.len(), 2);
     }
+    // What is planned for long after the end does not blur the series.
+    let mut s = plain(reads(4, 20, 64 * KIB));
+    s.fault.push(cut(1e6, 1e6, FaultKind::PartitionedServer));
+    let o = lawful(&s);
+    assert!(o.makespan_s < 0.1 && o.series.interval_s < 0.01 && o.faults.is_empty(), "{:?}", o.series.interval_s);
     // For ever: every operation fails after two waits.
     let mut s = plain(reads(4, 5, 64 * KIB));
     s.request_timeout_ms = 100;

@@ -20,6 +20,8 @@ pub enum Way {
     NoReadAhead,
     /// The pieces, in the order of this run.
     Order,
+    /// The manager finds the strides by itself.
+    Online,
 }
 
 /// Hints to be tried.
@@ -92,8 +94,13 @@ pub fn candidates(
     if !random.is_empty() {
         found.push(Candidate { way: Way::NoReadAhead, entry: Entry { random: random.clone(), ..new() } });
     }
-    // The order of this run, where the file's order says nothing and one thread reads it.
-    if pattern.kind() == Kind::Random
+    // Where most of the file is passed over, blocks bring in too much: the pieces alone, foreseen from their strides.
+    let sparse = pattern.unique_bytes < pattern.size_bytes / 2;
+    if sparse && pattern.kind() == Kind::Forward {
+        found.push(Candidate { way: Way::Online, entry: Entry { online: true, ..new() } });
+    }
+    // The order of this run, where the file's order says nothing or little is read of it, and one thread reads it.
+    if (pattern.kind() == Kind::Random || sparse)
         && pattern.processes == 1
         && let Some(sequence) = order(run, file)
     {

@@ -88,6 +88,7 @@ pub fn hint(way: Way, entry: &Entry, p: &Pattern, e: &Expected, device: &Device)
         Way::NoReadAhead => {
             format!("the kernel is told not to read {} ahead for nothing", bytes(device.read_ahead_bytes))
         }
+        Way::Online => "the pieces to come are foreseen from the strides while the program runs".into(),
         Way::Order => {
             "the pieces are brought in ahead in the order of the recorded run, which the next run is taken to \
                        repeat"
@@ -127,10 +128,21 @@ pub fn text(plan: &Plan) -> String {
     out
 }
 
+/// Files without hints that are told of; the others are only counted.
+const PLAIN_FILES_TOLD: usize = 3;
+
 fn write(out: &mut String, plan: &Plan) -> std::fmt::Result {
+    let (mut plain, mut untold) = (0, 0);
     for f in &plan.files {
         if f.purpose == Purpose::Program {
             continue;
+        }
+        if f.entry.is_none() {
+            plain += 1;
+            if plain > PLAIN_FILES_TOLD {
+                untold += 1;
+                continue;
+            }
         }
         writeln!(out, "{}", f.path)?;
         let p = &f.pattern;
@@ -150,6 +162,9 @@ fn write(out: &mut String, plan: &Plan) -> std::fmt::Result {
         if plan.refused.as_ref() != Some(&f.why) {
             writeln!(out, "  {verdict}: {}", f.why)?;
         }
+    }
+    if untold > 0 {
+        writeln!(out, "{untold} other files: no hint (--json tells of all)")?;
     }
     match (&plan.refused, &plan.expected) {
         (Some(reason), _) => writeln!(out, "No hints: {reason}"),

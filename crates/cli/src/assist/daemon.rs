@@ -58,27 +58,32 @@ pub fn run(args: Args) -> Result<ExitCode> {
     signal_hook::flag::register(SIGHUP, reload.clone())?;
     raise_file_limit();
     let mut first = true;
-    while !stop.load(Ordering::Relaxed) {
+    loop {
         let manager = start(&args, &hints, &socket)?;
         let reports = Reports::listen(&socket)?;
+        let mut follower = follow(&args, &hints, &manager)?;
         if std::mem::take(&mut first) {
             eprintln!("The advice manager listens at {}.", socket.display());
             tell_systemd("READY=1");
         }
-        if serve(&args, &hints, &manager, &reports, &stop, &reload)? {
-            match Hints::load(&args.config) {
-                Ok(new) => {
-                    new.warnings().iter().for_each(|w| eprintln!("impresario: {}: {w}", args.config.display()));
-                    hints = new;
-                    eprintln!("The hints were read anew.");
-                }
-                Err(error) => eprintln!("impresario: the hints stay as they were: {error}"),
+        // A file with a mistake changes nothing: the same manager goes on.
+        let new = loop {
+            match serve(&manager, &reports, &mut follower, &stop, &reload)? {
+                Next::Stop => break None,
+                Next::Reload => match Hints::load(&args.config) {
+                    Ok(new) => break Some(new),
+                    Err(error) => eprintln!("impresario: the hints stay as they were: {error}"),
+                },
             }
-        }
+        };
+        drop(follower);
         drop(reports);
         manager.stop().context("ending the advice manager")?;
+        let Some(new) = new else { return Ok(ExitCode::SUCCESS) };
+        new.warnings().iter().for_each(|w| eprintln!("impresario: {}: {w}", args.config.display()));
+        eprintln!("The hints were read anew.");
+        hints = new;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn start(args: &Args, hints: &Hints, socket: &Path) -> Result<Handle> {
@@ -89,47 +94,52 @@ fn start(args: &Args, hints: &Hints, socket: &Path) -> Result<Handle> {
     };
     Manager::start(options, socket).map_err(|error| {
         let hint = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "; one runs there already: end it, or choose another --socket",
             std::io::ErrorKind::NotFound => "; its folder must exist",
             std::io::ErrorKind::PermissionDenied => "; choose a --socket in a folder of yours, or run as root",
             _ => "",
         };
-        usage(format!("no advice manager can listen at {}: {error}{hint}", socket.display()))
+        usage(format!("no advice manager can listen: {error}{hint}"))
     })
 }
 
-/// Serves until it is to stop (false) or to read its hints anew (true).
+/// Begins to watch programs that carry no library, if that is asked for.
+fn follow(args: &Args, hints: &Hints, manager: &Handle) -> Result<Option<Follower>> {
+    let means = match (args.watch, args.watch_before) {
+        (true, _) => Means::Trace,
+        (_, true) => Means::PreAccess,
+        _ => return Ok(None),
+    };
+    let follower = Follower::new(hints, means, manager.socket())
+        .context("watching programs through the kernel needs root and, for --watch, tracefs at /sys/kernel/tracing")?;
+    eprintln!("Watching {} files.", follower.files());
+    Ok(Some(follower))
+}
+
+/// Why serving ended.
+enum Next {
+    /// The daemon is to end.
+    Stop,
+    /// It is to read its hints anew.
+    Reload,
+}
+
+/// Serves until a signal came.
 fn serve(
-    args: &Args,
-    hints: &Hints,
     manager: &Handle,
     reports: &Reports,
+    follower: &mut Option<Follower>,
     stop: &AtomicBool,
     reload: &AtomicBool,
-) -> Result<bool> {
-    let means = match (args.watch, args.watch_before) {
-        (true, _) => Some(Means::Trace),
-        (_, true) => Some(Means::PreAccess),
-        _ => None,
-    };
-    let mut follower = match means {
-        Some(means) => Some(Follower::new(hints, means, manager.socket()).context(
-            "watching programs through the kernel needs root and, for --watch, tracefs at /sys/kernel/tracing",
-        )?),
-        None => None,
-    };
-    if let Some(follower) = &follower {
-        eprintln!("Watching {} files.", follower.files());
-    }
+) -> Result<Next> {
     loop {
         if stop.load(Ordering::Relaxed) {
-            return Ok(false);
+            return Ok(Next::Stop);
         }
         if reload.swap(false, Ordering::Relaxed) {
-            return Ok(true);
+            return Ok(Next::Reload);
         }
         reports.answer(|| manager.report());
-        match &mut follower {
+        match follower {
             Some(follower) => follower.turn(Duration::from_millis(50))?,
             None => std::thread::sleep(Duration::from_millis(50)),
         }

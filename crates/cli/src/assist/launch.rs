@@ -7,7 +7,10 @@ use std::process::{Child, Command, ExitCode};
 
 use anyhow::{Context, Result};
 use impresario_interpose::{Verdict, check_program};
-use impresario_ring::SOCKET_VARIABLE;
+use impresario_ring::{SOCKET_VARIABLE, WAIT_VARIABLE};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::usage;
 
@@ -79,13 +82,28 @@ pub fn reach(name: &str) -> Result<Reach> {
 /// The file of a program, found as a shell finds it.
 fn find(name: &str) -> Result<PathBuf> {
     if name.contains('/') {
-        return Ok(name.into());
+        return match std::fs::metadata(name) {
+            Ok(_) => Ok(name.into()),
+            Err(error) => Err(usage(format!("the program {name:?} cannot be started: {error}"))),
+        };
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path)
         .map(|folder| folder.join(name))
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file());
     found.ok_or_else(|| usage(format!("there is no program {name:?} in the folders of PATH")))
+}
+
+/// How long a program that is recorded may wait for the manager, so that its first accesses are noted too.
+const RECORD_WAIT_MS: &str = "1000";
+
+/// What a program is run for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be faster.
+    Advise,
+    /// To be recorded, whole.
+    Record,
 }
 
 /// Programs that run under the library.
@@ -96,7 +114,13 @@ pub struct Programs {
 impl Programs {
     /// Starts `instances` of a program; `socket` is that of their advice manager, and `files_limit` the limit of open
     /// files that they would have had without us.
-    pub fn start(words: &[OsString], instances: u32, socket: &Path, files_limit: Option<u64>) -> Result<Programs> {
+    pub fn start(
+        words: &[OsString],
+        purpose: Purpose,
+        instances: u32,
+        socket: &Path,
+        files_limit: Option<u64>,
+    ) -> Result<Programs> {
         let library = library()?;
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -104,10 +128,15 @@ impl Programs {
             preload.push(others);
         }
         let Some((name, arguments)) = words.split_first() else { return Err(usage("name a program after `--`")) };
+        // Before the first of them, so that no signal ends us and leaves a program behind.
+        let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
         let mut programs = Programs { children: Vec::new() };
         for _ in 0..instances.max(1) {
             let mut command = Command::new(name);
             command.args(arguments).env("LD_PRELOAD", &preload).env(SOCKET_VARIABLE, socket);
+            if purpose == Purpose::Record {
+                command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
+            }
             if let Some(current) = files_limit {
                 // SAFETY: between fork and exec only getrlimit and setrlimit are called, plain system calls.
                 unsafe {
@@ -121,7 +150,26 @@ impl Programs {
             let child = command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))?;
             programs.children.push(child);
         }
+        programs.hand_on(signals)?;
         Ok(programs)
+    }
+
+    /// Ctrl-C and SIGTERM are for the program; we end when it has ended. A termination of us alone is handed on.
+    fn hand_on(&self, mut signals: Signals) -> Result<()> {
+        let pids: Vec<Pid> = self.children.iter().filter_map(|c| Pid::from_raw(i32::try_from(c.id()).ok()?)).collect();
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                // The terminal sends these two to the program itself.
+                if matches!(signal, SIGINT | SIGQUIT) {
+                    continue;
+                }
+                let Some(signal) = Signal::from_named_raw(signal) else { continue };
+                pids.iter().for_each(|pid| {
+                    let _ = kill_process(*pid, signal); // it may have ended
+                });
+            }
+        })?;
+        Ok(())
     }
 
     /// Waits for all; the exit status of the first that failed, as a shell would tell it.
@@ -136,33 +184,6 @@ impl Programs {
         }
         Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
     }
-}
-
-/// Ctrl-C and SIGTERM are for the program; we end when it has ended. A termination of us alone is handed on.
-pub fn leave_signals_to_programs(programs: &Programs) -> Result<()> {
-    let pids: Vec<i32> = programs.children.iter().filter_map(|child| i32::try_from(child.id()).ok()).collect();
-    let mut signals = signal_hook::iterator::Signals::new([
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGQUIT,
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGHUP,
-    ])?;
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            // The terminal sends these two to the program itself.
-            if matches!(signal, signal_hook::consts::SIGINT | signal_hook::consts::SIGQUIT) {
-                continue;
-            }
-            for pid in &pids {
-                if let (Some(pid), Some(signal)) =
-                    (rustix::process::Pid::from_raw(*pid), rustix::process::Signal::from_named_raw(signal))
-                {
-                    let _ = rustix::process::kill_process(pid, signal);
-                }
-            }
-        }
-    })?;
-    Ok(())
 }
 
 /// A place for the socket of a manager of our own, that only this user can reach.

@@ -10,7 +10,7 @@ use impresario_assist::record::TraceSink;
 use impresario_trace::{Trace, TraceOp};
 use impresario_workload::size::show_bytes;
 
-use super::launch::{Programs, Reach, leave_signals_to_programs, own_socket, reach};
+use super::launch::{Programs, Purpose, Reach, own_socket, reach};
 use crate::usage;
 
 /// Watch one run of a program and write what it read and wrote to a trace
@@ -37,18 +37,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }
-    if args.force && args.output.is_file() {
+    if args.output.exists() {
+        if !args.force {
+            let shown = args.output.display();
+            return Err(usage(format!(
+                "{shown} is there already; name another trace with -o, or replace it with --force"
+            )));
+        }
         std::fs::remove_file(&args.output).with_context(|| format!("replacing {}", args.output.display()))?;
     }
     let command: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
-    let sink = TraceSink::create(&args.output, &command.join(" "))
-        .with_context(|| "the trace cannot be made; name another with -o, or replace it with --force")?;
+    let sink = TraceSink::create(&args.output, &command.join(" "))?;
     let folder = own_socket()?;
     let before = raise_file_limit();
     let manager = Manager::start(Options::record(Box::new(sink)), &folder.path().join("socket"))
         .context("starting the advice manager")?;
-    let programs = Programs::start(&args.program, 1, manager.socket(), before)?;
-    leave_signals_to_programs(&programs)?;
+    let programs = Programs::start(&args.program, Purpose::Record, 1, manager.socket(), before)?;
     let code = programs.wait()?;
     let report = manager.stop().context("ending the advice manager")?;
     let trace = Trace::load(&args.output)?;

@@ -32,7 +32,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let socket = args.socket.unwrap_or_else(default_socket);
+    let socket = args.socket.unwrap_or_else(answering_socket);
     let place = place(&socket);
     let mut stream = UnixStream::connect(&place).map_err(|error| {
         usage(format!(
@@ -51,7 +51,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// The socket that programs and the daemon use when nothing else is said.
+/// The socket of the manager that is asked when nothing else is said: that of the user's own manager if there is one,
+/// else that of the machine's.
+pub fn answering_socket() -> PathBuf {
+    let users = default_socket();
+    let machines = impresario_ring::socket_path(None, None);
+    let named = std::env::var_os(impresario_ring::SOCKET_VARIABLE).is_some_and(|name| !name.is_empty());
+    if named || users.exists() || !machines.exists() { users } else { machines }
+}
+
+/// The socket at which a daemon listens when nothing else is said.
 pub fn default_socket() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name);
     impresario_ring::socket_path(

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use impresario_assist::manager::{Manager, Options, raise_file_limit};
 
-use super::launch::{Programs, Reach, leave_signals_to_programs, own_socket, reach};
+use super::launch::{Programs, Purpose, Reach, own_socket, reach};
 use crate::usage;
 
 /// Run a program with hints
@@ -46,15 +46,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         eprintln!("impresario: it runs without hints: {why}");
     }
     let Some(path) = args.hints else {
-        let socket = super::report::default_socket();
+        let socket = super::report::answering_socket();
         if !socket.exists() {
             return Err(usage(format!(
                 "no advice manager listens at {}; start one with `impresario assist daemon`, or give a hints file",
                 socket.display()
             )));
         }
-        let programs = Programs::start(&args.program, args.instances, &socket, None)?;
-        leave_signals_to_programs(&programs)?;
+        let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, None)?;
         return programs.wait();
     };
     let hints = super::hints(&path)?;
@@ -62,8 +61,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let before = raise_file_limit();
     let manager =
         Manager::start(Options::new(hints), &folder.path().join("socket")).context("starting the advice manager")?;
-    let programs = Programs::start(&args.program, args.instances, manager.socket(), before)?;
-    leave_signals_to_programs(&programs)?;
+    let programs = Programs::start(&args.program, Purpose::Advise, args.instances, manager.socket(), before)?;
     let code = programs.wait()?;
     match manager.stop() {
         Ok(report) => {

@@ -1,8 +1,8 @@
 //! The channel to the advice manager as the table's consumer: connecting, registering files, telling accesses, and doing
 //! without when the manager is absent, stopped, dead or back again.
 //!
-//! - [`Assist::start`] says Hello when the library is loaded and does not wait for the answer: it is looked for at later
-//!   uses of descriptors. Until it is there, descriptors are unknown and asked about again.
+//! - [`Assist::start`] says Hello when the library is loaded and does not wait for the answer (unless
+//!   [`Assist::await_answer`] is called): it is looked for at later uses of descriptors. Until it is there, descriptors are unknown and asked about again.
 //! - A manager that ends is noticed by its socket: at the next message, and every [`LOOK_NS`] while accesses are told.
 //!   Then the generation becomes 0; uses of descriptors try again with growing patience, and with a new generation every
 //!   file is registered anew at its next use.
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use impresario_ring::message::{Mode, ToClient, ToManager, register};
 use impresario_ring::patterns::{PATTERNS_BYTES_MAX, Patterns};
 use impresario_ring::{Access, Op, Producer, Push, SLOTS, now_ns, ring_bytes};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
 use crate::consumer::{Claim, Consumer, Event};
@@ -104,6 +105,22 @@ impl Assist {
             STARTED.store(true, Release);
             self.idle();
         });
+    }
+
+    /// Waits for the answer to Hello, at most so long and never more than ten seconds. For recorded runs only, which are
+    /// to miss nothing; to be called when the library is loaded. A manager that is absent or ends is not waited for.
+    pub fn await_answer(&self, patience_ms: u64) {
+        const PATIENCE_MS_MOST: u64 = 10_000;
+        let end = now_ns().saturating_add(patience_ms.min(PATIENCE_MS_MOST) * 1_000_000);
+        while self.state() == State::Asked && now_ns() < end {
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: ANSWER_NS_LATE as _ };
+            quietly(|| {
+                SOCKET.with(|socket| {
+                    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+                    let _ = rustix::event::poll(&mut fds, Some(&pause));
+                });
+            });
+        }
     }
 
     /// How far the channel is; looks for the answer to Hello.

@@ -7,7 +7,7 @@ use std::path::Path;
 use impresario_device::{DeviceParams, FlashParams};
 
 use super::*;
-use crate::model::{Application, Collective, Device, Fault, FaultKind, IoNodes, Operation, RandomFaults};
+use crate::model::{Application, Collective, Device, Fault, FaultKind, FileAt, IoNodes, Operation, RandomFaults};
 
 const GOOD: &str = r#"title = "t"
 seed = 3
@@ -267,6 +267,7 @@ fn everything() -> Scenario {
         ]),
         application: vec![Application {
             collective: Some(Collective::default()),
+            files: vec![FileAt { key: 1, server: 0 }],
             trace_file: Some("job.dxt".into()),
             ..Application::default()
         }],
@@ -280,11 +281,7 @@ fn everything() -> Scenario {
 fn the_template_has_every_key_with_its_default() {
     assert_eq!(read(TEMPLATE).unwrap().first().application, [Application::default()]);
     // Lines that begin with # without a space behind it are what is absent by default.
-    let switched_on = |line: &str| match line.strip_prefix('#') {
-        Some(rest) if !rest.starts_with(' ') => rest.to_string(),
-        _ => line.to_string(),
-    };
-    let full = TEMPLATE.lines().map(switched_on).collect::<Vec<_>>().join("\n");
+    let full = full_template(&[]);
     let mut values = Tree::parse(&full).unwrap().values;
     assert!(values.remove("sweep").is_some() && values.remove("repetitions") == Some(Value::Integer(1)));
     let (mut found, mut wanted) = (BTreeMap::new(), BTreeMap::new());
@@ -306,14 +303,59 @@ fn the_template_has_every_key_with_its_default() {
     }
 }
 
-#[test]
-fn the_whole_template_can_be_run_too() {
+/// The template with what is absent by default switched on, but for lines that begin so.
+fn full_template(but: &[&str]) -> String {
     let switched_on = |line: &str| match line.strip_prefix('#') {
-        // What goes only with other values of other keys stays switched off.
-        Some(rest) if ["zip", "trace_file", " "].iter().all(|start| !rest.starts_with(start)) => rest.to_string(),
+        Some(rest) if !rest.starts_with(' ') && but.iter().all(|start| !rest.starts_with(start)) => rest.to_string(),
         _ => line.to_string(),
     };
-    let full = TEMPLATE.lines().map(switched_on).collect::<Vec<_>>().join("\n");
+    TEMPLATE.lines().map(switched_on).collect::<Vec<_>>().join("\n")
+}
+
+/// Every section of the values, by its path.
+fn sections(value: &Value, path: &[String], into: &mut Vec<Vec<String>>) {
+    let inner = |key: &str| [path, &[key.to_string()]].concat();
+    match value {
+        Value::Table(table) if path.last().is_none_or(|key| key != "policy") => {
+            into.push(path.to_vec());
+            table.iter().for_each(|(key, value)| sections(value, &inner(key), into));
+        }
+        Value::Array(array) => array.iter().enumerate().for_each(|(i, v)| sections(v, &inner(&i.to_string()), into)),
+        _ => {}
+    }
+}
+
+/// What `serde` knows is what the template shows, also of keys that are not written when they are empty.
+#[test]
+fn every_section_of_the_template_has_all_keys_that_can_be_read() {
+    let mut values = Tree::parse(&full_template(&[])).unwrap().values;
+    values.remove("sweep");
+    values.remove("repetitions");
+    let mut all = Vec::new();
+    sections(&Value::Table(values.clone()), &[], &mut all);
+    let mut seen = 0;
+    for path in all.iter().filter(|path| path.as_slice() != ["device"]) {
+        let mut with_foreign = values.clone();
+        let section = match path.as_slice() {
+            [] => &mut with_foreign,
+            path => value_at_mut(&mut with_foreign, path).and_then(Value::as_table_mut).unwrap(),
+        };
+        let mut shown: BTreeSet<String> = section.keys().cloned().collect();
+        shown.remove("kind");
+        section.insert("qqqqqqqqqqqqqqqq".into(), Value::Boolean(true));
+        let wrong = judge::scenario(&with_foreign, &Traces::new()).unwrap_err();
+        let told = wrong.iter().find(|w| w.unknown).unwrap_or_else(|| panic!("{path:?}: {wrong:?}"));
+        let known = told.message.rsplit_once("known are ").unwrap_or_else(|| panic!("{told:?}")).1;
+        assert_eq!(known.split(", ").map(str::to_string).collect::<BTreeSet<_>>(), shown, "{path:?}");
+        seen += 1;
+    }
+    assert!(seen >= 12, "{all:?}");
+}
+
+#[test]
+fn the_whole_template_can_be_run_too() {
+    // What goes only with other values of other keys stays switched off.
+    let full = full_template(&["zip", "trace_file"]);
     let mut find = no_traces;
     let study = Study::read(&full, Path::new("t.toml"), &Overrides::default(), &mut find).unwrap();
     assert_eq!(study.points.len(), 15);

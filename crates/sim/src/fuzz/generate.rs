@@ -39,7 +39,12 @@ pub fn scenario(seed: u64) -> Scenario {
         servers.device = "d".into();
     }
     let mut clients = clients(&mut dice);
-    let piece_least = applications.iter().map(asked_at_once).max().unwrap_or(0) / PIECES_MAX;
+    let asked: u64 = applications
+        .iter()
+        .map(|a| u64::from(a.copies) * u64::from(a.processes) * a.requests.min(u64::from(a.queue_depth)))
+        .sum();
+    let pieces_max = (OUTSTANDING_MAX / asked.max(1)).clamp(2, 32);
+    let piece_least = applications.iter().map(asked_at_once).max().unwrap_or(0) / pieces_max;
     servers.stripe_bytes = servers.stripe_bytes.max(piece_least.next_power_of_two() as u32);
     if clients.request_bytes_max > 0 {
         clients.request_bytes_max = clients.request_bytes_max.max(piece_least);
@@ -65,8 +70,8 @@ pub fn scenario(seed: u64) -> Scenario {
     }
 }
 
-/// A request comes in so many pieces at most: checking them all takes time for each one outstanding.
-const PIECES_MAX: u64 = 32;
+/// Pieces of requests outstanding at once, about: at each step the laws look at all of them.
+const OUTSTANDING_MAX: u64 = 600;
 
 /// Bytes that a process of an application, or its aggregator, asks for at once.
 fn asked_at_once(a: &Application) -> u64 {

@@ -83,16 +83,22 @@ pub struct Judged {
 
 /// Runs a scenario with the complete checks.
 pub fn judge(scenario: &Scenario) -> Result<Judged, Failure> {
-    let outcome = caught(|| run(scenario))?;
+    judge_while(scenario, &|| true).map(Option::unwrap_or_default)
+}
+
+/// The same as long as `go_on` says so, which is asked now and then; `None` when it was given up.
+pub fn judge_while(scenario: &Scenario, go_on: &dyn Fn() -> bool) -> Result<Option<Judged>, Failure> {
+    let Some(outcome) = caught(|| run(scenario, go_on))? else { return Ok(None) };
     let broken = outcome.violations.first().cloned().or_else(|| wrong_sums(scenario, &outcome));
     if let Some(message) = broken {
         return Err(Failure { kind: Kind::Violation, message });
     }
-    if scenario.seed.is_multiple_of(TWICE) && caught(|| run(scenario))? != outcome {
+    let again = scenario.seed.is_multiple_of(TWICE);
+    if again && caught(|| run(scenario, go_on))?.is_some_and(|again| again != outcome) {
         let message = "two runs gave different outcomes".into();
         return Err(Failure { kind: Kind::Undetermined, message });
     }
-    Ok(Judged { operations: outcome.operations, faults: outcome.faults.len() as u64 })
+    Ok(Some(Judged { operations: outcome.operations, faults: outcome.faults.len() as u64 }))
 }
 
 /// What can be told from outside: an application that saw no failure got all its bytes.
@@ -109,7 +115,7 @@ fn wrong_sums(scenario: &Scenario, outcome: &Outcome) -> Option<String> {
     None
 }
 
-fn run(scenario: &Scenario) -> Result<Outcome, Failure> {
+fn run(scenario: &Scenario, go_on: &dyn Fn() -> bool) -> Result<Option<Outcome>, Failure> {
     let refused = |e: SimError| Failure { kind: Kind::Refused, message: e.to_string() };
     let mut simulation = Simulation::new(scenario).map_err(refused)?.with_checks(true);
     let operations: u64 = scenario
@@ -118,12 +124,15 @@ fn run(scenario: &Scenario) -> Result<Outcome, Failure> {
         .map(|a| u64::from(a.copies) * u64::from(a.processes) * a.requests * u64::from(a.regions))
         .sum();
     let events_max = EVENTS_FREE + EVENTS_PER_OPERATION * operations;
-    const STEP: u64 = 100_000;
+    const STEP: u64 = 5_000;
     let mut events = 0;
     loop {
         let progress = simulation.step_until(Budget::Events(STEP));
         if progress.done {
-            return Ok(simulation.finish());
+            return Ok(Some(simulation.finish()));
+        }
+        if !go_on() {
+            return Ok(None);
         }
         events += STEP;
         if events > events_max + (progress.virtual_s * EVENTS_PER_SECOND) as u64 {

@@ -291,7 +291,7 @@ impl Suite<'_> {
         place.cool()?;
         (self.say)(&format!("{}: recording one run", program.name));
         let (trace_word, hints_word) = (trace.to_string_lossy(), hints.to_string_lossy());
-        tool(&mut inside(program.assisted(&["record", "-o", &trace_word])?))?;
+        tool(&mut inside(program.assisted(&["record", "--force", "-o", &trace_word])?))?;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["assist", "plan", &trace_word, "-o", &hints_word]);
         let plan = tool(&mut inside(command))?;
@@ -380,7 +380,15 @@ fn judge(claim: Claim, measured: &Measured, gain: Interval, first_bytes: Option<
 fn fill(path: &Path, len_bytes: u64) -> Result<()> {
     let mut random = fs::File::open("/dev/urandom")?;
     let mut file = fs::File::create(path).with_context(|| format!("making {}", path.display()))?;
-    std::io::copy(&mut std::io::Read::take(&mut random, len_bytes), &mut file)?;
+    // In large pieces: on the modelled disk each write pays for its turn.
+    let mut buffer = vec![0; 4 << 20];
+    let mut left = len_bytes;
+    while left > 0 {
+        let piece = left.min(buffer.len() as u64) as usize;
+        std::io::Read::read_exact(&mut random, &mut buffer[..piece])?;
+        std::io::Write::write_all(&mut file, &buffer[..piece])?;
+        left -= piece as u64;
+    }
     file.sync_all()?;
     Ok(())
 }

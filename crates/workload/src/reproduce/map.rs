@@ -104,8 +104,11 @@ pub struct Situation {
 /// The map at one scale.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScaleMap {
-    /// Processes, I/O nodes and data servers are so many times those of scale 1 (32, 2 and 4).
+    /// Processes, I/O nodes and data servers are so many times those of scale 1 (32, 2 and 4); at most 1000 I/O nodes
+    /// and servers.
     pub scale: u32,
+    /// The volume of every process was divided by this.
+    pub divide: u64,
     /// Repetitions of each system in each situation.
     pub repetitions: u32,
     /// Whether every I/O-node policy was run with every data-server policy.
@@ -346,6 +349,7 @@ pub fn run(asked: &Asked, stop: &Stop, step: &mut dyn FnMut(Step)) -> Result<Sca
     });
     Ok(ScaleMap {
         scale: asked.scale,
+        divide: asked.effort.divide.max(1),
         repetitions,
         cascade: asked.cascade,
         situations: judged.collect(),

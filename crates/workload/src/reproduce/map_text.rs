@@ -18,16 +18,17 @@ pub fn markdown(maps: &[ScaleMap]) -> String {
         };
         _ = writeln!(
             out,
-            "- ×{}: {} situations, {what}, {} repetitions, {} simulations.",
+            "- ×{}: {} situations, {what}, {} repetitions, {} simulations{}.",
             m.scale,
             m.situations.len(),
             m.repetitions,
-            m.simulations
+            m.simulations,
+            if m.divide > 1 { format!(", volume of a process divided by {}", m.divide) } else { String::new() }
         );
     }
     _ = write!(
         out,
-        "\n### Shortest makespan\n\nWith its gain over `{BASELINE}`; in brackets how many others are not told apart from it.\n\n"
+        "\n### Shortest makespan\n\nWith its gain over `{BASELINE}`; in brackets how many others are not told apart from it (7: or more).\n\n"
     );
     map(&mut out, maps, |s| &s.winners.makespan);
     _ = write!(out, "\n### Shortest makespan with one scheduled layer\n\n");

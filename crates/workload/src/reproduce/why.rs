@@ -268,10 +268,6 @@ const TWINS_CHANGES: &[Change] = &[
     ("ranks dealt to I/O nodes round robin", |s| s.clients.placement = RankPlacement::Cyclic),
     ("disks in order of arrival", in_order),
     ("one request at a time below each server", |s| s.servers.in_flight = 1),
-    ("both", |s| {
-        in_order(s);
-        s.servers.in_flight = 1;
-    }),
     ("I/O nodes with 4 threads", |s| {
         if let Some(nodes) = &mut s.io_nodes {
             nodes.threads = 4;

@@ -1,0 +1,17 @@
+//! `impresario assist` as people use it: real programs under the real library and manager, on files of this machine.
+//! Parts that need root, the kernel's trace or a static C library say "not run: …" where these are missing.
+
+mod support;
+
+#[path = "assist/mistakes.rs"]
+mod mistakes;
+#[path = "assist/node.rs"]
+mod node;
+#[path = "assist/one_program.rs"]
+mod one_program;
+#[path = "assist/tools.rs"]
+mod tools;
+#[path = "assist/trouble.rs"]
+mod trouble;
+#[path = "assist/watched.rs"]
+mod watched;

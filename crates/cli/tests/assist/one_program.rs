@@ -1,0 +1,229 @@
+//! One program of one user: watched, planned for, run with hints, compared.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use impresario_assist::report::Report;
+use impresario_trace::{Trace, TraceOp};
+
+use crate::support::{PATIENCE, Process, Ran, eventually, run_command};
+use crate::tools::{
+    COUNT, Folder, LONG, Nobody, PIECE, STRIDE, WAIT_MS, assist, forget, is_root, not_run, of, plain, reading,
+    try_compile,
+};
+
+fn words(text: &[&str]) -> Vec<String> {
+    text.iter().map(|w| w.to_string()).collect()
+}
+
+/// Runs a program under `assist run` with hints and under `assist record`.
+#[track_caller]
+fn both(folder: &Folder, hints: &Path, program: &[String]) -> [Ran; 2] {
+    let recorded = run_command(assist(["record", "-f", "-o"]).arg(folder.at("both.imt")).arg("--").args(program), LONG);
+    let guided = run_command(assist(["run"]).arg(hints).arg("--").args(program), LONG);
+    [recorded, guided]
+}
+
+#[test]
+fn recorded_planned_run_and_reported() {
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    let read = reading(&program, &data, 1000);
+    let alone = plain(&read);
+    let trace = folder.at("t.imt");
+    let ran = run_command(assist(["record", "-o"]).arg(&trace).arg("--").args(&read), LONG);
+    assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
+    assert!(ran.err.contains("64 reads (4 MiB) and 0 writes"), "{}", ran.err);
+    let recorded = Trace::load(&trace).unwrap();
+    let path = data.as_os_str().as_encoded_bytes();
+    let ours: Vec<usize> = (0..recorded.files.len()).filter(|f| recorded.files[*f].path == path).collect();
+    assert_eq!(ours.len(), 1, "{:?}", recorded.files);
+    let seen = recorded.records.iter().filter(|r| r.file.0 as usize == ours[0] && r.op != TraceOp::Close);
+    let seen: Vec<_> = seen.map(|r| (r.op, r.offset, r.moved_bytes())).collect();
+    assert_eq!(seen, (0..COUNT).map(|i| (TraceOp::Read, i * STRIDE, PIECE)).collect::<Vec<_>>());
+
+    // A trace that is there is not lost by mistake.
+    let ran = run_command(assist(["record", "-o"]).arg(&trace).args(["--", "true"]), PATIENCE);
+    assert!(ran.code != 0 && ran.err.contains("--force") && ran.err.lines().count() == 1, "{ran:?}");
+    assert_eq!(Trace::load(&trace).unwrap().records.len(), recorded.records.len());
+
+    let hints = folder.at("hints.json");
+    let planning = |more: &[&str]| {
+        let mut command = assist(["plan"]);
+        command.arg(&trace).arg("-o").arg(&hints).args(["--device", "disk", "--cold"]).args(more);
+        run_command(&mut command, LONG)
+    };
+    let ran = planning(&[]);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
+    assert!(ran.out.contains(data.to_str().unwrap()), "the plan does not speak of the file:\n{}", ran.out);
+    let planned: serde_json::Value = serde_json::from_slice(&std::fs::read(&hints).unwrap()).unwrap();
+    let entry = &planned["File"][0];
+    assert_eq!(entry["Path"].as_str().map(Path::new), Some(data.as_path()), "{planned}");
+    assert!(entry["Why"].as_str().is_some_and(|why| !why.is_empty()), "{planned}");
+    let told: serde_json::Value = serde_json::from_str(&planning(&["--json"]).out).unwrap();
+    assert!(told["hints"]["File"].is_array(), "{told}");
+
+    forget(&data);
+    let report = folder.at("report.json");
+    let mut command = assist(["run", "-v"]);
+    command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
+    let ran = run_command(command.arg(&hints).arg("--report").arg(&report).arg("--").args(&read), LONG);
+    assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
+    assert!(ran.err.contains(data.to_str().unwrap()) && ran.err.contains("prefetched"), "{}", ran.err);
+    let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+    let file = of(&report, &data);
+    assert_eq!((file.reads, file.read_bytes, file.programs), (COUNT, COUNT * PIECE, 1));
+    assert!(file.hints > 0 && file.prefetched_bytes > 0 && file.used_bytes > 0, "{file:?}");
+    assert_eq!((report.dropped_accesses, report.cut_off), (0, 0));
+}
+
+#[test]
+fn a_program_ends_as_it_would_alone() {
+    let folder = Folder::new();
+    let hints = folder.hints("hints.json", &[&folder.data("data")]);
+    for (script, status, out) in [
+        ("echo said; exit 7", 7, "said\n"),
+        ("echo said; kill -9 $$", 128 + 9, "said\n"),
+        ("kill -TERM $$", 128 + 15, ""),
+    ] {
+        for ran in both(&folder, &hints, &words(&["sh", "-c", script])) {
+            assert_eq!((ran.code, ran.out.as_str()), (status, out), "{script}: {}", ran.err);
+        }
+    }
+    // The first of several that fails is told.
+    let mut command = assist(["run", "--instances", "3"]);
+    command.arg(&hints).args(["--", "sh", "-c", "mkdir once 2>/dev/null || exit 9"]).current_dir(folder.path());
+    assert_eq!(run_command(&mut command, LONG).code, 9);
+}
+
+#[test]
+fn a_termination_is_handed_on_and_the_trace_is_whole() {
+    let folder = Folder::new();
+    let data = folder.data("data");
+    let script =
+        format!("trap 'kill $p; exit 4' TERM; cat {} > /dev/null; sleep 60 & p=$!; echo up; wait", data.display());
+    for mut command in [assist(["record", "-o", "t.imt", "--"]), assist(["run", "hints.json", "--"])] {
+        folder.hints("hints.json", &[&data]);
+        let log = folder.at("log");
+        let _ = std::fs::remove_file(&log);
+        let mut process = Process::start_command(command.args(["sh", "-c", &script]).current_dir(folder.path()), &log);
+        eventually("it is up", PATIENCE, || process.log().contains("up").then_some(()));
+        process.signal(rustix::process::Signal::TERM);
+        assert_eq!(process.wait(PATIENCE).code(), Some(4), "{}", process.log());
+    }
+    let trace = Trace::load(folder.at("t.imt")).unwrap();
+    let path = data.as_os_str().as_encoded_bytes();
+    let reads = trace.records.iter().filter(|r| r.op == TraceOp::Read && trace.files[r.file.0 as usize].path == path);
+    assert_eq!(reads.map(|r| r.moved_bytes()).sum::<u64>(), COUNT * STRIDE);
+}
+
+#[test]
+fn a_script_is_seen_through_its_interpreter() {
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    let read = reading(&program, &data, 0);
+    let script = folder.write("script", format!("#!/bin/sh\n{} \"$@\"\nexit 3\n", read.join(" ")));
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let hints = folder.hints("hints.json", &[&data]);
+    for ran in both(&folder, &hints, &words(&[script.to_str().unwrap()])) {
+        assert_eq!((ran.code, ran.out), (3, plain(&read)), "{}", ran.err);
+        assert!(!ran.err.contains("without hints"), "{}", ran.err);
+    }
+    let trace = Trace::load(folder.at("both.imt")).unwrap();
+    assert!(trace.files.iter().any(|f| f.path == data.as_os_str().as_encoded_bytes()), "{:?}", trace.files);
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let folder = Folder::new();
+    let hints = folder.hints("hints.json", &[&folder.data("data")]);
+    for name in ["no-such-program-anywhere", "/no/such/program"] {
+        for ran in both(&folder, &hints, &words(&[name])) {
+            assert_eq!((ran.code, ran.err.lines().count()), (2, 1), "{}", ran.err);
+            assert!(ran.err.starts_with("impresario: ") && ran.err.contains(name), "{}", ran.err);
+        }
+    }
+    assert!(!folder.at("both.imt").exists(), "a trace of nothing is left");
+}
+
+#[test]
+fn programs_that_the_library_cannot_reach_run_and_are_told() {
+    let folder = Folder::new();
+    let data = folder.data("data");
+    let hints = folder.hints("hints.json", &[&data]);
+    let check = |program: PathBuf, reason: &str| {
+        let read = reading(&program, &data, 0);
+        let [recorded, guided] = both(&folder, &hints, &read);
+        assert_eq!((recorded.code, recorded.err.lines().count()), (2, 1), "{}", recorded.err);
+        assert!(recorded.err.contains(reason) && recorded.err.contains("--watch"), "{}", recorded.err);
+        assert_eq!((guided.code, guided.out), (0, plain(&read)), "{}", guided.err);
+        assert!(guided.err.contains("runs without hints") && guided.err.contains(reason), "{}", guided.err);
+    };
+    match try_compile(folder.path(), "strided", &["-static"]) {
+        Some(program) => check(program, "statically linked"),
+        None => not_run("no C library to link a static program with"),
+    }
+    if !is_root() {
+        return not_run("giving a program another user's rights needs root");
+    }
+    let program = folder.at("gains");
+    std::fs::copy(folder.strided(), &program).unwrap();
+    std::os::unix::fs::chown(&program, Some(65534), None).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    check(program, "gains rights");
+}
+
+#[test]
+fn compared_with_itself() {
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    let hints = folder.hints("hints.json", &[&data]);
+    // As a user without rights where possible, since root empties the whole machine's cache.
+    let nobody = if is_root() { Nobody::new(&folder) } else { None };
+    let compare = |program: &[String]| {
+        let mut command = match &nobody {
+            Some(nobody) => nobody.command(["compare"]),
+            None => assist(["compare"]),
+        };
+        run_command(command.arg(&hints).args(["--pairs", "2", "--"]).args(program).current_dir("/"), LONG)
+    };
+    let ran = compare(&reading(&program, &data, 0));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let verdicts = ["faster with hints", "slower with hints", "unresolved"];
+    let verdict = ran.out.lines().find(|l| l.starts_with("time saved")).unwrap_or_default();
+    assert!(verdict.contains("2 pairs") && verdicts.iter().any(|v| verdict.contains(v)), "{}", ran.out);
+    assert!(ran.out.contains("last guided run: ") && !ran.out.contains(": 0 hints"), "{}", ran.out);
+    for (program, wanted) in [
+        (&["cat", "/proc/sys/kernel/random/uuid"][..], "print"),
+        (&["sh", "-c", "exit 5"], "5"),
+        (&["no-such-program-anywhere"], "no-such-program-anywhere"),
+    ] {
+        let ran = compare(&words(program));
+        assert!(ran.code != 0 && ran.err.contains(wanted), "{program:?}: {ran:?}");
+    }
+}
+
+#[test]
+fn another_mount_name_space() {
+    if !is_root() {
+        return not_run("a mount name space of its own needs root");
+    }
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    let elsewhere = folder.write("elsewhere", "");
+    let hints = folder.hints("hints.json", &[&data]);
+    let script = format!(
+        "mount --bind {} {} && exec {}",
+        data.display(),
+        elsewhere.display(),
+        reading(&program, &elsewhere, 0).join(" ")
+    );
+    let inside = words(&["unshare", "-m", "sh", "-c", &script]);
+    if run_command(std::process::Command::new(&inside[0]).args(&inside[1..]), PATIENCE).code != 0 {
+        return not_run("mounting is not allowed here");
+    }
+    let alone = plain(&reading(&program, &data, 0));
+    for ran in both(&folder, &hints, &inside) {
+        assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
+    }
+}

@@ -1,0 +1,114 @@
+//! Programs that carry no library, seen through the kernel.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{PATIENCE, Process, run_command};
+use crate::tools::{COUNT, Daemon, Folder, Nobody, assist, forget, is_root, not_run, of, plain, reading, try_compile};
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+
+/// The kernel's release: its first two numbers.
+fn kernel() -> (u32, u32) {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// A static program reads a file of a watched directory until the manager knows of it.
+fn watched(how: &str) {
+    let folder = Folder::new();
+    let dir = folder.at("dir");
+    std::fs::create_dir(&dir).unwrap();
+    let data = dir.join("data");
+    std::fs::rename(folder.data("data"), &data).unwrap();
+    let program = try_compile(folder.path(), "strided", &["-static"]).unwrap_or_else(|| {
+        not_run("no C library to link a static program with; one without our library is used");
+        folder.strided()
+    });
+    let alone = plain(&reading(&program, &data, 0));
+    forget(&data);
+    let hints = serde_json::json!({ "Directory": [{ "Path": dir, "BlockSize": 1 << 20, "WillNeed": [{}] }] });
+    let daemon = Daemon::start(&folder, &folder.write("hints.json", hints.to_string()), &[how]);
+    assert!(daemon.process.log().contains("Watching 1 files."), "{}", daemon.process.log());
+    let stop = folder.at("stop");
+    let mut words = reading(&program, &data, 1000);
+    words.push(stop.to_str().unwrap().into());
+    let start = || Process::start_command(Command::new(&words[0]).args(&words[1..]), &folder.at("out"));
+    let mut process = start();
+    let seen = |file: &impresario_assist::report::FileReport| file.reads >= COUNT && file.prefetched_bytes > 0;
+    let report = daemon.until("the program is seen", |r| r.files.iter().any(seen));
+    let file = of(&report, &data);
+    assert!(file.entry == "Directory[0]" && file.hints > 0, "{file:?}");
+    std::fs::write(&stop, "").unwrap();
+    assert!(process.wait(PATIENCE).success(), "{}", process.log());
+    assert_eq!(process.log(), alone);
+
+    // Killed in mid-run: the program goes on, and whoever comes next clears up behind it.
+    std::fs::remove_file(&stop).unwrap();
+    std::fs::remove_file(folder.at("out")).unwrap();
+    let mut process = start();
+    let reads = of(&daemon.report(), &data).reads;
+    daemon.until("it is seen again", |r| of(r, &data).reads > reads);
+    let instance = |pid: u32| -> PathBuf { Path::new(TRACEFS).join(format!("instances/impresario-{pid}")) };
+    let mut daemon = daemon;
+    let killed = daemon.process.pid();
+    daemon.process.kill();
+    let daemon = Daemon::start(&folder, &folder.at("hints.json"), &[how]);
+    daemon.until("it is seen by the next one", |r| r.files.iter().any(seen));
+    assert!(!instance(killed).exists(), "the trace of a killed manager stays behind");
+    std::fs::write(&stop, "").unwrap();
+    assert!(process.wait(PATIENCE).success(), "{}", process.log());
+    assert_eq!(process.log(), alone);
+    let pid = daemon.process.pid();
+    daemon.end();
+    assert!(!instance(pid).exists(), "the trace stays behind");
+}
+
+#[test]
+fn through_the_trace_of_the_page_cache() {
+    if !is_root() || !Path::new(TRACEFS).join("instances").is_dir() {
+        return not_run("the kernel's trace needs root and tracefs");
+    }
+    if !Path::new(TRACEFS).join("events/filemap/mm_filemap_get_pages").exists() {
+        return not_run("this kernel's trace does not tell of the page cache's reads (Linux 6.11 does)");
+    }
+    watched("--watch");
+}
+
+#[test]
+fn before_each_access() {
+    if !is_root() || kernel() < (6, 14) {
+        return not_run("being told before each access needs root and Linux 6.14");
+    }
+    let folder = Folder::new();
+    let kind = run_command(Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path()), PATIENCE).out;
+    if !["ext2/ext3", "xfs", "btrfs"].contains(&kind.trim()) {
+        return not_run(&format!("the folder for temporary files lies on {}, not on ext4, xfs or btrfs", kind.trim()));
+    }
+    watched("--watch-before");
+}
+
+#[test]
+fn refused_to_users_without_rights() {
+    let folder = Folder::new();
+    let hints = folder.hints("hints.json", &[&folder.data("data")]);
+    let nobody = if is_root() { Nobody::new(&folder) } else { None };
+    if is_root() && nobody.is_none() {
+        return;
+    }
+    for how in ["--watch", "--watch-before"] {
+        let mut command = match &nobody {
+            Some(nobody) => nobody.command(["daemon", "--config"]),
+            None => assist(["daemon", "--config"]),
+        };
+        let mine = tempfile::Builder::new().prefix("ia-").tempdir().unwrap();
+        if is_root() {
+            std::os::unix::fs::chown(mine.path(), Some(65534), None).unwrap();
+        }
+        let socket = mine.path().join("s");
+        let ran = run_command(command.arg(&hints).arg("--socket").arg(&socket).arg(how).current_dir("/"), PATIENCE);
+        assert!(ran.code == 1 && ran.err.contains("needs root"), "{ran:?}");
+        assert!(!socket.exists() && !socket.with_extension("report").exists(), "sockets stay behind");
+    }
+}
