@@ -1,5 +1,6 @@
 //! `impresario assist plan`: hints from a recorded run.
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,6 +50,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Files that a device is measured on have at least so many bytes.
+const MEASURED_BYTES_MIN: u64 = 8 << 20;
+
 pub fn run(args: Args) -> Result<ExitCode> {
     let imported = import(&args.trace, &ImportOptions::default())?;
     imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", args.trace.display()));
@@ -82,7 +86,9 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
         "disk" => Ok(kernel(Device::disk())),
         "flash" => Ok(kernel(Device::flash())),
         "auto" => {
-            let Some(path) = most_read(trace) else {
+            // Small files tell little of a device.
+            let large = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|meta| meta.len() >= MEASURED_BYTES_MIN);
+            let Some(path) = files_read(trace).find(large).or_else(|| most_read(trace)) else {
                 bail!(
                     "no file of the trace can be measured here; say what it reads from with --device or --calibration"
                 )
@@ -103,6 +109,11 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
 
 /// The file of the trace that most was read of and that is still here.
 fn most_read(trace: &Trace) -> Option<PathBuf> {
+    files_read(trace).next()
+}
+
+/// The files of the trace that are still here, those that most was read of first.
+fn files_read(trace: &Trace) -> impl Iterator<Item = PathBuf> {
     let mut bytes = vec![0u64; trace.files.len()];
     for r in trace.records.iter().filter(|r| r.op == TraceOp::Read) {
         if let Some(of) = bytes.get_mut(r.file.0 as usize) {
@@ -111,8 +122,7 @@ fn most_read(trace: &Trace) -> Option<PathBuf> {
     }
     let mut order: Vec<usize> = (0..bytes.len()).filter(|f| bytes[*f] > 0).collect();
     order.sort_by_key(|f| std::cmp::Reverse(bytes[*f]));
-    order
-        .into_iter()
-        .map(|f| PathBuf::from(std::ffi::OsString::from_vec(trace.files[f].path.clone())))
-        .find(|p| p.is_file())
+    let paths: Vec<PathBuf> =
+        order.into_iter().map(|f| PathBuf::from(OsString::from_vec(trace.files[f].path.clone()))).collect();
+    paths.into_iter().filter(|path| path.is_file())
 }

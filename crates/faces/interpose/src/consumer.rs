@@ -53,6 +53,11 @@ pub trait Consumer: Sync {
     /// Whether this descriptor is of interest. `opened`: the program has just opened it.
     fn claim(&self, fd: i32, opened: bool) -> Claim;
 
+    /// Whether it is still of interest when its open file must not be shared with anybody, as when it carries a lock.
+    fn claim_apart(&self, _fd: i32) -> Claim {
+        Claim::Ignore
+    }
+
     /// The program did something with a file claimed in this generation.
     fn tell(&self, generation: u32, file: u32, event: Event);
 

@@ -418,13 +418,14 @@ fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble>
 /// What is open for reading only is shared with the manager, so that it can advise on the program's own open file. What
 /// can be written is opened once more for reading: a manager that held the writable file a moment longer than the
 /// program would keep it from being executed, and keep locks.
-fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool) -> Claim {
+fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool, apart: bool) -> Claim {
     let file = NEXT_FILE.fetch_add(1, Relaxed);
     let writes = access != OFlags::RDONLY;
     let mut flags = if opened { 0 } else { register::FOUND };
     flags |= if access == OFlags::WRONLY { 0 } else { register::READ };
-    let sent = if writes {
-        flags |= register::WRITE | register::REOPENED;
+    flags |= if writes { register::WRITE } else { 0 };
+    let sent = if writes || apart {
+        flags |= register::REOPENED;
         let again = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let name = ProcName::new(number);
         let Ok(other) = rustix::fs::open(name.as_c_str(), again, rustix::fs::Mode::empty()) else {
@@ -496,9 +497,18 @@ impl Consumer for Assist {
             return Claim::Ignore;
         }
         match paths::with_path(fd, stat.st_nlink == 0, patterns_match) {
-            Ok(true) => register(borrowed, fd, access, opened),
+            Ok(true) => register(borrowed, fd, access, opened, false),
             Ok(false) | Err(NoPath::Unknown) => Claim::Ignore,
             Err(NoPath::Busy) => Claim::Later,
+        }
+    }
+
+    fn claim_apart(&self, fd: i32) -> Claim {
+        // SAFETY: as in `claim`.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        match rustix::fs::fcntl_getfl(borrowed) {
+            Ok(flags) => register(borrowed, fd, flags & OFlags::RWMODE, true, true),
+            Err(_) => Claim::Ignore,
         }
     }
 

@@ -178,15 +178,23 @@ impl<C: Consumer> Table<C> {
         }
     }
 
-    /// The consumer wants nothing of this descriptor from now on, though it stays open.
-    pub fn leave(&self, watched: Watched) {
+    /// The open file of this descriptor must not be shared from now on: the consumer claims it apart, or wants nothing
+    /// more of it.
+    pub fn set_apart(&self, watched: Watched) {
         if !self.consumer.here() {
             return;
         }
         let Some(entry) = self.entries.get(watched.fd as usize) else { return };
-        let (word, left) = (u64::from(watched.generation) << 32, u64::from(IGNORED));
+        let value = match self.consumer.claim_apart(watched.fd) {
+            Claim::Watch(file) => file,
+            Claim::Ignore | Claim::Later => IGNORED,
+        };
+        let (word, left) = (u64::from(watched.generation) << 32, u64::from(value));
         if entry.word.compare_exchange(word | u64::from(watched.file), word | left, AcqRel, Acquire).is_ok() {
             self.consumer.release(watched.generation, watched.file);
+        } else if value != IGNORED {
+            // Closed, or claimed by another thread meanwhile.
+            self.consumer.release(watched.generation, value);
         }
     }
 
@@ -380,7 +388,7 @@ mod tests {
         static TABLE: Table<Notes> = Table::new(Notes::new());
         let notes = TABLE.consumer();
         let file = tempfile::tempfile().unwrap();
-        TABLE.leave(TABLE.watch(file.as_raw_fd()).unwrap());
+        TABLE.set_apart(TABLE.watch(file.as_raw_fd()).unwrap());
         assert_eq!((TABLE.watch(file.as_raw_fd()), TABLE.watch(file.as_raw_fd())), (None, None));
         TABLE.forget(file.as_raw_fd());
         assert!(TABLE.watch(file.as_raw_fd()).is_some());

@@ -54,10 +54,11 @@ pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_
     unsafe { real(from, to, flags) }
 }
 
-/// A lock of the open file lasts until its last descriptor is closed: the manager must not have one.
+/// A lock of the open file lasts until its last descriptor is closed: the manager must not have one, and gets an open
+/// file of its own. (HDF5 locks every file that it opens.)
 fn locked(fd: c_int) {
     if let Some(watched) = TABLE.watch(fd) {
-        quietly(|| TABLE.leave(watched));
+        quietly(|| TABLE.set_apart(watched));
     }
 }
 
@@ -86,7 +87,9 @@ fcntls! { fcntl fcntl64 __fcntl }
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
     let Some(real) = real::flock.get() else { return missing() };
-    locked(fd);
+    if operation & (libc::LOCK_SH | libc::LOCK_EX) != 0 {
+        locked(fd);
+    }
     // SAFETY: the caller's arguments.
     unsafe { real(fd, operation) }
 }
