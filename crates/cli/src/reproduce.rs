@@ -139,8 +139,8 @@ fn run_map(args: &Args, effort: &Effort) -> Result<ExitCode> {
     let stop = catch_signals()?;
     let mut maps = Vec::new();
     for &scale in &args.scale {
-        let asked =
-            map::Asked { scale, cascade: scale == 1 && !args.one_layer, few: scale > 10, effort: effort.clone() };
+        let cascade = scale == 1 && !args.one_layer;
+        let asked = map::Asked { scale, cascade, extent: map::Extent::at(scale), effort: effort.clone() };
         let mut line = Progress::new();
         maps.push(map::run(&asked, &stop, &mut |s| show(&mut line, s)).with_context(|| format!("scale {scale}"))?);
         line.end();

@@ -306,6 +306,14 @@ mod tests {
             self.note(format!("claim {file}{}", if opened { " opened" } else { "" }));
             Claim::Watch(file)
         }
+        fn claim_apart(&self, _: i32) -> Claim {
+            if self.ignore.load(Relaxed) {
+                return Claim::Ignore;
+            }
+            let file = self.next.fetch_add(1, Relaxed);
+            self.note(format!("claim {file} apart"));
+            Claim::Watch(file)
+        }
         fn tell(&self, generation: u32, file: u32, event: Event) {
             self.note(format!("tell {generation} {file} {}+{}", event.offset, event.len_bytes));
         }
@@ -336,6 +344,26 @@ mod tests {
         assert_eq!(TABLE.watch(fd).unwrap().file(), 3);
         TABLE.forget_range(0, u32::MAX);
         assert_eq!(TABLE.consumer().take(), ["claim 3", "release 3"]);
+    }
+
+    #[test]
+    fn what_must_not_be_shared_is_claimed_apart_or_left() {
+        static TABLE: Table<Notes> = Table::new(Notes::new());
+        let notes = TABLE.consumer();
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        TABLE.opened(fd);
+        let shared = TABLE.watch(fd).unwrap();
+        TABLE.set_apart(shared);
+        assert_eq!(notes.take(), ["claim 2 opened", "claim 3 apart", "release 2"]);
+        let apart = TABLE.watch(fd).unwrap();
+        assert_eq!(apart.file(), 3);
+        TABLE.set_apart(shared);
+        assert_eq!(notes.take(), ["claim 4 apart", "release 4"], "the descriptor is another file by now");
+        notes.ignore.store(true, Relaxed);
+        TABLE.set_apart(apart);
+        assert_eq!(notes.take(), ["release 3"]);
+        assert!(TABLE.watch(fd).is_none());
     }
 
     #[test]
@@ -388,8 +416,11 @@ mod tests {
         static TABLE: Table<Notes> = Table::new(Notes::new());
         let notes = TABLE.consumer();
         let file = tempfile::tempfile().unwrap();
-        TABLE.set_apart(TABLE.watch(file.as_raw_fd()).unwrap());
+        let watched = TABLE.watch(file.as_raw_fd()).unwrap();
+        notes.ignore.store(true, Relaxed);
+        TABLE.set_apart(watched);
         assert_eq!((TABLE.watch(file.as_raw_fd()), TABLE.watch(file.as_raw_fd())), (None, None));
+        notes.ignore.store(false, Relaxed);
         TABLE.forget(file.as_raw_fd());
         assert!(TABLE.watch(file.as_raw_fd()).is_some());
         notes.ignore.store(true, Relaxed);

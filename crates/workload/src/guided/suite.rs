@@ -69,9 +69,9 @@ pub struct Row {
 /// Names of the experiments with what they show.
 pub const EXPERIMENTS: [(&str, &str); 8] = [
     ("strided", "512 MB, 250 KiB reads with gaps of 250 KiB, 0.5 ms of computing, slow disk"),
-    ("root", "a ROOT file read by uproot, one branch of eight, slow disk"),
+    ("root", "a ROOT file of 512 MB in baskets of 64 kB read by uproot, one branch of eight, slow disk"),
     ("root-shuffled", "the same with baskets out of order"),
-    ("hdf5", "an HDF5 file read by h5py, one column of chunks of eight, slow disk"),
+    ("hdf5", "an HDF5 file of 512 MiB in chunks of 64 KiB read by h5py, one column of four, slow disk"),
     ("fast", "the same programs on the bare disk of this machine"),
     ("instances", "1 to 8 programs on the same file, slow disk"),
     ("modelled", "the strided program on the modelled 7200 rpm disk, mounted"),
@@ -216,9 +216,9 @@ impl Suite<'_> {
             };
             let (root, hdf5) = (folder.join("events.root"), folder.join("field.h5"));
             let cases = [
-                ("root", "root_write.py", "root_read.py", &root, &["8", "512", "256000"][..], &[][..]),
-                ("root-shuffled", "root_write.py", "root_read.py", &root, &["8", "512", "256000"], &["shuffled"]),
-                ("hdf5", "hdf5_write.py", "hdf5_read.py", &hdf5, &["512", "8", "262144"], &[]),
+                ("root", "root_write.py", "root_read.py", &root, &["8", "1000", "64000"][..], &[][..]),
+                ("root-shuffled", "root_write.py", "root_read.py", &root, &["8", "1000", "64000"], &["shuffled"]),
+                ("hdf5", "hdf5_write.py", "hdf5_read.py", &hdf5, &["2048", "4", "65536"], &[]),
             ];
             for (name, writer, reader, file, of_writer, of_reader) in cases {
                 if !fast && !wanted(name) {

@@ -121,6 +121,29 @@ pub struct ScaleMap {
     pub complaints: Vec<String>,
 }
 
+/// How much of the map is made: large scales take their time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// Every situation.
+    All,
+    /// Situations of several applications on devices that serve in order of arrival.
+    Few,
+    /// Of these, shared files with strided and contiguous requests and the two unequal readers, under the systems that
+    /// won at smaller scales, the papers' and the plain ones.
+    Least,
+}
+
+impl Extent {
+    /// What is made at a scale.
+    pub fn at(scale: u32) -> Extent {
+        match scale {
+            0..=10 => Extent::All,
+            11..=100 => Extent::Few,
+            _ => Extent::Least,
+        }
+    }
+}
+
 /// What is run.
 #[derive(Clone, Debug)]
 pub struct Asked {
@@ -128,8 +151,8 @@ pub struct Asked {
     pub scale: u32,
     /// Every I/O-node policy with every data-server policy; else one layer at a time.
     pub cascade: bool,
-    /// Only situations of several applications on devices that serve in order of arrival.
-    pub few: bool,
+    /// What is left out.
+    pub extent: Extent,
     /// Repetitions, threads and volume.
     pub effort: Effort,
 }
@@ -188,12 +211,19 @@ fn data_systems() -> Vec<(&'static str, PolicySpec)> {
 const IN_PIECES: [&str; 4] = ["stream", "scan", "wscan", "sstf"];
 
 /// All systems; without the cascade one of the layers is plain.
-fn systems(cascade: bool) -> Vec<(IoSystem, (&'static str, PolicySpec))> {
+fn systems(cascade: bool, extent: Extent) -> Vec<(IoSystem, (&'static str, PolicySpec))> {
+    const DATA: [&str; 8] = ["none", "fifo merge", "hbrr", "mlf", "sjf", "orr", "wscan", "deadline"];
+    const IO: [&str; 4] = ["fifo", "twins (paper, 8 ms)", "twins one scan", "twins conserving"];
     let data = data_systems();
+    let least = |io: &str, d: &str| match io {
+        "direct" => DATA.contains(&d),
+        _ => d == "none" && IO.contains(&io),
+    };
     io_systems()
         .into_iter()
         .flat_map(|io| data.iter().map(move |d| (io.clone(), d.clone())))
         .filter(|(io, d)| cascade || one_layer(io.0, d.0))
+        .filter(|(io, d)| extent != Extent::Least || least(io.0, d.0))
         .collect()
 }
 
@@ -252,8 +282,11 @@ fn situations(asked: &Asked) -> Result<Vec<(String, Features, Scenario)>> {
             unequal(asked.scale),
         ));
     }
-    if asked.few {
+    if asked.extent != Extent::All {
         all.retain(|(_, f, _)| f.applications > 1 && f.devices_serve == "arrival" && f.wire_bytes == 0);
+    }
+    if asked.extent == Extent::Least {
+        all.retain(|(_, f, _)| f.pattern == "unequal" || f.pattern == "strided" || f.pattern == "contiguous");
     }
     Ok(all)
 }
@@ -327,7 +360,7 @@ fn with(base: &Scenario, io: &IoSystem, data: &(&str, PolicySpec)) -> Scenario {
 pub fn run(asked: &Asked, stop: &Stop, step: &mut dyn FnMut(Step)) -> Result<ScaleMap> {
     let repetitions = asked.effort.repetitions.unwrap_or(3);
     let situations = situations(asked)?;
-    let systems = systems(asked.cascade);
+    let systems = systems(asked.cascade, asked.extent);
     let mut cells = Vec::new();
     for (name, features, base) in &situations {
         for (io, data) in &systems {
@@ -437,8 +470,9 @@ mod tests {
     #[test]
     fn every_situation_and_system_passes_the_checks() {
         for scale in [1, 10] {
-            let asked = Asked { scale, cascade: true, few: false, effort: Effort::default() };
-            let systems = systems(true);
+            let asked = Asked { scale, cascade: true, extent: Extent::All, effort: Effort::default() };
+            let systems = systems(true, Extent::All);
+            assert_eq!(self::systems(false, Extent::Least).len(), 12, "8 policies of servers, 4 of I/O nodes");
             let names: std::collections::BTreeSet<_> = systems.iter().map(|(io, d)| (io.0, d.0)).collect();
             assert_eq!(names.len(), systems.len());
             assert!(names.contains(&("direct", "none")), "{BASELINE}");

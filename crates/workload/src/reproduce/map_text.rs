@@ -37,6 +37,12 @@ pub fn markdown(maps: &[ScaleMap]) -> String {
     map(&mut out, maps, |s| &s.winners.task_mean);
     _ = write!(out, "\n### Largest least throughput of an application\n\n");
     map(&mut out, maps, |s| &s.winners.least_throughput);
+    _ = write!(
+        out,
+        "\n### If one had to serve everywhere\n\nMakespan over that of the best with one scheduled layer in the same \
+         situation: mean, and the worst case.\n\n"
+    );
+    everywhere(&mut out, maps);
     for m in maps {
         _ = write!(
             out,
@@ -74,6 +80,41 @@ fn map(out: &mut String, maps: &[ScaleMap], of: fn(&Situation) -> &Vec<String>) 
             format!("{best}{gain}{others}")
         });
         row(out, [name.clone()].into_iter().chain(cells));
+    }
+}
+
+/// Mean and worst ratio of a system to the best, and where it is worst.
+type Ratio<'a> = (f64, f64, &'a str);
+
+/// How far a system is from the best over all situations of a scale: mean and worst ratio.
+fn everywhere(out: &mut String, maps: &[ScaleMap]) {
+    let mut ratios: BTreeMap<&str, Vec<Option<Ratio<'_>>>> = BTreeMap::new();
+    for (nth, m) in maps.iter().enumerate() {
+        let mut of: BTreeMap<&str, Vec<(f64, &str)>> = BTreeMap::new();
+        for s in &m.situations {
+            let best = s.makespans_s.values().copied().fold(f64::INFINITY, f64::min);
+            for (system, span) in &s.makespans_s {
+                of.entry(system).or_default().push((span / best, &s.name));
+            }
+        }
+        for (system, all) in of {
+            let mean = all.iter().map(|r| r.0).sum::<f64>() / all.len() as f64;
+            let worst = all.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
+            let at = ratios.entry(system).or_insert_with(|| vec![None; maps.len()]);
+            at[nth] = worst.map(|(worst, name)| (mean, worst, name));
+        }
+    }
+    let mut ratios: Vec<_> = ratios.into_iter().collect();
+    let first = |r: &[Option<Ratio<'_>>]| r.iter().flatten().next().map_or(f64::INFINITY, |r| r.0);
+    ratios.sort_by(|a, b| first(&a.1).total_cmp(&first(&b.1)));
+    row(out, ["system".to_string()].into_iter().chain(maps.iter().map(|m| format!("×{}", m.scale))));
+    row(out, std::iter::repeat_n("---".to_string(), maps.len() + 1));
+    for (system, at) in ratios {
+        let cells = at.iter().map(|r| match r {
+            Some((mean, worst, name)) => format!("{mean:.2}, {worst:.1} ({name})"),
+            None => "–".into(),
+        });
+        row(out, [system.to_string()].into_iter().chain(cells));
     }
 }
 
