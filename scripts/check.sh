@@ -25,7 +25,7 @@ step() { # step NAME PROBE... -- COMMAND...
 step format cargo fmt --version -- cargo fmt --all --check
 step lint cargo clippy --version -- cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 # Links to private items are for whoever reads the source.
-RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" step documentation cargo --version -- cargo doc --workspace --lib --no-deps --locked --quiet
+RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" step documentation cargo --version -- cargo doc --workspace --exclude impresario-preload --lib --no-deps --locked --quiet
 if command -v cargo-deny >/dev/null; then
   step licences cargo deny --version -- cargo deny --log-level error check licenses bans sources
 fi
