@@ -54,8 +54,8 @@ pub struct Args {
     /// Simulations at a time; 0: one a core
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
-    /// Of the map: processes, I/O nodes and servers times this
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Of the map: processes, I/O nodes and servers times this; 0: only tell what --with has
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(0..=10_000))]
     scale: Vec<u32>,
     /// Of the map: take the other scales from a map that was made before (its JSON)
     #[arg(long, value_name = "FILE")]
@@ -138,7 +138,7 @@ fn run_why(args: &Args, effort: &Effort) -> Result<ExitCode> {
 fn run_map(args: &Args, effort: &Effort) -> Result<ExitCode> {
     let stop = catch_signals()?;
     let mut maps = Vec::new();
-    for &scale in &args.scale {
+    for &scale in args.scale.iter().filter(|scale| **scale > 0) {
         let cascade = scale == 1 && !args.one_layer;
         let asked = map::Asked { scale, cascade, extent: map::Extent::at(scale), effort: effort.clone() };
         let mut line = Progress::new();
