@@ -39,7 +39,16 @@ fn a_folder_is_measured_shown_and_written_and_nothing_is_left() {
     let file = |name: &str| out.path().join(name);
     let (cal, page, json) = (file("c.toml"), file("c.html"), file("c.json"));
     let words = [text(dir.path()), "--max-seconds", "3", "--size", "16m", "--sizes", "4k,64k,1m", "-o", text(&cal)];
-    let ran = calibrate(&[&words[..], &["--html", text(&page), "--json", text(&json)]].concat());
+    let all = [&words[..], &["--html", text(&page), "--json", text(&json)]].concat();
+    let mut ran = calibrate(&all);
+    // A busy machine is rightly refused; a few moments later it may be measured.
+    for _ in 0..4 {
+        if ran.code == 0 || !ran.err.contains("somebody else used the device") {
+            break;
+        }
+        assert_eq!(entries(dir.path()), 0, "something is left in the folder");
+        ran = calibrate(&all);
+    }
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(ran.err.contains("left"), "progress tells the time that is left: {}", ran.err);
     for wanted in ["random read", "sequential write", "random mixed", "2 streams", "Fit: ", "1 MiB", "Written to"] {
