@@ -25,6 +25,7 @@ mod entry;
 mod limits;
 mod load;
 mod lookup;
+mod named;
 mod number;
 mod region;
 #[cfg(test)]
@@ -35,5 +36,6 @@ pub use entry::{BLOCK_SIZE_BYTES_MAX, BLOCK_SIZE_BYTES_MIN, BackendChoice, CACHE
 pub use limits::{Budget, DeviceCost, Limits, StandDown};
 pub use load::{ConfigError, Hints};
 pub use lookup::{Lookup, Monitored};
+pub use named::Named;
 pub use region::{Movement, ReadAhead, Region};
 pub use warnings::Warning;

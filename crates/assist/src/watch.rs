@@ -8,4 +8,4 @@ mod tracefs;
 pub use fanotify::Fanotify;
 pub use follower::{FILES_MAX, Follower, Means};
 pub use line::Seen;
-pub use tracefs::{FileNumber, Tracefs};
+pub use tracefs::Tracefs;

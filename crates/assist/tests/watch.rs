@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use impresario_assist::watch::{Fanotify, FileNumber, Seen, Tracefs};
+use impresario_assist::backend::FileId;
+use impresario_assist::watch::{Fanotify, Seen, Tracefs};
 
 fn root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -17,12 +18,12 @@ fn root() -> bool {
 }
 
 /// A file of 64 pages below the folder of the tests: tmpfs has no such events.
-fn file() -> (tempfile::TempDir, std::path::PathBuf, FileNumber) {
+fn file() -> (tempfile::TempDir, std::path::PathBuf, FileId) {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let path = folder.path().join("data");
     File::create(&path).unwrap().write_all(&vec![7; 64 * 4096]).unwrap();
     let meta = std::fs::metadata(&path).unwrap();
-    (folder, path, FileNumber { device: meta.dev(), inode: meta.ino() })
+    (folder, path, FileId { dev: meta.dev(), ino: meta.ino() })
 }
 
 /// Reads pages 10 to 12 with a program that knows nothing of us; its process.
@@ -37,12 +38,12 @@ fn read_three_pages(path: &std::path::Path) -> u32 {
     process
 }
 
-fn covers(seen: &[Seen], process: u32, number: FileNumber) -> bool {
+fn covers(seen: &[Seen], process: u32, number: FileId) -> bool {
     (10..13).all(|page| {
         seen.iter().any(|s| {
             s.thread == process
-                && s.inode == number.inode
-                && s.device == (libc::major(number.device), libc::minor(number.device))
+                && s.inode == number.ino
+                && s.device == (libc::major(number.dev), libc::minor(number.dev))
                 && (s.offset..s.offset + s.len).contains(&(page * 4096))
         })
     })
@@ -79,7 +80,7 @@ fn the_trace_of_the_kernel_tells_of_reads_of_the_watched_file_alone() {
     let process = read_three_pages(&path);
     let mut seen = Vec::new();
     assert!(until(|| trace.drain(1000, |s| seen.push(s)).is_ok() && covers(&seen, process, number)), "{seen:?}");
-    assert!(seen.iter().all(|s| s.inode == number.inode), "{seen:?}");
+    assert!(seen.iter().all(|s| s.inode == number.ino), "{seen:?}");
     let instance = format!("/sys/kernel/tracing/instances/impresario-{}", std::process::id());
     assert!(std::path::Path::new(&instance).is_dir());
     drop(trace);

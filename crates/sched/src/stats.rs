@@ -5,6 +5,14 @@ use serde::Serialize;
 use crate::throughput::Throughputs;
 use crate::types::{FileId, Nanos};
 
+/// Jain's fairness index of the given shares: 1 when all are equal or there is nothing to compare, 1/n when one has
+/// everything.
+pub fn jain(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|s| s * s).sum();
+    if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 }
+}
+
 /// A histogram of non-negative numbers with 4 steps per power of two (at most 19 % wide), in constant memory.
 #[derive(Clone)]
 pub struct Histogram {

@@ -3,6 +3,7 @@
 use crate::measure::INTERVALS_MAX;
 use crate::outcome::{ApplicationOutcome, Layers, Outcome, Series};
 use crate::simulation::Simulation;
+use impresario_sched::stats::jain;
 
 /// Applications with a bandwidth of their own in the series.
 const SERIES_MAX: usize = 16;
@@ -111,12 +112,6 @@ impl Simulation {
             server_concurrency: mean(&r.peers, self.servers.len() as f64),
         }
     }
-}
-
-/// Jain's index of fairness: (Σx)² / (n Σx²); 1 when there is nothing to compare.
-fn jain(values: &[f64]) -> f64 {
-    let (sum, squares) = values.iter().fold((0.0, 0.0), |(s, q), v| (s + v, q + v * v));
-    if squares > 0.0 { sum * sum / (values.len() as f64 * squares) } else { 1.0 }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The statistics of paired comparisons: means, t intervals, fairness, and when a claim holds.
 
+pub use impresario_sched::stats::jain;
 use serde::{Deserialize, Serialize};
 
 /// Arithmetic mean; 0 of nothing.
@@ -14,13 +15,6 @@ pub fn variance(values: &[f64]) -> f64 {
     }
     let m = mean(values);
     values.iter().map(|v| (v - m) * (v - m)).sum::<f64>() / (values.len() - 1) as f64
-}
-
-/// Jain's fairness index of the given shares: 1 when all are equal, 1/n when one has everything.
-pub fn jain(shares: &[f64]) -> f64 {
-    let sum: f64 = shares.iter().sum();
-    let squares: f64 = shares.iter().map(|s| s * s).sum();
-    if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 }
 }
 
 /// The middle value; the mean of the two middle ones of an even number; 0 of nothing.

@@ -16,7 +16,6 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::line::Seen;
-use super::tracefs::FileNumber;
 
 // From the kernel's interface, linux/fanotify.h; the C library of older systems does not name them.
 const FAN_CLASS_PRE_CONTENT: u32 = 0x8;
@@ -145,11 +144,10 @@ impl Answers {
                 continue;
             }
             let Ok(meta) = File::from(fd).metadata() else { continue };
-            let number = FileNumber { device: meta.dev(), inode: meta.ino() };
             let seen = Seen {
                 thread: event.process,
-                device: (libc::major(number.device), libc::minor(number.device)),
-                inode: number.inode,
+                device: (libc::major(meta.dev()), libc::minor(meta.dev())),
+                inode: meta.ino(),
                 offset: event.offset,
                 len: event.len,
                 mapped: false,

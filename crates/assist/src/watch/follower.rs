@@ -5,7 +5,7 @@
 //! open file (Sequential, Random, Normal) do not reach programs that are only watched.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,13 +26,12 @@ use rustix::net::{
 
 use super::fanotify::Fanotify;
 use super::line::Seen;
-use super::tracefs::{FileNumber, Tracefs};
-use crate::config::{Hints, Lookup};
+use super::tracefs::Tracefs;
+use crate::backend::FileId;
+use crate::config::{Hints, Named};
 
 /// Files that are watched at most.
 pub const FILES_MAX: usize = 4096;
-/// Entries of directories that are looked at, at most, in one search.
-const ENTRIES_MAX: usize = 100_000;
 /// How often directories are looked into anew.
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
 /// How long the manager may take to take a message.
@@ -56,11 +55,10 @@ enum Source {
 
 /// Watches the files of some hints for the manager at a socket.
 pub struct Follower {
-    lookup: Lookup,
-    places: Vec<(PathBuf, bool)>,
+    named: Named,
     source: Source,
     manager: Client,
-    files: HashMap<FileNumber, (u32, File)>,
+    files: HashMap<FileId, (u32, File)>,
     /// Threads that read lately, and whether they are ours: what the manager itself reads is no news.
     ours: HashMap<u32, bool>,
     searched: Option<Instant>,
@@ -74,8 +72,7 @@ impl Follower {
             Means::PreAccess => Source::PreAccess(Fanotify::new()?),
         };
         let mut follower = Follower {
-            lookup: Lookup::new(hints),
-            places: places(hints),
+            named: Named::new(hints),
             source,
             manager: Client::connect(socket)?,
             files: HashMap::new(),
@@ -111,7 +108,7 @@ impl Follower {
             if *ours.entry(seen.thread).or_insert_with(of_us) {
                 return;
             }
-            let number = FileNumber { device: libc::makedev(seen.device.0, seen.device.1), inode: seen.inode };
+            let number = FileId { dev: libc::makedev(seen.device.0, seen.device.1), ino: seen.inode };
             if let Some((file, _)) = files.get(&number) {
                 wake |= manager.tell(*file, &seen);
             }
@@ -137,16 +134,8 @@ impl Follower {
     fn search(&mut self) -> io::Result<()> {
         self.searched = Some(Instant::now());
         self.ours.clear();
-        let mut found = BTreeMap::new();
-        let mut left = ENTRIES_MAX;
-        for (place, whole_tree) in &self.places {
-            find(place, *whole_tree, &mut left, &mut |path, number| {
-                if found.len() < FILES_MAX && self.lookup.find(path).is_some() {
-                    found.insert(number, path.to_path_buf());
-                }
-            });
-        }
-        let gone: Vec<FileNumber> = self.files.keys().filter(|number| !found.contains_key(number)).copied().collect();
+        let found: BTreeMap<FileId, PathBuf> = self.named.files(FILES_MAX).collect();
+        let gone: Vec<FileId> = self.files.keys().filter(|number| !found.contains_key(number)).copied().collect();
         let mut changed = !gone.is_empty();
         for number in gone {
             if let Some((file, open)) = self.files.remove(&number) {
@@ -160,7 +149,7 @@ impl Follower {
             }
             // A file that vanished meanwhile, or that we may not read, is simply not watched.
             let Ok(open) = File::open(&path) else { continue };
-            let same = open.metadata().is_ok_and(|m| (m.dev(), m.ino()) == (number.device, number.inode));
+            let same = open.metadata().is_ok_and(|m| (m.dev(), m.ino()) == (number.dev, number.ino));
             if !same || !self.mark(&open) {
                 continue;
             }
@@ -169,7 +158,7 @@ impl Follower {
             changed = true;
         }
         if let (true, Source::Trace(trace)) = (changed, &self.source) {
-            let numbers: Vec<FileNumber> = self.files.keys().copied().collect();
+            let numbers: Vec<FileId> = self.files.keys().copied().collect();
             trace.watch(&numbers)?;
         }
         Ok(())
@@ -191,47 +180,6 @@ impl Follower {
     fn forget(&self, open: &File) {
         if let Source::PreAccess(listener) = &self.source {
             let _ = listener.remove(open); // its file may be gone, and the mark with it
-        }
-    }
-}
-
-/// Where the files of the hints can be: a path, and whether to look below it.
-fn places(hints: &Hints) -> Vec<(PathBuf, bool)> {
-    let mut places: Vec<(PathBuf, bool)> = hints.file.iter().map(|e| (e.path.clone(), false)).collect();
-    places.extend(hints.directory.iter().map(|e| (e.path.clone(), e.recursive)));
-    for entry in &hints.glob {
-        // Everything before the first special character is a folder that can be looked into.
-        let special = |part: &std::path::Component| {
-            part.as_os_str().as_encoded_bytes().iter().any(|byte| b"*?[\\".contains(byte))
-        };
-        let plain: PathBuf = entry.path.components().take_while(|part| !special(part)).collect();
-        places.push((plain, true));
-    }
-    places
-}
-
-/// Tells of the regular files at or in a place.
-fn find(place: &Path, whole_tree: bool, left: &mut usize, tell: &mut dyn FnMut(&Path, FileNumber)) {
-    let Ok(place) = place.canonicalize() else { return };
-    let Ok(meta) = fs::metadata(&place) else { return };
-    if meta.is_file() {
-        return tell(&place, FileNumber { device: meta.dev(), inode: meta.ino() });
-    }
-    let mut folders = vec![place];
-    while let Some(folder) = folders.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
-        for entry in entries.flatten() {
-            if *left == 0 {
-                tracing::warn!(entries = ENTRIES_MAX, "the folders of the hints hold more; the rest is not watched");
-                return;
-            }
-            *left -= 1;
-            let Ok(meta) = entry.metadata() else { continue };
-            if meta.is_file() {
-                tell(&entry.path(), FileNumber { device: meta.dev(), inode: meta.ino() });
-            } else if meta.is_dir() && whole_tree {
-                folders.push(entry.path());
-            }
         }
     }
 }

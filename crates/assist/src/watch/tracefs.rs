@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::line::{Seen, parse};
+use crate::backend::FileId;
 
 const ROOT: &str = "/sys/kernel/tracing";
 const EVENTS: [&str; 2] = ["mm_filemap_get_pages", "mm_filemap_fault"];
@@ -20,15 +21,6 @@ const BUFFER_KIB: u32 = 1024;
 const FILES_MAX: usize = 32;
 /// A line is never longer; what is longer is not ours.
 const LINE_BYTES: usize = 4096;
-
-/// A file to watch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct FileNumber {
-    /// Device, as `stat` gives it.
-    pub device: u64,
-    /// Inode.
-    pub inode: u64,
-}
 
 /// The kernel's trace of the reads of some files. Removed from the kernel when dropped.
 #[derive(Debug)]
@@ -41,7 +33,7 @@ pub struct Tracefs {
 
 impl Tracefs {
     /// Begins to watch.
-    pub fn new(files: &[FileNumber]) -> io::Result<Tracefs> {
+    pub fn new(files: &[FileId]) -> io::Result<Tracefs> {
         let root = Path::new(ROOT);
         if !root.join("instances").is_dir() {
             return Err(io::Error::new(
@@ -59,7 +51,7 @@ impl Tracefs {
         made
     }
 
-    fn arm(folder: &Path, files: &[FileNumber]) -> io::Result<Tracefs> {
+    fn arm(folder: &Path, files: &[FileId]) -> io::Result<Tracefs> {
         fs::write(folder.join("buffer_size_kb"), BUFFER_KIB.to_string())?;
         let pipe = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(folder.join("trace_pipe"))?;
         let trace =
@@ -69,7 +61,7 @@ impl Tracefs {
     }
 
     /// Watches these files from now on, and no others.
-    pub fn watch(&self, files: &[FileNumber]) -> io::Result<()> {
+    pub fn watch(&self, files: &[FileId]) -> io::Result<()> {
         for event in EVENTS {
             let folder = self.folder.join("events/filemap").join(event);
             fs::write(folder.join("enable"), "0")?;
@@ -148,11 +140,11 @@ fn sweep(root: &Path) {
 }
 
 /// The kernel's filter for some files.
-fn filter(files: &[FileNumber]) -> String {
+fn filter(files: &[FileId]) -> String {
     // The kernel's own device number: 12 bits of major above 20 bits of minor.
-    let device = |f: &FileNumber| u64::from(libc::major(f.device)) << 20 | u64::from(libc::minor(f.device));
+    let device = |f: &FileId| u64::from(libc::major(f.dev)) << 20 | u64::from(libc::minor(f.dev));
     let mut terms: Vec<String> = if files.len() <= FILES_MAX {
-        files.iter().map(|f| format!("(s_dev == {} && i_ino == {})", device(f), f.inode)).collect()
+        files.iter().map(|f| format!("(s_dev == {} && i_ino == {})", device(f), f.ino)).collect()
     } else {
         files.iter().map(|f| format!("s_dev == {}", device(f))).collect()
     };
@@ -165,8 +157,8 @@ fn filter(files: &[FileNumber]) -> String {
 mod tests {
     use super::*;
 
-    fn number(major: u32, minor: u32, inode: u64) -> FileNumber {
-        FileNumber { device: libc::makedev(major, minor), inode }
+    fn number(major: u32, minor: u32, inode: u64) -> FileId {
+        FileId { dev: libc::makedev(major, minor), ino: inode }
     }
 
     #[test]

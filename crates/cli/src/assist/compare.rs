@@ -1,11 +1,11 @@
 //! `impresario assist compare`: is it faster with hints?
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
-use impresario_assist::config::Hints;
+use impresario_assist::config::Named;
 use impresario_assist::report::Report;
 use impresario_workload::guided::{BlockDevice, Files, Machine, Place, Trials, Variant, measure};
 use impresario_workload::size::show_bytes;
@@ -45,12 +45,16 @@ pub struct Args {
     program: Vec<OsString>,
 }
 
+/// Files of the hints that leave the cache before each run, at most.
+const FILES_MAX: usize = 4096;
+
 pub fn run(args: Args) -> Result<ExitCode> {
     let hints = super::hints(&args.hints)?;
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }
-    let files = files(&hints);
+    let mut files: Vec<PathBuf> = Named::new(&hints).files(FILES_MAX).map(|(_, path)| path).collect();
+    files.sort();
     let Some(first) = files.first() else {
         bail!(
             "{} names no file that is there: there is nothing to compare (a plan that found nothing to gain has no entries)",
@@ -146,33 +150,4 @@ fn verdict(faster: Verdict, no_slower: Verdict) -> &'static str {
         (_, Verdict::DoesNotHold) => "slower with hints",
         _ => "unresolved; more --pairs may tell",
     }
-}
-
-/// The files that the hints name and that are there, at most a few thousand.
-fn files(hints: &Hints) -> Vec<PathBuf> {
-    const MOST: usize = 4096;
-    let mut files: Vec<PathBuf> = hints.file.iter().map(|e| e.path.clone()).filter(|p| p.is_file()).collect();
-    let mut folders: Vec<(PathBuf, bool)> = hints.directory.iter().map(|e| (e.path.clone(), e.recursive)).collect();
-    while let Some((folder, deep)) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let Ok(kind) = entry.file_type() else { continue };
-            if kind.is_file() && files.len() < MOST {
-                files.push(entry.path());
-            } else if kind.is_dir() && deep && folders.len() < MOST {
-                folders.push((entry.path(), true));
-            }
-        }
-    }
-    for entry in &hints.glob {
-        let Some(folder) = entry.path.parent().filter(|folder| Path::new(folder).is_dir()) else { continue };
-        let lookup = impresario_assist::config::Lookup::new(hints);
-        for found in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            if files.len() < MOST && lookup.find(&found.path()).is_some() && found.path().is_file() {
-                files.push(found.path());
-            }
-        }
-    }
-    files.sort();
-    files.dedup();
-    files
 }

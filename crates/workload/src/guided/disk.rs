@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::block::BlockDevice;
+use super::tool;
 
 /// A mounted loop device; unmounted and removed when dropped.
 #[derive(Debug)]
@@ -25,12 +26,12 @@ impl LoopDisk {
         let folder = tempfile::Builder::new().prefix("impresario-disk-").tempdir_in(parent)?;
         let image = folder.path().join("image");
         fs::File::create(&image)?.set_len(size_bytes).context("making the image of a disk")?;
-        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image))?;
-        let name = run(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
+        tool(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image))?;
+        let name = tool(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
         let mount = folder.path().join("mount");
         let disk = LoopDisk { mount: mount.clone(), name, _folder: folder };
         fs::create_dir(&mount)?;
-        run(Command::new("mount").args(["-o", "noatime"]).arg(&disk.name).arg(&mount))?;
+        tool(Command::new("mount").args(["-o", "noatime"]).arg(&disk.name).arg(&mount))?;
         disk.device()?.set_read_ahead_kib(128)?;
         Ok(disk)
     }
@@ -52,14 +53,4 @@ impl Drop for LoopDisk {
         let _ = Command::new("umount").arg("--lazy").arg(&self.mount).output();
         let _ = Command::new("losetup").arg("--detach").arg(&self.name).output();
     }
-}
-
-/// Runs a system tool to its end; its output, or an error with what it said.
-fn run(command: &mut Command) -> Result<String> {
-    let tool = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("starting {tool}; is its package installed?"))?;
-    if !output.status.success() {
-        bail!("{tool} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }

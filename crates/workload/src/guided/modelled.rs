@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use impresario_sched::PolicySpec;
 
 use super::block::{Counts, drop_caches};
+use super::tool;
 use crate::access::Target;
 use crate::cluster::{OwnCluster, Plan};
 use crate::stop::Stop;
@@ -33,7 +34,7 @@ impl ModelledDisk {
         std::fs::create_dir(&mount)?;
         let disk = ModelledDisk { mount, cluster };
         let config = disk.cluster.dir().join("impresario.toml");
-        impresario(Command::new(std::env::current_exe()?).args(["mount", "-d"]).arg(config).arg(&disk.mount))?;
+        tool(Command::new(std::env::current_exe()?).args(["mount", "-d"]).arg(config).arg(&disk.mount))?;
         Ok(disk)
     }
 
@@ -61,12 +62,4 @@ impl Drop for ModelledDisk {
             let _ = Command::new(program).args(["umount", "--lazy"]).arg(&self.mount).output();
         }
     }
-}
-
-fn impresario(command: &mut Command) -> Result<()> {
-    let output = command.output().context("starting this program again")?;
-    if !output.status.success() {
-        bail!("mounting failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
 }

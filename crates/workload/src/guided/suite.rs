@@ -13,6 +13,7 @@ use super::block::BlockDevice;
 use super::disk::LoopDisk;
 use super::limits::{Group, Limits};
 use super::modelled::ModelledDisk;
+use super::tool;
 use super::trials::{Machine, Measured, Place, Run, Trials, Variant, measure};
 use crate::stats::{Interval, Verdict, at_least, no_worse_than};
 use crate::stop::Stop;
@@ -391,16 +392,6 @@ fn fill(path: &Path, len_bytes: u64) -> Result<()> {
     }
     file.sync_all()?;
     Ok(())
-}
-
-/// Runs a program to its end; what it printed, or an error with what it complained of.
-fn tool(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("starting {name}"))?;
-    if !output.status.success() {
-        bail!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use impresario_sim::model::{Operation, Pattern, Scenario};
 
-use super::file;
+use super::{Series, file};
 use crate::reproduce::campaign::{Effort, Run};
 use crate::reproduce::claim::{Claim, Ours, Table, average, largest, smallest};
 use crate::reproduce::figure::{Cell, Figure, Plot, policy};
@@ -25,51 +25,36 @@ const NODES: u32 = 8;
 
 /// The figures.
 pub(super) fn figures() -> Vec<Figure> {
-    let figure = |id, title, (file, text), repetitions, cells, claims, plots| Figure {
-        id,
-        paper: PAPER,
-        title,
-        file,
-        text,
-        repetitions,
-        confidence: 0.95,
-        cells,
-        claims,
-        plots,
-    };
+    let series = |repetitions| Series { paper: PAPER, repetitions, confidence: 0.95 };
     vec![
-        figure(
+        series(5).figure(
             "agios-2013-fig3",
             "Fig. 3: the scheduler with and without aggregation",
             file!("agios-2013-fig3.toml"),
-            5,
-            fig3 as fn(&Scenario, &Effort) -> Vec<Cell>,
-            fig3_claims as fn() -> Vec<Claim>,
-            fig3_plots as fn() -> Vec<Plot>,
+            fig3,
+            fig3_claims,
+            fig3_plots,
         ),
-        figure(
+        series(5).figure(
             "agios-2013-fig5",
             "Fig. 5: the base algorithm over no scheduler",
             file!("agios-2013-fig5.toml"),
-            5,
             fig5,
             fig5_claims,
             fig5_plots,
         ),
-        figure(
+        series(2).figure(
             "agios-2013-fig6",
             "Fig. 6: prediction over the base algorithm",
             file!("agios-2013-fig6.toml"),
-            2,
             base_only,
             fig6_claims,
             Vec::new,
         ),
-        figure(
+        series(2).figure(
             "agios-2013-fig7",
             "Fig. 7: sizes of aggregations with prediction",
             file!("agios-2013-fig7.toml"),
-            2,
             base_only,
             fig7_claims,
             Vec::new,

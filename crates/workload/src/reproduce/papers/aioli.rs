@@ -2,7 +2,7 @@
 
 use impresario_sim::model::{Collective, Pattern, Scenario};
 
-use super::file;
+use super::{Series, file};
 use crate::reproduce::campaign::{Effort, Run};
 use crate::reproduce::claim::{Claim, Ours, Table};
 use crate::reproduce::figure::{Cell, Figure, Plot, policy};
@@ -15,42 +15,28 @@ const SYSTEMS: [&str; 4] = ["nfs/posix", "nfs/mpi-io", "aioli/posix", "aioli/mpi
 
 /// The figures.
 pub(super) fn figures() -> Vec<Figure> {
-    let figure = |id, title, (file, text), repetitions, cells, claims, plots| Figure {
-        id,
-        paper: PAPER,
-        title,
-        file,
-        text,
-        repetitions,
-        confidence: 0.95,
-        cells,
-        claims,
-        plots,
-    };
+    let series = |repetitions| Series { paper: PAPER, repetitions, confidence: 0.95 };
     vec![
-        figure(
+        series(8).figure(
             "aioli-2006-decomposition",
             "One parallel application: 4 GB by 32 processes at several granularities",
             file!("aioli-2006-decomposition.toml"),
-            8,
-            decomposition as fn(&Scenario, &Effort) -> Vec<Cell>,
-            decomposition_claims as fn() -> Vec<Claim>,
-            decomposition_plots as fn() -> Vec<Plot>,
+            decomposition,
+            decomposition_claims,
+            decomposition_plots,
         ),
-        figure(
+        series(8).figure(
             "aioli-2006-cat",
             "Two applications: cat of 16 MB beside the decomposition",
             file!("aioli-2006-cat.toml"),
-            8,
             cat,
             cat_claims,
             cat_plots,
         ),
-        figure(
+        series(5).figure(
             "aioli-2006-ten",
             "Ten applications on 96 nodes, 6 GB",
             file!("aioli-2006-ten.toml"),
-            5,
             ten,
             ten_claims,
             ten_plots,

@@ -6,7 +6,34 @@ mod server_side;
 mod twins;
 mod twins_more;
 
-use super::figure::Figure;
+use impresario_sim::Scenario;
+
+use super::campaign::Effort;
+use super::claim::Claim;
+use super::figure::{Cell, Figure, Plot};
+
+/// What figures of a paper have in common.
+struct Series {
+    paper: &'static str,
+    repetitions: u32,
+    confidence: f64,
+}
+
+impl Series {
+    /// One of them.
+    fn figure(
+        &self,
+        id: &'static str,
+        title: &'static str,
+        (file, text): (&'static str, &'static str),
+        cells: fn(&Scenario, &Effort) -> Vec<Cell>,
+        claims: fn() -> Vec<Claim>,
+        plots: fn() -> Vec<Plot>,
+    ) -> Figure {
+        let Series { paper, repetitions, confidence } = *self;
+        Figure { id, paper, title, file, text, repetitions, confidence, cells, claims, plots }
+    }
+}
 
 /// Names of the papers that are reproduced.
 pub const PAPERS: [&str; 4] = ["server-side-scheduling-2002", "aioli-2006", "agios-2013", "twins-2017"];
@@ -40,7 +67,6 @@ mod tests {
     use impresario_sim::model::Device;
 
     use super::*;
-    use crate::reproduce::Effort;
 
     #[test]
     fn every_scenario_file_is_read_and_every_cell_passes_the_checks() {

@@ -2,7 +2,7 @@
 
 use impresario_sim::model::{Pattern, Scenario};
 
-use super::file;
+use super::{Series, file};
 use crate::reproduce::campaign::{Effort, Run};
 use crate::reproduce::claim::{Claim, Ours, Table, average, largest, smallest};
 use crate::reproduce::figure::{Cell, Figure, Plot, policy};
@@ -23,20 +23,9 @@ const CACHES: [&str; 2] = ["uncached", "cached"];
 
 /// The figures.
 pub(super) fn figures() -> Vec<Figure> {
-    let figure = |id, title, (file, text), cells, claims, plots| Figure {
-        id,
-        paper: PAPER,
-        title,
-        file,
-        text,
-        repetitions: 8,
-        confidence: 0.95,
-        cells,
-        claims,
-        plots,
-    };
+    let series = Series { paper: PAPER, repetitions: 8, confidence: 0.95 };
     vec![
-        figure(
+        series.figure(
             "server-side-scheduling-2002-fig8",
             "Fig. 8: single block reads",
             file!("server-side-scheduling-2002-fig8.toml"),
@@ -44,7 +33,7 @@ pub(super) fn figures() -> Vec<Figure> {
             fig8,
             || plots(&[("", "")]),
         ),
-        figure(
+        series.figure(
             "server-side-scheduling-2002-fig9",
             "Fig. 9: strided reads, 16 regions",
             file!("server-side-scheduling-2002-fig9.toml"),
@@ -52,7 +41,7 @@ pub(super) fn figures() -> Vec<Figure> {
             fig9,
             || plots(&[("", "")]),
         ),
-        figure(
+        series.figure(
             "server-side-scheduling-2002-fig10",
             "Fig. 10: random block reads, 32 and 16 blocks a task",
             file!("server-side-scheduling-2002-fig10.toml"),

@@ -2,7 +2,7 @@
 
 use impresario_sim::model::{Operation, Pattern, Scenario};
 
-use super::file;
+use super::{Series, file};
 use crate::reproduce::campaign::{Effort, Run};
 use crate::reproduce::claim::{Claim, Ours, Table, largest};
 use crate::reproduce::figure::{Cell, Figure, Plot, policy};
@@ -22,28 +22,17 @@ const SPAN: fn(&Run) -> f64 = Run::makespan_s;
 
 /// The figures.
 pub(super) fn figures() -> Vec<Figure> {
-    let figure = |id, title, (file, text), cells, claims, plots| Figure {
-        id,
-        paper: PAPER,
-        title,
-        file,
-        text,
-        repetitions: 8,
-        confidence: CONFIDENCE,
-        cells,
-        claims,
-        plots,
-    };
+    let series = Series { paper: PAPER, repetitions: 8, confidence: CONFIDENCE };
     vec![
-        figure(
+        series.figure(
             "twins-2017-fig3",
             "Fig. 3: reads",
             file!("twins-2017-fig3.toml"),
-            (|base, effort| cells(base, effort, Operation::Read)) as fn(&Scenario, &Effort) -> Vec<Cell>,
-            fig3 as fn() -> Vec<Claim>,
-            plots as fn() -> Vec<Plot>,
+            |base, effort| cells(base, effort, Operation::Read),
+            fig3,
+            plots,
         ),
-        figure(
+        series.figure(
             "twins-2017-fig4",
             "Fig. 4: writes",
             file!("twins-2017-fig4.toml"),

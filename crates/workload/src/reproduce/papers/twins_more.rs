@@ -2,8 +2,8 @@
 
 use impresario_sim::model::{Collective, Operation, Pattern, Scenario};
 
-use super::file;
 use super::twins::{BASELINES, CONFIDENCE, NONE, PAPER, WINDOWS_US, baseline, system, window};
+use super::{Series, file};
 use crate::reproduce::campaign::{Effort, Run};
 use crate::reproduce::claim::{Claim, Ours, Table, largest};
 use crate::reproduce::figure::{Cell, Figure, Metric, Plot};
@@ -15,28 +15,17 @@ const OFFSETS_S: [i32; 5] = [-10, -5, 0, 5, 10];
 
 /// The figures.
 pub(super) fn figures() -> Vec<Figure> {
-    let figure = |id, title, (file, text), cells, claims, plots| Figure {
-        id,
-        paper: PAPER,
-        title,
-        file,
-        text,
-        repetitions: 8,
-        confidence: CONFIDENCE,
-        cells,
-        claims,
-        plots,
-    };
+    let series = Series { paper: PAPER, repetitions: 8, confidence: CONFIDENCE };
     vec![
-        figure(
+        series.figure(
             "twins-2017-tables",
             "Tables I and II: request sizes and offset distances",
             file!("twins-2017-tables.toml"),
-            tables as fn(&Scenario, &Effort) -> Vec<Cell>,
-            table_claims as fn() -> Vec<Claim>,
-            Vec::new as fn() -> Vec<Plot>,
+            tables,
+            table_claims,
+            Vec::new,
         ),
-        figure(
+        series.figure(
             "twins-2017-arrivals",
             "Arrivals at one I/O node",
             file!("twins-2017-arrivals.toml"),
@@ -47,7 +36,7 @@ pub(super) fn figures() -> Vec<Figure> {
         Figure {
             // Times of A vary much with how its processes drift apart.
             repetitions: 16,
-            ..figure(
+            ..series.figure(
                 "twins-2017-fig5",
                 "Fig. 5: two applications",
                 file!("twins-2017-fig5.toml"),
@@ -56,7 +45,7 @@ pub(super) fn figures() -> Vec<Figure> {
                 fig5_plots,
             )
         },
-        figure(
+        series.figure(
             "twins-2017-fig6",
             "Fig. 6: TWINS and collective I/O",
             file!("twins-2017-fig6.toml"),

@@ -1,0 +1,111 @@
+//! The files that hints name and that are there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::{Hints, Lookup};
+use crate::backend::FileId;
+
+/// Entries of directories that are looked at, at most, in one search.
+const ENTRIES_MAX: usize = 100_000;
+
+/// Looks for the files of some hints.
+#[derive(Debug)]
+pub struct Named {
+    lookup: Lookup,
+    places: Vec<(PathBuf, bool)>,
+}
+
+impl Named {
+    /// Of these hints.
+    pub fn new(hints: &Hints) -> Named {
+        Named { lookup: Lookup::new(hints), places: places(hints) }
+    }
+
+    /// The files that are there now, at most `files_max`, with their true paths; each once.
+    pub fn files(&self, files_max: usize) -> impl Iterator<Item = (FileId, PathBuf)> + use<> {
+        let mut found = BTreeMap::new();
+        let mut left = ENTRIES_MAX;
+        for (place, whole_tree) in &self.places {
+            find(place, *whole_tree, &mut left, &mut |path, id| {
+                if found.len() < files_max && self.lookup.find(path).is_some() {
+                    found.insert(id, path.to_path_buf());
+                }
+            });
+        }
+        found.into_iter()
+    }
+}
+
+/// Where the files of the hints can be: a path, and whether to look below it.
+fn places(hints: &Hints) -> Vec<(PathBuf, bool)> {
+    let mut places: Vec<(PathBuf, bool)> = hints.file.iter().map(|e| (e.path.clone(), false)).collect();
+    places.extend(hints.directory.iter().map(|e| (e.path.clone(), e.recursive)));
+    for entry in &hints.glob {
+        // Everything before the first special character is a folder that can be looked into.
+        let special = |part: &Component| part.as_os_str().as_encoded_bytes().iter().any(|byte| b"*?[\\".contains(byte));
+        let plain: PathBuf = entry.path.components().take_while(|part| !special(part)).collect();
+        places.push((plain, true));
+    }
+    places
+}
+
+/// Tells of the regular files at or in a place.
+fn find(place: &Path, whole_tree: bool, left: &mut usize, tell: &mut dyn FnMut(&Path, FileId)) {
+    let Ok(place) = place.canonicalize() else { return };
+    let Ok(meta) = fs::metadata(&place) else { return };
+    if meta.is_file() {
+        return tell(&place, FileId { dev: meta.dev(), ino: meta.ino() });
+    }
+    let mut folders = vec![place];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            if *left == 0 {
+                tracing::warn!(entries = ENTRIES_MAX, "the folders of the hints hold more; the rest is not looked at");
+                return;
+            }
+            *left -= 1;
+            let Ok(meta) = entry.metadata() else { continue };
+            if meta.is_file() {
+                tell(&entry.path(), FileId { dev: meta.dev(), ino: meta.ino() });
+            } else if meta.is_dir() && whole_tree {
+                folders.push(entry.path());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Entry;
+
+    #[test]
+    fn files_are_found_by_name_in_folders_and_by_patterns_each_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        for file in
+            ["one", "flat/a", "flat/deep/no", "tree/a", "tree/deep/b", "glob/x1/hit", "glob/x2/hit", "glob/x2/miss"]
+        {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        let entry = |path: &str| Entry::new(root.join(path));
+        let hints = Hints {
+            file: vec![entry("one"), entry("tree/a"), entry("missing")],
+            directory: vec![entry("flat"), Entry { recursive: true, ..entry("tree") }],
+            glob: vec![entry("glob/*/hit")],
+            ..Hints::default()
+        };
+        let named = Named::new(&hints);
+        let mut found: Vec<PathBuf> = named.files(100).map(|(_, path)| path).collect();
+        found.sort();
+        let wanted = ["flat/a", "glob/x1/hit", "glob/x2/hit", "one", "tree/a", "tree/deep/b"];
+        assert_eq!(found, wanted.map(|file| root.join(file)));
+        assert_eq!(named.files(2).count(), 2);
+    }
+}
