@@ -146,6 +146,7 @@ impl Scenario {
             c.whole(&key("queue_depth"), a.queue_depth.into(), 1, 1 << 16);
             c.real(&key("think_us"), a.think_us, 0.0, 1e12);
             c.real(&key("jitter_us"), a.jitter_us, 0.0, 1e9);
+            a.starts_us.iter().for_each(|us| c.real(&key("starts_us"), *us, 0.0, 1e12));
             c.whole(&key("barrier_requests"), a.barrier_requests, 0, 1 << 40);
             for (f, at) in a.files.iter().enumerate().filter(|(_, at)| at.server >= self.servers.count) {
                 let last = self.servers.count.saturating_sub(1);

@@ -182,8 +182,10 @@ pub(crate) fn nodes(scenario: &Scenario, count: usize) -> Vec<ClientNode> {
 impl Simulation {
     pub(crate) fn start_applications(&mut self) {
         for process in 0..self.processes.len() as u32 {
-            let start = self.applications[self.processes[process as usize].application as usize].start;
-            self.go_on(process, start, false);
+            let p = &self.processes[process as usize];
+            let (application, rank) = (p.application, p.rank as usize);
+            let later = self.model_of(application).starts_us.get(rank).map_or(0, |us| micros(*us));
+            self.go_on(process, self.applications[application as usize].start.saturating_add(later), false);
         }
     }
 

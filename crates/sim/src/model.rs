@@ -203,6 +203,9 @@ pub struct Application {
     pub processes: u32,
     /// When it starts, s (default 0).
     pub start_s: f64,
+    /// When each process starts after that, by rank, µs; the ranks beyond it start at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub starts_us: Vec<f64>,
     /// Reads (default) or writes.
     pub op: Operation,
     /// Access pattern (default contiguous).
@@ -426,6 +429,7 @@ impl Default for Application {
             barrier_requests: 0,
             collective: None,
             sieve_bytes: 0,
+            starts_us: Vec::new(),
             files: Vec::new(),
             trace: Vec::new(),
             trace_file: None,

@@ -24,7 +24,11 @@ pub struct AppResult {
     pub time_s: f64,
     /// Time of each of its processes, by rank, s.
     pub process_s: Vec<f64>,
-    /// Mean of these, s.
+    /// When each of its processes came to run, by rank, s after the first application's start: a machine wakes one
+    /// process after another. Empty where nobody looked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub came_s: Vec<f64>,
+    /// Mean of the times of its processes, s.
     pub mean_s: f64,
     /// Their variance, s².
     pub variance_s2: f64,
@@ -46,6 +50,7 @@ impl AppResult {
             variance_s2: stats::variance(&process_s),
             jain: stats::jain(&speeds),
             process_s,
+            came_s: Vec::new(),
             interference: None,
         }
     }

@@ -109,7 +109,10 @@ impl CpuTimes {
 
 /// What a process reports.
 struct Finished {
+    rank: u32,
     started: Instant,
+    /// When it came to run: the machine wakes one process after another.
+    came: Instant,
     ended: Instant,
     sent: Moved,
     verification: Verification,
@@ -206,12 +209,15 @@ fn timed(
     let start = finished.iter().map(|(_, f)| f.started).min().unwrap_or(opened);
     let mut applications = Vec::new();
     for &(index, _) in &apps {
-        let own: Vec<&Finished> = finished.iter().filter(|(i, _)| *i == index).map(|(_, f)| f).collect();
+        let mut own: Vec<&Finished> = finished.iter().filter(|(i, _)| *i == index).map(|(_, f)| f).collect();
+        own.sort_by_key(|f| f.rank);
         let app_start = own.iter().map(|f| f.started).min().unwrap_or(start);
         let app_end = own.iter().map(|f| f.ended).max().unwrap_or(app_start);
         let times = own.iter().map(|f| f.ended.duration_since(f.started).as_secs_f64()).collect();
         let start_s = app_start.duration_since(start).as_secs_f64();
-        applications.push(AppResult::new(index, start_s, app_end.duration_since(app_start).as_secs_f64(), times));
+        let came = own.iter().map(|f| f.came.duration_since(start).as_secs_f64()).collect();
+        let time_s = app_end.duration_since(app_start).as_secs_f64();
+        applications.push(AppResult { came_s: came, ..AppResult::new(index, start_s, time_s, times) });
     }
     let mut measured = Measured {
         bytes: apps.iter().map(|(_, a)| a.bytes()).sum(),
@@ -295,6 +301,7 @@ impl Job<'_> {
         let opened = if self.workload.barrier { opened } else { Instant::now() };
         let started = opened + Duration::from_micros(self.application.start_us - self.first_start_us);
         self.stop.sleep_until(started)?;
+        let came = Instant::now();
 
         let next = AtomicU64::new(0);
         let worker = |lane: u32| self.requests(lane, file.as_ref(), &slots, &next, source);
@@ -326,7 +333,7 @@ impl Job<'_> {
                 verification.record(access.len, source.check(access.offset, &slot));
             }
         }
-        Ok(Finished { started, ended, sent, verification })
+        Ok(Finished { rank: self.rank, started, came, ended, sent, verification })
     }
 
     /// Makes requests until there are none left; several lanes of one process share the list.

@@ -1,8 +1,6 @@
 //! Compares the simulator with the real thing: runs of the demonstration's cluster on modelled disks beside their
 //! simulation, with the same files at the same places.
 
-use std::time::Duration;
-
 use anyhow::{Result, bail};
 use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
@@ -12,7 +10,7 @@ use impresario_sim::model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::compare::Outcome;
+use crate::compare::{Outcome, Trial};
 use crate::pattern::Shape;
 use crate::plan::{Operation, Placement, Think};
 use crate::stats::mean;
@@ -22,7 +20,7 @@ use crate::system::DiskOrder;
 pub const MAKESPAN_SHARE_MAX: f64 = 0.15;
 /// Mean batches may differ by this share.
 pub const BATCH_SHARE_MAX: f64 = 0.10;
-/// Seeds that a simulation is averaged over.
+/// Seeds that the simulation of one live run is averaged over.
 pub const SEEDS: u64 = 5;
 
 /// What the cluster of the live runs was.
@@ -36,8 +34,8 @@ pub struct Cluster {
     pub stripe_bytes: u32,
     /// The disks.
     pub device: DeviceParams,
-    /// One way between two processes of this machine, as measured.
-    pub one_way: Duration,
+    /// One way between two processes of this machine, as measured, µs.
+    pub one_way_us: f64,
 }
 
 /// A run and its simulation.
@@ -95,15 +93,17 @@ pub fn sides(outcome: &Outcome, cluster: &Cluster) -> Result<Vec<Side>> {
             let live = outcome.counted(c, s);
             let makespans: Vec<f64> = live.iter().map(|t| t.result.makespan_s).collect();
             let batches: Vec<f64> = live.iter().filter_map(|t| t.result.servers.at_disk.mean_bytes()).collect();
-            let scenario = scenario(outcome, c, s, cluster)?;
             let mut simulated = (Vec::new(), Vec::new());
-            for seed in 1..=SEEDS {
-                let one = impresario_sim::run(&Scenario { seed, ..scenario.clone() })?;
-                if !one.violations.is_empty() || one.failed > 0 {
-                    bail!("{} under {}: the simulation is wrong: {:?}", case.name, system.name, one.violations);
+            for trial in &live {
+                let scenario = scenario(outcome, trial, cluster)?;
+                for seed in 1..=SEEDS {
+                    let one = impresario_sim::run(&Scenario { seed, ..scenario.clone() })?;
+                    if !one.violations.is_empty() || one.failed > 0 {
+                        bail!("{} under {}: the simulation is wrong: {:?}", case.name, system.name, one.violations);
+                    }
+                    simulated.0.push(one.makespan_s);
+                    simulated.1.push(one.layers.device.mean_bytes());
                 }
-                simulated.0.push(one.makespan_s);
-                simulated.1.push(one.layers.device.mean_bytes());
             }
             sides.push(Side {
                 case: case.name.clone(),
@@ -140,12 +140,11 @@ pub fn swapped(sides: &[Side], share: f64) -> Vec<Swapped> {
     wrong
 }
 
-/// The scenario of one case under one system.
-fn scenario(outcome: &Outcome, case: usize, system: usize, cluster: &Cluster) -> Result<Scenario> {
-    let (workload, system) = (&outcome.experiment.cases[case].workload, &outcome.experiment.systems[system]);
+/// The scenario of one live run: its files at their places, its processes at the instants at which they came to run.
+fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster) -> Result<Scenario> {
+    let case = trial.case;
+    let (workload, system) = (&outcome.experiment.cases[case].workload, &outcome.experiment.systems[trial.system]);
     let policy = |spec: &Option<PolicySpec>| spec.clone().unwrap_or_else(|| PolicySpec::named("none"));
-    let depth = |trial: &crate::compare::Trial| trial.depth.unwrap_or(0);
-    let live = outcome.trials.iter().find(|t| t.case == case && outcome.experiment.systems[t.system] == *system);
     let mut device = cluster.device.clone();
     device.order = system.disk_order.unwrap_or(DiskOrder::Arrival);
     let mut applications = Vec::new();
@@ -158,7 +157,7 @@ fn scenario(outcome: &Outcome, case: usize, system: usize, cluster: &Cluster) ->
         applications.push(Application {
             name: format!("application {index}"),
             processes: p.processes,
-            start_s: a.start_us as f64 / 1e6,
+            starts_us: trial.result.applications[index].came_s.iter().map(|s| s * 1e6).collect(),
             op: match a.operation {
                 Operation::Read => SimOperation::Read,
                 Operation::Write => SimOperation::Write,
@@ -181,7 +180,7 @@ fn scenario(outcome: &Outcome, case: usize, system: usize, cluster: &Cluster) ->
             ..Application::default()
         });
     }
-    let one_way_us = cluster.one_way.as_secs_f64() * 1e6;
+    let one_way_us = cluster.one_way_us;
     Ok(Scenario {
         title: format!("{} under {}", outcome.experiment.cases[case].name, system.name),
         network: Network { latency_us: one_way_us, jitter_us: one_way_us, ..Network::default() },
@@ -202,7 +201,7 @@ fn scenario(outcome: &Outcome, case: usize, system: usize, cluster: &Cluster) ->
             count: cluster.data_servers,
             stripe_bytes: cluster.stripe_bytes,
             policy: policy(&system.data_policy),
-            in_flight: live.map_or(0, depth),
+            in_flight: trial.depth.unwrap_or(0),
             device: "disk".into(),
             ..Servers::default()
         },

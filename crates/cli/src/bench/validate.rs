@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_workload::cluster::{OwnCluster, Plan};
-use impresario_workload::compare::{Experiment, compare};
+use impresario_workload::compare::{Experiment, Outcome, compare};
 use impresario_workload::demonstration as demo;
 use impresario_workload::stats::median;
 use impresario_workload::storage::Storage;
-use impresario_workload::validate::{self, Cluster};
-use serde_json::json;
+use impresario_workload::validate::{self, Cluster, Side, Swapped};
+use serde::{Deserialize, Serialize};
 
 use super::{Progress, catch_signals, write_json};
 use crate::print;
@@ -36,6 +36,9 @@ pub struct Args {
     /// Write all figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Take the live runs of a file that `--json` wrote before, and only simulate
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "quick"])]
+    live: Option<PathBuf>,
     /// Move a fraction of the data: for trying out
     #[arg(long)]
     quick: bool,
@@ -44,7 +47,19 @@ pub struct Args {
 /// Two systems whose live runs differ by less have no order.
 const ORDER_SHARE: f64 = 0.05;
 
-pub fn run(args: Args) -> Result<ExitCode> {
+/// What `--json` writes and `--live` reads.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    /// One way between two processes, µs, as measured.
+    one_way_us: f64,
+    sides: Vec<Side>,
+    swapped: Vec<Swapped>,
+    /// Every live run.
+    live: Outcome,
+}
+
+/// The demonstration's cases on a cluster of this machine.
+fn live(args: &Args) -> Result<(Outcome, f64)> {
     let stop = catch_signals()?;
     let experiment = Experiment {
         pairs: args.pairs,
@@ -53,25 +68,40 @@ pub fn run(args: Args) -> Result<ExitCode> {
         shuffle: true,
         ..demo::experiment(args.quick)
     };
-    let device = impresario_device::DeviceParams::default();
-    let plan = Plan {
-        data_servers: demo::DATA_SERVERS,
-        io_nodes: demo::IO_NODES,
-        device: Some(device.clone()),
-        ..Plan::default()
-    };
-    let live = OwnCluster::start(&plan, &stop)?;
-    let one_way = one_way(&live)?;
+    let live = OwnCluster::start(&plan(), &stop)?;
+    let one_way_us = one_way(&live)?.as_secs_f64() * 1e6;
     let mut line = Progress::new();
     let outcome = compare(&Storage::of(&live), &experiment, &stop, &mut |p| line.experiment(&p))?;
     line.end();
-    drop(live);
+    Ok((outcome, one_way_us))
+}
+
+fn plan() -> Plan {
+    Plan {
+        data_servers: demo::DATA_SERVERS,
+        io_nodes: demo::IO_NODES,
+        device: Some(impresario_device::DeviceParams::default()),
+        ..Plan::default()
+    }
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let (outcome, one_way_us) = match &args.live {
+        Some(file) => {
+            let text = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+            let told: Told = serde_json::from_slice(&text)
+                .with_context(|| format!("{} is not what “bench validate --json” writes", file.display()))?;
+            (told.live, told.one_way_us)
+        }
+        None => live(&args)?,
+    };
+    let plan = plan();
     let cluster = Cluster {
         io_nodes: demo::IO_NODES as u16,
         data_servers: demo::DATA_SERVERS as u16,
         stripe_bytes: plan.stripe_bytes,
-        device,
-        one_way,
+        device: plan.device.unwrap_or_default(),
+        one_way_us,
     };
     let sides = validate::sides(&outcome, &cluster)?;
     print(validate::table(&sides, args.markdown).as_bytes())?;
@@ -80,7 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         sides.iter().filter(|s| s.live_runs > 0 && s.holds()).count(),
         sides.iter().filter(|s| s.live_runs > 0).count(),
     );
-    let mut text = format!("\nOne way between two processes: {} µs, measured. ", one_way.as_micros());
+    let mut text = format!("\nOne way between two processes: {one_way_us:.0} µs, measured. ");
     text += &format!("{holding} of {counted} within 15 % (time) and 10 % (requests at the disk).\n");
     for w in &wrong {
         text += &format!("Order: {}: live {} is faster, simulated {} is.\n", w.case, w.faster_live, w.faster_simulated);
@@ -93,11 +123,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         text += &format!("The order of systems that differ by more than {:.0} % is the same.\n", ORDER_SHARE * 100.0);
     }
     print(text.as_bytes())?;
-    write_json(
-        args.json.as_deref(),
-        &json!({ "one_way_us": one_way.as_micros() as u64, "sides": sides, "swapped": wrong }),
-    )?;
-    Ok(if holding == sides.len() && wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let complete = holding == sides.len() && wrong.is_empty();
+    write_json(args.json.as_deref(), &Told { one_way_us, sides, swapped: wrong, live: outcome })?;
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Half of the median time of a question to a data server that its disk has no part in.

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use impresario_assist::report::{FileReport, Report};
@@ -24,23 +23,9 @@ pub const PIECE: u64 = 64 << 10;
 pub const STRIDE: u64 = 256 << 10;
 pub const COUNT: u64 = 64;
 
-/// `libimpresario_assist.so`, built for this profile. Cargo does not build shared libraries for tests by itself.
-pub fn library() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let exe = std::env::current_exe().unwrap();
-        let profile = exe.parent().unwrap().parent().unwrap();
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--quiet", "--locked", "-p", "impresario-preload", "--target-dir"]);
-        cargo.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.output().unwrap();
-        assert!(built.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&built.stderr));
-        profile.join("libimpresario_assist.so")
-    })
-}
+#[path = "../../../faces/interpose/preload/tests/support/library.rs"]
+mod library;
+pub use library::library;
 
 /// A C program of `tests/assist/c`; warnings are errors. `None` when it cannot be linked with these flags.
 pub fn try_compile(to: &Path, name: &str, flags: &[&str]) -> Option<PathBuf> {

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use impresario_ring::message::{Mode, ToClient, ToManager};
@@ -17,23 +17,8 @@ use impresario_ring::patterns::{Builder, Kind};
 use impresario_ring::{Access, Consumer, Op};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// `libimpresario_assist.so`, built for this profile. Cargo does not build shared libraries for tests by itself.
-pub fn library() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let exe = std::env::current_exe().unwrap();
-        let profile = exe.parent().unwrap().parent().unwrap();
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--quiet", "--locked", "-p", "impresario-preload", "--target-dir"]);
-        cargo.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let built = cargo.output().unwrap();
-        assert!(built.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&built.stderr));
-        profile.join("libimpresario_assist.so")
-    })
-}
+mod library;
+pub use library::library;
 
 /// Compiles a C program of `tests/c`; warnings are errors.
 pub fn compile(dir: &Path, name: &str, flags: &[&str]) -> PathBuf {
