@@ -105,6 +105,10 @@ pub trait Executor<T: Send + 'static>: Send + Sync + 'static {
     /// completer or of the timer; it must not block for long: it finishes at once or hands on.
     fn start(&self, work: Work<T>) -> Started<T>;
 
+    /// Called after one or more [`Executor::start`] when nothing more can start at present: what was begun together is
+    /// known to be complete. Without any lock of the engine held; others may start batches meanwhile.
+    fn all_started(&self) {}
+
     /// True when `start` only hands on, within a microsecond or so: the engine then looks at the clock less often.
     fn only_hands_on(&self) -> bool {
         false
@@ -366,13 +370,17 @@ impl<T: Send + 'static> Shared<T> {
 
     /// Starts what may start, then sets the alarm. `at` is the present.
     fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State<T>>, mut at: Nanos) {
-        for _ in 0..PUMP_BATCHES {
+        for started in 0..PUMP_BATCHES {
             let batch = match state.core.next(at) {
                 Next::Dispatch(batch) => batch,
                 Next::Wait { until, .. } => {
                     if until < state.alarm {
                         state.alarm = until;
                         self.timer.notify_one();
+                    }
+                    drop(state);
+                    if started > 0 {
+                        self.executor.all_started();
                     }
                     return;
                 }
@@ -392,6 +400,8 @@ impl<T: Send + 'static> Shared<T> {
         }
         state.handed_over = true;
         self.timer.notify_one();
+        drop(state);
+        self.executor.all_started();
     }
 
     fn keep_time(self: Arc<Self>) {

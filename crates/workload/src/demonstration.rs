@@ -15,6 +15,9 @@ pub const DATA_SERVERS: usize = 4;
 /// Its I/O nodes.
 pub const IO_NODES: usize = 2;
 
+/// Its processes set out within this time of each other, µs, in an order that is the same for every system.
+pub const START_SPREAD_US: u64 = 20_000;
+
 /// What the demonstration runs; `quick` moves a fraction of the data, for tests.
 pub fn experiment(quick: bool) -> Experiment {
     let volume = |full: u64, quick_share: u64| if quick { full / quick_share } else { full };
@@ -28,6 +31,7 @@ pub fn experiment(quick: bool) -> Experiment {
             let mut workload = Workload::uniform(4, pattern, operation);
             // Neighbouring ranks on one I/O node, as batch systems place them; `bench` compares placements.
             workload.placement = Placement::Block;
+            workload.start_spread_us = START_SPREAD_US;
             let size = if shape == Shape::Strided { "small strided" } else { "large contiguous" };
             let verb = if operation == Operation::Write { "writes" } else { "reads" };
             cases.push(Case { name: format!("{size} {verb}"), workload });

@@ -154,6 +154,11 @@ pub struct Workload {
     pub wire_max_bytes: Option<u32>,
     /// All processes wait for each other before they start.
     pub barrier: bool,
+    /// Each process sets out a uniform time below this after that, µs (0: all at once). Processes of a real job
+    /// never set out together, and synchronous ones keep for good the order in which they first reach the disks: without a spread,
+    /// the host's scheduler decides it.
+    #[serde(default)]
+    pub start_spread_us: u64,
     /// Writers end with a sync, inside the timed part.
     pub sync: bool,
     /// Of all chance in the run.
@@ -175,6 +180,7 @@ impl Workload {
             placement: Placement::Block,
             wire_max_bytes: None,
             barrier: true,
+            start_spread_us: 0,
             sync: false,
             seed: pattern.seed,
         }

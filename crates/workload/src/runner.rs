@@ -300,7 +300,9 @@ impl Job<'_> {
         // Without a barrier a process's time begins when it comes to run, not when the last one was ready.
         let opened = if self.workload.barrier { opened } else { Instant::now() };
         let started = opened + Duration::from_micros(self.application.start_us - self.first_start_us);
-        self.stop.sleep_until(started)?;
+        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix(self.own_chance()));
+        let spread_us = self.workload.start_spread_us as f64 * dice.unit();
+        self.stop.sleep_until(started + Duration::from_nanos((spread_us * 1e3) as u64))?;
         let came = Instant::now();
 
         let next = AtomicU64::new(0);
@@ -336,6 +338,11 @@ impl Job<'_> {
         Ok(Finished { rank: self.rank, started, came, ended, sent, verification })
     }
 
+    /// What tells its chance from other processes'.
+    fn own_chance(&self) -> u64 {
+        (self.index as u64) << 48 ^ u64::from(self.rank) << 16
+    }
+
     /// Makes requests until there are none left; several lanes of one process share the list.
     fn requests(
         &self,
@@ -349,8 +356,7 @@ impl Job<'_> {
         let write = self.application.operation == Operation::Write;
         let per_loop = pattern.requests();
         let total = per_loop * u64::from(self.application.loops);
-        let chance = (self.index as u64) << 48 ^ u64::from(self.rank) << 16 ^ u64::from(lane);
-        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix(chance + 1));
+        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix((self.own_chance() ^ u64::from(lane)) + 1));
         let mut own = if slots.is_empty() { vec![0; pattern.request_bytes as usize] } else { Vec::new() };
         // Latencies go to the shared histogram by the thousand: one lock would cost more than it counts.
         let mut recent_ns: Vec<u64> = Vec::with_capacity(1024);

@@ -59,6 +59,9 @@ pub struct WorkloadArgs {
     /// Ranks on I/O nodes: block (neighbours together) or cyclic (neighbours apart)
     #[arg(long, default_value = "block", value_name = "HOW")]
     placement: Placement,
+    /// Each process sets out up to so much later (for instance 20ms), in an order that every system sees
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
+    start_spread: std::time::Duration,
     /// Do not wait for each other before the start
     #[arg(long)]
     no_barrier: bool,
@@ -99,6 +102,7 @@ impl WorkloadArgs {
                 workload.placement = self.placement;
                 workload.wire_max_bytes = wire_max_bytes;
                 workload.barrier = !self.no_barrier;
+                workload.start_spread_us = self.start_spread.as_micros() as u64;
                 workload.sync = self.fsync;
                 workload.check().map_err(usage)?;
                 let name = format!("{} {shape} {operation}", show_bytes(request_bytes as f64));

@@ -1,7 +1,7 @@
 //! What the I/O node's policy has released: waits in the dispatch queue, is merged with neighbours, is forwarded.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use impresario_client::{ClientError, Identity, Striped, TrafficCount};
@@ -32,6 +32,8 @@ pub(super) struct Forwarder {
     striped: Arc<Striped>,
     split: bool,
     queue: Mutex<DispatchQueue<Load>>,
+    /// Entries of the queue that no thread was called for yet.
+    uncalled: AtomicUsize,
     threads: Workers,
     counts: Counts,
     /// Whose traffic is what leaves this node.
@@ -62,6 +64,7 @@ impl Forwarder {
             before: Mutex::default(),
             split: settings.split,
             queue: Mutex::new(queue),
+            uncalled: AtomicUsize::new(0),
             threads: Workers::new("forward", in_flight),
             counts: Counts::default(),
         })
@@ -286,10 +289,18 @@ impl Executor<Item> for Forwarder {
             token: Load { parts, ticket },
         };
         lock(&self.queue).push(entry);
-        if let Some(this) = self.this.upgrade() {
+        self.uncalled.fetch_add(1, Ordering::Release);
+        Started::Pending
+    }
+
+    /// A window that opens releases many requests together: threads that were called for the first of them would take it
+    /// away before its neighbours are there to be merged.
+    fn all_started(&self) {
+        let Some(this) = self.this.upgrade() else { return };
+        for _ in 0..self.uncalled.swap(0, Ordering::AcqRel) {
+            let this = Arc::clone(&this);
             self.threads.run(Box::new(move || this.forward_next()));
         }
-        Started::Pending
     }
 }
 
