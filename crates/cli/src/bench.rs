@@ -231,7 +231,7 @@ fn run_workload(args: RunArgs) -> Result<ExitCode> {
     let cases = args.workload.cases()?;
     let stop = catch_signals()?;
     let cluster = args.cluster.open(&stop)?;
-    let options = RunOptions { fault: args.inject, verify: !args.no_verify, alone: args.alone };
+    let options = RunOptions { fault: args.inject, verify: !args.no_verify, alone: args.alone, pair: 0 };
     let mut told = Vec::new();
     let mut wrong = false;
     for case in cases {

@@ -158,11 +158,12 @@ impl Disk {
         self.busy_until_ns
     }
 
-    /// Forgets what was read, as after a power cycle; for measurements that must not profit from those before them.
-    /// The read-ahead in progress ends now, at `now_ns` or when the head is free.
+    /// Forgets what was read and parks the arm at address 0, as after a power cycle; for measurements that must not depend on
+    /// those before them. The read-ahead in progress ends now, at `now_ns` or when the head is free.
     pub fn forget_reads(&mut self, now_ns: u64) {
         self.stop_reading_ahead(now_ns.max(self.free_ns));
         self.remembered.clear();
+        (self.head, self.served_to) = (0, 0);
     }
 
     /// Where the elevator goes on from: the address after the request served last.

@@ -120,6 +120,7 @@ impl Scenario {
         let Some(n) = &self.io_nodes else { return };
         c.whole("io_nodes.count", n.count.into(), 1, 10_000);
         c.whole("io_nodes.threads", n.threads.into(), 1, 1 << 20);
+        c.real("io_nodes.handover_us", n.handover_us, 0.0, 1e6);
         c.whole("io_nodes.merge_requests", n.merge_requests.into(), 1, 1 << 20);
         c.whole("io_nodes.dispatch_requests", n.dispatch_requests.into(), 1, 1 << 20);
         c.real("io_nodes.cpu_us", n.cpu_us, 0.0, 1e6);

@@ -7,7 +7,7 @@ use impresario_sched::{
 
 use crate::calls::{Asked, FENCED, Owner};
 use crate::client::EIO;
-use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation};
+use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation, micros};
 use crate::slab::{Key, Slab};
 use crate::station::{Said, Station};
 
@@ -16,6 +16,8 @@ pub(crate) struct IoNode {
     /// What the policy has released, and where it waits or is under way.
     pub(crate) released: Slab<Batch>,
     pub(crate) dispatch: DispatchQueue<Key>,
+    /// Forwarding threads that are awake for an entry of the dispatch queue.
+    pub(crate) called: u32,
     pub(crate) fence: Fence,
     /// The processor.
     pub(crate) busy_until: u64,
@@ -140,6 +142,7 @@ impl Simulation {
 
     pub(crate) fn pump_io(&mut self, node: u16) {
         let split = self.scenario.io_nodes.as_ref().is_some_and(|n| n.split);
+        let handover = self.scenario.io_nodes.as_ref().map_or(0, |n| micros(n.handover_us));
         let n = &mut self.io[usize::from(node)];
         loop {
             match n.station.next(self.now) {
@@ -150,6 +153,12 @@ impl Simulation {
                     let (offset, len) = (extent.lane_offset, extent.len);
                     let token = n.released.insert(batch);
                     n.dispatch.push(Entry { op, file, space, offset, len, token });
+                    if handover > 0 {
+                        let awake = self.now + self.random.below(handover + 1);
+                        self.calendar.push(awake, Happening::ThreadAwake(node));
+                    } else {
+                        n.called += 1;
+                    }
                 }
                 Said::Wait(until) => {
                     if until < n.station.alarm {
@@ -163,9 +172,27 @@ impl Simulation {
         let queued = n.station.core.queued();
         let change = f64::from(queued) - f64::from(std::mem::replace(&mut n.station.queued, queued));
         self.recorder.change(self.now, |r| &mut r.io_queue, change);
-        while let Some(members) = self.io[usize::from(node)].dispatch.pop() {
+        loop {
+            let n = &mut self.io[usize::from(node)];
+            if n.called == 0 {
+                break;
+            }
+            let Some(members) = n.dispatch.pop() else {
+                // Neighbours took their entries along.
+                if n.dispatch.is_empty() {
+                    n.called = 0;
+                }
+                break;
+            };
+            n.called -= 1;
             self.forward(node, members, split);
         }
+    }
+
+    /// A forwarding thread is awake and takes what waits longest.
+    pub(crate) fn thread_awake(&mut self, node: u16) {
+        self.io[usize::from(node)].called += 1;
+        self.pump_io(node);
     }
 
     /// Sends touching batches as one request, under the name of the first member, to the data servers.
@@ -251,6 +278,7 @@ impl Simulation {
         let n = &mut self.io[usize::from(node)];
         n.released = Slab::new();
         n.dispatch = DispatchQueue::new(threads, merge, MERGE_BYTES);
+        n.called = 0;
         n.fence = Fence::new(FENCED_CLIENTS);
         let result = n.station.restart();
         let queued = f64::from(std::mem::take(&mut n.station.queued));

@@ -116,6 +116,9 @@ pub struct IoNodes {
     pub split: bool,
     /// Time of the node's processor for each request, µs (default 10); one request at a time.
     pub cpu_us: f64,
+    /// What the policy released reaches its forwarding thread after a uniform time below this, µs (default 0): what
+    /// arrives meanwhile can still be merged with it.
+    pub handover_us: f64,
     /// Their clocks differ by up to so much, µs (default 0).
     pub clock_skew_us: f64,
 }
@@ -386,6 +389,7 @@ impl Default for IoNodes {
             dispatch_requests: 256,
             split: false,
             cpu_us: 10.0,
+            handover_us: 0.0,
             clock_skew_us: 0.0,
         }
     }

@@ -86,6 +86,8 @@ pub(crate) enum Happening {
     FlashDone(Key),
     /// The core of an I/O node (or server) wants to be asked.
     IoAlarm(u16),
+    /// A forwarding thread of an I/O node comes to run.
+    ThreadAwake(u16),
     ServerAlarm(u16),
     /// The oldest call may be given up.
     Timeouts,
@@ -302,6 +304,7 @@ impl Simulation {
                     station: Station::new(config, &n.policy, skew as i64, self.checks)?,
                     released: Slab::new(),
                     dispatch: DispatchQueue::new(n.threads as usize, n.merge_requests as usize, MERGE_BYTES),
+                    called: 0,
                     fence: Fence::new(FENCED_CLIENTS),
                     busy_until: 0,
                     last: (0, 0),
@@ -404,6 +407,7 @@ impl Simulation {
                 self.io[usize::from(node)].station.alarm = u64::MAX;
                 self.pump_io(node);
             }
+            Happening::ThreadAwake(node) => self.thread_awake(node),
             Happening::ServerAlarm(server) => {
                 self.servers[usize::from(server)].station.alarm = u64::MAX;
                 self.pump_server(server);

@@ -263,7 +263,7 @@ fn one_trial(
     let what = || format!("{} under {}, pair {}", c.name, s.name, pair + 1);
     target.switch(s).with_context(what)?;
     let depth = target.depth()?;
-    let options = RunOptions { verify: true, ..RunOptions::default() };
+    let options = RunOptions { verify: true, pair, ..RunOptions::default() };
     let result = run(target, set, &c.workload, &options, stop).with_context(what)?;
     anyhow::ensure!(
         result.verification.passed(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::Pattern;
-use crate::random::Dice;
+use crate::random::{Dice, Shuffle, mix};
 use crate::size::{show_bytes, show_seconds};
 
 /// What the timed part does.
@@ -154,9 +154,9 @@ pub struct Workload {
     pub wire_max_bytes: Option<u32>,
     /// All processes wait for each other before they start.
     pub barrier: bool,
-    /// Each process sets out a uniform time below this after that, µs (0: all at once). Processes of a real job
-    /// never set out together, and synchronous ones keep for good the order in which they first reach the disks: without a spread,
-    /// the host's scheduler decides it.
+    /// The processes set out one after another within this time, evenly and in a random order, µs (0: all at once).
+    /// Those of a real job never set out together, and synchronous ones keep for good the order in which they first
+    /// reach the disks: without a spread, the host's scheduler decides it.
     #[serde(default)]
     pub start_spread_us: u64,
     /// Writers end with a sync, inside the timed part.
@@ -194,6 +194,18 @@ impl Workload {
     /// Requests of the timed part.
     pub fn requests(&self) -> u64 {
         self.applications.iter().map(Application::requests).sum()
+    }
+
+    /// How long after its application each process sets out: application by application, by rank. Different for every
+    /// `pair` and the same for all that run in it.
+    pub fn start_delays(&self, pair: u32) -> Vec<Vec<Duration>> {
+        let processes = u64::from(self.processes()).max(1);
+        let order = Shuffle::new(processes, self.seed ^ mix(u64::from(pair) + 1));
+        let slot_ns = self.start_spread_us as f64 * 1e3 / processes as f64;
+        let mut numbers = 0..processes;
+        let delay = |number| Duration::from_nanos((slot_ns * order.forward(number) as f64) as u64);
+        let of = |a: &Application| numbers.by_ref().take(a.pattern.processes as usize).map(delay).collect();
+        self.applications.iter().map(of).collect()
     }
 
     /// Processes over all applications.

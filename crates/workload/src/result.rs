@@ -82,6 +82,7 @@ impl From<Summary> for Latency {
 
 /// What the runner hands over beside the times.
 pub(crate) struct Measured {
+    pub began_ns: u64,
     pub bytes: u64,
     pub requests: u64,
     pub latency_ns: Summary,
@@ -97,6 +98,9 @@ pub(crate) struct Measured {
 /// A run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunResult {
+    /// The first application's start on the kernel's monotonic clock, ns: modelled disks turn by it.
+    #[serde(default)]
+    pub began_ns: u64,
     /// Slowest process of the slowest application, from the first start, s.
     pub makespan_s: f64,
     /// Bytes that the applications moved.
@@ -137,6 +141,7 @@ impl RunResult {
         let seconds = makespan_s.max(1e-9);
         let speeds: Vec<f64> = applications.iter().map(|a| 1.0 / a.time_s.max(1e-9)).collect();
         RunResult {
+            began_ns: measured.began_ns,
             makespan_s,
             bytes: measured.bytes,
             requests: measured.requests,

@@ -31,6 +31,8 @@ pub struct RunOptions {
     pub fault: Option<Fault>,
     /// Compares everything after the run. Without it nothing is compared, and the result says so.
     pub verify: bool,
+    /// Number of the pair: decides the order in which processes set out, where they do not all at once.
+    pub pair: u32,
     /// Run every application alone first and tell its interference factor.
     pub alone: bool,
 }
@@ -132,6 +134,7 @@ fn timed(
     let in_arena = apps.iter().map(|(_, a)| a.pattern.total_bytes()).sum::<u64>() <= ARENA_BYTES_MAX;
     let gates = Gates::new(processes);
     let pids = target.pids();
+    let delays = workload.start_delays(options.pair);
     let first_start_us = apps.iter().map(|(_, a)| a.start_us).min().unwrap_or(0);
 
     let latency_ns = Mutex::new(Histogram::default());
@@ -149,6 +152,7 @@ fn timed(
                     in_arena,
                     options,
                     first_start_us,
+                    start_delay: delays[index][rank as usize],
                     latency_ns: &latency_ns,
                     stop,
                 };
@@ -220,6 +224,7 @@ fn timed(
         applications.push(AppResult { came_s: came, ..AppResult::new(index, start_s, time_s, times) });
     }
     let mut measured = Measured {
+        began_ns: monotonic_ns(start),
         bytes: apps.iter().map(|(_, a)| a.bytes()).sum(),
         requests: apps.iter().map(|(_, a)| a.requests()).sum(),
         latency_ns: latency_ns.into_inner().unwrap_or_else(|e| e.into_inner()).summary(),
@@ -236,6 +241,13 @@ fn timed(
         measured.verification.merge(f.verification);
     }
     Ok(RunResult::new(end.duration_since(start).as_secs_f64(), applications, measured))
+}
+
+/// An instant on the kernel's monotonic clock, ns.
+fn monotonic_ns(at: Instant) -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    now_ns.saturating_sub(at.elapsed().as_nanos() as u64)
 }
 
 /// The error worth telling: not one that only says that there was another one.
@@ -255,6 +267,7 @@ struct Job<'a> {
     in_arena: bool,
     options: &'a RunOptions,
     first_start_us: u64,
+    start_delay: Duration,
     latency_ns: &'a Mutex<Histogram>,
     stop: &'a Stop,
 }
@@ -300,9 +313,7 @@ impl Job<'_> {
         // Without a barrier a process's time begins when it comes to run, not when the last one was ready.
         let opened = if self.workload.barrier { opened } else { Instant::now() };
         let started = opened + Duration::from_micros(self.application.start_us - self.first_start_us);
-        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix(self.own_chance()));
-        let spread_us = self.workload.start_spread_us as f64 * dice.unit();
-        self.stop.sleep_until(started + Duration::from_nanos((spread_us * 1e3) as u64))?;
+        self.stop.sleep_until(started + self.start_delay)?;
         let came = Instant::now();
 
         let next = AtomicU64::new(0);
@@ -338,11 +349,6 @@ impl Job<'_> {
         Ok(Finished { rank: self.rank, started, came, ended, sent, verification })
     }
 
-    /// What tells its chance from other processes'.
-    fn own_chance(&self) -> u64 {
-        (self.index as u64) << 48 ^ u64::from(self.rank) << 16
-    }
-
     /// Makes requests until there are none left; several lanes of one process share the list.
     fn requests(
         &self,
@@ -356,7 +362,8 @@ impl Job<'_> {
         let write = self.application.operation == Operation::Write;
         let per_loop = pattern.requests();
         let total = per_loop * u64::from(self.application.loops);
-        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix((self.own_chance() ^ u64::from(lane)) + 1));
+        let chance = (self.index as u64) << 48 ^ u64::from(self.rank) << 16 ^ u64::from(lane);
+        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix(chance + 1));
         let mut own = if slots.is_empty() { vec![0; pattern.request_bytes as usize] } else { Vec::new() };
         // Latencies go to the shared histogram by the thousand: one lock would cost more than it counts.
         let mut recent_ns: Vec<u64> = Vec::with_capacity(1024);

@@ -11,8 +11,9 @@ use impresario_sim::model::{
 use serde::{Deserialize, Serialize};
 
 use crate::compare::{Outcome, Trial};
-use crate::pattern::Shape;
-use crate::plan::{Operation, Placement, Think};
+use crate::pattern::{Pattern, Shape};
+use crate::plan::{Operation, Placement, Think, Workload};
+use crate::result::RunResult;
 use crate::stats::mean;
 use crate::system::DiskOrder;
 
@@ -21,7 +22,7 @@ pub const MAKESPAN_SHARE_MAX: f64 = 0.15;
 /// Mean batches may differ by this share.
 pub const BATCH_SHARE_MAX: f64 = 0.10;
 /// Seeds that the simulation of one live run is averaged over.
-pub const SEEDS: u64 = 5;
+pub const SEEDS: u64 = 8;
 
 /// What the cluster of the live runs was.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,6 +37,25 @@ pub struct Cluster {
     pub device: DeviceParams,
     /// One way between two processes of this machine, as measured, µs.
     pub one_way_us: f64,
+    /// What threads of an I/O node wait for the processor during one request, µs: see [`handover_us`].
+    pub handover_us: f64,
+}
+
+/// Processor time of a server for a request in the simulation, µs.
+const CPU_US: f64 = 10.0;
+
+/// What the hand-over of requests between threads costs, µs, from one process that runs alone and its time under way:
+/// what is left of its latency after the disk, four ways between two processes, and the processors.
+pub fn handover_us(alone: &RunResult, one_way_us: f64) -> f64 {
+    let served_us = alone.servers.device.as_ref().map_or(0.0, |d| d.mean_service_us);
+    (alone.latency.mean_us - served_us - 4.0 * one_way_us - 2.0 * CPU_US).max(0.0)
+}
+
+/// One process that writes alone, small request by small request: a workload to measure [`handover_us`] by.
+pub fn alone() -> Workload {
+    let (request_bytes, process_bytes) = (16 << 10, 1 << 20);
+    let pattern = Pattern { shape: Shape::Contiguous, request_bytes, process_bytes, processes: 1, seed: 1 };
+    Workload::uniform(1, pattern, Operation::Write)
 }
 
 /// A run and its simulation.
@@ -95,13 +115,13 @@ pub fn sides(outcome: &Outcome, cluster: &Cluster) -> Result<Vec<Side>> {
             let batches: Vec<f64> = live.iter().filter_map(|t| t.result.servers.at_disk.mean_bytes()).collect();
             let mut simulated = (Vec::new(), Vec::new());
             for trial in &live {
-                let scenario = scenario(outcome, trial, cluster)?;
                 for seed in 1..=SEEDS {
-                    let one = impresario_sim::run(&Scenario { seed, ..scenario.clone() })?;
+                    let (scenario, begin_s) = scenario(outcome, trial, cluster, seed)?;
+                    let one = impresario_sim::run(&scenario)?;
                     if !one.violations.is_empty() || one.failed > 0 {
                         bail!("{} under {}: the simulation is wrong: {:?}", case.name, system.name, one.violations);
                     }
-                    simulated.0.push(one.makespan_s);
+                    simulated.0.push(one.makespan_s - begin_s);
                     simulated.1.push(one.layers.device.mean_bytes());
                 }
             }
@@ -140,13 +160,17 @@ pub fn swapped(sides: &[Side], share: f64) -> Vec<Swapped> {
     wrong
 }
 
-/// The scenario of one live run: its files at their places, its processes at the instants at which they came to run.
-fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster) -> Result<Scenario> {
+/// The scenario of one live run and when in it the run begins, s: its files at their places, its processes at the
+/// instants at which they came to run, the platters where they stood. The clocks of the I/O nodes, which turn windows
+/// follow, are `seed` turns of the platters further.
+fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster, seed: u64) -> Result<(Scenario, f64)> {
     let case = trial.case;
     let (workload, system) = (&outcome.experiment.cases[case].workload, &outcome.experiment.systems[trial.system]);
     let policy = |spec: &Option<PolicySpec>| spec.clone().unwrap_or_else(|| PolicySpec::named("none"));
     let mut device = cluster.device.clone();
     device.order = system.disk_order.unwrap_or(DiskOrder::Arrival);
+    let turn_ns = 60_000_000_000 / u64::from(device.rpm.max(1));
+    let begin_us = (trial.result.began_ns % turn_ns + seed * turn_ns) as f64 / 1e3;
     let mut applications = Vec::new();
     for (index, a) in workload.applications.iter().enumerate() {
         let p = a.pattern;
@@ -157,7 +181,7 @@ fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster) -> Result<Scena
         applications.push(Application {
             name: format!("application {index}"),
             processes: p.processes,
-            starts_us: trial.result.applications[index].came_s.iter().map(|s| s * 1e6).collect(),
+            starts_us: trial.result.applications[index].came_s.iter().map(|s| begin_us + s * 1e6).collect(),
             op: match a.operation {
                 Operation::Read => SimOperation::Read,
                 Operation::Write => SimOperation::Write,
@@ -181,9 +205,11 @@ fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster) -> Result<Scena
         });
     }
     let one_way_us = cluster.one_way_us;
-    Ok(Scenario {
+    let scenario = Scenario {
+        seed,
         title: format!("{} under {}", outcome.experiment.cases[case].name, system.name),
-        network: Network { latency_us: one_way_us, jitter_us: one_way_us, ..Network::default() },
+        // One connection leads from an I/O node to a data server: its messages keep their order.
+        network: Network { latency_us: one_way_us, jitter_us: 0.0, ..Network::default() },
         clients: Clients {
             request_bytes_max: workload.wire_max_bytes.map_or(0, u64::from),
             placement: match workload.placement {
@@ -195,11 +221,14 @@ fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster) -> Result<Scena
         io_nodes: (cluster.io_nodes > 0).then(|| IoNodes {
             count: cluster.io_nodes,
             policy: policy(&system.io_policy),
+            handover_us: cluster.handover_us,
+            cpu_us: CPU_US,
             ..IoNodes::default()
         }),
         servers: Servers {
             count: cluster.data_servers,
             stripe_bytes: cluster.stripe_bytes,
+            cpu_us: CPU_US,
             policy: policy(&system.data_policy),
             in_flight: trial.depth.unwrap_or(0),
             device: "disk".into(),
@@ -208,7 +237,8 @@ fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster) -> Result<Scena
         device: [("disk".to_string(), Device::Disk(device))].into(),
         application: applications,
         ..Scenario::default()
-    })
+    };
+    Ok((scenario, begin_us / 1e6))
 }
 
 /// The table for the terminal, or as Markdown for the documentation.

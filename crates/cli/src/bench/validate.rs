@@ -8,9 +8,14 @@ use anyhow::{Context, Result};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::compare::{Experiment, Outcome, compare};
+use impresario_workload::dataset::DataSet;
 use impresario_workload::demonstration as demo;
+use impresario_workload::result::RunResult;
+use impresario_workload::runner::{RunOptions, run as run_once};
 use impresario_workload::stats::median;
+use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
+use impresario_workload::system::Switch;
 use impresario_workload::validate::{self, Cluster, Side, Swapped};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +57,8 @@ const ORDER_SHARE: f64 = 0.05;
 struct Told {
     /// One way between two processes, µs, as measured.
     one_way_us: f64,
+    /// What the hand-over between threads of an I/O node costs, µs, as measured.
+    handover_us: f64,
     sides: Vec<Side>,
     swapped: Vec<Swapped>,
     /// Every live run.
@@ -59,7 +66,7 @@ struct Told {
 }
 
 /// The demonstration's cases on a cluster of this machine.
-fn live(args: &Args) -> Result<(Outcome, f64)> {
+fn live(args: &Args) -> Result<(Outcome, f64, f64)> {
     let stop = catch_signals()?;
     let experiment = Experiment {
         pairs: args.pairs,
@@ -70,10 +77,11 @@ fn live(args: &Args) -> Result<(Outcome, f64)> {
     };
     let live = OwnCluster::start(&plan(), &stop)?;
     let one_way_us = one_way(&live)?.as_secs_f64() * 1e6;
+    let handover_us = validate::handover_us(&run_alone(&live, &stop)?, one_way_us);
     let mut line = Progress::new();
     let outcome = compare(&Storage::of(&live), &experiment, &stop, &mut |p| line.experiment(&p))?;
     line.end();
-    Ok((outcome, one_way_us))
+    Ok((outcome, one_way_us, handover_us))
 }
 
 fn plan() -> Plan {
@@ -86,12 +94,12 @@ fn plan() -> Plan {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let (outcome, one_way_us) = match &args.live {
+    let (outcome, one_way_us, handover_us) = match &args.live {
         Some(file) => {
             let text = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
             let told: Told = serde_json::from_slice(&text)
                 .with_context(|| format!("{} is not what “bench validate --json” writes", file.display()))?;
-            (told.live, told.one_way_us)
+            (told.live, told.one_way_us, told.handover_us)
         }
         None => live(&args)?,
     };
@@ -102,6 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         stripe_bytes: plan.stripe_bytes,
         device: plan.device.unwrap_or_default(),
         one_way_us,
+        handover_us,
     };
     let sides = validate::sides(&outcome, &cluster)?;
     print(validate::table(&sides, args.markdown).as_bytes())?;
@@ -110,7 +119,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         sides.iter().filter(|s| s.live_runs > 0 && s.holds()).count(),
         sides.iter().filter(|s| s.live_runs > 0).count(),
     );
-    let mut text = format!("\nOne way between two processes: {one_way_us:.0} µs, measured. ");
+    let mut text = format!(
+        "\nOne way between two processes: {one_way_us:.0} µs; hand-over within an I/O node: {handover_us:.0} µs; both measured. "
+    );
     text += &format!("{holding} of {counted} within 15 % (time) and 10 % (requests at the disk).\n");
     for w in &wrong {
         text += &format!("Order: {}: live {} is faster, simulated {} is.\n", w.case, w.faster_live, w.faster_simulated);
@@ -124,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print(text.as_bytes())?;
     let complete = holding == sides.len() && wrong.is_empty();
-    write_json(args.json.as_deref(), &Told { one_way_us, sides, swapped: wrong, live: outcome })?;
+    write_json(args.json.as_deref(), &Told { one_way_us, handover_us, sides, swapped: wrong, live: outcome })?;
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -142,4 +153,16 @@ fn one_way(cluster: &OwnCluster) -> Result<Duration> {
     drop(file);
     client.unlink("one-way")?;
     Ok(Duration::from_secs_f64(median(&times) / 2.0))
+}
+
+/// One process alone on the cluster, without any policy.
+fn run_alone(cluster: &OwnCluster, stop: &Stop) -> Result<RunResult> {
+    let (target, workload) = (Storage::of(cluster), validate::alone());
+    let none = demo::experiment(false).systems.into_iter().next().context("the demonstration has no systems")?;
+    target.switch(&none)?;
+    let mut set = DataSet::new(&workload)?;
+    set.prepare(&target, stop)?;
+    let result = run_once(&target, &mut set, &workload, &RunOptions::default(), stop)?;
+    set.remove(&target)?;
+    Ok(result)
 }

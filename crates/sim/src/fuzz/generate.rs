@@ -152,6 +152,7 @@ fn io_nodes(dice: &mut Dice, servers: u16) -> IoNodes {
         count: 1 + dice.below(3) as u16,
         policy: policy_for(dice, servers),
         threads: dice.pick(&[1, 2, 16]),
+        handover_us: dice.pick(&[0.0, 50.0, 2000.0]),
         merge_requests: dice.pick(&[1, 4, 16]),
         dispatch_requests: dice.pick(&[1, 16, 256]),
         split: dice.often(2),
