@@ -54,6 +54,8 @@ pub struct Network {
     pub latency_us: f64,
     /// Each message takes up to so much longer, uniformly, µs (default 20); without it servers run in lockstep.
     pub jitter_us: f64,
+    /// Messages between the same two nodes keep their order, as on one connection (default false: each its own).
+    pub in_order: bool,
     /// Rate of a compute node's link, bytes a second (default 0: without limit).
     pub client_bytes_per_s: f64,
     /// Rate of an I/O node's link (default 0: without limit).
@@ -356,6 +358,7 @@ impl Default for Network {
         Network {
             latency_us: 50.0,
             jitter_us: 20.0,
+            in_order: false,
             client_bytes_per_s: 0.0,
             io_node_bytes_per_s: 0.0,
             server_bytes_per_s: 0.0,

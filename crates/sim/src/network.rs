@@ -7,6 +7,8 @@
 //! window of the path's bandwidth × delay and two quanta more). The first bit is under way for latency and jitter; the last
 //! arrives when both links have passed it.
 
+use rustc_hash::FxHashMap;
+
 use crate::model::Network as Params;
 use crate::slab::Key;
 
@@ -70,6 +72,8 @@ pub(crate) struct Network {
     pub(crate) quantum_bytes: u64,
     pub(crate) header_bytes: u64,
     pub(crate) socket_bytes: u64,
+    /// The last arrival between two nodes, where messages keep their order.
+    last_arrival: Option<FxHashMap<(u32, u32), u64>>,
 }
 
 impl Network {
@@ -86,6 +90,7 @@ impl Network {
             quantum_bytes: params.quantum_bytes,
             header_bytes: params.header_bytes,
             socket_bytes: params.socket_bytes,
+            last_arrival: params.in_order.then(FxHashMap::default),
         }
     }
 
@@ -99,12 +104,17 @@ impl Network {
     pub(crate) fn send(&mut self, now: u64, from: u32, to: u32, bytes: u64, transit_ns: u64) -> u64 {
         let unlimited = self.links[to as usize].ns_per_byte == 0.0;
         let link = &mut self.links[from as usize];
-        if link.ns_per_byte == 0.0 {
-            return now + transit_ns;
-        }
-        let start = now.max(link.sent_until);
-        link.sent_until = start + (bytes as f64 * link.ns_per_byte) as u64;
-        transit_ns + if unlimited { link.sent_until } else { start }
+        let arrives = if link.ns_per_byte == 0.0 {
+            now + transit_ns
+        } else {
+            let start = now.max(link.sent_until);
+            link.sent_until = start + (bytes as f64 * link.ns_per_byte) as u64;
+            transit_ns + if unlimited { link.sent_until } else { start }
+        };
+        let Some(last) = &mut self.last_arrival else { return arrives };
+        let last = last.entry((from, to)).or_default();
+        *last = arrives.max(*last);
+        *last
     }
 
     /// Bytes from `from` arrive at `to` beginning now: when the last one is there.
@@ -167,6 +177,21 @@ mod tests {
         assert_eq!((second, n.receive(second, 0, 2, 1000)), (11_000, 14_000), "behind the first on both");
         let other = n.send(0, 1, 2, 500, 10_000);
         assert_eq!((other, n.receive(other, 1, 2, 500)), (10_000, 15_000));
+    }
+
+    #[test]
+    fn messages_keep_their_order_where_they_are_asked_to() {
+        for in_order in [false, true] {
+            let params = Params { in_order, ..Params::default() };
+            let mut n = Network::new(&params, 2, 0, 1);
+            assert_eq!(n.send(0, 0, 2, 10, 30_000), 30_000);
+            assert_eq!(n.send(5, 0, 2, 10, 10_000), if in_order { 30_000 } else { 10_005 });
+            assert_eq!(
+                (n.send(5, 1, 2, 10, 10_000), n.send(5, 2, 0, 10, 10_000)),
+                (10_005, 10_005),
+                "other connections"
+            );
+        }
     }
 
     #[test]

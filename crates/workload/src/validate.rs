@@ -209,7 +209,7 @@ fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster, seed: u64) -> R
         seed,
         title: format!("{} under {}", outcome.experiment.cases[case].name, system.name),
         // One connection leads from an I/O node to a data server: its messages keep their order.
-        network: Network { latency_us: one_way_us, jitter_us: 0.0, ..Network::default() },
+        network: Network { latency_us: one_way_us, jitter_us: one_way_us, in_order: true, ..Network::default() },
         clients: Clients {
             request_bytes_max: workload.wire_max_bytes.map_or(0, u64::from),
             placement: match workload.placement {

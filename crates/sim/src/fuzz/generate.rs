@@ -185,6 +185,7 @@ fn network(dice: &mut Dice) -> Network {
     Network {
         latency_us: dice.pick(&[0.0, 50.0, 1000.0]),
         jitter_us: dice.pick(&[0.0, 20.0, 500.0]),
+        in_order: dice.pick(&[false, true]),
         client_bytes_per_s: rate(dice),
         io_node_bytes_per_s: rate(dice),
         server_bytes_per_s: rate(dice),
