@@ -1,7 +1,8 @@
 //! Whether hints for a file pay, and when to stop giving them.
 //!
 //! Three signs say that they do not: what is brought in is not read; it was in memory already; reads take as long
-//! without hints. For the last one the durations of reads in blocks that were brought in are compared with those of
+//! without hints. What goes unread is the price of reading far fewer, larger pieces, so above a part of it hints go on
+//! only where reads have become plainly faster. For the last one the durations of reads in blocks that were brought in are compared with those of
 //! reads elsewhere; where there are too few of these, hints are withheld for a few reads, a *probe*: soon when the gain
 //! is in doubt, seldom when it is plain, and not while reads are as fast as memory. Devices that save up for bursts make
 //! the first reads of a probe look fast, so a probe that speaks against hints goes on for longer before it counts.
@@ -30,6 +31,8 @@ const PROBE_READS_MAX: u64 = 4096;
 const PROBE_EVERY: (u64, u64) = (1024, 1 << 16);
 /// A gain, in percent, that is plain without a probe.
 const PLAIN_GAIN_PERCENT: i64 = 30;
+/// How much seldomer waste is judged at most where reads are plainly faster in spite of it, as a power of two.
+const TOLERATED_MAX: u32 = 6;
 /// Reads of a stood-down file on which it is judged whether they became slow.
 const RECENT_READS: u64 = 8;
 /// How often a file comes back because its reads became slow; then it waits its time.
@@ -87,6 +90,10 @@ pub struct Judge {
     recent_slow: u64,
     comebacks: u32,
     judged: Tally,
+    /// The part of what was brought in that was not read, in percent, while a probe tells whether that pays.
+    wasteful: Option<u64>,
+    /// How often it did.
+    tolerated: u32,
     asked_bytes: u64,
     found_bytes: u64,
     /// Times stood down without a good judgement between.
@@ -110,6 +117,8 @@ impl Judge {
             recent_slow: 0,
             comebacks: 0,
             judged: Tally::default(),
+            wasteful: None,
+            tolerated: 0,
             asked_bytes: 0,
             found_bytes: 0,
             downs: 0,
@@ -181,7 +190,8 @@ impl Judge {
                     self.without.add(bytes, duration_ns);
                 }
                 self.state = State::Probing { misses_left, reads_left: reads_left - 1, long };
-                if misses_left == 0 && !long && self.speaks_against() {
+                let doubtful = self.speaks_against() || self.wasteful.is_some() && !self.gain_is_plain();
+                if misses_left == 0 && !long && doubtful {
                     // Each time that it came back the last probe was too short.
                     let misses_left = ((READS_OF_PROBE.1 << self.comebacks.min(4)) - READS_OF_PROBE.0) * self.programs;
                     let reads_left = PROBE_READS_MAX * self.programs;
@@ -197,17 +207,25 @@ impl Judge {
         clearly_less(self.options.gain_percent, &self.with, &self.without)
     }
 
+    fn gain_is_plain(&self) -> bool {
+        self.gain_percent().is_some_and(|gain| gain >= PLAIN_GAIN_PERCENT)
+    }
+
+    /// Finds out how reads are without hints.
+    fn probe(&mut self) {
+        let (misses_left, reads_left) = (READS_OF_PROBE.0 * self.programs, PROBE_READS_MAX * self.programs);
+        self.state = State::Probing { misses_left, reads_left, long: false };
+    }
+
     /// Enough reads with hints: decide, or find out how reads are without.
     fn consider(&mut self, now_ns: u64) {
         self.since_probe = 0;
-        let plain = self.gain_percent().is_some_and(|gain| gain >= PLAIN_GAIN_PERCENT);
-        if self.with.as_fast_as_memory() || (plain && self.probe_every < PROBE_EVERY.0) {
+        if self.with.as_fast_as_memory() || (self.gain_is_plain() && self.probe_every < PROBE_EVERY.0) {
             self.probe_every = PROBE_EVERY.0;
         } else if self.without.reads >= READS_OF_PROBE.1 * self.programs {
             self.decide(now_ns);
         } else {
-            let (misses_left, reads_left) = (READS_OF_PROBE.0 * self.programs, PROBE_READS_MAX * self.programs);
-            self.state = State::Probing { misses_left, reads_left, long: false };
+            self.probe();
         }
     }
 
@@ -215,6 +233,11 @@ impl Judge {
         self.state = State::Advising;
         self.since_probe = 0;
         self.probe_every = self.probe_every.max(PROBE_EVERY.0 / 4).saturating_mul(4).min(PROBE_EVERY.1);
+        if let Some(percent) = self.wasteful.take()
+            && !(self.without.reads >= READS_OF_PROBE.0 && self.gain_is_plain())
+        {
+            return self.stand_down(Why::Wasted(percent), now_ns);
+        }
         if self.without.reads < READS_OF_PROBE.0 {
             return;
         }
@@ -255,6 +278,7 @@ impl Judge {
         (self.with, self.without, self.recent) = (Sample::default(), Sample::default(), Sample::default());
         (self.since_probe, self.probe_every) = (0, READS_TO_JUDGE);
         (self.asked_bytes, self.found_bytes) = (0, 0);
+        (self.wasteful, self.tolerated) = (None, 0);
     }
 
     /// What became of what was brought in, so far.
@@ -264,13 +288,23 @@ impl Judge {
         }
         let wasted = now.wasted_bytes.saturating_sub(self.judged.wasted_bytes);
         let gone = now.gone_bytes.saturating_sub(self.judged.gone_bytes);
-        if gone < self.options.judge_after_bytes.max(1) {
+        if gone < self.options.judge_after_bytes.max(1).saturating_mul(1 << self.tolerated) {
             return;
         }
         self.judged = now;
         let percent = wasted.saturating_mul(100) / gone;
-        if percent > self.options.waste_percent {
-            self.stand_down(Why::Wasted(percent), now_ns);
+        if percent <= self.options.waste_percent {
+            return;
+        }
+        if self.with.reads == 0 {
+            return self.stand_down(Why::Wasted(percent), now_ns); // how long reads take is not known
+        }
+        self.wasteful = Some(percent);
+        self.tolerated = (self.tolerated + 1).min(TOLERATED_MAX);
+        if self.without.reads >= READS_OF_PROBE.0 * self.programs && self.gain_is_plain() {
+            self.decide(now_ns);
+        } else {
+            self.probe();
         }
     }
 

@@ -171,3 +171,41 @@ fn any_numbers_are_survived() {
         j.may_hint(u64::MAX);
     }
 }
+
+/// Brings in 32 MiB after another, nine tenths for nothing; reads take `with` or `without`. How many were brought in, and
+/// why it stopped.
+fn run_wasteful(judge: &mut Judge, with: u64, without: u64, reads: u64) -> (u64, Option<Why>) {
+    let mut brought_in = 0;
+    for n in 0..reads {
+        let advised = judge.may_hint(n * MS);
+        judge.read(advised, 4096, if advised { with } else { without }, n * MS);
+        if advised {
+            brought_in += 1 << 20;
+            judge.tally(
+                Tally { wasted_bytes: brought_in - brought_in / 10, gone_bytes: brought_in, ..Tally::default() },
+                n * MS,
+            );
+        }
+        if judge.why().is_some() {
+            break;
+        }
+    }
+    (brought_in >> 20, judge.why())
+}
+
+#[test]
+fn waste_is_borne_where_reads_are_plainly_faster_and_only_there() {
+    let (brought_in, why) = run_wasteful(&mut judge(), MS, 5 * MS, 4000);
+    assert_eq!(why, None);
+    assert!(brought_in > 3900, "probes are few: {brought_in}");
+    let (brought_in, why) = run_wasteful(&mut judge(), 4 * MS, 5 * MS, 4000);
+    assert_eq!(why, Some(Why::Wasted(90)), "a fifth faster is not worth ten times the bytes");
+    assert!(brought_in <= 64, "{brought_in}");
+}
+
+#[test]
+fn waste_ends_hints_where_durations_are_not_known() {
+    let mut j = judge();
+    j.tally(Tally { wasted_bytes: 40 << 20, gone_bytes: 40 << 20, ..Tally::default() }, 0);
+    assert_eq!(j.why(), Some(Why::Wasted(100)));
+}
