@@ -181,7 +181,9 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
 /// Replays the whole run with all hints and writes them down, if they pay together as well.
 fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &Options) {
     if chosen.is_empty() {
-        let best = plan.files.first().map(|f| f.why.as_str()).unwrap_or_default();
+        // Files come in the order of the time waited for them; of the program's own parts nobody wants to know.
+        let data = plan.files.iter().find(|f| f.purpose != Purpose::Program).or(plan.files.first());
+        let best = data.map(|f| f.why.as_str()).unwrap_or_default();
         plan.refused = Some(format!("No hint would save {:.0} % of the run time. {best}", 100.0 * options.gain_min));
         return;
     }
@@ -231,9 +233,12 @@ fn uses(trace: &Trace) -> Vec<Use> {
 }
 
 fn purpose(path: &[u8], u: &Use) -> Purpose {
-    let system = [&b"/usr/"[..], b"/lib", b"/etc/", b"/proc/", b"/sys/", b"/dev/", b"/run/"];
+    let under = |folders: &[&[u8]]| folders.iter().any(|folder| path.starts_with(folder));
+    let system = under(&[b"/usr/", b"/lib", b"/etc/", b"/proc/", b"/sys/", b"/dev/", b"/run/"]);
+    // Where users mount and keep data of their own.
+    let users = under(&[b"/dev/shm/", b"/run/media/", b"/run/user/"]);
     match () {
-        () if system.iter().any(|s| path.starts_with(s)) || u.maps > 0 && u.reads <= 4 => Purpose::Program,
+        () if system && !users || u.maps > 0 && u.reads <= 4 => Purpose::Program,
         () if u.reads > 0 && u.writes > 0 => Purpose::Scratch,
         () if u.reads > 0 => Purpose::Input,
         () => Purpose::Output,
