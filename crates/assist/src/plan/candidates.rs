@@ -51,7 +51,7 @@ pub fn candidates(
     let random = of(&|p| p.kind == Kind::Random);
     let new = || Entry::new(path);
     // Blocks of a size that the kernel takes in one call are not split.
-    let mut blocks = vec![256 << 10, 1 << 20, 4 << 20];
+    let mut blocks = vec![256 << 10, 1 << 20, 4 << 20, 16 << 20];
     let whole_call = device.hint_bytes_max() / 4096 * 4096;
     if (64 << 10..=16 << 20).contains(&whole_call) && !blocks.contains(&whole_call) {
         blocks.push(whole_call);

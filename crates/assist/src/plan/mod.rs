@@ -318,12 +318,14 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
     for candidate in candidates(path, &tried, file, pattern, &options.device, options.window_bytes_max) {
         let entries: Entries = [(file, &candidate.entry)].into_iter().collect();
         let got = replay(&tried, &options.device, options.memory_bytes, &entries);
-        // Time decides; among the nearly equal, what wastes less and keeps less. An order of one run may not be the
+        // Time decides; among the nearly equal, what wastes less, keeps less and asks the device less often. An order of one run may not be the
         // next one's, so it must be better by far.
         let keeps = (candidate.entry.block_size * candidate.entry.cache_size) as f64 / options.window_bytes_max as f64;
         let waste = got.wasted_bytes as f64 / plain.device_bytes.max(1) as f64;
+        let requests = got.requests as f64 / plain.requests.max(1) as f64;
         let handicap = if candidate.way == Way::Order { 0.10 } else { 0.0 };
-        let score = got.run_ns as f64 / plain.run_ns.max(1) as f64 + 0.02 * waste + 0.01 * keeps + handicap;
+        let score =
+            got.run_ns as f64 / plain.run_ns.max(1) as f64 + 0.02 * waste + 0.01 * keeps + 0.05 * requests + handicap;
         if best.as_ref().is_none_or(|(least, _)| score < *least) {
             best = Some((score, candidate));
         }
