@@ -56,7 +56,7 @@ pub struct StandDown {
     /// Whether it does so at all. Default: true.
     pub enabled: bool,
     /// Of the bytes prefetched and done with, the part that was never read, in percent (1 to 100), above which it
-    /// stands down. Default: 75.
+    /// stands down unless reads are plainly faster (30 %) than without. Default: 75.
     #[serde(deserialize_with = "number::percent")]
     #[cfg_attr(test, schemars(range(min = 1, max = 100)))]
     pub waste_percent: u64,

@@ -1,7 +1,8 @@
 //! What the experiments of guided I/O showed: a table for the terminal and a page with plots.
 
 use super::suite::{EXPERIMENTS, Row};
-use crate::report::{Bar, Page};
+use crate::report::{Bar, Marks, Page};
+use crate::simulated::{byte_axis, time_line};
 use crate::size::show_bytes;
 use crate::stats::Interval;
 
@@ -33,7 +34,8 @@ fn percent(gain: &Interval) -> String {
     format!("{:+.1} % [{:.1}, {:.1}], {} pairs", gain.mean * 100.0, gain.low * 100.0, gain.high * 100.0, gain.n)
 }
 
-/// The page: for each experiment the times (Figs. 5 and 6 of mercury-2014) and the requests at the device (Fig. 7).
+/// The page: for each experiment how the program reads (Fig. 4 of mercury-2014), the times (Figs. 5 and 6) and the requests
+/// at the device (Fig. 7).
 pub fn page(rows: &[Row]) -> String {
     let mut page = Page::new("Guided I/O: unmodified programs, with and without hints");
     page.text(
@@ -75,6 +77,9 @@ pub fn page(rows: &[Row]) -> String {
         }
         for row in own {
             page.note(&row.title);
+            if row.instances == 1 {
+                profile(&mut page, row);
+            }
             let mut lines = vec![format!("time saved: {}", percent(&row.gain))];
             lines.extend(row.claims.iter().map(|(claim, verdict)| format!("{claim}: {verdict}")));
             lines.extend(row.plan.lines().filter(|l| !l.trim().is_empty()).map(|l| format!("plan: {l}")));
@@ -82,6 +87,20 @@ pub fn page(rows: &[Row]) -> String {
         }
     }
     page.html()
+}
+
+/// Where the program read its file when, in the recorded run.
+fn profile(page: &mut Page, row: &Row) {
+    let p = &row.profile;
+    let Some(end_s) = p.at.iter().map(|(at, took, _)| at + took).reduce(f64::max) else { return };
+    let top = p.at.iter().map(|(_, _, offset)| *offset).max().unwrap_or(0);
+    let ((x_end, x_marks), (y_end, y_marks)) = (time_line(end_s), byte_axis(top as f64, ""));
+    let at = p.at.iter().map(|(at, took, offset)| (at / x_end, *offset as f64 / y_end, took / x_end)).collect();
+    let label = format!("{} reads", p.reads);
+    let mean = show_bytes(p.bytes as f64 / p.reads.max(1) as f64);
+    page.text(&format!("How it reads without hints: place in the file over time; {label} of {mean} on average"));
+    let what = format!("Place in the file over time, {}", row.title);
+    page.places(&what, &[Marks { label, at }], &x_marks, &y_marks);
 }
 
 fn label_of(row: &Row, variant: &str, rows: usize) -> String {
@@ -98,6 +117,7 @@ fn label_of(row: &Row, variant: &str, rows: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::suite::Profile;
     use super::super::trials::{Measured, Run};
     use super::*;
     use crate::stats::Verdict;
@@ -118,6 +138,7 @@ mod tests {
                 gain: measured.gain(1, 0),
                 measured: measured.clone(),
                 plan: "data: blocks of 1 MiB".into(),
+                profile: Profile { reads: 2, bytes: 20, at: vec![(0.0, 0.1, 0), (0.2, 0.1, 1 << 20)] },
                 claims: vec![("faster".into(), Verdict::Unresolved)],
             })
             .into();
@@ -125,7 +146,8 @@ mod tests {
         for wanted in ["4.10 s", "2.10 s", "1000 device reads", "faster: unresolved", "1 at a time", "2 at a time"] {
             assert!(text.contains(wanted), "{wanted}: {text}");
         }
-        assert_eq!(html.matches("<svg").count(), 2);
+        assert_eq!(html.matches("<svg").count(), 3, "the way of reading is drawn once");
+        assert!(html.contains("2 reads of 10 B on average"));
         assert_eq!(html.matches("<rect").count(), 8);
         assert!(html.contains("plan: data: blocks of 1 MiB") && !html.contains("http"));
     }

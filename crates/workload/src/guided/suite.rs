@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use impresario_trace::{Record, Trace, TraceOp};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -63,8 +64,44 @@ pub struct Row {
     pub gain: Interval,
     /// What the planner said.
     pub plan: String,
+    /// The recorded run's reads of the file that it read most of.
+    #[serde(default)]
+    pub profile: Profile,
     /// Claims and verdicts.
     pub claims: Vec<(String, Verdict)>,
+}
+
+/// Reads of one file over time.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
+pub struct Profile {
+    /// How many there were, and their bytes.
+    pub reads: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// When each began and how long it took, s, and its place in the file; at most [`PROFILE_READS_MAX`], evenly chosen.
+    pub at: Vec<(f64, f64, u64)>,
+}
+
+/// Reads of a profile that are kept.
+pub const PROFILE_READS_MAX: usize = 4000;
+
+impl Profile {
+    fn of(trace: &Trace) -> Profile {
+        let read = |r: &&Record| r.op == TraceOp::Read && r.moved_bytes() > 0;
+        let mut bytes = vec![0u64; trace.files.len()];
+        for r in trace.records.iter().filter(read) {
+            bytes[r.file.0 as usize] += r.moved_bytes();
+        }
+        let Some((file, bytes)) = bytes.into_iter().enumerate().max_by_key(|(_, bytes)| *bytes) else {
+            return Profile::default();
+        };
+        let own: Vec<&Record> = trace.records.iter().filter(read).filter(|r| r.file.0 as usize == file).collect();
+        let begin = own.first().map_or(0, |r| r.arrival.0);
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let at = |r: &&Record| (seconds(r.arrival.0 - begin), seconds(r.duration.map_or(0, |d| d.0)), r.offset);
+        let step = own.len().div_ceil(PROFILE_READS_MAX).max(1);
+        Profile { reads: own.len() as u64, bytes, at: own.iter().step_by(step).map(at).collect() }
+    }
 }
 
 /// Names of the experiments with what they show.
@@ -261,7 +298,7 @@ impl Suite<'_> {
         claims: &[Claim],
     ) -> Result<()> {
         self.stop.check()?;
-        let (hints, plan) = self.plan(program, place, group)?;
+        let (hints, plan, profile) = self.plan(program, place, group)?;
         let hints = hints.to_string_lossy().into_owned();
         let variants = [
             Variant {
@@ -284,6 +321,7 @@ impl Suite<'_> {
             measured,
             gain,
             plan,
+            profile,
             claims: judged,
         });
         Ok(())
@@ -293,8 +331,13 @@ impl Suite<'_> {
         Trials { pairs: self.options.pairs, place, group, timeout_s: 600.0, seed: 1 }
     }
 
-    /// One recorded run, and the hints that follow from it with their explanation.
-    fn plan(&mut self, program: &Program, place: &dyn Place, group: Option<&Group>) -> Result<(PathBuf, String)> {
+    /// One recorded run, the hints that follow from it with their explanation, and how it read.
+    fn plan(
+        &mut self,
+        program: &Program,
+        place: &dyn Place,
+        group: Option<&Group>,
+    ) -> Result<(PathBuf, String, Profile)> {
         let inside = |command: Command| match group {
             Some(group) => group.enter(&command),
             None => command,
@@ -307,14 +350,14 @@ impl Suite<'_> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["assist", "plan", &trace_word, "-o", &hints_word]);
         let plan = tool(&mut inside(command))?;
-        Ok((hints, plan))
+        Ok((hints, plan, Profile::of(&Trace::load(&trace)?)))
     }
 
     /// Fig. 5 of mercury-2014.
     fn strategies(&mut self, program: &Program, file: &Path, device: &BlockDevice, limits: Limits) -> Result<()> {
         let group = group(device, limits)?;
         let place = machine(device.clone());
-        let (hints, plan) = self.plan(program, &place, Some(&group))?;
+        let (hints, plan, profile) = self.plan(program, &place, Some(&group))?;
         let hints = hints.to_string_lossy().into_owned();
         let whole = self.folder.path().join("whole.c");
         let whole_binary = self.folder.path().join("whole");
@@ -343,7 +386,8 @@ impl Suite<'_> {
         let gain = measured.gain(2, 0);
         let title =
             format!("{}, {} of memory", program.words.join(" "), crate::size::show_bytes(limits.memory_bytes as f64));
-        self.rows.push(Row { experiment: "strategies".into(), title, instances: 1, measured, gain, plan, claims });
+        let experiment = "strategies".into();
+        self.rows.push(Row { experiment, title, instances: 1, measured, gain, plan, profile, claims });
         Ok(())
     }
 }
