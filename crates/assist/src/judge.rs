@@ -30,7 +30,7 @@ const PROBE_READS_MAX: u64 = 4096;
 /// Reads with hints between probes of a file whose gain is plain: at first, and at most.
 const PROBE_EVERY: (u64, u64) = (1024, 1 << 16);
 /// A gain, in percent, that is plain without a probe.
-const PLAIN_GAIN_PERCENT: i64 = 30;
+pub(crate) const PLAIN_GAIN_PERCENT: i64 = 30;
 /// How much seldomer waste is judged at most where reads are plainly faster in spite of it, as a power of two.
 const TOLERATED_MAX: u32 = 6;
 /// Reads of a stood-down file on which it is judged whether they became slow.

@@ -26,9 +26,10 @@ pub use device::Device;
 pub use pattern::{Kind, Part, Pattern, Phase};
 pub use probe::probe;
 
-use crate::config::{Entry, Hints};
+use crate::config::{Entry, Hints, StandDown};
+use crate::judge::PLAIN_GAIN_PERCENT;
 use candidates::{Candidate, Way, candidates};
-use replay::{Entries, Run, replay};
+use replay::{Entries, Outcome, Run, replay};
 
 /// Reads of one file that are looked at, at most; the first ones stand for the rest.
 const FILE_READS_MAX: usize = 200_000;
@@ -76,7 +77,7 @@ pub struct Expected {
     pub requests_without: u64,
     /// Requests to the device with hints.
     pub requests_with: u64,
-    /// Bytes that hints bring in for nothing.
+    /// Bytes read from the device with hints that no read wants.
     pub wasted_bytes: u64,
 }
 
@@ -314,6 +315,7 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
     };
     let pattern = &told.pattern;
     let plain = replay(&tried, &options.device, options.memory_bytes, &Entries::default());
+    let needed = tried.needed_bytes();
     let mut best: Option<(f64, Candidate)> = None;
     for candidate in candidates(path, &tried, file, pattern, &options.device, options.window_bytes_max) {
         let entries: Entries = [(file, &candidate.entry)].into_iter().collect();
@@ -322,6 +324,9 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
         // next one's, so it must be better by far.
         let keeps = (candidate.entry.block_size * candidate.entry.cache_size) as f64 / options.window_bytes_max as f64;
         let waste = got.wasted_bytes as f64 / plain.device_bytes.max(1) as f64;
+        if stands_down(&got, &plain, needed) {
+            continue;
+        }
         let requests = got.requests as f64 / plain.requests.max(1) as f64;
         let handicap = if candidate.way == Way::Order { 0.10 } else { 0.0 };
         let score =
@@ -348,6 +353,14 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
     told
 }
 
+/// The manager would stop such hints: most of what they bring in goes unread, and reads do not become plainly faster.
+fn stands_down(with: &Outcome, without: &Outcome, needed_bytes: u64) -> bool {
+    let unread = with.device_bytes.saturating_sub(needed_bytes);
+    let unread_percent = unread.saturating_mul(100) / with.device_bytes.max(1);
+    let faster = with.run_ns as f64 <= without.run_ns as f64 * (1.0 - PLAIN_GAIN_PERCENT as f64 / 100.0);
+    unread_percent > StandDown::default().waste_percent && !faster
+}
+
 /// Without and with, and never better than perfect overlap.
 fn expect(run: &Run, options: &Options, entries: &Entries) -> Expected {
     let without = replay(run, &options.device, options.memory_bytes, &Entries::default());
@@ -360,7 +373,7 @@ fn expect(run: &Run, options: &Options, entries: &Entries) -> Expected {
         bound_s: seconds(bound),
         requests_without: without.requests,
         requests_with: with.requests,
-        wasted_bytes: with.wasted_bytes,
+        wasted_bytes: with.device_bytes.saturating_sub(run.needed_bytes()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use impresario_sched::{FileId, Nanos};
+use impresario_sched::{FileId, LinearCost, Nanos};
 use impresario_trace::{Builder, FileInfo, Header, Origin, Record};
 use proptest::prelude::*;
 
@@ -63,7 +63,7 @@ fn strided() -> Vec<Step> {
     (0..1000).map(|i| (1, 0, i * 500 * KIB, 250 * KIB, 500)).collect()
 }
 
-/// The paper's pattern on the device of the issue.
+/// The paper's pattern on a volume with limits.
 #[test]
 fn strided_reads_on_a_limited_device() {
     let plan = planned(&[500_000 * KIB], &strided(), &Device::limited(200, 200));
@@ -79,6 +79,23 @@ fn strided_reads_on_a_limited_device() {
         (Some((500 * KIB as i64, 1.0)), Kind::Forward, Purpose::Input)
     );
     assert!(entry.why.as_ref().unwrap().contains("500 KiB after the one before"), "{:?}", entry.why);
+}
+
+/// Where six sevenths of what blocks bring in are for nothing, they must gain plainly; else the manager would stop them.
+#[test]
+fn what_goes_unread_must_pay() {
+    let steps: Vec<Step> = (0..1000).map(|i| (1, 0, i * 448 * KIB, 64 * KIB, 100)).collect();
+    let plan = planned(&[448_000 * KIB], &steps, &Device::limited(200, 200));
+    let e = plan.expected.unwrap();
+    assert!(e.wasted_bytes > 300 * MIB && e.gain() > 0.4, "few large requests are worth it: {e:?}");
+    let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
+    let fast = Device::of(line(300, 1).into(), line(300, 1).into(), "a device that is quick with bytes");
+    for compute_us in [100, 300, 1000, 3000] {
+        let steps: Vec<Step> = (0..1000).map(|i| (1, 0, i * 448 * KIB, 64 * KIB, compute_us)).collect();
+        if let Some(e) = planned(&[448_000 * KIB], &steps, &fast).expected {
+            assert!(e.wasted_bytes < 150 * MIB || e.gain() >= 0.3, "{compute_us}: {e:?}");
+        }
+    }
 }
 
 #[test]
