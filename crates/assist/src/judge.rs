@@ -23,6 +23,9 @@ use sample::{Sample, clearly_less, gain_percent};
 const READS_TO_JUDGE: u64 = 32;
 /// Reads without hints that a probe collects of each program: at first, and when the first speak against hints.
 const READS_OF_PROBE: (u64, u64) = (8, 48);
+/// Reads of a probe that are as fast as memory and are passed over, of each program: a few were in memory by chance, such as
+/// an index that the program comes back to; when there are more, the device is that fast.
+const FAST_MISSES_MAX: u64 = 32;
 /// Programs that count so; more would make probes too long.
 const PROGRAMS_MAX: u64 = 16;
 /// A probe ends after so many reads of each program, even if all were in blocks still held.
@@ -90,6 +93,8 @@ pub struct Judge {
     recent_slow: u64,
     comebacks: u32,
     judged: Tally,
+    /// Reads of the present probe that were passed over.
+    fast_misses: u64,
     /// The part of what was brought in that was not read, in percent, while a probe tells whether that pays.
     wasteful: Option<u64>,
     /// How often it did.
@@ -117,6 +122,7 @@ impl Judge {
             recent_slow: 0,
             comebacks: 0,
             judged: Tally::default(),
+            fast_misses: 0,
             wasteful: None,
             tolerated: 0,
             asked_bytes: 0,
@@ -183,10 +189,14 @@ impl Judge {
                     self.consider(now_ns);
                 }
             }
+            State::Advising if Sample::one(bytes, duration_ns).as_fast_as_memory() => {}
             State::Advising => self.without.add(bytes, duration_ns),
             State::Probing { misses_left, reads_left, long } => {
-                let misses_left = misses_left - u64::from(!hit);
-                if !hit {
+                let fast = !hit && Sample::one(bytes, duration_ns).as_fast_as_memory();
+                self.fast_misses += u64::from(fast);
+                let counts = !hit && !(fast && self.fast_misses <= FAST_MISSES_MAX * self.programs);
+                let misses_left = misses_left - u64::from(counts);
+                if counts {
                     self.without.add(bytes, duration_ns);
                 }
                 self.state = State::Probing { misses_left, reads_left: reads_left - 1, long };
@@ -215,6 +225,7 @@ impl Judge {
     fn probe(&mut self) {
         let (misses_left, reads_left) = (READS_OF_PROBE.0 * self.programs, PROBE_READS_MAX * self.programs);
         self.state = State::Probing { misses_left, reads_left, long: false };
+        self.fast_misses = 0;
     }
 
     /// Enough reads with hints: decide, or find out how reads are without.
@@ -258,9 +269,7 @@ impl Judge {
             return;
         }
         self.recent.add(bytes, duration_ns);
-        let mut alone = Sample::default();
-        alone.add(bytes, duration_ns);
-        self.recent_slow += u64::from(!alone.as_fast_as_memory());
+        self.recent_slow += u64::from(!Sample::one(bytes, duration_ns).as_fast_as_memory());
         if self.recent.reads < RECENT_READS {
             return;
         }

@@ -13,6 +13,13 @@ pub(super) struct Sample {
 }
 
 impl Sample {
+    /// A single read.
+    pub(super) fn one(bytes: u64, ns: u64) -> Sample {
+        let mut one = Sample::default();
+        one.add(bytes, ns);
+        one
+    }
+
     /// The variance of the mean duration, in ns².
     fn mean_variance(&self) -> f64 {
         let n = self.reads.max(1) as f64;
@@ -46,9 +53,9 @@ pub(super) fn gain_percent(with: &Sample, without: &Sample) -> Option<i64> {
     let alike = a <= b.saturating_mul(2) && b <= a.saturating_mul(2);
     let units = |s: &Sample| u128::from(if alike { s.reads } else { s.bytes }).max(1);
     // ns a unit of both, as one fraction.
-    let with_cost = u128::from(with.ns) * units(without);
-    let without_cost = (u128::from(without.ns) * units(with)).max(1);
-    let percent = (with_cost * 100 / without_cost).min(100_000);
+    let with_cost = u128::from(with.ns).saturating_mul(units(without));
+    let without_cost = u128::from(without.ns).saturating_mul(units(with)).max(1);
+    let percent = (with_cost.saturating_mul(100) / without_cost).min(100_000);
     Some(100 - percent as i64)
 }
 

@@ -209,3 +209,18 @@ fn waste_ends_hints_where_durations_are_not_known() {
     j.tally(Tally { wasted_bytes: 40 << 20, gone_bytes: 40 << 20, ..Tally::default() }, 0);
     assert_eq!(j.why(), Some(Why::Wasted(100)));
 }
+
+/// While hints are withheld, what lies in blocks still held is a hit; of the rest, an index that stays in memory would
+/// speak for the device.
+#[test]
+fn reads_that_were_in_memory_anyway_do_not_speak_for_the_device() {
+    let mut j = judge();
+    for n in 0..4000u64 {
+        let advised = j.may_hint(n * MS);
+        match n % 4 {
+            3 => j.read(false, 4096, 5_000, n * MS),
+            _ => j.read(advised, 65536, if advised { MS } else { 5 * MS }, n * MS),
+        }
+    }
+    assert_eq!((j.why(), j.stood_down()), (None, 0), "{:?}", j.judged_gain_percent());
+}
