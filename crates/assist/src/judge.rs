@@ -194,7 +194,8 @@ impl Judge {
             State::Probing { misses_left, reads_left, long } => {
                 let fast = !hit && Sample::one(bytes, duration_ns).as_fast_as_memory();
                 self.fast_misses += u64::from(fast);
-                let counts = !hit && !(fast && self.fast_misses <= FAST_MISSES_MAX * self.programs);
+                let passed_over = fast && self.fast_misses <= FAST_MISSES_MAX * self.programs;
+                let counts = !hit && !passed_over;
                 let misses_left = misses_left - u64::from(counts);
                 if counts {
                     self.without.add(bytes, duration_ns);
