@@ -51,12 +51,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let stop = catch_signals()?;
     let options = Options { only: args.only, pairs: args.pairs, python: args.python, folder: args.dir };
-    let rows = run_suite(&options, &stop, &mut |line| eprintln!("{line}"))?;
+    let (rows, missing) = run_suite(&options, &stop, &mut |line| eprintln!("{line}"))?;
     print(page::table(&rows).as_bytes())?;
     if let Some(file) = &args.html {
         std::fs::write(file, page::page(&rows)).with_context(|| format!("writing {}", file.display()))?;
     }
     write_json(args.json.as_deref(), &rows)?;
     let failed = rows.iter().flat_map(|r| &r.claims).any(|(_, verdict)| *verdict == Verdict::DoesNotHold);
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    if missing > 0 {
+        eprintln!("{missing} of the rows are missing: their programs did not get through; see above");
+    }
+    Ok(if failed || missing > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -267,6 +267,7 @@ fn everything() -> Scenario {
         ]),
         application: vec![Application {
             collective: Some(Collective::default()),
+            starts_us: vec![0.0],
             files: vec![FileAt { key: 1, server: 0 }],
             trace_file: Some("job.dxt".into()),
             ..Application::default()

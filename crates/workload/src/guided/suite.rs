@@ -139,8 +139,9 @@ impl Program {
     }
 }
 
-/// Runs the experiments; `say` gets lines of progress.
-pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<Vec<Row>> {
+/// Runs the experiments; `say` gets lines of progress. Returns the rows, and how many are missing because a program did not
+/// get through: those of others are not lost for it.
+pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<(Vec<Row>, usize)> {
     for name in &options.only {
         if !EXPERIMENTS.iter().any(|(known, _)| known == name) {
             let names: Vec<_> = EXPERIMENTS.iter().map(|(n, _)| *n).collect();
@@ -151,14 +152,15 @@ pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<
         bail!("these measurements make a disk of their own and empty the page cache: run them as root");
     }
     let wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|n| n == name);
-    let mut suite = Suite { options, stop, say, folder: tempfile::tempdir_in(&options.folder)?, rows: Vec::new() };
+    let mut suite =
+        Suite { options, stop, say, folder: tempfile::tempdir_in(&options.folder)?, rows: Vec::new(), missing: 0 };
     if ["strided", "instances", "strategies", "fast"].into_iter().any(wanted) {
         suite.strided(&wanted)?;
     }
     if ["root", "root-shuffled", "hdf5", "modelled", "fast"].into_iter().any(wanted) {
         suite.python(&wanted)?;
     }
-    Ok(suite.rows)
+    Ok((suite.rows, suite.missing))
 }
 
 struct Suite<'a> {
@@ -167,6 +169,7 @@ struct Suite<'a> {
     say: &'a mut dyn FnMut(&str),
     folder: TempDir,
     rows: Vec<Row>,
+    missing: usize,
 }
 
 impl Suite<'_> {
@@ -189,25 +192,29 @@ impl Suite<'_> {
             if wanted("strided") {
                 let claims = [Claim::FasterBy(0.45), Claim::ReadsAtMost(0.5)];
                 let group = group(&disk.device()?, SLOW)?;
-                self.compare("strided", &p, &machine(disk.device()?), Some(&group), 1, &claims)?;
+                let done = self.compare("strided", &p, &machine(disk.device()?), Some(&group), 1, &claims);
+                self.kept("strided", done)?;
             }
             if wanted("instances") {
                 for instances in [1, 2, 4, 8] {
                     let claims: &[Claim] = &[Claim::FasterBy(0.0), Claim::BytesAtMost(1.1)];
                     let group = group(&disk.device()?, SLOW)?;
-                    self.compare("instances", &p, &machine(disk.device()?), Some(&group), instances, claims)?;
+                    let done = self.compare("instances", &p, &machine(disk.device()?), Some(&group), instances, claims);
+                    self.kept("instances", done)?;
                 }
             }
             if wanted("strategies") {
                 let limits = Limits { memory_bytes: 256 << 20, ..SLOW };
-                self.strategies(&p, &file, &disk.device()?, limits)?;
+                let done = self.strategies(&p, &file, &disk.device()?, limits);
+                self.kept("strategies", done)?;
             }
         }
         if wanted("fast") {
             let file = self.folder.path().join("data");
             fill(&file, 512_000_000)?;
             let device = BlockDevice::under(&file)?;
-            self.compare("fast", &program(&file), &machine(device), None, 1, &[Claim::NoSlowerThan(0.02)])?;
+            let done = self.compare("fast", &program(&file), &machine(device), None, 1, &[Claim::NoSlowerThan(0.02)]);
+            self.kept("fast", done)?;
         }
         Ok(())
     }
@@ -251,7 +258,8 @@ impl Suite<'_> {
             let forward: (&[&str], &[Claim]) = (&["forward"], &[Claim::NoSlowerThan(0.02)]);
             for (of_reader, claims) in [two, one, forward] {
                 let program = Program { name: "root", words: words("root_read.py", &file, of_reader) };
-                self.compare("modelled", &program, &disk, None, 1, claims)?;
+                let done = self.compare("modelled", &program, &disk, None, 1, claims);
+                self.kept("modelled", done)?;
             }
         }
         for fast in [false, true] {
@@ -281,9 +289,28 @@ impl Suite<'_> {
                 let claims = if fast { [Claim::NoSlowerThan(0.02)] } else { [Claim::FasterBy(0.40)] };
                 let device = BlockDevice::under(file)?;
                 let group = if fast { None } else { Some(group(&device, SLOW)?) };
-                self.compare(if fast { "fast" } else { name }, &program, &machine(device), group.as_ref(), 1, &claims)?;
+                let done = self.compare(
+                    if fast { "fast" } else { name },
+                    &program,
+                    &machine(device),
+                    group.as_ref(),
+                    1,
+                    &claims,
+                );
+                self.kept(if fast { "fast" } else { name }, done)?;
             }
         }
+        Ok(())
+    }
+
+    /// An experiment that failed is told and left out, unless all are to stop.
+    fn kept(&mut self, experiment: &str, done: Result<()>) -> Result<()> {
+        let Err(error) = done else { return Ok(()) };
+        if self.stop.is_set() {
+            return Err(error);
+        }
+        self.missing += 1;
+        (self.say)(&format!("{experiment}: {error:#}; its row is missing"));
         Ok(())
     }
 
