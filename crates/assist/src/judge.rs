@@ -2,10 +2,11 @@
 //!
 //! Three signs say that they do not: what is brought in is not read; it was in memory already; reads take as long
 //! without hints. What goes unread is the price of reading far fewer, larger pieces, so above a part of it hints go on
-//! only where reads have become plainly faster. For the last one the durations of reads in blocks that were brought in are compared with those of
-//! reads elsewhere; where there are too few of these, hints are withheld for a few reads, a *probe*: soon when the gain
-//! is in doubt, seldom when it is plain, and not while reads are as fast as memory. Devices that save up for bursts make
-//! the first reads of a probe look fast, so a probe that speaks against hints goes on for longer before it counts.
+//! only where reads have become plainly faster. For the last sign the durations of reads in blocks that were brought in
+//! are compared with those of reads elsewhere; where there are too few of these, hints are withheld for a few reads, a
+//! *probe*: soon when the gain is in doubt, seldom when it is plain, and not while reads are as fast as memory. Devices
+//! that save up for bursts make the first reads of a probe look fast, so a probe that speaks against hints goes on for
+//! longer before it counts.
 //!
 //! A file that was stood down is tried again, each time after twice as long; and at once when its reads become slow.
 
@@ -23,8 +24,8 @@ use sample::{Sample, clearly_less, gain_percent};
 const READS_TO_JUDGE: u64 = 32;
 /// Reads without hints that a probe collects of each program: at first, and when the first speak against hints.
 const READS_OF_PROBE: (u64, u64) = (8, 48);
-/// Reads of a probe that are as fast as memory and are passed over, of each program: a few were in memory by chance, such as
-/// an index that the program comes back to; when there are more, the device is that fast.
+/// Reads of a probe that are as fast as memory and are passed over, of each program: a few were in memory by chance,
+/// such as an index that the program comes back to; when there are more, the device is that fast.
 const FAST_MISSES_MAX: u64 = 32;
 /// Programs that count so; more would make probes too long.
 const PROGRAMS_MAX: u64 = 16;

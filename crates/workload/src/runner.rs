@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use impresario_sched::stats::Histogram;
+use impresario_store::monotonic_ns;
 
 use crate::access::{Fault, Faulty, FileIo, Identity, Moved, Process, Target};
 use crate::cpu::{MachineTimes, process_cpu};
@@ -224,7 +225,7 @@ fn timed(
         applications.push(AppResult { came_s: came, ..AppResult::new(index, start_s, time_s, times) });
     }
     let mut measured = Measured {
-        began_ns: monotonic_ns(start),
+        began_ns: monotonic_ns().saturating_sub(start.elapsed().as_nanos() as u64),
         bytes: apps.iter().map(|(_, a)| a.bytes()).sum(),
         requests: apps.iter().map(|(_, a)| a.requests()).sum(),
         latency_ns: latency_ns.into_inner().unwrap_or_else(|e| e.into_inner()).summary(),
@@ -241,13 +242,6 @@ fn timed(
         measured.verification.merge(f.verification);
     }
     Ok(RunResult::new(end.duration_since(start).as_secs_f64(), applications, measured))
-}
-
-/// An instant on the kernel's monotonic clock, ns.
-fn monotonic_ns(at: Instant) -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-    now_ns.saturating_sub(at.elapsed().as_nanos() as u64)
 }
 
 /// The error worth telling: not one that only says that there was another one.

@@ -172,8 +172,8 @@ fn any_numbers_are_survived() {
     }
 }
 
-/// Brings in 32 MiB after another, nine tenths for nothing; reads take `with` or `without`. How many were brought in, and
-/// why it stopped.
+/// Brings in a mebibyte after another, nine tenths for nothing; reads take `with` or `without`. How many were brought
+/// in, and why it stopped.
 fn run_wasteful(judge: &mut Judge, with: u64, without: u64, reads: u64) -> (u64, Option<Why>) {
     let mut brought_in = 0;
     for n in 0..reads {

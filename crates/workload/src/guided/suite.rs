@@ -192,15 +192,13 @@ impl Suite<'_> {
             if wanted("strided") {
                 let claims = [Claim::FasterBy(0.45), Claim::ReadsAtMost(0.5)];
                 let group = group(&disk.device()?, SLOW)?;
-                let done = self.compare("strided", &p, &machine(disk.device()?), Some(&group), 1, &claims);
-                self.kept("strided", done)?;
+                self.compare("strided", &p, &machine(disk.device()?), Some(&group), 1, &claims)?;
             }
             if wanted("instances") {
                 for instances in [1, 2, 4, 8] {
                     let claims: &[Claim] = &[Claim::FasterBy(0.0), Claim::BytesAtMost(1.1)];
                     let group = group(&disk.device()?, SLOW)?;
-                    let done = self.compare("instances", &p, &machine(disk.device()?), Some(&group), instances, claims);
-                    self.kept("instances", done)?;
+                    self.compare("instances", &p, &machine(disk.device()?), Some(&group), instances, claims)?;
                 }
             }
             if wanted("strategies") {
@@ -213,8 +211,7 @@ impl Suite<'_> {
             let file = self.folder.path().join("data");
             fill(&file, 512_000_000)?;
             let device = BlockDevice::under(&file)?;
-            let done = self.compare("fast", &program(&file), &machine(device), None, 1, &[Claim::NoSlowerThan(0.02)]);
-            self.kept("fast", done)?;
+            self.compare("fast", &program(&file), &machine(device), None, 1, &[Claim::NoSlowerThan(0.02)])?;
         }
         Ok(())
     }
@@ -258,8 +255,7 @@ impl Suite<'_> {
             let forward: (&[&str], &[Claim]) = (&["forward"], &[Claim::NoSlowerThan(0.02)]);
             for (of_reader, claims) in [two, one, forward] {
                 let program = Program { name: "root", words: words("root_read.py", &file, of_reader) };
-                let done = self.compare("modelled", &program, &disk, None, 1, claims);
-                self.kept("modelled", done)?;
+                self.compare("modelled", &program, &disk, None, 1, claims)?;
             }
         }
         for fast in [false, true] {
@@ -289,15 +285,7 @@ impl Suite<'_> {
                 let claims = if fast { [Claim::NoSlowerThan(0.02)] } else { [Claim::FasterBy(0.40)] };
                 let device = BlockDevice::under(file)?;
                 let group = if fast { None } else { Some(group(&device, SLOW)?) };
-                let done = self.compare(
-                    if fast { "fast" } else { name },
-                    &program,
-                    &machine(device),
-                    group.as_ref(),
-                    1,
-                    &claims,
-                );
-                self.kept(if fast { "fast" } else { name }, done)?;
+                self.compare(if fast { "fast" } else { name }, &program, &machine(device), group.as_ref(), 1, &claims)?;
             }
         }
         Ok(())
@@ -316,6 +304,19 @@ impl Suite<'_> {
 
     /// Records, plans, compares.
     fn compare(
+        &mut self,
+        experiment: &str,
+        program: &Program,
+        place: &dyn Place,
+        group: Option<&Group>,
+        instances: u32,
+        claims: &[Claim],
+    ) -> Result<()> {
+        let done = self.compared(experiment, program, place, group, instances, claims);
+        self.kept(experiment, done)
+    }
+
+    fn compared(
         &mut self,
         experiment: &str,
         program: &Program,
