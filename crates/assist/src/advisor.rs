@@ -23,6 +23,9 @@ const ONLINE_BATCH_BYTES: u64 = 4 << 20;
 /// Threads of a program whose streams are told apart; more share.
 const THREADS_MAX: u16 = 64;
 
+/// Stands for a program that will open the file; the manager gives no program this number.
+const EXPECTED: u64 = (1 << 48) - 1;
+
 /// Who reads: a program (the manager's number for it) and one of its threads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Reader {
@@ -61,6 +64,8 @@ pub struct Advisor {
     gap_bytes: u64,
     size_bytes: u64,
     was_down: bool,
+    /// Until when a program is waited for that is expected to read from the beginning.
+    expecting_until_ns: Option<u64>,
 }
 
 impl Advisor {
@@ -95,7 +100,8 @@ impl Advisor {
             Engine::Nothing
         };
         let gap_bytes = device.gap_bytes();
-        Advisor { monitored, engine, judge: Judge::new(stand_down), gap_bytes, size_bytes, was_down: false }
+        let judge = Judge::new(stand_down);
+        Advisor { monitored, engine, judge, gap_bytes, size_bytes, was_down: false, expecting_until_ns: None }
     }
 
     /// What the configuration says of the file.
@@ -121,6 +127,38 @@ impl Advisor {
         }
     }
 
+    /// A program is about to open the file: what it will want at the beginning of its plan is brought in now. A program's
+    /// first read there takes it over. What nobody has taken over until `until_ns` is let go at the next read, or by
+    /// [`Advisor::unexpect`].
+    pub fn expect(&mut self, now_ns: u64, until_ns: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
+        let advising = self.judge.may_hint(now_ns);
+        let mut grant = |bytes: u64| advising && may(bytes);
+        self.expecting_until_ns = Some(until_ns);
+        let actions = match &mut self.engine {
+            // Strides are not known before they are seen.
+            Engine::Nothing | Engine::Online(..) => Vec::new(),
+            Engine::Regions(cache) => match self.monitored.regions.next_will_need(0) {
+                Some(byte) if byte < self.size_bytes => {
+                    cache.expect(EXPECTED, byte, &self.monitored.regions, &mut grant)
+                }
+                _ => Vec::new(),
+            },
+            Engine::Sequence(line, cache) => {
+                let actions = cache.expect(EXPECTED, 0, &Everything, &mut grant);
+                in_file(line, actions)
+            }
+        };
+        self.kept(actions)
+    }
+
+    /// The program that was expected is there, or does not come. What it has not taken over is let go.
+    pub fn unexpect(&mut self) -> Vec<Action> {
+        match self.expecting_until_ns.take() {
+            Some(_) => self.depart(EXPECTED),
+            None => Vec::new(),
+        }
+    }
+
     /// A program has read. What to do now, in ranges of the file; `may` is asked for leave to bring in so many bytes.
     pub fn read(&mut self, reader: Reader, read: &Read, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
         let advising = self.judge.may_hint(read.now_ns);
@@ -135,7 +173,7 @@ impl Advisor {
         }
         self.was_down = false;
         let mut grant = |bytes: u64| advising && may(bytes);
-        let (hit, actions) = match &mut self.engine {
+        let (hit, mut actions) = match &mut self.engine {
             Engine::Nothing => return Vec::new(),
             Engine::Regions(cache) => {
                 let hit = cache.holds(&read.bytes);
@@ -165,6 +203,9 @@ impl Advisor {
                 (hit, actions)
             }
         };
+        if hit || self.expecting_until_ns.is_some_and(|until| read.now_ns >= until) {
+            actions.extend(self.unexpect());
+        }
         let tally = self.tally();
         self.judge.read(hit, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
         self.judge.tally(tally, read.now_ns);

@@ -16,10 +16,11 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
 pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages};
@@ -36,8 +37,24 @@ pub struct HintedFile<'a> {
     pub fd: BorrowedFd<'a>,
     /// Device and inode.
     pub id: FileId,
-    /// Where the last read of the file ended, if that is known: what lies before it need not be brought in any more.
-    pub passed: Option<&'a AtomicU64>,
+    /// What its readers do meanwhile, if that is known.
+    pub progress: Option<&'a Progress>,
+}
+
+/// What the readers of a file do while hints for it are on their way.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Where the last read ended: what lies shortly before need not be brought in any more.
+    pub passed: AtomicU64,
+    /// Nobody reads the file any more: a long hint ends at its next piece.
+    pub ended: AtomicBool,
+}
+
+impl HintedFile<'_> {
+    /// Whether nobody reads it any more.
+    fn has_ended(&self) -> bool {
+        self.progress.is_some_and(|progress| progress.ended.load(Relaxed))
+    }
 }
 
 /// Device and inode: the same for all programs that open the same file.
@@ -102,6 +119,8 @@ pub struct Backends {
     libgpfs: std::path::PathBuf,
     /// Devices whose file system ignores the kernel's advice.
     ignoring: Mutex<FxHashSet<u64>>,
+    /// Magic numbers of the file systems of open files: a file system that is asked again and again may be a slow one.
+    magics: Mutex<FxHashMap<FileId, u64>>,
 }
 
 impl Default for Backends {
@@ -120,6 +139,7 @@ impl Backends {
             gpfs: OnceLock::new(),
             libgpfs: libgpfs.into(),
             ignoring: Mutex::default(),
+            magics: Mutex::default(),
         }
     }
 
@@ -131,9 +151,9 @@ impl Backends {
             BackendChoice::Lustre => &self.lustre,
             BackendChoice::Gpfs => self.gpfs().map_or(&self.forced_read, |g| g),
             BackendChoice::Auto if self.is_ignored(file.id.dev) => &self.forced_read,
-            BackendChoice::Auto => match rustix::fs::fstatfs(file.fd.as_fd()).map(|s| s.f_type as u64) {
-                Ok(LUSTRE_MAGIC) => &self.lustre,
-                Ok(GPFS_MAGIC) => self.gpfs().map_or(&self.forced_read, |g| g),
+            BackendChoice::Auto => match self.magic(file) {
+                Some(LUSTRE_MAGIC) => &self.lustre,
+                Some(GPFS_MAGIC) => self.gpfs().map_or(&self.forced_read, |g| g),
                 _ => &self.fadvise,
             },
         }
@@ -166,6 +186,17 @@ impl Backends {
     pub fn closed(&self, choice: BackendChoice, file: HintedFile<'_>) {
         self.forced_read.closed(file);
         self.choose(choice, file).closed(file);
+        self.magics.lock().unwrap_or_else(PoisonError::into_inner).remove(&file.id);
+    }
+
+    fn magic(&self, file: HintedFile<'_>) -> Option<u64> {
+        let known = self.magics.lock().unwrap_or_else(PoisonError::into_inner).get(&file.id).copied();
+        if known.is_some() {
+            return known;
+        }
+        let magic = rustix::fs::fstatfs(file.fd.as_fd()).ok()?.f_type as u64;
+        self.magics.lock().unwrap_or_else(PoisonError::into_inner).insert(file.id, magic);
+        Some(magic)
     }
 
     fn is_ignored(&self, dev: u64) -> bool {

@@ -167,9 +167,33 @@ impl BlockCache {
         plan: &dyn Plan,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Action> {
-        let mut actions = Vec::new();
-        let Some(touched) = span(&bytes, self.geometry.block_bytes) else { return actions };
+        let Some(touched) = span(&bytes, self.geometry.block_bytes) else { return Vec::new() };
         self.count(touched, &bytes);
+        self.settle(reader, touched, &bytes, plan, may)
+    }
+
+    /// A reader will come to this byte: what it will want then is brought in now. It holds these blocks until it departs.
+    pub fn expect(
+        &mut self,
+        reader: Reader,
+        byte: u64,
+        plan: &dyn Plan,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Vec<Action> {
+        let block = byte / self.geometry.block_bytes;
+        self.settle(reader, (block, block), &(byte..byte), plan, may)
+    }
+
+    /// Gives a reader that has come to these blocks those that it wants there.
+    fn settle(
+        &mut self,
+        reader: Reader,
+        touched: (u64, u64),
+        bytes: &Range<u64>,
+        plan: &dyn Plan,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Vec<Action> {
+        let mut actions = Vec::new();
         let window = self.readers.entry(reader).or_default();
         if window.settled_at() == Some(touched) {
             return actions;
@@ -179,7 +203,7 @@ impl BlockCache {
         let wanted = self.wanted(touched, plan);
         let mut refused = false;
         for &block in &wanted {
-            refused |= !self.touch(reader, block, &bytes, plan, may, &mut actions);
+            refused |= !self.touch(reader, block, bytes, plan, may, &mut actions);
         }
         self.shrink(reader, &wanted, plan, &mut actions);
         self.let_linger_go(&mut actions);

@@ -20,6 +20,7 @@ mod users;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -84,6 +85,7 @@ impl Options {
 
 /// What the service's thread is asked to do.
 enum Command {
+    Expect(OwnedFd),
     Report(Sender<Report>),
     Stop(Sender<Report>),
 }
@@ -128,6 +130,25 @@ impl Handle {
     /// Where it listens.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// A program that is being started will read these files: the beginnings of those that have hints are brought in while
+    /// it loads. Files that cannot be opened are the program's affair. Returns at once; a file system that hangs holds
+    /// nobody up.
+    pub fn expect(&self, paths: Vec<PathBuf>) -> io::Result<()> {
+        let (commands, event) = (self.commands.clone(), self.event.clone());
+        let opening = move || {
+            for path in paths {
+                // A pipe or a device of that name is not waited for.
+                let file = std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+                let Ok(file) = file else { continue };
+                if commands.send(Command::Expect(file.into())).is_err() {
+                    return;
+                }
+                let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
+            }
+        };
+        std::thread::Builder::new().name("assist-expect".into()).spawn(opening).map(drop)
     }
 
     /// What it did so far. Fails when it does not answer within five seconds, or has ended.

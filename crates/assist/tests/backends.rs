@@ -8,14 +8,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, cached_pages};
+use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, Progress, cached_pages};
 use impresario_assist::config::BackendChoice;
 
 const MIB: u64 = 1 << 20;
 
 fn hinted(file: &File) -> HintedFile<'_> {
     let meta = file.metadata().unwrap();
-    HintedFile { fd: file.as_fd(), id: FileId { dev: meta.dev(), ino: meta.ino() }, passed: None }
+    HintedFile { fd: file.as_fd(), id: FileId { dev: meta.dev(), ino: meta.ino() }, progress: None }
 }
 
 /// A file on the disk whose pages have been dropped; `None` where the kernel does not tell what is cached.
@@ -90,15 +90,27 @@ fn forced_reads_bring_pages_in_and_leave_the_position() {
 fn what_the_program_has_just_passed_is_not_read() {
     let Some(file) = cold_file(16 * MIB) else { return };
     let backends = Backends::default();
-    let passed = AtomicU64::new(13 * MIB);
-    let hinted = HintedFile { passed: Some(&passed), ..hinted(&file) };
+    let progress = Progress { passed: AtomicU64::new(13 * MIB), ..Progress::default() };
+    let hinted = HintedFile { progress: Some(&progress), ..hinted(&file) };
     let (brought, _) = backends.will_need(BackendChoice::ForcedRead, hinted, 0..16 * MIB).unwrap();
     assert_eq!(cached(&file, 0..4 * MIB), 0, "{brought:?}");
     assert_eq!(cached(&file, 13 * MIB..16 * MIB), 3 * 256);
     // A read far away has passed nothing.
-    passed.store(1 << 40, Ordering::Relaxed);
+    progress.passed.store(1 << 40, Ordering::Relaxed);
     backends.will_need(BackendChoice::ForcedRead, hinted, 0..4 * MIB).unwrap();
     assert_eq!(cached(&file, 0..4 * MIB), 4 * 256);
+}
+
+#[test]
+fn nothing_more_is_brought_in_once_nobody_reads() {
+    let Some(file) = cold_file(16 * MIB) else { return };
+    let progress = Progress { ended: true.into(), ..Progress::default() };
+    let hinted = HintedFile { progress: Some(&progress), ..hinted(&file) };
+    let backends = Backends::default();
+    for choice in [BackendChoice::Fadvise, BackendChoice::ForcedRead] {
+        let (brought, _) = backends.will_need(choice, hinted, 0..16 * MIB).unwrap();
+        assert_eq!((brought.calls, cached(&file, 0..16 * MIB)), (0, 0));
+    }
 }
 
 #[test]
@@ -119,7 +131,7 @@ fn a_file_system_that_ignores_advice_is_found_out() {
 #[test]
 fn hints_for_descriptors_that_take_none_are_errors() {
     let (read, _write) = std::io::pipe().unwrap();
-    let pipe = HintedFile { fd: read.as_fd(), id: FileId { dev: 0, ino: 0 }, passed: None };
+    let pipe = HintedFile { fd: read.as_fd(), id: FileId { dev: 0, ino: 0 }, progress: None };
     let backends = Backends::default();
     for choice in [BackendChoice::Fadvise, BackendChoice::ForcedRead, BackendChoice::Lustre] {
         let said = backends.will_need(choice, pipe, 0..4096).unwrap_err();

@@ -64,6 +64,33 @@ fn data_comes_before_the_program_and_goes_behind_it() {
 }
 
 #[test]
+fn a_file_is_there_before_the_program_that_is_expected() {
+    if !has_cachestat() {
+        return;
+    }
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 16 * MIB);
+    let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
+    manager.expect(vec!["--not a file".into(), dir.path().into(), path.clone()]).unwrap();
+    let block = 256 * KIB;
+    until("its beginning comes", || cached(&file, 0, 2 * block) == 2 * 64);
+    assert_eq!(manager.report().unwrap().programs_ever, 0);
+    let mut program = Program::start(manager.socket());
+    let number = program.register(&file);
+    for n in 0..60 {
+        program.read(number, &file, n * block, 64 * KIB);
+        until("the block and the next one come", || cached(&file, n * block, (n + 2) * block) == 2 * 64);
+    }
+    until("what lies behind goes", || cached(&file, 0, 57 * block) == 0);
+    drop(program);
+    until("the program is forgotten", || manager.report().unwrap().programs == 0);
+    let report = manager.stop().unwrap();
+    let file = file_report(&report, &path);
+    assert_eq!((file.programs, file.open, file.reads, file.hits), (1, 0, 60, 60), "not even the first read waits");
+    assert_eq!((file.prefetched_bytes, report.held_bytes), (61 * block, 0));
+}
+
+#[test]
 fn programs_on_one_file_share() {
     let dir = folder();
     let (path, file) = cold_file(dir.path(), "f", 8 * MIB);

@@ -107,3 +107,41 @@ fn modes_alone_move_nothing() {
     assert_eq!(read(&mut a, 1, 0..1 << 30, 1, 1), []);
     assert_eq!(a.depart(1), []);
 }
+
+#[test]
+fn a_program_that_is_expected_finds_its_beginning_there() {
+    let entry = Entry { will_need: vec![Region { offset: 100 * MIB, length: 0 }], ..Entry::new("/f") };
+    let mut a = advisor(entry, 512 * MIB, Budget::default());
+    assert_eq!(a.expect(0, 1000, &mut |_| true), [Action::Prefetch(100 * MIB..116 * MIB)]);
+    assert_eq!(a.tally().used_bytes, 0);
+    assert_eq!(read(&mut a, 1, 0..4096, 0, 1), [], "the header, which is not in the plan");
+    assert_eq!(read(&mut a, 1, 100 * MIB..101 * MIB, 0, 2), [], "nothing is brought in twice");
+    assert_eq!((a.tally().hits, a.tally().used_bytes, a.held_bytes()), (1, MIB, 16 * MIB));
+    for n in 1..64 {
+        read(&mut a, 1, (100 + n) * MIB..(101 + n) * MIB, 0, 2);
+    }
+    assert!(a.held_bytes() <= 32 * MIB, "nobody else holds anything: {}", a.held_bytes());
+    assert_eq!(a.unexpect(), []);
+
+    let mut late = advisor(Entry { will_need: vec![Region::WHOLE], ..Entry::new("/f") }, 512 * MIB, Budget::default());
+    assert_eq!(late.expect(0, 1000, &mut |_| false), [], "without leave nothing moves");
+    assert_eq!(late.expect(0, 1000, &mut |_| true), [Action::Prefetch(0..16 * MIB)]);
+    read(&mut late, 1, 400 * MIB..401 * MIB, 0, 999);
+    assert_eq!(late.held_bytes(), 32 * MIB);
+    read(&mut late, 1, 401 * MIB..402 * MIB, 0, 1000);
+    assert_eq!(
+        (late.held_bytes(), late.tally().wasted_bytes),
+        (16 * MIB, 16 * MIB),
+        "read from elsewhere for too long"
+    );
+}
+
+#[test]
+fn a_known_order_is_expected_from_its_first_piece() {
+    let pieces = [(500, 10), (0, 10), (300, 10)].map(|(at, len)| Region { offset: at * MIB, length: len * KIB });
+    let entry = Entry { block_size: 10 * KIB, read_ahead_size: 2, sequence: pieces.to_vec(), ..Entry::new("/f") };
+    let mut a = advisor(entry, 1000 * MIB, Budget::default());
+    assert_eq!(a.expect(0, 1000, &mut |_| true), [0, 1].map(|i| Action::Prefetch(pieces[i].bytes())));
+    assert_eq!(read(&mut a, 1, pieces[0].bytes(), 0, 1), []);
+    assert_eq!(read(&mut a, 1, pieces[1].bytes(), 0, 2), [Action::Prefetch(pieces[2].bytes())]);
+}

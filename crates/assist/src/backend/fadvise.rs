@@ -113,7 +113,7 @@ impl HintBackend for Fadvise {
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let call_bytes = self.with_device(file.id.dev, |d| d.call_bytes);
         let mut brought = Brought::default();
-        for piece in pieces(range, call_bytes) {
+        for piece in pieces(range, call_bytes).take_while(|_| !file.has_ended()) {
             let bytes = piece.end - piece.start;
             let cached = cached_pages(file.fd, piece.clone()).ok();
             if let Some(cached) = cached {

@@ -88,7 +88,7 @@ impl ForcedRead {
 /// Whether a program has just read past a piece. Bringing it in then would only fill the gaps between what the program
 /// read itself, in many short requests, and never get ahead of it.
 fn overtaken(file: HintedFile<'_>, piece: &Range<u64>) -> bool {
-    let passed = file.passed.map_or(0, |passed| passed.load(Relaxed));
+    let passed = file.progress.map_or(0, |progress| progress.passed.load(Relaxed));
     (piece.end..piece.end.saturating_add(JUST_PASSED_BYTES)).contains(&passed)
 }
 
@@ -113,7 +113,7 @@ impl HintBackend for ForcedRead {
         let own = self.own(file);
         let fd = own.fd.as_ref().map_or(file.fd, |fd| fd.as_fd());
         let mut brought = Brought::default();
-        for piece in pieces(range, own.call_bytes) {
+        for piece in pieces(range, own.call_bytes).take_while(|_| !file.has_ended()) {
             let bytes = piece.end - piece.start;
             if overtaken(file, &piece) {
                 continue;

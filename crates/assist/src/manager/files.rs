@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustc_hash::FxHashMap;
@@ -13,12 +12,14 @@ use super::pool::{Done, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
-use crate::backend::FileId;
+use crate::backend::{FileId, Progress};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
 use crate::regions::RegionMap;
 use crate::report::FileReport;
 
+/// How long a program is waited for that is expected to open a file.
+const EXPECTED_FOR_NS: u64 = 60_000_000_000;
 /// Reports of closed files that are kept one by one.
 const CLOSED_MAX: usize = 10_000;
 
@@ -26,10 +27,12 @@ struct SharedFile {
     advisor: Advisor,
     /// How often each program has it open.
     programs: FxHashMap<u64, u32>,
+    /// No program has opened it yet, but one will: our own descriptor, and until when it is waited for.
+    expected: Option<(Arc<OwnedFd>, u64)>,
     /// On whose account its bytes are.
     payer: u32,
-    /// Where the last read ended; for the workers.
-    passed: Arc<AtomicU64>,
+    /// For the workers.
+    progress: Arc<Progress>,
     report: FileReport,
 }
 
@@ -56,6 +59,58 @@ impl Files {
         Files { open: FxHashMap::default(), closed: VecDeque::new(), others: FileReport::default(), stand_down, device }
     }
 
+    /// A file, new if nobody has it open.
+    fn file(
+        &mut self,
+        acting: &Acting<'_>,
+        monitored: &Arc<Monitored>,
+        (path, size_bytes): (&Path, u64),
+        users: &Users,
+    ) -> &mut SharedFile {
+        self.open.entry(acting.id).or_insert_with(|| {
+            let budget = Budget { per_file: users.per_file_bytes(), ..Budget::default() };
+            let report = FileReport {
+                path: path.to_string_lossy().into_owned(),
+                entry: monitored.key.clone(),
+                ..FileReport::default()
+            };
+            let advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
+            let (payer, programs) = (acting.uid, FxHashMap::default());
+            SharedFile { advisor, programs, expected: None, payer, progress: Arc::default(), report }
+        })
+    }
+
+    /// A program is about to open a file; its beginning is brought in already. Nothing is done for a file that is open.
+    pub(super) fn expected(
+        &mut self,
+        acting: &Acting<'_>,
+        monitored: &Arc<Monitored>,
+        about: (&Path, u64),
+        users: &mut Users,
+        now_ns: u64,
+    ) {
+        if self.open.contains_key(&acting.id) {
+            return;
+        }
+        let file = self.file(acting, monitored, about, users);
+        let until_ns = now_ns.saturating_add(EXPECTED_FOR_NS);
+        file.expected = Some((acting.fd.clone(), until_ns));
+        file.advise(acting, users, |advisor, may| advisor.expect(now_ns, until_ns, may));
+    }
+
+    /// Files that no program has opened within the time are let go.
+    pub(super) fn keep_house(&mut self, pool: &Pool, users: &mut Users, now_ns: u64) {
+        let late = |(id, file): (&FileId, &SharedFile)| file.late(now_ns).map(|fd| (*id, fd));
+        let late: Vec<(FileId, Arc<OwnedFd>)> = self.open.iter().filter_map(late).collect();
+        for (id, fd) in late {
+            let Some(file) = self.open.get_mut(&id) else { continue };
+            let acting = Acting { id, fd: &fd, uid: file.payer, pool };
+            file.expected = None;
+            file.advise(&acting, users, |advisor, _| advisor.unexpect());
+            self.release(&acting, users);
+        }
+    }
+
     /// A program has opened a file.
     pub(super) fn opened(
         &mut self,
@@ -65,18 +120,12 @@ impl Files {
         (path, size_bytes): (&Path, u64),
         users: &Users,
     ) {
-        let file = self.open.entry(acting.id).or_insert_with(|| {
-            let budget = Budget { per_file: users.per_file_bytes(), ..Budget::default() };
-            let report = FileReport {
-                path: path.to_string_lossy().into_owned(),
-                entry: monitored.key.clone(),
-                ..FileReport::default()
-            };
-            let advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
-            SharedFile { advisor, programs: FxHashMap::default(), payer: acting.uid, passed: Arc::default(), report }
-        });
+        let file = self.file(acting, monitored, (path, size_bytes), users);
         if size_bytes != file.advisor.size_bytes() {
             file.advisor.set_size(size_bytes);
+        }
+        if let Some((fd, _)) = file.expected.take() {
+            file.submit(&Acting { fd: &fd, ..*acting }, Work::Close { last: false });
         }
         let times = file.programs.entry(program).or_default();
         file.report.programs += u64::from(*times == 0);
@@ -96,21 +145,8 @@ impl Files {
         {
             file.advisor.set_size(size);
         }
-        file.passed.store(read.bytes.end, Relaxed);
-        let held = file.advisor.held_bytes();
-        let room = users.room_bytes(file.payer, held);
-        let (mut granted, mut refused) = (0, 0);
-        let actions = file.advisor.read(reader, read, &mut |bytes| {
-            let fits = granted + bytes <= room;
-            match fits {
-                true => granted += bytes,
-                false => refused += 1,
-            }
-            fits
-        });
-        file.report.refused += refused;
-        users.held(file.payer, held, file.advisor.held_bytes());
-        file.perform(actions, acting);
+        file.progress.passed.store(read.bytes.end, Relaxed);
+        file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
     }
 
     /// The regions of an open file.
@@ -134,12 +170,16 @@ impl Files {
         if *times == 0 {
             file.programs.remove(&program);
             file.advisor.set_programs(file.programs.len() as u64);
-            let held = file.advisor.held_bytes();
-            let actions = file.advisor.depart(program);
-            users.held(file.payer, held, file.advisor.held_bytes());
-            file.perform(actions, acting);
+            file.advise(acting, users, |advisor, _| advisor.depart(program));
         }
+        self.release(acting, users);
+    }
+
+    /// A descriptor of a file is not needed any more, and the file is not if no program has it open.
+    fn release(&mut self, acting: &Acting<'_>, users: &mut Users) {
+        let Some(file) = self.open.get_mut(&acting.id) else { return };
         let last = file.programs.is_empty();
+        file.progress.ended.store(last, Relaxed);
         file.submit(acting, Work::Close { last });
         if last && let Some(file) = self.open.remove(&acting.id) {
             users.held(file.payer, file.advisor.held_bytes(), 0);
@@ -195,6 +235,34 @@ impl Files {
 }
 
 impl SharedFile {
+    /// Asks the advisor and does what it says; what is brought in must fit into the payer's budget.
+    fn advise(
+        &mut self,
+        acting: &Acting<'_>,
+        users: &mut Users,
+        ask: impl FnOnce(&mut Advisor, &mut dyn FnMut(u64) -> bool) -> Vec<Action>,
+    ) {
+        let held = self.advisor.held_bytes();
+        let room = users.room_bytes(self.payer, held);
+        let (mut granted, mut refused) = (0, 0);
+        let actions = ask(&mut self.advisor, &mut |bytes| {
+            let fits = granted + bytes <= room;
+            match fits {
+                true => granted += bytes,
+                false => refused += 1,
+            }
+            fits
+        });
+        self.report.refused += refused;
+        users.held(self.payer, held, self.advisor.held_bytes());
+        self.perform(actions, acting);
+    }
+
+    /// The descriptor of a file whose program is not waited for any longer.
+    fn late(&self, now_ns: u64) -> Option<Arc<OwnedFd>> {
+        self.expected.as_ref().filter(|(_, until_ns)| now_ns >= *until_ns).map(|(fd, _)| fd.clone())
+    }
+
     fn perform(&mut self, actions: Vec<Action>, acting: &Acting<'_>) {
         for action in actions {
             let work = match action {
@@ -216,7 +284,7 @@ impl SharedFile {
             fd: acting.fd.clone(),
             backend: self.advisor.monitored().entry.backend,
             uid: acting.uid,
-            passed: self.passed.clone(),
+            progress: self.progress.clone(),
         };
         if !acting.pool.submit(target, work) {
             self.report.refused += 1;

@@ -6,14 +6,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::backend::{Backends, Brought, FileId, HintedFile};
+use crate::backend::{Backends, Brought, FileId, HintedFile, Progress};
 use crate::config::{BackendChoice, ReadAhead};
 
 /// Jobs of one file that wait at most; more hints are refused.
@@ -28,8 +27,7 @@ pub(super) struct Target {
     pub(super) fd: Arc<OwnedFd>,
     pub(super) backend: BackendChoice,
     pub(super) uid: u32,
-    /// Where the last read of the file ended.
-    pub(super) passed: Arc<AtomicU64>,
+    pub(super) progress: Arc<Progress>,
 }
 
 #[derive(Debug)]
@@ -250,8 +248,8 @@ impl Pool {
 
     /// Does a job. The file may be closed by this, when the job held the last reference.
     fn perform(&self, job: Job) -> Option<Done> {
-        let Target { id, fd, backend: choice, passed, .. } = &job.target;
-        let file = HintedFile { fd: fd.as_fd(), id: *id, passed: Some(passed) };
+        let Target { id, fd, backend: choice, progress, .. } = &job.target;
+        let file = HintedFile { fd: fd.as_fd(), id: *id, progress: Some(progress) };
         match job.work {
             Work::WillNeed { range, fresh } => {
                 let (result, backend) = match self.backends.will_need(*choice, file, range.clone()) {
@@ -289,7 +287,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let (id, fd) = (FileId { dev: 1 << 40, ino }, Arc::new(file.into()));
-        Target { id, fd, backend: BackendChoice::ForcedRead, uid, passed: Arc::default() }
+        Target { id, fd, backend: BackendChoice::ForcedRead, uid, progress: Arc::default() }
     }
 
     #[test]
@@ -336,7 +334,7 @@ mod tests {
         let read: Arc<OwnedFd> = Arc::new(read.into());
         for ino in 0..20 {
             let (id, fd) = (FileId { dev: 7, ino }, read.clone());
-            let hung = Target { id, fd, backend: BackendChoice::Lustre, uid: 1, passed: Arc::default() };
+            let hung = Target { id, fd, backend: BackendChoice::Lustre, uid: 1, progress: Arc::default() };
             assert!(pool.submit(hung, Work::WillNeed { range: 0..1, fresh: true }));
         }
         assert!(pool.submit(target(99, 2), Work::WillNeed { range: 0..4096, fresh: true }));

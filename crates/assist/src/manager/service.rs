@@ -18,6 +18,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use super::client::Client;
 use super::files::{Acting, Files};
 use super::pool::{Done, Pool};
+use super::registration::examine;
 use super::sink::{RecordedAccess, Recorder};
 use super::socket::{self, Peer};
 use super::users::Users;
@@ -213,11 +214,22 @@ impl Service {
                 Ok(Command::Report(answer)) => {
                     let _ = answer.send(self.report());
                 }
+                Ok(Command::Expect(fd)) => self.expect(fd),
                 Ok(Command::Stop(answer)) => return Some(Some(answer)),
                 Err(mpsc::TryRecvError::Empty) => return None,
                 Err(mpsc::TryRecvError::Disconnected) => return Some(None),
             }
         }
+    }
+
+    /// A program is about to read this file.
+    fn expect(&mut self, fd: OwnedFd) {
+        let Some(examined) = examine(fd.as_fd()).filter(|_| self.advise) else { return };
+        let Some(monitored) = self.lookup.find(&examined.path) else { return };
+        let uid = rustix::process::geteuid().as_raw();
+        let acting = Acting { id: examined.id, fd: &Arc::new(fd), uid, pool: &self.pool };
+        let about = (examined.path.as_path(), examined.size_bytes);
+        self.files.expected(&acting, monitored, about, &mut self.users, now_ns());
     }
 
     fn accept(&mut self) {
@@ -395,6 +407,7 @@ impl Service {
     fn keep_house(&mut self, now: u64) {
         self.house_kept_ns = now;
         self.users.set_node_bytes(memory::node_budget_bytes());
+        self.files.keep_house(&self.pool, &mut self.users, now);
         let late = |c: &&Client| c.ring.is_none() && now.saturating_sub(c.since_ns) > HELLO_WITHIN_NS;
         let late: Vec<u64> = self.clients.values().filter(late).map(|c| c.id).collect();
         late.into_iter().for_each(|id| self.cut(id, "it did not say Hello"));

@@ -1,6 +1,7 @@
 //! `impresario assist run`: a program with hints.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -12,9 +13,10 @@ use crate::usage;
 
 /// Run a program with hints
 ///
-/// With a hints file an advice manager works for this program alone, as long as it runs; with --node the one of the node
-/// does (see `impresario assist daemon`). The exit status is that of the program. A program that the library cannot be
-/// put into runs without hints, and is said to.
+/// With a hints file an advice manager works for this program alone, as long as it runs, and brings in the beginnings of
+/// files that the command line names already while the program loads; with --node the one of the node does (see
+/// `impresario assist daemon`). The exit status is that of the program. A program that the library cannot be put into
+/// runs without hints, and is said to.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist run hints.json -- python3 analysis.py data.root
@@ -61,6 +63,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let before = raise_file_limit();
     let manager =
         Manager::start(Options::new(hints), &folder.path().join("socket")).context("starting the advice manager")?;
+    if let Err(error) = manager.expect(files_named(&args.program)) {
+        tracing::debug!(%error, "nothing is brought in before the program asks");
+    }
     let programs = Programs::start(&args.program, Purpose::Advise, args.instances, manager.socket(), before)?;
     let code = programs.wait()?;
     match manager.stop() {
@@ -76,4 +81,26 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Err(error) => eprintln!("impresario: what the hints did is not known: {error}"),
     }
     Ok(code)
+}
+
+/// The words of a command that may name files it will read: arguments, and what follows the first `=` of one.
+fn files_named(program: &[OsString]) -> Vec<PathBuf> {
+    let words = program.iter().skip(1).map(|word| word.as_bytes());
+    let named = words.flat_map(|word| {
+        let value = word.iter().position(|b| *b == b'=').map(|at| &word[at + 1..]);
+        [Some(word), value].into_iter().flatten()
+    });
+    named.filter(|name| !name.is_empty()).map(|name| PathBuf::from(OsStr::from_bytes(name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_may_name_files() {
+        let words = ["python3", "a.py", "--input=data.root", "x=", "data/b=c"].map(OsString::from);
+        let named = ["a.py", "--input=data.root", "data.root", "x=", "data/b=c", "c"].map(PathBuf::from);
+        assert_eq!(files_named(&words), named);
+    }
 }

@@ -72,6 +72,16 @@ impl Group {
         Ok(group)
     }
 
+    /// How many of its members the kernel has ended because the group's memory was used up.
+    pub fn killed_for_memory(&self) -> u64 {
+        let of = |folder: &PathBuf| {
+            let told =
+                ["memory.events", "memory.oom_control"].iter().find_map(|f| fs::read_to_string(folder.join(f)).ok())?;
+            told.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
+        };
+        self.folders.iter().filter_map(of).sum()
+    }
+
     fn add(&mut self, parent: &Path, name: &str) -> Result<PathBuf> {
         if !parent.is_dir() {
             bail!("{} is missing: this machine has no such control groups", parent.display());

@@ -23,6 +23,7 @@ pub fn table(rows: &[Row]) -> String {
                 out +=
                     &format!("    {label:<30} {:>8.2} s {reads:>8.0} device reads {bytes:>10}\n", m.median_s(variant));
             }
+            row.measured.kills().iter().for_each(|line| out += &format!("    {line}\n"));
             out += &format!("    time saved: {}\n", percent(&row.gain));
             row.claims.iter().for_each(|(claim, verdict)| out += &format!("    {claim}: {verdict}\n"));
         }
@@ -81,6 +82,7 @@ pub fn page(rows: &[Row]) -> String {
                 profile(&mut page, row);
             }
             let mut lines = vec![format!("time saved: {}", percent(&row.gain))];
+            lines.extend(row.measured.kills());
             lines.extend(row.claims.iter().map(|(claim, verdict)| format!("{claim}: {verdict}")));
             lines.extend(row.plan.lines().filter(|l| !l.trim().is_empty()).map(|l| format!("plan: {l}")));
             page.list(&lines);
@@ -128,6 +130,7 @@ mod tests {
         let measured = Measured {
             variants: vec!["without".into(), "guided".into()],
             runs: vec![run(0, 0, 4.0), run(1, 0, 2.0), run(0, 1, 4.2), run(1, 1, 2.2)],
+            killed: vec![0, 3],
             stopped: false,
         };
         let rows: Vec<Row> = [1, 2]
@@ -143,7 +146,15 @@ mod tests {
             })
             .into();
         let (text, html) = (table(&rows), page(&rows));
-        for wanted in ["4.10 s", "2.10 s", "1000 device reads", "faster: unresolved", "1 at a time", "2 at a time"] {
+        for wanted in [
+            "4.10 s",
+            "2.10 s",
+            "1000 device reads",
+            "faster: unresolved",
+            "1 at a time",
+            "2 at a time",
+            "guided: 3 more runs",
+        ] {
             assert!(text.contains(wanted), "{wanted}: {text}");
         }
         assert_eq!(html.matches("<svg").count(), 3, "the way of reading is drawn once");

@@ -494,7 +494,7 @@ mod tests {
                 runs.push(Run { variant, pair: pair as u32, wall_s, device_reads, device_bytes });
             }
         }
-        Measured { variants: vec!["without".into(), "guided".into()], runs, stopped: false }
+        Measured { variants: vec!["without".into(), "guided".into()], runs, killed: vec![0; 2], stopped: false }
     }
 
     #[test]

@@ -82,6 +82,9 @@ pub struct Variant<'a> {
     pub commands: Box<dyn Fn() -> Vec<Command> + 'a>,
 }
 
+/// Runs of one variant that are made again because the kernel ended a program for want of memory.
+const KILLED_MAX: u32 = 20;
+
 /// How the runs are made.
 pub struct Trials<'a> {
     /// Runs of every variant.
@@ -118,6 +121,9 @@ pub struct Measured {
     pub variants: Vec<String>,
     /// Every run.
     pub runs: Vec<Run>,
+    /// Runs of each variant that the kernel ended for want of memory and that were made again.
+    #[serde(default)]
+    pub killed: Vec<u32>,
     /// It was stopped early; the pair that was under way is left out.
     pub stopped: bool,
 }
@@ -143,6 +149,14 @@ impl Measured {
         median(&self.values(variant, |r| r.device_bytes as f64))
     }
 
+    /// A line for each variant that was killed.
+    pub fn kills(&self) -> Vec<String> {
+        let told = |(name, n): (&String, &u32)| {
+            format!("{name}: {n} more runs were ended by the kernel for want of memory and made again")
+        };
+        self.variants.iter().zip(&self.killed).filter(|(_, n)| **n > 0).map(told).collect()
+    }
+
     /// 1 − T_new / T_base in each pair: mean and 95 % interval.
     pub fn gain(&self, new: usize, base: usize) -> Interval {
         let (new, base) = (self.values(new, |r| r.wall_s), self.values(base, |r| r.wall_s));
@@ -151,7 +165,8 @@ impl Measured {
 }
 
 /// Runs every variant `pairs` times, in random order within a pair, and tells `progress` after each run. All must
-/// end with success and print the same.
+/// end with success and print the same. Where the group's memory is limited, a run in which the kernel ends a program for
+/// want of it is made again, and counted.
 pub fn measure(
     trials: &Trials,
     variants: &[Variant],
@@ -159,22 +174,31 @@ pub fn measure(
     progress: &mut dyn FnMut(&str, &Run),
 ) -> Result<Measured> {
     let mut dice = Dice::new(trials.seed);
-    let mut measured =
-        Measured { variants: variants.iter().map(|v| v.name.clone()).collect(), runs: Vec::new(), stopped: false };
+    let mut measured = Measured {
+        variants: variants.iter().map(|v| v.name.clone()).collect(),
+        runs: Vec::new(),
+        killed: vec![0; variants.len()],
+        stopped: false,
+    };
     let mut printed: Option<(u64, String)> = None;
     for pair in 0..trials.pairs {
         let mut order: Vec<usize> = (0..variants.len()).collect();
         dice.shuffle(&mut order);
         let mut runs = Vec::new();
         for variant in order {
-            if stop.is_set() {
-                measured.stopped = true;
-                return Ok(measured);
-            }
             let v = &variants[variant];
-            let Some((run, output)) = one(trials, v, variant, pair, stop)? else {
-                measured.stopped = true;
-                return Ok(measured);
+            let (run, output) = loop {
+                match one(trials, v, variant, pair, stop)? {
+                    Ended::Well(run, output) => break (run, output),
+                    Ended::Stopped => {
+                        measured.stopped = true;
+                        return Ok(measured);
+                    }
+                    Ended::Killed if measured.killed[variant] == KILLED_MAX => {
+                        bail!("{:?}: the kernel ended {KILLED_MAX} runs for want of memory; allow more", v.name)
+                    }
+                    Ended::Killed => measured.killed[variant] += 1,
+                }
             };
             match &printed {
                 None => printed = Some((output, v.name.clone())),
@@ -194,10 +218,24 @@ pub fn measure(
     Ok(measured)
 }
 
-/// One run and a fingerprint of what its programs printed; nothing when somebody wished to stop.
-fn one(trials: &Trials, v: &Variant, variant: usize, pair: u32, stop: &Stop) -> Result<Option<(Run, u64)>> {
+/// How a run ended.
+enum Ended {
+    /// The run and a fingerprint of what its programs printed.
+    Well(Run, u64),
+    /// The kernel ended a program because the group's memory was used up.
+    Killed,
+    /// Somebody wished to stop.
+    Stopped,
+}
+
+fn one(trials: &Trials, v: &Variant, variant: usize, pair: u32, stop: &Stop) -> Result<Ended> {
+    if stop.is_set() {
+        return Ok(Ended::Stopped);
+    }
     trials.place.cool()?;
     let before = trials.place.counts()?;
+    let kills = || trials.group.map_or(0, Group::killed_for_memory);
+    let killed_before = kills();
     let started = Instant::now();
     let mut programs = Programs(Vec::new());
     for command in (v.commands)() {
@@ -206,7 +244,10 @@ fn one(trials: &Trials, v: &Variant, variant: usize, pair: u32, stop: &Stop) -> 
     let deadline = started + Duration::try_from_secs_f64(trials.timeout_s).unwrap_or(Duration::from_secs(3600));
     let mut output = DefaultHasher::new();
     for (child, printed) in &mut programs.0 {
-        let Some(status) = wait(child, deadline, stop)? else { return Ok(None) };
+        let Some(status) = wait(child, deadline, stop)? else { return Ok(Ended::Stopped) };
+        if kills() > killed_before {
+            return Ok(Ended::Killed);
+        }
         if !status.success() {
             bail!("{:?}: the program ended with {}", v.name, describe(status));
         }
@@ -218,7 +259,7 @@ fn one(trials: &Trials, v: &Variant, variant: usize, pair: u32, stop: &Stop) -> 
     let wall_s = started.elapsed().as_secs_f64();
     let counts = trials.place.counts()?.since(before);
     let run = Run { variant, pair, wall_s, device_reads: counts.reads, device_bytes: counts.read_bytes };
-    Ok(Some((run, output.finish())))
+    Ok(Ended::Well(run, output.finish()))
 }
 
 /// Programs of one run, each with what it prints; killed with their children if dropped before they ended.
@@ -287,6 +328,9 @@ fn forget(files: &[PathBuf]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::super::limits::Limits;
     use super::*;
 
     fn variant<'a>(name: &str, script: &'a str) -> Variant<'a> {
@@ -326,6 +370,28 @@ mod tests {
         assert!(fail("exit 3", "exit 3").contains("exit status 3"));
         assert!(fail("kill -9 $$", "kill -9 $$").contains("signal 9"));
         assert!(fail("sleep 30", "sleep 30").contains("had not ended"));
+    }
+
+    #[test]
+    fn runs_killed_for_want_of_memory_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = Limits { memory_bytes: 48 << 20, ..Limits::default() };
+        let name = format!("impresario-test-{}", std::process::id());
+        let device = BlockDevice::under(Path::new(env!("CARGO_MANIFEST_DIR"))).ok();
+        let Some(group) = device.and_then(|device| Group::new(&name, &device, limits).ok()) else {
+            eprintln!("not tested: this needs a block device, root and a controller for memory");
+            return;
+        };
+        let script = format!(
+            "if mkdir '{}/first' 2> /dev/null; then text=$(head -c 200000000 /dev/zero | tr '\\0' a); fi; echo 1",
+            dir.path().display()
+        );
+        let stop = Stop::new();
+        let trials = Trials { group: Some(&group), ..trials(2, 30.0) };
+        let m =
+            measure(&trials, &[variant("large", &script), variant("small", "echo 1")], &stop, &mut |_, _| ()).unwrap();
+        assert_eq!((m.killed.as_slice(), m.runs.len()), (&[1, 0][..], 4));
+        assert!(m.kills()[0].starts_with("large: 1 more"), "{:?}", m.kills());
     }
 
     #[test]
