@@ -88,6 +88,7 @@ impl Scenario {
             c.say("servers.policy", refusal.to_string());
         }
         c.real("servers.cpu_us", s.cpu_us, 0.0, 1e6);
+        c.real("servers.timer_late_us", s.timer_late_us, 0.0, 1e6);
         c.rate("servers.copy_bytes_per_s", s.copy_bytes_per_s);
         c.whole("servers.cache_bytes", s.cache_bytes, 0, BYTES_MAX);
         c.whole("servers.read_ahead_bytes", s.read_ahead_bytes, 0, 1 << 30);
@@ -121,6 +122,7 @@ impl Scenario {
         c.whole("io_nodes.count", n.count.into(), 1, 10_000);
         c.whole("io_nodes.threads", n.threads.into(), 1, 1 << 20);
         c.real("io_nodes.handover_us", n.handover_us, 0.0, 1e6);
+        c.real("io_nodes.timer_late_us", n.timer_late_us, 0.0, 1e6);
         c.whole("io_nodes.merge_requests", n.merge_requests.into(), 1, 1 << 20);
         c.whole("io_nodes.dispatch_requests", n.dispatch_requests.into(), 1, 1 << 20);
         c.real("io_nodes.cpu_us", n.cpu_us, 0.0, 1e6);

@@ -142,9 +142,10 @@ impl Simulation {
 
     pub(crate) fn pump_io(&mut self, node: u16) {
         let split = self.scenario.io_nodes.as_ref().is_some_and(|n| n.split);
+        let late_us = self.scenario.io_nodes.as_ref().map_or(0.0, |n| n.timer_late_us);
         let handover = self.scenario.io_nodes.as_ref().map_or(0, |n| micros(n.handover_us));
-        let n = &mut self.io[usize::from(node)];
         loop {
+            let n = &mut self.io[usize::from(node)];
             match n.station.next(self.now) {
                 Said::Batch(batch) => {
                     let Batch { extent, op, .. } = batch;
@@ -163,12 +164,14 @@ impl Simulation {
                 Said::Wait(until) => {
                     if until < n.station.alarm {
                         n.station.alarm = until;
-                        self.calendar.push(until.max(self.now), Happening::IoAlarm(node));
+                        let late = self.late(late_us);
+                        self.calendar.push(until.max(self.now) + late, Happening::IoAlarm(node));
                     }
                     break;
                 }
             }
         }
+        let n = &mut self.io[usize::from(node)];
         let queued = n.station.core.queued();
         let change = f64::from(queued) - f64::from(std::mem::replace(&mut n.station.queued, queued));
         self.recorder.change(self.now, |r| &mut r.io_queue, change);

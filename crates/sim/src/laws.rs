@@ -82,6 +82,8 @@ pub(crate) struct Laws {
     /// Bounds of requests up to this one hold no more.
     void_to: u64,
     looked: u64,
+    /// When the core asked to be asked again.
+    due: u64,
     violations: Vec<String>,
 }
 
@@ -112,6 +114,7 @@ impl Laws {
             order: 0,
             void_to: 0,
             looked: 0,
+            due: u64::MAX,
             violations: Vec::new(),
         }
     }
@@ -161,15 +164,19 @@ impl Laws {
         if by == 0 {
             return;
         }
-        let total_open = self.total_open();
+        let (total_open, overdue) = (self.total_open(), now > self.due);
         for i in 0..self.lanes.len() {
             let open = self.lane_open(i);
             let lane = &mut self.lanes[i];
             match (total_open, open) {
                 (true, true) => lane.idle += by,
                 (true, false) => {}
-                // While the node is full, times at which a lane would have had its turn pass without the policy's doing.
-                (false, _) => lane.idle_floor = lane.idle,
+                (false, _) => {}
+            }
+            // While the node is full, or a timer late, times at which a lane would have had its turn pass without the
+            // policy's doing.
+            if !total_open || overdue {
+                lane.idle_floor = lane.idle;
             }
         }
     }
@@ -225,7 +232,10 @@ impl Laws {
         self.pass_time(now);
         match said {
             Next::Dispatch(batch) => self.dispatched(now, batch),
-            Next::Wait { until, reason } => self.waits(now, until.0, *reason),
+            Next::Wait { until, reason } => {
+                self.due = until.0;
+                self.waits(now, until.0, *reason);
+            }
         }
     }
 

@@ -123,6 +123,9 @@ pub struct IoNodes {
     pub handover_us: f64,
     /// Their clocks differ by up to so much, µs (default 0).
     pub clock_skew_us: f64,
+    /// A timer fires late by a uniform time below this, µs (default 0): windows of two nodes that open at the same instant
+    /// are not used at the same instant.
+    pub timer_late_us: f64,
 }
 
 /// The data servers.
@@ -143,6 +146,8 @@ pub struct Servers {
     pub pieces: bool,
     /// Time of the server's processor for each request, µs (default 10); one at a time.
     pub cpu_us: f64,
+    /// A timer fires late by a uniform time below this, µs (default 0).
+    pub timer_late_us: f64,
     /// Copying and sending, bytes a second of the server's processor (default 0: free).
     pub copy_bytes_per_s: f64,
     /// Name of their device in `[device.<name>]` (default: a 7200 rpm disk).
@@ -394,6 +399,7 @@ impl Default for IoNodes {
             cpu_us: 10.0,
             handover_us: 0.0,
             clock_skew_us: 0.0,
+            timer_late_us: 0.0,
         }
     }
 }
@@ -408,6 +414,7 @@ impl Default for Servers {
             in_flight: 1,
             pieces: false,
             cpu_us: 10.0,
+            timer_late_us: 0.0,
             copy_bytes_per_s: 0.0,
             device: String::new(),
             cache_bytes: 0,

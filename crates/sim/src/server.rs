@@ -192,7 +192,8 @@ impl Simulation {
                 Said::Wait(until) => {
                     if until < s.station.alarm {
                         s.station.alarm = until;
-                        self.calendar.push(until.max(self.now), Happening::ServerAlarm(server));
+                        let late = self.late(self.scenario.servers.timer_late_us);
+                        self.calendar.push(until.max(self.now) + late, Happening::ServerAlarm(server));
                     }
                     break;
                 }

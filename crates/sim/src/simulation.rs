@@ -424,6 +424,14 @@ impl Simulation {
         self.calendar.push(when.max(self.now), what);
     }
 
+    /// How late a timer fires this time.
+    pub(crate) fn late(&mut self, late_us: f64) -> u64 {
+        match micros(late_us) {
+            0 => 0,
+            late => self.random.below(late + 1),
+        }
+    }
+
     /// Latency and jitter of a message.
     pub(crate) fn transit(&mut self) -> u64 {
         self.network.latency_ns + self.random.below(self.network.jitter_ns + 1)

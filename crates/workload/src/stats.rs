@@ -119,6 +119,17 @@ pub fn no_worse_than(gain: Interval, limit: f64) -> Verdict {
     }
 }
 
+/// Whether a difference is at most `limit` either way.
+pub fn within(difference: Interval, limit: f64) -> Verdict {
+    if difference.low >= -limit && difference.high <= limit {
+        Verdict::Holds
+    } else if difference.high < -limit || difference.low > limit {
+        Verdict::DoesNotHold
+    } else {
+        Verdict::Unresolved
+    }
+}
+
 /// The value below which Student's t with `df` degrees of freedom lies with probability `p`, 0 < p < 1.
 pub fn t_quantile(p: f64, df: f64) -> f64 {
     let (mut low, mut high) = (0.0, 1e4);

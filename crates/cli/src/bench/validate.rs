@@ -12,11 +12,11 @@ use impresario_workload::dataset::DataSet;
 use impresario_workload::demonstration as demo;
 use impresario_workload::result::RunResult;
 use impresario_workload::runner::{RunOptions, run as run_once};
-use impresario_workload::stats::median;
+use impresario_workload::stats::{Verdict, median};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use impresario_workload::system::Switch;
-use impresario_workload::validate::{self, Cluster, Side, Swapped};
+use impresario_workload::validate::{self, Cluster, Side, Swapped, Waits};
 use serde::{Deserialize, Serialize};
 
 use super::{Progress, catch_signals, write_json};
@@ -55,10 +55,7 @@ const ORDER_SHARE: f64 = 0.05;
 /// What `--json` writes and `--live` reads.
 #[derive(Serialize, Deserialize)]
 struct Told {
-    /// One way between two processes, µs, as measured.
-    one_way_us: f64,
-    /// What the hand-over between threads of an I/O node costs, µs, as measured.
-    handover_us: f64,
+    waits: Waits,
     sides: Vec<Side>,
     swapped: Vec<Swapped>,
     /// Every live run.
@@ -66,7 +63,7 @@ struct Told {
 }
 
 /// The demonstration's cases on a cluster of this machine.
-fn live(args: &Args) -> Result<(Outcome, f64, f64)> {
+fn live(args: &Args) -> Result<(Outcome, Waits)> {
     let stop = catch_signals()?;
     let experiment = Experiment {
         pairs: args.pairs,
@@ -78,10 +75,11 @@ fn live(args: &Args) -> Result<(Outcome, f64, f64)> {
     let live = OwnCluster::start(&plan(), &stop)?;
     let one_way_us = one_way(&live)?.as_secs_f64() * 1e6;
     let handover_us = validate::handover_us(&run_alone(&live, &stop)?, one_way_us);
+    let waits = Waits { one_way_us, handover_us, timer_late_us: validate::timer_late_us() };
     let mut line = Progress::new();
     let outcome = compare(&Storage::of(&live), &experiment, &stop, &mut |p| line.experiment(&p))?;
     line.end();
-    Ok((outcome, one_way_us, handover_us))
+    Ok((outcome, waits))
 }
 
 fn plan() -> Plan {
@@ -94,12 +92,12 @@ fn plan() -> Plan {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let (outcome, one_way_us, handover_us) = match &args.live {
+    let (outcome, waits) = match &args.live {
         Some(file) => {
             let text = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
             let told: Told = serde_json::from_slice(&text)
                 .with_context(|| format!("{} is not what “bench validate --json” writes", file.display()))?;
-            (told.live, told.one_way_us, told.handover_us)
+            (told.live, told.waits)
         }
         None => live(&args)?,
     };
@@ -109,20 +107,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
         data_servers: demo::DATA_SERVERS as u16,
         stripe_bytes: plan.stripe_bytes,
         device: plan.device.unwrap_or_default(),
-        one_way_us,
-        handover_us,
+        waits,
     };
     let sides = validate::sides(&outcome, &cluster)?;
     print(validate::table(&sides, args.markdown).as_bytes())?;
     let wrong = validate::swapped(&sides, ORDER_SHARE);
-    let (holding, counted) = (
-        sides.iter().filter(|s| s.live_runs > 0 && s.holds()).count(),
-        sides.iter().filter(|s| s.live_runs > 0).count(),
-    );
+    let counted = sides.iter().filter(|s| s.live_runs > 0).count();
+    let of = |verdict| sides.iter().filter(|s| s.verdict() == verdict).count();
+    let (holding, failing) = (of(Verdict::Holds), of(Verdict::DoesNotHold));
+    let Waits { one_way_us, handover_us, timer_late_us } = waits;
     let mut text = format!(
-        "\nOne way between two processes: {one_way_us:.0} µs; hand-over within an I/O node: {handover_us:.0} µs; both measured. "
+        "\nMeasured before: one way between two processes {one_way_us:.0} µs; hand-over within an I/O node {handover_us:.0} \
+         µs; timers {timer_late_us:.0} µs late.\nWithin 15 % (time) and 10 % (requests at the disk): {holding} of {} hold, \
+         {failing} do not, {} are unresolved: their live runs differ too much.\n",
+        sides.len(),
+        sides.len() - holding - failing
     );
-    text += &format!("{holding} of {counted} within 15 % (time) and 10 % (requests at the disk).\n");
     for w in &wrong {
         text += &format!("Order: {}: live {} is faster, simulated {} is.\n", w.case, w.faster_live, w.faster_simulated);
     }
@@ -135,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print(text.as_bytes())?;
     let complete = holding == sides.len() && wrong.is_empty();
-    write_json(args.json.as_deref(), &Told { one_way_us, handover_us, sides, swapped: wrong, live: outcome })?;
+    write_json(args.json.as_deref(), &Told { waits, sides, swapped: wrong, live: outcome })?;
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -158,6 +158,7 @@ fn io_nodes(dice: &mut Dice, servers: u16) -> IoNodes {
         split: dice.often(2),
         cpu_us: dice.pick(&[0.0, 10.0, 300.0]),
         clock_skew_us: dice.pick(&[0.0, 0.0, 100.0, 5000.0]),
+        timer_late_us: dice.pick(&[0.0, 0.0, 100.0, 3000.0]),
     }
 }
 
@@ -171,6 +172,7 @@ fn data_servers(dice: &mut Dice, count: u16) -> Servers {
         in_flight: dice.pick(&[0, 1, 1, 2, 8]),
         pieces: dice.often(2),
         cpu_us: dice.pick(&[0.0, 10.0, 300.0]),
+        timer_late_us: dice.pick(&[0.0, 0.0, 100.0, 3000.0]),
         copy_bytes_per_s: dice.pick(&[0.0, 0.0, 1e8]),
         device: String::new(),
         cache_bytes,
