@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the frame decoder for so many seconds (default 60), with coverage, on the stable toolchain.
+# Fuzzes the decoders of frames and of traces for so many seconds each (default 60), with coverage, on the stable toolchain.
 # The corpus and what crashed stay in fuzz/corpus and fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/.."

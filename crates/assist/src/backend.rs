@@ -12,13 +12,15 @@ mod forced_read;
 mod gpfs;
 mod lustre;
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -27,7 +29,7 @@ pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages};
 pub use device::{DeviceLimits, device_limits};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
-pub use gpfs::Gpfs;
+pub use gpfs::{Gpfs, Inside};
 pub use lustre::{Advice, Ladvise, Lustre};
 
 /// An open file and which file it is.
@@ -39,6 +41,8 @@ pub struct HintedFile<'a> {
     pub id: FileId,
     /// What its readers do meanwhile, if that is known.
     pub progress: Option<&'a Progress>,
+    /// The program, when it has the library and may be asked to give hints itself.
+    pub inside: Option<&'a Arc<Inside>>,
 }
 
 /// What the readers of a file do while hints for it are on their way.
@@ -102,6 +106,9 @@ pub trait HintBackend: Send + Sync {
     /// Sets how the kernel reads ahead on this open file.
     fn read_ahead(&self, file: HintedFile<'_>, how: ReadAhead) -> io::Result<()>;
 
+    /// A program closed this open file, but the file is read here through others.
+    fn left(&self, _file: HintedFile<'_>) {}
+
     /// Nobody here reads the file any more: what the backend remembers of it is forgotten, what it must give back is
     /// given back.
     fn closed(&self, file: HintedFile<'_>);
@@ -116,7 +123,8 @@ pub struct Backends {
     forced_read: ForcedRead,
     lustre: Lustre,
     gpfs: OnceLock<Option<Gpfs>>,
-    libgpfs: std::path::PathBuf,
+    gpfs_inside: Gpfs,
+    libgpfs: CString,
     /// Devices whose file system ignores the kernel's advice.
     ignoring: Mutex<FxHashSet<u64>>,
     /// Magic numbers of the file systems of open files: a file system that is asked again and again may be a slow one.
@@ -125,18 +133,22 @@ pub struct Backends {
 
 impl Default for Backends {
     fn default() -> Backends {
-        Backends::new(Path::new("libgpfs.so"), lustre::ladvise_ioctl())
+        let named = std::env::var_os(impresario_gpfs::LIBRARY_VARIABLE).and_then(|v| CString::new(v.into_vec()).ok());
+        let libgpfs = named.as_deref().unwrap_or(impresario_gpfs::LIBRARY);
+        Backends::new(libgpfs, lustre::ladvise_ioctl())
     }
 }
 
 impl Backends {
     /// Backends with a GPFS library (loaded when the first file needs it) and a way to advise Lustre of one's own.
-    pub fn new(libgpfs: &Path, ladvise: Box<Ladvise>) -> Backends {
+    /// Empty, no library is loaded.
+    pub fn new(libgpfs: &CStr, ladvise: Box<Ladvise>) -> Backends {
         Backends {
             fadvise: Fadvise::new(Path::new("/sys")),
             forced_read: ForcedRead::new(Path::new("/sys")),
             lustre: Lustre::new(ladvise),
             gpfs: OnceLock::new(),
+            gpfs_inside: Gpfs::inside(),
             libgpfs: libgpfs.into(),
             ignoring: Mutex::default(),
             magics: Mutex::default(),
@@ -149,11 +161,11 @@ impl Backends {
             BackendChoice::Fadvise => &self.fadvise,
             BackendChoice::ForcedRead => &self.forced_read,
             BackendChoice::Lustre => &self.lustre,
-            BackendChoice::Gpfs => self.gpfs().map_or(&self.forced_read, |g| g),
+            BackendChoice::Gpfs => self.gpfs(file),
             BackendChoice::Auto if self.is_ignored(file.id.dev) => &self.forced_read,
             BackendChoice::Auto => match self.magic(file) {
                 Some(LUSTRE_MAGIC) => &self.lustre,
-                Some(GPFS_MAGIC) => self.gpfs().map_or(&self.forced_read, |g| g),
+                Some(GPFS_MAGIC) => self.gpfs(file),
                 _ => &self.fadvise,
             },
         }
@@ -172,20 +184,49 @@ impl Backends {
         if free && self.fadvise.limits(dev).better_read(range.end.saturating_sub(range.start)) {
             backend = &self.forced_read;
         }
-        let mut brought = backend.will_need(file, range.clone())?;
+        let mut brought = match backend.will_need(file, range.clone()) {
+            Err(_) if self.was_inside(backend, file) => {
+                backend = self.choose(choice, file);
+                backend.will_need(file, range.clone())?
+            }
+            brought => brought?,
+        };
         if free && self.fadvise.ignored(dev) {
             tracing::info!(dev, "the file system ignores advice; data is read into memory instead");
-            self.ignoring.lock().unwrap_or_else(PoisonError::into_inner).insert(dev);
+            locked(&self.ignoring).insert(dev);
             backend = &self.forced_read;
             brought.add(backend.will_need(file, range)?);
         }
         Ok((brought, backend.name()))
     }
 
-    /// Nobody here reads a file any more.
-    pub fn closed(&self, choice: BackendChoice, file: HintedFile<'_>) {
+    /// Lets a range go. With an error, the name of the way that failed.
+    pub fn dont_need(
+        &self,
+        choice: BackendChoice,
+        file: HintedFile<'_>,
+        range: Range<u64>,
+    ) -> Result<(), (io::Error, &'static str)> {
+        let mut backend = self.choose(choice, file);
+        let mut done = backend.dont_need(file, range.clone());
+        if done.is_err() && self.was_inside(backend, file) {
+            backend = self.choose(choice, file);
+            done = backend.dont_need(file, range);
+        }
+        done.map_err(|e| (e, backend.name()))
+    }
+
+    /// A program closed an open file; `last` when nobody here reads the file any more.
+    pub fn closed(&self, file: HintedFile<'_>, last: bool) {
+        // Hints may have been given by one way first and then by another.
+        let gpfs = [Some(&self.gpfs_inside), self.gpfs_here()].into_iter().flatten();
+        if !last {
+            return gpfs.for_each(|way| way.left(file));
+        }
+        gpfs.for_each(|way| way.closed(file));
+        self.fadvise.closed(file);
         self.forced_read.closed(file);
-        self.choose(choice, file).closed(file);
+        self.lustre.closed(file);
         self.magics.lock().unwrap_or_else(PoisonError::into_inner).remove(&file.id);
     }
 
@@ -199,18 +240,47 @@ impl Backends {
         Some(magic)
     }
 
-    fn is_ignored(&self, dev: u64) -> bool {
-        self.ignoring.lock().unwrap_or_else(PoisonError::into_inner).contains(&dev)
+    /// It failed because the program could not be asked (any more).
+    fn was_inside(&self, backend: &dyn HintBackend, file: HintedFile<'_>) -> bool {
+        backend.name() == self.gpfs_inside.name() && file.inside.is_some_and(|inside| !inside.is_there())
     }
 
-    fn gpfs(&self) -> Option<&dyn HintBackend> {
-        let loaded = self.gpfs.get_or_init(|| {
-            Gpfs::load(&self.libgpfs)
-                .inspect_err(|e| tracing::warn!(error = %e, "no hints for GPFS; data is read into memory instead"))
-                .ok()
-        });
-        loaded.as_ref().map(|g| g as &dyn HintBackend)
+    /// GPFS's library in this process, if it was needed and could be loaded.
+    fn gpfs_here(&self) -> Option<&Gpfs> {
+        self.gpfs.get().and_then(Option::as_ref)
     }
+
+    fn is_ignored(&self, dev: u64) -> bool {
+        locked(&self.ignoring).contains(&dev)
+    }
+
+    /// From inside the program, if it can be asked, else from here, if that can be.
+    fn gpfs(&self, file: HintedFile<'_>) -> &dyn HintBackend {
+        if let Some(inside) = file.inside {
+            if inside.is_there() {
+                // What was asked for from here before the program could be asked is its matter from now on.
+                if let Some(here) = self.gpfs_here() {
+                    here.left(file);
+                }
+                return &self.gpfs_inside;
+            }
+            inside.want();
+        }
+        let loaded = self.gpfs.get_or_init(|| {
+            (!self.libgpfs.is_empty()).then(|| Gpfs::load(&self.libgpfs)).and_then(|loaded| {
+                loaded
+                    .inspect_err(
+                        |e| tracing::warn!(error = %e, "no GPFS hints from here; data is read into memory instead"),
+                    )
+                    .ok()
+            })
+        });
+        loaded.as_ref().map_or(&self.forced_read, |gpfs| gpfs)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sets the kernel's read-ahead of an open file.

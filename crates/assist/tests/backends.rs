@@ -1,21 +1,26 @@
 //! The ways of giving hints, on the real kernel; GPFS against a recorder loaded in the place of its library.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
-use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, Progress, cached_pages};
+use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile, Inside, Progress, cached_pages};
 use impresario_assist::config::BackendChoice;
+use impresario_gpfs::Hint;
+use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX};
 
 const MIB: u64 = 1 << 20;
 
 fn hinted(file: &File) -> HintedFile<'_> {
     let meta = file.metadata().unwrap();
-    HintedFile { fd: file.as_fd(), id: FileId { dev: meta.dev(), ino: meta.ino() }, progress: None }
+    HintedFile { fd: file.as_fd(), id: FileId { dev: meta.dev(), ino: meta.ino() }, progress: None, inside: None }
 }
 
 /// A file on the disk whose pages have been dropped; `None` where the kernel does not tell what is cached.
@@ -131,7 +136,7 @@ fn a_file_system_that_ignores_advice_is_found_out() {
 #[test]
 fn hints_for_descriptors_that_take_none_are_errors() {
     let (read, _write) = std::io::pipe().unwrap();
-    let pipe = HintedFile { fd: read.as_fd(), id: FileId { dev: 0, ino: 0 }, progress: None };
+    let pipe = HintedFile { fd: read.as_fd(), id: FileId { dev: 0, ino: 0 }, progress: None, inside: None };
     let backends = Backends::default();
     for choice in [BackendChoice::Fadvise, BackendChoice::ForcedRead, BackendChoice::Lustre] {
         let said = backends.will_need(choice, pipe, 0..4096).unwrap_err();
@@ -159,15 +164,21 @@ fn symbol<T>(library: &Path, name: &std::ffi::CStr) -> *const T {
     found.cast()
 }
 
-#[test]
-fn gpfs_takes_a_prefix_and_gets_everything_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let library = dir.path().join("libgpfs.so");
+/// The recorder; each folder's is another library.
+fn recorder(dir: &Path) -> PathBuf {
+    let library = dir.join("libgpfs.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/gpfs.c");
     let mut cc = std::process::Command::new("cc");
     cc.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&library).arg(source);
     assert!(cc.status().expect("a C compiler").success());
-    let gpfs = Gpfs::load(&library).unwrap();
+    library
+}
+
+#[test]
+fn gpfs_takes_a_prefix_and_gets_everything_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = recorder(dir.path());
+    let gpfs = Gpfs::load(&CString::new(library.to_str().unwrap()).unwrap()).unwrap();
     let calls = || -> Vec<Call> {
         // SAFETY: the recorder's own variables; nobody writes to them now.
         unsafe {
@@ -201,16 +212,131 @@ fn gpfs_takes_a_prefix_and_gets_everything_back() {
     assert_eq!((last.kind, last.first_start, last.first_length), (1002, 0, 5 * block as i64));
     gpfs.closed(hinted);
     assert_eq!(number(c"held"), 0, "everything is given back");
-    gpfs.clear_file_cache(file.as_fd()).unwrap();
-    assert_eq!(calls().last().unwrap().kind, 1004);
     assert_eq!(number(c"broken"), 0);
+}
+
+/// A program's thread for hints, which answers as the test says and hangs up when it says nothing.
+fn helper(answer: impl Fn(usize, &Hint) -> Option<Answer> + Send + 'static) -> (Arc<Inside>, JoinHandle<Vec<Seen>>) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let kind = rustix::net::SocketType::SEQPACKET;
+    let (ours, theirs) = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
+    let inside = Arc::new(Inside::default());
+    assert!(!inside.is_there());
+    inside.connected(ours);
+    let thread = std::thread::spawn(move || {
+        let mut seen = Vec::new();
+        loop {
+            let mut bytes = [0; ORDER_BYTES_MAX];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [io::IoSliceMut::new(&mut bytes)];
+            let got = rustix::net::recvmsg(&theirs, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+            let Some(RecvAncillaryMessage::ScmRights(mut rights)) = control.drain().next() else { return seen };
+            let stat = rustix::fs::fstat(rights.next().unwrap()).unwrap();
+            let hint = order::decode(&bytes[..got.bytes]).unwrap();
+            let Some(answer) = answer(seen.len(), &hint) else { return seen };
+            seen.push((stat.st_ino, hint));
+            rustix::net::send(&theirs, &answer.encode(), SendFlags::NOSIGNAL).unwrap();
+        }
+    });
+    (inside, thread)
+}
+
+type Seen = (u64, Hint);
+
+#[test]
+fn a_program_gives_hints_itself_until_it_cannot() {
+    let backends = Backends::new(c"", Box::new(|_, _| Err(io::ErrorKind::Other.into())));
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let block = file.metadata().unwrap().blksize();
+    file.set_len(100 * block).unwrap();
+    // Two ranges of each call are taken on; the eighth order finds nobody.
+    let (inside, thread) = helper(|n, hint| {
+        let wanted = match hint {
+            Hint::Ranges { access, .. } => access.len().min(2),
+            _ => 0,
+        };
+        let answer = Answer {
+            errno: if n == 6 { libc::EACCES as u32 } else { 0 },
+            accepted: wanted as u32 + 100 * (n == 1) as u32,
+        };
+        (n < 7).then_some(answer)
+    });
+    let hinted = HintedFile { inside: Some(&inside), ..hinted(&file) };
+    let will_need = |range| backends.will_need(BackendChoice::Gpfs, hinted, range);
+    let (brought, by) = will_need(0..5 * block).unwrap();
+    assert_eq!((by, brought.asked_bytes, brought.calls), ("gpfs-inside", 5 * block, 1), "no more than was asked for");
+    let (brought, _) = will_need(5 * block..8 * block).unwrap();
+    assert_eq!((brought.asked_bytes, brought.calls), (3 * block, 2));
+    backends.dont_need(BackendChoice::Gpfs, hinted, 0..4 * block).unwrap();
+    let (refused, by) = backends.dont_need(BackendChoice::Gpfs, hinted, 0..block).unwrap_err();
+    assert_eq!((refused.raw_os_error(), by), (Some(libc::EACCES), "gpfs-inside"));
+    assert!(inside.is_there() && !inside.is_wanted(), "an error of the file system is none of the connection");
+    let (brought, by) = will_need(8 * block..10 * block).unwrap();
+    assert_eq!((by, brought.asked_bytes + brought.found_bytes), ("forced-read", 2 * block));
+    assert!(!inside.is_there() && inside.is_wanted());
+    backends.closed(hinted, true);
+
+    let seen = thread.join().unwrap();
+    assert!(seen.iter().all(|(ino, _)| *ino == hinted.id.ino));
+    let ranges = |hint: &Hint| match hint {
+        Hint::Ranges { access, release } => Some((access.len(), release.len())),
+        _ => None,
+    };
+    assert_eq!(seen[0].1, Hint::Cancel, "it starts anew");
+    let all: Vec<_> = seen.iter().filter_map(|(_, hint)| ranges(hint)).collect();
+    assert_eq!(all, [(5, 0), (3, 0), (1, 0), (0, 4)]);
+    assert_eq!(seen[5].1, Hint::Free { start: 0, bytes: 4 * block as i64 });
+}
+
+#[test]
+fn each_open_file_gives_back_what_it_took_on() {
+    let backends = Backends::new(c"", Box::new(|_, _| Err(io::ErrorKind::Other.into())));
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-opens");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let opens = [(); 2].map(|()| File::open(&path).unwrap());
+    let helpers = [(); 2].map(|()| {
+        helper(|_, hint| match hint {
+            Hint::Ranges { access, .. } => Some(Answer { errno: 0, accepted: access.len() as u32 }),
+            _ => Some(Answer { errno: 0, accepted: 0 }),
+        })
+    });
+    let block = opens[0].metadata().unwrap().blksize();
+    let hinted = [0, 1].map(|n: usize| HintedFile { inside: Some(&helpers[n].0), ..hinted(&opens[n]) });
+    for (n, file) in hinted.into_iter().enumerate() {
+        let range = n as u64 * 4 * block..(n as u64 * 4 + 4) * block;
+        backends.will_need(BackendChoice::Gpfs, file, range).unwrap();
+    }
+    // The second program's read pushes out what the first one's brought in.
+    backends.dont_need(BackendChoice::Gpfs, hinted[1], 0..2 * block).unwrap();
+    backends.closed(hinted[0], false);
+    // What a program that is gone held is nobody's trouble.
+    let (gone, thread) = helper(|_, _| Some(Answer { errno: 0, accepted: 1 }));
+    let other = File::open(&path).unwrap();
+    let of_other = HintedFile { fd: other.as_fd(), inside: Some(&gone), ..hinted[1] };
+    backends.will_need(BackendChoice::Gpfs, of_other, 0..block).unwrap();
+    gone.hang_up();
+    thread.join().unwrap();
+    backends.dont_need(BackendChoice::Gpfs, hinted[1], 0..block).unwrap();
+    backends.closed(hinted[1], true);
+    let given_back = helpers.map(|(inside, thread)| {
+        inside.hang_up();
+        let seen = thread.join().unwrap();
+        let release = |(_, hint): &Seen| match hint {
+            Hint::Ranges { release, .. } => release.iter().map(|r| r.block).collect(),
+            _ => Vec::new(),
+        };
+        seen.iter().flat_map(release).collect::<Vec<_>>()
+    });
+    assert_eq!(given_back, [[0, 1, 2, 3], [4, 5, 6, 7]]);
 }
 
 #[test]
 fn without_libgpfs_data_is_read() {
-    let said = Gpfs::load(Path::new("/nowhere/libgpfs.so")).unwrap_err();
+    let said = Gpfs::load(c"/nowhere/libgpfs.so").unwrap_err();
     assert!(said.contains("/nowhere/libgpfs.so"), "{said}");
-    let backends = Backends::new(Path::new("/nowhere/libgpfs.so"), Box::new(|_, _| Err(io::ErrorKind::Other.into())));
+    let backends = Backends::new(c"/nowhere/libgpfs.so", Box::new(|_, _| Err(io::ErrorKind::Other.into())));
     let file = tempfile::tempfile().unwrap();
     assert_eq!(backends.choose(BackendChoice::Gpfs, hinted(&file)).name(), "forced-read");
     assert_eq!(backends.choose(BackendChoice::Lustre, hinted(&file)).name(), "lustre");

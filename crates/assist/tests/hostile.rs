@@ -130,6 +130,51 @@ fn bad_messages_are_cut_off() {
 }
 
 #[test]
+fn nobody_takes_the_orders_of_another_program() {
+    let dir = folder();
+    let (manager, witness) = Witness::start(dir.path());
+    // Numbers of nobody, and its own.
+    let numbers = [0, 2, 99, u64::MAX];
+    for client in numbers {
+        let socket = connect(manager.socket()).unwrap();
+        send(&socket, ToManager::Helper { client }.encode().as_bytes(), &[]).unwrap();
+        assert!(answer(&socket).is_none(), "{client}");
+    }
+    until("all are cut off", || manager.report().unwrap().cut_off == numbers.len() as u64);
+    // After Hello it is too late.
+    let late = Program::start(manager.socket());
+    send(&late.socket, ToManager::Helper { client: 1 }.encode().as_bytes(), &[]).unwrap();
+    assert!(answer(&late.socket).is_none());
+    // For a process of its own it may; then it hangs up.
+    let helper = connect(manager.socket()).unwrap();
+    send(&helper, ToManager::Helper { client: 1 }.encode().as_bytes(), &[]).unwrap();
+    until("it is taken", || manager.report().unwrap().programs == 1);
+    drop(helper);
+    witness.is_well(&manager);
+    // Of another process, though of the same user.
+    // SAFETY: the child makes system calls only, and leaves by _exit.
+    match unsafe { libc::fork() } {
+        0 => {
+            let refused = connect(manager.socket()).is_ok_and(|other| {
+                let packet = ToManager::Helper { client: 1 }.encode();
+                rustix::net::send(&other, packet.as_bytes(), rustix::net::SendFlags::NOSIGNAL).is_ok()
+                    && rustix::net::recv(&other, &mut [0u8; 8][..], rustix::net::RecvFlags::empty())
+                        .is_ok_and(|r| r.0 == 0)
+            });
+            // SAFETY: ends the child without running anything else.
+            unsafe { libc::_exit(if refused { 0 } else { 1 }) }
+        }
+        child => {
+            let mut status = -1;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+    }
+    witness.is_well(&manager);
+}
+
+#[test]
 fn descriptors_that_are_no_readable_files_are_ignored() {
     let dir = folder();
     let (manager, witness) = Witness::start(dir.path());

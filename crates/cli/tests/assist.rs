@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "assist/inside.rs"]
+mod inside;
 #[path = "assist/mistakes.rs"]
 mod mistakes;
 #[path = "assist/node.rs"]

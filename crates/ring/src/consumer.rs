@@ -1,6 +1,7 @@
 //! The manager's side of the ring: checking what a client sent, and draining it.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
@@ -234,6 +235,11 @@ impl Consumer {
         }
         self.ring.asleep().store(0, SeqCst);
         Sleep::Pending
+    }
+
+    /// Says that the program is to give hints itself and which number to say, or that it need not (any more).
+    pub fn want_helper(&mut self, client: Option<NonZeroU64>) {
+        self.ring.helper().store(client.map_or(0, NonZeroU64::get), Relaxed);
     }
 
     /// Says that this ring is drained no more; the client reconnects when it wants advice.

@@ -11,6 +11,7 @@
 //! | 384..392 | `dropped`: accesses for which there was no place | producers |
 //! | 512..516 | `asleep`: 1 while the manager waits for its event descriptor | both |
 //! | 640..644 | `closed`: 1 when the manager drains no more | manager |
+//! | 768..776 | `helper`: the client's number while the program is to give hints itself, else 0 | manager |
 //! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
 //!
 //! Position `p` lies in slot `p mod slots` and is complete when that slot's `seq` is `p + 1`. Positions begin at the
@@ -44,6 +45,7 @@ const TAIL_AT: usize = 256;
 const DROPPED_AT: usize = 384;
 const ASLEEP_AT: usize = 512;
 const CLOSED_AT: usize = 640;
+const HELPER_AT: usize = 768;
 
 /// Bytes of a ring's shared memory; `slots` at most [`SLOTS_MAX`].
 pub const fn ring_bytes(slots: u32) -> usize {
@@ -152,6 +154,11 @@ impl Mapped {
     #[inline]
     pub(crate) fn closed(&self) -> &AtomicU32 {
         self.u32_at(CLOSED_AT)
+    }
+
+    #[inline]
+    pub(crate) fn helper(&self) -> &AtomicU64 {
+        self.u64_at(HELPER_AT)
     }
 
     /// The commit marker and the data words of the slot for position `p`, whatever `p` is.

@@ -3,6 +3,7 @@
 //! - [`Producer`] and [`Consumer`]: a ring in shared memory into which all threads of a program push what they read and
 //!   write, and from which the manager drains. No lock, no allocation, no waiting: pushing is allowed in a signal handler.
 //! - [`message`]: the few messages that travel over the `SOCK_SEQPACKET` socket, with the descriptors they carry.
+//! - [`order`]: the hints that the program is to give itself, over a connection of their own.
 //! - [`patterns`]: which paths the manager wants to hear of.
 //!
 //! No socket is opened here. Every byte that comes from the other side is hostile: nothing it holds can make a function
@@ -12,6 +13,7 @@ mod access;
 mod consumer;
 mod layout;
 pub mod message;
+pub mod order;
 pub mod patterns;
 mod producer;
 

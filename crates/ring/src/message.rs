@@ -6,11 +6,16 @@
 //! | 1 | Hello | to the manager | pid, ring bytes | the ring's memory, an eventfd |
 //! | 2 | Register | to the manager | file, flags | the program's open file |
 //! | 3 | Unregister | to the manager | file | – |
+//! | 4 | Helper | to the manager | the client's number, its lower half first | – |
 //! | 17 | Welcome | to the client | mode, bytes of patterns | a memory file with the patterns |
 //! | 18 | Refused | to the client | errno | – |
 //!
 //! A client says Hello once and does not wait. The manager answers once and then says nothing; closing the socket ends
 //! everything. A file number is registered once in a connection and never used again.
+//!
+//! A program that is asked to give hints itself opens a second connection and says Helper in the place of Hello; what
+//! travels there from then on is in [`order`](crate::order). An older client never looks for that wish, and an older
+//! manager never utters it, so that the version is still the first.
 
 /// Version of the messages.
 pub const VERSION: u32 = 1;
@@ -52,6 +57,11 @@ pub enum ToManager {
         file: u32,
         /// Bits of [`register`].
         flags: u32,
+    },
+    /// The first message of another connection of a client's process, which takes [orders](crate::order).
+    Helper {
+        /// The client's number, as the manager wrote it in the ring's header.
+        client: u64,
     },
     /// The program closed the file. Accesses may still wait in the ring, before its [`Op::Close`](crate::Op::Close).
     Unregister {
@@ -163,6 +173,7 @@ impl ToManager {
             ToManager::Hello { pid, ring_bytes } => Packet::new(1, &[pid, ring_bytes]),
             ToManager::Register { file, flags } => Packet::new(2, &[file, flags]),
             ToManager::Unregister { file } => Packet::new(3, &[file]),
+            ToManager::Helper { client } => Packet::new(4, &[client as u32, (client >> 32) as u32]),
         }
     }
 
@@ -176,6 +187,7 @@ impl ToManager {
             1 => (2, ToManager::Hello { pid: first, ring_bytes: second }),
             2 => (2, ToManager::Register { file: first, flags: second }),
             3 => (1, ToManager::Unregister { file: first }),
+            4 => (2, ToManager::Helper { client: u64::from(first) | u64::from(second) << 32 }),
             _ => return Err(Malformed::Kind(kind)),
         };
         expect(there, wanted, bytes)?;
@@ -187,7 +199,7 @@ impl ToManager {
         match self {
             ToManager::Hello { .. } => 2,
             ToManager::Register { .. } => 1,
-            ToManager::Unregister { .. } => 0,
+            ToManager::Unregister { .. } | ToManager::Helper { .. } => 0,
         }
     }
 }
@@ -236,6 +248,7 @@ mod tests {
             any::<(u32, u32)>().prop_map(|(pid, ring_bytes)| ToManager::Hello { pid, ring_bytes }),
             any::<(u32, u32)>().prop_map(|(file, flags)| ToManager::Register { file, flags }),
             any::<u32>().prop_map(|file| ToManager::Unregister { file }),
+            any::<u64>().prop_map(|client| ToManager::Helper { client }),
         ]
     }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -87,6 +88,13 @@ impl Producer {
     /// Whether the manager has said that it drains no more.
     pub fn is_closed(&self) -> bool {
         self.ring.closed().load(Relaxed) != 0
+    }
+
+    /// The number to say in [`Helper`](crate::message::ToManager::Helper), when the manager wants this program to give
+    /// hints itself.
+    #[inline]
+    pub fn helper_wanted(&self) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.ring.helper().load(Relaxed))
     }
 
     /// Tells one access. Never waits, allocates or fails; errno is left alone.

@@ -129,7 +129,7 @@ mod tests {
             record.lock().unwrap().push(*advice);
             Err(io::ErrorKind::Unsupported.into())
         }));
-        let hinted = HintedFile { fd: file.as_fd(), id: FileId { dev: 1, ino: 1 }, progress: None };
+        let hinted = HintedFile { fd: file.as_fd(), id: FileId { dev: 1, ino: 1 }, progress: None, inside: None };
         lustre.will_need(hinted, 4096..50_000).unwrap();
         lustre.will_need(hinted, 0..10).unwrap();
         let seen = seen.lock().unwrap();

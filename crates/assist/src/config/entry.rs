@@ -115,7 +115,7 @@ pub enum BackendChoice {
     ForcedRead,
     /// Reads by the manager and server-side advice of Lustre.
     Lustre,
-    /// Hints of GPFS.
+    /// Hints of GPFS: by the library inside the program where it can, else by the manager.
     Gpfs,
 }
 

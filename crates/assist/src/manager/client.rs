@@ -7,7 +7,7 @@ use impresario_ring::{Consumer, Sleep};
 use rustc_hash::FxHashMap;
 
 use crate::advice::OpenFile;
-use crate::backend::FileId;
+use crate::backend::{FileId, Inside};
 
 /// Drains of an empty ring before the manager waits to be woken by it.
 const QUIET_DRAINS: u32 = 8;
@@ -40,6 +40,8 @@ pub(super) struct Client {
     /// Both from its Hello on. The event descriptor is only waited for, never read: its owner could make that block.
     pub(super) ring: Option<(Consumer, OwnedFd)>,
     pub(super) files: FxHashMap<u32, Open>,
+    /// The program's own thread for hints, if there is one.
+    pub(super) inside: Arc<Inside>,
     /// Files that the program closed, but whose last accesses may still be in the ring.
     pub(super) leaving: Vec<u32>,
     /// Registrations that found no room were told of in the log.
@@ -58,6 +60,7 @@ impl Client {
             since_ns,
             ring: None,
             files,
+            inside: Arc::default(),
             leaving: Vec::new(),
             told_of_limit: false,
             quiet: 0,

@@ -12,7 +12,7 @@ use super::pool::{Done, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
-use crate::backend::{FileId, Progress};
+use crate::backend::{FileId, Inside, Progress};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
 use crate::regions::RegionMap;
@@ -51,6 +51,7 @@ pub(super) struct Acting<'a> {
     pub(super) id: FileId,
     pub(super) fd: &'a Arc<OwnedFd>,
     pub(super) uid: u32,
+    pub(super) inside: Option<&'a Arc<Inside>>,
     pub(super) pool: &'a Pool,
 }
 
@@ -104,7 +105,7 @@ impl Files {
         let late: Vec<(FileId, Arc<OwnedFd>)> = self.open.iter().filter_map(late).collect();
         for (id, fd) in late {
             let Some(file) = self.open.get_mut(&id) else { continue };
-            let acting = Acting { id, fd: &fd, uid: file.payer, pool };
+            let acting = Acting { id, fd: &fd, uid: file.payer, inside: None, pool };
             file.expected = None;
             file.advise(&acting, users, |advisor, _| advisor.unexpect());
             self.release(&acting, users);
@@ -125,7 +126,7 @@ impl Files {
             file.advisor.set_size(size_bytes);
         }
         if let Some((fd, _)) = file.expected.take() {
-            file.submit(&Acting { fd: &fd, ..*acting }, Work::Close { last: false });
+            file.submit(&Acting { fd: &fd, inside: None, ..*acting }, Work::Close { last: false });
         }
         let times = file.programs.entry(program).or_default();
         file.report.programs += u64::from(*times == 0);
@@ -285,6 +286,7 @@ impl SharedFile {
             backend: self.advisor.monitored().entry.backend,
             uid: acting.uid,
             progress: self.progress.clone(),
+            inside: acting.inside.cloned(),
         };
         if !acting.pool.submit(target, work) {
             self.report.refused += 1;

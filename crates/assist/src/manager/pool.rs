@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::backend::{Backends, Brought, FileId, HintedFile, Progress};
+use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress};
 use crate::config::{BackendChoice, ReadAhead};
 
 /// Jobs of one file that wait at most; more hints are refused.
@@ -28,6 +28,8 @@ pub(super) struct Target {
     pub(super) backend: BackendChoice,
     pub(super) uid: u32,
     pub(super) progress: Arc<Progress>,
+    /// The program's own thread for hints, if it may have one.
+    pub(super) inside: Option<Arc<Inside>>,
 }
 
 #[derive(Debug)]
@@ -248,8 +250,8 @@ impl Pool {
 
     /// Does a job. The file may be closed by this, when the job held the last reference.
     fn perform(&self, job: Job) -> Option<Done> {
-        let Target { id, fd, backend: choice, progress, .. } = &job.target;
-        let file = HintedFile { fd: fd.as_fd(), id: *id, progress: Some(progress) };
+        let Target { id, fd, backend: choice, progress, inside, .. } = &job.target;
+        let file = HintedFile { fd: fd.as_fd(), id: *id, progress: Some(progress), inside: inside.as_ref() };
         match job.work {
             Work::WillNeed { range, fresh } => {
                 let (result, backend) = match self.backends.will_need(*choice, file, range.clone()) {
@@ -259,9 +261,8 @@ impl Pool {
                 Some(Done { id: *id, range, fresh, backend, result })
             }
             Work::DontNeed(range) => {
-                let backend = self.backends.choose(*choice, file);
-                let error = backend.dont_need(file, range.clone()).err()?;
-                Some(Done { id: *id, range, fresh: false, backend: backend.name(), result: Err(error) })
+                let (error, backend) = self.backends.dont_need(*choice, file, range.clone()).err()?;
+                Some(Done { id: *id, range, fresh: false, backend, result: Err(error) })
             }
             Work::ReadAhead(how) => {
                 let backend = self.backends.choose(*choice, file);
@@ -269,9 +270,7 @@ impl Pool {
                 Some(Done { id: *id, range: 0..0, fresh: false, backend: backend.name(), result: Err(error) })
             }
             Work::Close { last } => {
-                if last {
-                    self.backends.closed(*choice, file);
-                }
+                self.backends.closed(file, last);
                 None
             }
         }
@@ -287,7 +286,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let (id, fd) = (FileId { dev: 1 << 40, ino }, Arc::new(file.into()));
-        Target { id, fd, backend: BackendChoice::ForcedRead, uid, progress: Arc::default() }
+        Target { id, fd, backend: BackendChoice::ForcedRead, uid, inside: None, progress: Arc::default() }
     }
 
     #[test]
@@ -328,13 +327,14 @@ mod tests {
             }
             Ok(())
         };
-        let backends = Backends::new(std::path::Path::new("/nowhere"), Box::new(hang));
+        let backends = Backends::new(c"/nowhere", Box::new(hang));
         let pool = Pool::start(3, backends, send, || {}).unwrap();
         let (read, write) = std::io::pipe().unwrap();
         let read: Arc<OwnedFd> = Arc::new(read.into());
         for ino in 0..20 {
             let (id, fd) = (FileId { dev: 7, ino }, read.clone());
-            let hung = Target { id, fd, backend: BackendChoice::Lustre, uid: 1, progress: Arc::default() };
+            let hung =
+                Target { id, fd, backend: BackendChoice::Lustre, uid: 1, inside: None, progress: Arc::default() };
             assert!(pool.submit(hung, Work::WillNeed { range: 0..1, fresh: true }));
         }
         assert!(pool.submit(target(99, 2), Work::WillNeed { range: 0..4096, fresh: true }));

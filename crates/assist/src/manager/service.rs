@@ -4,6 +4,7 @@ mod messages;
 
 use std::collections::BTreeSet;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -227,7 +228,7 @@ impl Service {
         let Some(examined) = examine(fd.as_fd()).filter(|_| self.advise) else { return };
         let Some(monitored) = self.lookup.find(&examined.path) else { return };
         let uid = rustix::process::geteuid().as_raw();
-        let acting = Acting { id: examined.id, fd: &Arc::new(fd), uid, pool: &self.pool };
+        let acting = Acting { id: examined.id, fd: &Arc::new(fd), uid, inside: None, pool: &self.pool };
         let about = (examined.path.as_path(), examined.size_bytes);
         self.files.expected(&acting, monitored, about, &mut self.users, now_ns());
     }
@@ -305,6 +306,9 @@ impl Service {
     fn drain(&mut self, id: u64) -> Result<bool, CutOff> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(false) };
         let Some((ring, _)) = &mut client.ring else { return Ok(false) };
+        if client.inside.is_wanted() {
+            ring.want_helper(NonZeroU64::new(id));
+        }
         let leaving = std::mem::take(&mut client.leaving);
         let mut accesses = Vec::new();
         let drained = ring.drain(ACCESSES_A_TURN, |access| accesses.push(access)).map_err(|e| e.to_string())?;
@@ -370,7 +374,8 @@ impl Service {
             Op::Write | Op::Seek => return,
         };
         let Some(advised) = &mut open.advised else { return };
-        let acting = Acting { id: advised.id, fd: &advised.fd, uid: client.uid, pool: &self.pool };
+        let inside = Some(&client.inside);
+        let acting = Acting { id: advised.id, fd: &advised.fd, uid: client.uid, inside, pool: &self.pool };
         let end = access.offset + len_bytes;
         let timed = access.op == Op::Read && access.flags & (flag::ASYNC | flag::IN_KERNEL) == 0;
         let duration_ns = if timed { u64::from(access.duration_ns) } else { 0 };
@@ -397,6 +402,7 @@ impl Service {
         self.active.remove(&id);
         let Some(client) = self.clients.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, &client.socket);
+        client.inside.hang_up();
         if let Some((ring, event)) = &client.ring {
             let _ = epoll::delete(&self.epoll, event);
             self.dropped_accesses = self.dropped_accesses.saturating_add(ring.dropped());

@@ -29,6 +29,9 @@ pub(crate) enum Line {
     NoPlace,
     Sandboxed,
     NoRing,
+    NoHelper,
+    NoGpfs,
+    OwnGpfs,
 }
 
 impl Line {
@@ -46,6 +49,11 @@ impl Line {
             Line::NoPlace => "the program needed all its descriptors; the two of the library were given up",
             Line::Sandboxed => "the program restricts its system calls; running without advice from here on",
             Line::NoRing => "no shared memory for the ring; running without advice",
+            Line::NoHelper => {
+                "no thread can give GPFS hints here (this needs Linux 5.9 and /proc); the manager does what it can"
+            }
+            Line::NoGpfs => "libgpfs cannot be loaded here; the manager does what it can without",
+            Line::OwnGpfs => "the program uses libgpfs itself; its hints are its own matter",
         }
     }
 }

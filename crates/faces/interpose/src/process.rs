@@ -41,6 +41,10 @@ pub(crate) struct Page {
     pub asked_ns: AtomicU64,
     /// No message is sent before this time: the manager's queue was full.
     pub blocked_until_ns: AtomicU64,
+    /// How far the thread is that gives hints here; see the session's `helper`.
+    pub helper: AtomicU32,
+    /// When to try to start it again, in coarse nanoseconds.
+    pub helper_try_ns: AtomicU64,
 }
 
 // A page of its own, or other state would be wiped with it.
@@ -59,6 +63,8 @@ impl Page {
             next_look_ns: AtomicU64::new(0),
             asked_ns: AtomicU64::new(0),
             blocked_until_ns: AtomicU64::new(0),
+            helper: AtomicU32::new(0),
+            helper_try_ns: AtomicU64::new(0),
         }
     }
 
@@ -92,6 +98,42 @@ pub(crate) fn thread(generation: u32) -> u16 {
             known.get() as u16
         })
         .unwrap_or(0)
+}
+
+thread_local!(static APART: Cell<bool> = const { Cell::new(false) });
+
+/// The calling thread has descriptors of its own: what it opens and closes is none of the program's.
+pub(crate) fn stand_apart() {
+    APART.with(|apart| apart.set(true));
+}
+
+/// Whether the calling thread [stands apart](stand_apart).
+pub(crate) fn stands_apart() -> bool {
+    APART.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Whether this code may run inside a signal handler, where no thread can be started. A handler has its own signal
+/// blocked unless it was installed with `SA_NODEFER`. One that `SA_RESETHAND` removed is known by that flag, which
+/// stays.
+pub(crate) fn may_be_in_handler() -> bool {
+    // SAFETY: a set of signals may be all zeros.
+    let mut blocked: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: asks only, into a valid place.
+    if unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut blocked) } != 0 {
+        return true;
+    }
+    (1..=64).any(|signal| {
+        // SAFETY: as above, for an action.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: asks only, into a valid place.
+        if unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } != 0 {
+            return false; // the C library's own
+        }
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        // SAFETY: a valid set and signal.
+        let is_blocked = unsafe { libc::sigismember(&blocked, signal) } == 1;
+        action.sa_flags & (libc::SA_NODEFER | libc::SA_RESETHAND) != 0 || (handled && is_blocked)
+    })
 }
 
 /// This process's id, from the kernel.
@@ -146,6 +188,22 @@ mod tests {
         assert_eq!(mine, thread(1));
         assert_eq!(mine, pid_of_thread() as u16);
         assert_ne!(std::thread::spawn(|| thread(1)).join().unwrap(), mine);
+    }
+
+    #[test]
+    fn a_signal_handler_is_recognised() {
+        static SEEN: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn handler(_: libc::c_int) {
+            SEEN.store(1 + u32::from(may_be_in_handler()), SeqCst);
+        }
+        assert!(!may_be_in_handler());
+        // SAFETY: the handler only makes system calls; the signal is used by no other test of this process.
+        unsafe {
+            libc::signal(libc::SIGUSR2, handler as extern "C" fn(libc::c_int) as libc::sighandler_t);
+            libc::raise(libc::SIGUSR2);
+        }
+        assert_eq!(SEEN.load(SeqCst), 2);
+        assert!(!may_be_in_handler());
     }
 
     fn pid_of_thread() -> u32 {

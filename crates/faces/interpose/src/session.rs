@@ -6,7 +6,10 @@
 //! - A manager that ends is noticed by its socket: at the next message, and every [`LOOK_NS`] while accesses are told.
 //!   Then the generation becomes 0; uses of descriptors try again with growing patience, and with a new generation every
 //!   file is registered anew at its next use.
+//! - Hints that must come from inside the program are given by a thread of our own: see [`helper`].
 //! - A forked child starts with a page of zeros ([`Page`]) and says Hello for itself at its first use of a descriptor.
+
+mod helper;
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
@@ -25,7 +28,7 @@ use crate::consumer::{Claim, Consumer, Event};
 use crate::log::{self, Line};
 use crate::own::{self, Own};
 use crate::paths::{self, NoPath, ProcName};
-use crate::process::{Page, coarse_ns, pid, quietly, thread};
+use crate::process::{Page, coarse_ns, may_be_in_handler, pid, quietly, stand_apart, stands_apart, thread};
 use crate::socket::{self, Trouble};
 
 /// How often the socket is looked at while accesses are told.
@@ -87,8 +90,8 @@ pub struct Assist;
 
 impl Assist {
     /// Connects for the first time. To be called once, when the library is loaded: `socket` is the name from the
-    /// environment or the default, `log` the file for messages.
-    pub fn start(&self, socket: &CStr, log: Option<&CStr>) {
+    /// environment or the default, `log` the file for messages, `libgpfs` GPFS's library if the environment names it.
+    pub fn start(&self, socket: &CStr, log: Option<&CStr>, libgpfs: Option<&CStr>) {
         quietly(|| {
             if let Some(log) = log {
                 log::set_name(log);
@@ -100,6 +103,7 @@ impl Assist {
             }
             // SAFETY: nobody reads it before `STARTED`.
             unsafe { (&mut *NAME.0.get())[..bytes.len()].copy_from_slice(bytes) };
+            helper::set_library(libgpfs.unwrap_or(impresario_gpfs::LIBRARY));
             let _ = PAGE.wipe_on_fork();
             adopt();
             STARTED.store(true, Release);
@@ -144,6 +148,11 @@ impl Assist {
         .unwrap_or(State::Apart)
     }
 
+    /// To be called before every fork.
+    pub fn forking(&self) {
+        quietly(helper::wait_for_loader);
+    }
+
     /// For a system without pages that are wiped: to be called in every forked child.
     pub fn forked(&self) {
         quietly(|| {
@@ -154,6 +163,7 @@ impl Assist {
             PAGE.adopted.store(0, SeqCst);
             PAGE.lock.store(0, SeqCst);
             PAGE.next_try_ns.store(0, SeqCst);
+            PAGE.helper.store(helper::NONE, SeqCst);
             after_fork();
         });
     }
@@ -167,6 +177,9 @@ impl Assist {
                 }
                 OFF.store(true, SeqCst);
                 PAGE.generation.store(0, SeqCst);
+                if self.here() {
+                    helper::end();
+                }
             }
         });
     }
@@ -249,14 +262,18 @@ fn fresh_ring() -> Option<OwnedFd> {
     Some(memory)
 }
 
+/// The manager's socket.
+fn socket_name() -> Option<&'static CStr> {
+    // SAFETY: written before `STARTED`, which was seen, and never again.
+    CStr::from_bytes_until_nul(unsafe { &*NAME.0.get() }).ok()
+}
+
 /// Says Hello. With the lock held.
 fn connect() {
     let patience = PAGE.patience_ms.load(Relaxed).clamp(PATIENCE_MS, PATIENCE_MS_MAX);
     PAGE.next_try_ns.store(coarse_ns().saturating_add(u64::from(patience) * 1_000_000), Relaxed);
     PAGE.patience_ms.store(patience.saturating_mul(2), Relaxed);
-    // SAFETY: written before `STARTED`, which was seen.
-    let Ok(name) = CStr::from_bytes_until_nul(unsafe { &*NAME.0.get() }) else { return };
-    let Some(new) = socket::connect(name) else { return log::say(Line::NoManager) };
+    let Some(new) = socket_name().and_then(socket::connect) else { return log::say(Line::NoManager) };
     if SOCKET.put(new).is_none() {
         return log::say(Line::NoPlace);
     }
@@ -536,6 +553,9 @@ impl Consumer for Assist {
             Push::Full => {}
             Push::Closed => quietly(|| lost(Line::Lost)),
         }
+        if ring.helper_wanted().is_some() {
+            helper::start();
+        }
         if event.start_ns >= PAGE.next_look_ns.load(Relaxed) {
             quietly(|| look_after_socket(event.start_ns));
         }
@@ -551,7 +571,7 @@ impl Consumer for Assist {
     }
 
     fn here(&self) -> bool {
-        pid() == OWNER.load(Relaxed)
+        pid() == OWNER.load(Relaxed) && !stands_apart()
     }
 }
 

@@ -4,7 +4,9 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use impresario_gpfs::Hint;
 use impresario_ring::message::{DESCRIPTORS_MAX, MESSAGE_BYTES, Packet, ToClient};
+use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -46,6 +48,12 @@ pub(crate) fn connect(name: &CStr) -> Option<OwnedFd> {
     }
 }
 
+/// Sends the answer to an order.
+pub(crate) fn send_answer(socket: BorrowedFd<'_>, answer: Answer) -> Result<(), Trouble> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::send(socket, &answer.encode(), flags).map(|_| ()).map_err(Trouble::of)
+}
+
 /// Sends a message with at most [`DESCRIPTORS_MAX`] descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, packet: &Packet, with: &[BorrowedFd<'_>]) -> Result<(), Trouble> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -64,14 +72,40 @@ pub(crate) fn send(socket: BorrowedFd<'_>, packet: &Packet, with: &[BorrowedFd<'
 pub(crate) fn answer(socket: BorrowedFd<'_>) -> Result<Option<(ToClient, Option<OwnedFd>)>, Trouble> {
     // One byte more, so that a longer packet is seen to be longer.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
+    let (len, descriptor) = receive(socket, &mut bytes)?;
+    match ToClient::decode(bytes.get(..len).unwrap_or(&[])) {
+        Ok(message) => Ok(Some((message, descriptor))),
+        Err(_) => {
+            if let Some(descriptor) = descriptor {
+                crate::own::close_raw(descriptor);
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// An order, if there is one. Anything else ends the conversation.
+pub(crate) fn order(socket: BorrowedFd<'_>) -> Result<(Hint, OwnedFd), Trouble> {
+    let mut bytes = [0u8; ORDER_BYTES_MAX + 1];
+    let (len, file) = receive(socket, &mut bytes)?;
+    match (order::decode(bytes.get(..len).unwrap_or(&[])), file) {
+        (Ok(hint), Some(file)) => Ok((hint, file)),
+        (_, file) => {
+            if let Some(file) = file {
+                crate::own::close_raw(file);
+            }
+            Err(Trouble::Gone)
+        }
+    }
+}
+
+/// Takes one packet, and its first descriptor; others are closed.
+fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Trouble> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let mut parts = [IoSliceMut::new(bytes)];
     let len = rustix::net::recvmsg(socket, &mut parts, &mut control, flags).map_err(Trouble::of)?.bytes;
-    if len == 0 {
-        return Err(Trouble::Gone);
-    }
     let mut first = None;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -83,14 +117,13 @@ pub(crate) fn answer(socket: BorrowedFd<'_>) -> Result<Option<(ToClient, Option<
             }
         }
     }
-    match ToClient::decode(bytes.get(..len).unwrap_or(&[])) {
-        Ok(message) => Ok(Some((message, first))),
-        Err(_) => {
-            if let Some(first) = first {
-                crate::own::close_raw(first);
-            }
-            Ok(None)
+    match (len, first) {
+        (0, Some(first)) => {
+            crate::own::close_raw(first);
+            Err(Trouble::Gone)
         }
+        (0, None) => Err(Trouble::Gone),
+        (len, first) => Ok((len, first)),
     }
 }
 

@@ -11,6 +11,7 @@
 mod context;
 mod decode;
 mod encode;
+pub mod exercise;
 mod varint;
 
 pub use decode::{DecodeError, Decoder, Step};

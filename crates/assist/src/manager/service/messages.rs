@@ -62,6 +62,7 @@ impl Service {
                 }
                 self.active.insert(id);
             }
+            (ToManager::Helper { client: of }, ..) if client.ring.is_none() => return self.helper(id, of),
             _ if client.ring.is_none() => return Err("its first message is not Hello".into()),
             (ToManager::Register { file, flags }, Some(fd), _) => self.register(id, file, flags, fd),
             (ToManager::Unregister { file }, ..) => {
@@ -69,6 +70,26 @@ impl Service {
                 self.active.insert(id);
             }
             _ => return Err("a message without its descriptors".into()),
+        }
+        Ok(())
+    }
+
+    /// This connection takes orders for another one of the same process.
+    fn helper(&mut self, id: u64, of: u64) -> Result<(), CutOff> {
+        let Some((pid, uid)) = self.clients.get(&id).map(|c| (c.pid, c.uid)) else { return Ok(()) };
+        let wanting = self.clients.get_mut(&of).filter(|c| pid != 0 && (c.pid, c.uid) == (pid, uid));
+        let Some((client, (ring, _))) = wanting.and_then(|c| c.ring.as_mut().map(|ring| (&c.inside, ring))) else {
+            return Err("it offers hints for a program that it is not".into());
+        };
+        // From here on it is the workers' matter.
+        ring.want_helper(None);
+        let inside = client.clone();
+        if let Some(helper) = self.clients.remove(&id) {
+            let _ = epoll::delete(&self.epoll, &helper.socket);
+            self.active.remove(&id);
+            self.users.disconnect(uid);
+            self.programs_ever -= 1;
+            inside.connected(helper.socket);
         }
         Ok(())
     }
@@ -92,7 +113,8 @@ impl Service {
         let found = self.lookup.find(&examined.path).filter(|_| self.advise && examined.cached && examined.readable);
         let fd = Arc::new(fd);
         let advised = found.map(|monitored| {
-            let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, pool: &self.pool };
+            let inside = Some(&client.inside);
+            let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             let file = (examined.path.as_path(), examined.size_bytes);
             self.files.opened(&acting, client.id, monitored, file, &self.users);
             let mut mode = OpenFile::default();
@@ -122,7 +144,8 @@ impl Service {
         let Some(open) = client.files.remove(&number) else { return };
         self.users.close(client.uid);
         if let Some(Advised { id: file, fd, .. }) = open.advised {
-            let acting = Acting { id: file, fd: &fd, uid: client.uid, pool: &self.pool };
+            let inside = Some(&client.inside);
+            let acting = Acting { id: file, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             self.files.closed(&acting, id, &mut self.users);
         }
     }

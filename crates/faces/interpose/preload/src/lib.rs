@@ -45,14 +45,19 @@ extern "C" fn start() {
         let runtime = variable(c"XDG_RUNTIME_DIR").map(CStr::to_bytes);
         let path = impresario_ring::socket_path(socket, runtime);
         let Ok(path) = CString::new(path.into_os_string().into_vec()) else { return };
-        TABLE.consumer().start(&path, variable(c"IMPRESARIO_ASSIST_LOG"));
+        let (log, libgpfs) = (variable(c"IMPRESARIO_ASSIST_LOG"), variable(c"IMPRESARIO_ASSIST_LIBGPFS"));
+        TABLE.consumer().start(&path, log, libgpfs);
         let wait = variable(c"IMPRESARIO_ASSIST_WAIT_MS").and_then(|w| w.to_str().ok()).and_then(|w| w.parse().ok());
         if let Some(wait_ms) = wait {
             TABLE.consumer().await_answer(wait_ms);
         }
-        // SAFETY: `forked` may run in a child: it only makes system calls.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        // SAFETY: `forked` may run in a child: it only makes system calls. So does `forking`.
+        unsafe { libc::pthread_atfork(Some(forking), None, Some(forked)) };
     });
+}
+
+unsafe extern "C" fn forking() {
+    TABLE.consumer().forking();
 }
 
 unsafe extern "C" fn forked() {

@@ -282,6 +282,7 @@ impl Client {
                         self.note(access, told);
                     }
                 }
+                ToManager::Helper { .. } => return Err("it was not asked to give hints".into()),
                 ToManager::Unregister { file } => {
                     self.drain(told, false)?;
                     let at = self.files.get(&file).ok_or(format!("file {file} is not registered"))?;

@@ -1,0 +1,256 @@
+//! The thread that gives hints from inside the program, because GPFS follows those of one file for each process only.
+//! The manager decides; this thread makes the call that an [order](impresario_ring::order) asks for, which may block,
+//! and answers.
+//!
+//! - It is started when the manager wants it, at a read of a watched file, and never in a signal handler or in a
+//!   program that restricts its system calls. All signals are blocked in it.
+//! - It has descriptors of its own (`CLOSE_RANGE_UNSHARE`, Linux 5.9). The file comes with each order, from the
+//!   manager, to which the program's open file was sent. So it can mistake no number for another, the program never
+//!   meets a descriptor of its, and closing one loses no lock of the program.
+//! - A forked child has none; it gets its own when it is wanted there.
+//! - Where anything fails it ends, and the manager gives hints as it would without it.
+
+use std::ffi::{c_int, c_void};
+use std::num::NonZeroU64;
+use std::panic::catch_unwind;
+use std::sync::atomic::AtomicPtr;
+
+use impresario_gpfs::Library;
+use impresario_ring::order::Answer;
+use rustix::fs::Mode as FileMode;
+
+use super::*;
+
+/// [`Page::helper`]: there is none, as in a fresh process.
+pub(super) const NONE: u32 = 0;
+const RUNS: u32 = 1;
+const NEVER: u32 = 2;
+
+/// How long until starting it is tried again.
+const TRY_NS: u64 = 10_000_000;
+/// How often it looks whether it is wanted (again), and whether the program has ended.
+const LOOK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long the program waits for its end before it restricts its system calls.
+const END_WITHIN_MS: u32 = 50;
+const STACK_BYTES: usize = 256 << 10;
+const LIBRARY_BYTES: usize = 1024;
+
+static LIBRARY: Locked<[u8; LIBRARY_BYTES]> = Locked(UnsafeCell::new([0; LIBRARY_BYTES]));
+/// The library's handle, once it is loaded; in a forked child, the parent's.
+static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The loader is at work for us.
+static LOADING: AtomicBool = AtomicBool::new(false);
+
+/// Notes the name of GPFS's library, before there are other threads. Empty, or too long, none is loaded.
+pub(super) fn set_library(name: &CStr) {
+    let bytes = name.to_bytes_with_nul();
+    if bytes.len() <= LIBRARY_BYTES {
+        // SAFETY: nobody reads it before `STARTED`.
+        unsafe { (&mut *LIBRARY.0.get())[..bytes.len()].copy_from_slice(bytes) };
+    }
+}
+
+fn library_name() -> Option<&'static CStr> {
+    // SAFETY: written before `STARTED`, which was seen, and never again.
+    let name = CStr::from_bytes_until_nul(unsafe { &*LIBRARY.0.get() }).ok();
+    name.filter(|name| !name.is_empty())
+}
+
+/// Starts the thread, if it does not run yet and can be started here and now.
+#[cold]
+#[inline(never)]
+pub(super) fn start() {
+    if PAGE.helper.load(Relaxed) != NONE {
+        return;
+    }
+    quietly(|| {
+        let now = coarse_ns();
+        let next = PAGE.helper_try_ns.load(Relaxed);
+        let mine = now >= next && PAGE.helper_try_ns.compare_exchange(next, now + TRY_NS, AcqRel, Relaxed).is_ok();
+        if !mine || OFF.load(Relaxed) || !Assist.here() || library_name().is_none() || may_be_in_handler() {
+            return;
+        }
+        if PAGE.helper.compare_exchange(NONE, RUNS, AcqRel, Relaxed).is_ok() && spawn() != 0 {
+            PAGE.helper.store(NEVER, Release);
+        }
+    });
+}
+
+/// The result of `pthread_create`.
+fn spawn() -> c_int {
+    let mut attributes = MaybeUninit::uninit();
+    let mut all = MaybeUninit::uninit();
+    let mut before = MaybeUninit::uninit();
+    let mut thread = MaybeUninit::uninit();
+    // SAFETY: each is initialised by the first call that gets it; a detached thread needs no looking after. It
+    // inherits the signal mask, which is put back afterwards.
+    unsafe {
+        let failed = libc::pthread_attr_init(attributes.as_mut_ptr());
+        if failed != 0 {
+            return failed;
+        }
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
+        libc::sigfillset(all.as_mut_ptr());
+        let mut failed = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        if failed == 0 {
+            failed = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, std::ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+        }
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        failed
+    }
+}
+
+/// Before the program restricts its system calls: makes the thread end, and waits a moment. Should it hang in the file
+/// system, it ends later, by the one system call that every program may make.
+pub(super) fn end() {
+    if PAGE.helper.load(Acquire) != RUNS {
+        return;
+    }
+    // The manager then hangs up on the thread, too.
+    let _ = SOCKET.with(|socket| rustix::net::shutdown(socket, rustix::net::Shutdown::Both));
+    for _ in 0..END_WITHIN_MS {
+        if PAGE.helper.load(Acquire) != RUNS {
+            return;
+        }
+        let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let _ = rustix::event::poll(&mut [], Some(&moment));
+    }
+}
+
+/// Before a fork: a child must not find the loader half done. It is so for a moment, once in a program.
+pub(super) fn wait_for_loader() {
+    for _ in 0..1000 {
+        if !LOADING.load(Acquire) {
+            return;
+        }
+        rustix::thread::sched_yield();
+    }
+}
+
+extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    let ended = catch_unwind(serve).unwrap_or(Some(Line::NoHelper));
+    end_when_restricted();
+    if let Some(line) = ended {
+        log::say(line);
+    }
+    PAGE.helper.store(NEVER, Release);
+    std::ptr::null_mut()
+}
+
+/// Where the program restricts its system calls, this thread makes no other call than this. To be asked after
+/// everything that may have taken long.
+fn end_when_restricted() {
+    if OFF.load(SeqCst) {
+        PAGE.helper.store(NEVER, Release);
+        // SAFETY: ends this thread and nothing else; its descriptors are closed by that. The C library's way out makes
+        // calls that may not be allowed any more; this one leaves the stack behind.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+}
+
+fn serve() -> Option<Line> {
+    stand_apart();
+    // SAFETY: names the calling thread, for those who list threads; past our own hook.
+    unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"impresario".as_ptr()) };
+    if !separate_descriptors() || !main_thread_is_there() {
+        return Some(Line::NoHelper);
+    }
+    let library = match load() {
+        Ok(library) => library,
+        Err(line) => return Some(line),
+    };
+    end_when_restricted();
+    while main_thread_is_there() {
+        if let Some(client) = ring().and_then(Producer::helper_wanted) {
+            converse(client, &library);
+        }
+        let _ = rustix::event::poll(&mut [], Some(&LOOK));
+        end_when_restricted();
+    }
+    None
+}
+
+/// A program whose main thread has left ends when all its other threads have: this one must not keep it.
+fn main_thread_is_there() -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(stat) = rustix::fs::open(c"/proc/self/stat", flags, FileMode::empty()) else { return false };
+    let mut text = [0u8; 256];
+    let len = rustix::io::read(&stat, &mut text[..]).unwrap_or(0);
+    own::close_raw(stat);
+    // The state stands after the name in brackets, which may hold anything.
+    let text = &text[..len];
+    let state = text.iter().rposition(|byte| *byte == b')').and_then(|at| text.get(at + 2));
+    state.is_some_and(|state| !b"ZXx".contains(state))
+}
+
+/// Gives this thread a table of descriptors of its own, empty but for the first three numbers: a library that writes
+/// to its standard output writes nowhere.
+fn separate_descriptors() -> bool {
+    const CLOSE_RANGE_UNSHARE: u32 = 2;
+    // SAFETY: closes what this thread alone has from this call on; past our own hook.
+    if unsafe { libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, CLOSE_RANGE_UNSHARE) } != 0 {
+        return false;
+    }
+    // They stay open as long as the thread.
+    let nowhere = || rustix::fs::open(c"/dev/null", OFlags::RDWR, FileMode::empty()).map(std::mem::forget);
+    (0..3).all(|_| nowhere().is_ok())
+}
+
+fn load() -> Result<Library, Line> {
+    let name = library_name().ok_or(Line::NoGpfs)?;
+    LOADING.store(true, SeqCst);
+    let inherited = HANDLE.swap(std::ptr::null_mut(), AcqRel);
+    if !inherited.is_null() {
+        // A forked child's: it may remember descriptors that are not here.
+        // SAFETY: loaded by the parent's thread of this kind, which is not here.
+        unsafe { Library::unload(inherited) };
+    }
+    // A program that calls it would share what it remembers of descriptors with this thread.
+    let loaded = match Library::is_loaded(name) {
+        true => Err(Line::OwnGpfs),
+        false => Library::load(name).map_err(|_| Line::NoGpfs),
+    };
+    if let Ok(library) = &loaded {
+        HANDLE.store(library.handle(), Release);
+    }
+    LOADING.store(false, SeqCst);
+    loaded
+}
+
+/// Takes orders until the manager hangs up.
+fn converse(client: NonZeroU64, library: &Library) {
+    let Some(socket) = socket_name().and_then(socket::connect) else { return };
+    let hello = ToManager::Helper { client: client.get() }.encode();
+    if socket::send(socket.as_fd(), &hello, &[]).is_ok() {
+        loop {
+            let ready = rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&LOOK));
+            end_when_restricted();
+            match ready {
+                Ok(0) if main_thread_is_there() => continue,
+                Ok(1..) => {}
+                _ => break,
+            }
+            let (hint, file) = match socket::order(socket.as_fd()) {
+                Ok(order) => order,
+                Err(Trouble::Wait) => continue,
+                Err(_) => break,
+            };
+            let given = library.give(file.as_fd(), &hint);
+            end_when_restricted();
+            let answer = match given {
+                Ok(accepted) => Answer { errno: 0, accepted },
+                Err(e) => {
+                    let errno = e.raw_os_error().filter(|errno| *errno > 0).unwrap_or(libc::EIO);
+                    Answer { errno: errno.unsigned_abs(), accepted: 0 }
+                }
+            };
+            own::close_raw(file);
+            if socket::send_answer(socket.as_fd(), answer).is_err() {
+                break;
+            }
+        }
+    }
+    own::close_raw(socket);
+}

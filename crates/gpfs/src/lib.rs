@@ -1,0 +1,281 @@
+//! The hints of GPFS (IBM Storage Scale): what its library takes, loading it at run time, and calling it. Both who may
+//! call it use this: the advice manager, and the library inside a program.
+//!
+//! The interface is that of the public `gpfs_fcntl.h`. Which ranges are asked for and given back, and when, is decided
+//! elsewhere (`assist`).
+
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Most ranges to bring in, and most to give back, in one hint.
+pub const RANGES_MAX: usize = 8;
+
+/// Environment variable that names GPFS's library for programs and managers; unset, it is [`LIBRARY`], and empty, it
+/// is not used.
+pub const LIBRARY_VARIABLE: &str = "IMPRESARIO_ASSIST_LIBGPFS";
+/// The library's name where nothing else is said.
+pub const LIBRARY: &CStr = c"libgpfs.so";
+
+const FREE_RANGE: c_int = 1002;
+const MULTIPLE_ACCESS_RANGE: c_int = 1003;
+const CANCEL_HINTS: c_int = 2001;
+
+/// A range within one block of the file system.
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct BlockRange {
+    /// Number of the block in the file.
+    pub block: i64,
+    /// First byte in the block.
+    pub start: i32,
+    /// Bytes.
+    pub length: i32,
+    is_write: c_int,
+    padding: [u8; 4],
+}
+
+impl BlockRange {
+    /// To be read.
+    pub fn new(block: i64, start: i32, length: i32) -> BlockRange {
+        BlockRange { block, start, length, is_write: 0, padding: [0; 4] }
+    }
+}
+
+/// At most [`RANGES_MAX`] ranges.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Ranges {
+    places: [BlockRange; RANGES_MAX],
+    count: usize,
+}
+
+impl FromIterator<BlockRange> for Ranges {
+    /// The first ones; those for which there is no place are left out.
+    fn from_iter<I: IntoIterator<Item = BlockRange>>(ranges: I) -> Ranges {
+        let mut all = Ranges::default();
+        for (place, range) in all.places.iter_mut().zip(ranges) {
+            *place = range;
+            all.count += 1;
+        }
+        all
+    }
+}
+
+impl Deref for Ranges {
+    type Target = [BlockRange];
+
+    fn deref(&self) -> &[BlockRange] {
+        &self.places[..self.count]
+    }
+}
+
+/// One call's worth of hints.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one call; in a program nothing is allocated for it"
+)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hint {
+    /// Ranges to bring in, of which GPFS takes on the first few, and ranges taken on before that are given back.
+    Ranges {
+        /// To bring in.
+        access: Ranges,
+        /// To give back.
+        release: Ranges,
+    },
+    /// What is cached of a range may go.
+    Free {
+        /// First byte.
+        start: i64,
+        /// Bytes; 0 means to the end of the file.
+        bytes: i64,
+    },
+    /// Whatever was taken on for this open file and not given back is given back.
+    Cancel,
+}
+
+#[repr(C)]
+struct Header {
+    total_length: c_int,
+    version: c_int,
+    error_offset: c_int,
+    reserved: c_int,
+}
+
+#[repr(C)]
+struct MultipleAccessRange {
+    header: Header,
+    length: c_int,
+    kind: c_int,
+    access_count: c_int,
+    release_count: c_int,
+    access: [BlockRange; RANGES_MAX],
+    release: [BlockRange; RANGES_MAX],
+}
+
+#[repr(C)]
+struct FreeRange {
+    header: Header,
+    length: c_int,
+    kind: c_int,
+    start: i64,
+    bytes: i64,
+}
+
+#[repr(C)]
+struct Cancel {
+    header: Header,
+    length: c_int,
+    kind: c_int,
+}
+
+fn header<T>() -> Header {
+    Header { total_length: size_of::<T>() as c_int, version: 1, error_offset: 0, reserved: 0 }
+}
+
+/// Length of the structure after the header.
+fn body<T>() -> c_int {
+    (size_of::<T>() - size_of::<Header>()) as c_int
+}
+
+type GpfsFcntl = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
+
+/// The library, loaded. It stays loaded unless it is [unloaded](Library::unload).
+#[derive(Clone, Copy, Debug)]
+pub struct Library {
+    handle: *mut c_void,
+    fcntl: GpfsFcntl,
+}
+
+// SAFETY: the handle is a number to the loader, and the function may be called by any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Loads it; its constructors run.
+    ///
+    /// # Errors
+    /// The loader's own words.
+    pub fn load(name: &CStr) -> Result<Library, String> {
+        // SAFETY: loading runs the library's constructors; whoever names it may have its code run here.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(loader_says(name));
+        }
+        // SAFETY: a valid handle and a terminated name.
+        let found = unsafe { libc::dlsym(handle, c"gpfs_fcntl".as_ptr()) };
+        if found.is_null() {
+            let said = loader_says(name);
+            // SAFETY: nothing of it was used.
+            unsafe { libc::dlclose(handle) };
+            return Err(said);
+        }
+        // SAFETY: the function of that name has this signature (gpfs_fcntl.h).
+        let fcntl = unsafe { std::mem::transmute::<*mut c_void, GpfsFcntl>(found) };
+        Ok(Library { handle, fcntl })
+    }
+
+    /// Whether somebody in this process has loaded it.
+    pub fn is_loaded(name: &CStr) -> bool {
+        // SAFETY: loads nothing; the name ends with a zero.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if !handle.is_null() {
+            // SAFETY: counted up just now.
+            unsafe { libc::dlclose(handle) };
+        }
+        !handle.is_null()
+    }
+
+    /// What [`unload`](Library::unload) takes.
+    pub fn handle(&self) -> *mut c_void {
+        self.handle
+    }
+
+    /// Unloads it.
+    ///
+    /// # Safety
+    /// `handle` is that of a loaded [`Library`] that nobody uses any more.
+    pub unsafe fn unload(handle: *mut c_void) {
+        // SAFETY: the caller's promise.
+        unsafe { libc::dlclose(handle) };
+    }
+
+    /// Gives a hint on an open file; may block. How many of the ranges to bring in were taken on: a prefix.
+    ///
+    /// # Errors
+    /// errno, as the library leaves it.
+    pub fn give(&self, fd: BorrowedFd<'_>, hint: &Hint) -> io::Result<u32> {
+        match *hint {
+            Hint::Ranges { access, release } => {
+                let mut argument = MultipleAccessRange {
+                    header: header::<MultipleAccessRange>(),
+                    length: body::<MultipleAccessRange>(),
+                    kind: MULTIPLE_ACCESS_RANGE,
+                    access_count: access.len() as c_int,
+                    release_count: release.len() as c_int,
+                    access: access.places,
+                    release: release.places,
+                };
+                self.call(fd, &mut argument)?;
+                // What comes back is the library's word; it is not let out of bounds.
+                Ok(argument.access_count.clamp(0, access.len() as c_int) as u32)
+            }
+            Hint::Free { start, bytes } => {
+                let (header, length) = (header::<FreeRange>(), body::<FreeRange>());
+                self.call(fd, &mut FreeRange { header, length, kind: FREE_RANGE, start, bytes }).map(|()| 0)
+            }
+            Hint::Cancel => {
+                let (header, length) = (header::<Cancel>(), body::<Cancel>());
+                self.call(fd, &mut Cancel { header, length, kind: CANCEL_HINTS }).map(|()| 0)
+            }
+        }
+    }
+
+    fn call<T>(&self, fd: BorrowedFd<'_>, argument: &mut T) -> io::Result<()> {
+        // SAFETY: `argument` is one of the structures above, whose first number is its length in bytes.
+        match unsafe { (self.fcntl)(fd.as_raw_fd(), std::ptr::from_mut(argument).cast()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+fn loader_says(name: &CStr) -> String {
+    // SAFETY: the loader's message is a string that is valid until its next call in this thread.
+    let text = unsafe {
+        let text = libc::dlerror();
+        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+    };
+    text.unwrap_or_else(|| format!("{} cannot be loaded", name.to_string_lossy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_structures_are_those_of_the_header_file() {
+        let sizes = [size_of::<Header>(), size_of::<BlockRange>(), size_of::<MultipleAccessRange>()];
+        assert_eq!(sizes, [16, 24, 16 + 16 + 16 * 24]);
+        assert_eq!([size_of::<FreeRange>(), size_of::<Cancel>()], [40, 24]);
+    }
+
+    #[test]
+    fn no_more_ranges_than_fit_are_kept() {
+        let all: Ranges = (0..20).map(|n| BlockRange::new(n, 0, 10)).collect();
+        assert_eq!((all.len(), all[7].block), (RANGES_MAX, 7));
+        let none: Ranges = std::iter::empty().collect();
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_named() {
+        let said = Library::load(c"/nowhere/libgpfs.so").unwrap_err();
+        assert!(said.contains("/nowhere/libgpfs.so"), "{said}");
+        let said = Library::load(c"libc.so.6").unwrap_err();
+        assert!(said.contains("gpfs_fcntl"), "{said}");
+        assert!(Library::is_loaded(c"libc.so.6") && !Library::is_loaded(c"/nowhere/libgpfs.so"));
+    }
+}

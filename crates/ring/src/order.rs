@@ -1,0 +1,237 @@
+//! Hints that a program is to give itself: what travels over the connection that it opened with
+//! [`Helper`](crate::message::ToManager::Helper). One order or answer a packet; each order is answered before the next
+//! one is sent. Numbers are little-endian, of four bytes where nothing else is said; the first is the kind and the
+//! second the [version](crate::message::VERSION).
+//!
+//! | kind | packet | goes to | after the version | descriptors |
+//! |---|---|---|---|---|
+//! | 33 | Ranges | program | how many to bring in, to give back; each: block (8 bytes), start, length | the file |
+//! | 34 | Free | program | start, bytes (8 bytes each) | the file |
+//! | 35 | Cancel | program | – | the file |
+//! | 49 | Answer | manager | errno or 0, how many ranges were taken on | – |
+//!
+//! The descriptor is the program's own open file, as it registered it: whatever the program did with its number since
+//! then, the hint is for that file. The program builds the call itself, so that a manager can ask for these hints and
+//! for nothing else.
+
+use impresario_gpfs::{BlockRange, Hint, RANGES_MAX, Ranges};
+
+use crate::message::{Malformed, VERSION};
+
+/// Bytes of the longest order.
+pub const ORDER_BYTES_MAX: usize = 16 + 2 * RANGES_MAX * RANGE_BYTES;
+/// Bytes of an answer.
+pub const ANSWER_BYTES: usize = 16;
+
+const RANGE_BYTES: usize = 16;
+const RANGES: u32 = 33;
+const FREE: u32 = 34;
+const CANCEL: u32 = 35;
+const ANSWER: u32 = 49;
+
+/// An order as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    bytes: [u8; ORDER_BYTES_MAX],
+    len: usize,
+}
+
+impl Order {
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn add(&mut self, number: &[u8]) {
+        self.bytes[self.len..self.len + number.len()].copy_from_slice(number);
+        self.len += number.len();
+    }
+}
+
+/// The order to give a hint.
+pub fn encode(hint: &Hint) -> Order {
+    let mut order = Order { bytes: [0; ORDER_BYTES_MAX], len: 0 };
+    let kind = match hint {
+        Hint::Ranges { .. } => RANGES,
+        Hint::Free { .. } => FREE,
+        Hint::Cancel => CANCEL,
+    };
+    order.add(&kind.to_le_bytes());
+    order.add(&VERSION.to_le_bytes());
+    match hint {
+        Hint::Ranges { access, release } => {
+            order.add(&(access.len() as u32).to_le_bytes());
+            order.add(&(release.len() as u32).to_le_bytes());
+            for range in access.iter().chain(&**release) {
+                order.add(&range.block.to_le_bytes());
+                order.add(&range.start.to_le_bytes());
+                order.add(&range.length.to_le_bytes());
+            }
+        }
+        Hint::Free { start, bytes } => {
+            order.add(&start.to_le_bytes());
+            order.add(&bytes.to_le_bytes());
+        }
+        Hint::Cancel => {}
+    }
+    order
+}
+
+/// Reads an order.
+///
+/// # Errors
+/// [`Malformed`]: leave this manager alone.
+pub fn decode(bytes: &[u8]) -> Result<Hint, Malformed> {
+    let mut rest = Rest { bytes, all: bytes.len() };
+    let kind = rest.u32()?;
+    match rest.u32()? {
+        VERSION => {}
+        other => return Err(Malformed::Version(other)),
+    }
+    let hint = match kind {
+        RANGES => {
+            let (access, release) = (rest.count()?, rest.count()?);
+            Hint::Ranges { access: rest.ranges(access)?, release: rest.ranges(release)? }
+        }
+        FREE => Hint::Free { start: rest.not_negative()?, bytes: rest.not_negative()? },
+        CANCEL => Hint::Cancel,
+        other => return Err(Malformed::Kind(other)),
+    };
+    if rest.bytes.is_empty() { Ok(hint) } else { Err(Malformed::Length(bytes.len())) }
+}
+
+struct Rest<'a> {
+    bytes: &'a [u8],
+    all: usize,
+}
+
+impl Rest<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (first, rest) = self.bytes.split_first_chunk().ok_or(Malformed::Length(self.all))?;
+        self.bytes = rest;
+        Ok(*first)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn not_negative(&mut self) -> Result<i64, Malformed> {
+        match self.take().map(i64::from_le_bytes)? {
+            negative @ ..0 => Err(Malformed::Value(negative as u32)),
+            number => Ok(number),
+        }
+    }
+
+    fn count(&mut self) -> Result<usize, Malformed> {
+        match self.u32()? {
+            count if count as usize <= RANGES_MAX => Ok(count as usize),
+            more => Err(Malformed::Value(more)),
+        }
+    }
+
+    fn ranges(&mut self, count: usize) -> Result<Ranges, Malformed> {
+        let mut all = [BlockRange::default(); RANGES_MAX];
+        for place in &mut all[..count] {
+            let block = self.not_negative()?;
+            let (start, length) = (self.take().map(i32::from_le_bytes)?, self.take().map(i32::from_le_bytes)?);
+            if start < 0 || length <= 0 {
+                return Err(Malformed::Value(start.min(length) as u32));
+            }
+            *place = BlockRange::new(block, start, length);
+        }
+        Ok(all.into_iter().take(count).collect())
+    }
+}
+
+/// What became of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// 0, or why it failed.
+    pub errno: u32,
+    /// How many of the ranges to bring in were taken on.
+    pub accepted: u32,
+}
+
+impl Answer {
+    /// The packet that carries it.
+    pub fn encode(self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        for (place, number) in bytes.chunks_exact_mut(4).zip([ANSWER, VERSION, self.errno, self.accepted]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// [`Malformed`]: send it no more orders.
+    pub fn decode(bytes: &[u8]) -> Result<Answer, Malformed> {
+        let mut rest = Rest { bytes, all: bytes.len() };
+        match (rest.u32()?, rest.u32()?) {
+            (ANSWER, VERSION) => {}
+            (ANSWER, other) => return Err(Malformed::Version(other)),
+            (other, _) => return Err(Malformed::Kind(other)),
+        }
+        let answer = Answer { errno: rest.u32()?, accepted: rest.u32()? };
+        if rest.bytes.is_empty() { Ok(answer) } else { Err(Malformed::Length(bytes.len())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ranges() -> impl Strategy<Value = Ranges> {
+        let range = (0..=i64::MAX, 0..=i32::MAX, 1..=i32::MAX).prop_map(|(b, s, l)| BlockRange::new(b, s, l));
+        proptest::collection::vec(range, 0..=RANGES_MAX).prop_map(|all| all.into_iter().collect())
+    }
+
+    fn hint() -> impl Strategy<Value = Hint> {
+        prop_oneof![
+            (ranges(), ranges()).prop_map(|(access, release)| Hint::Ranges { access, release }),
+            (0..=i64::MAX, 0..=i64::MAX).prop_map(|(start, bytes)| Hint::Free { start, bytes }),
+            Just(Hint::Cancel),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn orders_and_answers_arrive_as_they_were(hint in hint(), errno: u32, accepted: u32,
+                                                  cut in 0..ORDER_BYTES_MAX) {
+            let order = encode(&hint);
+            prop_assert_eq!(decode(order.as_bytes()), Ok(hint));
+            prop_assert!(decode(&[order.as_bytes(), &[0]].concat()).is_err());
+            if cut < order.as_bytes().len() {
+                prop_assert!(decode(&order.as_bytes()[..cut]).is_err());
+            }
+            let answer = Answer { errno, accepted };
+            prop_assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+            prop_assert!(Answer::decode(order.as_bytes()).is_err() && decode(&answer.encode()).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_an_order_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..80),
+                                             kind in 32u32..50) {
+            let likely = [&kind.to_le_bytes()[..], &VERSION.to_le_bytes(), &bytes].concat();
+            let _ = (decode(&bytes), Answer::decode(&bytes), Answer::decode(&likely));
+            if let Ok(hint) = decode(&likely) {
+                let again = encode(&hint);
+                prop_assert_eq!(again.as_bytes(), &likely[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_that_cannot_be_are_refused() {
+        let order = |start, length| {
+            let access = [BlockRange::new(0, start, length)].into_iter().collect();
+            decode(encode(&Hint::Ranges { access, release: Ranges::default() }).as_bytes())
+        };
+        assert!(order(0, 1).is_ok() && order(-1, 1).is_err() && order(0, 0).is_err());
+        let many = [RANGES, VERSION, 9, 0].map(u32::to_le_bytes).concat();
+        assert_eq!(decode(&many), Err(Malformed::Value(9)));
+    }
+}

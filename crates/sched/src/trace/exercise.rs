@@ -1,0 +1,83 @@
+//! What the decoder must survive: one function that the fuzzer and the property tests share.
+
+use super::encode::checksum;
+use super::*;
+
+/// Decodes arbitrary bytes: as a trace, as what follows a trace's beginning, and as the blocks of a trace whose
+/// checksums are right, each with a byte for its kind and two for its length before it.
+///
+/// # Panics
+/// When the decoder breaks a promise: it goes no further, makes more of bytes than they can hold, names what was not
+/// defined, or reads what cannot be written and read again.
+pub fn decode_everything(bytes: &[u8]) {
+    decode(bytes);
+    let mut begun = MAGIC.to_vec();
+    begun.push(VERSION);
+    begun.extend(bytes);
+    decode(&begun);
+    let mut blocks = Encoder::new(&Header::default()).sealed().to_vec();
+    let mut rest = bytes;
+    while let Some((&[kind, low, high], after)) = rest.split_first_chunk() {
+        let len = usize::from(u16::from_le_bytes([low, high])).min(after.len());
+        let (payload, after) = after.split_at(len);
+        let frame = [kind, len as u8, (len >> 8) as u8, 0];
+        blocks.extend(frame);
+        blocks.extend(checksum(&frame, payload).to_le_bytes());
+        blocks.extend(payload);
+        rest = after;
+    }
+    decode(&blocks);
+}
+
+fn decode(bytes: &[u8]) {
+    let mut decoder = Decoder::new();
+    let mut records = Vec::new();
+    let mut rest = bytes;
+    loop {
+        let before = records.len();
+        match decoder.step(rest, &mut records) {
+            Ok(Step::Used(n) | Step::Closed(n)) => {
+                assert!(n > 0 && n <= rest.len(), "it goes no further");
+                rest = &rest[n..];
+            }
+            Ok(Step::Need(n)) => {
+                assert!(n > rest.len(), "it asks for what it has");
+                break;
+            }
+            Err(_) => {
+                assert_eq!(records.len(), before, "it gives records of a block that it refuses");
+                break;
+            }
+        }
+    }
+    // A record takes two bytes at least, a definition too.
+    let (files, origins) = (decoder.files(), decoder.origins());
+    assert!(records.len() + files.len() + origins.len() <= bytes.len() / 2);
+    let known = |r: &Record| (r.file.0 as usize) < files.len() && (r.origin.0 as usize) < origins.len();
+    assert!(records.iter().all(known), "a record of a file or origin that was not defined");
+    there_and_back(&records);
+}
+
+/// What was read can be written and read again.
+fn there_and_back(records: &[Record]) {
+    let mut encoder = Encoder::new(&Header::default());
+    let most = |number: fn(&Record) -> u32| records.iter().map(number).max().map_or(0, |most| most + 1);
+    for n in 0..most(|r| r.file.0) {
+        let file = FileInfo { key: u64::from(n) + 1, ..FileInfo::default() };
+        assert!(encoder.define_file(&file).is_ok());
+    }
+    for n in 0..most(|r| r.origin.0) {
+        let origin = Origin { process: n, ..Origin::default() };
+        assert!(encoder.define_origin(&origin).is_ok());
+    }
+    let written = records.iter().take_while(|record| encoder.push(record).is_ok()).count();
+    encoder.finish();
+    let (mut decoder, mut again, mut rest) = (Decoder::new(), Vec::new(), encoder.sealed());
+    while !decoder.is_closed() {
+        match decoder.step(rest, &mut again) {
+            Ok(Step::Used(n) | Step::Closed(n)) => rest = &rest[n..],
+            other => panic!("what was written is not read: {other:?}"),
+        }
+    }
+    assert_eq!(again, records[..written]);
+}
