@@ -18,7 +18,7 @@ pub(super) struct Examined {
     pub(super) path: PathBuf,
     /// Reads go through the page cache.
     pub(super) cached: bool,
-    /// Open for reading.
+    /// Open for reading; not so a mere name of the file (`O_PATH`), of which a record can be kept all the same.
     pub(super) readable: bool,
 }
 
@@ -26,9 +26,6 @@ pub(super) struct Examined {
 /// user-space file system is not asked, so that one that does not answer cannot hold the manager up.
 pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
     let flags = rustix::fs::fcntl_getfl(fd).ok()?;
-    if flags.contains(OFlags::PATH) {
-        return None;
-    }
     let (file_type, id, size_bytes) = stat(fd)?;
     if file_type != FileType::RegularFile {
         return None;
@@ -39,7 +36,7 @@ pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
         size_bytes,
         path: PathBuf::from(OsString::from_vec(path.into_bytes())),
         cached: !flags.contains(OFlags::DIRECT),
-        readable: matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
+        readable: !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
     })
 }
 
@@ -78,9 +75,9 @@ mod tests {
         let expected = Examined { id, size_bytes: 100, path: path.clone(), cached: true, readable: true };
         assert_eq!(examine(file.as_fd()), Some(expected.clone()));
         let written = open(std::fs::File::options().write(true));
-        assert_eq!(examine(written.as_fd()), Some(Examined { readable: false, ..expected }));
+        assert_eq!(examine(written.as_fd()), Some(Examined { readable: false, ..expected.clone() }));
         let named = open(std::fs::File::options().read(true).custom_flags(libc::O_PATH));
-        assert_eq!(examine(named.as_fd()), None);
+        assert_eq!(examine(named.as_fd()), Some(Examined { readable: false, ..expected.clone() }));
         let (pipe, _) = std::io::pipe().unwrap();
         for other in
             [pipe.as_fd(), std::fs::File::open("/dev/null").unwrap().as_fd(), std::fs::File::open("/").unwrap().as_fd()]

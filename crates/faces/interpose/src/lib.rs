@@ -9,6 +9,7 @@
 //! means that the program runs on unobserved.
 
 mod consumer;
+mod locks;
 mod log;
 mod own;
 mod paths;

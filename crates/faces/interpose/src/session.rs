@@ -25,6 +25,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{FileType, OFlags};
 
 use crate::consumer::{Claim, Consumer, Event};
+use crate::locks;
 use crate::log::{self, Line};
 use crate::own::{self, Own};
 use crate::paths::{self, NoPath, ProcName};
@@ -194,6 +195,11 @@ impl Assist {
     pub fn own_numbers(&self) -> [Option<i32>; 2] {
         let (a, b) = (SOCKET.number(), EVENT.number());
         if a.is_some_and(|a| b.is_none_or(|b| a < b)) { [a, b] } else { [b, a] }
+    }
+
+    /// To be called before the program locks a part of a file for itself as a process.
+    pub fn locking(&self) {
+        locks::begin();
     }
 
     /// Frees a number that the program wants for itself.
@@ -434,7 +440,8 @@ fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble>
 ///
 /// What is open for reading only is shared with the manager, so that it can advise on the program's own open file. What
 /// can be written is opened once more for reading: a manager that held the writable file a moment longer than the
-/// program would keep it from being executed, and keep locks.
+/// program would keep it from being executed, and keep locks. In a program that locks files, the manager gets no more than
+/// a name of it, for the record.
 fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool, apart: bool) -> Claim {
     let file = NEXT_FILE.fetch_add(1, Relaxed);
     let writes = access != OFlags::RDONLY;
@@ -443,13 +450,13 @@ fn register(fd: BorrowedFd<'_>, number: i32, access: OFlags, opened: bool, apart
     flags |= if writes { register::WRITE } else { 0 };
     let sent = if writes || apart {
         flags |= register::REOPENED;
-        let again = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let again = locks::how_to_open_again();
         let name = ProcName::new(number);
         let Ok(other) = rustix::fs::open(name.as_c_str(), again, rustix::fs::Mode::empty()) else {
             return Claim::Ignore;
         };
         let sent = send(ToManager::Register { file, flags }, Some(other.as_fd()));
-        own::close_raw(other);
+        locks::close_again(other, again);
         sent
     } else {
         send(ToManager::Register { file, flags }, Some(fd))

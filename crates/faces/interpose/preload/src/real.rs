@@ -113,6 +113,8 @@ real! {
     __fcntl(c_int, c_int, c_ulong) -> c_int;
     fcntl64(c_int, c_int, c_ulong) -> c_int;
     flock(c_int, c_int) -> c_int;
+    lockf(c_int, c_int, off_t) -> c_int;
+    lockf64(c_int, c_int, off_t) -> c_int;
     prctl(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
 
     __read(c_int, Buffer, size_t) -> ssize_t;

@@ -264,11 +264,23 @@ fn the_librarys_descriptors_are_out_of_the_programs_reach() {
 #[test]
 fn edges_with_and_without_a_manager() {
     let stage = Stage::new(&[]);
-    let cases = ["limits", "cancels", "executes", "sandboxed", "reads", "opens", "streams", "forks", "dups", "signals"];
+    let cases = [
+        "limits",
+        "cancels",
+        "executes",
+        "locks",
+        "sandboxed",
+        "reads",
+        "opens",
+        "streams",
+        "forks",
+        "dups",
+        "signals",
+    ];
     for case in cases.into_iter().chain(["copies", "aio", "libaio", "closes", "threads", "many"]) {
         stage.run(case, Path::new("/nowhere/socket"), false);
     }
-    for case in &cases[..4] {
+    for case in &cases[..5] {
         for mode in [Mode::Advise, Mode::Record] {
             stage.told(case, mode);
         }

@@ -1,4 +1,4 @@
-//! dup, dup2, dup3, fcntl, flock: what gives descriptors other numbers, or ties something to the open file itself.
+//! dup, dup2, dup3, fcntl, flock, lockf: what gives descriptors other numbers, or ties something to the open file itself.
 //!
 //! A duplicate is asked about at its first use and registered under a number of its own.
 
@@ -62,6 +62,11 @@ fn locked(fd: c_int) {
     }
 }
 
+/// To be called before the program takes a lock of its process.
+fn locking() {
+    TABLE.consumer().locking();
+}
+
 fn noted(fd: c_int, command: c_int, result: c_int) -> c_int {
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         fresh(result);
@@ -76,6 +81,9 @@ macro_rules! fcntls {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
             let Some(real) = real::$name.get() else { return missing() };
+            if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
+                locking();
+            }
             // SAFETY: the caller's arguments; one that the caller did not pass is any number, which is not looked at.
             noted(fd, command, unsafe { real(fd, command, argument) })
         }
@@ -93,3 +101,17 @@ pub unsafe extern "C-unwind" fn flock(fd: c_int, operation: c_int) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe { real(fd, operation) }
 }
+
+macro_rules! lockfs {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int, operation: c_int, len: libc::off_t) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            locking();
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd, operation, len) }
+        }
+    )* };
+}
+
+lockfs! { lockf lockf64 }

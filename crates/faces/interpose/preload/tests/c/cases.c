@@ -401,6 +401,37 @@ static void executes(void) {
     CHECK(unlink(made) == 0);
 }
 
+/* Whether another process finds the first bytes of a file locked by this one. */
+static int locked_by_us(const char *name) {
+    pid_t us = getpid(), pid = fork();
+    int status = 0;
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        struct flock other = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 4};
+        int fd = open(name, O_RDWR);
+        _exit(fd >= 0 && fcntl(fd, F_GETLK, &other) == 0 && other.l_type == F_WRLCK && other.l_pid == us ? 0 : 1);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status) == 0;
+}
+
+/* A lock of the process is lost when any descriptor of its file is closed: the library must close none. */
+static void locks(void) {
+    char made[4096];
+    snprintf(made, sizeof made, "%s.locks", path);
+    for (int by_lockf = 0; by_lockf < 2; by_lockf++) {
+        int fd = open(made, O_RDWR | O_CREAT | O_TRUNC, 0644), twin;
+        struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        CHECK(fd >= 0 && write(fd, "0123456789", 10) == 10 && lseek(fd, 0, SEEK_SET) == 0);
+        CHECK((by_lockf ? lockf(fd, F_TLOCK, 10) : fcntl(fd, F_SETLK, &all)) == 0 && locked_by_us(made));
+        twin = dup(fd); /* is met for the first time by this read */
+        CHECK(twin >= 0 && pread(twin, buf, 4, 0) == 4 && !memcmp(buf, "0123", 4));
+        CHECK(pread(fd, buf, 4, 2) == 4 && locked_by_us(made));
+        CHECK(flock(fd, LOCK_SH) == 0 && pread(fd, buf, 4, 2) == 4 && locked_by_us(made));
+        CHECK(close(twin) == 0 && close(fd) == 0 && unlink(made) == 0);
+    }
+}
+
 static void sandboxed(void) {
     int fd = open(path, O_RDONLY), next = open(other, O_RDONLY);
     CHECK(read(fd, buf, 10) == 10);
@@ -462,6 +493,7 @@ int main(int argc, char **argv) {
     CASE("limits", limits());
     CASE("cancels", cancels());
     CASE("executes", executes());
+    CASE("locks", locks());
     CASE("sandboxed", sandboxed());
     CASE("long", long_run(argv[4]));
     return 2;
