@@ -1,6 +1,7 @@
 //! Starts programs with the library in them, under an advice manager of their own or that of the node.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -186,7 +187,64 @@ impl Programs {
     }
 }
 
-/// A place for the socket of a manager of our own, that only this user can reach.
+/// Names of the folders of [`own_socket`] begin so.
+const FOLDER: &str = "impresario-assist-";
+
+/// A place for the socket of a manager of our own, that only this user can reach. Places that managers left behind when
+/// they were killed are removed.
 pub fn own_socket() -> Result<tempfile::TempDir> {
-    tempfile::Builder::new().prefix("impresario-assist-").tempdir().context("making a folder for the manager's socket")
+    let place = std::env::temp_dir();
+    remove_left_behind(&place);
+    tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place).context("making a folder for the manager's socket")
+}
+
+/// Removes this user's folders whose socket nobody listens at. Others, and what else may be in them, stay.
+fn remove_left_behind(place: &Path) {
+    let own = |folder: &Path| {
+        let named = folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(FOLDER.as_bytes()));
+        named && folder.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == rustix::process::geteuid().as_raw())
+    };
+    for folder in std::fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let socket = folder.join("socket");
+        if own(&folder) && nobody_listens(&socket) && std::fs::remove_file(&socket).is_ok() {
+            let _ = std::fs::remove_dir(&folder);
+        }
+    }
+}
+
+/// Whether a socket is there whose listener is gone.
+fn nobody_listens(socket: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(ours) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else { return false };
+    SocketAddrUnix::new(socket).is_ok_and(|name| connect(&ours, &name) == Err(rustix::io::Errno::CONNREFUSED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_killed_managers_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let folder = place.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            folder
+        };
+        let bound = |folder: &Path| {
+            use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+            let ours = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            bind(&ours, &SocketAddrUnix::new(folder.join("socket")).unwrap()).unwrap();
+            listen(&ours, 1).unwrap();
+            ours
+        };
+        let [dead, alive, fresh, other] =
+            ["impresario-assist-1", "impresario-assist-2", "impresario-assist-3", "somebody-s"].map(folder);
+        drop((bound(&dead), bound(&other)));
+        let listens = bound(&alive);
+        remove_left_behind(place.path());
+        assert_eq!([&dead, &alive, &fresh, &other].map(|folder| folder.exists()), [false, true, true, true]);
+        drop(listens);
+    }
 }
