@@ -67,6 +67,8 @@ static OFF: AtomicBool = AtomicBool::new(false);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static SOCKET: Own = Own::new();
 static EVENT: Own = Own::new();
+/// What [`Assist::await_answer`] was told.
+static AWAITED_MS: AtomicU64 = AtomicU64::new(0);
 /// Never the same twice in a process or its forked children.
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 static NEXT_FILE: AtomicU32 = AtomicU32::new(Claim::FIRST);
@@ -113,10 +115,13 @@ impl Assist {
     }
 
     /// Waits for the answer to Hello, at most so long and never more than ten seconds. For recorded runs only, which are
-    /// to miss nothing; to be called when the library is loaded. A manager that is absent or ends is not waited for.
+    /// to miss nothing; to be called when the library is loaded. Forked children wait as long. A manager that is absent or
+    /// ends is not waited for.
     pub fn await_answer(&self, patience_ms: u64) {
         const PATIENCE_MS_MOST: u64 = 10_000;
-        let end = now_ns().saturating_add(patience_ms.min(PATIENCE_MS_MOST) * 1_000_000);
+        let patience_ms = patience_ms.min(PATIENCE_MS_MOST);
+        AWAITED_MS.store(patience_ms, Relaxed);
+        let end = now_ns().saturating_add(patience_ms * 1_000_000);
         while self.state() == State::Asked && now_ns() < end {
             let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: ANSWER_NS_LATE as _ };
             quietly(|| {
@@ -167,6 +172,10 @@ impl Assist {
             PAGE.helper.store(helper::NONE, SeqCst);
             after_fork();
         });
+        let patience_ms = AWAITED_MS.load(Relaxed);
+        if patience_ms > 0 {
+            self.await_answer(patience_ms);
+        }
     }
 
     /// Makes no system call any more: the program is about to restrict what it may call.

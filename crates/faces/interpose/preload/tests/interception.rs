@@ -11,6 +11,8 @@ use support::{Manager, Told, compile, preloaded, run};
 struct Stage {
     dir: tempfile::TempDir,
     program: PathBuf,
+    /// How long the program waits for the manager.
+    wait_ms: Option<&'static str>,
 }
 
 impl Stage {
@@ -22,7 +24,7 @@ impl Stage {
             .unwrap();
         let lines: String = (0..500).map(|i| format!("line {i}\n")).collect();
         std::fs::write(dir.path().join("data/lines"), lines).unwrap();
-        Stage { dir, program }
+        Stage { dir, program, wait_ms: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -33,6 +35,9 @@ impl Stage {
         let mut command = preloaded(&self.program, socket);
         if manager {
             command.env("EXPECT_MANAGER", "1");
+        }
+        if let Some(wait_ms) = self.wait_ms {
+            command.env("IMPRESARIO_ASSIST_WAIT_MS", wait_ms);
         }
         let output = run(command.arg(case).arg(self.path("bytes")).arg(self.path("lines")));
         let text = String::from_utf8_lossy(&output.stdout);
@@ -188,6 +193,16 @@ fn children_speak_for_themselves() {
     // The forked child, and the executed one, which met its standard input open.
     assert_eq!(ranges, reads(&[(100, 50), (160, 12)]));
     assert!(others.iter().all(|t| t.flags & register::FOUND != 0));
+}
+
+/// Recorded programs wait for the manager at their start, and their forked children do.
+#[test]
+fn children_that_are_recorded_miss_nothing() {
+    let stage = Stage { wait_ms: Some("5000"), ..Stage::new(&[]) };
+    let told = stage.told("hasty", Mode::Record);
+    let mut first: Vec<_> = told.iter().filter(|t| t.client != told[0].client).map(|t| t.ranges()[0]).collect();
+    first.sort_by_key(|r| r.1);
+    assert_eq!(first, reads(&std::array::from_fn::<_, 20, _>(|i| (1000 + 50 * i as u64, 50))));
 }
 
 #[test]

@@ -211,6 +211,20 @@ static void forks(const char *self) {
     CHECK(read(fd, buf, 7) == 7 && right(buf, 172, 7) && close(fd) == 0);
 }
 
+/* A child that reads at once and is gone. */
+static void hasty(void) {
+    int fd = open(path, O_RDONLY);
+    CHECK(read(fd, buf, 100) == 100);
+    for (int i = 0; i < 20; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            CHECK(pread(fd, buf, 50, 1000 + 50 * i) == 50 && right(buf, 1000 + 50 * i, 50));
+            _exit(0);
+        }
+        reap(pid);
+    }
+}
+
 static void from_stdin(void) {
     CHECK(read(0, buf, 12) == 12 && right(buf, 160, 12));
 }
@@ -482,6 +496,7 @@ int main(int argc, char **argv) {
     CASE("streams", streams());
     CASE("threads", threads());
     CASE("forks", forks(argv[0]));
+    CASE("hasty", hasty());
     CASE("stdin", from_stdin());
     CASE("dups", dups());
     CASE("signals", signals());
