@@ -438,6 +438,7 @@ impl<T: Send + 'static> Engine<T> {
             capacity: config.queue_requests,
             cost: config.cost,
             pieces: config.pieces,
+            statistics: true,
         };
         let mut core = Core::new(core_config, &config.policy)?;
         let clock = Event::SharedClock { offset_ns: shared_clock_offset_ns(), error_ns: 0 };

@@ -29,6 +29,9 @@ pub struct CoreConfig {
     pub cost: CostModel,
     /// The driver takes requests piece by piece ([`Part::from`](crate::Part::from) above 0, several batches with parts of one request).
     pub pieces: bool,
+    /// Statistics are kept. Nothing is decided by them; a simulation of a thousand cores that asks none of them does
+    /// without their time and memory.
+    pub statistics: bool,
 }
 
 impl CoreConfig {
@@ -44,6 +47,7 @@ impl CoreConfig {
             capacity,
             cost: CostModel::default(),
             pieces: false,
+            statistics: true,
         }
     }
 }

@@ -97,7 +97,10 @@ pub struct Core {
     corrector: Corrector,
     queued: u32,
     blocked: u32,
-    statistics: Statistics,
+    /// No lane is held longer.
+    held_to: Nanos,
+    /// None where the driver wants none.
+    statistics: Option<Box<Statistics>>,
     selected: Vec<Slot>,
     released: Vec<Slot>,
 }
@@ -126,6 +129,7 @@ impl Core {
             config,
         };
         ground.apply_limits(&*policy);
+        let statistics = ground.config.statistics.then(Box::default);
         Ok(Core {
             conflicts: Conflicts::new(ground.config.shared_space),
             corrector: Corrector::new(ground.config.cost.clone(), ground.lanes.len()),
@@ -137,7 +141,8 @@ impl Core {
             free_flights: Vec::new(),
             queued: 0,
             blocked: 0,
-            statistics: Statistics::default(),
+            held_to: Nanos::ZERO,
+            statistics,
             selected: Vec::new(),
             released: Vec::new(),
         })
@@ -155,12 +160,14 @@ impl Core {
             self.ground.table.renew();
         }
         let slot = self.ground.table.insert(request).ok_or(Full)?;
-        self.statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
-        self.statistics.throughputs.arrived(now, request.job);
+        if let Some(statistics) = &mut self.statistics {
+            statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
+            statistics.throughputs.arrived(now, request.job);
+        }
         if self.conflicts.enter(&self.ground.table, slot) {
             self.ground.table.set_state(slot, State::Blocked);
             self.blocked += 1;
-            self.statistics.blocked += 1;
+            self.count(|s| &mut s.blocked);
         } else {
             self.admit(now, slot);
         }
@@ -199,8 +206,10 @@ impl Core {
             Choice::Serve | Choice::ServeThrough => Next::Dispatch(self.dispatch(now)),
             Choice::ServePiece { len_bytes } => Next::Dispatch(self.dispatch_piece(now, len_bytes)),
             Choice::Wait { until, reason } => {
-                // A hold that ends is an end of waiting too.
-                let held = self.ground.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min();
+                // A hold that ends is an end of waiting too. There are seldom any, and there may be thousands of lanes.
+                let held = (self.held_to > now)
+                    .then(|| self.ground.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min())
+                    .flatten();
                 let reason = if reason == WaitReason::Empty { WaitReason::LanesBusy } else { reason };
                 Next::Wait { until: held.map_or(until, |h| until.min(h)), reason }
             }
@@ -225,7 +234,11 @@ impl Core {
                     pieced.in_flight += 1;
                     from = lane_offset - pieced.whole.lane_offset;
                 }
-                None => self.statistics.queue_ns.record(now.since(table.arrival(slot)).0),
+                None => {
+                    if let Some(statistics) = &mut self.statistics {
+                        statistics.queue_ns.record(now.since(table.arrival(slot)).0);
+                    }
+                }
             }
             parts.push(Part { id: table.id(slot), from, len, lane_offset });
             end = end.max(table.end(slot));
@@ -245,7 +258,9 @@ impl Core {
         }
         let (mut extent, op) = (table.extent(slot), table.op(slot));
         let pieced = self.pieced.entry(slot).or_insert_with(|| {
-            self.statistics.queue_ns.record(now.since(table.arrival(slot)).0);
+            if let Some(statistics) = &mut self.statistics {
+                statistics.queue_ns.record(now.since(table.arrival(slot)).0);
+            }
             Pieced { whole: extent, in_flight: 0 }
         });
         pieced.in_flight += 1;
@@ -259,8 +274,8 @@ impl Core {
     /// Counts the selected requests as a batch in flight.
     fn fly(&mut self, extent: Extent, op: Op, parts: Vec<Part>) -> Batch {
         let bytes = if op.is_data() { extent.len } else { 0 };
-        if op.is_data() {
-            self.statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
+        if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data()) {
+            statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
         }
         self.ground.in_flight_batches += 1;
         let lane = &mut self.ground.lanes[extent.lane.index()];
@@ -316,19 +331,14 @@ impl Core {
         // Nothing ends in the future; a driver whose clocks differ must not teach the cost model that.
         let (started, finished) = (completion.started, completion.finished.min(now));
         let service = finished.since(started);
-        self.statistics.service_ns.record(service.0);
+        if let Some(statistics) = &mut self.statistics {
+            statistics.ended(op, service, completion.bytes_done);
+        }
         if completion.errno == 0
             && completion.bytes_done == bytes
             && let Some(cost) = self.corrector.observe(extent.lane, op, bytes, (started, finished.max(started)))
         {
             self.ground.config.cost = cost;
-        }
-        match op {
-            Op::Read => self.statistics.read_bytes = self.statistics.read_bytes.saturating_add(completion.bytes_done),
-            Op::Write => {
-                self.statistics.write_bytes = self.statistics.write_bytes.saturating_add(completion.bytes_done)
-            }
-            _ => {}
         }
         if op.is_data() {
             let (end, errno) = (extent.end(), completion.errno);
@@ -337,10 +347,10 @@ impl Core {
         }
         for &slot in &slots {
             if completion.errno != 0 {
-                self.statistics.failed += 1;
+                self.count(|s| &mut s.failed);
             }
             if self.is_whole(slot) {
-                self.statistics.completed += 1;
+                self.count(|s| &mut s.completed);
                 let got = if op.is_data() && completion.errno == 0 { self.ground.table.len_bytes(slot) } else { 0 };
                 self.retire(now, slot, got);
             }
@@ -370,7 +380,9 @@ impl Core {
 
     /// Frees the slot of a request that got so many bytes, and admits what it blocked.
     fn retire(&mut self, now: Nanos, slot: Slot, got_bytes: u64) {
-        self.statistics.throughputs.ended(now, self.ground.table.job(slot), got_bytes);
+        if let Some(statistics) = &mut self.statistics {
+            statistics.throughputs.ended(now, self.ground.table.job(slot), got_bytes);
+        }
         let mut released = std::mem::take(&mut self.released);
         self.conflicts.leave(&self.ground.table, slot, &mut released);
         self.ground.table.remove(slot);
@@ -388,7 +400,7 @@ impl Core {
             State::InFlight => Cancelled::InFlight,
             State::Free => Cancelled::Unknown,
             state => {
-                self.statistics.cancelled += 1;
+                self.count(|s| &mut s.cancelled);
                 self.withdraw(now, slot, state)
             }
         }
@@ -437,7 +449,7 @@ impl Core {
         let mut requests = Vec::with_capacity(slots.len());
         for slot in slots.into_iter().rev() {
             let (request, state) = (self.ground.table.request(slot), self.ground.table.state(slot));
-            self.statistics.cancelled += 1;
+            self.count(|s| &mut s.cancelled);
             self.withdraw(now, slot, state);
             requests.push(request);
         }
@@ -468,6 +480,7 @@ impl Core {
     pub fn hold(&mut self, lane: LaneId, until: Nanos) {
         if let Some(lane) = self.ground.lanes.get_mut(lane.index()) {
             lane.hold_until = until;
+            self.held_to = self.held_to.max(until);
         }
     }
 
@@ -489,6 +502,11 @@ impl Core {
             request.extent = pieced.whole;
         }
         Some(request)
+    }
+
+    /// What is known of an outstanding request is needed soon.
+    pub fn fetch(&self, id: RequestId) {
+        self.ground.table.fetch(Slot(id.0 as u32));
     }
 
     /// The stable keys of identities, to be told to policies that go by them.
@@ -519,7 +537,16 @@ impl Core {
 
     /// Zeroes the statistics.
     pub fn reset_statistics(&mut self) {
-        self.statistics.reset();
+        if let Some(statistics) = &mut self.statistics {
+            statistics.reset();
+        }
+    }
+
+    /// Counts one more of something.
+    fn count(&mut self, of: impl FnOnce(&mut Statistics) -> &mut u64) {
+        if let Some(statistics) = &mut self.statistics {
+            *of(statistics) += 1;
+        }
     }
 
     /// Policy, queues and statistics.
@@ -541,7 +568,7 @@ impl Core {
                 })
                 .collect(),
             cost: self.corrector.status(),
-            statistics: self.statistics.report(),
+            statistics: self.statistics.as_ref().map(|s| s.report()).unwrap_or_default(),
         }
     }
 }

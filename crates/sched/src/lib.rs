@@ -10,6 +10,7 @@ pub mod correction;
 pub mod cost;
 mod names;
 pub mod policy;
+pub mod prefetch;
 mod sorted;
 pub mod spec;
 pub mod stats;

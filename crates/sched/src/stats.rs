@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::throughput::Throughputs;
-use crate::types::{FileId, Nanos};
+use crate::types::{FileId, Nanos, Op};
 
 /// Jain's fairness index of the given shares: 1 when all are equal or there is nothing to compare, 1/n when one has
 /// everything.
@@ -160,6 +160,16 @@ impl Statistics {
             Some((last, offset)) if last == file => self.offset_distance_bytes.record(offset.abs_diff(file_offset)),
             Some(_) => self.file_switches += 1,
             None => {}
+        }
+    }
+
+    /// A batch ended after so long with so many bytes.
+    pub(crate) fn ended(&mut self, op: Op, service: Nanos, bytes: u64) {
+        self.service_ns.record(service.0);
+        match op {
+            Op::Read => self.read_bytes = self.read_bytes.saturating_add(bytes),
+            Op::Write => self.write_bytes = self.write_bytes.saturating_add(bytes),
+            _ => {}
         }
     }
 

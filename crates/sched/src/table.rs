@@ -1,5 +1,6 @@
 //! The outstanding requests, in one bounded table that the core, the conflicts and the policies share.
 
+use crate::prefetch::fetch;
 use crate::types::{ClientId, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId};
 
 /// A place in the table; valid while its request is outstanding.
@@ -165,6 +166,11 @@ impl Table {
         let slot = Slot(id.0 as u32);
         let e = self.entries.get(slot.index())?;
         (e.state != State::Free && u64::from(e.generation) == id.0 >> 32).then_some(slot)
+    }
+
+    /// What is known of a request is needed soon.
+    pub(crate) fn fetch(&self, slot: Slot) {
+        self.entries.get(slot.index()).inspect(|entry| fetch(*entry));
     }
 
     /// The whole request.

@@ -55,6 +55,29 @@ fn merging_fifo_takes_the_neighbours_along() {
     assert_eq!(order, [(1, 40, 2), (2, 0, 3), (1, 0, 2), (3, 100, 1)]);
 }
 
+#[test]
+fn without_statistics_the_same_is_decided_and_nothing_is_counted() {
+    for statistics in [true, false] {
+        let config = CoreConfig { statistics, ..CoreConfig::single_lane(64) };
+        let mut core = Core::new(config, &PolicySpec::named("fifo").with("merge", "on")).unwrap();
+        push(&mut core, MIXED);
+        assert_eq!(serve(&mut core), [(1, 40, 2), (2, 0, 3), (1, 0, 2), (3, 100, 1)]);
+        assert_eq!(core.status().statistics.completed, if statistics { 8 } else { 0 });
+    }
+}
+
+#[test]
+fn a_wait_ends_with_the_first_hold() {
+    let mut core = core(PolicySpec::named("fifo"), 2, 0);
+    push(&mut core, &[(1, 0, 8)]);
+    core.hold(LaneId(0), Nanos(500));
+    core.hold(LaneId(1), Nanos(300));
+    for (now, end) in [(0, 300), (300, 500)] {
+        assert!(matches!(core.next(Nanos(now)), Next::Wait { until, .. } if until == Nanos(end)), "at {now}");
+    }
+    assert!(matches!(core.next(Nanos(500)), Next::Dispatch(_)));
+}
+
 /// Quantum 2: file 1 sends its oldest run (40, 48) and is spent; file 2 two of its run of three; file 3 its only
 /// one and is dropped; then file 1's other run; then what is left of file 2.
 #[test]

@@ -1,10 +1,11 @@
 //! What a simulated request costs: requests a second of one core, bytes of memory a client, growth with the size.
 //!
-//! `cargo run --release -p impresario-sim --example scale [requests in all [clients]]`
+//! `cargo run --release -p impresario-sim --example scale [requests in all [clients [policies]]]`
 //!
 //! A request is one of an application that passes client, network, I/O node, data server and disk. Time is that of
 //! the processor (`/proc/self/schedstat`), so that others on the machine disturb little; they do by the caches that they
-//! share, hence `clients`: only the size of so many, for a counter of instructions.
+//! share, hence `clients`: only the size of so many, for counters of instructions and cache misses. `policies` are
+//! those of I/O nodes and data servers: `fifo/fifo`.
 
 use impresario_sched::PolicySpec;
 use impresario_sim::model::{Application, IoNodes, Network, Operation, Pattern, Servers};
@@ -90,8 +91,10 @@ fn main() {
     let requests = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
     let sizes = [(100, 1, 4), (1_000, 4, 16), (10_000, 20, 128), (100_000, 100, 1000)];
     if let Some(only) = std::env::args().nth(2).and_then(|n| n.parse::<u32>().ok()) {
+        let policies = std::env::args().nth(3).unwrap_or_else(|| "fifo/fifo".into());
+        let (io, server) = policies.split_once('/').unwrap_or((&policies, "fifo"));
         for (clients, io_nodes, servers) in sizes.into_iter().filter(|s| s.0 == only) {
-            measure(&Size { clients, io_nodes, servers }, "fifo", "fifo", requests);
+            measure(&Size { clients, io_nodes, servers }, io, server, requests);
         }
         return;
     }

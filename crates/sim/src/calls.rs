@@ -5,6 +5,8 @@
 //! does not repeat what it forwards: it tells its client, who decides. A call that a fence refused because its client had
 //! begun a newer epoch meanwhile is sent again.
 
+use impresario_sched::prefetch::fetch;
+
 use crate::client::EIO;
 use crate::network::{About, Message};
 use crate::simulation::{Happening, Simulation, micros};
@@ -103,9 +105,8 @@ impl Simulation {
 
     fn new_call(&self, of: Asked, target: u32, (offset, len): (u64, u64)) -> Call {
         let Asked { owner, process, file, write } = of;
-        let p = &self.processes[process as usize];
         let from = match owner {
-            Owner::Op(_) => p.node,
+            Owner::Op(_) => self.processes[process as usize].node,
             Owner::Forward(forward) => self.forwards.get(forward).map_or(0, |f| self.first_io + u32::from(f.node)),
         };
         Call {
@@ -122,7 +123,8 @@ impl Simulation {
             offset,
             len,
             list: None,
-            epoch: p.epoch,
+            // All are 0 before, and the process of a forwarded request is far from any cache.
+            epoch: if self.fencing { self.processes[process as usize].epoch } else { 0 },
             parts_left: 0,
             errno: 0,
             answered: 0,
@@ -259,7 +261,8 @@ impl Simulation {
     }
 
     pub(crate) fn is_cut(&self, from: u32, to: u32) -> bool {
-        self.cut[from as usize] > 0 || self.cut[to as usize] > 0
+        let is_cut = |node: u32| node >= self.first_io && self.cut[(node - self.first_io) as usize] > 0;
+        is_cut(from) || is_cut(to)
     }
 
     pub(crate) fn call_arrives(&mut self, key: Key) {
@@ -296,6 +299,9 @@ impl Simulation {
         let Some(call) = self.calls.get(key) else { return };
         if self.is_cut(call.from, call.target) {
             return;
+        }
+        if let Owner::Forward(forward) = call.owner {
+            self.fetch_batches(forward);
         }
         if call.target >= self.first_server {
             self.server_takes((call.target - self.first_server) as u16, key);
@@ -351,6 +357,9 @@ impl Simulation {
     }
 
     fn send_answer(&mut self, process: u32, from: u32, to: u32, about: About, bytes: u64, leaves: u64) {
+        if let About::Answer { call, last: true, .. } = about {
+            self.fetch_for_answer(call);
+        }
         let transit = self.transit();
         let mut message = Message::new(from, to, about, bytes + self.network.header_bytes, transit);
         let (socket, connection) = (self.network.socket_bytes, self.connection(process, to));
@@ -389,6 +398,27 @@ impl Simulation {
         let transit = self.transit();
         let arrives = self.network.send(self.now, from, to, bytes, transit);
         self.at(arrives, Happening::AnswerArrives(key));
+        self.fetch_for_answer(key);
+    }
+
+    /// An answer is under way: what the end of its call touches is needed soon.
+    fn fetch_for_answer(&self, key: Key) {
+        let Some(call) = self.calls.get(key) else { return };
+        match call.owner {
+            Owner::Op(op) => {
+                self.network.fetch(call.from);
+                self.ops.fetch(op);
+                fetch(&self.processes[call.process as usize]);
+            }
+            Owner::Forward(forward) => self.fetch_waiters(forward),
+        }
+    }
+
+    /// An answer begins to arrive: what is answered with it in turn is needed soon.
+    fn fetch_answered(&self, key: Key) {
+        if let Some(Call { owner: Owner::Forward(forward), .. }) = self.calls.get(key) {
+            self.fetch_calls(*forward);
+        }
     }
 
     pub(crate) fn answer_arrives(&mut self, key: Key) {
@@ -399,6 +429,7 @@ impl Simulation {
             return;
         }
         let there = self.network.receive(self.now, from, to, data + self.network.header_bytes);
+        self.fetch_answered(key);
         if there == self.now {
             self.answer_is_in(key);
         } else {
@@ -423,11 +454,12 @@ impl Simulation {
 
     /// Sends the next quantum of a message.
     pub(crate) fn message_goes_on(&mut self, key: Key) {
-        let Some(message) = self.messages.get_mut(key) else { return };
+        let Some(message) = self.messages.get(key) else { return };
         let (from, to) = (message.from, message.to);
-        if self.cut[from as usize] > 0 || self.cut[to as usize] > 0 {
+        if self.is_cut(from, to) {
             return self.message_lost(key);
         }
+        let Some(message) = self.messages.get_mut(key) else { return };
         let Some(step) = self.network.step(self.now, message) else { return };
         let bytes = step.bytes.min(u64::from(u32::MAX)) as u32;
         self.at(step.arrives, Happening::MessageArrives { message: key, bytes });
@@ -441,6 +473,9 @@ impl Simulation {
         let (from, to) = (message.from, message.to);
         if self.is_cut(from, to) {
             return self.message_lost(key);
+        }
+        if let About::Answer { call, last: true, .. } = message.about {
+            self.fetch_answered(call);
         }
         let there = self.network.receive(self.now, from, to, bytes.into());
         if there == self.now {

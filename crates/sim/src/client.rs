@@ -175,7 +175,7 @@ pub(crate) fn nodes(scenario: &Scenario, count: usize) -> Vec<ClientNode> {
     // Two windows of each process, which may lie in two chunks more.
     let room = if c.read_ahead_bytes > 0 { 2 * c.read_ahead_bytes + 2 * CHUNK_BYTES } else { 0 };
     let bytes = c.cache_bytes.max(room * u64::from(c.processes_per_node));
-    let node = || ClientNode { busy_until: 0, cache: (bytes > 0).then(|| Box::new(PageCache::new(bytes))) };
+    let node = || ClientNode { busy_until: 0, cache: c.have_caches().then(|| Box::new(PageCache::new(bytes))) };
     (0..count).map(|_| node()).collect()
 }
 
@@ -298,8 +298,7 @@ impl Simulation {
         if sieve {
             return self.sieve_on(op);
         }
-        let node = self.processes[process as usize].node as usize;
-        if access.op == Operation::Read && self.client_nodes[node].cache.is_some() {
+        if access.op == Operation::Read && self.scenario.clients.have_caches() {
             self.read_cached(op);
             self.read_ahead(process, file, &access);
         } else {
@@ -390,10 +389,10 @@ impl Simulation {
     /// A processor of a compute node takes its time for a call.
     pub(crate) fn client_processor(&mut self, node: u32) -> u64 {
         let cpu = micros(self.scenario.clients.cpu_us);
-        let node = &mut self.client_nodes[node as usize];
         if cpu == 0 {
             return self.now;
         }
+        let node = &mut self.client_nodes[node as usize];
         node.busy_until = self.now.max(node.busy_until) + cpu;
         node.busy_until
     }

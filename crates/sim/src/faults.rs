@@ -75,21 +75,21 @@ impl Simulation {
                 format!("the device of data server {which} is {factor} times as slow")
             }
             FaultKind::LostIoNode => {
-                self.cut[(self.first_io + which) as usize] += 1;
+                self.cut[which as usize] += 1;
                 self.lose_io_node(which as u16);
                 format!("I/O node {which} is lost")
             }
             FaultKind::RestartedServer => {
-                self.cut[(self.first_server + which) as usize] += 1;
+                self.cut[self.io.len() + which as usize] += 1;
                 self.restart_server(which as u16);
                 format!("data server {which} is gone")
             }
             FaultKind::PartitionedServer => {
-                self.cut[(self.first_server + which) as usize] += 1;
+                self.cut[self.io.len() + which as usize] += 1;
                 format!("data server {which} is cut off")
             }
             FaultKind::PartitionedIoNode => {
-                self.cut[(self.first_io + which) as usize] += 1;
+                self.cut[which as usize] += 1;
                 format!("I/O node {which} is cut off")
             }
         };
@@ -104,11 +104,11 @@ impl Simulation {
                 self.log(format!("the device of data server {which} is itself again"));
             }
             FaultKind::LostIoNode | FaultKind::PartitionedIoNode => {
-                self.cut[(self.first_io + which) as usize] -= 1;
+                self.cut[which as usize] -= 1;
                 self.log(format!("I/O node {which} is back"));
             }
             FaultKind::RestartedServer | FaultKind::PartitionedServer => {
-                self.cut[(self.first_server + which) as usize] -= 1;
+                self.cut[self.io.len() + which as usize] -= 1;
                 self.log(format!("data server {which} is back"));
             }
         }

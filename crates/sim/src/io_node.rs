@@ -15,7 +15,7 @@ pub(crate) struct IoNode {
     pub(crate) station: Station,
     /// What the policy has released, and where it waits or is under way.
     pub(crate) released: Slab<Batch>,
-    pub(crate) dispatch: DispatchQueue<Key>,
+    pub(crate) dispatch: DispatchQueue<Released>,
     /// Forwarding threads that are awake for an entry of the dispatch queue.
     pub(crate) called: u32,
     pub(crate) fence: Fence,
@@ -27,10 +27,18 @@ pub(crate) struct IoNode {
     pub(crate) first_arrival: Option<u64>,
 }
 
+/// A batch that waits in the dispatch queue or is under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Released {
+    batch: Key,
+    /// On whose behalf: of its first request.
+    process: u32,
+}
+
 /// A request on its way to the data servers.
 pub(crate) struct Forward {
     pub(crate) node: u16,
-    members: Vec<Entry<Key>>,
+    members: Vec<Entry<Released>>,
     started: u64,
     parent: Parent,
 }
@@ -93,7 +101,7 @@ impl Simulation {
         let extents = list.as_ref().map_or(&one[..], |list| list);
         let split = self.scenario.io_nodes.as_ref().is_some_and(|n| n.split);
         let layout = self.files[file as usize].layout;
-        let job = self.processes[process as usize].application;
+        let job = self.files[file as usize].application;
         let op = if write { Op::Write } else { Op::Read };
         let mut request = Request {
             id: RequestId(0),
@@ -152,7 +160,8 @@ impl Simulation {
                     let space = if split { extent.lane.0 } else { 0 };
                     let file = u64::from(extent.file.0);
                     let (offset, len) = (extent.lane_offset, extent.len);
-                    let token = n.released.insert(batch);
+                    let process = batch.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
+                    let token = Released { batch: n.released.insert(batch), process };
                     n.dispatch.push(Entry { op, file, space, offset, len, token });
                     if handover > 0 {
                         let awake = self.now + self.random.below(handover + 1);
@@ -199,13 +208,12 @@ impl Simulation {
     }
 
     /// Sends touching batches as one request, under the name of the first member, to the data servers.
-    fn forward(&mut self, node: u16, members: Vec<Entry<Key>>, split: bool) {
+    fn forward(&mut self, node: u16, members: Vec<Entry<Released>>, split: bool) {
         let Some(first) = members.first() else { return };
         let (file, op, space, start) = (first.file as u32, first.op, first.space, first.offset);
         let end = members.iter().map(|m| m.offset + m.len).max().unwrap_or(start);
         let n = &mut self.io[usize::from(node)];
-        let head = n.released.get(first.token).and_then(|batch| batch.parts.first());
-        let process = head.map_or(0, |part| n.station.waiter(part.id).process);
+        let process = first.token.process;
         self.totals.distance.step(&mut n.last, file, start);
         let layout = self.files[file as usize].layout;
         let key = self.forwards.insert(Forward { node, members, started: self.now, parent: Parent::new(1) });
@@ -237,6 +245,34 @@ impl Simulation {
         }
     }
 
+    /// The requests of a forwarded one.
+    fn parts_of(&self, forward: Key) -> impl Iterator<Item = (&Station, RequestId)> {
+        let forward = self.forwards.get(forward);
+        forward.into_iter().flat_map(|f| {
+            let n = &self.io[usize::from(f.node)];
+            let batches = f.members.iter().filter_map(|member| n.released.get(member.token.batch));
+            batches.flat_map(|batch| &batch.parts).map(|part| (&n.station, part.id))
+        })
+    }
+
+    /// A forwarded request is at its server: what it consists of is needed when its answer comes.
+    pub(crate) fn fetch_batches(&self, forward: Key) {
+        let Some(f) = self.forwards.get(forward) else { return };
+        let n = &self.io[usize::from(f.node)];
+        f.members.iter().for_each(|member| n.released.fetch(member.token.batch));
+    }
+
+    /// The answer to a forwarded request is under way: who waits for it is needed soon.
+    pub(crate) fn fetch_waiters(&self, forward: Key) {
+        self.parts_of(forward).for_each(|(station, id)| station.fetch(id));
+    }
+
+    /// The answer to a forwarded request comes in: the calls that it answers are needed soon.
+    pub(crate) fn fetch_calls(&self, forward: Key) {
+        let calls = self.parts_of(forward).filter_map(|(station, id)| station.call(id));
+        calls.for_each(|call| self.calls.fetch(call));
+    }
+
     /// A call of a forwarded request ended.
     pub(crate) fn forward_part_ended(&mut self, key: Key, errno: i32, bytes: u64) {
         let Some(forward) = self.forwards.get_mut(key) else { return };
@@ -245,7 +281,7 @@ impl Simulation {
         let at = usize::from(node);
         self.io[at].dispatch.done();
         for member in members {
-            let Some(batch) = self.io[at].released.remove(member.token) else { continue };
+            let Some(batch) = self.io[at].released.remove(member.token.batch) else { continue };
             let mut completion = Completion::of(&batch, Nanos(started), Nanos(self.now));
             if errno != 0 {
                 (completion.errno, completion.bytes_done) = (errno, 0);

@@ -89,6 +89,13 @@ pub struct Clients {
     pub placement: RankPlacement,
 }
 
+impl Clients {
+    /// Whether compute nodes have page caches: to read again, or to read ahead into.
+    pub(crate) fn have_caches(&self) -> bool {
+        self.cache_bytes > 0 || self.read_ahead_bytes > 0
+    }
+}
+
 /// How ranks are dealt to I/O nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

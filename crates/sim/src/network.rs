@@ -7,15 +7,15 @@
 //! window of the path's bandwidth × delay and two quanta more). The first bit is under way for latency and jitter; the last
 //! arrives when both links have passed it.
 
+use impresario_sched::prefetch::fetch;
 use rustc_hash::FxHashMap;
 
 use crate::model::Network as Params;
 use crate::slab::Key;
 
-/// A node's link, ns.
+/// A node's link: until when it is taken, ns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Link {
-    ns_per_byte: f64,
     sent_until: u64,
     received_until: u64,
 }
@@ -67,6 +67,11 @@ pub(crate) struct Step {
 
 pub(crate) struct Network {
     links: Vec<Link>,
+    /// The rates of the links of compute nodes, I/O nodes and data servers, ns a byte (0: without limit), and where the
+    /// latter two begin.
+    ns_per_byte: [f64; 3],
+    first_io: u32,
+    first_server: u32,
     pub(crate) latency_ns: u64,
     pub(crate) jitter_ns: u64,
     pub(crate) quantum_bytes: u64,
@@ -79,12 +84,12 @@ pub(crate) struct Network {
 impl Network {
     /// Links of compute nodes, I/O nodes and data servers, in that order.
     pub(crate) fn new(params: &Params, clients: usize, io_nodes: usize, servers: usize) -> Network {
-        let link = |rate: f64| Link { ns_per_byte: if rate > 0.0 { 1e9 / rate } else { 0.0 }, ..Link::default() };
-        let mut links = vec![link(params.client_bytes_per_s); clients];
-        links.resize(clients + io_nodes, link(params.io_node_bytes_per_s));
-        links.resize(clients + io_nodes + servers, link(params.server_bytes_per_s));
+        let rates = [params.client_bytes_per_s, params.io_node_bytes_per_s, params.server_bytes_per_s];
         Network {
-            links,
+            links: vec![Link::default(); clients + io_nodes + servers],
+            ns_per_byte: rates.map(|rate| if rate > 0.0 { 1e9 / rate } else { 0.0 }),
+            first_io: clients as u32,
+            first_server: (clients + io_nodes) as u32,
             latency_ns: (params.latency_us * 1e3) as u64,
             jitter_ns: (params.jitter_us * 1e3) as u64,
             quantum_bytes: params.quantum_bytes,
@@ -94,21 +99,30 @@ impl Network {
         }
     }
 
+    fn ns_per_byte(&self, node: u32) -> f64 {
+        self.ns_per_byte[usize::from(node >= self.first_io) + usize::from(node >= self.first_server)]
+    }
+
+    /// A node's link is needed soon.
+    pub(crate) fn fetch(&self, node: u32) {
+        fetch(&self.links[node as usize]);
+    }
+
     /// True when a message is sent and received in one go.
     pub(crate) fn is_small(&self, from: u32, to: u32, bytes: u64) -> bool {
-        bytes <= self.quantum_bytes
-            || (self.links[from as usize].ns_per_byte == 0.0 && self.links[to as usize].ns_per_byte == 0.0)
+        bytes <= self.quantum_bytes || (self.ns_per_byte(from) == 0.0 && self.ns_per_byte(to) == 0.0)
     }
 
     /// Sends a small message: when its first bit (or its last, where the receiver's link is without limit) arrives.
     pub(crate) fn send(&mut self, now: u64, from: u32, to: u32, bytes: u64, transit_ns: u64) -> u64 {
-        let unlimited = self.links[to as usize].ns_per_byte == 0.0;
-        let link = &mut self.links[from as usize];
-        let arrives = if link.ns_per_byte == 0.0 {
+        let unlimited = self.ns_per_byte(to) == 0.0;
+        let ns_per_byte = self.ns_per_byte(from);
+        let arrives = if ns_per_byte == 0.0 {
             now + transit_ns
         } else {
+            let link = &mut self.links[from as usize];
             let start = now.max(link.sent_until);
-            link.sent_until = start + (bytes as f64 * link.ns_per_byte) as u64;
+            link.sent_until = start + (bytes as f64 * ns_per_byte) as u64;
             transit_ns + if unlimited { link.sent_until } else { start }
         };
         let Some(last) = &mut self.last_arrival else { return arrives };
@@ -119,19 +133,20 @@ impl Network {
 
     /// Bytes from `from` arrive at `to` beginning now: when the last one is there.
     pub(crate) fn receive(&mut self, now: u64, from: u32, to: u32, bytes: u64) -> u64 {
-        let sending_ns = (bytes as f64 * self.links[from as usize].ns_per_byte) as u64;
-        let link = &mut self.links[to as usize];
-        if link.ns_per_byte == 0.0 {
+        let sending_ns = (bytes as f64 * self.ns_per_byte(from)) as u64;
+        let ns_per_byte = self.ns_per_byte(to);
+        if ns_per_byte == 0.0 {
             return now;
         }
-        link.received_until = now.max(link.received_until) + (bytes as f64 * link.ns_per_byte) as u64;
+        let link = &mut self.links[to as usize];
+        link.received_until = now.max(link.received_until) + (bytes as f64 * ns_per_byte) as u64;
         link.received_until.max(now + sending_ns)
     }
 
     /// Sends the next quantum of a message, or stalls it.
     pub(crate) fn step(&mut self, now: u64, message: &mut Message) -> Option<Step> {
-        let (from, to) = (message.from as usize, message.to as usize);
-        let slower = self.links[from].ns_per_byte.max(self.links[to].ns_per_byte);
+        let (from, to) = (message.from, message.to);
+        let slower = self.ns_per_byte(from).max(self.ns_per_byte(to));
         let delay_quanta = (message.transit_ns as f64 / (slower * self.quantum_bytes as f64).max(1.0)) as u32;
         if message.under_way >= delay_quanta.saturating_add(2) {
             message.stalled = true;
@@ -141,7 +156,7 @@ impl Network {
         message.unsent -= bytes;
         message.under_way += 1;
         let arrives = self.send(now, message.from, message.to, bytes, message.transit_ns);
-        let next = (message.unsent > 0).then(|| now.max(self.links[from].sent_until));
+        let next = (message.unsent > 0).then(|| now.max(self.links[from as usize].sent_until));
         Some(Step { bytes, arrives, next })
     }
 

@@ -145,7 +145,7 @@ impl Simulation {
         }
         let one = [(offset, len)];
         let extents = list.as_ref().map_or(&one[..], |list| list);
-        let job = self.processes[process as usize].application;
+        let job = self.files[file as usize].application;
         let mut request = Request {
             id: RequestId(0),
             extent: Extent { file: FileId(file), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 0 },
@@ -208,9 +208,8 @@ impl Simulation {
 
     fn start_batch(&mut self, server: u16, batch: Batch) {
         let s = &mut self.servers[usize::from(server)];
-        let first = batch.parts.first().map_or(0, |part| s.station.waiter(part.id).process);
-        let application = self.processes[first as usize].application;
         let (file, extent, op) = (batch.extent.file.0, batch.extent, batch.op);
+        let application = self.files[file as usize].application;
         self.totals.batches.add(extent.len);
         let read = op == Op::Read;
         if read {

@@ -127,6 +127,8 @@ pub(crate) struct File {
     pub(crate) len: u64,
     /// Its places on the disks follow from this.
     pub(crate) key: u64,
+    /// Whose it is.
+    pub(crate) application: u32,
 }
 
 /// A cluster at an instant of virtual time.
@@ -139,7 +141,7 @@ pub struct Simulation {
     /// Nodes are numbered: compute nodes, I/O nodes, data servers.
     pub(crate) first_io: u32,
     pub(crate) first_server: u32,
-    /// How many faults cut a node off.
+    /// How many faults cut an I/O node or data server off.
     pub(crate) cut: Vec<u16>,
     pub(crate) files: Vec<File>,
     pub(crate) applications: Vec<Application>,
@@ -203,7 +205,6 @@ impl Simulation {
         let People { applications, processes, files, compute_nodes } = crate::client::people(scenario);
         let io_count = scenario.io_nodes.as_ref().map_or(0, |n| usize::from(n.count));
         let server_count = usize::from(scenario.servers.count);
-        let nodes = compute_nodes + io_count + server_count;
         let expected = applications.iter().map(|a| a.requests_in_all).sum();
         let placement = match &device {
             Device::Disk(params) => Placement::new(params),
@@ -219,7 +220,8 @@ impl Simulation {
                 if let Some(at) = at {
                     (layout.base, key) = (at.server, at.key);
                 }
-                File { layout, len, key }
+                let application = applications.partition_point(|a| a.first_file as usize <= file) as u32 - 1;
+                File { layout, len, key, application }
             })
             .collect();
         let random_faults_left = scenario.random_faults.as_ref().map_or(0, |r| r.count_max);
@@ -230,7 +232,7 @@ impl Simulation {
             network: Network::new(&scenario.network, compute_nodes, io_count, server_count),
             first_io: compute_nodes as u32,
             first_server: (compute_nodes + io_count) as u32,
-            cut: vec![0; nodes],
+            cut: vec![0; io_count + server_count],
             files,
             recorder: Recorder::new(applications.len()),
             running: applications.len() as u32,
@@ -297,6 +299,7 @@ impl Simulation {
                     total_requests: n.dispatch_requests,
                     node_rank: u32::from(rank),
                     cost: cost.clone(),
+                    statistics: false,
                     ..CoreConfig::single_lane(Table::CAPACITY_MAX)
                 };
                 let skew = if n.clock_skew_us > 0.0 { random.below(micros(n.clock_skew_us) + 1) } else { 0 };
@@ -318,6 +321,7 @@ impl Simulation {
                 lane_requests: unlimited(s.in_flight),
                 cost: cost.clone(),
                 pieces: s.pieces,
+                statistics: false,
                 ..CoreConfig::single_lane(Table::CAPACITY_MAX)
             };
             let storage = match device {

@@ -1,5 +1,7 @@
 //! Things with short lives under names that are not given twice.
 
+use impresario_sched::prefetch::fetch;
+
 /// The name of a thing in a [`Slab`]; stale once the thing is gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Key {
@@ -58,6 +60,12 @@ impl<T> Slab<T> {
         entry.0 = entry.0.wrapping_add(1);
         self.free.push(key.index);
         Some(thing)
+    }
+
+    /// The thing of that name is needed soon.
+    #[inline]
+    pub(crate) fn fetch(&self, key: Key) {
+        self.entries.get(key.index as usize).inspect(|entry| fetch(*entry));
     }
 
     /// The thing at an index, whatever its name.

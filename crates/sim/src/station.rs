@@ -1,6 +1,7 @@
 //! A core with what its driver has to remember: who waits for each request, what of it has been dispatched, which
 //! connections can take data, and the books.
 
+use impresario_sched::prefetch::fetch;
 use impresario_sched::{
     Batch, ConnId, Core, CoreConfig, Event, Nanos, Next, PolicyError, PolicySpec, Request, RequestId,
 };
@@ -153,6 +154,17 @@ impl Station {
     /// Who waits for a request that is in flight.
     pub(crate) fn waiter(&mut self, id: RequestId) -> &mut Waiter {
         &mut self.waiters[id.0 as u32 as usize]
+    }
+
+    /// What is known of a request is needed soon.
+    pub(crate) fn fetch(&self, id: RequestId) {
+        self.waiters.get(id.0 as u32 as usize).inspect(|waiter| fetch(*waiter));
+        self.core.fetch(id);
+    }
+
+    /// The call that a request in flight is part of.
+    pub(crate) fn call(&self, id: RequestId) -> Option<Key> {
+        self.waiters.get(id.0 as u32 as usize).map(|waiter| waiter.call)
     }
 
     /// Tells the core of a completion.

@@ -86,6 +86,10 @@ impl Backlog {
         for &slot in &*batch {
             self.queues[queue].remove(view, slot);
         }
+        // In a long queue the next one is far from any cache by now.
+        if let Some(next) = self.queues[queue].oldest(view) {
+            view.table.fetch(next.slot());
+        }
     }
 
     fn with_run_queue(
