@@ -75,7 +75,7 @@ fn live(args: &Args) -> Result<(Outcome, Waits)> {
     let live = OwnCluster::start(&plan(), &stop)?;
     let one_way_us = one_way(&live)?.as_secs_f64() * 1e6;
     let handover_us = validate::handover_us(&run_alone(&live, &stop)?, one_way_us);
-    let waits = Waits { one_way_us, handover_us, timer_late_us: validate::timer_late_us() };
+    let waits = Waits { one_way_us, handover_us, timer_spread_us: validate::timer_spread_us() };
     let mut line = Progress::new();
     let outcome = compare(&Storage::of(&live), &experiment, &stop, &mut |p| line.experiment(&p))?;
     line.end();
@@ -115,10 +115,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let counted = sides.iter().filter(|s| s.live_runs > 0).count();
     let of = |verdict| sides.iter().filter(|s| s.verdict() == verdict).count();
     let (holding, failing) = (of(Verdict::Holds), of(Verdict::DoesNotHold));
-    let Waits { one_way_us, handover_us, timer_late_us } = waits;
+    let Waits { one_way_us, handover_us, timer_spread_us } = waits;
     let mut text = format!(
         "\nMeasured before: one way between two processes {one_way_us:.0} µs; hand-over within an I/O node {handover_us:.0} \
-         µs; timers {timer_late_us:.0} µs late.\nWithin 15 % (time) and 10 % (requests at the disk): {holding} of {} hold, \
+         µs; timers differ by {timer_spread_us:.0} µs.\nWithin 15 % (time) and 10 % (requests at the disk): {holding} of {} hold, \
          {failing} do not, {} are unresolved: their live runs differ too much.\n",
         sides.len(),
         sides.len() - holding - failing
