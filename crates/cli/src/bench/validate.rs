@@ -20,7 +20,7 @@ use impresario_workload::validate::{self, Cluster, Side, Swapped, Waits};
 use serde::{Deserialize, Serialize};
 
 use super::{Progress, catch_signals, write_json};
-use crate::print;
+use crate::{print, usage};
 
 /// Compare the simulator with the real thing: the demonstration live, and its simulation beside it
 ///
@@ -30,11 +30,18 @@ use crate::print;
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario bench validate
-  impresario bench validate --pairs 5 --markdown --json validation.json")]
+  impresario bench validate --pairs 9 --markdown --json validation.json
+  impresario bench validate --pairs 40 --case 'small strided reads' --system twins")]
 pub struct Args {
     /// Live runs of each case and system
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    case: String,
+    /// Only systems whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    system: String,
     /// Tell the table as Markdown
     #[arg(long)]
     markdown: bool,
@@ -42,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Take the live runs of a file that `--json` wrote before, and only simulate
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "quick"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "case", "system", "quick"])]
     live: Option<PathBuf>,
     /// Move a fraction of the data: for trying out
     #[arg(long)]
@@ -62,15 +69,32 @@ struct Told {
     live: Outcome,
 }
 
+/// Those whose name contains a text.
+fn named<T: Clone>(what: &str, all: &[T], name: fn(&T) -> &str, text: &str) -> Result<Vec<T>> {
+    let found: Vec<T> = all.iter().filter(|one| name(one).contains(text)).cloned().collect();
+    if found.is_empty() {
+        let there = all.iter().map(name).collect::<Vec<_>>().join("; ");
+        return Err(usage(format!("the name of no {what} contains {text:?}; there are: {there}")));
+    }
+    Ok(found)
+}
+
 /// The demonstration's cases on a cluster of this machine.
 fn live(args: &Args) -> Result<(Outcome, Waits)> {
     let stop = catch_signals()?;
+    let all = demo::experiment(args.quick);
+    let cases = named("case", &all.cases, |c| &c.name, &args.case)?;
+    let systems = named("system", &all.systems, |s| &s.name, &args.system)?;
     let experiment = Experiment {
+        // Errors are those of each system by itself.
+        baselines: Vec::new(),
+        cases,
+        systems,
         pairs: args.pairs,
         pairs_max: args.pairs,
         tries: 2,
         shuffle: true,
-        ..demo::experiment(args.quick)
+        ..all
     };
     let live = OwnCluster::start(&plan(), &stop)?;
     let one_way_us = one_way(&live)?.as_secs_f64() * 1e6;
