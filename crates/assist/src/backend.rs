@@ -227,17 +227,17 @@ impl Backends {
         self.fadvise.closed(file);
         self.forced_read.closed(file);
         self.lustre.closed(file);
-        self.magics.lock().unwrap_or_else(PoisonError::into_inner).remove(&file.id);
+        locked(&self.magics).remove(&file.id);
     }
 
     fn magic(&self, file: HintedFile<'_>) -> Option<u64> {
-        let known = self.magics.lock().unwrap_or_else(PoisonError::into_inner).get(&file.id).copied();
-        if known.is_some() {
-            return known;
-        }
-        let magic = rustix::fs::fstatfs(file.fd.as_fd()).ok()?.f_type as u64;
-        self.magics.lock().unwrap_or_else(PoisonError::into_inner).insert(file.id, magic);
-        Some(magic)
+        let known = locked(&self.magics).get(&file.id).copied();
+        // Not asked with the lock held: the answer may take long.
+        known.or_else(|| {
+            let magic = rustix::fs::fstatfs(file.fd.as_fd()).ok()?.f_type as u64;
+            locked(&self.magics).insert(file.id, magic);
+            Some(magic)
+        })
     }
 
     /// It failed because the program could not be asked (any more).

@@ -32,6 +32,7 @@ use crate::backend::Backends;
 use crate::config::Hints;
 use crate::report::Report;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
+pub use socket::is_abandoned;
 
 /// How long [`Handle::stop`] and [`Handle::report`] wait.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -139,7 +140,10 @@ impl Handle {
         let (commands, event) = (self.commands.clone(), self.event.clone());
         let opening = move || {
             for path in paths {
-                // A pipe or a device of that name is not waited for.
+                // Opening a device may do something; a pipe that takes its place meanwhile is not waited for.
+                if !path.is_file() {
+                    continue;
+                }
                 let file = std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
                 let Ok(file) = file else { continue };
                 if commands.send(Command::Expect(file.into())).is_err() {

@@ -8,14 +8,14 @@ use std::io;
 use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustc_hash::FxHashMap;
 use rustix::fs::Advice;
 
 use super::cachestat::{PAGE_BYTES, cached_pages};
 use super::device::{DeviceLimits, device_limits};
-use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
+use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, locked, pieces};
 use crate::config::ReadAhead;
 
 /// Hints are never split smaller.
@@ -50,7 +50,7 @@ impl Fadvise {
 
     /// Whether the file system of a device has been seen to ignore advice.
     pub fn ignored(&self, dev: u64) -> bool {
-        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = locked(&self.devices);
         devices.get(&dev).is_some_and(|d| d.brought_nothing >= IGNORED_CALLS)
     }
 
@@ -60,7 +60,7 @@ impl Fadvise {
     }
 
     fn with_device<T>(&self, dev: u64, act: impl FnOnce(&mut Device) -> T) -> T {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = locked(&self.devices);
         let device = devices.entry(dev).or_insert_with(|| {
             let limits = device_limits(&self.sysfs, dev);
             Device { limits, call_bytes: limits.call_bytes, calls: 0, brought_nothing: 0 }

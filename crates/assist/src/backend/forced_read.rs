@@ -15,14 +15,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
 use super::cachestat::cached_pages;
 use super::device::device_limits;
-use super::{Brought, FileId, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
+use super::{Brought, FileId, HintBackend, HintedFile, fadvise_drop, fadvise_mode, locked, pieces};
 use crate::config::ReadAhead;
 
 /// Bytes read in one call at least: several requests of most devices. Calls are whole requests long, so that the kernel
@@ -69,7 +69,7 @@ impl ForcedRead {
     }
 
     fn files(&self) -> MutexGuard<'_, FxHashMap<FileId, Arc<Own>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.files)
     }
 
     fn own(&self, file: HintedFile<'_>) -> Arc<Own> {

@@ -22,6 +22,12 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
+/// Whether a socket is there that a manager left behind: nobody listens at it any more.
+pub fn is_abandoned(path: &Path) -> bool {
+    let (Ok(socket), Ok(address)) = (new_socket(), SocketAddrUnix::new(path)) else { return false };
+    connect(socket, &address) == Err(rustix::io::Errno::CONNREFUSED)
+}
+
 /// Listens at a path, in place of a socket that nobody listens at any more.
 pub(super) fn listen(path: &Path, access: Access) -> io::Result<OwnedFd> {
     let told = |e: io::Error, what: &str| io::Error::new(e.kind(), format!("{}: {what}: {e}", path.display()));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 
 use anyhow::{Context, Result};
+use impresario_assist::manager::is_abandoned;
 use impresario_interpose::{Verdict, check_program};
 use impresario_ring::{SOCKET_VARIABLE, WAIT_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process};
@@ -206,18 +207,10 @@ fn remove_left_behind(place: &Path) {
     };
     for folder in std::fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path()) {
         let socket = folder.join("socket");
-        if own(&folder) && nobody_listens(&socket) && std::fs::remove_file(&socket).is_ok() {
+        if own(&folder) && is_abandoned(&socket) && std::fs::remove_file(&socket).is_ok() {
             let _ = std::fs::remove_dir(&folder);
         }
     }
-}
-
-/// Whether a socket is there whose listener is gone.
-fn nobody_listens(socket: &Path) -> bool {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let Ok(ours) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else { return false };
-    SocketAddrUnix::new(socket).is_ok_and(|name| connect(&ours, &name) == Err(rustix::io::Errno::CONNREFUSED))
 }
 
 #[cfg(test)]
