@@ -21,6 +21,7 @@ use crate::conflicts::Conflicts;
 use crate::contract::{Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Next, Status};
 use crate::correction::Corrector;
 use crate::names::{Names, Who};
+use crate::occupied::Occupied;
 use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::stats::Statistics;
@@ -39,6 +40,8 @@ struct Ground {
     config: CoreConfig,
     table: Table,
     lanes: Vec<Lane>,
+    /// Requests of each lane that the policy has.
+    occupied: Occupied,
     names: Names,
     not_ready: FxHashSet<ConnId>,
     in_flight_batches: u32,
@@ -56,6 +59,7 @@ impl Ground {
             names: &self.names,
             pieces: self.config.pieces,
             lanes: &self.lanes,
+            occupied: &self.occupied,
             not_ready: &self.not_ready,
             total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
             shared_space: self.config.shared_space,
@@ -120,6 +124,7 @@ impl Core {
         };
         let mut ground = Ground {
             lanes: vec![lane; usize::from(setup.lanes)],
+            occupied: Occupied::new(setup.lanes.into()),
             table,
             names: Names::default(),
             not_ready: FxHashSet::default(),
@@ -179,6 +184,7 @@ impl Core {
         self.ground.table.set_state(slot, State::Queued);
         self.queued += 1;
         if self.ground.table.op(slot).is_data() {
+            self.ground.occupied.add(self.ground.table.lane(slot).index());
             let view = self.ground.view(now);
             self.policy.enqueue(&view, slot);
         } else {
@@ -227,6 +233,9 @@ impl Core {
             debug_assert_eq!(table.state(slot), State::Queued);
             debug_assert!(table.file(slot) == extent.file && table.op(slot) == op);
             table.set_state(slot, State::InFlight);
+            if op.is_data() {
+                self.ground.occupied.take(table.lane(slot).index(), 1);
+            }
             let (lane_offset, len) = (table.start(slot), table.len_bytes(slot));
             let mut from = 0;
             match self.pieced.get_mut(&slot) {
@@ -412,6 +421,7 @@ impl Core {
         } else {
             self.queued -= 1;
             if self.ground.table.op(slot).is_data() {
+                self.ground.occupied.take(self.ground.table.lane(slot).index(), 1);
                 self.policy.dequeue(&self.ground.view(now), slot);
             } else {
                 self.barriers.retain(|s| *s != slot);

@@ -9,6 +9,7 @@ pub mod core;
 pub mod correction;
 pub mod cost;
 mod names;
+mod occupied;
 pub mod policy;
 pub mod prefetch;
 mod sorted;

@@ -72,6 +72,23 @@ fn no_window_is_wasted() {
     }
 }
 
+/// Nobody is woken for windows of servers that have nothing.
+#[test]
+fn the_next_look_is_at_the_next_window_with_work() {
+    let mut core = core(twins(), 200, 1);
+    let at = |lane: u64, round: u64| Nanos((200 * round + lane) * MS);
+    push(&mut core, Nanos(0), &[(130, 1, 0), (7, 1, 0)]);
+    assert_eq!(wait(&mut core, Nanos(MS / 2)), (at(7, 0), WaitReason::Window));
+    push(&mut core, Nanos(MS), &[(3, 1, 0)]);
+    assert_eq!(wait(&mut core, Nanos(MS)), (at(3, 0), WaitReason::Window), "what comes is served at its window");
+    assert_eq!(serve(&mut core, at(3, 0)).len(), 1);
+    assert_eq!(wait(&mut core, at(3, 0)), (at(7, 0), WaitReason::Window));
+    assert_eq!(serve(&mut core, at(7, 0)).len(), 1);
+    assert_eq!(wait(&mut core, at(7, 0)), (at(130, 0), WaitReason::Window));
+    assert_eq!(wait(&mut core, at(131, 0)), (at(130, 1), WaitReason::Window), "a window that was missed comes again");
+    assert_eq!(serve(&mut core, at(130, 1)), [(130, 1, 0, 1)]);
+}
+
 /// Two nodes whose clocks differ by hours are at different servers in every window, and change at the same instant.
 #[test]
 fn nodes_are_aligned_by_the_shared_clock() {
@@ -109,7 +126,8 @@ fn in_flight_per_server_is_a_limit_of_its_own() {
         let flying: Vec<Batch> = std::iter::from_fn(|| match core.next(Nanos(0)) {
             Next::Dispatch(batch) => Some(batch),
             Next::Wait { until, reason } => {
-                assert_eq!((until, reason), (us(1000), WaitReason::LanesBusy));
+                // Until its next window: the other server has nothing.
+                assert_eq!((until, reason), (us(2000), WaitReason::LanesBusy));
                 None
             }
         })

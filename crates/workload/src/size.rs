@@ -73,6 +73,8 @@ pub fn show_bytes(bytes: f64) -> String {
 /// Seconds for people: `450 µs`, `12 ms`, `3.4 s`, `2 min 05 s`.
 pub fn show_seconds(seconds: f64) -> String {
     match seconds {
+        0.0 => "0 s".into(),
+        s if s < 1e-5 => format!("{:.1} µs", s * 1e6),
         s if s < 1e-3 => format!("{:.0} µs", s * 1e6),
         s if s < 0.1 => format!("{:.1} ms", s * 1e3),
         s if s < 100.0 => format!("{s:.2} s"),
@@ -118,6 +120,8 @@ mod tests {
         assert_eq!(show_bytes(16384.0), "16 KiB");
         assert_eq!(show_bytes(1.5 * 1048576.0), "1.5 MiB");
         assert_eq!(show_bytes(10.0), "10 B");
+        assert_eq!(show_seconds(0.0), "0 s");
+        assert_eq!(show_seconds(0.000_000_43), "0.4 µs");
         assert_eq!(show_seconds(0.00045), "450 µs");
         assert_eq!(show_seconds(125.0), "2 min 05 s");
     }

@@ -32,6 +32,7 @@ use rustc_hash::FxHashSet;
 
 use crate::cost::CostModel;
 use crate::names::{Names, Who};
+use crate::occupied::Occupied;
 use crate::spec::PolicySpec;
 use crate::table::{Slot, Table};
 use crate::types::{ConnId, JobId, LaneId, Nanos, Op};
@@ -127,6 +128,7 @@ pub struct View<'a> {
     /// Requests may be dispatched piece by piece.
     pub pieces: bool,
     pub(crate) lanes: &'a [Lane],
+    pub(crate) occupied: &'a Occupied,
     pub(crate) not_ready: &'a FxHashSet<ConnId>,
     pub(crate) total_open: bool,
     pub(crate) shared_space: bool,
@@ -163,6 +165,15 @@ impl View<'_> {
     /// where lanes have spaces of their own, one in all where requests are not split at lanes.
     pub fn groups(&self) -> usize {
         if self.shared_space { 1 } else { self.lanes.len() }
+    }
+
+    /// The groups for which the policy has requests, round from one of them.
+    pub(crate) fn occupied_groups(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
+        let (one, all) = match self.shared_space {
+            true => (Some(0), None),
+            false => (None, Some(self.occupied.round_from(first))),
+        };
+        one.into_iter().chain(all.into_iter().flatten())
     }
 
     /// The group of a request.

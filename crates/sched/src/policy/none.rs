@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::{Choice, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::Nanos;
+use crate::types::{LaneId, Nanos};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "none",
@@ -40,16 +40,16 @@ impl Policy for Unscheduled {
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        let heads = self.lanes.iter_mut().filter(|lane| !lane.is_empty());
         let mut reason = WaitReason::Empty;
-        let open = heads.filter(|lane| {
-            let open = view.open(view.table.lane(lane[0]));
+        let open = view.occupied.round_from(0).filter(|lane| {
+            let open = view.open(LaneId(*lane as u16));
             if !open {
                 reason = WaitReason::Hold;
             }
             open
         });
-        match open.min_by_key(|lane| view.table.seq(lane[0])).and_then(VecDeque::pop_front) {
+        let oldest = open.min_by_key(|lane| self.lanes[*lane].front().map(|head| view.table.seq(*head)));
+        match oldest.and_then(|lane| self.lanes[lane].pop_front()) {
             Some(head) => {
                 batch.push(head);
                 Choice::Serve

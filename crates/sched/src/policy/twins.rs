@@ -38,6 +38,7 @@ use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::anticipation::{Anticipation, Stream};
 use super::parts::server_queues::ServerQueues;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use crate::occupied::Occupied;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{LaneId, Nanos};
@@ -113,12 +114,17 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         return Err(params.refuse("anticipation_us", remedy));
     }
     let queues = ServerQueues::new(by_offset, params, setup);
+    let order = match params.text("order") {
+        "permutation" => permutation(setup.lanes, setup.node_rank),
+        _ => rotation(setup.lanes, setup.node_rank),
+    };
+    let mut place_of = vec![0; order.len()];
+    (0..).zip(&order).for_each(|(place, lane)| place_of[lane.index()] = place);
     Ok(Box::new(Twins {
         window: Nanos::from_micros(params.integer("window_us")),
-        order: match params.text("order") {
-            "permutation" => permutation(setup.lanes, setup.node_rank),
-            _ => rotation(setup.lanes, setup.node_rank),
-        },
+        occupied: Occupied::new(order.len()),
+        order,
+        place_of,
         queues,
         queued: 0,
         lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
@@ -138,6 +144,10 @@ struct Twins {
     window: Nanos,
     /// The servers in this node's order.
     order: Vec<LaneId>,
+    /// Each server's place in that order.
+    place_of: Vec<u16>,
+    /// Requests by place.
+    occupied: Occupied,
     queues: ServerQueues,
     queued: usize,
     lane_requests: Option<u32>,
@@ -191,6 +201,18 @@ impl Twins {
         anticipation.hold(view.now)
     }
 
+    /// The place of a request's server.
+    fn place_of(&self, view: &View<'_>, slot: Slot) -> usize {
+        self.place_of[view.table.lane(slot).index()].into()
+    }
+
+    /// Windows after that of a place until one whose server has something: nobody need wake for them.
+    fn windows_skipped(&self, place: usize) -> u64 {
+        let (after, places) = (place + 1, self.order.len());
+        let next = self.occupied.round_from(after % places).next().unwrap_or(after);
+        ((next + places - after) % places) as u64
+    }
+
     /// The server has nothing queued and nothing in flight.
     fn is_idle(&self, view: &View<'_>, lane: LaneId) -> bool {
         self.queues.is_empty(lane) && view.lanes[lane.index()].in_flight_requests == 0
@@ -212,6 +234,7 @@ impl Policy for Twins {
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         self.queued += 1;
+        self.occupied.add(self.place_of(view, slot));
         self.queues.insert(view, view.table.lane(slot), slot);
         if let Some(anticipation) = &mut self.anticipation
             && let Some((stream, start)) = anticipation.expected()
@@ -225,6 +248,7 @@ impl Policy for Twins {
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         self.queued -= 1;
+        self.occupied.take(self.place_of(view, slot), 1);
         self.queues.remove(view, slot);
     }
 
@@ -233,28 +257,32 @@ impl Policy for Twins {
             return Choice::until_event(WaitReason::Empty);
         }
         let (place, end) = self.current(view);
-        let servers = match self.others {
-            Others::Always => self.order.len(),
-            Others::WhileIdle if self.is_idle(view, self.order[place]) => self.order.len(),
-            _ => 1,
-        };
-        for turn in 0..servers {
-            let lane = self.order[(place + turn) % self.order.len()];
-            if !view.open(lane) {
-                continue;
-            }
-            if turn == 0
-                && let Some(until) = self.hold(view, lane)
-            {
-                return Choice::Wait { until, reason: WaitReason::Hold };
-            }
-            if self.queues.take(view, lane, batch) {
-                self.queued -= batch.len();
-                return Choice::Serve;
-            }
+        let home = self.order[place];
+        if view.open(home)
+            && let Some(until) = self.hold(view, home)
+        {
+            return Choice::Wait { until, reason: WaitReason::Hold };
         }
-        let reason = if view.open(self.order[place]) { WaitReason::Window } else { WaitReason::LanesBusy };
-        Choice::Wait { until: end, reason }
+        let others = match self.others {
+            Others::Always => true,
+            Others::WhileIdle => self.is_idle(view, home),
+            Others::Never => false,
+        };
+        let servers = || self.occupied.round_from(place).take_while(|at| others || *at == place);
+        let next = servers().find(|at| view.open(self.order[*at]));
+        if let Some(at) = next
+            && self.queues.take(view, self.order[at], batch)
+        {
+            self.queued -= batch.len();
+            self.occupied.take(at, batch.len());
+            return Choice::Serve;
+        }
+        let reason = if view.open(home) { WaitReason::Window } else { WaitReason::LanesBusy };
+        let until = match self.others {
+            Others::Never => end + Nanos(self.window.0.saturating_mul(self.windows_skipped(place))),
+            _ => end,
+        };
+        Choice::Wait { until, reason }
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {

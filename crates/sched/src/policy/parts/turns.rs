@@ -9,13 +9,13 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Asks one group after the other what it would do, until one serves; `None` from a group that has nothing. Else the
-    /// wait that ends first.
+    /// Asks one group that has requests after the other what it would do, until one serves; `None` from a group that can
+    /// do nothing. Else the wait that ends first.
     pub fn go_round(&mut self, view: &View<'_>, mut ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         let groups = view.groups();
         let mut wait = Choice::until_event(WaitReason::Empty);
         let first = if self.next < groups { self.next } else { 0 };
-        for group in (first..groups).chain(0..first) {
+        for group in view.occupied_groups(first) {
             match ask(group) {
                 None => {}
                 Some(choice @ Choice::Wait { .. }) => wait = choice.sooner(wait),
