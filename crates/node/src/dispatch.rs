@@ -2,9 +2,11 @@
 //! for one of a limited number of forwarding threads; neighbours of the same file and operation that are found
 //! waiting are merged into one forwarded request.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use impresario_sched::Op;
+use impresario_sched::sorted::SortedSet;
+use rustc_hash::FxHashMap;
 
 /// What waits to be forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,8 +25,21 @@ pub struct Entry<T> {
     pub token: T,
 }
 
-/// (file, operation, space, offset, order of arrival)
-type Place = (u64, u8, u16, u64, u64);
+impl<T> Entry<T> {
+    fn group(&self) -> Group {
+        (self.file, self.op, self.space)
+    }
+
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+}
+
+/// (file, operation, space): only entries of one such group touch.
+type Group = (u64, Op, u16);
+
+/// Where an entry waits: (offset, order of arrival, index in the table).
+type Place = (u64, u64, u32);
 
 /// The queue. Its length is bounded by the core's in-flight limit above it.
 pub struct DispatchQueue<T> {
@@ -34,8 +49,12 @@ pub struct DispatchQueue<T> {
     in_flight: usize,
     next: u64,
     /// Order of arrival; entries that were merged away are found gone.
-    order: VecDeque<Place>,
-    waiting: BTreeMap<Place, Entry<T>>,
+    order: VecDeque<(u64, u32)>,
+    /// What waits, each with its order of arrival, at indices that are given again.
+    entries: Vec<Option<(u64, Entry<T>)>>,
+    free: Vec<u32>,
+    /// Each group by offset.
+    waiting: FxHashMap<Group, SortedSet<Place>>,
 }
 
 impl<T> DispatchQueue<T> {
@@ -48,16 +67,41 @@ impl<T> DispatchQueue<T> {
             in_flight: 0,
             next: 0,
             order: VecDeque::new(),
-            waiting: BTreeMap::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            waiting: FxHashMap::default(),
         }
     }
 
     /// Appends an entry.
     pub fn push(&mut self, entry: Entry<T>) {
-        let place = (entry.file, entry.op as u8, entry.space, entry.offset, self.next);
+        let (group, offset, order) = (entry.group(), entry.offset, self.next);
         self.next += 1;
-        self.order.push_back(place);
-        self.waiting.insert(place, entry);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        self.entries[index as usize] = Some((order, entry));
+        self.order.push_back((order, index));
+        if self.merge_requests > 1 {
+            self.waiting.entry(group).or_default().insert((offset, order, index));
+        }
+    }
+
+    /// Takes out what waits at an index, if it is still what came there then.
+    fn take(&mut self, (order, index): (u64, u32)) -> Option<Entry<T>> {
+        let (_, entry) = self.entries[index as usize].take_if(|waiting| waiting.0 == order)?;
+        self.free.push(index);
+        if self.merge_requests > 1 {
+            let group = entry.group();
+            if let Some(places) = self.waiting.get_mut(&group) {
+                places.remove(&(entry.offset, order, index));
+                if places.is_empty() {
+                    self.waiting.remove(&group);
+                }
+            }
+        }
+        Some(entry)
     }
 
     /// The oldest entry with its waiting neighbours, in offset order, their ranges touching; `None` when nothing
@@ -66,33 +110,36 @@ impl<T> DispatchQueue<T> {
         if self.in_flight >= self.in_flight_max {
             return None;
         }
-        let (place, entry) = loop {
-            let place = self.order.pop_front()?;
-            if let Some(entry) = self.waiting.remove(&place) {
-                break (place, entry);
+        let oldest = loop {
+            let oldest = self.order.pop_front()?;
+            if let Some(entry) = self.take(oldest) {
+                break entry;
             }
         };
         self.in_flight += 1;
-        let (mut start, mut end) = (entry.offset, entry.offset.saturating_add(entry.len));
-        let mergeable = entry.op.is_data();
-        let mut before = VecDeque::from([entry]);
-        let of = |offset, order| (place.0, place.1, place.2, offset, order);
-        while mergeable && before.len() < self.merge_requests {
-            // To the right first: what starts at or inside the range; then what ends at its start.
-            let right = self.waiting.range(of(start, 0)..=of(end, u64::MAX)).next().map(|(p, e)| (*p, e.offset, e.len));
-            let left = self.waiting.range(of(0, 0)..of(start, 0)).next_back().map(|(p, e)| (*p, e.offset, e.len));
-            let left = left.filter(|(_, offset, len)| offset.saturating_add(*len) >= start);
-            let fits = |candidate: &(Place, u64, u64)| {
-                let (_, offset, len) = *candidate;
-                end.max(offset.saturating_add(len)) - start.min(offset) <= self.merge_bytes
-            };
-            let Some((place, offset, len)) = right.filter(fits).or(left.filter(fits)) else { break };
-            let Some(entry) = self.waiting.remove(&place) else { break };
-            (start, end) = (start.min(offset), end.max(offset.saturating_add(len)));
-            let at = before.partition_point(|e| e.offset <= entry.offset);
-            before.insert(at, entry);
+        let (group, mergeable) = (oldest.group(), oldest.op.is_data());
+        let (mut start, mut end) = (oldest.offset, oldest.end());
+        let mut members = VecDeque::from([oldest]);
+        while mergeable && members.len() < self.merge_requests {
+            let Some((order, index)) = self.neighbour(group, start, end) else { break };
+            let Some(entry) = self.take((order, index)) else { break };
+            (start, end) = (start.min(entry.offset), end.max(entry.end()));
+            let at = members.partition_point(|e| e.offset <= entry.offset);
+            members.insert(at, entry);
         }
-        Some(before.into())
+        Some(members.into())
+    }
+
+    /// What touches the range and may go with it: to the right first, what starts at or inside it; then what ends at
+    /// its start.
+    fn neighbour(&self, group: Group, start: u64, end: u64) -> Option<(u64, u32)> {
+        let (left, right) = self.waiting.get(&group)?.around(&(start, 0, 0));
+        let touches = |place: &Place| {
+            let (_, entry) = self.entries[place.2 as usize].as_ref()?;
+            let together = end.max(entry.end()) - start.min(entry.offset);
+            (entry.offset <= end && entry.end() >= start && together <= self.merge_bytes).then_some((place.1, place.2))
+        };
+        right.as_ref().and_then(touches).or_else(|| left.as_ref().and_then(touches))
     }
 
     /// A forwarded request was answered: its place is free.
@@ -102,12 +149,12 @@ impl<T> DispatchQueue<T> {
 
     /// Entries that wait.
     pub fn len(&self) -> usize {
-        self.waiting.len()
+        self.entries.len() - self.free.len()
     }
 
     /// True when nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.len() == 0
     }
 
     /// Forwarded and not yet answered.
@@ -117,8 +164,8 @@ impl<T> DispatchQueue<T> {
 
     /// Takes out all that waits, in order.
     pub fn drain(&mut self) -> Vec<Entry<T>> {
-        let Self { order, waiting, .. } = self;
-        order.drain(..).filter_map(|p| waiting.remove(&p)).collect()
+        let order = std::mem::take(&mut self.order);
+        order.into_iter().filter_map(|at| self.take(at)).collect()
     }
 }
 
@@ -175,7 +222,47 @@ mod tests {
         }
     }
 
+    /// What a queue of a plain list pops: the oldest, and round it what touches.
+    fn pop_from_a_list(list: &mut Vec<Entry<u32>>, merge_requests: usize, merge_bytes: u64) -> Vec<u32> {
+        if list.is_empty() {
+            return Vec::new();
+        }
+        let mut members = vec![list.remove(0)];
+        while members.len() < merge_requests {
+            let (start, end) = (members[0].offset, members.iter().map(Entry::end).max().unwrap());
+            let fits = |e: &&Entry<u32>| end.max(e.end()) - start.min(e.offset) <= merge_bytes;
+            let group = || list.iter().filter(|e| e.group() == members[0].group());
+            let right = group().filter(|e| e.offset >= start).min_by_key(|e| e.offset);
+            let left = group().filter(|e| e.offset < start).reduce(|a, b| if b.offset >= a.offset { b } else { a });
+            let right = right.filter(|e| e.offset <= end).filter(fits);
+            let Some(next) = right.or(left.filter(|e| e.end() >= start).filter(fits)).copied() else { break };
+            list.retain(|e| e.token != next.token);
+            members.insert(members.partition_point(|e| e.offset <= next.offset), next);
+        }
+        members.into_iter().map(|e| e.token).collect()
+    }
+
     proptest! {
+        #[test]
+        fn as_a_plain_list(
+            steps in proptest::collection::vec((0u8..3, 0u64..3, 0u64..30, 1u64..25), 1..150),
+            merge_requests in 1usize..6,
+        ) {
+            let mut q = DispatchQueue::new(usize::MAX, merge_requests, 60);
+            let mut list = Vec::new();
+            for (i, (what, file, offset, len)) in steps.into_iter().enumerate() {
+                if what > 0 {
+                    let entry = Entry { len, ..entry(file, offset * 5, i as u32) };
+                    q.push(entry);
+                    list.push(entry);
+                } else {
+                    prop_assert_eq!(tokens(q.pop()), pop_from_a_list(&mut list, merge_requests, 60));
+                }
+                prop_assert_eq!(q.len(), list.len());
+            }
+            prop_assert_eq!(tokens(Some(q.drain())), list.iter().map(|e| e.token).collect::<Vec<_>>());
+        }
+
         #[test]
         fn every_entry_leaves_once(offsets in proptest::collection::vec((0u64..4, 0u64..40), 0..200), merge in 1usize..20) {
             let mut q = DispatchQueue::new(usize::MAX, merge, 1 << 20);

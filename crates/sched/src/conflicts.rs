@@ -11,6 +11,7 @@
 //! same block costs n log n, not n².
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, Slot, State, Table};
@@ -34,10 +35,10 @@ struct Group {
     ranges: SortedSet<Key>,
 }
 
-/// A file's groups: few, unordered.
+/// A file's groups: one of most files, unordered.
 #[derive(Default)]
 struct FileIndex {
-    groups: Vec<Group>,
+    groups: SmallVec<[Group; 1]>,
     len: u32,
 }
 
@@ -88,7 +89,6 @@ impl FileIndex {
             None => {
                 let mut ranges = SortedSet::default();
                 ranges.insert(key);
-                self.groups.reserve_exact(1); // most files have one group
                 self.groups.push(Group { kind, class, ranges });
             }
         }

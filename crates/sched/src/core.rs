@@ -16,6 +16,7 @@
 //! ```
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::{SmallVec, smallvec};
 
 use crate::conflicts::Conflicts;
 use crate::contract::{Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Next, Status};
@@ -26,13 +27,14 @@ use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, 
 use crate::spec::PolicySpec;
 use crate::stats::Statistics;
 use crate::table::{Slot, State, Table};
-use crate::types::{Batch, BatchId, ConnId, Extent, LaneId, Nanos, Op, Part, Request, RequestId};
+use crate::types::{Batch, BatchId, ConnId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
 
 struct InFlight {
     extent: Extent,
     op: Op,
     generation: u32,
-    slots: Vec<Slot>,
+    /// Most have one or few.
+    slots: SmallVec<[Slot; 4]>,
 }
 
 /// What policies may look at; apart from the policy, so that it can look while it acts.
@@ -40,7 +42,7 @@ struct Ground {
     config: CoreConfig,
     table: Table,
     lanes: Vec<Lane>,
-    /// Requests of each lane that the policy has.
+    /// The lanes of which the policy has requests.
     occupied: Occupied,
     names: Names,
     not_ready: FxHashSet<ConnId>,
@@ -64,6 +66,14 @@ impl Ground {
             total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
             shared_space: self.config.shared_space,
         }
+    }
+
+    /// The policy has one request more of a lane, or one fewer.
+    fn queued(&mut self, slot: Slot, change: i32) {
+        let at = self.table.lane(slot).index();
+        let lane = &mut self.lanes[at];
+        lane.queued = lane.queued.saturating_add_signed(change);
+        self.occupied.set(at, lane.queued > 0);
     }
 
     fn setup(&self) -> Setup {
@@ -120,6 +130,7 @@ impl Core {
             limit_bytes: config.lane_bytes.max(1),
             in_flight_requests: 0,
             in_flight_bytes: 0,
+            queued: 0,
             hold_until: Nanos::ZERO,
         };
         let mut ground = Ground {
@@ -184,7 +195,7 @@ impl Core {
         self.ground.table.set_state(slot, State::Queued);
         self.queued += 1;
         if self.ground.table.op(slot).is_data() {
-            self.ground.occupied.add(self.ground.table.lane(slot).index());
+            self.ground.queued(slot, 1);
             let view = self.ground.view(now);
             self.policy.enqueue(&view, slot);
         } else {
@@ -225,17 +236,17 @@ impl Core {
     fn dispatch(&mut self, now: Nanos) -> Batch {
         assert!(!self.selected.is_empty(), "a policy served nothing");
         let head = self.selected[0];
-        let table = &mut self.ground.table;
-        let (mut extent, op) = (table.extent(head), table.op(head));
-        let mut parts = Vec::with_capacity(self.selected.len());
+        let (mut extent, op) = (self.ground.table.extent(head), self.ground.table.op(head));
+        let mut parts = Parts::with_capacity(self.selected.len());
         let mut end = extent.lane_offset;
         for &slot in &self.selected {
-            debug_assert_eq!(table.state(slot), State::Queued);
-            debug_assert!(table.file(slot) == extent.file && table.op(slot) == op);
-            table.set_state(slot, State::InFlight);
+            debug_assert_eq!(self.ground.table.state(slot), State::Queued);
+            self.ground.table.set_state(slot, State::InFlight);
             if op.is_data() {
-                self.ground.occupied.take(table.lane(slot).index(), 1);
+                self.ground.queued(slot, -1);
             }
+            let table = &self.ground.table;
+            debug_assert!(table.file(slot) == extent.file && table.op(slot) == op);
             let (lane_offset, len) = (table.start(slot), table.len_bytes(slot));
             let mut from = 0;
             match self.pieced.get_mut(&slot) {
@@ -277,11 +288,11 @@ impl Core {
         table.advance(slot, len);
         extent.len = len;
         let part = Part { id: table.id(slot), from, len, lane_offset: extent.lane_offset };
-        self.fly(extent, op, vec![part])
+        self.fly(extent, op, smallvec![part])
     }
 
     /// Counts the selected requests as a batch in flight.
-    fn fly(&mut self, extent: Extent, op: Op, parts: Vec<Part>) -> Batch {
+    fn fly(&mut self, extent: Extent, op: Op, parts: Parts) -> Batch {
         let bytes = if op.is_data() { extent.len } else { 0 };
         if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data()) {
             statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
@@ -291,7 +302,7 @@ impl Core {
         lane.in_flight_requests += 1;
         lane.in_flight_bytes = lane.in_flight_bytes.saturating_add(bytes);
         let f = self.free_flights.pop().unwrap_or_else(|| {
-            self.flights.push(InFlight { extent, op, generation: 0, slots: Vec::new() });
+            self.flights.push(InFlight { extent, op, generation: 0, slots: SmallVec::new() });
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[f as usize];
@@ -421,7 +432,7 @@ impl Core {
         } else {
             self.queued -= 1;
             if self.ground.table.op(slot).is_data() {
-                self.ground.occupied.take(self.ground.table.lane(slot).index(), 1);
+                self.ground.queued(slot, -1);
                 self.policy.dequeue(&self.ground.view(now), slot);
             } else {
                 self.barriers.retain(|s| *s != slot);

@@ -12,7 +12,7 @@ mod names;
 mod occupied;
 pub mod policy;
 pub mod prefetch;
-mod sorted;
+pub mod sorted;
 pub mod spec;
 pub mod stats;
 mod table;

@@ -1,31 +1,23 @@
 //! Which of many places have something, and the next such places round from one: a decision must not cost a look at each
 //! of a thousand data servers that have nothing.
 
-/// How much each place has.
+use smallvec::{SmallVec, smallvec};
+
+/// A bit for each place.
 #[derive(Clone, Debug)]
 pub(crate) struct Occupied {
-    counts: Vec<u32>,
-    /// A bit for each place that has something.
-    words: Vec<u64>,
+    words: SmallVec<[u64; 2]>,
 }
 
 impl Occupied {
     pub(crate) fn new(places: usize) -> Occupied {
-        Occupied { counts: vec![0; places], words: vec![0; places.div_ceil(64)] }
+        Occupied { words: smallvec![0; places.div_ceil(64)] }
     }
 
-    /// A place has one more.
-    pub(crate) fn add(&mut self, place: usize) {
-        self.counts[place] += 1;
-        self.words[place / 64] |= 1 << (place % 64);
-    }
-
-    /// A place has so many fewer.
-    pub(crate) fn take(&mut self, place: usize, count: usize) {
-        self.counts[place] -= count as u32;
-        if self.counts[place] == 0 {
-            self.words[place / 64] &= !(1 << (place % 64));
-        }
+    /// Whether a place has something from now on.
+    pub(crate) fn set(&mut self, place: usize, something: bool) {
+        let (word, bit) = (&mut self.words[place / 64], 1 << (place % 64));
+        *word = if something { *word | bit } else { *word & !bit };
     }
 
     /// The places that have something: ascending from `first`, then from 0 up to it.
@@ -62,18 +54,13 @@ mod tests {
             changes in proptest::collection::vec((any::<bool>(), 0usize..300), 0..200),
             first in 0usize..300,
         ) {
-            let (mut occupied, mut counts) = (Occupied::new(places), vec![0; places]);
-            for (add, place) in changes.into_iter().map(|(add, place)| (add, place % places)) {
-                if add {
-                    occupied.add(place);
-                    counts[place] += 1;
-                } else if counts[place] > 0 {
-                    occupied.take(place, 1);
-                    counts[place] -= 1;
-                }
+            let (mut occupied, mut have) = (Occupied::new(places), vec![false; places]);
+            for (something, place) in changes.into_iter().map(|(something, place)| (something, place % places)) {
+                occupied.set(place, something);
+                have[place] = something;
             }
             let first = first % places;
-            let want: Vec<usize> = (first..places).chain(0..first).filter(|p| counts[*p] > 0).collect();
+            let want: Vec<usize> = (first..places).chain(0..first).filter(|p| have[*p]).collect();
             prop_assert_eq!(occupied.round_from(first).collect::<Vec<_>>(), want);
         }
     }

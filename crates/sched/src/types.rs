@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 /// An instant of the monotonic clock, or a span, in nanoseconds. Its zero is the driver's choice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -206,6 +207,9 @@ pub struct Part {
     pub lane_offset: u64,
 }
 
+/// The parts of a batch: most have one, which needs no memory of its own.
+pub type Parts = SmallVec<[Part; 1]>;
+
 /// A *virtual request*: parts of one file, operation and lane whose ranges touch, in offset order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batch {
@@ -216,5 +220,5 @@ pub struct Batch {
     /// The operation of all parts.
     pub op: Op,
     /// In offset order; never empty.
-    pub parts: Vec<Part>,
+    pub parts: Parts,
 }

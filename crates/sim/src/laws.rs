@@ -420,7 +420,7 @@ mod tests {
             id: BatchId(9),
             extent: Extent { lane_offset: offset, ..first.extent },
             op: Op::Write,
-            parts: vec![Part { id, from, len: 100, lane_offset: offset }],
+            parts: [Part { id, from, len: 100, lane_offset: offset }].into_iter().collect(),
         };
         let mut accused = |said: Next, what: &str| {
             laws.said(5, &said);

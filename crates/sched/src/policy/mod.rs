@@ -110,6 +110,8 @@ pub struct Lane {
     pub(crate) limit_bytes: u64,
     pub(crate) in_flight_requests: u32,
     pub(crate) in_flight_bytes: u64,
+    /// Requests that the policy has.
+    pub(crate) queued: u32,
     pub(crate) hold_until: Nanos,
 }
 

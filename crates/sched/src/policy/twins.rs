@@ -146,7 +146,7 @@ struct Twins {
     order: Vec<LaneId>,
     /// Each server's place in that order.
     place_of: Vec<u16>,
-    /// Requests by place.
+    /// The places whose servers have requests here.
     occupied: Occupied,
     queues: ServerQueues,
     queued: usize,
@@ -234,7 +234,7 @@ impl Policy for Twins {
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         self.queued += 1;
-        self.occupied.add(self.place_of(view, slot));
+        self.occupied.set(self.place_of(view, slot), true);
         self.queues.insert(view, view.table.lane(slot), slot);
         if let Some(anticipation) = &mut self.anticipation
             && let Some((stream, start)) = anticipation.expected()
@@ -248,8 +248,8 @@ impl Policy for Twins {
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         self.queued -= 1;
-        self.occupied.take(self.place_of(view, slot), 1);
         self.queues.remove(view, slot);
+        self.occupied.set(self.place_of(view, slot), !self.queues.is_empty(view.table.lane(slot)));
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
@@ -274,7 +274,7 @@ impl Policy for Twins {
             && self.queues.take(view, self.order[at], batch)
         {
             self.queued -= batch.len();
-            self.occupied.take(at, batch.len());
+            self.occupied.set(at, !self.queues.is_empty(self.order[at]));
             return Choice::Serve;
         }
         let reason = if view.open(home) { WaitReason::Window } else { WaitReason::LanesBusy };
