@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use impresario_sched::Op;
+use impresario_sched::prefetch::fetch;
 use impresario_sched::sorted::SortedSet;
 use rustc_hash::FxHashMap;
 
@@ -117,6 +118,9 @@ impl<T> DispatchQueue<T> {
             }
         };
         self.in_flight += 1;
+        if let Some(next) = self.order.front() {
+            fetch(&self.entries[next.1 as usize]);
+        }
         let (group, mergeable) = (oldest.group(), oldest.op.is_data());
         let (mut start, mut end) = (oldest.offset, oldest.end());
         let mut members = VecDeque::from([oldest]);

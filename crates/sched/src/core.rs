@@ -24,6 +24,7 @@ use crate::correction::Corrector;
 use crate::names::{Names, Who};
 use crate::occupied::Occupied;
 use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
+use crate::prefetch::fetch;
 use crate::spec::PolicySpec;
 use crate::stats::Statistics;
 use crate::table::{Slot, State, Table};
@@ -528,6 +529,11 @@ impl Core {
     /// What is known of an outstanding request is needed soon.
     pub fn fetch(&self, id: RequestId) {
         self.ground.table.fetch(Slot(id.0 as u32));
+    }
+
+    /// A batch in flight is expected back.
+    pub fn fetch_batch(&self, id: BatchId) {
+        self.flights.get(id.0 as u32 as usize).inspect(|flight| fetch(*flight));
     }
 
     /// The stable keys of identities, to be told to policies that go by them.

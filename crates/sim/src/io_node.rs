@@ -245,13 +245,12 @@ impl Simulation {
         }
     }
 
-    /// The requests of a forwarded one.
-    fn parts_of(&self, forward: Key) -> impl Iterator<Item = (&Station, RequestId)> {
+    /// The batches of a forwarded request.
+    fn batches_of(&self, forward: Key) -> impl Iterator<Item = (&Station, &Batch)> {
         let forward = self.forwards.get(forward);
         forward.into_iter().flat_map(|f| {
             let n = &self.io[usize::from(f.node)];
-            let batches = f.members.iter().filter_map(|member| n.released.get(member.token.batch));
-            batches.flat_map(|batch| &batch.parts).map(|part| (&n.station, part.id))
+            f.members.iter().filter_map(|member| Some((&n.station, n.released.get(member.token.batch)?)))
         })
     }
 
@@ -264,13 +263,18 @@ impl Simulation {
 
     /// The answer to a forwarded request is under way: who waits for it is needed soon.
     pub(crate) fn fetch_waiters(&self, forward: Key) {
-        self.parts_of(forward).for_each(|(station, id)| station.fetch(id));
+        self.batches_of(forward).for_each(|(station, batch)| {
+            station.core.fetch_batch(batch.id);
+            batch.parts.iter().for_each(|part| station.fetch(part.id));
+        });
     }
 
     /// The answer to a forwarded request comes in: the calls that it answers are needed soon.
     pub(crate) fn fetch_calls(&self, forward: Key) {
-        let calls = self.parts_of(forward).filter_map(|(station, id)| station.call(id));
-        calls.for_each(|call| self.calls.fetch(call));
+        self.batches_of(forward).for_each(|(station, batch)| {
+            let calls = batch.parts.iter().filter_map(|part| station.call(part.id));
+            calls.for_each(|call| self.calls.fetch(call));
+        });
     }
 
     /// A call of a forwarded request ended.
