@@ -21,23 +21,49 @@ impl Occupied {
     }
 
     /// The places that have something: ascending from `first`, then from 0 up to it.
-    pub(crate) fn round_from(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
-        let (start, from_first) = (first / 64, !0 << (first % 64));
-        let words = self.words.len();
-        (0..=words).flat_map(move |i| {
-            let word = (start + i) % words.max(1);
-            let asked = match i {
-                0 => from_first,
-                _ if i == words => !from_first,
-                _ => !0,
-            };
-            let mut bits = self.words.get(word).map_or(0, |bits| bits & asked);
-            std::iter::from_fn(move || {
-                let bit = bits.trailing_zeros() as usize;
-                bits &= bits.checked_sub(1)?;
-                Some(word * 64 + bit)
-            })
-        })
+    pub(crate) fn round_from(&self, first: usize) -> Round<'_> {
+        Round::of(&self.words, first)
+    }
+}
+
+/// Places that have something, see [`Occupied::round_from`].
+pub(crate) struct Round<'a> {
+    words: &'a [u64],
+    /// The word that is looked at, and what of it is left.
+    at: usize,
+    bits: u64,
+    /// Of the first word, what comes at the beginning; the rest comes at the end.
+    from_first: u64,
+    words_left: usize,
+}
+
+impl Round<'_> {
+    /// Nothing but place 0.
+    pub(crate) const fn of_one() -> Round<'static> {
+        Round { words: &[1], at: 0, bits: 1, from_first: !0, words_left: 0 }
+    }
+
+    fn of(words: &[u64], first: usize) -> Round<'_> {
+        let (at, from_first) = (first / 64, !0 << (first % 64));
+        let bits = words.get(at).map_or(0, |word| word & from_first);
+        Round { words, at, bits, from_first, words_left: words.len() }
+    }
+}
+
+impl Iterator for Round<'_> {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        while self.bits == 0 {
+            self.words_left = self.words_left.checked_sub(1)?;
+            self.at = if self.at + 1 < self.words.len() { self.at + 1 } else { 0 };
+            let asked = if self.words_left == 0 { !self.from_first } else { !0 };
+            self.bits = self.words[self.at] & asked;
+        }
+        let bit = self.bits.trailing_zeros() as usize;
+        self.bits &= self.bits - 1;
+        Some(self.at * 64 + bit)
     }
 }
 

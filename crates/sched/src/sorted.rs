@@ -1,9 +1,11 @@
 //! An ordered set of small keys: sorted chunks behind one sorted directory.
 //!
-//! A queue may hold one request or a hundred thousand. Chunks of up to 64 keys keep both cheap: a few
-//! keys cost a few dozen bytes and the first none, a full set about 1.4 × its keys, and an insertion moves one chunk's
+//! A queue may hold one request or a hundred thousand. Chunks of up to 64 keys keep both cheap: what fits one chunk
+//! is one and has no directory, a few keys cost a few dozen bytes and the first none, a full set about 1.4 × its keys, and an insertion moves one chunk's
 //! tail (a kilobyte at most). The directory holds each chunk's first key, so that a search touches the directory
 //! and one chunk. A B-tree of the standard library costs a third more memory, and two hundred bytes for its first key.
+
+use smallvec::SmallVec;
 
 /// Keys per chunk at most.
 const CHUNK: usize = 64;
@@ -16,8 +18,8 @@ pub struct SortedSet<K> {
 
 #[derive(Clone, Debug)]
 enum Keys<K> {
-    /// Most sets never hold more; nothing is allocated for it.
-    Few(Option<K>),
+    /// Most sets never hold more than one; nothing is allocated for it.
+    Few(SmallVec<[K; 1]>),
     /// None empty; all keys of a chunk below those of the next.
     Many(Vec<Chunk<K>>),
 }
@@ -31,7 +33,7 @@ struct Chunk<K> {
 
 impl<K> Default for SortedSet<K> {
     fn default() -> Self {
-        SortedSet { keys: Keys::Few(None) }
+        SortedSet { keys: Keys::Few(SmallVec::new()) }
     }
 }
 
@@ -39,7 +41,7 @@ impl<K: Ord + Copy> SortedSet<K> {
     /// True when it holds nothing.
     pub fn is_empty(&self) -> bool {
         match &self.keys {
-            Keys::Few(one) => one.is_none(),
+            Keys::Few(few) => few.is_empty(),
             Keys::Many(chunks) => chunks.is_empty(),
         }
     }
@@ -47,14 +49,19 @@ impl<K: Ord + Copy> SortedSet<K> {
     /// Adds a key; false when it was there.
     pub fn insert(&mut self, key: K) -> bool {
         match &mut self.keys {
-            Keys::Few(None) => {
-                self.keys = Keys::Few(Some(key));
-                true
-            }
-            Keys::Few(Some(one)) if *one == key => false,
-            Keys::Few(Some(one)) => {
-                let (low, high) = if *one < key { (*one, key) } else { (key, *one) };
-                self.keys = Keys::Many(vec![Chunk { first: low, keys: vec![low, high] }]);
+            Keys::Few(few) => {
+                let Err(at) = few.binary_search(&key) else { return false };
+                if few.len() < CHUNK {
+                    if few.len() == few.capacity() {
+                        few.reserve_exact(room(few.len()));
+                    }
+                    few.insert(at, key);
+                    return true;
+                }
+                let keys = std::mem::take(few).into_vec();
+                let mut chunks = vec![Chunk { first: keys[0], keys }];
+                insert(&mut chunks, key);
+                self.keys = Keys::Many(chunks);
                 true
             }
             Keys::Many(chunks) => insert(chunks, key),
@@ -64,15 +71,26 @@ impl<K: Ord + Copy> SortedSet<K> {
     /// Removes a key; false when it was not there.
     pub fn remove(&mut self, key: &K) -> bool {
         match &mut self.keys {
-            Keys::Few(one) => one.take_if(|one| one == key).is_some(),
-            Keys::Many(chunks) => remove(chunks, key),
+            Keys::Few(few) => {
+                let Ok(at) = few.binary_search(key) else { return false };
+                few.remove(at);
+                true
+            }
+            Keys::Many(chunks) => {
+                let removed = remove(chunks, key);
+                if chunks.len() == 1 && chunks[0].keys.len() <= CHUNK / 4 {
+                    let keys = std::mem::take(&mut chunks[0].keys);
+                    self.keys = Keys::Few(keys.into());
+                }
+                removed
+            }
         }
     }
 
     /// The least key.
     pub fn first(&self) -> Option<K> {
         match &self.keys {
-            Keys::Few(one) => *one,
+            Keys::Few(few) => few.first().copied(),
             Keys::Many(chunks) => chunks.first().map(|c| c.first),
         }
     }
@@ -90,7 +108,10 @@ impl<K: Ord + Copy> SortedSet<K> {
     /// The greatest key below `key`, and the least that is not.
     pub fn around(&self, key: &K) -> (Option<K>, Option<K>) {
         let chunks = match &self.keys {
-            Keys::Few(one) => return (one.filter(|one| one < key), one.filter(|one| one >= key)),
+            Keys::Few(few) => {
+                let at = few.partition_point(|k| k < key);
+                return (few[..at].last().copied(), few.get(at).copied());
+            }
             Keys::Many(chunks) => chunks,
         };
         let c = chunk_for(chunks, key);
@@ -143,11 +164,16 @@ fn insert<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: K) -> bool {
 impl<K: Copy> Chunk<K> {
     fn add(&mut self, at: usize, key: K) {
         if self.keys.len() == self.keys.capacity() {
-            self.keys.reserve_exact((self.keys.len() / 2).max(2).min(CHUNK - self.keys.len().min(CHUNK - 1)));
+            self.keys.reserve_exact(room(self.keys.len()));
         }
         self.keys.insert(at, key);
         self.first = self.keys[0];
     }
+}
+
+/// Keys for which a full list of so many, fewer than [`CHUNK`], gets room: memory follows the queue closely.
+fn room(len: usize) -> usize {
+    (len / 2).max(2).min(CHUNK - len)
 }
 
 fn remove<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: &K) -> bool {

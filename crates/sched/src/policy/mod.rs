@@ -32,7 +32,7 @@ use rustc_hash::FxHashSet;
 
 use crate::cost::CostModel;
 use crate::names::{Names, Who};
-use crate::occupied::Occupied;
+use crate::occupied::{Occupied, Round};
 use crate::spec::PolicySpec;
 use crate::table::{Slot, Table};
 use crate::types::{ConnId, JobId, LaneId, Nanos, Op};
@@ -170,12 +170,8 @@ impl View<'_> {
     }
 
     /// The groups for which the policy has requests, round from one of them.
-    pub(crate) fn occupied_groups(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
-        let (one, all) = match self.shared_space {
-            true => (Some(0), None),
-            false => (None, Some(self.occupied.round_from(first))),
-        };
-        one.into_iter().chain(all.into_iter().flatten())
+    pub(crate) fn occupied_groups(&self, first: usize) -> Round<'_> {
+        if self.shared_space { Round::of_one() } else { self.occupied.round_from(first) }
     }
 
     /// The group of a request.
