@@ -46,6 +46,14 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
+    /// Keys in it, chunk by chunk counted.
+    pub fn len(&self) -> usize {
+        match &self.keys {
+            Keys::Few(few) => few.len(),
+            Keys::Many(chunks) => chunks.iter().map(|c| c.keys.len()).sum(),
+        }
+    }
+
     /// Adds a key; false when it was there.
     pub fn insert(&mut self, key: K) -> bool {
         match &mut self.keys {
@@ -242,6 +250,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ours.first(), reference.first().copied());
+                prop_assert_eq!(ours.len(), reference.len());
                 prop_assert_eq!(ours.is_empty(), reference.is_empty());
             }
         }

@@ -30,7 +30,6 @@
 //! room then. Else work-conserving.
 
 use std::any::Any;
-use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
@@ -40,6 +39,7 @@ use super::parts::flows::{Flows, hull_bytes};
 use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
+use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{Nanos, Op};
@@ -105,11 +105,11 @@ struct Filed {
 
 #[derive(Default)]
 struct Group {
-    reservations: BTreeSet<(Tag, u32)>,
+    reservations: SortedSet<(Tag, u32)>,
     /// Within their limits.
-    weights: BTreeSet<(Tag<u128>, u32)>,
+    weights: SortedSet<(Tag<u128>, u32)>,
     /// Waiting for them.
-    limited: BTreeSet<(Tag, u32)>,
+    limited: SortedSet<(Tag, u32)>,
     /// The weight tag served last.
     virtual_now: u128,
     /// Batches by reservations that somebody within the limit waited for.
@@ -155,7 +155,7 @@ fn span(cost: f64, rate: f64) -> Nanos {
 }
 
 /// Puts a flow from one place of an order to another.
-fn move_tag<T: Ord>(set: &mut BTreeSet<(T, u32)>, old: Option<T>, new: Option<T>, flow: u32) {
+fn move_tag<T: Ord + Copy>(set: &mut SortedSet<(T, u32)>, old: Option<T>, new: Option<T>, flow: u32) {
     if old != new {
         old.map(|t| set.remove(&(t, flow)));
         new.map(|t| set.insert((t, flow)));
@@ -238,12 +238,12 @@ impl Mclock {
     /// The flow of a group that sends next and the phase, or when there will be one.
     fn next(&mut self, view: &View<'_>, group: usize) -> Result<(u32, Phase), Nanos> {
         // Each look puts one flow right.
-        while let Some(&(_, flow)) = self.groups[group].limited.first().filter(|f| f.0.0 <= view.now) {
+        while let Some((_, flow)) = self.groups[group].limited.first().filter(|f| f.0.0 <= view.now) {
             self.refile(view, flow);
         }
         let mut reserved = None;
         let mut until = self.groups[group].limited.first().map_or(Nanos::MAX, |f| f.0.0);
-        while let Some(&((tag, _), flow)) = self.groups[group].reservations.first() {
+        while let Some(((tag, _), flow)) = self.groups[group].reservations.first() {
             if self.is_stale(flow, |t| t.reservation > tag) {
                 self.refile(view, flow);
             } else if tag <= view.now {
@@ -258,7 +258,7 @@ impl Mclock {
                 break;
             }
         }
-        while let Some(&((tag, _), flow)) = self.groups[group].weights.first() {
+        while let Some(((tag, _), flow)) = self.groups[group].weights.first() {
             let limited = self.share(self.flows.key(flow).1).limit > 0.0;
             if self.is_stale(flow, |t| t.weight > tag || (limited && t.limit > view.now)) {
                 self.refile(view, flow);

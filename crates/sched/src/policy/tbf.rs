@@ -35,7 +35,6 @@
 //! that once for each older request of its own), as long as its lane has room then; how many batches of others go meanwhile depends on them, so that bound is one of time.
 
 use std::any::Any;
-use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
@@ -46,6 +45,7 @@ use super::parts::flows::{Flows, hull_bytes};
 use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
+use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{Nanos, Op};
@@ -120,8 +120,8 @@ struct Filed {
 #[derive(Clone, Default)]
 struct Group {
     /// By rule above.
-    turns: Vec<BTreeSet<(Turn, u32)>>,
-    borrowers: BTreeSet<(u128, u32)>,
+    turns: Vec<SortedSet<(Turn, u32)>>,
+    borrowers: SortedSet<(u128, u32)>,
     /// Virtual time of borrowing.
     virtual_now: u128,
 }
@@ -161,7 +161,7 @@ impl Tbf {
         let classes = Classes::parse(params, "rules", &known)?;
         let (limits, parents) = limits(&classes)?;
         let merge = params.on("merge");
-        let group = Group { turns: vec![BTreeSet::new(); parents.len() + 1], ..Group::default() };
+        let group = Group { turns: vec![SortedSet::default(); parents.len() + 1], ..Group::default() };
         Ok(Tbf {
             limits,
             parents,
@@ -228,7 +228,7 @@ impl Tbf {
         for parent in 0..=self.parents.len() {
             // Other groups may have emptied a bucket since a flow was filed; each look puts one right.
             let first = loop {
-                let Some(&(turn, flow)) = self.groups[group].turns[parent].first() else { break None };
+                let Some((turn, flow)) = self.groups[group].turns[parent].first() else { break None };
                 if self.ready_at(self.flows.key(flow).1) <= turn.0 {
                     break Some((turn, flow));
                 }
@@ -247,7 +247,7 @@ impl Tbf {
     /// The flow of a group that borrows next.
     fn borrower(&mut self, view: &View<'_>, group: usize) -> Option<u32> {
         loop {
-            let &(tag, flow) = self.groups[group].borrowers.first()?;
+            let (tag, flow) = self.groups[group].borrowers.first()?;
             if self.classes.get(self.flows.key(flow).1).account.borrowed <= tag {
                 return Some(flow);
             }
