@@ -20,6 +20,11 @@ impl Occupied {
         *word = if something { *word | bit } else { *word & !bit };
     }
 
+    /// No place has anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
     /// The places that have something: ascending from `first`, then from 0 up to it.
     pub(crate) fn round_from(&self, first: usize) -> Round<'_> {
         Round::of(&self.words, first)
@@ -87,6 +92,7 @@ mod tests {
             }
             let first = first % places;
             let want: Vec<usize> = (first..places).chain(0..first).filter(|p| have[*p]).collect();
+            prop_assert_eq!(occupied.is_empty(), want.is_empty());
             prop_assert_eq!(occupied.round_from(first).collect::<Vec<_>>(), want);
         }
     }

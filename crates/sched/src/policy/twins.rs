@@ -126,7 +126,6 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         order,
         place_of,
         queues,
-        queued: 0,
         lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
         reach_bytes: params.integer("batch_bytes"),
         others: match params.text("work_conserving") {
@@ -149,7 +148,6 @@ struct Twins {
     /// The places whose servers have requests here.
     occupied: Occupied,
     queues: ServerQueues,
-    queued: usize,
     lane_requests: Option<u32>,
     reach_bytes: u64,
     others: Others,
@@ -233,7 +231,6 @@ impl Policy for Twins {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        self.queued += 1;
         self.occupied.set(self.place_of(view, slot), true);
         self.queues.insert(view, view.table.lane(slot), slot);
         if let Some(anticipation) = &mut self.anticipation
@@ -247,13 +244,12 @@ impl Policy for Twins {
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        self.queued -= 1;
         self.queues.remove(view, slot);
         self.occupied.set(self.place_of(view, slot), !self.queues.is_empty(view.table.lane(slot)));
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        if self.queued == 0 {
+        if self.occupied.is_empty() {
             return Choice::until_event(WaitReason::Empty);
         }
         let (place, end) = self.current(view);
@@ -268,12 +264,10 @@ impl Policy for Twins {
             Others::WhileIdle => self.is_idle(view, home),
             Others::Never => false,
         };
-        let servers = || self.occupied.round_from(place).take_while(|at| others || *at == place);
-        let next = servers().find(|at| view.open(self.order[*at]));
-        if let Some(at) = next
+        let mut servers = self.occupied.round_from(place).take_while(|at| others || *at == place);
+        if let Some(at) = servers.find(|at| view.open(self.order[*at]))
             && self.queues.take(view, self.order[at], batch)
         {
-            self.queued -= batch.len();
             self.occupied.set(at, !self.queues.is_empty(self.order[at]));
             return Choice::Serve;
         }

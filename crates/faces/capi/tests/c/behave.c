@@ -546,7 +546,7 @@ static void configured(void) {
     CHECK(seen_calls >= 4); /* at most four to a batch */
     pthread_mutex_unlock(&lock);
     end(s);
-    char name[] = "/tmp/impresario-test-XXXXXX";
+    char name[] = "settings-XXXXXX";
     int fd = mkstemp(name);
     CHECK(fd >= 0 && write(fd, "policy = 'fifo merge=on'\n", 25) == 25);
     s = impresario_create_from_file(name, &o);
