@@ -72,12 +72,15 @@ pub fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStat
     }
 }
 
-/// Runs a program to its end, in a folder of its own that goes with all it left there; panics when it takes longer than a
-/// minute.
+/// Runs a program to its end; panics when it takes longer than a minute. Without a folder given it runs in one of its
+/// own, which goes with all it left there.
 pub fn run(command: &mut Command) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| std::fs::File::create(dir.path().join(name)).unwrap();
-    let child = command.current_dir(dir.path()).stdin(Stdio::null()).stdout(file("out")).stderr(file("err")).spawn();
+    if command.get_current_dir().is_none() {
+        command.current_dir(dir.path());
+    }
+    let child = command.stdin(Stdio::null()).stdout(file("out")).stderr(file("err")).spawn();
     let mut child = Reaped(child.unwrap_or_else(|e| panic!("{command:?}: {e}")));
     let status = wait(&mut child.0, Duration::from_secs(60));
     let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
