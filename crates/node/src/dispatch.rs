@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use impresario_sched::Op;
-use impresario_sched::prefetch::fetch;
+use impresario_sched::slab::{Key, Slab};
 use impresario_sched::sorted::SortedSet;
 use rustc_hash::FxHashMap;
 
@@ -39,8 +39,8 @@ impl<T> Entry<T> {
 /// (file, operation, space): only entries of one such group touch.
 type Group = (u64, Op, u16);
 
-/// Where an entry waits: (offset, order of arrival, index in the table).
-type Place = (u64, u64, u32);
+/// Where an entry waits: (offset, order of arrival, its name).
+type Place = (u64, u64, Key);
 
 /// The queue. Its length is bounded by the core's in-flight limit above it.
 pub struct DispatchQueue<T> {
@@ -50,10 +50,9 @@ pub struct DispatchQueue<T> {
     in_flight: usize,
     next: u64,
     /// Order of arrival; entries that were merged away are found gone.
-    order: VecDeque<(u64, u32)>,
-    /// What waits, each with its order of arrival, at indices that are given again.
-    entries: Vec<Option<(u64, Entry<T>)>>,
-    free: Vec<u32>,
+    order: VecDeque<Key>,
+    /// What waits, each with its order of arrival.
+    entries: Slab<(u64, Entry<T>)>,
     /// Each group by offset.
     waiting: FxHashMap<Group, SortedSet<Place>>,
 }
@@ -68,8 +67,7 @@ impl<T> DispatchQueue<T> {
             in_flight: 0,
             next: 0,
             order: VecDeque::new(),
-            entries: Vec::new(),
-            free: Vec::new(),
+            entries: Slab::default(),
             waiting: FxHashMap::default(),
         }
     }
@@ -78,25 +76,20 @@ impl<T> DispatchQueue<T> {
     pub fn push(&mut self, entry: Entry<T>) {
         let (group, offset, order) = (entry.group(), entry.offset, self.next);
         self.next += 1;
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() as u32 - 1
-        });
-        self.entries[index as usize] = Some((order, entry));
-        self.order.push_back((order, index));
+        let key = self.entries.insert((order, entry));
+        self.order.push_back(key);
         if self.merge_requests > 1 {
-            self.waiting.entry(group).or_default().insert((offset, order, index));
+            self.waiting.entry(group).or_default().insert((offset, order, key));
         }
     }
 
-    /// Takes out what waits at an index, if it is still what came there then.
-    fn take(&mut self, (order, index): (u64, u32)) -> Option<Entry<T>> {
-        let (_, entry) = self.entries[index as usize].take_if(|waiting| waiting.0 == order)?;
-        self.free.push(index);
+    /// Takes out an entry that waits still.
+    fn take(&mut self, key: Key) -> Option<Entry<T>> {
+        let (order, entry) = self.entries.remove(key)?;
         if self.merge_requests > 1 {
             let group = entry.group();
             if let Some(places) = self.waiting.get_mut(&group) {
-                places.remove(&(entry.offset, order, index));
+                places.remove(&(entry.offset, order, key));
                 if places.is_empty() {
                     self.waiting.remove(&group);
                 }
@@ -118,15 +111,12 @@ impl<T> DispatchQueue<T> {
             }
         };
         self.in_flight += 1;
-        if let Some(next) = self.order.front() {
-            fetch(&self.entries[next.1 as usize]);
-        }
+        self.order.front().inspect(|next| self.entries.fetch(**next));
         let (group, mergeable) = (oldest.group(), oldest.op.is_data());
         let (mut start, mut end) = (oldest.offset, oldest.end());
         let mut members = VecDeque::from([oldest]);
         while mergeable && members.len() < self.merge_requests {
-            let Some((order, index)) = self.neighbour(group, start, end) else { break };
-            let Some(entry) = self.take((order, index)) else { break };
+            let Some(entry) = self.neighbour(group, start, end).and_then(|key| self.take(key)) else { break };
             (start, end) = (start.min(entry.offset), end.max(entry.end()));
             let at = members.partition_point(|e| e.offset <= entry.offset);
             members.insert(at, entry);
@@ -136,12 +126,12 @@ impl<T> DispatchQueue<T> {
 
     /// What touches the range and may go with it: to the right first, what starts at or inside it; then what ends at
     /// its start.
-    fn neighbour(&self, group: Group, start: u64, end: u64) -> Option<(u64, u32)> {
-        let (left, right) = self.waiting.get(&group)?.around(&(start, 0, 0));
+    fn neighbour(&self, group: Group, start: u64, end: u64) -> Option<Key> {
+        let (left, right) = self.waiting.get(&group)?.around(&(start, 0, Key { index: 0, generation: 0 }));
         let touches = |place: &Place| {
-            let (_, entry) = self.entries[place.2 as usize].as_ref()?;
+            let (_, entry) = self.entries.get(place.2)?;
             let together = end.max(entry.end()) - start.min(entry.offset);
-            (entry.offset <= end && entry.end() >= start && together <= self.merge_bytes).then_some((place.1, place.2))
+            (entry.offset <= end && entry.end() >= start && together <= self.merge_bytes).then_some(place.2)
         };
         right.as_ref().and_then(touches).or_else(|| left.as_ref().and_then(touches))
     }
@@ -153,12 +143,12 @@ impl<T> DispatchQueue<T> {
 
     /// Entries that wait.
     pub fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.entries.len()
     }
 
     /// True when nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.entries.is_empty()
     }
 
     /// Forwarded and not yet answered.

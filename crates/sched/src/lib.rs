@@ -12,6 +12,7 @@ mod names;
 mod occupied;
 pub mod policy;
 pub mod prefetch;
+pub mod slab;
 pub mod sorted;
 pub mod spec;
 pub mod stats;

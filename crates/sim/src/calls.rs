@@ -10,7 +10,7 @@ use impresario_sched::prefetch::fetch;
 use crate::client::EIO;
 use crate::network::{About, Message};
 use crate::simulation::{Happening, Simulation, micros};
-use crate::slab::Key;
+use impresario_sched::slab::Key;
 
 /// The errno of a fence, as on the wire.
 pub(crate) const FENCED: i32 = 116;

@@ -12,7 +12,7 @@ use crate::collective::Collective;
 use crate::measure::Latencies;
 use crate::model::{FileAt, Operation, Pattern, RankPlacement, Scenario};
 use crate::simulation::{Happening, Simulation, micros};
-use crate::slab::Key;
+use impresario_sched::slab::Key;
 
 /// An errno: input or output failed.
 pub(crate) const EIO: i32 = 5;

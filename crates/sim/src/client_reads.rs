@@ -5,7 +5,7 @@ use crate::cache::{PAGE_BYTES, State};
 use crate::client::{Kind, Op};
 use crate::model::Operation;
 use crate::simulation::Simulation;
-use crate::slab::Key;
+use impresario_sched::slab::Key;
 
 impl Simulation {
     // Data sieving

@@ -8,8 +8,8 @@ use impresario_sched::{
 use crate::calls::{Asked, FENCED, Owner};
 use crate::client::EIO;
 use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation, micros};
-use crate::slab::{Key, Slab};
 use crate::station::{Said, Station};
+use impresario_sched::slab::{Key, Slab};
 
 pub(crate) struct IoNode {
     pub(crate) station: Station,
@@ -319,7 +319,7 @@ impl Simulation {
         let Some(settings) = self.scenario.io_nodes.as_ref() else { return };
         let (threads, merge) = (settings.threads as usize, settings.merge_requests as usize);
         let n = &mut self.io[usize::from(node)];
-        n.released = Slab::new();
+        n.released = Slab::default();
         n.dispatch = DispatchQueue::new(threads, merge, MERGE_BYTES);
         n.called = 0;
         n.fence = Fence::new(FENCED_CLIENTS);

@@ -27,7 +27,6 @@ mod report;
 mod server;
 mod server_cache;
 mod simulation;
-mod slab;
 mod station;
 pub mod sweep;
 

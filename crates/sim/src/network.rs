@@ -11,7 +11,7 @@ use impresario_sched::prefetch::fetch;
 use rustc_hash::FxHashMap;
 
 use crate::model::Network as Params;
-use crate::slab::Key;
+use impresario_sched::slab::Key;
 
 /// A node's link: until when it is taken, ns.
 #[derive(Clone, Copy, Default)]

@@ -15,8 +15,8 @@ use crate::calls::FENCED;
 use crate::client::EIO;
 use crate::outcome::Served;
 use crate::simulation::{FENCED_CLIENTS, Happening, Simulation};
-use crate::slab::Key;
 use crate::station::{Said, Station};
+use impresario_sched::slab::Key;
 
 pub(crate) enum Storage {
     Disk { disk: Box<Disk>, queue: DeviceQueue<Key>, busy: bool, serving: Vec<Key> },

@@ -9,7 +9,7 @@ use impresario_device::Op as IoOp;
 use crate::cache::{CHUNK_BYTES, PAGE_BYTES, State};
 use crate::server::{Job, Work};
 use crate::simulation::Simulation;
-use crate::slab::Key;
+use impresario_sched::slab::Key;
 
 /// Largest access that the page cache makes, bytes.
 const FETCH_MAX: u64 = 1 << 20;

@@ -16,9 +16,9 @@ use crate::network::{Message, Network};
 use crate::outcome::{Flow, Outcome};
 use crate::random::{Random, mix};
 use crate::server::{Job, Server, Storage};
-use crate::slab::{Key, Slab};
 use crate::station::Station;
 use crate::{access, laws};
+use impresario_sched::slab::{Key, Slab};
 
 /// Why a scenario is not run.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -239,14 +239,14 @@ impl Simulation {
             applications,
             processes,
             client_nodes: crate::client::nodes(scenario, compute_nodes),
-            ops: Slab::new(),
-            calls: Slab::new(),
+            ops: Slab::default(),
+            calls: Slab::default(),
             timeouts: Timeouts::new(scenario.request_timeout_ms * 1_000_000),
-            messages: Slab::new(),
+            messages: Slab::default(),
             io: Vec::new(),
-            forwards: Slab::new(),
+            forwards: Slab::default(),
             servers: Vec::new(),
-            jobs: Slab::new(),
+            jobs: Slab::default(),
             placement,
             faults: Vec::new(),
             fault_random,
@@ -305,7 +305,7 @@ impl Simulation {
                 let skew = if n.clock_skew_us > 0.0 { random.below(micros(n.clock_skew_us) + 1) } else { 0 };
                 self.io.push(IoNode {
                     station: Station::new(config, &n.policy, skew as i64, self.checks)?,
-                    released: Slab::new(),
+                    released: Slab::default(),
                     dispatch: DispatchQueue::new(n.threads as usize, n.merge_requests as usize, MERGE_BYTES),
                     called: 0,
                     fence: Fence::new(FENCED_CLIENTS),

@@ -8,7 +8,7 @@ use impresario_sched::{
 use rustc_hash::FxHashMap;
 
 use crate::laws::{self, Laws};
-use crate::slab::Key;
+use impresario_sched::slab::Key;
 
 /// Who waits for a request of a core.
 #[derive(Clone, Copy)]

@@ -1,31 +1,37 @@
 //! Things with short lives under names that are not given twice.
 
-use impresario_sched::prefetch::fetch;
+use crate::prefetch::fetch;
 
 /// The name of a thing in a [`Slab`]; stale once the thing is gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Key {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
+pub struct Key {
+    /// Its place; given to another once the thing is gone.
+    pub index: u32,
+    /// How many had the place before.
+    pub generation: u32,
 }
 
 impl Key {
     /// Names nothing.
-    #[cfg(test)]
-    pub(crate) const NONE: Key = Key { index: u32::MAX, generation: 0 };
+    pub const NONE: Key = Key { index: u32::MAX, generation: 0 };
 }
 
-pub(crate) struct Slab<T> {
+/// A table of such things; its memory is that of the most that were there at a time.
+#[derive(Debug)]
+pub struct Slab<T> {
     entries: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
 }
 
-impl<T> Slab<T> {
-    pub(crate) fn new() -> Slab<T> {
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
         Slab { entries: Vec::new(), free: Vec::new() }
     }
+}
 
-    pub(crate) fn insert(&mut self, thing: T) -> Key {
+impl<T> Slab<T> {
+    /// Adds a thing; its name.
+    pub fn insert(&mut self, thing: T) -> Key {
         match self.free.pop() {
             Some(index) => {
                 let entry = &mut self.entries[index as usize];
@@ -39,19 +45,22 @@ impl<T> Slab<T> {
         }
     }
 
+    /// The thing of that name, if it is still there.
     #[inline]
-    pub(crate) fn get(&self, key: Key) -> Option<&T> {
+    pub fn get(&self, key: Key) -> Option<&T> {
         let entry = self.entries.get(key.index as usize)?;
         if entry.0 == key.generation { entry.1.as_ref() } else { None }
     }
 
+    /// The same, to be changed.
     #[inline]
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let entry = self.entries.get_mut(key.index as usize)?;
         if entry.0 == key.generation { entry.1.as_mut() } else { None }
     }
 
-    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+    /// Takes the thing of that name out.
+    pub fn remove(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get_mut(key.index as usize)?;
         if entry.0 != key.generation {
             return None;
@@ -64,29 +73,34 @@ impl<T> Slab<T> {
 
     /// The thing of that name is needed soon.
     #[inline]
-    pub(crate) fn fetch(&self, key: Key) {
+    pub fn fetch(&self, key: Key) {
         self.entries.get(key.index as usize).inspect(|entry| fetch(*entry));
     }
 
     /// The thing at an index, whatever its name.
     #[inline]
-    pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+    pub fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.entries.get_mut(index as usize)?.1.as_mut()
     }
 
     /// The name of the thing at an index.
-    pub(crate) fn key_at(&self, index: u32) -> Option<Key> {
+    pub fn key_at(&self, index: u32) -> Option<Key> {
         let (generation, thing) = self.entries.get(index as usize)?;
         thing.as_ref().map(|_| Key { index, generation: *generation })
     }
 
     /// Things in it.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
+    /// Nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// All of them by index.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, (generation, thing))| {
             thing.as_ref().map(|thing| (Key { index: index as u32, generation: *generation }, thing))
         })
@@ -99,7 +113,7 @@ mod tests {
 
     #[test]
     fn names_are_not_given_twice() {
-        let mut slab = Slab::new();
+        let mut slab = Slab::default();
         let a = slab.insert('a');
         assert_eq!(slab.remove(a), Some('a'));
         let b = slab.insert('b');
