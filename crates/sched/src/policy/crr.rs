@@ -54,7 +54,7 @@ struct Crr {
     longest: u64,
     capacity: u64,
     /// By lane group and client.
-    flows: Flows<(usize, u64), ()>,
+    flows: Flows<u64, ()>,
     rings: Rings,
     turns: Turns,
 }
@@ -72,10 +72,10 @@ impl Policy for Crr {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        let key = (view.group(slot), view.names.client(view.table.client(slot)));
-        let (flow, new) = self.flows.push(view, key, slot, false);
+        let client = view.names.client(view.table.client(slot));
+        let (flow, new) = self.flows.push(view, client, slot, false);
         if new {
-            self.rings.join(key.0, flow);
+            self.rings.join(view.group(slot), flow);
         }
     }
 

@@ -49,10 +49,12 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         GUARD_BATCHES,
     ],
     build: |params, setup| {
+        let mut flows = Flows::new(params, setup, params.integer("guard_batches"));
+        flows.list_parties(setup);
         Ok(Box::new(LowestYield {
             in_bytes: params.text("measure") == "bytes",
             phases: Phases::new(Nanos::from_millis(params.integer("phase_gap_ms"))),
-            flows: Flows::new(params, setup, params.integer("guard_batches")),
+            flows,
             groups: (0..setup.lanes).map(|_| Tournament::default()).collect(),
             turns: Turns::default(),
             flights: FxHashMap::default(),
@@ -73,8 +75,8 @@ struct LowestYield {
     params: Params,
     in_bytes: bool,
     phases: Phases,
-    /// By lane group and application.
-    flows: Flows<(usize, u32), ()>,
+    /// By application, each with its place in the tournament of its lane group.
+    flows: Flows<u32, Option<u32>>,
     groups: Vec<Tournament>,
     turns: Turns,
     /// By the first request of the batch.
@@ -94,18 +96,17 @@ impl LowestYield {
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, job) = self.flows.key(flow);
         let Job { got, began, order, .. } = *self.phases.job(job);
-        let empty = self.flows.is_empty(flow);
-        self.groups[group].set(flow, (!empty).then_some(Contender { got, began, order }), view.now);
-        if empty {
+        let place = *self.flows.data(flow);
+        let contender = (!self.flows.is_empty(flow)).then_some(Contender { got, began, order, flow });
+        *self.flows.data(flow) = self.groups[group].set(place, contender, view.now);
+        if contender.is_none() {
             self.flows.close(flow);
         }
     }
 
     fn refile_all(&mut self, view: &View<'_>, job: u32) {
-        for group in 0..view.groups() {
-            if let Some(flow) = self.flows.find(&(group, job)) {
-                self.refile(view, flow);
-            }
+        for flow in self.flows.of_party(job) {
+            self.refile(view, flow);
         }
     }
 }
@@ -117,7 +118,7 @@ impl Policy for LowestYield {
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         let job = self.phases.arrived(view, slot);
-        let (flow, new) = self.flows.push(view, (view.group(slot), job), slot, true);
+        let (flow, new) = self.flows.push(view, job, slot, true);
         if new {
             self.refile(view, flow);
         }

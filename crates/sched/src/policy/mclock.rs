@@ -35,7 +35,7 @@ use rustc_hash::FxHashMap;
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
 use super::parts::classes::{Classes, Each};
-use super::parts::flows::{Flows, hull_bytes};
+use super::parts::flows::{Flows, hull_bytes, refile};
 use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
@@ -95,12 +95,20 @@ struct Tags {
 /// Orders equal tags by arrival.
 type Tag<T = Nanos> = (T, u64);
 
+const NO_TAG: Tag = (Nanos::MAX, u64::MAX);
+const NO_WEIGHT: Tag<u128> = (u128::MAX, u64::MAX);
+
 /// In which of its group's sets a flow is.
-#[derive(Default)]
 struct Filed {
-    reservation: Option<Tag>,
-    weight: Option<Tag<u128>>,
-    limit: Option<Tag>,
+    reservation: Tag,
+    weight: Tag<u128>,
+    limit: Tag,
+}
+
+impl Default for Filed {
+    fn default() -> Self {
+        Filed { reservation: NO_TAG, weight: NO_WEIGHT, limit: NO_TAG }
+    }
 }
 
 #[derive(Default)]
@@ -122,28 +130,19 @@ enum Phase {
     Weight,
 }
 
-/// A batch in flight.
-#[derive(Clone, Copy)]
-struct Flight {
-    class: u32,
-    requests: u32,
-    estimate: Nanos,
-    phase: Phase,
-}
-
 struct Mclock {
     params: Params,
     in_device_time: bool,
     classes: Classes<Tags>,
     /// By rule, and of those whom no rule fits.
     shares: Vec<Share>,
-    /// By lane group and class.
-    flows: Flows<(usize, u32), Filed>,
+    /// By class; of a batch in flight twice its class is noted, and one more when it went by a reservation.
+    flows: Flows<u32, Filed>,
     groups: Vec<Group>,
     turns: Turns,
     guard_batches: u64,
-    /// By the first request of the batch.
-    flights: FxHashMap<Slot, Flight>,
+    /// What batches in flight were thought to cost, by their first request; where costs are device time.
+    estimates: FxHashMap<Slot, Nanos>,
     capacity: u64,
     /// Requests and bytes of a batch at most, as far as has been seen.
     longest: (u64, u64),
@@ -152,14 +151,6 @@ struct Mclock {
 /// What a cost takes at a rate.
 fn span(cost: f64, rate: f64) -> Nanos {
     Nanos::from_secs_f64((cost / rate).max(1e-9))
-}
-
-/// Puts a flow from one place of an order to another.
-fn move_tag<T: Ord + Copy>(set: &mut SortedSet<(T, u32)>, old: Option<T>, new: Option<T>, flow: u32) {
-    if old != new {
-        old.map(|t| set.remove(&(t, flow)));
-        new.map(|t| set.insert((t, flow)));
-    }
 }
 
 impl Mclock {
@@ -182,14 +173,19 @@ impl Mclock {
         }
         shares.push(Share { reservation: 0.0, weight: 1.0, limit: 0.0 });
         let merge = params.on("merge");
+        let in_device_time = params.text("unit") == "device";
+        let mut flows = Flows::new(params, setup, params.integer("guard_batches"));
+        if in_device_time {
+            flows.list_parties(setup);
+        }
         Ok(Mclock {
-            in_device_time: params.text("unit") == "device",
+            in_device_time,
             shares,
-            flows: Flows::new(params, setup, params.integer("guard_batches")),
+            flows,
             groups: (0..setup.lanes).map(|_| Group::default()).collect(),
             turns: Turns::default(),
             guard_batches: params.integer("guard_batches"),
-            flights: FxHashMap::default(),
+            estimates: FxHashMap::default(),
             capacity: u64::from(setup.capacity),
             longest: match merge {
                 true => (params.integer("batch_requests"), params.integer("batch_bytes")),
@@ -214,17 +210,19 @@ impl Mclock {
         if let Some(oldest) = oldest {
             let seq = view.table.seq(oldest);
             let arrival = view.table.arrival(oldest).min(view.now);
-            fresh.reservation = (share.reservation > 0.0).then_some((tags.reservation.max(arrival), seq));
+            if share.reservation > 0.0 {
+                fresh.reservation = (tags.reservation.max(arrival), seq);
+            }
             match share.limit > 0.0 && tags.limit > view.now {
-                true => fresh.limit = Some((tags.limit, seq)),
-                false => fresh.weight = Some((tags.weight.max(g.virtual_now), seq)),
+                true => fresh.limit = (tags.limit, seq),
+                false => fresh.weight = (tags.weight.max(g.virtual_now), seq),
             }
         }
-        let old = std::mem::take(self.flows.data(flow));
-        move_tag(&mut g.reservations, old.reservation, fresh.reservation, flow);
-        move_tag(&mut g.weights, old.weight, fresh.weight, flow);
-        move_tag(&mut g.limited, old.limit, fresh.limit, flow);
-        *self.flows.data(flow) = fresh;
+        let old = self.flows.data(flow);
+        refile(&mut g.reservations, flow, old.reservation, fresh.reservation, NO_TAG);
+        refile(&mut g.weights, flow, old.weight, fresh.weight, NO_WEIGHT);
+        refile(&mut g.limited, flow, old.limit, fresh.limit, NO_TAG);
+        *old = fresh;
         if oldest.is_none() {
             self.flows.close(flow);
         }
@@ -284,7 +282,8 @@ impl Mclock {
             return Some(Choice::until_event(WaitReason::LanesBusy));
         }
         let filed = self.flows.data(flow);
-        let (due, weight) = (filed.reservation.map_or(view.now, |t| t.0), filed.weight.map(|t| t.0));
+        let due = if filed.reservation == NO_TAG { view.now } else { filed.reservation.0 };
+        let weight = Some(filed.weight).filter(|w| *w != NO_WEIGHT).map(|w| w.0);
         self.flows.take(view, first, batch);
         let (requests, share) = (batch.len() as u32, self.share(class));
         let estimate = view.cost.ttp(view.table.op(first), hull_bytes(view, batch));
@@ -304,7 +303,10 @@ impl Mclock {
             Phase::Constraint if g.weights.len() > usize::from(weight.is_some()) => g.reserved_run += 1,
             Phase::Constraint => {}
         }
-        self.flights.insert(batch[0], Flight { class, requests, estimate, phase });
+        self.flows.depart(batch[0], class << 1 | u32::from(phase == Phase::Constraint));
+        if self.in_device_time {
+            self.estimates.insert(batch[0], estimate);
+        }
         self.refile(view, flow);
         Some(Choice::Serve)
     }
@@ -325,7 +327,7 @@ impl Policy for Mclock {
         });
         self.classes.get_mut(class).held += 1;
         let free = self.share(class).limit == 0.0;
-        let (flow, _) = self.flows.push(view, (view.group(slot), class), slot, free);
+        let (flow, _) = self.flows.push(view, class, slot, free);
         // A late request may be older than what the flow was filed by.
         if self.flows.oldest(view, flow) == Some(slot) {
             self.refile(view, flow);
@@ -369,32 +371,29 @@ impl Policy for Mclock {
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
-        let share = self.share(flight.class);
-        let class = self.classes.get_mut(flight.class);
-        class.held = class.held.saturating_sub(flight.requests);
-        if !self.in_device_time {
-            return;
-        }
-        let (more, less) = (done.service - flight.estimate, flight.estimate - done.service);
+        let Some(note) = self.flows.returned(done) else { return };
+        let (class, by_reservation) = (note >> 1, note & 1 == 1);
+        let share = self.share(class);
+        let held = &mut self.classes.get_mut(class).held;
+        *held = held.saturating_sub(done.slots.len() as u32);
+        let Some(estimate) = self.estimates.remove(&done.slots[0]) else { return };
+        let (more, less) = (done.service - estimate, estimate - done.service);
         let at_rate = |span: Nanos, rate: f64| Nanos::from_secs_f64(span.as_secs_f64() / rate);
         let correct = |tag: &mut Nanos, rate: f64| {
             if rate > 0.0 {
                 *tag = (*tag + at_rate(more, rate)).since(at_rate(less, rate));
             }
         };
-        let tags = &mut class.account;
+        let tags = &mut self.classes.get_mut(class).account;
         let [more_v, less_v] = [more, less].map(|span| u128::from(at_rate(span, share.weight).0));
         tags.weight = (tags.weight + more_v).saturating_sub(less_v);
         correct(&mut tags.limit, share.limit);
-        if flight.phase == Phase::Constraint {
+        if by_reservation {
             correct(&mut tags.reservation, share.reservation);
         }
         if less > Nanos::ZERO {
-            for group in 0..view.groups() {
-                if let Some(flow) = self.flows.find(&(group, flight.class)) {
-                    self.refile(view, flow);
-                }
+            for flow in self.flows.of_party(class) {
+                self.refile(view, flow);
             }
         }
     }

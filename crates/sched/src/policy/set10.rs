@@ -20,7 +20,6 @@
 //! request, that one goes (0 switches the guard off). Work-conserving.
 
 use std::any::Any;
-use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 
@@ -32,6 +31,7 @@ use super::parts::rules::{self, Rule};
 use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
+use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::Nanos;
@@ -78,17 +78,42 @@ fn virtual_ns(set: usize, device: Nanos) -> u128 {
 
 #[derive(Default)]
 struct Group {
-    sets: [Set; SETS],
+    /// (set, place of the phase in the order of phases, flow)
+    flows: SortedSet<(u16, u64, u32)>,
+    /// The sets that have any, a bit each: most have none, and there may be thousands of groups.
+    present: u16,
     /// The virtual time of the set served last.
     virtual_now: u128,
+    /// Virtual time that each set has used.
+    used: [u128; SETS],
 }
 
-#[derive(Default)]
-struct Set {
-    /// (place of the phase in the order of phases, flow)
-    flows: BTreeSet<(u64, u32)>,
-    /// Virtual time that it has used.
-    used: u128,
+impl Group {
+    fn insert(&mut self, set: usize, order: u64, flow: u32) {
+        if self.present & 1 << set == 0 {
+            self.present |= 1 << set;
+            self.used[set] = self.used[set].max(self.virtual_now);
+        }
+        self.flows.insert((set as u16, order, flow));
+    }
+
+    fn remove(&mut self, set: usize, order: u64, flow: u32) {
+        self.flows.remove(&(set as u16, order, flow));
+        if self.first(set).is_none() {
+            self.present &= !(1 << set);
+        }
+    }
+
+    /// The flow of a set whose application's phase began first.
+    fn first(&self, set: usize) -> Option<u32> {
+        self.flows.at_or_after(&(set as u16, 0, 0)).filter(|f| usize::from(f.0) == set).map(|f| f.2)
+    }
+
+    /// The flow that sends next: of the set that has used least.
+    fn next(&self) -> Option<u32> {
+        let present = (0..SETS).filter(|set| self.present & 1 << set != 0);
+        self.first(present.min_by_key(|set| self.used[*set])?)
+    }
 }
 
 /// A batch in flight.
@@ -107,7 +132,7 @@ struct Set10 {
     unknown_s: f64,
     phases: Phases,
     /// By lane group and application; with the set and the place of the phase by which it is filed.
-    flows: Flows<(usize, u32), Option<(usize, u64)>>,
+    flows: Flows<u32, Option<(usize, u64)>>,
     groups: Vec<Group>,
     turns: Turns,
     /// By the first request of the batch.
@@ -152,16 +177,9 @@ impl Set10 {
     fn close(&mut self, flow: u32) {
         let group = self.flows.key(flow).0;
         if let Some((set, order)) = self.flows.data(flow).take() {
-            self.groups[group].sets[set].flows.remove(&(order, flow));
+            self.groups[group].remove(set, order, flow);
         }
         self.flows.close(flow);
-    }
-
-    /// The flow of a group that sends next.
-    fn next(&self, group: usize) -> Option<u32> {
-        let sets = self.groups[group].sets.iter();
-        let (_, flow) = sets.filter_map(|s| Some((s.used, s.flows.first()?.1))).min_by_key(|s| s.0)?;
-        Some(flow)
     }
 }
 
@@ -173,7 +191,7 @@ impl Policy for Set10 {
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         let job = self.phases.arrived(view, slot);
         let group = view.group(slot);
-        let (flow, new) = self.flows.push(view, (group, job), slot, true);
+        let (flow, new) = self.flows.push(view, job, slot, true);
         if !new {
             return;
         }
@@ -181,12 +199,7 @@ impl Policy for Set10 {
         let job = self.phases.job(job);
         let (order, set) = (job.order, set_of(self.period_s(&view.who(slot), Some(job)).0));
         *self.flows.data(flow) = Some((set, order));
-        let g = &mut self.groups[group];
-        let of = &mut g.sets[set];
-        if of.flows.is_empty() {
-            of.used = of.used.max(g.virtual_now);
-        }
-        of.flows.insert((order, flow));
+        self.groups[group].insert(set, order, flow);
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
@@ -201,7 +214,7 @@ impl Policy for Set10 {
         let mut turns = std::mem::take(&mut self.turns);
         let choice = turns.go_round(view, |group| {
             let due = self.flows.due(view, group);
-            let flow = due.or_else(|| self.next(group))?;
+            let flow = due.or_else(|| self.groups[group].next())?;
             let first = self.flows.first(view, flow)?;
             if !view.open(view.table.lane(first)) {
                 return Some(Choice::until_event(WaitReason::LanesBusy));
@@ -211,9 +224,9 @@ impl Policy for Set10 {
             if let Some((set, _)) = *self.flows.data(flow) {
                 let g = &mut self.groups[group];
                 if due.is_none() {
-                    g.virtual_now = g.virtual_now.max(g.sets[set].used);
+                    g.virtual_now = g.virtual_now.max(g.used[set]);
                 }
-                g.sets[set].used += virtual_ns(set, estimate);
+                g.used[set] += virtual_ns(set, estimate);
                 let (job, requests) = (self.flows.key(flow).1, batch.len() as u32);
                 self.flights.insert(batch[0], Flight { job, requests, group, set, estimate });
             }
@@ -232,7 +245,7 @@ impl Policy for Set10 {
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
-        let used = &mut self.groups[flight.group].sets[flight.set].used;
+        let used = &mut self.groups[flight.group].used[flight.set];
         *used = (*used + virtual_ns(flight.set, done.service)).saturating_sub(virtual_ns(flight.set, flight.estimate));
         self.phases.left(flight.job, flight.requests, view.now);
     }

@@ -37,11 +37,12 @@
 use std::any::Any;
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
 use super::parts::bucket::Bucket;
 use super::parts::classes::{Class, Classes, Each};
-use super::parts::flows::{Flows, hull_bytes};
+use super::parts::flows::{Flows, hull_bytes, refile};
 use super::parts::turns::Turns;
 use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
@@ -111,28 +112,27 @@ struct Account {
 /// order of arrival).
 type Turn = (Nanos, u64);
 
-#[derive(Default)]
+const NO_TURN: Turn = (Nanos::MAX, u64::MAX);
+const NO_BORROWER: u128 = u128::MAX;
+
 struct Filed {
-    turn: Option<Turn>,
-    borrow: Option<u128>,
+    turn: Turn,
+    borrow: u128,
+}
+
+impl Default for Filed {
+    fn default() -> Self {
+        Filed { turn: NO_TURN, borrow: NO_BORROWER }
+    }
 }
 
 #[derive(Clone, Default)]
 struct Group {
-    /// By rule above.
-    turns: Vec<SortedSet<(Turn, u32)>>,
+    /// By rule above; seldom is there any.
+    turns: SmallVec<[SortedSet<(Turn, u32)>; 1]>,
     borrowers: SortedSet<(u128, u32)>,
     /// Virtual time of borrowing.
     virtual_now: u128,
-}
-
-/// A batch in flight.
-#[derive(Clone, Copy)]
-struct Flight {
-    class: u32,
-    requests: u32,
-    estimate: Nanos,
-    paid: bool,
 }
 
 struct Tbf {
@@ -142,12 +142,12 @@ struct Tbf {
     limits: Vec<Limit>,
     /// Rules that have others under them; the place counts from 1 in `Limit::parent`.
     parents: Vec<usize>,
-    /// By lane group and class.
-    flows: Flows<(usize, u32), Filed>,
+    /// By class; of a batch in flight twice its class is noted, and one more when it was paid for.
+    flows: Flows<u32, Filed>,
     groups: Vec<Group>,
     turns: Turns,
-    /// By the first request of the batch.
-    flights: FxHashMap<Slot, Flight>,
+    /// What batches in flight were thought to cost, by their first request; where that is corrected.
+    estimates: FxHashMap<Slot, Nanos>,
     capacity: u64,
     /// Requests and bytes of a batch at most, as far as has been seen: a single request may be longer than the limit.
     longest: (u64, u64),
@@ -161,14 +161,18 @@ impl Tbf {
         let classes = Classes::parse(params, "rules", &known)?;
         let (limits, parents) = limits(&classes)?;
         let merge = params.on("merge");
-        let group = Group { turns: vec![SortedSet::default(); parents.len() + 1], ..Group::default() };
+        let group = Group { turns: smallvec![SortedSet::default(); parents.len() + 1], ..Group::default() };
+        let mut flows = Flows::new(params, setup, params.integer("guard_batches"));
+        if limits.iter().any(|l| l.unit == Unit::Device) {
+            flows.list_parties(setup);
+        }
         Ok(Tbf {
             limits,
             parents,
-            flows: Flows::new(params, setup, params.integer("guard_batches")),
+            flows,
             groups: vec![group; usize::from(setup.lanes)],
             turns: Turns::default(),
-            flights: FxHashMap::default(),
+            estimates: FxHashMap::default(),
             capacity: u64::from(setup.capacity),
             longest: match merge {
                 true => (params.integer("batch_requests"), params.integer("batch_bytes")),
@@ -198,26 +202,20 @@ impl Tbf {
     /// Files a flow anew after a change of its bucket or of its oldest request, or closes it.
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, class) = self.flows.key(flow);
-        let turn = self
-            .flows
-            .oldest(view, flow)
-            .map(|oldest| (self.ready_at(class).max(view.table.arrival(oldest).min(view.now)), view.table.seq(oldest)));
-        let borrows = turn.is_some() && self.limit(class).is_some() && self.is_soft(class);
-        let virtual_now = self.groups[group].virtual_now;
-        let borrow = borrows.then(|| self.classes.get(class).account.borrowed.max(virtual_now));
+        let oldest = self.flows.oldest(view, flow);
+        let turn = oldest.map_or(NO_TURN, |oldest| {
+            (self.ready_at(class).max(view.table.arrival(oldest).min(view.now)), view.table.seq(oldest))
+        });
+        let borrow = match oldest.is_some() && self.limit(class).is_some() && self.is_soft(class) {
+            true => self.classes.get(class).account.borrowed.max(self.groups[group].virtual_now),
+            false => NO_BORROWER,
+        };
         let parent = self.limit(class).map_or(0, |l| l.parent);
-        let filed = self.flows.data(flow);
-        let old = std::mem::replace(filed, Filed { turn, borrow });
+        let old = std::mem::replace(self.flows.data(flow), Filed { turn, borrow });
         let g = &mut self.groups[group];
-        if old.turn != turn {
-            old.turn.map(|t| g.turns[parent].remove(&(t, flow)));
-            turn.map(|t| g.turns[parent].insert((t, flow)));
-        }
-        if old.borrow != borrow {
-            old.borrow.map(|b| g.borrowers.remove(&(b, flow)));
-            borrow.map(|b| g.borrowers.insert((b, flow)));
-        }
-        if turn.is_none() {
+        refile(&mut g.turns[parent], flow, old.turn, turn, NO_TURN);
+        refile(&mut g.borrowers, flow, old.borrow, borrow, NO_BORROWER);
+        if oldest.is_none() {
             self.flows.close(flow);
         }
     }
@@ -298,7 +296,10 @@ impl Tbf {
             account.borrowed = start + u128::from(span.0);
             self.groups[group].virtual_now = start;
         }
-        self.flights.insert(batch[0], Flight { class, requests: batch.len() as u32, estimate, paid: pays });
+        self.flows.depart(batch[0], class << 1 | u32::from(pays));
+        if pays && self.payers(class).any(|p| p.0.unit == Unit::Device) {
+            self.estimates.insert(batch[0], estimate);
+        }
         self.refile(view, flow);
         Some(Choice::Serve)
     }
@@ -369,7 +370,7 @@ impl Policy for Tbf {
         let class = self.classes.of(&view.who(slot), |c| c.account.bucket.is_full(view.now));
         self.classes.get_mut(class).held += 1;
         let soft = self.is_soft(class);
-        let (flow, _) = self.flows.push(view, (view.group(slot), class), slot, soft);
+        let (flow, _) = self.flows.push(view, class, slot, soft);
         // A late request may be older than what the flow was filed by.
         if self.flows.oldest(view, flow) == Some(slot) {
             self.refile(view, flow);
@@ -423,14 +424,11 @@ impl Policy for Tbf {
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         self.now = view.now;
-        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
-        let class = self.classes.get_mut(flight.class);
-        class.held = class.held.saturating_sub(flight.requests);
-        if !flight.paid {
-            return;
-        }
-        let estimate = flight.estimate;
-        for (limit, payer) in self.payers(flight.class).filter(|p| p.0.unit == Unit::Device) {
+        let Some(note) = self.flows.returned(done) else { return };
+        let class = self.classes.get_mut(note >> 1);
+        class.held = class.held.saturating_sub(done.slots.len() as u32);
+        let Some(estimate) = self.estimates.remove(&done.slots[0]) else { return };
+        for (limit, payer) in self.payers(note >> 1).filter(|p| p.0.unit == Unit::Device) {
             let bucket = &mut self.classes.get_mut(payer).account.bucket;
             let difference = if done.service > estimate { done.service - estimate } else { estimate - done.service };
             let span = Nanos::from_secs_f64(difference.as_secs_f64() / limit.rate);
@@ -439,10 +437,8 @@ impl Policy for Tbf {
                 false => bucket.give_back(span),
             }
             if done.service < estimate {
-                for group in 0..view.groups() {
-                    if let Some(flow) = self.flows.find(&(group, payer)) {
-                        self.refile(view, flow);
-                    }
+                for flow in self.flows.of_party(payer) {
+                    self.refile(view, flow);
                 }
             }
         }

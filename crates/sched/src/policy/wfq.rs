@@ -123,7 +123,7 @@ struct Wfq {
     batch_bytes: u64,
     capacity: u64,
     /// By lane group and whose.
-    queues: Flows<(usize, u64), Account>,
+    queues: Flows<u64, Account>,
     rings: Vec<Ring>,
     turns: Turns,
 }
@@ -194,7 +194,7 @@ impl Policy for Wfq {
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         let who = view.who(slot);
         let group = view.group(slot);
-        let (q, is_new) = self.queues.push(view, (group, (self.whose)(&who)), slot, false);
+        let (q, is_new) = self.queues.push(view, (self.whose)(&who), slot, false);
         if is_new {
             let ring = &mut self.rings[group];
             ring.last_stamp += 1;

@@ -7,28 +7,39 @@
 use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::arrivals::{Guard, LazyArrivals, guarded_wait};
 use super::backlog::Backlog;
-use crate::policy::{Params, Setup, View};
+use crate::policy::{Done, Params, Setup, View};
+use crate::sorted::SortedSet;
 use crate::table::Slot;
 
 const NOBODY: u32 = u32::MAX;
 
-struct Flow<K, D> {
-    key: K,
-    data: D,
+/// In [`Flows::of_slot`]: not the flow of a queued request, but what was noted of a batch in flight.
+const IN_FLIGHT: u32 = 1 << 31;
+
+struct Flow<P, D> {
+    party: P,
+    group: u32,
     queued: u32,
+    /// Its neighbours among the flows of its party, where those are listed.
+    next: u32,
+    previous: u32,
     guarded: bool,
+    data: D,
 }
 
-/// The flows of a policy by key (which holds the group of lanes), each with data of the policy's. A flow is there
-/// while it has requests; its number is small and used again.
-pub(in crate::policy) struct Flows<K, D> {
-    by_key: FxHashMap<K, u32>,
-    flows: Vec<Flow<K, D>>,
+/// The flows of a policy by group of lanes and party, each with data of the policy's. A flow is there while it has
+/// requests; its number is small and used again.
+pub(in crate::policy) struct Flows<P, D> {
+    by_key: FxHashMap<(u32, P), u32>,
+    flows: Vec<Flow<P, D>>,
     free: Vec<u32>,
-    /// The flow of each queued request.
+    /// A flow of each party, the others being its neighbours; where they are listed and there are several lanes.
+    by_party: Option<FxHashMap<P, u32>>,
+    /// The flow of each queued request; or what is noted of the batch in flight that it begins.
     of_slot: Vec<u32>,
     backlog: Backlog,
     guard_batches: u64,
@@ -36,14 +47,15 @@ pub(in crate::policy) struct Flows<K, D> {
     guards: Vec<(LazyArrivals, Guard)>,
 }
 
-impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
+impl<P: Copy + Eq + Hash, D: Default> Flows<P, D> {
     /// With the aggregation that `merge`, `batch_requests` and `batch_bytes` ask for; `guard_batches` 0: no guard.
-    pub fn new(params: &Params, setup: &Setup, guard_batches: u64) -> Flows<K, D> {
+    pub fn new(params: &Params, setup: &Setup, guard_batches: u64) -> Flows<P, D> {
         let guards = if guard_batches == 0 { 0 } else { setup.lanes };
         Flows {
             by_key: FxHashMap::default(),
             flows: Vec::new(),
             free: Vec::new(),
+            by_party: None,
             of_slot: Vec::new(),
             backlog: Backlog::new(0, params.on("merge"), params, setup),
             guard_batches,
@@ -51,8 +63,15 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
         }
     }
 
-    /// Queues a request, under the guard or not (as all of its flow); returns its flow, and whether the flow is new.
-    pub fn push(&mut self, view: &View<'_>, key: K, slot: Slot, guarded: bool) -> (u32, bool) {
+    /// Lists the flows of each party, for [`of_party`](Flows::of_party); to be called before there are any.
+    pub fn list_parties(&mut self, setup: &Setup) {
+        self.by_party = (setup.lanes > 1).then(FxHashMap::default);
+    }
+
+    /// Queues a request of its group of lanes, under the guard or not (as all of its flow); returns its flow, and whether
+    /// the flow is new.
+    pub fn push(&mut self, view: &View<'_>, party: P, slot: Slot, guarded: bool) -> (u32, bool) {
+        let key = (view.group(slot) as u32, party);
         let known = self.by_key.get(&key).copied();
         let flow = known.unwrap_or_else(|| self.open(key, guarded));
         if self.of_slot.len() <= slot.index() {
@@ -71,8 +90,8 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
         (flow, known.is_none())
     }
 
-    fn open(&mut self, key: K, guarded: bool) -> u32 {
-        let fresh = Flow { key, data: D::default(), queued: 0, guarded };
+    fn open(&mut self, (group, party): (u32, P), guarded: bool) -> u32 {
+        let fresh = Flow { party, group, queued: 0, next: NOBODY, previous: NOBODY, guarded, data: D::default() };
         let flow = match self.free.pop() {
             Some(flow) => {
                 self.flows[flow as usize] = fresh;
@@ -83,23 +102,44 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
                 self.backlog.add_queue() as u32
             }
         };
-        self.by_key.insert(key, flow);
+        self.by_key.insert((group, party), flow);
+        if let Some(before) = self.by_party.as_mut().and_then(|p| p.insert(party, flow)) {
+            self.flows[flow as usize].next = before;
+            self.flows[before as usize].previous = flow;
+        }
         flow
     }
 
     /// The flow of a queued request.
     pub fn of(&self, slot: Slot) -> Option<u32> {
-        self.of_slot.get(slot.index()).copied().filter(|f| *f != NOBODY)
+        self.of_slot.get(slot.index()).copied().filter(|f| *f < IN_FLIGHT)
     }
 
-    /// The flow of a key, if it has requests.
-    pub fn find(&self, key: &K) -> Option<u32> {
-        self.by_key.get(key).copied()
+    /// The flows of a party in all groups; they must be listed.
+    pub fn of_party(&self, party: P) -> SmallVec<[u32; 8]> {
+        let first = match &self.by_party {
+            Some(by_party) => by_party.get(&party),
+            None => self.by_key.get(&(0, party)),
+        };
+        let next = |flow: &u32| Some(self.flows[*flow as usize].next).filter(|f| *f != NOBODY);
+        std::iter::successors(first.copied(), next).collect()
     }
 
-    /// The key of a flow.
-    pub fn key(&self, flow: u32) -> K {
-        self.flows[flow as usize].key
+    /// The group of lanes and the party of a flow.
+    pub fn key(&self, flow: u32) -> (usize, P) {
+        let flow = &self.flows[flow as usize];
+        (flow.group as usize, flow.party)
+    }
+
+    /// Notes something (below 2^31 - 1) of the batch that was taken out with `first` at its head.
+    pub fn depart(&mut self, first: Slot, note: u32) {
+        self.of_slot[first.index()] = IN_FLIGHT | note;
+    }
+
+    /// What was noted of a batch that comes back; once.
+    pub fn returned(&mut self, done: &Done<'_>) -> Option<u32> {
+        let place = self.of_slot.get_mut(done.slots.first()?.index())?;
+        (*place >= IN_FLIGHT && *place != NOBODY).then(|| std::mem::replace(place, NOBODY) & !IN_FLIGHT)
     }
 
     /// What the policy keeps with a flow.
@@ -169,7 +209,18 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
 
     /// Closes an empty flow.
     pub fn close(&mut self, flow: u32) {
-        self.by_key.remove(&self.flows[flow as usize].key);
+        let Flow { group, party, next, previous, .. } = self.flows[flow as usize];
+        self.by_key.remove(&(group, party));
+        if let Some(by_party) = &mut self.by_party {
+            match (self.flows.get(previous as usize).is_some(), next) {
+                (true, next) => self.flows[previous as usize].next = next,
+                (false, NOBODY) => drop(by_party.remove(&party)),
+                (false, next) => drop(by_party.insert(party, next)),
+            }
+            if let Some(next) = self.flows.get_mut(next as usize) {
+                next.previous = previous;
+            }
+        }
         self.free.push(flow);
     }
 
@@ -183,4 +234,52 @@ impl<K: Copy + Eq + Hash, D: Default> Flows<K, D> {
 pub(in crate::policy) fn hull_bytes(view: &View<'_>, batch: &[Slot]) -> u64 {
     let end = batch.iter().map(|s| view.table.end(*s)).max().unwrap_or(0);
     end - batch.first().map_or(end, |s| view.table.start(*s))
+}
+
+/// Puts a flow from one place of an order to another; `nowhere` is none.
+pub(in crate::policy) fn refile<T: Ord + Copy>(order: &mut SortedSet<(T, u32)>, flow: u32, from: T, to: T, nowhere: T) {
+    if from == to {
+        return;
+    }
+    if from != nowhere {
+        order.remove(&(from, flow));
+    }
+    if to != nowhere {
+        order.insert((to, flow));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::policy::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF};
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Flows open and close in any order: each party's are those of a plain list.
+        #[test]
+        fn parties_are_listed(steps in proptest::collection::vec((0u32..4, 0u64..5), 0..200), lanes in 1u16..4) {
+            let params = Params::new("test", &[MERGE_OFF, BATCH_REQUESTS, BATCH_BYTES], &Default::default()).unwrap();
+            let setup = Setup { lanes, node_rank: 0, capacity: 16 };
+            let mut flows: Flows<u64, ()> = Flows::new(&params, &setup, 0);
+            flows.list_parties(&setup);
+            let mut open: Vec<((u32, u64), u32)> = Vec::new();
+            for (group, party) in steps {
+                let key = (group % u32::from(lanes), party);
+                match open.iter().position(|o| o.0 == key) {
+                    Some(at) => flows.close(open.swap_remove(at).1),
+                    None => open.push((key, flows.open(key, false))),
+                }
+                for party in 0..5 {
+                    let mut listed = flows.of_party(party).to_vec();
+                    let mut there: Vec<u32> = open.iter().filter(|o| o.0.1 == party).map(|o| o.1).collect();
+                    listed.sort_unstable();
+                    there.sort_unstable();
+                    prop_assert_eq!(listed, there);
+                }
+            }
+        }
+    }
 }

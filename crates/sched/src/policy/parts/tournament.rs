@@ -8,12 +8,14 @@
 use crate::types::Nanos;
 
 /// One that has the yield `got` ÷ (present − `began`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(in crate::policy) struct Contender {
     pub got: u64,
     pub began: Nanos,
     /// Equal yields: the lower goes first. No two have the same.
     pub order: u64,
+    /// Its name.
+    pub flow: u32,
 }
 
 impl Contender {
@@ -51,42 +53,56 @@ struct Match {
 const NOBODY: u32 = u32::MAX;
 const EMPTY: Match = Match { winner: NOBODY, until: Nanos::MAX };
 
-/// The tournament of contenders that are numbered from 0.
+/// The tournament; its memory is that of the most contenders at a time.
 #[derive(Default)]
 pub(in crate::policy) struct Tournament {
-    contenders: Vec<Option<Contender>>,
+    /// By place; some are free.
+    contenders: Vec<Contender>,
+    free: Vec<u32>,
     /// Match 1 is the final; below match i are 2i and 2i + 1; the last half is the contenders themselves.
     matches: Vec<Match>,
 }
 
 impl Tournament {
-    /// A contender comes, changes, or goes.
-    pub fn set(&mut self, number: u32, contender: Option<Contender>, now: Nanos) {
-        let at = number as usize;
-        if at >= self.contenders.len() {
-            let size = (at + 1).next_power_of_two();
-            self.contenders.resize(size, None);
-            self.matches = vec![EMPTY; 2 * size];
-            for (number, _) in self.contenders.iter().enumerate().filter(|c| c.1.is_some()) {
-                self.matches[size + number].winner = number as u32;
-            }
-            (1..size).rev().for_each(|i| self.play(i, now));
-        }
-        self.contenders[at] = contender;
+    /// A contender comes (it has no place yet), changes, or goes; returns its place.
+    pub fn set(&mut self, place: Option<u32>, contender: Option<Contender>, now: Nanos) -> Option<u32> {
+        let place = match (place, contender) {
+            (Some(place), _) => place,
+            (None, Some(_)) => self.free.pop().unwrap_or_else(|| self.grow(now)),
+            (None, None) => return None,
+        };
+        let at = place as usize;
+        self.contenders[at] = contender.unwrap_or(self.contenders[at]);
         let mut i = self.contenders.len() + at;
-        self.matches[i].winner = if contender.is_some() { number } else { NOBODY };
+        self.matches[i].winner = if contender.is_some() { place } else { NOBODY };
         while i > 1 {
             i /= 2;
             self.play(i, now);
         }
+        if contender.is_none() {
+            self.free.push(place);
+        }
+        contender.map(|_| place)
+    }
+
+    /// Makes room for twice as many as there are, all places being taken; one of the new places.
+    fn grow(&mut self, now: Nanos) -> u32 {
+        let had = self.contenders.len();
+        let size = (2 * had).max(1);
+        self.contenders.resize(size, Contender::default());
+        self.matches = vec![EMPTY; 2 * size];
+        (0..had).for_each(|place| self.matches[size + place].winner = place as u32);
+        (1..size).rev().for_each(|i| self.play(i, now));
+        self.free.extend((had as u32 + 1..size as u32).rev());
+        had as u32
     }
 
     fn play(&mut self, i: usize, now: Nanos) {
         let (a, b) = (self.matches[2 * i], self.matches[2 * i + 1]);
-        let who = |m: Match| self.contenders.get(m.winner as usize).copied().flatten();
+        let who = |m: Match| self.contenders.get(m.winner as usize);
         let (winner, until) = match (who(a), who(b)) {
-            (Some(x), Some(y)) if x.beats(&y, now) => (a.winner, x.wins_until(&y, now)),
-            (Some(x), Some(y)) => (b.winner, y.wins_until(&x, now)),
+            (Some(x), Some(y)) if x.beats(y, now) => (a.winner, x.wins_until(y, now)),
+            (Some(x), Some(y)) => (b.winner, y.wins_until(x, now)),
             (Some(_), None) => (a.winner, Nanos::MAX),
             _ => (b.winner, Nanos::MAX),
         };
@@ -107,7 +123,7 @@ impl Tournament {
             return None;
         }
         self.replay(1, now);
-        Some(self.matches[1].winner).filter(|w| *w != NOBODY)
+        Some(self.contenders.get(self.matches[1].winner as usize)?.flow)
     }
 }
 
@@ -121,9 +137,9 @@ mod tests {
     #[test]
     fn extremes() {
         let mut tournament = Tournament::default();
-        for (number, began) in [(0, 0), (1, u64::MAX), (2, 0), (3, u64::MAX)] {
-            let (got, order) = (if number < 2 { u64::MAX } else { 1 }, u64::from(number));
-            tournament.set(number, Some(Contender { got, began: Nanos(began), order }), Nanos::MAX);
+        for (flow, began) in [(0, 0), (1, u64::MAX), (2, 0), (3, u64::MAX)] {
+            let (got, order) = (if flow < 2 { u64::MAX } else { 1 }, u64::from(flow));
+            tournament.set(None, Some(Contender { got, began: Nanos(began), order, flow }), Nanos::MAX);
         }
         assert_eq!((tournament.winner(Nanos::MAX), tournament.winner(Nanos(1))), (Some(2), Some(2)));
     }
@@ -134,14 +150,16 @@ mod tests {
         fn finds_whom_a_look_at_all_finds(
             steps in proptest::collection::vec((0u32..20, 0u64..1000, 0u64..200, proptest::bool::ANY), 1..200),
         ) {
-            let (mut tournament, mut all) = (Tournament::default(), [None; 20]);
+            let (mut tournament, mut all, mut places) = (Tournament::default(), [None; 20], [None; 20]);
             let mut now = Nanos(1000);
-            for (order, (number, got, later, gone)) in steps.into_iter().enumerate() {
+            for (order, (flow, got, later, gone)) in steps.into_iter().enumerate() {
                 now += Nanos(later);
                 let began = Nanos(now.0 - got % 700);
-                let contender = (!gone).then_some(Contender { got, began, order: order as u64 });
-                tournament.set(number, contender, now);
-                all[number as usize] = contender;
+                let contender = (!gone).then_some(Contender { got, began, order: order as u64, flow });
+                let at = flow as usize;
+                places[at] = tournament.set(places[at], contender, now);
+                all[at] = contender;
+                prop_assert!(tournament.contenders.len() <= 32);
                 for at in [now, now + Nanos(later / 2)] {
                     let best = (0..20).filter(|n| all[*n].is_some()).reduce(|a, b| {
                         if all[a].unwrap().beats(&all[b].unwrap(), at) { a } else { b }
