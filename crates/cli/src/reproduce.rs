@@ -24,7 +24,7 @@ use crate::{print, usage};
   impresario reproduce --sweep --divide 4
   impresario reproduce why --markdown doc/REPRODUCTION.md
   impresario reproduce map --scale 1,10 --json which-policy.json
-  impresario reproduce map --scale 100 --divide 4 --with which-policy.json --json which-policy.json
+  impresario reproduce map --scale 100 --with which-policy.json --json which-policy.json
 
 Papers: server-side-scheduling-2002, aioli-2006, agios-2013, twins-2017. `impresario reproduce list` lists the figures.")]
 pub struct Args {

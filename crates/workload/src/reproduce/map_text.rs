@@ -43,6 +43,12 @@ pub fn markdown(maps: &[ScaleMap]) -> String {
          situation: mean, and the worst case.\n\n"
     );
     everywhere(&mut out, maps);
+    _ = write!(
+        out,
+        "\n### TWINS over `{FIFO}`\n\nGain in makespan, per cent, of {}, in this order (–: not run; −900: ten times as long).\n\n",
+        TWINS.map(|t| format!("`{t}`")).join(", ")
+    );
+    twins(&mut out, maps);
     for m in maps {
         _ = write!(
             out,
@@ -58,6 +64,41 @@ pub fn markdown(maps: &[ScaleMap]) -> String {
 }
 
 fn map(out: &mut String, maps: &[ScaleMap], of: fn(&Situation) -> &Vec<String>) {
+    situations(out, maps, |s| {
+        let best = of(s).first()?;
+        let gain = s
+            .systems
+            .iter()
+            .find(|r| r.system == *best)
+            .map_or(String::new(), |r| format!(" {}", percent(r.gain.mean)));
+        let others = of(s).len() - 1;
+        let others = if others > 0 { format!(" ({others})") } else { String::new() };
+        Some(format!("{best}{gain}{others}"))
+    });
+}
+
+/// The I/O nodes' policy over which TWINS gains or loses, and the variants.
+const FIFO: &str = "fifo + none";
+const TWINS: [&str; 6] =
+    ["twins (paper)", "twins (paper, 8 ms)", "twins one scan", "twins idle", "twins conserving", "twins anticipating"];
+
+fn twins(out: &mut String, maps: &[ScaleMap]) {
+    situations(out, maps, |s| {
+        let fifo = s.makespans_s.get(FIFO)?;
+        let gain = |variant| {
+            let span = s.makespans_s.get(&format!("{variant} + none"));
+            match span.map(|span| (100.0 * (1.0 - span / fifo)).round()) {
+                None => "–".into(),
+                Some(0.0) => "0".into(),
+                Some(gain) => format!("{gain:+}").replace('-', "−"),
+            }
+        };
+        Some(TWINS.map(gain).join(" / "))
+    });
+}
+
+/// A row for each situation, a column for each scale.
+fn situations(out: &mut String, maps: &[ScaleMap], cell: impl Fn(&Situation) -> Option<String>) {
     row(out, ["situation".to_string()].into_iter().chain(maps.iter().map(|m| format!("×{}", m.scale))));
     row(out, std::iter::repeat_n("---".to_string(), maps.len() + 1));
     let mut names: Vec<&String> = Vec::new();
@@ -68,16 +109,8 @@ fn map(out: &mut String, maps: &[ScaleMap], of: fn(&Situation) -> &Vec<String>) 
     }
     for name in names {
         let cells = maps.iter().map(|m| {
-            let Some(s) = m.situations.iter().find(|s| s.name == *name) else { return "–".into() };
-            let Some(best) = of(s).first() else { return "–".into() };
-            let gain = s
-                .systems
-                .iter()
-                .find(|r| r.system == *best)
-                .map_or(String::new(), |r| format!(" {}", percent(r.gain.mean)));
-            let others = of(s).len() - 1;
-            let others = if others > 0 { format!(" ({others})") } else { String::new() };
-            format!("{best}{gain}{others}")
+            let there = m.situations.iter().find(|s| s.name == *name);
+            there.and_then(&cell).unwrap_or("–".into())
         });
         row(out, [name.clone()].into_iter().chain(cells));
     }

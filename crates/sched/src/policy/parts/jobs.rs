@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
+use super::turns::Turns;
 use crate::policy::params::{ParamInfo, Range, SWITCH};
 use crate::policy::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
 use crate::sorted::SortedSet;
@@ -247,7 +248,7 @@ pub(in crate::policy) struct Jobs<R: JobRule> {
     patience: Nanos,
     capacity: u64,
     groups: Vec<Group>,
-    next_group: usize,
+    turns: Turns,
 }
 
 impl<R: JobRule + 'static> Jobs<R> {
@@ -267,7 +268,7 @@ impl<R: JobRule + 'static> Jobs<R> {
             capacity: u64::from(setup.capacity),
             params: params.clone(),
             groups: (0..setup.lanes).map(|_| group()).collect(),
-            next_group: 0,
+            turns: Turns::default(),
         })
     }
 }
@@ -328,6 +329,29 @@ impl Group {
 }
 
 impl<R: JobRule> Jobs<R> {
+    /// What a group with requests does next.
+    fn ask(&mut self, view: &View<'_>, g: usize, batch: &mut Vec<Slot>) -> Option<Choice> {
+        loop {
+            let group = &mut self.groups[g];
+            let Some(id) = group.choose(&self.rule, self.turn_bytes, self.guard) else {
+                // What is queued is for connections that are not ready.
+                return Some(Choice::until_event(WaitReason::Connection));
+            };
+            let job = group.queue.get(id)?;
+            let first = *job.accesses.front()?;
+            if !view.open(view.table.lane(first)) {
+                return Some(Choice::until_event(WaitReason::LanesBusy));
+            }
+            if job.ready {
+                return Some(self.serve(view, g, id, batch));
+            }
+            match group.wait_for(view.now, id, self.patience) {
+                Some(until) => return Some(Choice::Wait { until, reason: WaitReason::Connection }),
+                None => group.give_up(id),
+            }
+        }
+    }
+
     /// Takes the next access of a job, or a piece of it, or several with the holes between them.
     fn serve(&mut self, view: &View<'_>, g: usize, id: JobId, batch: &mut Vec<Slot>) -> Choice {
         let group = &mut self.groups[g];
@@ -427,41 +451,10 @@ impl<R: JobRule> Policy for Jobs<R> {
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        let mut wait = Choice::until_event(WaitReason::Empty);
-        for turn in 0..view.groups() {
-            let g = (self.next_group + turn) % view.groups();
-            loop {
-                let group = &mut self.groups[g];
-                let Some(id) = group.choose(&self.rule, self.turn_bytes, self.guard) else {
-                    // What is queued is for connections that are not ready.
-                    if !group.queue.by_conn.is_empty() {
-                        wait = wait.sooner(Choice::until_event(WaitReason::Connection));
-                    }
-                    break;
-                };
-                let job = group.queue.get(id);
-                let Some(first) = job.and_then(|j| j.accesses.front().copied()) else { break };
-                if !view.open(view.table.lane(first)) {
-                    wait = wait.sooner(Choice::until_event(WaitReason::LanesBusy));
-                    break;
-                }
-                if !job.is_some_and(|j| j.ready) {
-                    match group.wait_for(view.now, id, self.patience) {
-                        Some(until) => {
-                            wait = wait.sooner(Choice::Wait { until, reason: WaitReason::Connection });
-                            break;
-                        }
-                        None => {
-                            group.give_up(id);
-                            continue;
-                        }
-                    }
-                }
-                self.next_group = (g + 1) % view.groups();
-                return self.serve(view, g, id, batch);
-            }
-        }
-        wait
+        let mut turns = std::mem::take(&mut self.turns);
+        let choice = turns.go_round(view, |group| self.ask(view, group, batch));
+        self.turns = turns;
+        choice
     }
 
     fn readiness(&mut self, view: &View<'_>, conn: ConnId) {
