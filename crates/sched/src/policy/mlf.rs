@@ -47,8 +47,6 @@
 //! each of which every queue has its window. Work-conserving unless `pass_us` is set (then a lane
 //! idles until the pass in which something becomes eligible) or `hold_us` (then for a hold at a time).
 
-use std::collections::BTreeSet;
-
 use rustc_hash::FxHashMap;
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
@@ -57,6 +55,8 @@ use super::parts::rules::{self, Rule as Match};
 use super::parts::runs::{Run, RunQueue, Runs};
 use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::cost::CostModel;
+use crate::occupied::Occupied;
+use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{FileId, Nanos, Op};
@@ -163,6 +163,7 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         free: Vec::new(),
         by_key: FxHashMap::default(),
         lanes: (0..setup.lanes).map(|_| LaneQueues::default()).collect(),
+        busy: Occupied::new(setup.lanes.into()),
         next_lane: 0,
         histories: Histories::default(),
         aside: Vec::new(),
@@ -195,9 +196,9 @@ enum Filed {
 struct LaneQueues {
     pass: u64,
     /// (arrival of the oldest request, queue): may send a batch in this pass.
-    eligible: BTreeSet<(u64, u32)>,
+    eligible: SortedSet<(u64, u32)>,
     /// (first pass in which it may send one, queue)
-    future: BTreeSet<(u64, u32)>,
+    future: SortedSet<(u64, u32)>,
     window: Option<Window>,
 }
 
@@ -261,6 +262,8 @@ struct Mlf {
     by_key: FxHashMap<Key, u32>,
     /// One per lane group.
     lanes: Vec<LaneQueues>,
+    /// Those that have requests or a window, which may have to end: only they are looked at.
+    busy: Occupied,
     next_lane: usize,
     histories: Histories,
     /// Queues that the present decision passes over; empty between decisions.
@@ -394,8 +397,9 @@ impl Mlf {
         match filed {
             Filed::Eligible(seq) => lane.eligible.insert((seq, q)),
             Filed::Future(pass) => lane.future.insert((pass, q)),
-            Filed::Nowhere => false,
+            Filed::Nowhere => return,
         };
+        self.busy.set(queue.key.0, true);
     }
 
     /// The queue of a lane that sends next, having moved to the pass in which there is one; or how long to wait.
@@ -415,7 +419,7 @@ impl Mlf {
         loop {
             let pass = self.pass(view, lane);
             let l = &mut self.lanes[lane];
-            if let Some(&(due, q)) = l.future.first().filter(|f| f.0 <= pass || l.eligible.is_empty()) {
+            if let Some((due, q)) = l.future.first().filter(|f| f.0 <= pass || l.eligible.is_empty()) {
                 if due > pass && self.pass_length != Nanos::ZERO {
                     return Err(Choice::Wait { until: Nanos(due * self.pass_length.0), reason: WaitReason::Quantum });
                 }
@@ -514,17 +518,23 @@ impl Policy for Mlf {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut wait = Choice::until_event(WaitReason::Empty);
-        for turn in 0..view.groups() {
-            let lane = (self.next_lane + turn) % view.groups();
-            if let Some(choice) = self.serve(view, lane, batch) {
-                wait = wait.sooner(choice);
-            }
-            for q in std::mem::take(&mut self.aside) {
-                self.refile(view, q);
-            }
-            if !batch.is_empty() {
-                self.next_lane = (lane + 1) % view.groups();
-                return Choice::Serve;
+        let first = self.next_lane;
+        for (from, to) in [(first, view.groups()), (0, first)] {
+            let mut at = from;
+            while let Some(lane) = self.busy.at_or_after(at).filter(|lane| *lane < to) {
+                at = lane + 1;
+                if let Some(choice) = self.serve(view, lane, batch) {
+                    wait = wait.sooner(choice);
+                }
+                for q in std::mem::take(&mut self.aside) {
+                    self.refile(view, q);
+                }
+                let l = &self.lanes[lane];
+                self.busy.set(lane, l.window.is_some() || !l.eligible.is_empty() || !l.future.is_empty());
+                if !batch.is_empty() {
+                    self.next_lane = at % view.groups();
+                    return Choice::Serve;
+                }
             }
         }
         wait
