@@ -43,8 +43,8 @@ struct Ground {
     config: CoreConfig,
     table: Table,
     lanes: Vec<Lane>,
-    /// The lanes of which the policy has requests.
-    occupied: Occupied,
+    /// The lanes of which the policy has requests, and which have room for one: only those are decided for.
+    startable: Occupied,
     names: Names,
     not_ready: FxHashSet<ConnId>,
     in_flight_batches: u32,
@@ -62,7 +62,7 @@ impl Ground {
             names: &self.names,
             pieces: self.config.pieces,
             lanes: &self.lanes,
-            occupied: &self.occupied,
+            startable: &self.startable,
             not_ready: &self.not_ready,
             total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
             shared_space: self.config.shared_space,
@@ -72,9 +72,25 @@ impl Ground {
     /// The policy has one request more of a lane, or one fewer.
     fn queued(&mut self, slot: Slot, change: i32) {
         let at = self.table.lane(slot).index();
-        let lane = &mut self.lanes[at];
-        lane.queued = lane.queued.saturating_add_signed(change);
-        self.occupied.set(at, lane.queued > 0);
+        self.lanes[at].queued = self.lanes[at].queued.saturating_add_signed(change);
+        self.look_at(at);
+    }
+
+    /// A batch of so many bytes went into flight on a lane, or came back.
+    fn in_flight(&mut self, lane: LaneId, batches: i32, bytes: u64) {
+        self.in_flight_batches = self.in_flight_batches.saturating_add_signed(batches);
+        let l = &mut self.lanes[lane.index()];
+        l.in_flight_requests = l.in_flight_requests.saturating_add_signed(batches);
+        l.in_flight_bytes = match batches > 0 {
+            true => l.in_flight_bytes.saturating_add(bytes),
+            false => l.in_flight_bytes.saturating_sub(bytes),
+        };
+        self.look_at(lane.index());
+    }
+
+    fn look_at(&mut self, at: usize) {
+        let lane = &self.lanes[at];
+        self.startable.set(at, lane.queued > 0 && lane.has_room());
     }
 
     fn setup(&self) -> Setup {
@@ -89,6 +105,7 @@ impl Ground {
             lane.limit_requests = if unlimited { u32::MAX } else { requests };
             lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
         }
+        (0..self.lanes.len()).for_each(|at| self.look_at(at));
     }
 }
 
@@ -136,7 +153,7 @@ impl Core {
         };
         let mut ground = Ground {
             lanes: vec![lane; usize::from(setup.lanes)],
-            occupied: Occupied::new(setup.lanes.into()),
+            startable: Occupied::new(setup.lanes.into()),
             table,
             names: Names::default(),
             not_ready: FxHashSet::default(),
@@ -298,10 +315,7 @@ impl Core {
         if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data()) {
             statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
         }
-        self.ground.in_flight_batches += 1;
-        let lane = &mut self.ground.lanes[extent.lane.index()];
-        lane.in_flight_requests += 1;
-        lane.in_flight_bytes = lane.in_flight_bytes.saturating_add(bytes);
+        self.ground.in_flight(extent.lane, 1, bytes);
         let f = self.free_flights.pop().unwrap_or_else(|| {
             self.flights.push(InFlight { extent, op, generation: 0, slots: SmallVec::new() });
             self.flights.len() as u32 - 1
@@ -345,10 +359,7 @@ impl Core {
         let mut slots = std::mem::take(&mut flight.slots);
         let (extent, op) = (flight.extent, flight.op);
         let bytes = if op.is_data() { extent.len } else { 0 };
-        let lane = &mut self.ground.lanes[extent.lane.index()];
-        lane.in_flight_requests -= 1;
-        lane.in_flight_bytes = lane.in_flight_bytes.saturating_sub(bytes);
-        self.ground.in_flight_batches -= 1;
+        self.ground.in_flight(extent.lane, -1, bytes);
         // Nothing ends in the future; a driver whose clocks differ must not teach the cost model that.
         let (started, finished) = (completion.started, completion.finished.min(now));
         let service = finished.since(started);

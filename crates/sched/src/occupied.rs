@@ -51,6 +51,11 @@ pub(crate) struct Round<'a> {
 }
 
 impl Round<'_> {
+    /// Nothing.
+    pub(crate) const fn of_none() -> Round<'static> {
+        Round { words: &[], at: 0, bits: 0, from_first: !0, words_left: 0 }
+    }
+
     /// Nothing but place 0.
     pub(crate) const fn of_one() -> Round<'static> {
         Round { words: &[1], at: 0, bits: 1, from_first: !0, words_left: 0 }

@@ -115,6 +115,13 @@ pub struct Lane {
     pub(crate) hold_until: Nanos,
 }
 
+impl Lane {
+    /// One more batch may go into flight as far as the limits say.
+    pub(crate) fn has_room(&self) -> bool {
+        self.in_flight_requests < self.limit_requests && self.in_flight_bytes < self.limit_bytes
+    }
+}
+
 /// What a policy may look at when it decides.
 pub struct View<'a> {
     /// The present.
@@ -130,7 +137,7 @@ pub struct View<'a> {
     /// Requests may be dispatched piece by piece.
     pub pieces: bool,
     pub(crate) lanes: &'a [Lane],
-    pub(crate) occupied: &'a Occupied,
+    pub(crate) startable: &'a Occupied,
     pub(crate) not_ready: &'a FxHashSet<ConnId>,
     pub(crate) total_open: bool,
     pub(crate) shared_space: bool,
@@ -140,10 +147,7 @@ impl View<'_> {
     /// Room for one more batch on the lane, and no hold.
     pub fn open(&self, lane: LaneId) -> bool {
         let l = &self.lanes[lane.index()];
-        self.total_open
-            && l.in_flight_requests < l.limit_requests
-            && l.in_flight_bytes < l.limit_bytes
-            && l.hold_until <= self.now
+        self.total_open && l.has_room() && l.hold_until <= self.now
     }
 
     /// The connection can take data.
@@ -169,9 +173,14 @@ impl View<'_> {
         if self.shared_space { 1 } else { self.lanes.len() }
     }
 
-    /// The groups for which the policy has requests, round from one of them.
-    pub(crate) fn occupied_groups(&self, first: usize) -> Round<'_> {
-        if self.shared_space { Round::of_one() } else { self.occupied.round_from(first) }
+    /// The groups for which the policy has requests and the lanes have room, round from one of them. Others are not
+    /// asked: what is chosen before it can go is chosen without those who come meanwhile.
+    pub(crate) fn startable_groups(&self, first: usize) -> Round<'_> {
+        match (self.shared_space, self.total_open && !self.startable.is_empty()) {
+            (_, false) => Round::of_none(),
+            (true, true) => Round::of_one(),
+            (false, true) => self.startable.round_from(first),
+        }
     }
 
     /// The group of a request.

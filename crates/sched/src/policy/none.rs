@@ -41,7 +41,7 @@ impl Policy for Unscheduled {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut reason = WaitReason::Empty;
-        let open = view.occupied.round_from(0).filter(|lane| {
+        let open = view.startable.round_from(0).filter(|lane| {
             let open = view.open(LaneId(*lane as u16));
             if !open {
                 reason = WaitReason::Hold;

@@ -62,7 +62,7 @@ impl Policy for TimeOrder {
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut reason = WaitReason::Empty;
         let mut next = None;
-        for group in view.occupied_groups(0) {
+        for group in view.startable_groups(0) {
             let Some(oldest) = self.backlog.oldest(view, group) else { continue };
             let Some(first) = self.backlog.first(view, group) else { continue };
             if view.open(view.table.lane(first)) {

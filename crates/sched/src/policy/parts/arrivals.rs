@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn those_that_left_are_forgotten() {
         let (cost, names, not_ready, lanes) = (CostModel::default(), Names::default(), Default::default(), []);
-        let occupied = Occupied::new(1);
+        let startable = Occupied::new(1);
         let (mut table, mut arrivals) = (Table::new(64), LazyArrivals::default());
         let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
         let oldest = table.insert(&Request::new(Op::Read, extent)).unwrap();
@@ -139,7 +139,7 @@ mod tests {
                 names: &names,
                 pieces: false,
                 lanes: &lanes,
-                occupied: &occupied,
+                startable: &startable,
                 not_ready: &not_ready,
                 total_open: true,
                 shared_space: true,

@@ -15,7 +15,7 @@ impl Turns {
         let groups = view.groups();
         let mut wait = Choice::until_event(WaitReason::Empty);
         let first = if self.next < groups { self.next } else { 0 };
-        for group in view.occupied_groups(first) {
+        for group in view.startable_groups(first) {
             match ask(group) {
                 None => {}
                 Some(choice @ Choice::Wait { .. }) => wait = choice.sooner(wait),
