@@ -59,7 +59,7 @@ use crate::occupied::Occupied;
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::{FileId, Nanos, Op};
+use crate::types::{FileId, LaneId, Nanos, Op};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "mlf",
@@ -519,10 +519,16 @@ impl Policy for Mlf {
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut wait = Choice::until_event(WaitReason::Empty);
         let first = self.next_lane;
+        // Of many lanes those without room are not asked. One alone is: its passes go on while the device is busy.
+        let one = view.groups() == 1;
         for (from, to) in [(first, view.groups()), (0, first)] {
             let mut at = from;
             while let Some(lane) = self.busy.at_or_after(at).filter(|lane| *lane < to) {
                 at = lane + 1;
+                if !one && !view.open(LaneId(lane as u16)) {
+                    wait = wait.sooner(Choice::until_event(WaitReason::LanesBusy));
+                    continue;
+                }
                 if let Some(choice) = self.serve(view, lane, batch) {
                     wait = wait.sooner(choice);
                 }
