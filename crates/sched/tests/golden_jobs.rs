@@ -227,3 +227,18 @@ fn lists_are_sieved_where_holes_are_cheap() {
     (0..2).for_each(|i| b.push(1, 1, 1000 + i * 8, 4));
     assert_eq!(b.next(), Ok((1, 1000, 4)));
 }
+
+/// A job is chosen when it can go: what comes while the device is busy is among the choices, even if somebody asked.
+#[test]
+fn nothing_is_chosen_while_the_lane_is_busy() {
+    for policy in ["scan", "wscan", "sstf"] {
+        let mut b = Bench::new(named(policy));
+        b.push(1, 1, 100, 1);
+        let batch = b.batch().unwrap();
+        b.push(2, 1, 900, 1);
+        assert_eq!(b.batch(), Err((Nanos::MAX, WaitReason::LanesBusy)), "{policy}");
+        b.push(3, 1, 200, 1);
+        b.done(&batch);
+        assert_eq!([b.next(), b.next()], [Ok((3, 200, 1)), Ok((2, 900, 1))], "{policy}");
+    }
+}
