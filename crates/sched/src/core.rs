@@ -77,14 +77,17 @@ impl Ground {
     }
 
     /// A batch of so many bytes went into flight on a lane, or came back.
-    fn in_flight(&mut self, lane: LaneId, batches: i32, bytes: u64) {
-        self.in_flight_batches = self.in_flight_batches.saturating_add_signed(batches);
+    fn in_flight(&mut self, lane: LaneId, goes: bool, bytes: u64) {
         let l = &mut self.lanes[lane.index()];
-        l.in_flight_requests = l.in_flight_requests.saturating_add_signed(batches);
-        l.in_flight_bytes = match batches > 0 {
-            true => l.in_flight_bytes.saturating_add(bytes),
-            false => l.in_flight_bytes.saturating_sub(bytes),
-        };
+        if goes {
+            self.in_flight_batches += 1;
+            l.in_flight_requests += 1;
+            l.in_flight_bytes = l.in_flight_bytes.saturating_add(bytes);
+        } else {
+            self.in_flight_batches -= 1;
+            l.in_flight_requests -= 1;
+            l.in_flight_bytes = l.in_flight_bytes.saturating_sub(bytes);
+        }
         self.look_at(lane.index());
     }
 
@@ -315,7 +318,7 @@ impl Core {
         if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data()) {
             statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
         }
-        self.ground.in_flight(extent.lane, 1, bytes);
+        self.ground.in_flight(extent.lane, true, bytes);
         let f = self.free_flights.pop().unwrap_or_else(|| {
             self.flights.push(InFlight { extent, op, generation: 0, slots: SmallVec::new() });
             self.flights.len() as u32 - 1
@@ -359,7 +362,7 @@ impl Core {
         let mut slots = std::mem::take(&mut flight.slots);
         let (extent, op) = (flight.extent, flight.op);
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.ground.in_flight(extent.lane, -1, bytes);
+        self.ground.in_flight(extent.lane, false, bytes);
         // Nothing ends in the future; a driver whose clocks differ must not teach the cost model that.
         let (started, finished) = (completion.started, completion.finished.min(now));
         let service = finished.since(started);

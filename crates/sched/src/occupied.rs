@@ -25,14 +25,6 @@ impl Occupied {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// The next place that has something, from one on.
-    pub(crate) fn at_or_after(&self, place: usize) -> Option<usize> {
-        let above = self.words.get(place / 64)? & (!0 << (place % 64));
-        let rest = self.words[place / 64 + 1..].iter().copied();
-        let (word, bits) = std::iter::once(above).chain(rest).enumerate().find(|w| w.1 != 0)?;
-        Some((place / 64 + word) * 64 + bits.trailing_zeros() as usize)
-    }
-
     /// The places that have something: ascending from `first`, then from 0 up to it.
     pub(crate) fn round_from(&self, first: usize) -> Round<'_> {
         Round::of(&self.words, first)
@@ -107,8 +99,6 @@ mod tests {
             let want: Vec<usize> = (first..places).chain(0..first).filter(|p| have[*p]).collect();
             prop_assert_eq!(occupied.is_empty(), want.is_empty());
             prop_assert_eq!(occupied.round_from(first).collect::<Vec<_>>(), want);
-            prop_assert_eq!(occupied.at_or_after(first), (first..places).find(|p| have[*p]));
-            prop_assert_eq!(occupied.at_or_after(places + 64), None);
         }
     }
 }

@@ -87,7 +87,6 @@ struct LowestYield {
 #[derive(Clone, Copy)]
 struct Flight {
     job: u32,
-    requests: u32,
     estimate: Nanos,
 }
 
@@ -146,7 +145,7 @@ impl Policy for LowestYield {
             let estimate = view.cost.ttp(view.table.op(first), bytes);
             let got = &mut self.phases.job_mut(job).got;
             *got = got.saturating_add(if self.in_bytes { bytes } else { estimate.0 });
-            self.flights.insert(batch[0], Flight { job, requests: batch.len() as u32, estimate });
+            self.flights.insert(batch[0], Flight { job, estimate });
             self.refile(view, flow);
             if view.groups() > 1 {
                 self.refile_all(view, job);
@@ -168,7 +167,7 @@ impl Policy for LowestYield {
             *got = got.saturating_add(done.service.0).saturating_sub(flight.estimate.0);
             self.refile_all(view, flight.job);
         }
-        self.phases.left(flight.job, flight.requests, view.now);
+        self.phases.left(flight.job, done.slots.len() as u32, view.now);
     }
 
     fn explain(&self, who: &Who, _: Nanos) -> Option<String> {

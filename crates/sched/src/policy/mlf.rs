@@ -518,29 +518,25 @@ impl Policy for Mlf {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut wait = Choice::until_event(WaitReason::Empty);
-        let first = self.next_lane;
-        // Of many lanes those without room are not asked. One alone is: its passes go on while the device is busy.
-        let one = view.groups() == 1;
-        for (from, to) in [(first, view.groups()), (0, first)] {
-            let mut at = from;
-            while let Some(lane) = self.busy.at_or_after(at).filter(|lane| *lane < to) {
-                at = lane + 1;
-                if !one && !view.open(LaneId(lane as u16)) {
-                    wait = wait.sooner(Choice::until_event(WaitReason::LanesBusy));
-                    continue;
-                }
-                if let Some(choice) = self.serve(view, lane, batch) {
-                    wait = wait.sooner(choice);
-                }
-                for q in std::mem::take(&mut self.aside) {
-                    self.refile(view, q);
-                }
-                let l = &self.lanes[lane];
-                self.busy.set(lane, l.window.is_some() || !l.eligible.is_empty() || !l.future.is_empty());
-                if !batch.is_empty() {
-                    self.next_lane = at % view.groups();
-                    return Choice::Serve;
-                }
+        let groups = view.groups();
+        let busy = self.busy.clone(); // changes for the lane that is looked at only
+        for lane in busy.round_from(self.next_lane) {
+            // Of many lanes those without room are not asked. One alone is: its passes go on while the device is busy.
+            if groups > 1 && !view.open(LaneId(lane as u16)) {
+                wait = wait.sooner(Choice::until_event(WaitReason::LanesBusy));
+                continue;
+            }
+            if let Some(choice) = self.serve(view, lane, batch) {
+                wait = wait.sooner(choice);
+            }
+            for q in std::mem::take(&mut self.aside) {
+                self.refile(view, q);
+            }
+            let l = &self.lanes[lane];
+            self.busy.set(lane, l.window.is_some() || !l.eligible.is_empty() || !l.future.is_empty());
+            if !batch.is_empty() {
+                self.next_lane = (lane + 1) % groups;
+                return Choice::Serve;
             }
         }
         wait

@@ -78,10 +78,8 @@ fn virtual_ns(set: usize, device: Nanos) -> u128 {
 
 #[derive(Default)]
 struct Group {
-    /// (set, place of the phase in the order of phases, flow)
+    /// (set, place of the phase in the order of phases, flow); of one set at a time in most groups.
     flows: SortedSet<(u16, u64, u32)>,
-    /// The sets that have any, a bit each: most have none, and there may be thousands of groups.
-    present: u16,
     /// The virtual time of the set served last.
     virtual_now: u128,
     /// Virtual time that each set has used.
@@ -90,29 +88,21 @@ struct Group {
 
 impl Group {
     fn insert(&mut self, set: usize, order: u64, flow: u32) {
-        if self.present & 1 << set == 0 {
-            self.present |= 1 << set;
+        if self.first_from(set).is_none_or(|f| usize::from(f.0) != set) {
             self.used[set] = self.used[set].max(self.virtual_now);
         }
         self.flows.insert((set as u16, order, flow));
     }
 
-    fn remove(&mut self, set: usize, order: u64, flow: u32) {
-        self.flows.remove(&(set as u16, order, flow));
-        if self.first(set).is_none() {
-            self.present &= !(1 << set);
-        }
+    /// What comes first of a set, or of the next one that has any.
+    fn first_from(&self, set: usize) -> Option<(u16, u64, u32)> {
+        self.flows.at_or_after(&(set as u16, 0, 0))
     }
 
-    /// The flow of a set whose application's phase began first.
-    fn first(&self, set: usize) -> Option<u32> {
-        self.flows.at_or_after(&(set as u16, 0, 0)).filter(|f| usize::from(f.0) == set).map(|f| f.2)
-    }
-
-    /// The flow that sends next: of the set that has used least.
+    /// The flow that sends next: of the set that has used least, the application whose phase began first.
     fn next(&self) -> Option<u32> {
-        let present = (0..SETS).filter(|set| self.present & 1 << set != 0);
-        self.first(present.min_by_key(|set| self.used[*set])?)
+        let firsts = std::iter::successors(self.flows.first(), |f| self.first_from(usize::from(f.0) + 1));
+        firsts.min_by_key(|f| self.used[usize::from(f.0)]).map(|f| f.2)
     }
 }
 
@@ -120,7 +110,6 @@ impl Group {
 #[derive(Clone, Copy)]
 struct Flight {
     job: u32,
-    requests: u32,
     group: usize,
     set: usize,
     estimate: Nanos,
@@ -177,7 +166,7 @@ impl Set10 {
     fn close(&mut self, flow: u32) {
         let group = self.flows.key(flow).0;
         if let Some((set, order)) = self.flows.data(flow).take() {
-            self.groups[group].remove(set, order, flow);
+            self.groups[group].flows.remove(&(set as u16, order, flow));
         }
         self.flows.close(flow);
     }
@@ -227,8 +216,8 @@ impl Policy for Set10 {
                     g.virtual_now = g.virtual_now.max(g.used[set]);
                 }
                 g.used[set] += virtual_ns(set, estimate);
-                let (job, requests) = (self.flows.key(flow).1, batch.len() as u32);
-                self.flights.insert(batch[0], Flight { job, requests, group, set, estimate });
+                let job = self.flows.key(flow).1;
+                self.flights.insert(batch[0], Flight { job, group, set, estimate });
             }
             if self.flows.is_empty(flow) {
                 self.close(flow);
@@ -247,7 +236,7 @@ impl Policy for Set10 {
         let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
         let used = &mut self.groups[flight.group].used[flight.set];
         *used = (*used + virtual_ns(flight.set, done.service)).saturating_sub(virtual_ns(flight.set, flight.estimate));
-        self.phases.left(flight.job, flight.requests, view.now);
+        self.phases.left(flight.job, done.slots.len() as u32, view.now);
     }
 
     fn explain(&self, who: &Who, _: Nanos) -> Option<String> {

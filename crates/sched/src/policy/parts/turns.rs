@@ -9,7 +9,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Asks one group that has requests after the other what it would do, until one serves; `None` from a group that can
+    /// Asks one group that can start something after the other what it would do, until one serves; `None` from a group that can
     /// do nothing. Else the wait that ends first.
     pub fn go_round(&mut self, view: &View<'_>, mut ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         let groups = view.groups();
