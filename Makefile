@@ -1,8 +1,10 @@
 # Everything a user or developer of Impresario does, by name. `make help` lists it.
 
-CARGO      ?= cargo
+# cargo of the toolchain that scripts/toolchain.sh chooses.
+CARGO      ?= scripts/cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 BIN        := $(TARGET_DIR)/release/impresario
+LAB        := $(TARGET_DIR)/release/impresario-lab
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
@@ -10,23 +12,25 @@ VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1
 # The C libraries, and the first number of their sonames.
 LIBRARIES  := impresario agios
 SO         := 0
+# Scales of the map of policies in `make lab-reports`; ×10 takes some 6 minutes more.
+MAP_SCALES ?= 1
 # How long `make soak` and `make fuzz` run, in seconds.
 SOAK_S     ?= 600
 FUZZ_S     ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench bench-capi soak fuzz install uninstall clean
+.PHONY: help setup build demo test check lab lab-reports bench bench-capi soak fuzz install uninstall clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-setup: ## Install the Debian packages that are missing, check the Rust toolchain
+setup: ## Install the Debian packages that are missing, and Rust where there is none
 	@scripts/setup.sh
 
 build: setup ## Build the program, target/release/impresario, and the C libraries
 	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios -p impresario-preload
 
-demo: build ## Show what it is for: a cluster on modelled disks, four applications, every policy (about 2 minutes)
+demo: build ## Show what it is for: a cluster on modelled disks, four applications, every policy (about 3 minutes)
 	$(BIN) demo $(DEMO_ARGS)
 
 test: setup ## Lint, build the documentation and run every test
@@ -35,14 +39,28 @@ test: setup ## Lint, build the documentation and run every test
 check: ## Format, lint, documentation, licences: what every commit passes
 	@scripts/check.sh
 
-bench: build ## Print the benchmarks that the documentation quotes
-	@scripts/bench.sh $(BIN)
+lab: setup ## Build the laboratory, target/release/impresario-lab, and list its commands
+	$(CARGO) build --release --locked -p impresario-lab -p impresario-cli
+	@$(LAB) help
+
+lab-reports: lab ## Write the reports on the papers and on policies to target/lab-reports (about 20 minutes on two cores)
+	@mkdir -p $(TARGET_DIR)/lab-reports
+	$(LAB) reproduce all --markdown $(TARGET_DIR)/lab-reports/REPRODUCTION.md --html $(TARGET_DIR)/lab-reports/reproduction.html \
+	  --json $(TARGET_DIR)/lab-reports/reproduction.json >/dev/null
+	$(LAB) reproduce why --markdown $(TARGET_DIR)/lab-reports/WHY.md >/dev/null
+	$(LAB) reproduce --sweep --divide 4 --repetitions 3 --markdown $(TARGET_DIR)/lab-reports/SWEEP.md >/dev/null
+	$(LAB) reproduce map --scale $(MAP_SCALES) --markdown $(TARGET_DIR)/lab-reports/WHICH-POLICY.md \
+	  --json $(TARGET_DIR)/lab-reports/which-policy.json >/dev/null
+	@echo "The reports are in $(TARGET_DIR)/lab-reports"
+
+bench: lab ## Print the benchmarks that the documentation quotes
+	@scripts/bench.sh $(TARGET_DIR)/release
 
 soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
-	$(CARGO) run --release --locked -p impresario-cli -- reproduce --sweep
+	$(CARGO) run --release --locked -p impresario-lab -- reproduce --sweep
 
 fuzz: ## Fuzz the decoders of frames and traces for FUZZ_S seconds each
 	@scripts/fuzz.sh $(FUZZ_S)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Format, lint, documentation, licences. Runs all of them and fails if one failed.
+# Set-up, format, lint, documentation, licences. Runs all of them and fails if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. scripts/toolchain.sh
+choose_toolchain || { echo "check: no Rust toolchain from $rust_oldest on; run 'make setup'" >&2; exit 1; }
 
 failed=()
 step() { # step NAME PROBE... -- COMMAND...
@@ -22,9 +24,10 @@ step() { # step NAME PROBE... -- COMMAND...
   fi
 }
 
+step set-up true -- scripts/setup-test.sh
 step format cargo fmt --version -- cargo fmt --all --check
 step lint cargo clippy --version -- cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-# Links to private items are for whoever reads the source.
+# Links to private items are for readers of the source.
 RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" step documentation cargo --version -- cargo doc --workspace --exclude impresario-preload --lib --no-deps --locked --quiet
 if command -v cargo-deny >/dev/null; then
   step licences cargo deny --version -- cargo deny --log-level error check licenses bans sources

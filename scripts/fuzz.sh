@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Fuzzes the decoders of frames and of traces for so many seconds each (default 60), with coverage, on the stable toolchain.
-# The corpus and what crashed stay in fuzz/corpus and fuzz/artifacts.
+# Fuzzes the decoders of frames and traces with coverage, each for SECONDS: fuzz.sh [SECONDS] (default 60). Stable Rust is
+# enough. The corpus and inputs that crash stay in fuzz/corpus and fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/toolchain.sh
+choose_toolchain || { echo "fuzz: no Rust toolchain from $rust_oldest on; run 'make setup'" >&2; exit 1; }
 
 seconds=${1:-60}
 command -v c++ >/dev/null || { echo "fuzz: a C++ compiler is needed: apt-get install g++" >&2; exit 1; }

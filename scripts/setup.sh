@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes a Debian 12 machine able to build, test and mount: installs the packages that are missing and
-# checks the Rust toolchain. Does nothing, quickly, when all is there.
+# Makes a Debian 12 machine able to build, test and mount: installs the packages that are missing, and a Rust
+# toolchain where none is new enough. Does nothing, quickly, when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/toolchain.sh
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -19,14 +20,19 @@ needs=(
   "fio:fio:the tests that run fio on the mount"
   "getfattr:attr:the tests of extended attributes"
 )
+choose_toolchain || needs+=("curl:curl:downloading the Rust toolchain" ":ca-certificates:downloading the Rust toolchain")
 
 missing=()
 for need in "${needs[@]}"; do
   IFS=: read -r command package purpose <<<"$need"
-  if ! command -v "$command" >/dev/null; then
-    say "$package is missing (needed for $purpose)"
-    missing+=("$package")
+  if [[ -n $command ]]; then
+    ! command -v "$command" >/dev/null || continue
+  else
+    [[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || continue
   fi
+  [[ " ${missing[*]-} " != *" $package "* ]] || continue
+  say "$package is missing (needed for $purpose)"
+  missing+=("$package")
 done
 
 if ((${#missing[@]})); then
@@ -37,7 +43,7 @@ if ((${#missing[@]})); then
     command -v sudo >/dev/null ||
       die "installing ${missing[*]} needs root: run as root 'apt-get install -y ${missing[*]}', then this again"
     as_root=(sudo)
-    # Without a terminal nobody can type a password: fail now rather than wait for one.
+    # Without a terminal no password can be typed: fail now rather than wait for one.
     [[ -t 0 ]] || as_root=(sudo -n)
   fi
   # An apt-get that runs already holds a lock: wait for it, but not for ever.
@@ -49,12 +55,50 @@ if ((${#missing[@]})); then
     die "installing failed; install by hand: ${missing[*]}"
 fi
 
-command -v cargo >/dev/null ||
-  die "cargo is not in PATH; install Rust from https://rustup.rs, then open a new shell"
-wanted=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml | head -n 1)
-found=$(cargo --version | awk '{print $2}')
-if [[ $(printf '%s\n%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1) != "$wanted" ]]; then
-  die "cargo is version $found; at least $wanted is needed: run 'rustup update stable'"
+# rustup's installer, one version with its SHA-256 for each architecture.
+rustup_version=1.28.2
+rustup_sums=(
+  "x86_64:20a06e644b0d9bd2fbdbfd52d42540bdde820ea7df86e92e533c073da0cdd43c"
+  "aarch64:e3853c5a252fca15252d07cb23a1bdd9377a8c6f3efa01531109281ae47f841c"
+)
+
+install_rustup() {
+  local machine sum=
+  machine=$(uname -m)
+  for pair in "${rustup_sums[@]}"; do [[ ${pair%%:*} != "$machine" ]] || sum=${pair#*:}; done
+  [[ -n $sum ]] || die "no Rust installer is known for $machine; install Rust $rust_oldest or newer from https://rustup.rs"
+  local url="${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}/archive/$rustup_version/$machine-unknown-linux-gnu/rustup-init"
+  say "installing rustup $rustup_version in ${CARGO_HOME:-$HOME/.cargo}, from $url"
+  local folder
+  folder=$(mktemp -d)
+  # shellcheck disable=SC2064 # the folder of now
+  trap "rm -rf '$folder'" EXIT
+  curl --fail --silent --show-error --location --retry 3 --output "$folder/rustup-init" "$url" ||
+    die "rustup could not be fetched from $url; install Rust $rust_oldest or newer by hand (https://rustup.rs)"
+  echo "$sum  $folder/rustup-init" | sha256sum --check --status ||
+    die "the installer from $url is not the known one (its SHA-256 differs); nothing was run"
+  chmod +x "$folder/rustup-init"
+  # The shell's start files stay as they are: the scripts here find the folder by themselves.
+  RUSTUP_INIT_SKIP_PATH_CHECK=yes "$folder/rustup-init" -y --quiet --no-modify-path --default-toolchain none ||
+    die "rustup-init failed; install Rust $rust_oldest or newer by hand (https://rustup.rs)"
+  rm -rf "$folder"
+}
+
+if ! choose_toolchain; then
+  if [[ -n $rust_found ]]; then
+    say "the installed Rust is version $rust_found; at least $rust_oldest is needed"
+  else
+    say "Rust is missing (needed for building)"
+  fi
+  [[ -z ${RUSTUP_TOOLCHAIN:-} ]] || die "RUSTUP_TOOLCHAIN=$RUSTUP_TOOLCHAIN cannot be used; unset it or choose another"
+  home=${CARGO_HOME:-$HOME/.cargo}
+  rustup=$(command -v rustup) || rustup=$home/bin/rustup
+  [[ -x $rustup ]] || install_rustup
+  say "installing Rust $rust_pinned by rustup"
+  "$rustup" toolchain install "$rust_pinned" --profile minimal --component rustfmt --component clippy --no-self-update ||
+    die "Rust $rust_pinned could not be installed; check the network, or install Rust $rust_oldest or newer by hand"
+  choose_toolchain || die "Rust $rust_pinned was installed but does not run"
+  say "for cargo in a shell of yours: . $home/env"
 fi
 
 # The linters are parts of the toolchain that minimal installations leave out.
@@ -72,4 +116,4 @@ done
 if [[ ! -e /dev/fuse ]]; then
   say "note: /dev/fuse is not here; mounting, and the tests that mount, are skipped (modprobe fuse)"
 fi
-say "ready: cargo $found"
+say "ready: cargo $rust_found"

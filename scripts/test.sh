@@ -1,31 +1,69 @@
 #!/usr/bin/env bash
 # Lints, builds the documentation and runs every test; ends with one line that sums up all suites.
-# TEST_TIMEOUT_S (default 1200) bounds the run of the tests (not their compilation), so that a test that hangs fails.
+#   TEST_TIMEOUT_S      bounds the run of the tests (not their compilation): a test that hangs fails (default 1200)
+#   TEST_JOBS           test programs that run at the same time (default: one for each processor)
+#   IMPRESARIO_REQUIRE  needs that must be met, as fuse,root: a test that lacks one fails instead of being skipped
 set -uo pipefail
+
+# As cargo's runner: keeps how cargo would start a test program in a file of the folder instead of starting it.
+if [[ ${1-} == --keep ]]; then
+  file=$(mktemp "$2/XXXXXXXX.test")
+  shift 2
+  { export -p | grep -E '^declare -x (CARGO|LD_LIBRARY_PATH|OUT_DIR)'; printf 'cd %q && exec' "$PWD"; printf ' %q' "$@"; echo; } >"$file"
+  exit
+fi
+# As xargs's command: runs one such file, and keeps and prints the program's output in one piece. A process that the
+# program leaves behind may hold the output open, so it goes to a file and not through a pipe.
+if [[ ${1-} == --run ]]; then
+  out=${2%.test}.out started=$SECONDS
+  program=$(sed -n 's/^cd .* && exec //p' "$2")
+  timeout --kill-after=30 "$TEST_TIMEOUT_S" bash "$2" >"$out" 2>&1 </dev/null
+  status=$?
+  ((status != 124 && status != 137)) || echo "test: stopped after $TEST_TIMEOUT_S s: a test hangs, or TEST_TIMEOUT_S is too short" >>"$out"
+  echo "${program##*/}: exit status $status, $((SECONDS - started)) s" >>"$out"
+  flock "${out%/*}" cat "$out"
+  exit $((status != 0))
+fi
+
 cd "$(dirname "$0")/.."
+. scripts/toolchain.sh
+choose_toolchain || { echo "test: no Rust toolchain from $rust_oldest on; run 'make setup'" >&2; exit 1; }
 
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never} CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
-# Random simulations take so many seconds; a plain `cargo test` takes a few.
-export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-120}
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+export TEST_TIMEOUT_S=${TEST_TIMEOUT_S:-1200}
+# How long random simulations run; a plain `cargo test` takes a few seconds.
+export IMPRESARIO_SIM_FUZZ_S=${IMPRESARIO_SIM_FUZZ_S:-60}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+export IMPRESARIO_SKIPPED=$folder/skipped
+: >"$IMPRESARIO_SKIPPED"
 
 scripts/check.sh
 check=$?
 
-cargo test --workspace --locked --no-run --quiet </dev/null || exit 1
-timeout --kill-after=30 "${TEST_TIMEOUT_S:-1200}" \
-  cargo test --workspace --locked --no-fail-fast 2>&1 </dev/null | tee "$log"
-tests=${PIPESTATUS[0]}
-((tests == 124 || tests == 137)) && echo "test: stopped after ${TEST_TIMEOUT_S:-1200} s: a test hangs, or TEST_TIMEOUT_S is too short"
+# Cargo runs test programs one after the other, and many of them mostly wait: here as many run at a time as there are processors.
+host=$(rustc -vV | sed -n 's/^host: //p')
+cargo test --workspace --locked --lib --bins --tests --examples \
+  --config "target.$host.runner = ['$PWD/scripts/test.sh', '--keep', '$folder']" </dev/null || exit 1
+# Long ones first, so that none is left over at the end.
+slow='/(fuzz|assist|mounting|mounted|soak|faults|transparency)-'
+{ grep -lE "$slow" "$folder"/*.test; grep -LE "$slow" "$folder"/*.test; } |
+  xargs -d '\n' -n 1 -P "${TEST_JOBS:-$(nproc)}" scripts/test.sh --run
+tests=$?
+timeout --kill-after=30 "$TEST_TIMEOUT_S" cargo test --workspace --locked --doc 2>&1 </dev/null | tee "$folder/doc.out"
+documents=${PIPESTATUS[0]}
 
 # Each suite closes with "test result: ok. 12 passed; 0 failed; 1 ignored; ...".
 read -r passed failed ignored < <(awk '/^test result:/ {
   for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i-1); if ($i ~ /^failed/) f += $(i-1); if ($i ~ /^ignored/) g += $(i-1) }
-} END { print p + 0, f + 0, g + 0 }' "$log")
+} END { print p + 0, f + 0, g + 0 }' "$folder"/*.out)
+# The harness takes a skipped test for passed; each has left a line "program, test, need: why".
+skipped=$(cut -f 1,2 "$IMPRESARIO_SKIPPED" | sort -u | wc -l)
 
+printf '\n'
 ((check == 0)) || echo "test: the checks before the tests failed; their lines begin with \"check:\""
-((tests == 0)) || echo "test: cargo test failed (exit status $tests)"
-((ignored == 0)) || echo "test: $ignored tests are for \`make soak\` and were not run"
-echo "$passed passed, $failed failed"
-((check == 0 && tests == 0 && failed == 0 && passed > 0))
+((tests == 0 && documents == 0)) || grep -hE '^test .* FAILED$|: exit status [1-9]' "$folder"/*.out | sed 's/^/test: /'
+((ignored == 0)) || echo "test: $ignored tests are for \`make soak\` or parts of other tests and were not run"
+((skipped == 0)) || cut -f 3 "$IMPRESARIO_SKIPPED" | sort | uniq -c | sed 's/^ *\([0-9]*\)/test: skipped, \1 times,/'
+echo "$((passed - skipped)) passed, $failed failed, $skipped skipped"
+((check == 0 && tests == 0 && documents == 0 && failed == 0 && passed > 0))

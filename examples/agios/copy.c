@@ -1,4 +1,4 @@
-/* Copies a file with its blocks read in the order that the scheduler gives: the smallest complete program on AGIOS's
+/* Copies a file, reading its blocks in the scheduler's order: the smallest complete program on AGIOS's
  * interface. Worker threads do the I/O, so that the callback returns at once.
  *
  *   copy FROM TO [CONFIGURATION]
@@ -20,7 +20,7 @@ static int from, to;
 static char *name;
 static int64_t size;
 
-/* Blocks that the scheduler has handed over, a ring as large as the file has blocks. */
+/* Blocks that the scheduler has delivered: a ring with one slot for each block of the file. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t there = PTHREAD_COND_INITIALIZER;
 static int64_t *due, first, last, copied, blocks, batches;
@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
     if (!due || !agios_init(one, several, argc > 3 ? argv[3] : NULL, 0)) return 1;
     pthread_t workers[WORKERS];
     for (int i = 0; i < WORKERS; i++) pthread_create(&workers[i], NULL, worker, NULL);
-    /* Backwards, so that there is something to put in order. */
+    /* Backwards, so that the scheduler has something to reorder. */
     for (int64_t block = blocks - 1; block >= 0; block--)
         if (!agios_add_request(name, RT_READ, block * BLOCK, length(block), block, 0)) {
             pthread_mutex_lock(&lock);

@@ -1,4 +1,4 @@
-/* What client and server say to each other: a header, then data. Both run on one kind of machine: no byte swapping. */
+/* The protocol of client and server: a header, then data. Both have the same byte order: no swapping. */
 #ifndef PROTOCOL_H
 #define PROTOCOL_H
 
@@ -23,7 +23,7 @@ struct answer { /* followed by len bytes when a read succeeded */
     uint32_t len;
 };
 
-/* All of it, or 0 at the end of the stream, or -1. */
+/* The whole length, or 0 at the end of the stream, or -1. */
 static inline int read_all(int fd, void *to, size_t len) {
     for (size_t done = 0; done < len;) {
         ssize_t n = read(fd, (char *)to + done, len - done);

@@ -1,8 +1,8 @@
-/* A small storage server on libimpresario: clients read and write numbered files over TCP, and a policy decides what is
- * served next. One thread per client takes requests in; the library's threads call back with batches; one preadv or
- * pwritev serves a batch.
+/* A small storage server on libimpresario: clients read and write numbered files over TCP, and a policy decides which
+ * request is next. One thread per client receives requests; the library's threads call back with batches; one preadv
+ * or pwritev serves a batch.
  *
- *   server FOLDER [PORT [POLICY]]      port 0: any; the port is printed. SIGINT or SIGTERM ends it cleanly.
+ *   server DIRECTORY [PORT [POLICY]]   port 0: any; the port is printed. SIGINT or SIGTERM ends it cleanly.
  */
 #define _GNU_SOURCE
 #include <impresario.h>
@@ -22,10 +22,10 @@
 #include "protocol.h"
 
 #define CLIENTS_MAX 64
-#define BATCH_MAX 1024 /* no policy hands over more */
+#define BATCH_MAX 1024 /* no policy delivers more */
 
-/* A request between arrival and answer. Only one thread has it at a time; who passes it on holds the client's lock
- * meanwhile, so that what it wrote is seen by the next. */
+/* A request between arrival and reply. Only one thread has it at a time; a thread passes it on under the client's lock,
+ * so that the next one sees its writes. */
 struct job {
     uint64_t tag;
     uint32_t op, len;
@@ -42,7 +42,7 @@ struct client {
 
 static struct client clients[CLIENTS_MAX];
 static impresario_t *scheduler;
-static int folder;
+static int directory;
 static int stop_pipe[2];
 
 static void on_signal(int number) {
@@ -50,21 +50,21 @@ static void on_signal(int number) {
     if (write(stop_pipe[1], "", 1) < 0) {}
 }
 
-/* ---- a batch is served, on a thread of the library ---- */
+/* ---- serving a batch, on a thread of the library ---- */
 
 static int open_file(uint64_t file, int create) {
     char name[32];
     snprintf(name, sizeof name, "%016llx", (unsigned long long)file);
-    return openat(folder, name, O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0644);
+    return openat(directory, name, O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0644);
 }
 
-/* Ends a job: the answer goes out, the client has one less. */
+/* Ends a job: sends the reply and counts the job off its client. */
 static void answer(struct client *c, struct job *job, int error, uint32_t len) {
     struct answer a = { job->tag, error, len };
     pthread_mutex_lock(&c->lock);
     int told = write_all(c->fd, &a, sizeof a);
     if (told == 1 && len > 0 && job->op == IMPRESARIO_READ) told = write_all(c->fd, job->data, len);
-    /* Half an answer makes the rest of the stream senseless; its thread sees the end. */
+    /* After a partial reply the stream is useless; the client's thread sees its end. */
     if (told != 1) shutdown(c->fd, SHUT_RDWR);
     free(job);
     if (--c->outstanding == 0) pthread_cond_signal(&c->idle);
@@ -79,7 +79,7 @@ static struct job *job_of(const impresario_request_t *request) {
     return (struct job *)(uintptr_t)request->token;
 }
 
-/* Moves the bytes of requests first to last - 1, which follow each other without gap or overlap. */
+/* Transfers requests first to last - 1, which are contiguous without overlap. */
 static ssize_t move(int fd, const impresario_batch_t *b, uint32_t first, uint32_t last) {
     struct iovec parts[BATCH_MAX];
     int count = (int)(last - first);
@@ -96,7 +96,7 @@ static void serve_data(const impresario_batch_t *b) {
     int fd = open_file(b->file, b->op == IMPRESARIO_WRITE);
     int error = fd < 0 ? errno : 0;
     uint64_t moved = 0;
-    /* Requests of a batch touch; reads may overlap. Stretches without overlap go in one call. */
+    /* Requests of a batch touch; reads may overlap. A run without overlap takes one call. */
     for (uint32_t first = 0; first < b->count;) {
         uint32_t last = first + 1;
         while (last < b->count && last - first < BATCH_MAX &&
@@ -110,7 +110,7 @@ static void serve_data(const impresario_batch_t *b) {
             const impresario_request_t *r = &b->requests[i];
             uint32_t got = (uint32_t)(left < r->len ? left : r->len);
             left -= got;
-            /* A read behind the end of the file gives what there is; a short write is an error. */
+            /* A read beyond the end of the file returns the bytes before it; a short write is an error. */
             int failed = error ? error : b->op == IMPRESARIO_WRITE && got < r->len ? ENOSPC : 0;
             answer(&clients[r->connection], job_of(r), failed, failed ? 0 : got);
         }
@@ -126,7 +126,7 @@ static void serve_barrier(const impresario_batch_t *b) {
     snprintf(name, sizeof name, "%016llx", (unsigned long long)b->file);
     int error = 0;
     if (b->op == IMPRESARIO_UNLINK) {
-        error = unlinkat(folder, name, 0) ? errno : 0;
+        error = unlinkat(directory, name, 0) ? errno : 0;
     } else {
         int fd = open_file(b->file, 0);
         int failed = fd < 0 || (b->op == IMPRESARIO_SYNC ? fsync(fd) : ftruncate(fd, (off_t)r->offset));
@@ -144,7 +144,7 @@ static void on_batch(void *arg, impresario_t *s, const impresario_batch_t *b) {
     else serve_barrier(b);
 }
 
-/* ---- requests arrive, on the client's thread ---- */
+/* ---- receiving requests, on the client's thread ---- */
 
 static void forget(void *arg, uint64_t token) {
     struct client *c = arg;
@@ -191,7 +191,7 @@ static void *client_thread(void *arg) {
     struct client *c = arg;
     uint32_t number = (uint32_t)(c - clients);
     while (take(c, number)) {}
-    /* Gone: what waits is dropped, what is being served is waited for. */
+    /* The client has gone: drop its queued requests, wait for those in service. */
     impresario_cancel_connection(scheduler, number, forget, c);
     pthread_mutex_lock(&c->lock);
     while (c->outstanding > 0) pthread_cond_wait(&c->idle, &c->lock);
@@ -246,11 +246,11 @@ static int fail(const char *what) {
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        fprintf(stderr, "usage: %s FOLDER [PORT [POLICY]]\n", argv[0]);
+        fprintf(stderr, "usage: %s DIRECTORY [PORT [POLICY]]\n", argv[0]);
         return 2;
     }
-    folder = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return fail(argv[1]);
+    directory = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return fail(argv[1]);
     for (int i = 0; i < CLIENTS_MAX; i++) {
         pthread_mutex_init(&clients[i].lock, NULL);
         pthread_cond_init(&clients[i].idle, NULL);
@@ -282,7 +282,7 @@ int main(int argc, char **argv) {
     address.sin_port = htons((uint16_t)(argc > 2 ? atoi(argv[2]) : 0));
     socklen_t len = sizeof address;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    /* Connections inherit it: a client that does not take its answers holds nobody up for ever. */
+    /* Connections inherit it: a client that does not read its replies cannot block a thread for ever. */
     struct timeval patience = { 5, 0 };
     setsockopt(listener, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (listener < 0 || bind(listener, (struct sockaddr *)&address, len) || listen(listener, 64) ||
@@ -316,6 +316,6 @@ int main(int argc, char **argv) {
     }
     close(stop_pipe[0]);
     close(stop_pipe[1]);
-    close(folder);
+    close(directory);
     return failed ? 1 : 0;
 }

@@ -8,13 +8,12 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
+use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
 use rustc_hash::FxHashMap;
 
 use crate::cache::{Action, BlockCache, Geometry, Tally};
-use crate::config::{Budget, DeviceCost, Monitored, StandDown};
+use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
 use crate::judge::{Judge, Why};
-use crate::online::Detector;
-use crate::sequence::Line;
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
 const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
@@ -51,7 +50,7 @@ enum Engine {
     /// Only Sequential, Random or Normal regions: no data moves.
     Nothing,
     Regions(BlockCache),
-    Sequence(Line, BlockCache),
+    Sequence(ReadingOrder, BlockCache),
     Online(BlockCache, FxHashMap<Reader, Detector>),
 }
 
@@ -88,7 +87,7 @@ impl Advisor {
             Geometry { block_bytes, cache_blocks, read_ahead_blocks, batch_blocks }
         };
         let engine = if !entry.sequence.is_empty() {
-            let line = Line::new(&entry.sequence, size_bytes);
+            let line = reading_order(entry, size_bytes);
             let cache = BlockCache::new(geometry(entry.block_size), line.bytes());
             Engine::Sequence(line, cache)
         } else if monitored.regions.moves_anything() {
@@ -120,7 +119,7 @@ impl Advisor {
         match &mut self.engine {
             Engine::Regions(cache) | Engine::Online(cache, _) => cache.set_size(size_bytes),
             Engine::Sequence(line, cache) => {
-                *line = Line::new(&self.monitored.entry.sequence, size_bytes);
+                *line = reading_order(&self.monitored.entry, size_bytes);
                 cache.set_size(line.bytes());
             }
             Engine::Nothing => {}
@@ -191,7 +190,7 @@ impl Advisor {
                 }
                 let hit = cache.holds(&read.bytes);
                 let reader = Reader { thread: reader.thread % THREADS_MAX, ..reader };
-                let seen = detectors.entry(reader).or_default().read(&read.bytes, self.gap_bytes);
+                let seen = detectors.entry(reader).or_default().observe(&read.bytes, self.gap_bytes);
                 let stream = stream_of(reader, seen.stream);
                 let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
                 if let Some(forecast) = seen.forecast {
@@ -231,7 +230,7 @@ impl Advisor {
                 let mut actions = Vec::new();
                 detectors.retain(|reader, _| {
                     if reader.program == program {
-                        for stream in 0..crate::online::STREAMS_MAX {
+                        for stream in 0..STREAMS_MAX {
                             actions.extend(cache.depart(stream_of(*reader, stream)));
                         }
                     }
@@ -310,6 +309,10 @@ impl Advisor {
     }
 }
 
+fn reading_order(entry: &Entry, size_bytes: u64) -> ReadingOrder {
+    ReadingOrder::new(entry.sequence.iter().map(Region::bytes), size_bytes)
+}
+
 /// The cache's name for a thread's stream.
 fn stream_of(reader: Reader, stream: usize) -> u64 {
     reader.program << 16 | u64::from(reader.thread) << 4 | stream as u64
@@ -342,7 +345,7 @@ impl crate::cache::Plan for Everything {
 }
 
 /// Actions on a line as actions on the file.
-fn in_file(line: &Line, actions: Vec<Action>) -> Vec<Action> {
+fn in_file(line: &ReadingOrder, actions: Vec<Action>) -> Vec<Action> {
     let mut out = Vec::with_capacity(actions.len());
     for action in actions {
         let (range, make): (_, fn(Range<u64>) -> Action) = match action {

@@ -6,7 +6,6 @@
 //! longer ([`DeviceLimits`]).
 
 mod cachestat;
-mod device;
 mod fadvise;
 mod forced_read;
 mod gpfs;
@@ -20,16 +19,17 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::config::{BackendChoice, ReadAhead};
 pub use cachestat::{CachedPages, PAGE_BYTES, cached_pages};
-pub use device::{DeviceLimits, device_limits};
 pub use fadvise::Fadvise;
 pub use forced_read::ForcedRead;
 pub use gpfs::{Gpfs, Inside};
+use impresario_base::lock::Mutex;
+pub use impresario_device::{DeviceLimits, device_limits};
 pub use lustre::{Advice, Ladvise, Lustre};
 
 /// An open file and which file it is.
@@ -193,7 +193,7 @@ impl Backends {
         };
         if free && self.fadvise.ignored(dev) {
             tracing::info!(dev, "the file system ignores advice; data is read into memory instead");
-            locked(&self.ignoring).insert(dev);
+            self.ignoring.lock().insert(dev);
             backend = &self.forced_read;
             brought.add(backend.will_need(file, range)?);
         }
@@ -227,15 +227,15 @@ impl Backends {
         self.fadvise.closed(file);
         self.forced_read.closed(file);
         self.lustre.closed(file);
-        locked(&self.magics).remove(&file.id);
+        self.magics.lock().remove(&file.id);
     }
 
     fn magic(&self, file: HintedFile<'_>) -> Option<u64> {
-        let known = locked(&self.magics).get(&file.id).copied();
+        let known = self.magics.lock().get(&file.id).copied();
         // Not asked with the lock held: the answer may take long.
         known.or_else(|| {
             let magic = rustix::fs::fstatfs(file.fd.as_fd()).ok()?.f_type as u64;
-            locked(&self.magics).insert(file.id, magic);
+            self.magics.lock().insert(file.id, magic);
             Some(magic)
         })
     }
@@ -251,7 +251,7 @@ impl Backends {
     }
 
     fn is_ignored(&self, dev: u64) -> bool {
-        locked(&self.ignoring).contains(&dev)
+        self.ignoring.lock().contains(&dev)
     }
 
     /// From inside the program, if it can be asked, else from here, if that can be.
@@ -277,10 +277,6 @@ impl Backends {
         });
         loaded.as_ref().map_or(&self.forced_read, |gpfs| gpfs)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sets the kernel's read-ahead of an open file.

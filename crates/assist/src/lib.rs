@@ -8,7 +8,8 @@
 //! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
 //! - [`watch`]: programs without the library, seen through the kernel.
-//! - [`sequence`] and [`online`]: files with a known order of pieces, and files of which nothing is known.
+//!
+//! What a program will read next, by its strides, by a recorded run or by a known order, is the `foresight` room's.
 
 pub mod advice;
 pub mod advisor;
@@ -17,10 +18,9 @@ pub mod cache;
 pub mod config;
 pub mod judge;
 pub mod manager;
-pub mod online;
+mod online;
 pub mod plan;
 pub mod record;
 pub mod regions;
 pub mod report;
-pub mod sequence;
 pub mod watch;

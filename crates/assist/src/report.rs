@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use impresario_base::units::show_bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ReadAhead;
@@ -130,22 +131,6 @@ impl Report {
     }
 }
 
-/// Bytes for people.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-        let mut value = self.0 as f64;
-        let mut unit = 0;
-        while value >= 1024.0 && unit + 1 < units.len() {
-            value /= 1024.0;
-            unit += 1;
-        }
-        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", units[unit]) }
-    }
-}
-
 impl fmt::Display for FileReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path)?;
@@ -159,16 +144,20 @@ impl fmt::Display for FileReport {
             "  {} reads by {} programs, {}, mean {mean_us} µs",
             self.reads,
             self.programs,
-            Bytes(self.read_bytes)
+            show_bytes(self.read_bytes as f64)
         )?;
         write!(f, "  {} hints", self.hints)?;
         if !self.backend.is_empty() {
             write!(f, " by {}", self.backend)?;
         }
-        let (brought, used, wasted) = (Bytes(self.prefetched_bytes), Bytes(self.used_bytes), Bytes(self.wasted_bytes));
+        let (brought, used, wasted) = (
+            show_bytes(self.prefetched_bytes as f64),
+            show_bytes(self.used_bytes as f64),
+            show_bytes(self.wasted_bytes as f64),
+        );
         write!(f, ": {brought} prefetched, {used} used, {wasted} wasted")?;
         if self.found_bytes > 0 {
-            write!(f, ", {} were in memory already", Bytes(self.found_bytes))?;
+            write!(f, ", {} were in memory already", show_bytes(self.found_bytes as f64))?;
         }
         if let Some(rate) = self.hit_rate() {
             write!(f, "; {:.0} % of reads hit", rate * 100.0)?;
@@ -200,8 +189,8 @@ impl fmt::Display for Report {
             self.programs,
             self.programs_ever,
             self.cut_off,
-            Bytes(self.held_bytes),
-            Bytes(self.budget_bytes),
+            show_bytes(self.held_bytes as f64),
+            show_bytes(self.budget_bytes as f64),
             self.dropped_accesses
         )?;
         for file in &self.files {
@@ -245,17 +234,11 @@ mod tests {
         let back: Report = serde_json::from_str(&report.to_json()).unwrap();
         assert_eq!(back, report);
         let text = report.to_string();
-        let wanted = "/data/run7.root (File[0])\n  1000 reads by 2 programs, 250.0 MiB, mean 100 µs\n  128 hints by fadvise: \
-             512.0 MiB prefetched, 250.0 MiB used, 262.0 MiB wasted; 100 % of reads hit\n  time of a read saved: 96 %\n  \
+        let wanted = "/data/run7.root (File[0])\n  1000 reads by 2 programs, 250 MiB, mean 100 µs\n  128 hints by fadvise: \
+             512 MiB prefetched, 250 MiB used, 262 MiB wasted; 100 % of reads hit\n  time of a read saved: 96 %\n  \
              stood down: 81 % was never read\n";
         assert!(text.contains(wanted), "{text}");
         assert_eq!(report.total().hits, 1998);
         assert_eq!(FileReport::default().hit_rate(), None);
-    }
-
-    #[test]
-    fn bytes_are_written_for_people() {
-        let said = [0, 1023, 1024, 1536 << 20, u64::MAX].map(|b| Bytes(b).to_string());
-        assert_eq!(said, ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "16384.0 PiB"]);
     }
 }

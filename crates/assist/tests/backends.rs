@@ -29,7 +29,7 @@ fn cold_file(bytes: u64) -> Option<File> {
     file.write_all(&vec![9; bytes as usize]).unwrap();
     file.sync_all().unwrap();
     if cached_pages(file.as_fd(), 0..bytes).is_err() {
-        eprintln!("skipped: the kernel has no cachestat");
+        impresario_testing::skip("cachestat", "the kernel has no cachestat (Linux 6.5 has)");
         return None;
     }
     drop_pages(&file);

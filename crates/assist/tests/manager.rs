@@ -6,11 +6,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use impresario_assist::backend::cached_pages;
 use impresario_assist::config::{Budget, Entry, Hints, Limits, ReadAhead, Region, StandDown};
 use impresario_assist::manager::{Handle, Manager, Options, RecordedAccess, RecordedFile, Sink};
+use impresario_base::lock::Mutex;
 use impresario_ring::Op;
 use impresario_ring::message::ToClient;
 use support::*;
@@ -31,6 +32,17 @@ fn has_cachestat() -> bool {
     cached_pages(tempfile::tempfile().unwrap().as_fd(), 0..4096).is_ok()
 }
 
+/// Blocks of the window.
+const BLOCK: u64 = 256 * KIB;
+
+/// Reads the beginnings of sixty blocks, each when it and the next one have come.
+fn read_sixty_blocks(program: &mut Program, number: u32, file: &File) {
+    for n in 0..60 {
+        program.read(number, file, n * BLOCK, 64 * KIB);
+        until("the block and the next one come", || cached(file, n * BLOCK, (n + 2) * BLOCK) == 2 * 64);
+    }
+}
+
 #[test]
 fn data_comes_before_the_program_and_goes_behind_it() {
     if !has_cachestat() {
@@ -42,13 +54,9 @@ fn data_comes_before_the_program_and_goes_behind_it() {
     let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
     let mut program = Program::start(manager.socket());
     let number = program.register(&file);
-    let block = 256 * KIB;
-    for n in 0..60 {
-        program.read(number, &file, n * block, 64 * KIB);
-        until("the block and the next one come", || cached(&file, n * block, (n + 2) * block) == 2 * 64);
-    }
-    until("what lies four blocks behind goes", || cached(&file, 0, 57 * block) == 0);
-    assert_eq!(cached(&file, 62 * block, 16 * MIB), 0, "nothing further on came");
+    read_sixty_blocks(&mut program, number, &file);
+    until("what lies four blocks behind goes", || cached(&file, 0, 57 * BLOCK) == 0);
+    assert_eq!(cached(&file, 62 * BLOCK, 16 * MIB), 0, "nothing further on came");
     drop(program);
     until("the program is forgotten", || manager.report().unwrap().programs == 0);
     let report = manager.stop().unwrap();
@@ -58,7 +66,7 @@ fn data_comes_before_the_program_and_goes_behind_it() {
         ("fadvise", "File[0]", ReadAhead::Random)
     );
     assert_eq!((file.programs, file.open, file.reads, file.hits), (1, 0, 60, 59));
-    assert_eq!((file.prefetched_bytes, file.released_bytes), (61 * block, 57 * block));
+    assert_eq!((file.prefetched_bytes, file.released_bytes), (61 * BLOCK, 57 * BLOCK));
     assert_eq!(file.used_bytes, 60 * 64 * KIB);
     assert_eq!((report.held_bytes, report.cut_off, file.errors, file.refused), (0, 0, 0, 0));
 }
@@ -72,22 +80,18 @@ fn a_file_is_there_before_the_program_that_is_expected() {
     let (path, file) = cold_file(dir.path(), "f", 16 * MIB);
     let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
     manager.expect(vec!["--not a file".into(), dir.path().into(), path.clone()]).unwrap();
-    let block = 256 * KIB;
-    until("its beginning comes", || cached(&file, 0, 2 * block) == 2 * 64);
+    until("its beginning comes", || cached(&file, 0, 2 * BLOCK) == 2 * 64);
     assert_eq!(manager.report().unwrap().programs_ever, 0);
     let mut program = Program::start(manager.socket());
     let number = program.register(&file);
-    for n in 0..60 {
-        program.read(number, &file, n * block, 64 * KIB);
-        until("the block and the next one come", || cached(&file, n * block, (n + 2) * block) == 2 * 64);
-    }
-    until("what lies behind goes", || cached(&file, 0, 57 * block) == 0);
+    read_sixty_blocks(&mut program, number, &file);
+    until("what lies behind goes", || cached(&file, 0, 57 * BLOCK) == 0);
     drop(program);
     until("the program is forgotten", || manager.report().unwrap().programs == 0);
     let report = manager.stop().unwrap();
     let file = file_report(&report, &path);
     assert_eq!((file.programs, file.open, file.reads, file.hits), (1, 0, 60, 60), "not even the first read waits");
-    assert_eq!((file.prefetched_bytes, report.held_bytes), (61 * block, 0));
+    assert_eq!((file.prefetched_bytes, report.held_bytes), (61 * BLOCK, 0));
 }
 
 #[test]
@@ -274,17 +278,17 @@ struct Into(Arc<Mutex<Recorded>>);
 
 impl Sink for Into {
     fn opened(&mut self, file: &RecordedFile) -> io::Result<()> {
-        self.0.lock().unwrap().opened.push(file.clone());
+        self.0.lock().opened.push(file.clone());
         Ok(())
     }
 
     fn access(&mut self, access: &RecordedAccess) -> io::Result<()> {
-        self.0.lock().unwrap().accesses.push(*access);
+        self.0.lock().accesses.push(*access);
         Ok(())
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.0.lock().unwrap().finished = true;
+        self.0.lock().finished = true;
         Ok(())
     }
 }
@@ -310,7 +314,7 @@ fn a_recorded_program_is_recorded_whole_and_gets_no_hints() {
     drop(program);
     until("it is gone", || manager.report().unwrap().programs == 0);
     manager.stop().unwrap();
-    let recorded = recorded.lock().unwrap();
+    let recorded = recorded.lock();
     assert!(recorded.finished);
     assert_eq!(recorded.opened.iter().map(|f| (&f.path, f.size_bytes)).collect::<Vec<_>>(), [(&path, MIB)]);
     assert_eq!(recorded.accesses.len(), 4001);

@@ -1,4 +1,4 @@
-//! The kernel tells of reads that no library of ours sees. Needs root; without it the tests say so and end.
+//! Reads that the preloaded library cannot see, as the kernel reports them. Needs root.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,14 +8,7 @@ use std::time::{Duration, Instant};
 
 use impresario_assist::backend::FileId;
 use impresario_assist::watch::{Fanotify, Seen, Tracefs};
-
-fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("not run: only root may see other programs' reads");
-    }
-    root
-}
+use impresario_testing::{require, skip};
 
 /// A file of 64 pages below the folder of the tests: tmpfs has no such events.
 fn file() -> (tempfile::TempDir, std::path::PathBuf, FileId) {
@@ -62,15 +55,14 @@ fn until(mut done: impl FnMut() -> bool) -> bool {
 
 #[test]
 fn the_trace_of_the_kernel_tells_of_reads_of_the_watched_file_alone() {
-    if !root() {
+    if !require("root") {
         return;
     }
     let (folder, path, number) = file();
     let mut trace = match Tracefs::new(&[number]) {
         Ok(trace) => trace,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("not run: {e}");
-            return;
+            return skip("tracefs", e);
         }
         Err(e) => panic!("{e}"),
     };
@@ -89,21 +81,19 @@ fn the_trace_of_the_kernel_tells_of_reads_of_the_watched_file_alone() {
 
 #[test]
 fn announced_reads_go_on_at_once_and_are_told() {
-    if !root() {
+    if !require("root") {
         return;
     }
     let (_folder, path, number) = file();
     let listener = match Fanotify::new() {
         Ok(listener) => listener,
         Err(e) => {
-            eprintln!("not run: this kernel has no pre-content events: {e}");
-            return;
+            return skip("fanotify", format!("this kernel has no pre-content events: {e}"));
         }
     };
     let open = File::open(&path).unwrap();
     if let Err(e) = listener.add(&open) {
-        eprintln!("not run: this file system has no pre-access events: {e}");
-        return;
+        return skip("fanotify", format!("this file system has no pre-access events: {e}"));
     }
     let process = read_three_pages(&path);
     let mut seen = Vec::new();

@@ -12,12 +12,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-/// Make unmodified programs read faster: watch one run, plan hints, run with them
+/// Make unmodified programs read faster: record one run, plan hints, run with them
 ///
-/// A library is put into the program (it must be dynamically linked) that tells an advice manager what the program
-/// reads; the manager asks the kernel or the file system for the data before the program does. Nothing of the program
-/// changes: its results, its errors and its output stay as they are, and without a manager it runs on as if nothing were
-/// there. doc/GUIDED-IO.md begins with five minutes for a scientist and goes on with the service of a node.
+/// A library, preloaded into the program (which must be dynamically linked), reports its reads to an advice manager;
+/// the manager prefetches the data from the kernel or the file system before the program reads it. The program does not
+/// change: its results, errors and output stay the same, and without a manager it runs as usual. doc/GUIDED-IO.md
+/// begins with five minutes for a scientist and continues with the service of a node.
 #[derive(clap::Subcommand)]
 #[command(after_long_help = "Examples:
   impresario assist record -- python3 analysis.py data.root
@@ -44,7 +44,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// Reads hints and tells what is odd about them.
+/// Reads hints and reports warnings about them.
 fn hints(path: &std::path::Path) -> Result<impresario_assist::config::Hints> {
     let hints = impresario_assist::config::Hints::load(path)?;
     for warning in hints.warnings() {

@@ -1,4 +1,4 @@
-//! `impresario calibrate`: measures the device under a folder or behind a data server, and writes the cost model.
+//! `impresario calibrate`: measures the device under a directory or behind a data server, and writes the cost model.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -6,25 +6,25 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use impresario_base::units::{parse_bytes, parse_positive_bytes, show_seconds};
 use impresario_config::{Calibration, Server};
 use impresario_workload::calibrate::folder::Folder;
 use impresario_workload::calibrate::server::DataServer;
 use impresario_workload::calibrate::{Device, Plan, Step, calibrate, page, show};
-use impresario_workload::size::{parse_bytes, parse_positive_bytes, show_seconds};
 
-use crate::bench::{Progress, catch_signals, write_json};
 use crate::{load, print, usage};
+use impresario_workload::progress::{Progress, catch_signals, write_json};
 
-/// Measure the device under a folder or behind a data server, for the cost model of schedulers
+/// Measure the device under a directory or behind a data server, for the cost model of schedulers
 ///
-/// Reads and writes a scratch file (or object), sequentially and at random places, in sizes from 4 KiB to 16 MiB, and
-/// mixed and by two streams in a few; repeats until every median is known to --spread, or the time is over.
-/// Results that no such device can give are refused. What was measured, the fits, their errors and every point go to a
-/// file that a server uses by `cost = "FILE"`. The scratch file has no name and takes at most --size; it is gone
-/// however the program ends.
+/// Reads and writes a scratch file (or object), sequentially and at random offsets, in sizes from 4 KiB to 16 MiB, and
+/// mixed and with two streams for a few sizes. Repeats until every median is known to within --spread, or the time is
+/// over. Refuses results that no device can produce. Writes the measurements, the fits and their errors to a file that
+/// a server uses by `cost = "FILE"`. The scratch file has no name and takes at most --size; it disappears however the
+/// program ends.
 ///
-/// With --server, TARGET is the configuration of a running cluster, and one of its data servers is measured as one
-/// client sees it. On a modelled disk that gives the model's times, and the result says so.
+/// With --server, TARGET is the configuration of a running cluster, and one of its data servers is measured as a client
+/// sees it. A modelled disk yields the model's times, and the result says so.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario calibrate /srv/impresario/data.0 -o data.0.calibration.toml
@@ -34,7 +34,7 @@ use crate::{load, print, usage};
 
 What the figures mean and what limits them: doc/CALIBRATION.md.")]
 pub struct Args {
-    /// A folder on the device; with --server the configuration file of a running cluster
+    /// A directory on the device; with --server the configuration file of a running cluster
     #[arg(required_unless_present = "show")]
     target: Option<PathBuf>,
     /// Measure this data server of a running cluster
@@ -43,19 +43,19 @@ pub struct Args {
     /// Write the calibration to this file
     #[arg(short, long, value_name = "FILE", default_value = "calibration.toml")]
     output: PathBuf,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long)]
     overwrite: bool,
-    /// Measure for so long at most; a request under way is waited for
+    /// Time limit, plus at most one request in progress
     #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     max_seconds: u64,
-    /// Scratch space [default: 1g on a device, 256m in memory and on servers; at most a quarter of what is free]
+    /// Scratch space [default: 1g on a device, 256m in memory and on servers; at most a quarter of the free space]
     #[arg(long, value_name = "SIZE", value_parser = parse_positive_bytes)]
     size: Option<u64>,
     /// Sizes of requests: multiples of 4k up to 64m [default: 4k to 16m by powers of two, on servers to the largest request]
     #[arg(long, value_delimiter = ',', value_name = "SIZES", value_parser = parse_bytes)]
     sizes: Vec<u64>,
-    /// A point is done when the 95 % interval of its median is within so many percent
+    /// A point is done when the 95 % interval of its median is within this many percent
     #[arg(long, default_value_t = 5.0, value_name = "PERCENT")]
     spread: f64,
     /// Measure every write until it is durable (O_DSYNC): for drives with a write cache
@@ -64,10 +64,10 @@ pub struct Args {
     /// Write a page with a plot to a file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write everything that was measured as JSON to a file
+    /// Write all measurements as JSON to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure nothing: show a calibration that was written before
+    /// Measure nothing: show an existing calibration
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "server"])]
     show: Option<PathBuf>,
 }
@@ -76,7 +76,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let calibration = match (&args.show, &args.target) {
         (Some(file), _) => Calibration::load(file)?,
         (None, Some(target)) => measure(&args, target)?,
-        (None, None) => return Err(usage("name a folder on the device to be measured")),
+        (None, None) => return Err(usage("name a directory on the device to be measured")),
     };
     write_json(args.json.as_deref(), &calibration)?;
     if let Some(path) = &args.html {
@@ -94,12 +94,16 @@ fn measure(args: &Args, target: &Path) -> Result<Calibration> {
     // Before a minute is spent.
     if !args.overwrite && args.output.exists() {
         let shown = args.output.display();
-        return Err(usage(format!("{shown} is there already: name another file with --output, or add --overwrite")));
+        return Err(usage(format!("{shown} already exists: name another file with --output, or add --overwrite")));
     }
     for file in [Some(&args.output), args.html.as_ref(), args.json.as_ref()].into_iter().flatten() {
         let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
-            return Err(usage(format!("{}: there is no folder {}; make it first", file.display(), folder.display())));
+            return Err(usage(format!(
+                "{}: there is no directory {}; create it first",
+                file.display(),
+                folder.display()
+            )));
         }
     }
     let mut plan =
@@ -138,7 +142,7 @@ fn measure(args: &Args, target: &Path) -> Result<Calibration> {
     Ok(calibration)
 }
 
-/// Puts a file in its place whole or not at all.
+/// Replaces a file as a whole or not at all.
 fn write_whole(path: &Path, text: &str) -> Result<()> {
     let shown = path.display();
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -160,6 +164,6 @@ fn write_whole(path: &Path, text: &str) -> Result<()> {
 fn terminal_columns() -> usize {
     let asked = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     let out = std::io::stdout();
-    let told = || out.is_terminal().then(|| rustix::termios::tcgetwinsize(&out).ok()).flatten();
-    asked.or_else(|| told().map(|size| usize::from(size.ws_col))).filter(|c| *c > 0).unwrap_or(80)
+    let terminal = || out.is_terminal().then(|| rustix::termios::tcgetwinsize(&out).ok()).flatten();
+    asked.or_else(|| terminal().map(|size| usize::from(size.ws_col))).filter(|c| *c > 0).unwrap_or(80)
 }

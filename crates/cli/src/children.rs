@@ -1,19 +1,20 @@
-//! The server processes that `impresario up` runs: starting, logs, deaths, an end within bounded time.
+//! The server processes of `impresario up`: start, logs, deaths, and a shutdown within bounded time.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use impresario_base::lock::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Lines of a server's log that are kept to be shown when it dies.
+/// Lines of a server's log that are kept for the report of its death.
 const TAIL_LINES: usize = 20;
-/// A longer line of a log is cut: a server gone mad must not fill our memory.
+/// A longer line of a log is truncated: a faulty server must not fill our memory.
 const LINE_MAX_BYTES: u64 = 8192;
 
 /// One server process. Dropping it kills it if it still runs.
@@ -33,8 +34,8 @@ impl Server {
         let program = std::env::current_exe().context("cannot find the program itself")?;
         let mut command = Command::new(program);
         command.arg("serve").arg(config).args(["--name", name]);
-        // The server ends when we do, even when we are killed; its own group keeps Ctrl-C from reaching it
-        // directly, so that we stop the servers in order.
+        // The server ends when this process does, even if this process is killed. Its own process group keeps Ctrl-C
+        // from reaching it directly, so that the servers are stopped in order.
         command.args(["--parent", &std::process::id().to_string()]).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start server {name}"))?;
@@ -49,7 +50,7 @@ impl Server {
         Ok(Server { name: name.into(), child, ended: None, tail, readers })
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().unwrap_or(None);
@@ -83,7 +84,7 @@ impl Server {
         by_itself
     }
 
-    /// What to tell when it died: how, and the end of its log.
+    /// The report of its death: the cause, and the end of its log.
     pub fn obituary(&mut self) -> String {
         let how = match self.ended() {
             Some(status) => match (status.signal(), status.code()) {
@@ -92,12 +93,12 @@ impl Server {
             },
             None => "still runs".into(),
         };
-        // The pipes close with the process; what was written before it died is worth a moment.
+        // The pipes close with the process; wait briefly for its last output.
         let patience = Instant::now() + Duration::from_millis(500);
         while !self.readers.iter().all(|reader| reader.is_finished()) && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let tail = self.tail.lock();
         let mut text = format!("server {} {how}", self.name);
         if !tail.is_empty() {
             text += "; the end of its log:";
@@ -120,9 +121,9 @@ fn relay(name: &str, pipe: impl Read, tail: &Mutex<VecDeque<String>>) {
     let mut line = Vec::new();
     while matches!((&mut pipe).take(LINE_MAX_BYTES).read_until(b'\n', &mut line), Ok(n) if n > 0) {
         let text = String::from_utf8_lossy(&line).trim_end().to_string();
-        // Nobody may be reading any more; the server must not be stopped by that.
+        // Standard error may be closed; that must not stop the server.
         let _ = writeln!(std::io::stderr(), "[{name}] {text}");
-        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tail = tail.lock();
         if tail.len() == TAIL_LINES {
             tail.pop_front();
         }

@@ -1,4 +1,4 @@
-//! `impresario config`: is a configuration file right, and what does it say in full?
+//! `impresario config`: checks a configuration file and prints it with all defaults.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,19 +12,19 @@ use crate::{load, print};
 /// Check or show a configuration file
 #[derive(Subcommand)]
 pub enum Command {
-    /// Name every unknown key and bad value of a configuration file, with line and remedy
+    /// Report every unknown key and bad value of a configuration file, with line and remedy
     ///
-    /// Prints one line for each mistake, as file:line:column: what is wrong, and exits with status 2; or one
-    /// line that sums up the cluster. Calibrations that servers name by `cost` are read too. Nothing is started or changed.
+    /// Prints one line for each mistake, as file:line:column: message, and exits with status 2; or prints one line that
+    /// summarises the cluster. Also reads the calibrations that servers name by `cost`. Nothing is started or changed.
     Check {
-        /// The configuration file.
+        /// The configuration file
         config: PathBuf,
     },
     /// Print a configuration with every default filled in
     Show {
-        /// The configuration file.
+        /// The configuration file
         config: PathBuf,
-        /// As JSON, for programs.
+        /// As JSON, for programs
         #[arg(long)]
         json: bool,
     },

@@ -1,23 +1,25 @@
-//! `impresario demo`: in two minutes, what scheduling is for.
+//! `impresario demo`: in three minutes, what scheduling is for.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use impresario_workload::cluster::{OwnCluster, Plan};
-use impresario_workload::compare::compare;
+use impresario_workload::compare::{Experiment, Outcome, compare};
 use impresario_workload::demonstration as demo;
+use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 
-use crate::bench::{Progress, catch_signals, write_json};
 use crate::print;
+use impresario_workload::progress::{Progress, catch_signals, write_json};
 
-/// Show in about two minutes what scheduling is for
+/// Show in about three minutes what scheduling is for
 ///
-/// Starts four data servers on modelled disks and two I/O nodes in a folder in memory, lets four applications
-/// share them under no scheduler and under each one, verifies every byte, prints a table, writes a page with
-/// plots, and takes everything away again, also at Ctrl-C. Each figure is one run: `impresario bench` repeats
-/// runs and says how sure a difference is.
+/// Lets four applications share two data servers on modelled disks below this kernel's own page cache and I/O scheduler
+/// (needs root; left out without), without a scheduler and with the default; then four data servers on bare
+/// modelled disks and two I/O nodes, without a scheduler and with each one. Verifies every byte, prints a table, writes a
+/// page with plots, and takes everything away again, also at Ctrl-C. Each figure is one run: `impresario bench`
+/// repeats runs and says how sure a difference is.
 #[derive(clap::Args)]
 pub struct Args {
     /// The page with plots
@@ -33,22 +35,41 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let stop = catch_signals()?;
-    let experiment = demo::experiment(args.quick);
-    eprintln!("Starting {} data servers on modelled disks and {} I/O nodes …", demo::DATA_SERVERS, demo::IO_NODES);
+    let plan = Plan {
+        data_servers: demo::KERNEL_DATA_SERVERS,
+        io_nodes: 0,
+        kernel_disk: Some(Default::default()),
+        ..Plan::default()
+    };
+    eprintln!("Starting {} data servers on modelled disks below this kernel …", demo::KERNEL_DATA_SERVERS);
+    let kernel = match OwnCluster::start(&plan, &stop) {
+        Ok(cluster) => Some(measure(cluster, &demo::kernel_experiment(args.quick), &stop)?),
+        Err(error) if stop.is_set() => return Err(error),
+        Err(error) => {
+            eprintln!("Left out: {error:#}");
+            None
+        }
+    };
+    eprintln!("Starting {} data servers on bare modelled disks and {} I/O nodes …", demo::DATA_SERVERS, demo::IO_NODES);
     let plan = Plan {
         data_servers: demo::DATA_SERVERS,
         io_nodes: demo::IO_NODES,
         device: Some(Default::default()),
         ..Plan::default()
     };
-    let cluster = OwnCluster::start(&plan, &stop)?;
-    let mut line = Progress::new();
-    let outcome = compare(&Storage::of(&cluster), &experiment, &stop, &mut |p| line.experiment(&p))?;
-    line.end();
-    drop(cluster);
-    print(demo::table(&outcome).as_bytes())?;
-    std::fs::write(&args.html, demo::page(&outcome)).with_context(|| format!("writing {}", args.html.display()))?;
+    let bare = measure(OwnCluster::start(&plan, &stop)?, &demo::experiment(args.quick), &stop)?;
+    let shown = demo::Shown { kernel, bare };
+    print(demo::table(&shown).as_bytes())?;
+    std::fs::write(&args.html, demo::page(&shown)).with_context(|| format!("writing {}", args.html.display()))?;
     eprintln!("The page with plots is {}.", args.html.display());
-    write_json(args.json.as_deref(), &demo::runs(&outcome))?;
+    write_json(args.json.as_deref(), &demo::runs(&shown))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs an experiment on a cluster, which is taken away afterwards.
+fn measure(cluster: OwnCluster, experiment: &Experiment, stop: &Stop) -> Result<Outcome> {
+    let mut line = Progress::new();
+    let outcome = compare(&Storage::of(&cluster), experiment, stop, &mut |p| line.experiment(&p))?;
+    line.end();
+    Ok(outcome)
 }

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Subcommand;
+use impresario_base::units::{parse_positive_bytes, show_bytes};
 use impresario_client::{Client, ClientOptions};
 use impresario_wire::LayoutRequest;
-use impresario_workload::size::{parse_positive_bytes, show_bytes};
 use serde_json::json;
 
 use crate::{load, print, usage};
 
-/// Show how a file is striped, or set it for the files that will be made in a directory
+/// Show how a file is striped, or set the striping of files created later in a directory
 #[derive(Subcommand)]
 pub enum Command {
     /// Show how a file is striped over the data servers
@@ -26,10 +26,10 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Set how files that will be made in a directory are striped
+    /// Set the striping of files created later in a directory
     ///
-    /// Files that are there keep their striping. What is not given comes from the directory above, in the end
-    /// from the configuration; with no flag at all the directory follows the one above it again.
+    /// Existing files keep their striping. An unset value comes from the directory above, and finally from the
+    /// configuration; without any flag the directory follows the one above it again.
     #[command(after_long_help = "Examples:
   impresario layout set cluster/impresario.toml /big --stripe-size 1m
   impresario layout set cluster/impresario.toml /small --stripe-count 1
@@ -55,11 +55,11 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Get { config, path, json } => {
             let (config, client) = connect(&config)?;
-            let file = client.open(name(&path), false).with_context(|| format!("cannot look at {path}"))?;
+            let file = client.open(name(&path), false).with_context(|| format!("cannot open {path}"))?;
             let layout = file.layout();
             let servers = (0..layout.pcount).map(|k| usize::from(layout.server_at(k)));
             let servers: Vec<&str> = servers.filter_map(|i| config.data.get(i)).map(|d| d.name.as_str()).collect();
-            let told = if json {
+            let text = if json {
                 let all = json!({
                     "path": path, "stripe_bytes": layout.ssize_bytes, "stripe_count": layout.pcount,
                     "base": layout.base, "servers": servers,
@@ -67,16 +67,16 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 serde_json::to_string_pretty(&all)?
             } else {
                 let size = show_bytes(f64::from(layout.ssize_bytes));
-                format!("{path}: strips of {size}, dealt in turn to {}", servers.join(", "))
+                format!("{path}: strips of {size}, distributed in turn over {}", servers.join(", "))
             };
-            print(format!("{told}\n").as_bytes())
+            print(format!("{text}\n").as_bytes())
         }
         Command::Set { config, path, stripe_size, stripe_count, base } => {
             let (_, client) = connect(&config)?;
             let ssize_bytes =
                 stripe_size.map(|n| u32::try_from(n).map_err(|_| usage("--stripe-size must be at most 1g")));
-            let wish = LayoutRequest { base, pcount: stripe_count, ssize_bytes: ssize_bytes.transpose()? };
-            let layout = (wish != LayoutRequest::default()).then_some(wish);
+            let request = LayoutRequest { base, pcount: stripe_count, ssize_bytes: ssize_bytes.transpose()? };
+            let layout = (request != LayoutRequest::default()).then_some(request);
             client.set_layout(name(&path), layout).with_context(|| format!("cannot set the striping of {path}"))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -89,7 +89,7 @@ fn connect(path: &std::path::Path) -> anyhow::Result<(impresario_config::Config,
     Ok((config, client))
 }
 
-/// A path as the metadata server takes it: without the slash in front.
+/// A path without its leading slash, as the metadata server expects it.
 fn name(path: &str) -> &[u8] {
     path.trim_matches('/').as_bytes()
 }

@@ -1,9 +1,10 @@
-//! `impresario`, the one program: which subcommand runs, where logs go, how it exits.
+//! `impresario`, the one program: selects the subcommand, sets up logging, and exits with its status.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use impresario_workload::usage::{Usage, usage};
 
 mod assist;
 mod bench;
@@ -15,17 +16,16 @@ mod layout;
 mod mount;
 mod policy;
 mod ports;
-mod reproduce;
 mod serve;
 mod sim;
 mod status;
 mod trace;
 mod up;
 
-/// Striped storage behind I/O nodes, with request scheduling at every server.
+/// Striped storage behind I/O nodes, with request scheduling at every server
 ///
-/// A cluster is described by one file, impresario.toml. `impresario up` writes one and runs the whole
-/// cluster on this machine; on several machines, `impresario serve` runs one server of it on each.
+/// One file, impresario.toml, describes a cluster. `impresario up` writes one and runs the whole cluster on this
+/// machine; on several machines, `impresario serve` runs one server of it on each.
 #[derive(Parser)]
 #[command(name = "impresario", version, propagate_version = true, max_term_width = 100, after_help = AFTER_HELP)]
 struct Cli {
@@ -70,7 +70,6 @@ enum Command {
     Sim(Box<sim::Args>),
     #[command(subcommand)]
     Trace(trace::Command),
-    Reproduce(reproduce::Args),
     /// Print a completion script for a shell
     ///
     /// For bash: impresario completions bash > /etc/bash_completion.d/impresario
@@ -87,23 +86,6 @@ enum Command {
     },
 }
 
-/// The user's mistake, not the system's: exit status 2.
-#[derive(Debug)]
-struct Usage(String);
-
-impl std::fmt::Display for Usage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
-
-/// A mistake of the command line, in one line that names the flag and the remedy.
-fn usage(message: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Usage(message.into()))
-}
-
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     let level = if matches!(command, Command::Serve(_)) { "info" } else { "warn" };
@@ -117,9 +99,9 @@ fn main() -> ExitCode {
         Err(error) => {
             let in_file =
                 error.is::<impresario_config::ConfigErrors>() || error.is::<impresario_assist::config::ConfigError>();
-            // Complaints about a file begin with its name, as compilers' do, so that editors find the line.
+            // Errors in a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
-            // The error is all that matters now; standard error may be closed too.
+            // Exiting with the error is all that remains; standard error may be closed too.
             let _ = writeln!(std::io::stderr(), "{prefix}{error:#}");
             ExitCode::from(if in_file || error.is::<Usage>() { 2 } else { 1 })
         }
@@ -142,7 +124,6 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => demo::run(args),
         Command::Sim(args) => sim::run(*args),
         Command::Trace(command) => trace::run(command),
-        Command::Reproduce(args) => reproduce::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "impresario", &mut script);
@@ -164,7 +145,7 @@ fn man(subcommand: Option<&str>) -> anyhow::Result<ExitCode> {
     print(&page)
 }
 
-/// Writes to standard output; a reader that went away (`| head`) ends the program quietly.
+/// Writes to standard output; if the reader has gone away (`| head`), the program ends quietly.
 fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     out.write_all(text)?;
@@ -191,7 +172,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Man-page quality: every subcommand and flag says what it is for.
+    /// Every subcommand and flag has a help text.
     #[test]
     fn everything_is_explained() {
         fn walk(command: &clap::Command, path: &str) {

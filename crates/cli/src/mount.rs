@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use impresario_base::units::{parse_duration, parse_positive_bytes};
 use impresario_client::{Client, ClientOptions, Via};
 use impresario_config::Config;
 use impresario_fuse::{MountOptions, Mounted};
-use impresario_workload::size::{parse_duration, parse_positive_bytes};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::{load, print, usage};
 
-/// Mount a cluster on a folder of this machine, through FUSE
+/// Mount a cluster on a directory of this machine, through FUSE
 ///
-/// Stays in the foreground until Ctrl-C, SIGTERM or `impresario umount`; with -d it detaches as soon as the
-/// file system can be used. When Ctrl-C finds files in use it says so and stays; a second Ctrl-C takes the mount
-/// away under its users. What programs may rely on is written in doc/SEMANTICS.md.
+/// Stays in the foreground until Ctrl-C, SIGTERM or `impresario umount`; with -d it detaches as soon as the file system
+/// is usable. If files are in use, Ctrl-C reports it and the mount stays; a second Ctrl-C unmounts it anyway.
+/// doc/SEMANTICS.md lists what programs may rely on.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario mount cluster/impresario.toml /mnt/x
@@ -29,39 +29,39 @@ use crate::{load, print, usage};
 pub struct MountArgs {
     /// The configuration file of the cluster
     config: PathBuf,
-    /// An existing folder
+    /// An existing directory
     dir: PathBuf,
-    /// Return as soon as it is mounted; the mount goes on in the background
+    /// Return as soon as it is mounted; the mount continues in the background
     #[arg(short, long)]
     detach: bool,
-    /// Let other users in; their permissions are checked (needs root, or user_allow_other in /etc/fuse.conf)
+    /// Give other users access; their permissions are checked (needs root, or user_allow_other in /etc/fuse.conf)
     #[arg(long)]
     allow_other: bool,
     /// Refuse every change
     #[arg(long)]
     read_only: bool,
-    /// Number of the job (application) that requests are scheduled for
+    /// Number of the job (application) to which the scheduler assigns the requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     job: u64,
-    /// The way to the data: auto (evenly over the I/O nodes), direct (past them), or an I/O node's name
+    /// Path to the data: auto (evenly over the I/O nodes), direct (bypassing them), or an I/O node's name
     #[arg(long, default_value = "auto")]
     via: String,
-    /// Past the page cache: every read and write goes to the servers as it is
+    /// Bypass the page cache: every read and write goes to the servers as it is
     #[arg(long)]
     direct_io: bool,
-    /// How long names and attributes may be used without asking, such as 1s
+    /// How long names and attributes may be cached, such as 1s
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     cache_time: Option<Duration>,
-    /// Largest request of this mount on the wire, such as 8k; larger ones are cut and sent at once
+    /// Largest request of this mount on the wire, such as 8k; larger ones are split and sent at once
     #[arg(long, value_name = "SIZE", value_parser = parse_positive_bytes)]
     wire_max: Option<u64>,
-    /// Threads that serve the kernel: so many requests are under way at a time
+    /// Threads that serve the kernel, which is also the number of concurrent requests
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// With -d: where the background process logs to (otherwise nowhere)
+    /// With -d: log file of the background process (default: no log)
     #[arg(long, value_name = "FILE", requires = "detach")]
     log_file: Option<PathBuf>,
-    /// We are the background process
+    /// This is the background process
     #[arg(long, hide = true)]
     background: bool,
 }
@@ -72,16 +72,16 @@ pub struct MountArgs {
   impresario umount /mnt/x
   impresario umount --lazy /mnt/x")]
 pub struct UmountArgs {
-    /// Where it is mounted
+    /// The mount point
     dir: PathBuf,
-    /// Take the name away now, even when files are in use; the mount ends with its last user
+    /// Detach the mount now, even if files are in use; it ends with its last user
     #[arg(long)]
     lazy: bool,
 }
 
-/// How long a detached mount may take until it can be used.
+/// Time limit for a detached mount to become usable.
 const DETACH_PATIENCE: Duration = Duration::from_secs(60);
-/// What the background process prints when it can be used.
+/// Printed by the background process when the mount is usable.
 const MOUNTED: &str = "mounted ";
 
 pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
@@ -93,7 +93,7 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
         return detach();
     }
     if args.background {
-        // Ctrl-C on the terminal that started us is no longer for us.
+        // Detaches from the terminal, so that its Ctrl-C no longer reaches this process.
         rustix::process::setsid().context("cannot detach")?;
     }
     let client =
@@ -140,12 +140,12 @@ fn unmount_on_signals(mounted: &Mounted, signals: impl Iterator<Item = i32>) {
     for _ in signals {
         let outcome = if asked_before { mounted.abort() } else { mounted.unmount() };
         let Err(error) = outcome else { return };
-        eprintln!("impresario: {error}; or interrupt again to take the mount away under its users");
+        eprintln!("impresario: {error}; or interrupt again to unmount anyway");
         asked_before = true;
     }
 }
 
-/// Starts ourselves again in the background and waits until the file system can be used.
+/// Starts this program again in the background and waits until the file system is usable.
 fn detach() -> anyhow::Result<ExitCode> {
     let mut command = Command::new(std::env::current_exe().context("cannot find the program itself")?);
     command.args(std::env::args_os().skip(1)).arg("--background");
@@ -161,7 +161,7 @@ fn detach() -> anyhow::Result<ExitCode> {
     match told.recv_timeout(DETACH_PATIENCE) {
         Ok(Ok(line)) if line.starts_with(MOUNTED) => print(line.as_bytes()),
         Ok(_) => {
-            // It ended without mounting; its error is on our standard error already.
+            // It ended without mounting; its error is already on our standard error.
             let status = child.wait().context("cannot wait for the background process")?;
             Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)))
         }
@@ -172,7 +172,8 @@ fn detach() -> anyhow::Result<ExitCode> {
     }
 }
 
-/// From now on whoever waits for our output to end is not kept waiting; logs go to a file or nowhere.
+/// Closes standard output, so that a process waiting for its end does not wait for the mount; logs go to a file or
+/// nowhere.
 fn leave_the_terminal(log: Option<&Path>) -> anyhow::Result<()> {
     let nowhere = std::fs::File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
     rustix::stdio::dup2_stdout(&nowhere)?;
@@ -183,13 +184,13 @@ fn leave_the_terminal(log: Option<&Path>) -> anyhow::Result<()> {
         }
         None => rustix::stdio::dup2_stderr(&nowhere)?,
     }
-    // So that the folder we were started in can be unmounted or removed.
+    // So that the starting directory can be unmounted or removed.
     std::env::set_current_dir("/").context("/")
 }
 
 pub fn umount(args: UmountArgs) -> anyhow::Result<ExitCode> {
     let dir = &args.dir;
-    // A mount whose process was killed is still a FUSE mount, but cannot even be looked at.
+    // A mount whose process was killed is still a FUSE mount, but even stat fails on it.
     const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
     match rustix::fs::statfs(dir) {
         Ok(found) if found.f_type == FUSE_SUPER_MAGIC => {}
@@ -199,7 +200,7 @@ pub fn umount(args: UmountArgs) -> anyhow::Result<ExitCode> {
     }
     let flags = if args.lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let by_us = rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW);
-    let busy = || format!("{} is in use: `fuser -vm {0}` names by whom; end them, or give --lazy", dir.display());
+    let busy = || format!("{} is in use: `fuser -vm {0}` lists the processes; end them, or use --lazy", dir.display());
     match by_us {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(Errno::BUSY) => bail!(busy()),

@@ -1,9 +1,9 @@
-//! `impresario policy`: which policies there are, which are in force, and switching them live.
+//! `impresario policy`: lists policies, shows the current ones, and switches them on running servers.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -17,75 +17,78 @@ use crate::{load, print, status, usage};
 /// List, show or switch scheduling policies
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the policies with their parameters: unit, default, range, and the paper they come from
+    /// List the policies with their parameters: unit, default, range, and source paper
     List {
-        /// Only this one.
+        /// Only this one
         policy: Option<String>,
-        /// As JSON, for programs.
+        /// As JSON, for programs
         #[arg(long)]
         json: bool,
     },
-    /// Show the policy in force on every running server
+    /// Show the current policy of every running server
     Show {
-        /// The configuration file of the cluster.
+        /// The configuration file of the cluster
         config: PathBuf,
-        /// As JSON, for programs.
+        /// As JSON, for programs
         #[arg(long)]
         json: bool,
     },
-    /// Tell what a server's policy does with the requests of an application, user or client: which rule they meet
+    /// Show which rule of a server's policy applies to the requests of an application, user or client
     #[command(after_long_help = "Example:
   impresario policy explain cluster/impresario.toml --server data.0 --job 17 --op write")]
     Explain {
         #[command(flatten)]
         which: Which,
-        /// The application (job) by its number.
+        /// The application (job) by its number
         #[arg(long, default_value_t = 0)]
         job: u64,
-        /// The user by number.
+        /// The user by number
         #[arg(long, default_value_t = 0)]
         user: u32,
-        /// The client by its key.
+        /// The client by its key
         #[arg(long, default_value_t = 0)]
         client: u64,
-        /// The file by its key.
+        /// The file by its key
         #[arg(long, default_value_t = 0)]
         file: u64,
-        /// What the requests do.
+        /// The operation of the requests
         #[arg(long, default_value = "read", value_parser = ["read", "write"])]
         op: String,
     },
     /// Switch the policy of running servers, without stopping them
     ///
-    /// Requests that wait are handed to the new policy; none is lost or repeated. A refused change says why
-    /// and changes nothing. The configuration file is not changed: after a restart the server uses what
-    /// stands there.
+    /// The new policy takes over queued requests; none is lost or repeated. Several servers switch at one instant of the
+    /// time that their clocks share. A refused change says why and changes nothing. The configuration file is not
+    /// changed: after a restart the server uses the policy in that file.
     #[command(after_long_help = "Examples:
   impresario policy set cluster/impresario.toml --server io.1 twins window_us=1000
   impresario policy set cluster/impresario.toml --all-data fifo")]
     Set {
         #[command(flatten)]
         which: Which,
-        /// Name of the policy; `impresario policy list` shows them.
+        /// Name of the policy; `impresario policy list` shows them
         policy: String,
-        /// Parameters of the policy; those not given take their defaults.
+        /// Parameters of the policy; missing ones take their defaults
         #[arg(value_name = "KEY=VALUE")]
         params: Vec<String>,
     },
 }
 
+/// How far ahead the instant lies at which several servers switch: ample for asking all of them.
+const SWITCH_MARGIN: Duration = Duration::from_millis(300);
+
 /// Servers of a cluster.
 #[derive(Args)]
 pub struct Which {
-    /// The configuration file of the cluster.
-    config: PathBuf,
-    /// A server by its name; may be given several times.
+    /// The configuration file of the cluster
+    pub config: PathBuf,
+    /// A server by its name; may be given several times
     #[arg(long, value_name = "NAME")]
     server: Vec<String>,
-    /// All data servers.
+    /// All data servers
     #[arg(long)]
     all_data: bool,
-    /// All I/O nodes.
+    /// All I/O nodes
     #[arg(long)]
     all_io: bool,
 }
@@ -102,18 +105,15 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Set { which, policy, params } => {
             let config = load(&which.config)?;
-            let mut spec = PolicySpec::named(&policy);
-            for param in &params {
-                let (key, value) = split_param(param)?;
-                spec = spec.with(key, value);
-            }
+            let spec = params.iter().try_fold(PolicySpec::named(&policy), |spec, word| spec.with_word(word));
+            let spec = spec.map_err(|e| usage(e.to_string()))?;
             let servers = chosen(&config, &which)?;
             set(&config, &servers, &spec)
         }
     }
 }
 
-/// `key=value` as two.
+/// Splits `key=value`.
 pub fn split_param(text: &str) -> anyhow::Result<(&str, &str)> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.trim(), value.trim())),
@@ -167,7 +167,8 @@ fn show(config: &Config, as_json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(schedulers.iter().any(|s| s.error().is_some()))))
 }
 
-fn chosen<'a>(config: &'a Config, which: &Which) -> anyhow::Result<Vec<Server<'a>>> {
+/// The servers that are named; at least one.
+pub fn chosen<'a>(config: &'a Config, which: &Which) -> anyhow::Result<Vec<Server<'a>>> {
     let mut servers = Vec::new();
     for name in &which.server {
         match config.server(name).map_err(usage)? {
@@ -193,23 +194,47 @@ fn chosen<'a>(config: &'a Config, which: &Which) -> anyhow::Result<Vec<Server<'a
 fn explain(config: &Config, servers: &[Server<'_>], who: &Who) -> anyhow::Result<ExitCode> {
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
     for server in servers {
-        let told = impresario_client::admin::explain(server.address(), who, timeout)
-            .with_context(|| format!("{} ({}) does not tell", server.name(), server.address()))?;
-        print(format!("{}: {told}\n", server.name()).as_bytes())?;
+        let text = impresario_client::admin::explain(server.address(), who, timeout)
+            .with_context(|| format!("{} ({}) does not answer", server.name(), server.address()))?;
+        print(format!("{}: {text}\n", server.name()).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Result<ExitCode> {
-    // Nothing is changed anywhere when it is plain that one server would refuse.
+    // Changes nothing anywhere if a refusal by one server is foreseeable.
     for server in servers {
         let lanes = if matches!(server, Server::Io(..)) { config.data.len() as u16 } else { 1 };
         policy::check(spec, lanes).map_err(|e| usage(format!("{}: {e}", server.name())))?;
     }
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    let keeps = |server: &Server<'_>| format!("{} ({}) keeps its policy", server.name(), server.address());
+    if let [server] = servers {
+        impresario_client::admin::set_policy(server.address(), spec, timeout).with_context(|| keeps(server))?;
+    } else {
+        // Servers that answer within the margin change together, so that their windows are coordinated throughout.
+        for server in servers {
+            impresario_client::admin::status(server.address(), timeout).with_context(|| keeps(server))?;
+        }
+        let instant = SystemTime::now() + SWITCH_MARGIN;
+        let at_shared_ns = instant.duration_since(UNIX_EPOCH)?.as_nanos() as i64;
+        let ask = |server: &Server<'_>| {
+            impresario_client::admin::set_policy_at(server.address(), spec, at_shared_ns, timeout)
+        };
+        let asked: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                servers.iter().map(|server| scope.spawn(|| (ask(server), SystemTime::now()))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("asking does not panic")).collect()
+        });
+        for (server, (answer, answered)) in servers.iter().zip(asked) {
+            answer.with_context(|| keeps(server))?;
+            if answered > instant {
+                eprintln!("impresario: {} answered late and may have switched after the others", server.name());
+            }
+        }
+        std::thread::sleep(instant.duration_since(SystemTime::now()).unwrap_or_default());
+    }
     for server in servers {
-        impresario_client::admin::set_policy(server.address(), spec, timeout)
-            .with_context(|| format!("{} ({}) keeps its policy", server.name(), server.address()))?;
         print(format!("{}: {spec}\n", server.name()).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! Which ports are free on this machine.
+//! Free ports of this machine.
 
 use std::net::{IpAddr, TcpListener};
 
@@ -6,8 +6,8 @@ use anyhow::Context;
 
 /// `count` different TCP ports of `host` that were free a moment ago.
 ///
-/// All are held at once while the system hands them out, so they differ. Another program may take one
-/// before the server does; the server then says so, and its port can be changed in the configuration.
+/// All are bound at once while the system assigns them, so they differ. Another program may take one before the server
+/// does; the server then reports it, and the configuration can be changed.
 pub fn free(host: IpAddr, count: usize) -> anyhow::Result<Vec<u16>> {
     let held = (0..count).map(|_| TcpListener::bind((host, 0))).collect::<Result<Vec<_>, _>>();
     let held = held.with_context(|| format!("cannot find {count} free ports on {host}"))?;

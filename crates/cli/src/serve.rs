@@ -10,8 +10,8 @@ use crate::{load, print, usage};
 
 /// Run one server of a cluster, in the foreground
 ///
-/// Makes the server's folder if it is not there, listens where the configuration says, prints one line when it
-/// serves, and logs to standard error. SIGTERM or Ctrl-C stops it: what is in flight is finished first.
+/// Creates the server's directory if missing, listens on the address in the configuration, prints one line when it
+/// serves, and logs to standard error. SIGTERM or Ctrl-C stops it after it has finished the requests in flight.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario serve impresario.toml --name data.2
@@ -19,10 +19,10 @@ use crate::{load, print, usage};
 pub struct Args {
     /// The configuration file of the cluster
     config: PathBuf,
-    /// Which server: its name in the configuration, or meta
+    /// The server's name in the configuration, or meta
     #[arg(long)]
     name: String,
-    /// End when the process with this number, which started us, ends
+    /// End when the process with this number, our parent, ends
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<i32>,
 }
@@ -33,15 +33,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let config = load(&args.config)?;
     let name = config.server(&args.name).map_err(usage)?.name();
-    // Whoever started us may have closed its end; that is no reason to stop serving.
+    // The reader of our output may have closed its end; the server keeps running.
     impresario_server::run(&config, name, |address| drop(print(format!("{name} serves on {address}\n").as_bytes())))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks the system to end us (SIGTERM) when our parent ends, however it ends.
+/// Asks the kernel to send us SIGTERM when our parent ends.
 fn follow(parent: i32) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the parent process")?;
-    // It may have ended before the system knew.
+    // The parent may have ended before the call took effect.
     if getppid() != Pid::from_raw(parent) {
         anyhow::bail!("the process {parent} that started this server has ended");
     }

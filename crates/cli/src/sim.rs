@@ -4,22 +4,22 @@
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
+use impresario_base::lock::Mutex;
+use impresario_base::units::{parse_bytes, parse_duration, show_seconds};
 use impresario_config::{Complaint, ConfigErrors};
 use impresario_sim::file::{Overrides, Study, TEMPLATE};
 use impresario_sim::{Scenario, fuzz, sweep};
 use impresario_workload::simulated::{self, Options, Progress as Part, Results, csv, import, page, table};
-use impresario_workload::size::{parse_bytes, parse_duration, show_seconds};
 use impresario_workload::stop::Stop;
 use toml::Value;
 
-use crate::bench::{Progress, catch_signals};
 use crate::{print, usage};
+use impresario_workload::progress::{Progress, catch_signals};
 
 /// Simulate a cluster: any policy under any load, at any scale, with faults
 ///
@@ -41,7 +41,7 @@ enum What {
     Fuzz(FuzzArgs),
 }
 
-/// Run scenario files with their sweeps and repetitions, and tell what came out
+/// Run scenario files with their sweeps and repetitions, and show the results
 ///
 /// Ends with status 1 when a law of scheduling was broken in a simulation, or when it was stopped before the end.
 #[derive(clap::Args)]
@@ -107,7 +107,7 @@ struct Changes {
 
 /// Run random scenarios with random faults under all laws of scheduling, for a given time
 ///
-/// A scenario that breaks a law, panics or does not end is told by its seed, reduced to the smallest one that fails the
+/// A scenario that breaks a law, panics or does not end is reported with its seed and reduced to the smallest one that fails the
 /// same way, and written as a scenario file. The status is then 1.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
@@ -142,7 +142,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn run_files(args: &RunArgs) -> Result<ExitCode> {
     let overrides = args.changes.overrides()?;
-    // All files are read before the first one is run: a mistake in the last is told at once.
+    // All files are read before the first one is run: a mistake in the last is reported at once.
     let studies = args.files.iter().map(|file| Ok((file, read(file, &overrides)?))).collect::<Result<Vec<_>>>()?;
     let stop = catch_signals()?;
     let options = Options { threads: threads(args.threads), interference: args.interference, checks: args.checks };
@@ -163,7 +163,7 @@ fn run_files(args: &RunArgs) -> Result<ExitCode> {
         }
     }
     if let Some(path) = &args.json {
-        // On one line: curves and pictures are long, and nobody reads them.
+        // On one line: curves and pictures are long and for programs only.
         write(path, &(serde_json::to_string(&all)? + "\n"))?;
     }
     if let Some(path) = &args.csv {
@@ -181,7 +181,7 @@ fn run_files(args: &RunArgs) -> Result<ExitCode> {
         let _ = writeln!(std::io::stderr(), "impresario: a law is broken: {violation}");
     }
     if stop.is_set() {
-        let _ = writeln!(std::io::stderr(), "impresario: stopped; what is complete was told");
+        let _ = writeln!(std::io::stderr(), "impresario: stopped; what is complete was shown");
     }
     Ok(ExitCode::from(u8::from(!broken.is_empty() || stop.is_set())))
 }
@@ -297,8 +297,7 @@ impl Waiting {
 
     fn show(&self, part: Part) {
         // Whoever does not get the lock leaves it to the next.
-        let Some(mut line) = self.line.try_lock().ok().filter(|line| !self.quiet && line.1.elapsed() >= self.every)
-        else {
+        let Some(mut line) = self.line.try_lock().filter(|line| !self.quiet && line.1.elapsed() >= self.every) else {
             return;
         };
         line.1 = Instant::now();
@@ -340,7 +339,7 @@ fn run_fuzz(args: &FuzzArgs) -> Result<ExitCode> {
     let line = Mutex::new((Progress::new(), Instant::now()));
     let every = if std::io::stderr().is_terminal() { Duration::from_millis(200) } else { Duration::from_secs(10) };
     let enough = |tally: fuzz::Tally| {
-        if let Some(mut line) = line.try_lock().ok().filter(|line| line.1.elapsed() >= every) {
+        if let Some(mut line) = line.try_lock().filter(|line| line.1.elapsed() >= every) {
             line.1 = Instant::now();
             let left = show_seconds(args.time.saturating_sub(start.elapsed()).as_secs_f64());
             line.0.show(&format!("{} scenarios, {} faults, {left} left", tally.scenarios, tally.faults));

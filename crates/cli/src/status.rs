@@ -1,24 +1,23 @@
-//! `impresario status`: what every server of a cluster does, for people and for programs.
+//! `impresario status`: the state of every server of a cluster, for people and for programs.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use impresario_base::units::{parse_duration, show_bytes, show_seconds};
 use impresario_config::{Config, Server};
-use impresario_workload::size::{parse_duration, show_bytes, show_seconds};
 use serde_json::{Value, json};
 
 use crate::{load, print};
 
-/// Show servers, policies, queues, and what each has done
+/// Show servers, policies, queues and statistics
 ///
-/// One line for each server of the configuration: its policy with parameters that differ from the defaults,
-/// requests that wait, requests in flight to the device or to the servers below, requests done, the mean
-/// request that arrived and the mean batch that was handed on, and the mean times in the queue and below.
-/// A server that does not answer is shown as such, and the exit status is 1. A line below tells what each
-/// modelled device did, and one for each scheduler which cost model it goes by and by how much measured times
-/// correct it.
+/// One line for each server of the configuration: its policy with parameters that differ from the defaults, queued
+/// requests, requests in flight to the device or to the servers below, completed requests, the mean arriving request
+/// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer is shown as
+/// such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
+/// its cost model and how far measured times correct it.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario status cluster/impresario.toml
@@ -27,18 +26,18 @@ use crate::{load, print};
 pub struct Args {
     /// The configuration file of the cluster
     config: PathBuf,
-    /// As JSON, with everything the servers tell
+    /// As JSON, with everything that the servers report
     #[arg(long)]
     json: bool,
-    /// Again and again, every so often (1s unless told), until Ctrl-C
+    /// Repeat at this interval (1s by default) until Ctrl-C
     #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "1s", value_parser = parse_duration)]
     watch: Option<Duration>,
 }
 
-/// How long a server may take to tell its state.
+/// Time limit for a server's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What one server told, or why it did not.
+/// A server's report, or the reason why there is none.
 pub struct State {
     /// Its name in the configuration.
     pub name: String,
@@ -46,30 +45,30 @@ pub struct State {
     pub role: &'static str,
     address: String,
     device: Option<String>,
-    told: Result<Value, String>,
+    report: Result<Value, String>,
 }
 
 impl State {
-    /// Why it told nothing.
+    /// The error, if there is no report.
     pub fn error(&self) -> Option<String> {
-        self.told.as_ref().err().cloned()
+        self.report.as_ref().err().cloned()
     }
 
-    /// A figure of its engine; `None` when it has no engine or tells no such thing.
+    /// A figure of its engine; `None` if the report has none.
     fn engine(&self, pointer: &str) -> Option<&Value> {
-        self.told.as_ref().ok()?.get("engine")?.pointer(pointer)
+        self.report.as_ref().ok()?.get("engine")?.pointer(pointer)
     }
 
     fn number(&self, pointer: &str) -> Option<f64> {
         self.engine(pointer)?.as_f64()
     }
 
-    /// The policy in force as JSON.
+    /// The current policy as JSON.
     pub fn policy(&self) -> Option<&Value> {
         self.engine("/policy")
     }
 
-    /// The policy in force as one would type it.
+    /// The current policy as typed on a command line.
     pub fn policy_text(&self) -> String {
         let Some(policy) = self.policy().and_then(Value::as_object) else { return "-".into() };
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
@@ -87,12 +86,12 @@ impl State {
     }
 }
 
-/// True when somebody accepts connections there and speaks our protocol.
+/// Whether a server accepts connections at the address and speaks our protocol.
 pub fn answers(address: &str) -> bool {
     impresario_client::admin::status(address, Duration::from_secs(1)).is_ok()
 }
 
-/// Asks all servers at once; as slow as the slowest, at most [`PATIENCE`].
+/// Queries all servers at once; takes as long as the slowest, at most [`PATIENCE`].
 pub fn ask_all(config: &Config) -> Vec<State> {
     let ask = |server: Server<'_>| {
         let (role, device) = match server {
@@ -100,9 +99,10 @@ pub fn ask_all(config: &Config) -> Vec<State> {
             Server::Data(_, data) => ("data", data.device.clone()),
             Server::Io(..) => ("io", None),
         };
-        let told = impresario_client::admin::status(server.address(), PATIENCE).map_err(|e| e.to_string());
-        let told = told.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("told no JSON: {e}")));
-        State { name: server.name().into(), role, address: server.address().into(), device, told }
+        let report = impresario_client::admin::status(server.address(), PATIENCE).map_err(|e| e.to_string());
+        let report =
+            report.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("answered with invalid JSON: {e}")));
+        State { name: server.name().into(), role, address: server.address().into(), device, report }
     };
     std::thread::scope(|scope| {
         let asked: Vec<_> = config.servers().map(|server| scope.spawn(move || ask(server))).collect();
@@ -116,11 +116,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let started = Instant::now();
         let states = ask_all(&config);
         let text = if args.json { to_json(&config, &states)? } else { table(&config, &states) };
-        // Home and clear below, as `watch` does, but only on a terminal.
+        // On a terminal, clears the screen as `watch` does.
         let clear = args.watch.is_some() && !args.json && std::io::IsTerminal::is_terminal(&std::io::stdout());
         print(format!("{}{text}", if clear { "\x1b[H\x1b[J" } else { "" }).as_bytes())?;
         match args.watch {
-            None => return Ok(ExitCode::from(u8::from(states.iter().any(|s| s.told.is_err())))),
+            None => return Ok(ExitCode::from(u8::from(states.iter().any(|s| s.report.is_err())))),
             Some(every) => std::thread::sleep(every.saturating_sub(started.elapsed())),
         }
     }
@@ -130,7 +130,7 @@ fn to_json(config: &Config, states: &[State]) -> anyhow::Result<String> {
     let servers = states.iter().map(|state| {
         json!({
             "name": state.name, "role": state.role, "address": state.address, "device": state.device,
-            "answers": state.told.is_ok(), "error": state.error(), "state": state.told.as_ref().ok(),
+            "answers": state.report.is_ok(), "error": state.error(), "state": state.report.as_ref().ok(),
         })
     });
     let all = json!({ "cluster": config.cluster.name, "servers": servers.collect::<Vec<Value>>() });
@@ -144,7 +144,7 @@ fn table(config: &Config, states: &[State]) -> String {
     let count = |value: Option<f64>| value.map_or("-".into(), |n| format!("{n:.0}"));
     let size = |value: Option<f64>| value.filter(|n| *n > 0.0).map_or("-".into(), show_bytes);
     let time = |value: Option<f64>| value.filter(|n| *n > 0.0).map_or("-".into(), |ns| show_seconds(ns / 1e9));
-    let rows = states.iter().map(|state| match &state.told {
+    let rows = states.iter().map(|state| match &state.report {
         Err(why) => vec![state.name.clone(), state.address.clone(), format!("DOES NOT ANSWER: {why}")],
         Ok(_) => vec![
             state.name.clone(),
@@ -162,7 +162,7 @@ fn table(config: &Config, states: &[State]) -> String {
     });
     let rows: Vec<Vec<String>> = std::iter::once(HEADER.map(String::from).to_vec()).chain(rows).collect();
     let width = |column: usize| {
-        // A message of a server that does not answer runs over the columns to its right.
+        // The message of a server that does not answer extends over the columns to its right.
         let cells = rows.iter().filter(|row| row.len() > column && (column < 2 || row.len() == HEADER.len()));
         cells.map(|row| row[column].chars().count()).max().unwrap_or(0)
     };
@@ -172,7 +172,7 @@ fn table(config: &Config, states: &[State]) -> String {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let w = widths[column];
-            // Words to the left, numbers to the right. Writing to a String cannot fail.
+            // Text left-aligned, numbers right-aligned. Writing to a String cannot fail.
             let _ = if column < 3 { write!(line, "{cell:<w$}  ") } else { write!(line, "{cell:>w$}  ") };
         }
         out += line.trim_end();
@@ -183,7 +183,7 @@ fn table(config: &Config, states: &[State]) -> String {
     out
 }
 
-/// Which cost model a scheduler goes by, and its correction; `None` where there is no scheduler.
+/// The cost model of a scheduler and its correction; `None` if there is no scheduler.
 fn cost(state: &State) -> Option<String> {
     let source = state.engine("/cost/source")?.as_str()?;
     let correction = |op: &str| {
@@ -201,9 +201,9 @@ fn cost(state: &State) -> Option<String> {
     Some(format!("{}: cost model: {source}; {corrected}\n", state.name))
 }
 
-/// What a modelled device did; `None` where there is none.
+/// The statistics of a modelled device; `None` if there is none.
 fn modelled(state: &State) -> Option<String> {
-    let device = state.told.as_ref().ok()?.get("device")?;
+    let device = state.report.as_ref().ok()?.get("device")?;
     let number = |key: &str| device.get(key).and_then(Value::as_f64).unwrap_or_default();
     let order = device.get("order").and_then(Value::as_str).unwrap_or("?");
     Some(format!(
@@ -236,12 +236,12 @@ mod tests {
             "statistics": {"completed": 12, "failed": 0, "request_bytes": {"mean": 8192.0}, "batch_bytes": {"mean": 65536.0},
                            "queue_ns": {"mean": 2.5e6}, "service_ns": {"mean": 0.0}}},
             "device": {"order": "elevator", "transfers": 7, "transfer_mean_bytes": 16384.0, "busy_s": 1.0, "measured_s": 4.0}});
-        let state = |name: &str, told| State {
+        let state = |name: &str, report| State {
             name: name.into(),
             role: "io",
             address: "127.0.0.1:7000".into(),
             device: None,
-            told,
+            report,
         };
         let text = table(&config, &[state("io.0", Ok(engine)), state("io.1", Err("connection refused".into()))]);
         let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! `impresario trace`: what traces hold and say, and other programs' formats.
+//! `impresario trace`: traces of running servers, statistics of traces, and conversion from and to other formats.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,35 @@ use impresario_trace::convert::{Format, ImportOptions, Imported, export, import}
 use impresario_trace::stats::{Collector, Stats};
 use impresario_trace::{Ending, FileInfo, Header, Ordered, Origin, Reader, Space, Trace};
 
-use crate::{print, usage};
+use crate::policy::{Which, chosen};
+use crate::{load, print, usage};
 
-/// Look into request traces, and convert them from and to other formats
+/// Record request traces on servers, examine them, and convert them from and to other formats
 ///
-/// A trace tells what was read and written, by whom, when and how long it took. Servers and `impresario assist record`
-/// write them; the planner of hints, the simulator and prediction read them. Darshan's extended tracing (as text),
-/// strace, fio's logs and CSV can be read instead. The format: doc/TRACES.md.
+/// A trace records reads and writes: by whom, when, and how long each took. Data servers and I/O nodes write traces, and so
+/// does `impresario assist record`; the planner of hints and the simulator read them. Darshan's extended tracing (as text), strace, fio's logs and CSV
+/// are accepted too. The format: doc/TRACES.md.
 #[derive(clap::Subcommand)]
 pub enum Command {
+    /// Have running servers begin a trace of their requests
+    ///
+    /// Each writes a new file in the folder that `trace` names in its section of the configuration, until it is told to
+    /// stop, ends, or the file has 1 GiB. A full disk ends the trace and not the service.
+    #[command(after_long_help = "Example:
+  impresario trace start cluster/impresario.toml --all-data")]
+    Start(Which),
+    /// Have running servers end their traces, and show what is in them
+    Stop(Which),
     Info(InfoArgs),
     Stats(StatsArgs),
     Convert(ConvertArgs),
+    Merge(MergeArgs),
 }
 
-/// Print where a trace comes from, how much is in it, and whether it is whole
+/// Print a trace's origin, its size, and whether it is complete
 #[derive(clap::Args)]
 pub struct InfoArgs {
-    /// The trace, in any format that can be read
+    /// The trace, in any readable format
     file: PathBuf,
     #[command(flatten)]
     from: From,
@@ -36,18 +47,18 @@ pub struct InfoArgs {
     json: bool,
 }
 
-/// Print figures of a trace: sizes, strides, how sequential, how many at once, bandwidth, offset distance
+/// Print statistics of a trace: sizes, strides, sequentiality, concurrency, bandwidth, offset distance
 #[derive(clap::Args)]
 #[command(
     after_long_help = "Offset distance is the mean difference of the offsets of every two consecutive requests to a
-file, whoever sent them: the smaller, the more contiguous is what the server gets."
+file, regardless of their origin: the smaller it is, the more contiguous are the requests at the server."
 )]
 pub struct StatsArgs {
-    /// The trace, in any format that can be read
+    /// The trace, in any readable format
     file: PathBuf,
     #[command(flatten)]
     from: From,
-    /// Print so many files, those that were waited for longest
+    /// Number of files to print, those with the longest waiting time first
     #[arg(long, default_value_t = 10, value_name = "N")]
     files: usize,
     /// Print everything as JSON
@@ -55,7 +66,7 @@ pub struct StatsArgs {
     json: bool,
 }
 
-/// Convert traces from and to other formats, or make several one
+/// Convert traces from and to other formats, or combine several into one
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   strace -f -ttt -T -y -e trace=desc,file,process -o run.strace python3 analysis.py
@@ -70,35 +81,57 @@ pub struct ConvertArgs {
     files: Vec<PathBuf>,
     #[command(flatten)]
     from: From,
-    /// Write this file
+    /// The output file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// The format to be written: imt, fio2, fio3, csv or chrome [default: by the name of --output, else imt]
+    /// The output format: imt, fio2, fio3, csv or chrome [default: from the name of --output, else imt]
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     to: Option<Format>,
-    /// Make several traces one: the average of runs of one program, or join what several nodes saw at the same time
+    /// Combine several traces: the average of runs of one program, or the join of what several nodes recorded at the
+    /// same time
     #[arg(long, value_name = "HOW")]
     combine: Option<Combine>,
-    /// Replace the file if it is there
+    /// Replace an existing file
+    #[arg(long)]
+    overwrite: bool,
+}
+
+/// Make the mean trace of several runs of one program, and tell how much they differ
+///
+/// The arrival and duration of each request are arithmetic means over the runs that have it; a request that at most half of
+/// the runs have is left out. The same as `convert --combine average`.
+#[derive(clap::Args)]
+#[command(after_long_help = "Example:
+  impresario trace merge run1.imt run2.imt run3.imt -o mean.imt")]
+pub struct MergeArgs {
+    /// The traces of the runs, in any readable format
+    #[arg(required = true, num_args = 2..)]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    from: From,
+    /// The output file
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Replace an existing file
     #[arg(long)]
     overwrite: bool,
 }
 
 #[derive(clap::Args)]
 struct From {
-    /// The format of the trace: imt, dxt, strace, fio2, fio3 or csv [default: by what is in it]
+    /// The format of the trace: imt, dxt, strace, fio2, fio3 or csv [default: detected from the content]
     #[arg(long = "from", value_name = "FORMAT", value_parser = format)]
     format: Option<Format>,
-    /// Of a Darshan log, take the requests of MPI-IO, not those of POSIX below it
+    /// From a Darshan log, use the requests of MPI-IO instead of those of POSIX below it
     #[arg(long)]
     mpiio: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Combine {
-    /// Mean arrival and duration of each request that most of the traces have
+    /// Mean arrival and duration of each request that most of the traces contain
     Average,
-    /// All requests, by the wall clocks of the traces
+    /// All requests, merged by the wall clocks of the traces
     Join,
 }
 
@@ -117,20 +150,42 @@ fn format(name: &str) -> Result<Format, String> {
     })
 }
 
-/// What a reader should know goes beside the output.
+/// Notes for the user go to standard error, beside the output.
 fn say(notes: &[String]) {
     notes.iter().for_each(|note| tracing::warn!("{note}"));
 }
 
+/// Has running servers begin or end a trace. All of them are asked, whatever one answers.
+fn switch(which: &Which, on: bool) -> Result<ExitCode> {
+    let config = load(&which.config)?;
+    let timeout = std::time::Duration::from_millis(config.cluster.request_timeout_ms);
+    let mut failed = false;
+    for server in chosen(&config, which)? {
+        match impresario_client::admin::trace(server.address(), on, timeout) {
+            Ok(text) => print(format!("{}: {text}\n", server.name()).as_bytes()).map(drop)?,
+            Err(error) => {
+                eprintln!("impresario: {} ({}): {error}", server.name(), server.address());
+                failed = true;
+            }
+        }
+    }
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
+        Command::Start(which) => switch(&which, true),
+        Command::Stop(which) => switch(&which, false),
         Command::Info(args) => info(&args),
         Command::Stats(args) => stats(&args),
         Command::Convert(args) => convert(&args),
+        Command::Merge(MergeArgs { files, from, output, overwrite }) => {
+            convert(&ConvertArgs { files, from, output, to: None, combine: Some(Combine::Average), overwrite })
+        }
     }
 }
 
-/// What is read of a trace in one pass.
+/// The results of one pass over a trace.
 struct Seen {
     header: Header,
     files: Vec<FileInfo>,
@@ -142,7 +197,7 @@ struct Seen {
     late: u64,
 }
 
-/// Our own traces are read in bounded memory, whatever their length.
+/// Native traces are read in bounded memory, whatever their length.
 fn look(path: &Path, from: &From) -> Result<Seen> {
     let own = match from.format {
         Some(format) => format == Format::Imt,
@@ -254,14 +309,14 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
         )));
     }
     if args.output.exists() && !args.overwrite {
-        return Err(usage(format!("{shown} is there already: name another file with --output, or add --overwrite")));
+        return Err(usage(format!("{shown} already exists: name another file with --output, or add --overwrite")));
     }
     let mut traces = args.files.iter().map(|f| Ok(args.from.read(f)?.trace)).collect::<Result<Vec<Trace>>>()?;
     let trace = match (args.combine, traces.len()) {
         (None, 1) => traces.remove(0),
         (None, n) => {
             let how = "--combine average (runs of one program) or --combine join (several nodes at the same time)";
-            return Err(usage(format!("{n} traces become one only in one of two ways: say {how}")));
+            return Err(usage(format!("{n} traces can be combined in two ways: give {how}")));
         }
         (Some(Combine::Join), _) => join(&traces).map_err(|e| anyhow!(e))?,
         (Some(Combine::Average), _) => {
@@ -269,12 +324,12 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
             let percent = 100.0 * mean.deviation_median;
             say(&[format!("arrivals differ by {percent:.1} % of their mean (median standard deviation)")]);
             if mean.dropped > 0 {
-                say(&[format!("{} requests are left out: at most half of the traces have them", mean.dropped)]);
+                say(&[format!("{} requests were left out: at most half of the traces contain them", mean.dropped)]);
             }
             mean.trace
         }
     };
-    // Beside its place first: a conversion that fails leaves what was there.
+    // Written to a temporary file first: a failed conversion leaves the old file untouched.
     let name = args.output.file_name().ok_or_else(|| usage(format!("{shown}: --output must name a file")))?;
     let beside = args.output.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let put = || -> Result<Vec<String>> {

@@ -1,4 +1,4 @@
-//! `impresario up`: a whole cluster on this machine, one process a server, in the foreground.
+//! `impresario up`: a whole cluster on this machine, one process per server, in the foreground.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -9,56 +9,55 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use impresario_base::units::parse_positive_bytes;
 use impresario_config::{Cluster, Config, Data, Io, Meta};
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::{PolicySpec, policy};
-use impresario_workload::size::parse_positive_bytes;
 
 use crate::children::Server;
 use crate::{load, policy::split_param, ports, print, status, usage};
 
-/// Name of the configuration in the cluster's folder.
+/// Name of the configuration in the cluster's directory.
 pub const CONFIG_FILE: &str = "impresario.toml";
-/// How long all servers may take until they answer.
+/// Time limit for all servers to answer after their start.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// How long servers may take to finish what is in flight when they are stopped; then they are killed.
+/// Time limit for stopping servers to finish requests in flight; then they are killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Run a whole cluster on this machine, in the foreground
 ///
-/// The first time, writes DIR/impresario.toml with free ports of this machine and folders inside DIR; after
-/// that uses this file as it is. Starts one process for each server, waits until all answer and says so.
-/// Their logs appear on standard error, each line with the server's name in front. Ctrl-C or SIGTERM stops
-/// all of them. A server that dies is reported with the end of its log, and not restarted: start it again
-/// with `impresario serve`.
+/// The first run writes DIR/impresario.toml with free ports of this machine and directories inside DIR; later runs use
+/// this file unchanged. Starts one process for each server, waits until all answer and reports it. Their logs appear on
+/// standard error, each line with the server's name in front. Ctrl-C or SIGTERM stops all of them. A server that dies
+/// is reported with the end of its log and not restarted: restart it with `impresario serve`.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario up
   impresario up --data-servers 4 --io-nodes 2 --data-policy mlf --io-policy fifo --dir ./cluster
   impresario up --device disk --io-policy twins --policy-param io.window_us=1000 --dir ./disks")]
 pub struct Args {
-    /// Folder of the cluster: configuration, names and data
+    /// Directory of the cluster: configuration, names and data
     #[arg(long, default_value = "cluster")]
     dir: PathBuf,
     /// Number of data servers (default 4)
     #[arg(long, value_name = "N")]
     data_servers: Option<u16>,
-    /// Number of I/O nodes; 0: clients speak to the data servers themselves (default 2)
+    /// Number of I/O nodes; 0: clients send requests directly to the data servers (default 2)
     #[arg(long, value_name = "M")]
     io_nodes: Option<u16>,
-    /// Scheduling policy of the data servers (default mlf)
+    /// Scheduling policy of the data servers (default auto)
     #[arg(long, value_name = "POLICY")]
     data_policy: Option<String>,
     /// Scheduling policy of the I/O nodes (default fifo)
     #[arg(long, value_name = "POLICY")]
     io_policy: Option<String>,
-    /// Parameter of a policy; write data.KEY=VALUE or io.KEY=VALUE when both policies know KEY
+    /// Parameter of a policy; write data.KEY=VALUE or io.KEY=VALUE if both policies have KEY
     #[arg(long, value_name = "KEY=VALUE")]
     policy_param: Vec<String>,
-    /// Device model in front of each data server's folder (default none)
+    /// Device model in front of each data server's directory (default none)
     #[arg(long)]
     device: Option<Device>,
-    /// Order in which modelled disks serve what they were handed: arrival or elevator (default arrival)
+    /// Order in which modelled disks serve outstanding requests: arrival or elevator (default arrival)
     #[arg(long, value_name = "ORDER")]
     disk_order: Option<Order>,
     /// Strip size of files, such as 64k (default 64k)
@@ -67,17 +66,17 @@ pub struct Args {
     /// Number of data servers per file (default all)
     #[arg(long, value_name = "N")]
     stripe_count: Option<u16>,
-    /// Address of this machine to listen on (default 127.0.0.1: only programs on this machine reach it)
+    /// Address of this machine to listen on (default 127.0.0.1: only programs on this machine can connect)
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<IpAddr>,
 }
 
-/// What stands behind a data server's folder.
+/// The device behind a data server's directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Device {
-    /// A modelled 7200 rpm disk: every request takes the time it would take there.
+    /// A modelled 7200 rpm disk: every request takes the time that it would take there.
     Disk,
-    /// Nothing modelled: the folder's own speed.
+    /// No model: the directory's own speed.
     None,
 }
 
@@ -90,7 +89,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = if path.exists() {
         let config = load(&path)?;
         check_flags(&args, &config, &path)?;
-        print(format!("using the configuration that is there: {}\n", path.display()).as_bytes())?;
+        print(format!("using the existing configuration: {}\n", path.display()).as_bytes())?;
         config
     } else {
         write_config(&args, &path)?;
@@ -110,10 +109,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!(outcome? && clean))))
 }
 
-/// A configuration from the flags, folders relative to the file.
+/// A configuration from the flags, with directories relative to the file.
 fn configure(args: &Args, ports: &[u16]) -> anyhow::Result<Config> {
     let mut ports = ports.iter().map(|port| std::net::SocketAddr::new(listen(args), *port).to_string());
-    let mut address = || ports.next().context("too few free ports were found");
+    let mut address = || ports.next().context("found too few free ports");
     let (data_policy, io_policy) = policies(args)?;
     let device = (args.device == Some(Device::Disk)).then(|| "disk".to_string());
     let mut cluster = Cluster { stripe_count: args.stripe_count, ..Cluster::default() };
@@ -151,7 +150,7 @@ fn listen(args: &Args) -> IpAddr {
 
 /// The policies of data servers and I/O nodes, with the parameters of `--policy-param`.
 fn policies(args: &Args) -> anyhow::Result<(PolicySpec, PolicySpec)> {
-    let mut data = PolicySpec::named(args.data_policy.as_deref().unwrap_or("mlf"));
+    let mut data = PolicySpec::named(args.data_policy.as_deref().unwrap_or("auto"));
     let mut io = PolicySpec::named(args.io_policy.as_deref().unwrap_or("fifo"));
     for given in &args.policy_param {
         let (key, value) = split_param(given)?;
@@ -188,19 +187,20 @@ fn knows(spec: &PolicySpec, param: &str) -> bool {
 fn write_config(args: &Args, path: &Path) -> anyhow::Result<()> {
     let count = 1 + usize::from(data_servers(args)) + usize::from(io_nodes(args));
     let config = configure(args, &ports::free(listen(args), count)?)?;
-    // The flags are judged before anything is written.
+    // The flags are checked before anything is written.
     if let Some((key, why)) = config.check().into_iter().next() {
         return Err(usage(format!("{why} (this would be {key} in the configuration)")));
     }
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
-    // Under its name only when it is whole: a half-written file would be taken for the cluster's next time.
+    std::fs::create_dir_all(&args.dir)
+        .with_context(|| format!("cannot create the directory {}", args.dir.display()))?;
+    // Renamed to its final name only when complete: a later run would take a half-written file for the cluster's.
     let half = path.with_extension("toml.new");
     std::fs::write(&half, config.to_toml())
         .and_then(|()| std::fs::rename(&half, path))
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Refuses flags that say something else than the file that is there.
+/// Refuses flags that contradict the existing file.
 fn check_flags(args: &Args, config: &Config, path: &Path) -> anyhow::Result<()> {
     let differs = |flag: &str, wanted: String, has: String| {
         let file = path.display();
@@ -249,10 +249,10 @@ fn check_flags(args: &Args, config: &Config, path: &Path) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// True when all servers answer, false when we were asked to stop meanwhile.
+/// True when all servers answer, false if a stop was requested meanwhile.
 fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> anyhow::Result<bool> {
     let deadline = Instant::now() + START_PATIENCE;
-    let mut told = Instant::now() + Duration::from_secs(2);
+    let mut next_notice = Instant::now() + Duration::from_secs(2);
     loop {
         if stop.load(Ordering::Relaxed) {
             return Ok(false);
@@ -269,9 +269,9 @@ fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> 
             let patience = START_PATIENCE.as_secs();
             anyhow::bail!("the cluster did not start: no answer after {patience} s from {}", waiting.join(", "));
         }
-        if now >= told {
+        if now >= next_notice {
             print(format!("waiting for {}\n", waiting.join(", ")).as_bytes())?;
-            told = now + Duration::from_secs(2);
+            next_notice = now + Duration::from_secs(2);
         }
         std::thread::sleep(Duration::from_millis(25));
     }
@@ -286,7 +286,7 @@ fn announce(config: &Config, path: &Path) -> anyhow::Result<()> {
         "ready: {}{}{device}, {}{}\n\
          configuration: {path}\n\
          mount it:      impresario mount {path} /mnt/x\n\
-         look at it:    impresario status {path}\n\
+         show status:   impresario status {path}\n\
          stop it:       Ctrl-C\n",
         many(config.data.len(), "data server"),
         policy(config.data.first().map(|d| &d.policy)),
@@ -300,7 +300,7 @@ fn many(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Reports deaths until we are asked to stop or nobody is left. True when nobody died.
+/// Reports deaths until a stop is requested or no server is left. True if none died.
 fn watch(config: &Path, servers: &mut [Server], stop: &AtomicBool) -> anyhow::Result<bool> {
     let mut reported = vec![false; servers.len()];
     while !stop.load(Ordering::Relaxed) {
@@ -309,7 +309,7 @@ fn watch(config: &Path, servers: &mut [Server], stop: &AtomicBool) -> anyhow::Re
                 *reported = true;
                 eprintln!("impresario: {}", server.obituary());
                 eprintln!(
-                    "impresario: the others go on; start it again with: impresario serve {} --name {}",
+                    "impresario: the other servers keep running; restart it with: impresario serve {} --name {}",
                     config.display(),
                     server.name
                 );
@@ -323,8 +323,8 @@ fn watch(config: &Path, servers: &mut [Server], stop: &AtomicBool) -> anyhow::Re
     Ok(reported.iter().all(|r| !*r))
 }
 
-/// Stops I/O nodes first, then the metadata server, then the data servers, so that each can finish what it
-/// has in flight below it. True when all ended by themselves.
+/// Stops I/O nodes first, then the metadata server, then the data servers, so that each can finish its requests in
+/// flight below it. True if all ended by themselves.
 fn stop_all(servers: &mut [Server]) -> bool {
     let deadline = Instant::now() + STOP_PATIENCE;
     let mut clean = true;
@@ -349,13 +349,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         args: Args,
     }
 
     fn args(words: &[&str]) -> Args {
-        Line::try_parse_from([&["up"], words].concat()).map_err(|e| e.to_string()).unwrap().args
+        CommandLine::try_parse_from([&["up"], words].concat()).map_err(|e| e.to_string()).unwrap().args
     }
 
     fn config(words: &[&str]) -> Config {
@@ -377,7 +377,7 @@ mod tests {
             "io.window_us=1000",
         ]);
         assert_eq!((c.data.len(), c.io.len()), (3, 2));
-        assert_eq!(c.data[2].policy.to_string(), "mlf");
+        assert_eq!(c.data[2].policy.to_string(), "auto");
         assert_eq!(c.io[1].policy.to_string(), "twins window_us=1000");
         assert_eq!(c.data[2].dir, Path::new("/c/data.2"));
         assert!(c.device.is_empty());
@@ -402,7 +402,10 @@ mod tests {
         for (contradiction, says) in [
             (&["--data-servers", "5"][..], "--data-servers 5 contradicts /c/impresario.toml, which has 2;"),
             (&["--io-nodes", "1"], "--io-nodes 1"),
-            (&["--data-policy", "fifo"], "--data-policy fifo contradicts /c/impresario.toml, which has mlf at data.0;"),
+            (
+                &["--data-policy", "fifo"],
+                "--data-policy fifo contradicts /c/impresario.toml, which has auto at data.0;",
+            ),
             (&["--io-policy", "fifo"], "which has twins window_us=1000 at io.0"),
             (&["--io-policy", "twins", "--policy-param", "io.window_us=5"][..], "twins window_us=5 contradicts"),
             (&["--device", "disk"], "device none at data.0"),
@@ -419,7 +422,7 @@ mod tests {
     #[test]
     fn parameters_find_their_policy() {
         let error = |words: &[&str]| policies(&args(words)).unwrap_err().to_string();
-        assert!(error(&["--policy-param", "nonsense=1"]).contains("neither mlf nor fifo has a parameter nonsense"));
+        assert!(error(&["--policy-param", "nonsense=1"]).contains("neither auto nor fifo has a parameter nonsense"));
         assert!(error(&["--policy-param", "nonsense"]).contains("write key=value"));
         let both = ["--data-policy", "hbrr", "--io-policy", "hbrr", "--policy-param", "quantum_requests=4"];
         assert!(error(&both).contains("write data.quantum_requests=4 or io.quantum_requests=4"), "{}", error(&both));

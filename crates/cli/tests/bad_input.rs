@@ -1,4 +1,4 @@
-//! What a person gets wrong: configuration, command line, ports, folders. Each gets one clear line and an exit status.
+//! User mistakes in configuration, command line, ports and directories. Each gets one clear line and an exit status.
 
 mod support;
 
@@ -60,7 +60,7 @@ fn a_port_in_use_names_the_address_and_the_remedy() {
 
 #[test]
 fn a_folder_that_cannot_be_made_is_named() {
-    // Below a file nobody can make a folder, not even root.
+    // Below a file even root cannot create a directory.
     let cluster = Cluster::describe(1, 0, |config| {
         config.data[0].dir = "a-file/data".into();
         config.meta.dir = "a-file/meta".into();
@@ -80,7 +80,7 @@ fn up_names_the_folder_that_cannot_be_written() {
     std::fs::write(&file, "").unwrap();
     let ran = run(["up".as_ref(), "--dir".as_ref(), file.join("cluster").as_os_str()]);
     assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.err.contains("cannot make the folder") && ran.err.contains("a-file/cluster"), "{ran:?}");
+    assert!(ran.err.contains("cannot create the directory") && ran.err.contains("a-file/cluster"), "{ran:?}");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn up_stops_and_shows_the_log_when_a_server_cannot_start() {
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("the cluster did not start: server data.1 ended with exit status 1"), "{ran:?}");
     assert!(ran.err.contains("in use"), "{ran:?}");
-    // The others are gone: their ports are free.
+    // The other servers are gone: their ports are free.
     TcpListener::bind(&cluster.config.data[0].address).unwrap();
     TcpListener::bind(&cluster.config.meta.address).unwrap();
 }
@@ -150,7 +150,7 @@ fn status_shows_servers_that_do_not_answer_and_exits_1() {
 fn a_server_ends_with_the_process_that_started_it() {
     let cluster = Cluster::describe(1, 0, |_| {});
     let log = cluster.dir.path().join("log");
-    // A parent that is not ours: the server must refuse rather than live on.
+    // A parent that is not ours: the server must refuse to run.
     let mut process = Process::start(
         [
             "serve".as_ref(),

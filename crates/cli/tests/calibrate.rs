@@ -1,4 +1,4 @@
-//! `impresario calibrate` as a user starts it: on a folder, on a modelled data server, and what a server makes of it.
+//! `impresario calibrate` as a user starts it: on a directory, on a modelled data server, and its use by a server.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A folder in memory where the system has one.
+/// A directory in memory if the system has one.
 fn memory() -> tempfile::TempDir {
     if Path::new("/dev/shm").is_dir() {
         tempfile::tempdir_in("/dev/shm").unwrap()
@@ -41,7 +41,7 @@ fn a_folder_is_measured_shown_and_written_and_nothing_is_left() {
     let words = [text(dir.path()), "--max-seconds", "3", "--size", "16m", "--sizes", "4k,64k,1m", "-o", text(&cal)];
     let all = [&words[..], &["--html", text(&page), "--json", text(&json)]].concat();
     let mut ran = calibrate(&all);
-    // A busy machine is rightly refused; a few moments later it may be measured.
+    // A busy machine is rightly refused; a moment later it may succeed.
     for _ in 0..7 {
         if ran.code == 0 || !ran.err.contains("refused (") {
             break;
@@ -70,16 +70,16 @@ fn a_folder_is_measured_shown_and_written_and_nothing_is_left() {
     let as_json: Calibration = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
     assert_eq!(as_json, read);
 
-    // It can be shown again, and is not overwritten by chance.
+    // It can be shown again, and is not overwritten by accident.
     let shown = calibrate(&["--show", text(&cal)]);
     assert_eq!(shown.code, 0, "{shown:?}");
     assert!(ran.out.starts_with(&shown.out), "{}", shown.out);
     let again = calibrate(&words);
     assert_eq!(again.code, 2, "{again:?}");
-    assert!(again.err.contains("is there already") && again.err.contains("--overwrite"), "{}", again.err);
+    assert!(again.err.contains("already exists") && again.err.contains("--overwrite"), "{}", again.err);
 }
 
-/// On a disk whose neighbours are busy a refusal is a right answer too; what is left behind is not.
+/// On a disk with other load a refusal is a correct result too; leftover files are not.
 #[test]
 fn a_folder_on_a_device_is_measured_past_the_page_cache() {
     let (dir, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -284,7 +284,11 @@ fn mistakes_are_told_before_anything_is_measured() {
         (&[config, "--server", "data.0", "--sizes", "4k,16m"], 1, "max_payload_bytes"),
         (&["--show", config], 2, "is not a calibration"),
         (&["--show", "/nonexistent"], 2, "cannot be read"),
-        (&[text(dir.path()), "--html", "/nonexistent/x.html"], 2, "there is no folder /nonexistent; make it first"),
+        (
+            &[text(dir.path()), "--html", "/nonexistent/x.html"],
+            2,
+            "there is no directory /nonexistent; create it first",
+        ),
         (&[], 2, "TARGET"),
     ] {
         let output = ["-o", text(&out)];

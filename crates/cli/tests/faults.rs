@@ -13,7 +13,7 @@ use support::{Cluster, PATIENCE, client, eventually, new_file, pattern, read_fil
 const BLOCK: usize = 24 * 1024;
 const BLOCKS: u64 = 64;
 
-/// Writers that overwrite blocks of their own file, fsync now and then, and remember what was acknowledged.
+/// Writers that overwrite blocks of their own file, sometimes fsync, and record what was acknowledged.
 struct Load {
     stop: Arc<AtomicBool>,
     writers: Vec<std::thread::JoinHandle<Vec<u64>>>,
@@ -21,7 +21,7 @@ struct Load {
 }
 
 impl Load {
-    /// Starts `count` writers, each a client and a file of its own.
+    /// Starts `count` writers, each with its own client and file.
     fn start(config: &Config, count: u64) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let progress = Arc::new(AtomicU64::new(0));
@@ -33,7 +33,7 @@ impl Load {
         Load { stop, writers, progress }
     }
 
-    /// Waits until the writers have got on by `blocks` more blocks.
+    /// Waits until the writers have written `blocks` more blocks.
     #[track_caller]
     fn await_progress(&self, blocks: u64) {
         let from = self.progress.load(Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Load {
     }
 }
 
-/// The generation of each block that was acknowledged last.
+/// The last acknowledged generation of each block.
 fn write_until(client: &Arc<Client>, w: u64, stop: &AtomicBool, progress: &AtomicU64) -> Vec<u64> {
     let file = client.create(format!("load.{w}").as_bytes(), new_file(0o644)).unwrap();
     let mut generations = vec![0; BLOCKS as usize];
@@ -126,7 +126,7 @@ fn a_killed_metadata_server_heals() {
     killed_under_load_heals(2, 1, "meta");
 }
 
-/// With another I/O node there, its clients go on at once; nobody needs to restart it.
+/// With another I/O node, its clients continue at once, without a restart.
 #[test]
 fn clients_of_a_lost_io_node_go_to_the_next() {
     let mut cluster = Cluster::start(2, 2, |_| {});
@@ -140,7 +140,7 @@ fn clients_of_a_lost_io_node_go_to_the_next() {
     load.stop_and_verify(&cluster.config);
 }
 
-/// Everything is killed at once, and comes back: what was fsynced is there, names, sizes and bytes.
+/// All servers are killed at once and restarted: names, sizes and data that were fsynced are intact.
 #[test]
 fn a_cluster_that_is_killed_as_a_whole_heals() {
     let mut cluster = Cluster::start(2, 1, |_| {});
@@ -160,7 +160,7 @@ fn a_cluster_that_is_killed_as_a_whole_heals() {
     let reader = client(&cluster.config, 2);
     assert!(read_file(&reader, "synced") == data);
     assert!(read_file(&reader, "open") == data[..500_000]);
-    // The writer goes on as if nothing had been.
+    // The writer continues as if nothing had happened.
     open.write_at(&data[500_000..600_000], 500_000).unwrap();
     open.close().unwrap();
     assert!(read_file(&reader, "open") == data[..600_000]);
@@ -191,7 +191,7 @@ fn a_data_server_that_stays_away_gives_eio_within_the_stated_time() {
         // What needs only the other server works meanwhile: the first strip is on one of the two.
         let alive = (0..2).filter(|strip| file.read_at(&mut back[..4096], strip * 65536).is_ok()).count();
         assert_eq!(alive, 1, "one strip in two is on the server that lives");
-        // It comes back, and so does everything.
+        // It restarts, and all requests succeed again.
         cluster.restart("data.1");
         assert!(read_file(&client, "striped") == data);
     }
@@ -249,14 +249,14 @@ fn names_with_dots_are_refused() {
     assert!(cluster.server("meta").child.try_wait().unwrap().is_none());
 }
 
-/// A full disk: the write says so, the server lives, and after making room all goes on.
+/// A full disk: the write reports it, the server survives, and after freeing space everything works again.
 #[test]
 fn a_full_disk_is_told_and_survived() {
     let mut cluster = Cluster::describe(2, 1, |_| {});
     let folder = cluster.config.data[1].dir.clone();
     std::fs::create_dir_all(&folder).unwrap();
     let Ok(_small) = SmallDisk::mount(&folder) else {
-        eprintln!("skipped: a small tmpfs cannot be mounted here (needs root)");
+        impresario_testing::skip("root", "a small tmpfs cannot be mounted");
         return;
     };
     for name in ["data.0", "data.1", "meta", "io.0"] {
@@ -275,7 +275,7 @@ fn a_full_disk_is_told_and_survived() {
     let error = full.expect("64 MiB fit into 16 MiB");
     assert_eq!(error.errno(), libc::ENOSPC, "{error}");
     cluster.state("data.1");
-    // What was written before is still right, and room helps.
+    // Earlier data is intact, and freeing space helps.
     let mut back = vec![0; 1 << 20];
     assert_eq!(file.read_at(&mut back, 0).unwrap(), 1 << 20);
     assert!(back == block);
@@ -306,7 +306,7 @@ impl Drop for SmallDisk<'_> {
     }
 }
 
-/// Policies change while everything is busy: nothing is lost, repeated or stuck.
+/// Policies change under load: no request is lost, repeated or stuck.
 #[test]
 fn policies_switch_live_under_load() {
     let cluster = Cluster::start(2, 2, |_| {});
@@ -348,7 +348,7 @@ fn process_that_writes_until_it_is_killed() {
             scope.spawn(move || {
                 let mut i = 0u64;
                 loop {
-                    // Errors too are no reason to stop: the end comes from outside.
+                    // Errors do not stop it: the end comes from outside.
                     let _ = file.write_at(block, ((i % 16) * 4 + t) << 20);
                     i += 1;
                 }
@@ -370,7 +370,7 @@ fn a_client_killed_in_the_middle_leaves_nothing_behind() {
         observer.stat(b"victim").ok().filter(|attr| attr.size > 8 << 20)
     });
     process.kill();
-    // What it had queued is dropped or done, its memory is given back, its open is closed.
+    // Its queued requests are dropped or done, its memory is freed, its open is closed.
     for name in ["io.0", "data.0", "data.1"] {
         eventually(&format!("{name} is quiet"), PATIENCE, || {
             let state = cluster.state(name);

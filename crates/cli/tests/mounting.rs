@@ -17,10 +17,9 @@ struct Mount {
 }
 
 impl Mount {
-    /// `None`, with a word why, where this machine cannot mount.
+    /// `None` where this machine cannot mount; the test is then skipped.
     fn detached(cluster: &Cluster, more: &[&str]) -> Option<Mount> {
-        if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-            eprintln!("skipped: /dev/fuse: {error}");
+        if !impresario_testing::require("fuse") {
             return None;
         }
         let dir = cluster.dir.path().join("mnt");
@@ -76,17 +75,14 @@ fn cp_tar_and_fio_work_and_umount_leaves_nothing() {
     shell(&format!("cp -a {work}/tree {mnt}/ && diff -r --no-dereference {work}/tree {mnt}/tree"), LONG);
     shell(&format!("tar -C {mnt} -cf {work}/t.tar tree && mkdir {mnt}/u && tar -C {mnt}/u -xf {work}/t.tar"), LONG);
     shell(&format!("diff -r --no-dereference {work}/tree {mnt}/u/tree && rm -r {mnt}/u && test ! -e {mnt}/u"), LONG);
-    match Command::new("fio").arg("--version").output() {
-        Err(_) => eprintln!("skipped: fio is not installed"),
-        Ok(_) => {
-            let job = "--rw=randrw --bs=4k-64k --size=8m --verify=crc32c --verify_fatal=1 --verify_dump=0 --verify_state_save=0 --numjobs=2";
-            shell(&format!("fio --name=v --directory={mnt} {job} --fsync=64 --minimal"), LONG);
-        }
+    if impresario_testing::require("fio") {
+        let job = "--rw=randrw --bs=4k-64k --size=8m --verify=crc32c --verify_fatal=1 --verify_dump=0 --verify_state_save=0 --numjobs=2";
+        shell(&format!("fio --name=v --directory={mnt} {job} --fsync=64 --minimal"), LONG);
     }
     let ran = shell(&format!("df --output=fstype,source {mnt}"), PATIENCE);
     assert!(ran.out.contains("fuse.impresario"), "{ran:?}");
 
-    // In use: said, and still there.
+    // In use: reported, and still mounted.
     let held = std::fs::File::open(mount.dir.join("tree/d1/f1")).unwrap();
     let ran = run(["umount".as_ref(), mount.dir.as_os_str()]);
     assert_eq!(ran.code, 1, "{ran:?}");
@@ -113,7 +109,11 @@ fn layouts_are_set_for_directories_and_shown_for_files() {
     std::fs::write(mount.dir.join("one/file"), "x").unwrap();
     std::fs::write(mount.dir.join("file"), "x").unwrap();
     let ran = layout(&["get", "/one/file"]);
-    assert_eq!((ran.code, ran.out.as_str()), (0, "/one/file: strips of 1 MiB, dealt in turn to data.2\n"), "{ran:?}");
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (0, "/one/file: strips of 1 MiB, distributed in turn over data.2\n"),
+        "{ran:?}"
+    );
     let ran = layout(&["get", "--json", "file"]);
     let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((&told["stripe_bytes"], &told["stripe_count"]), (&65536.into(), &3.into()), "{told}");
@@ -124,7 +124,7 @@ fn layouts_are_set_for_directories_and_shown_for_files() {
     mount.umount();
 }
 
-/// `cp -a` of a tree goes on while data servers are killed and started again; all bytes are right.
+/// `cp -a` of a tree continues while data servers are killed and restarted; all bytes are right.
 #[test]
 fn a_copy_survives_killed_servers() {
     let mut cluster = Cluster::start(3, 1, |_| {});
@@ -154,8 +154,7 @@ fn a_copy_survives_killed_servers() {
 
 #[test]
 fn a_foreground_mount_ends_with_ctrl_c_and_an_unreachable_cluster_is_told() {
-    if !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: no /dev/fuse");
+    if !impresario_testing::require("fuse") {
         return;
     }
     let cluster = Cluster::start(1, 0, |config| config.cluster.request_timeout_ms = 1_000);

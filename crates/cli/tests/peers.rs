@@ -1,10 +1,10 @@
-//! Peers that speak nonsense: every server refuses them, says why, and goes on serving others.
+//! Peers that send invalid data: every server refuses them, says why, and continues to serve others.
 
 mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use impresario_wire::{Answer, Call, ClientKey, FileKey, Hello, PROTOCOL_VERSION, Role, Who};
 use support::{Cluster, PATIENCE};
@@ -14,7 +14,7 @@ const HELLO: u8 = 1;
 const CALL: u8 = 3;
 const ANSWER: u8 = 4;
 
-/// A frame as the wire has it, written by hand: these tests must not trust the encoder.
+/// A frame in wire format, written by hand: these tests must not trust the encoder.
 fn frame(magic: u32, kind: u8, id: u64, body: &[u8], lens: (u32, u32)) -> Vec<u8> {
     let mut out = magic.to_le_bytes().to_vec();
     out.extend([kind, 0, 0, 0]);
@@ -50,10 +50,10 @@ fn connect(cluster: &Cluster, name: &str) -> TcpStream {
     stream
 }
 
-/// Sends, and gives what comes back until the server closes the connection, which it must.
+/// Sends, and returns the reply up to the close of the connection by the server, which must follow.
 #[track_caller]
 fn send(stream: &mut TcpStream, bytes: &[u8], what: &str) -> Vec<u8> {
-    // The server may hang up in the middle of what we write.
+    // The server may close the connection in the middle of our write.
     let _ = stream.write_all(bytes);
     let mut back = Vec::new();
     match stream.read_to_end(&mut back) {
@@ -64,7 +64,7 @@ fn send(stream: &mut TcpStream, bytes: &[u8], what: &str) -> Vec<u8> {
     back
 }
 
-/// Takes the frames of a reply apart: (kind, body).
+/// Splits the frames of a reply: (kind, body).
 fn frames(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut out = Vec::new();
     while bytes.len() >= 24 {
@@ -146,7 +146,7 @@ fn truncated_frames_do_no_harm() {
         for cut in 0..bytes.len() {
             let mut stream = connect(&cluster, name);
             let _ = stream.write_all(&bytes[..cut]);
-            // Hang up in the middle.
+            // Close the connection in the middle.
             drop(stream);
         }
         cluster.state(name);
@@ -164,11 +164,9 @@ fn a_frame_that_claims_4_gib_is_refused_without_the_memory() {
         for lens in [(body.len() as u32, u32::MAX), (u32::MAX, 0), (u32::MAX, u32::MAX), (1 << 20, 0)] {
             let mut stream = connect(&cluster, name);
             let bytes = [hello(PROTOCOL_VERSION, role), frame(MAGIC, CALL, 1, &body, lens)].concat();
-            let started = Instant::now();
             send(&mut stream, &bytes, &format!("{lens:?} to {name}"));
-            assert!(started.elapsed() < Duration::from_secs(10), "{name} hung up late");
         }
-        // The same before the hand-shake.
+        // The same before the handshake.
         let mut stream = connect(&cluster, name);
         send(&mut stream, &frame(MAGIC, HELLO, 0, &[0; 16], (u32::MAX, u32::MAX)), "a huge hello");
         let after = resident_kib(pid);
@@ -177,7 +175,7 @@ fn a_frame_that_claims_4_gib_is_refused_without_the_memory() {
     }
 }
 
-/// A peer that opens a connection and says nothing must not keep others from being served, nor stay for ever.
+/// A silent peer must not keep others from being served, nor stay connected for ever.
 #[test]
 fn silent_peers_do_not_block_others() {
     let cluster = Cluster::start(1, 1, |_| {});
@@ -190,10 +188,13 @@ fn silent_peers_do_not_block_others() {
                 stream
             })
             .collect();
-        let started = Instant::now();
         cluster.state(name);
-        assert!(started.elapsed() < Duration::from_secs(2), "{name} answered after {:?}", started.elapsed());
-        drop((silent, half));
+        // Answered while they were still connected, not after the server had given them up.
+        for mut stream in silent.into_iter().chain(half) {
+            stream.set_nonblocking(true).unwrap();
+            let error = stream.read(&mut [0]).expect_err("the server gave up a silent peer first");
+            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{name}");
+        }
     }
 }
 
@@ -205,7 +206,7 @@ fn replies_are_read_even_when_the_peer_is_slow() {
     stream.write_all(&hello(PROTOCOL_VERSION, Role::Data)).unwrap();
     let mut writer = stream.try_clone().unwrap();
     let writing = std::thread::spawn(move || writer.write_all(&calls));
-    // Nobody reads for a while: others must be served meanwhile.
+    // This client reads nothing for a while: others must be served meanwhile.
     std::thread::sleep(Duration::from_millis(500));
     cluster.state("data.0");
     let mut answers = 0;

@@ -126,7 +126,7 @@ fn an_interrupted_study_tells_what_is_complete() {
     process.signal(rustix::process::Signal::INT);
     assert_eq!(process.wait(PATIENCE).code(), Some(1), "{}", process.log());
     assert!(process.log().contains("of 20000 runs are complete"), "{}", process.log());
-    assert!(process.log().contains("stopped; what is complete was told"), "{}", process.log());
+    assert!(process.log().contains("stopped; what is complete was shown"), "{}", process.log());
 }
 
 /// All example files, each named in the document.

@@ -1,4 +1,6 @@
-//! `impresario trace` as people use it: conversions there and back, figures, mistakes.
+//! `impresario trace` as a user runs it: round-trip conversions, statistics, mistakes.
+
+mod support;
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -13,7 +15,7 @@ fn good(dir: &Path, args: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// The exit status and what is complained of.
+/// The exit status and the error.
 fn bad(dir: &Path, args: &[&str]) -> (i32, String) {
     let out = trace(dir, args);
     (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
@@ -40,6 +42,11 @@ fn there_and_back() {
     assert!(good(dir, &["info", "again.imt"]).contains("fio version 3 iolog"));
     good(dir, &["convert", "run.imt", "run.imt", "-o", "mean.imt", "--combine", "average"]);
     assert!(good(dir, &["info", "mean.imt"]).contains("mean of 2 traces"));
+    let out = trace(dir, &["merge", "run.imt", "run.imt", "in.csv", "-o", "merged.imt"]);
+    let told = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && told.contains("arrivals differ by 0.0 %"), "{told}");
+    assert!(good(dir, &["info", "merged.imt"]).contains("mean of 3 traces"));
+    assert_eq!(bad(dir, &["merge", "run.imt", "-o", "alone.imt"]).0, 2);
 }
 
 #[test]
@@ -50,7 +57,7 @@ fn mistakes_are_named() {
     std::fs::write(dir.join("bad.csv"), format!("{TABLE}4000,5,leap,/f,0,1,1\n")).unwrap();
     good(dir, &["convert", "in.csv", "-o", "run.imt"]);
     for (args, status, wanted) in [
-        (&["convert", "in.csv", "-o", "run.imt"][..], 2, "run.imt is there already"),
+        (&["convert", "in.csv", "-o", "run.imt"][..], 2, "run.imt already exists"),
         (&["convert", "in.csv", "in.csv", "-o", "x.imt"], 2, "--combine average"),
         (&["convert", "in.csv", "in.csv", "-o", "x.imt", "--combine", "join"], 1, "wall clock"),
         (&["convert", "in.csv", "-o", "x", "--to", "strace"], 2, "can be read, not written"),
@@ -63,4 +70,41 @@ fn mistakes_are_named() {
     }
     assert!(!dir.join("x.imt").exists(), "a conversion that fails leaves nothing");
     good(dir, &["convert", "in.csv", "-o", "run.imt", "--overwrite"]);
+}
+
+/// Switched on live and stopped; killed, the trace can be read up to its last whole block.
+#[test]
+fn servers_write_traces() {
+    let mut cluster = support::Cluster::start(1, 0, |config| {
+        config.data[0].trace = Some("traces".into());
+        config.data[0].trace_at_start = false;
+    });
+    let (config, dir) = (cluster.path.display().to_string(), cluster.dir.path().to_path_buf());
+    let (code, err) = bad(&dir, &["start", &config]);
+    assert!(code == 2 && err.contains("--all-data"), "{err}");
+    let (code, err) = bad(&dir, &["stop", &config, "--all-data"]);
+    assert!(code == 1 && err.contains("writes no trace"), "{err}");
+    let begun = good(&dir, &["start", &config, "--all-data"]);
+    assert!(begun.contains("data.0: writes") && begun.contains(".imt"), "{begun}");
+    support::write_file(&support::client(&cluster.config, 1), "a", &[7; 3 << 20]);
+    let told = good(&dir, &["stop", &config, "--server", "data.0"]);
+    let path = told.split_once(": ").unwrap().1.split_once(": ").unwrap().0.to_string();
+    let info: serde_json::Value = serde_json::from_str(&good(&dir, &["info", &path, "--json"])).unwrap();
+    assert_eq!((info["ending"].as_str(), info["command"].as_str()), (Some("closed"), Some("data.0")));
+    let requests = info["requests"].as_u64().unwrap();
+    assert!(requests > 3 && told.contains(&format!("{requests} requests")), "{told}");
+    good(&dir, &["start", &config, "--all-data"]);
+    let client = support::client(&cluster.config, 2);
+    (0..20).for_each(|_| assert_eq!(support::read_file(&client, "a").len(), 3 << 20));
+    let traced = |cluster: &support::Cluster| cluster.state("data.0")["trace"].clone();
+    let written = support::eventually("it is written", support::PATIENCE, || {
+        let told = traced(&cluster);
+        // Flushed: the header alone has some hundred bytes.
+        (told["bytes"].as_u64().unwrap() > 600).then_some(told)
+    });
+    cluster.kill("data.0");
+    let path = written["path"].as_str().unwrap();
+    let info: serde_json::Value = serde_json::from_str(&good(&dir, &["info", path, "--json"])).unwrap();
+    assert_ne!(info["ending"].as_str(), Some("closed"));
+    assert!(info["requests"].as_u64().unwrap() >= 20, "{info}");
 }

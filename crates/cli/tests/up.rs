@@ -1,4 +1,4 @@
-//! `impresario up`: it starts, tells, reports deaths, and leaves nothing running.
+//! `impresario up`: it starts, reports its state and deaths, and leaves nothing running.
 
 mod support;
 
@@ -68,7 +68,7 @@ fn up_status_and_ctrl_c_leave_nothing_running() {
     // Again: the same file, the same ports; SIGTERM ends it as well.
     let text = std::fs::read_to_string(&path).unwrap();
     let mut again = self::up(&dir, &["--data-servers", "2"]);
-    assert!(again.log().contains("using the configuration that is there"), "{}", again.log());
+    assert!(again.log().contains("using the existing configuration"), "{}", again.log());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     again.signal(Signal::TERM);
     assert_eq!(again.wait(PATIENCE).code(), Some(0), "{}", again.log());
@@ -112,7 +112,7 @@ fn a_died_server_is_reported_and_may_be_started_by_hand() {
     assert_eq!(servers_of(&path), []);
 }
 
-/// What was written before Ctrl-C is there after the next start.
+/// Data written before Ctrl-C is there after the next start.
 #[test]
 fn data_outlive_the_cluster() {
     let base = tempfile::tempdir().unwrap();

@@ -29,13 +29,30 @@ pub fn explain(address: &str, who: &Who, timeout: Duration) -> Result<String, Cl
 
 /// Switches the policy of an I/O node or data server now. A refusal says why and changes nothing.
 pub fn set_policy(address: &str, policy: &PolicySpec, timeout: Duration) -> Result<(), ClientError> {
+    set_policy_at(address, policy, 0, timeout)
+}
+
+/// Has an I/O node or data server switch its policy at an instant of shared time, nanoseconds since 1970: servers that are
+/// given the same instant change together. Returns when the change is certain.
+pub fn set_policy_at(
+    address: &str,
+    policy: &PolicySpec,
+    at_shared_ns: i64,
+    timeout: Duration,
+) -> Result<(), ClientError> {
     let params = policy.params.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-    expect_done(&ask(address, Call::SetPolicy { name: policy.name.clone(), params }, timeout)?)
+    expect_done(&ask(address, Call::SetPolicy { name: policy.name.clone(), params, at_shared_ns }, timeout)?)
 }
 
 /// Has a data server on a modelled device serve in `arrival` or `elevator` order.
 pub fn set_disk_order(address: &str, order: &str, timeout: Duration) -> Result<(), ClientError> {
     expect_done(&ask(address, Call::SetDiskOrder { order: order.into() }, timeout)?)
+}
+
+/// Has an I/O node or data server begin or end a trace of its requests; says which.
+pub fn trace(address: &str, on: bool, timeout: Duration) -> Result<String, ClientError> {
+    let reply = ask(address, Call::Trace { on }, timeout)?;
+    if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
 }
 
 /// Zeroes a server's statistics.

@@ -12,7 +12,7 @@ use crate::identity::{Identity, TrafficCount};
 use crate::link::{Link, LinkOptions};
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Striped, check_range, expect_done, unexpected};
+use crate::striped::{ROUND_BYTES, Striped, check_list, check_range, expect_done, unexpected};
 
 /// Which way a client's requests go.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -102,9 +102,9 @@ impl Client {
         let (meta, data) = match first {
             Some(first) => {
                 let (before, from) = config.io.split_at(first);
-                let doors: Vec<_> =
+                let routes: Vec<_> =
                     from.iter().chain(before).map(|io| (io.name.as_str(), io.address.as_str())).collect();
-                let link = Arc::new(Link::new(&doors, identity.clone(), link_options(Role::Io))?);
+                let link = Arc::new(Link::new(&routes, identity.clone(), link_options(Role::Io))?);
                 let most = config.cluster.max_payload_bytes;
                 let piece_max_bytes = options.wire_max_bytes.unwrap_or(most).clamp(1, most.max(1)) as usize;
                 (link, DataPath::IoNode { piece_max_bytes })
@@ -124,10 +124,9 @@ impl Client {
         Ok(client)
     }
 
-    /// A metadata call. It is repeated when its connection is lost, if that is safe for the call; otherwise it fails
-    /// with [`ClientError::Lost`]. The operations of [`names`](crate::names) settle that too.
+    /// A metadata call. It is repeated when its connection is lost; the metadata server does it once.
     pub fn meta(&self, call: MetaCall) -> Result<Answer, ClientError> {
-        self.meta.call(Call::Meta(call), &[], None, self.deadline()).map(|reply| reply.answer)
+        self.ask(call).map(|reply| reply.answer)
     }
 
     /// Reads from a file's data. Short only at the end of the file; holes are zeros.
@@ -171,6 +170,58 @@ impl Client {
         Ok(done)
     }
 
+    /// Reads extents (offset, length) of a file into `into`, back to back. They may overlap and come in any order.
+    /// Returns the bytes of each that lie before the end of the file; holes are zeros. Without I/O nodes it is one list
+    /// request to each data server; I/O nodes get a request for each extent, all sent together.
+    pub fn read_list(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        extents: &[(u64, usize)],
+        into: &mut [u8],
+    ) -> Result<Vec<usize>, ClientError> {
+        let piece_max = match &self.data {
+            DataPath::Direct(striped) => {
+                return striped.read_list(&self.identity.who(), file, layout, extents, into);
+            }
+            DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
+        };
+        check_list(extents, into.len())?;
+        let mut parts = Vec::with_capacity(extents.len());
+        let mut rest = into;
+        for (index, (offset, len)) in extents.iter().enumerate() {
+            let (mine, later) = rest.split_at_mut((*len).min(rest.len()));
+            rest = later;
+            let pieces = mine.chunks_mut(piece_max).zip((*offset..).step_by(piece_max));
+            parts.extend(pieces.map(|(piece, at)| (index, at, piece.len(), [std::io::IoSliceMut::new(piece)])));
+        }
+        let mut got = vec![0; extents.len()];
+        // An extent ends where its first short piece does.
+        let mut ended = vec![false; extents.len()];
+        for round in parts.chunks_mut((ROUND_BYTES / piece_max).max(1)) {
+            let deadline = self.deadline();
+            let places: Vec<_> = round.iter().map(|(index, _, len, _)| (*index, *len)).collect();
+            let ops = round.iter_mut().map(|(_, offset, len, piece)| {
+                let (who, layout, offset, len) = (self.identity.who(), *layout, *offset, *len as u32);
+                let call = Call::FileRead { who, file, layout, offset, len };
+                Op { link: &self.meta, call, payload: &[], into: Some(piece) }
+            });
+            for (reply, (index, len)) in exchange(ops.collect(), deadline).into_iter().zip(places) {
+                let reply = reply?;
+                if reply.answer != Answer::Data {
+                    return Err(unexpected(&reply));
+                }
+                if let (Some(got), Some(ended)) = (got.get_mut(index), ended.get_mut(index))
+                    && !*ended
+                {
+                    *got += reply.len;
+                    *ended = reply.len < len;
+                }
+            }
+        }
+        Ok(got)
+    }
+
     /// Writes all bytes into a file's data. When it fails, some of them may have been written.
     pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, bytes: &[u8]) -> Result<usize, ClientError> {
         let piece_max = match &self.data {
@@ -206,7 +257,7 @@ impl Client {
         }
     }
 
-    /// Length, last modification and storage used of a file, as its objects tell them.
+    /// Length, last modification and storage used of a file, as its objects have them.
     pub fn stat_data(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
         match &self.data {
             DataPath::Direct(striped) => striped.stat(file, layout),

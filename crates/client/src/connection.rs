@@ -1,26 +1,29 @@
 //! One connection to a server, from its hand-shake to its end: many threads' calls over one socket.
 //!
-//! There is no receiving thread. A thread that waits for its answer receives itself when nobody else does (it
+//! There is no receiving thread. A thread that waits for its answer receives itself when no other does (it
 //! *leads*), and hands other threads their answers, payloads straight into their buffers; when its own answer has
 //! come it asks one of those that still wait to lead. A single caller thus pays one send and one receive, and no
 //! wake-up of another thread.
 
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_config::Address;
-use impresario_wire::{Answer, Call, Hello, Kind, Limits, PROTOCOL_VERSION, Welcome, decode_body, frame};
+use impresario_node::session::{Patience, Sign};
+use impresario_transport::{FrameReader, HandshakeError, Stream, TransportError, Unsent, say_hello};
+use impresario_wire::{Answer, Call, Hello, Kind, Limits, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
 
-use crate::error::{ClientError, Peer, TransportError};
+use crate::clock::nanos;
+use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::landing::Landing;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
-use crate::transport::{FrameReader, Stream, Unsent, send_frame};
-use crate::turn::{Outgoing, Put, lock};
+use crate::turn::{Outgoing, Put};
 
 /// A payload from this size on goes straight to its place rather than through the reader's buffer, bytes.
 const LARGE_BYTES: u32 = 32 << 10;
@@ -35,24 +38,19 @@ pub(crate) struct Greeting<'a> {
     pub(crate) tick: Duration,
     /// Longest payload that is ever asked for, bytes.
     pub(crate) max_payload_bytes: u32,
-    /// A server that is silent for so long with calls outstanding is given up: at once with another way to go, otherwise
-    /// at the deadline of a call.
-    pub(crate) patience: Duration,
-    /// There are other servers to turn to.
-    pub(crate) has_other_ways: bool,
+    pub(crate) patience: Patience,
 }
 
 /// A connection that has been welcomed.
 pub(crate) struct Connection {
     pub(crate) peer: Peer,
     pub(crate) welcome: Welcome,
-    /// Unique in this process: tells this connection from the one before and after it.
+    /// Unique in this process: distinguishes this connection from the ones before and after it.
     pub(crate) session: u64,
     identity: Arc<Identity>,
     stream: Stream,
     limits: Limits,
-    patience: Duration,
-    has_other_ways: bool,
+    patience: Patience,
     next_id: AtomicU64,
     /// Calls outstanding whose payload is large.
     large: AtomicU32,
@@ -72,6 +70,8 @@ struct Receiving {
 struct Incoming {
     id: u64,
     answer: Answer,
+    /// Where the payload belongs in the answer's bytes.
+    at: u32,
     len: u32,
     filled: u32,
 }
@@ -86,6 +86,14 @@ pub(crate) enum Outcome {
     Broken(Breakage),
     /// The deadline came first.
     Late,
+}
+
+/// A call that is waited for.
+enum Progress {
+    Ended(Outcome),
+    /// Ask the server for a sign of life.
+    Ping,
+    Wait,
 }
 
 /// A call that could not be started.
@@ -110,57 +118,30 @@ impl Connection {
         static SESSIONS: AtomicU64 = AtomicU64::new(1);
         let Greeting { peer, hello, deadline, .. } = *greeting;
         let started = Instant::now();
-        let failed = |error: TransportError| match error {
-            TransportError::Frame(error) => ClientError::Protocol { peer: peer.clone(), what: error.to_string() },
-            other => ClientError::Unreachable {
+        let failed = |error: HandshakeError| match error {
+            HandshakeError::Refused(fault) => ClientError::Refused { peer: peer.clone(), fault },
+            HandshakeError::Protocol(what) => ClientError::Protocol { peer: peer.clone(), what },
+            HandshakeError::Transport(error) => ClientError::Unreachable {
                 server: peer.name.clone(),
                 address: peer.address.clone(),
                 waited: started.elapsed(),
-                cause: match other {
+                cause: match error {
                     TransportError::TimedOut => {
                         "it accepted the connection but sent no welcome; is it overloaded?".into()
                     }
-                    TransportError::Io(error) if is_nobody(&error) => {
-                        format!("{error}: nobody listens there; is it running?")
+                    TransportError::Io(error) if is_not_listening(&error) => {
+                        format!("{error}: no server listens there; is it running?")
                     }
                     other => other.to_string(),
                 },
             },
         };
         let left = deadline.saturating_duration_since(started).max(Duration::from_millis(1));
-        let stream = Stream::connect(address, left, greeting.tick).map_err(|error| failed(error.into()))?;
+        let stream = Stream::connect(address, left, greeting.tick)
+            .map_err(|error| failed(TransportError::from(error).into()))?;
         let limits = Limits { max_payload_bytes: greeting.max_payload_bytes };
         let mut reader = FrameReader::default();
-        let head = frame::encode(Kind::Hello, 0, hello, 0).map_err(|error| failed(error.into()))?;
-        // A server that refuses may close before it has read us; its reason is still there to be read.
-        let sent = send_frame(&stream, &head, &[], deadline);
-        let (header, body) = match (reader.next_frame(&stream, &limits, deadline), sent) {
-            (Ok(frame), _) => frame,
-            (Err(TransportError::Closed), Err(error)) | (Err(error), _) => return Err(failed(error)),
-        };
-        let protocol = |what: String| ClientError::Protocol { peer: peer.clone(), what };
-        let welcome: Welcome = match header.kind {
-            Kind::Welcome => decode_body(body).map_err(|error| protocol(error.to_string()))?,
-            Kind::Answer => match decode_body(body).map_err(|error| protocol(error.to_string()))? {
-                Answer::Fault(fault) => return Err(ClientError::Refused { peer: peer.clone(), fault }),
-                other => return Err(protocol(format!("it answered a hello with {other:?}"))),
-            },
-            other => return Err(protocol(format!("it answered a hello with a {other:?} frame"))),
-        };
-        if welcome.version != PROTOCOL_VERSION {
-            return Err(protocol(format!(
-                "it speaks version {} of the protocol, this program version {PROTOCOL_VERSION}; \
-                 use the same release on both sides",
-                welcome.version
-            )));
-        }
-        // Data of one server must not be taken for another's.
-        if !peer.name.is_empty() && welcome.name != peer.name {
-            return Err(protocol(format!(
-                "the server there calls itself {:?}; correct the address in the configuration",
-                welcome.name
-            )));
-        }
+        let welcome = say_hello(&stream, &mut reader, hello, &peer.name, &limits, deadline).map_err(failed)?;
         Ok(Connection {
             peer: peer.clone(),
             welcome,
@@ -169,10 +150,9 @@ impl Connection {
             stream,
             limits,
             patience: greeting.patience,
-            has_other_ways: greeting.has_other_ways,
             next_id: AtomicU64::new(1),
             large: AtomicU32::new(0),
-            slots: Mutex::new(Slots::new(Receiving { reader, current: None })),
+            slots: Mutex::new(Slots::new(Receiving { reader, current: None }, nanos(Instant::now()))),
             outgoing: Outgoing::default(),
             is_broken: AtomicBool::new(false),
             proven: AtomicBool::new(false),
@@ -198,11 +178,11 @@ impl Connection {
         let head = frame::encode(Kind::Call, id, call, payload_len).map_err(NotStarted::Impossible)?;
         let turn = if payload_len > 0 { Some(self.outgoing.take(deadline).ok_or(NotStarted::Late)?) } else { None };
         {
-            let mut state = lock(&self.slots);
+            let mut state = self.slots.lock();
             if state.broken.is_some() {
                 return Err(NotStarted::Unsent);
             }
-            state.slots.insert(id, Slot::new(want_bytes, landing));
+            state.slots.insert(id, Slot::new(want_bytes, landing, nanos(Instant::now())));
         }
         if want_bytes >= LARGE_BYTES {
             self.large.fetch_add(1, Ordering::Relaxed);
@@ -242,9 +222,9 @@ impl Connection {
             if now >= deadline {
                 return Err(TransportError::TimedOut);
             }
-            // Whoever receives now may stop doing so at any time: then it is up to us.
+            // The thread that receives now may stop at any time; then this one must receive.
             let until = deadline.min(now + Duration::from_millis(50));
-            let Some(mut receiving) = lock(&self.slots).reader.take() else {
+            let Some(mut receiving) = self.slots.lock().reader.take() else {
                 match self.stream.wait(PollFlags::OUT, until) {
                     Ok(_) | Err(TransportError::TimedOut) => continue,
                     Err(error) => return Err(error),
@@ -255,7 +235,7 @@ impl Connection {
                 Ok(ready) if ready.contains(PollFlags::IN) => self.step(&mut receiving, Instant::now()),
                 _ => Ok(None),
             };
-            let mut state = lock(&self.slots);
+            let mut state = self.slots.lock();
             self.stop_leading(&mut state, receiving, received.map(drop));
             let (successor, broken) = (state.successor(), state.broken.clone());
             drop(state);
@@ -269,20 +249,23 @@ impl Connection {
 
     /// Waits for the answer to a call and takes it off the books. At the deadline the call is abandoned.
     pub(crate) fn wait(&self, id: u64, deadline: Instant) -> Outcome {
-        let mut state = lock(&self.slots);
+        let mut state = self.slots.lock();
         loop {
             let now = Instant::now();
-            if let Some(outcome) = self.outcome(&mut state, id, now, deadline) {
-                let successor = state.successor();
-                drop(state);
-                successor.inspect(Thread::unpark);
-                return outcome;
-            }
-            if self.should_ping(&mut state, id, now) {
-                drop(state);
-                self.ping(now);
-                state = lock(&self.slots);
-                continue;
+            match self.progress(&mut state, id, now, deadline) {
+                Progress::Ended(outcome) => {
+                    let successor = state.successor();
+                    drop(state);
+                    successor.inspect(Thread::unpark);
+                    return outcome;
+                }
+                Progress::Ping => {
+                    drop(state);
+                    self.ping(now);
+                    state = self.slots.lock();
+                    continue;
+                }
+                Progress::Wait => {}
             }
             if let Some(receiving) = state.reader.take() {
                 state = self.lead(state, receiving, id, deadline);
@@ -290,17 +273,17 @@ impl Connection {
             }
             state.park(id);
             drop(state);
-            // Late only while the buffers are lent; whoever has them wakes us.
+            // Late only while the buffers are lent; the thread that holds them wakes this one.
             let left = if now < deadline { deadline - now } else { PARK_MAX };
             std::thread::park_timeout(left.min(PARK_MAX));
-            state = lock(&self.slots);
+            state = self.slots.lock();
             state.unpark(id);
         }
     }
 
     /// Lends buffers for the payload of a call that was started without. What has come of it already is copied.
     pub(crate) fn lend(&self, id: u64, mut landing: Landing) {
-        let mut state = lock(&self.slots);
+        let mut state = self.slots.lock();
         if let Some(slot) = state.slots.get_mut(&id)
             && slot.landing.is_none()
             && !slot.lent
@@ -313,7 +296,7 @@ impl Connection {
     /// Gives a call up. Returns when its buffers are no longer written.
     pub(crate) fn abandon(&self, id: u64) {
         // A wait that is late at once.
-        if lock(&self.slots).slots.contains_key(&id) {
+        if self.slots.lock().slots.contains_key(&id) {
             self.wait(id, Instant::now());
         }
     }
@@ -322,7 +305,7 @@ impl Connection {
     /// answered what it had not yet got.
     fn withdraw(&self, id: u64) {
         self.abandon(id);
-        let mut state = lock(&self.slots);
+        let mut state = self.slots.lock();
         if state.slots.contains_key(&id) {
             state.abandoned -= 1;
             self.remove(&mut state, id);
@@ -331,7 +314,7 @@ impl Connection {
 
     /// Ends the connection; every call on it fails.
     pub(crate) fn break_off(&self, cause: &str, protocol: bool) -> Breakage {
-        self.break_locked(&mut lock(&self.slots), cause, protocol)
+        self.break_locked(&mut self.slots.lock(), cause, protocol)
     }
 
     /// Why the connection has ended, if it has.
@@ -339,7 +322,7 @@ impl Connection {
         if !self.is_broken.load(Ordering::Acquire) {
             return None;
         }
-        lock(&self.slots).broken.clone()
+        self.slots.lock().broken.clone()
     }
 
     /// Looks whether the server has closed an idle connection. Never waits.
@@ -351,58 +334,55 @@ impl Connection {
         broken
     }
 
-    /// How the call has ended, if it has.
-    fn outcome(&self, state: &mut State, id: u64, now: Instant, deadline: Instant) -> Option<Outcome> {
+    /// How the call has ended, if it has; or what its thread should do while it waits.
+    fn progress(&self, state: &mut State, id: u64, now: Instant, deadline: Instant) -> Progress {
         let is_late = now >= deadline;
-        let (broken, last_heard) = (state.broken.clone(), state.last_heard);
+        let broken = state.broken.clone();
         let Some(slot) = state.slots.get_mut(&id) else {
-            return Some(Outcome::Broken(Breakage { cause: "the call is not under way".into(), protocol: false }));
+            let broken = Breakage { cause: "the call is not under way".into(), protocol: false };
+            return Progress::Ended(Outcome::Broken(broken));
         };
         if slot.lent {
             slot.leaving = is_late || broken.is_some();
-            return None;
+            return Progress::Wait;
         }
         if let Some((answer, len)) = slot.done.take() {
             let spill = std::mem::take(&mut slot.spill);
             self.remove(state, id);
-            return Some(Outcome::Answered(answer, len, spill));
+            return Progress::Ended(Outcome::Answered(answer, len, spill));
         }
         if let Some(broken) = broken {
             self.remove(state, id);
-            return Some(Outcome::Broken(broken));
+            return Progress::Ended(Outcome::Broken(broken));
         }
-        let silent_for = now - last_heard.max(slot.started).min(now);
-        if silent_for >= self.patience && (is_late || self.has_other_ways) {
-            let broken = self.break_locked(state, &format!("no answer for {:.1} s", silent_for.as_secs_f64()), false);
-            self.remove(state, id);
-            return Some(if is_late { Outcome::Late } else { Outcome::Broken(broken) });
-        }
-        if is_late {
-            slot.landing = None;
-            slot.spill = Vec::new();
-            slot.abandoned = true;
-            state.abandoned += 1;
-            if state.abandoned > ABANDONED_MAX {
-                self.break_locked(state, "too many calls were not answered in time", false);
+        match state.silence.judge(nanos(now), slot.sent, is_late, &self.patience) {
+            Sign::GiveUp(silent) => {
+                let cause = format!("no answer for {:.1} s", Duration::from_nanos(silent.0).as_secs_f64());
+                let broken = self.break_locked(state, &cause, false);
+                self.remove(state, id);
+                return Progress::Ended(if is_late { Outcome::Late } else { Outcome::Broken(broken) });
             }
-            return Some(Outcome::Late);
+            Sign::Ping => return Progress::Ping,
+            Sign::Wait => {}
         }
-        None
-    }
-
-    /// True once when the server has been silent for half as long as it may be.
-    fn should_ping(&self, state: &mut State, id: u64, now: Instant) -> bool {
-        let since = state.slots.get(&id).map_or(now, |slot| slot.started.max(state.last_heard));
-        let is_long = now.saturating_duration_since(since) >= self.patience / 2;
-        let is_due = is_long && self.has_other_ways && !state.pinged;
-        state.pinged |= is_due;
-        is_due
+        if !is_late {
+            return Progress::Wait;
+        }
+        slot.landing = None;
+        slot.spill = Vec::new();
+        slot.abandoned = true;
+        state.abandoned += 1;
+        if state.abandoned > ABANDONED_MAX {
+            self.break_locked(state, "too many calls were not answered in time", false);
+        }
+        Progress::Ended(Outcome::Late)
     }
 
     /// Asks for a sign of life, which every server gives at once: a slow server is not a dead one.
     fn ping(&self, now: Instant) {
-        if let Ok(id) = self.start(&Call::Status, &[], 0, None, now + self.patience / 2) {
-            let mut state = lock(&self.slots);
+        if let Ok(id) = self.start(&Call::Status, &[], 0, None, now + Duration::from_nanos(self.patience.silence.0 / 2))
+        {
+            let mut state = self.slots.lock();
             if let Some(slot) = state.slots.get_mut(&id)
                 && slot.done.is_none()
             {
@@ -430,7 +410,7 @@ impl Connection {
                 Err(error) => break Err(error),
             }
         };
-        let mut state = lock(&self.slots);
+        let mut state = self.slots.lock();
         self.stop_leading(&mut state, receiving, received);
         state
     }
@@ -452,7 +432,7 @@ impl Connection {
         }
     }
 
-    /// Receives at most once, or delivers an answer that is here already; tells whose.
+    /// Receives at most once, or delivers an answer that is here already; returns its call.
     fn step(&self, receiving: &mut Receiving, deadline: Instant) -> Result<Option<u64>, TransportError> {
         if receiving.current.is_none() {
             let Some((header, body)) = receiving.reader.take_frame(&self.limits)? else {
@@ -461,8 +441,8 @@ impl Connection {
             };
             let header = header.expect(Kind::Answer)?;
             let answer: Answer = decode_body(body)?;
-            let mut state = lock(&self.slots);
-            (state.last_heard, state.pinged) = (Instant::now(), false);
+            let mut state = self.slots.lock();
+            state.silence.heard(nanos(Instant::now()));
             let Some(slot) = state.slots.get_mut(&header.id).filter(|slot| slot.done.is_none()) else {
                 return Err(match answer {
                     Answer::Fault(fault) => TransportError::Farewell(fault),
@@ -475,24 +455,30 @@ impl Connection {
                 let limit = slot.want_bytes;
                 return Err(frame::FrameError::PayloadTooLong { kind: Kind::Answer, claimed: len.into(), limit }.into());
             }
-            if len == 0 {
-                return Ok(Some(self.finish(state, header.id, answer, 0)));
+            let mut at = 0;
+            if let Answer::Piece { at: place, missing } = answer {
+                slot.gathering.piece(place.into(), len.into(), missing.into()).map_err(|_| misplaced(place, len))?;
+                at = place;
             }
-            receiving.current = Some(Incoming { id: header.id, answer, len, filled: 0 });
+            if len == 0 {
+                return Ok(self.take_in(state, header.id, answer, 0));
+            }
+            receiving.current = Some(Incoming { id: header.id, answer, at, len, filled: 0 });
         }
         self.step_payload(receiving, deadline)
     }
 
     /// Receives some of the payload of the present answer.
     fn step_payload(&self, receiving: &mut Receiving, deadline: Instant) -> Result<Option<u64>, TransportError> {
-        let Some(Incoming { id, len, filled, .. }) = &mut receiving.current else { return Ok(None) };
+        let Some(Incoming { id, at, len, filled, .. }) = &mut receiving.current else { return Ok(None) };
+        let at = *at as usize;
         let held = receiving.reader.take_payload((*len - *filled) as usize);
-        let mut state = lock(&self.slots);
+        let mut state = self.slots.lock();
         let mut landing = None;
         if let Some(slot) = state.slots.get_mut(id).filter(|slot| !slot.abandoned) {
             match &mut slot.landing {
-                Some(landing) => landing.put(*filled as usize, held),
-                None => slot.spill.extend_from_slice(held),
+                Some(landing) => landing.put(at + *filled as usize, held),
+                None => slot.keep(at + *filled as usize, held),
             }
             *filled += held.len() as u32;
             if filled < len {
@@ -507,12 +493,13 @@ impl Connection {
             let rest = (*len - *filled) as usize;
             let received = match &mut landing {
                 Some(landing) => {
-                    let got = landing.with_rest(*filled as usize, rest, |rest| self.stream.receive(rest, deadline));
+                    let got =
+                        landing.with_rest(at + *filled as usize, rest, |rest| self.stream.receive(rest, deadline));
                     got.map(|got| *filled += got as u32)
                 }
                 None => receiving.reader.fill(&self.stream, false, deadline),
             };
-            state = lock(&self.slots);
+            state = self.slots.lock();
             if let Some(landing) = landing
                 && let Some(slot) = state.slots.get_mut(id)
             {
@@ -528,14 +515,24 @@ impl Connection {
                 Err(TransportError::Closed) => return Err(TransportError::Truncated),
                 other => other?,
             }
-            state.last_heard = Instant::now();
+            state.silence.heard(nanos(Instant::now()));
         }
         if filled >= len
             && let Some(Incoming { id, answer, len, .. }) = receiving.current.take()
         {
-            return Ok(Some(self.finish(state, id, answer, len)));
+            return Ok(self.take_in(state, id, answer, len));
         }
         Ok(None)
+    }
+
+    /// A frame is here as a whole: books the answer if it is complete; returns its call.
+    fn take_in(&self, mut state: MutexGuard<'_, State>, id: u64, answer: Answer, len: u32) -> Option<u64> {
+        let Answer::Piece { at, missing } = answer else { return Some(self.finish(state, id, answer, len)) };
+        let slot = state.slots.get_mut(&id)?;
+        slot.zero((at + len) as usize, missing as usize);
+        let gathering = slot.gathering;
+        let whole = gathering.whole_bytes() as u32;
+        gathering.is_complete().then(|| self.finish(state, id, Answer::Data, whole))
     }
 
     /// Books an answer and wakes its caller, with the lock released so that it does not wake in vain.
@@ -571,8 +568,8 @@ impl Connection {
         }
         let broken = Breakage { cause: cause.into(), protocol };
         if state.unanswered() > 0 {
-            // Before anybody can see that the connection is gone: whoever repeats a call must do it in a new epoch.
-            self.identity.raise_epoch();
+            // Before any thread can see that the connection is gone: a call is repeated in a new epoch only.
+            self.identity.epochs().give_up();
         }
         tracing::debug!(server = %self.peer, session = self.session, cause, "connection given up");
         state.broken = Some(broken.clone());
@@ -590,6 +587,11 @@ impl Drop for Connection {
     }
 }
 
-fn is_nobody(error: &std::io::Error) -> bool {
+/// The error for a piece of an answer that does not fit into what is left of it.
+fn misplaced(at: u32, len: u32) -> TransportError {
+    frame::FrameError::BadBody { what: format!("a piece of {len} bytes at {at} has no place in its answer") }.into()
+}
+
+fn is_not_listening(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound)
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use impresario_wire::{Fault, FrameError};
+use impresario_wire::Fault;
 
 /// A server's name in the configuration and its address, for messages.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -134,37 +134,5 @@ impl ClientError {
 
     pub(crate) fn invalid(what: impl Into<String>) -> ClientError {
         ClientError::Invalid { what: what.into() }
-    }
-}
-
-/// Why a stream gives no further frame, or takes none.
-#[derive(Debug, thiserror::Error)]
-pub enum TransportError {
-    /// The peer closed between two frames.
-    #[error("the server closed the connection")]
-    Closed,
-    /// The peer closed within a frame.
-    #[error("the connection ended in the middle of a frame")]
-    Truncated,
-    /// Nothing came, or nothing could be sent, in time.
-    #[error("nothing came in time")]
-    TimedOut,
-    /// Not a frame of ours.
-    #[error(transparent)]
-    Frame(#[from] FrameError),
-    /// An answer to a call that was not made.
-    #[error("it answered call {0}, which is not under way")]
-    Unasked(u64),
-    /// The peer says why it ends the connection.
-    #[error("{}", .0.message)]
-    Farewell(Fault),
-    /// The socket failed.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-}
-
-impl From<rustix::io::Errno> for TransportError {
-    fn from(errno: rustix::io::Errno) -> Self {
-        TransportError::Io(errno.into())
     }
 }

@@ -1,14 +1,14 @@
 //! An open file.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetAttr, Target};
 
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
-use crate::turn::lock;
 
 /// A file that is dropped without being closed waits at most so long for the metadata server.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -57,6 +57,28 @@ impl File {
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
         self.inner.client.read(self.inner.key, &self.inner.layout, offset, into)
+    }
+
+    /// Reads extents (offset, length) into `into`, back to back; `into` is as long as all of them together. They may
+    /// overlap and come in any order. Returns the bytes of each that lie before the end of the file; holes are zeros.
+    pub fn read_list(&self, extents: &[(u64, usize)], into: &mut [u8]) -> Result<Vec<usize>, ClientError> {
+        self.inner.client.read_list(self.inner.key, &self.inner.layout, extents, into)
+    }
+
+    /// Reads `count` extents of `len` bytes, the first at `offset` and each `stride` bytes after the one before.
+    /// Otherwise as [`read_list`](File::read_list); returns the bytes before the end of the file in all.
+    pub fn read_strided(
+        &self,
+        offset: u64,
+        len: usize,
+        stride: u64,
+        count: usize,
+        into: &mut [u8],
+    ) -> Result<usize, ClientError> {
+        let extent = |i: usize| Some((offset.checked_add(stride.checked_mul(i as u64)?)?, len));
+        let extents: Option<Vec<_>> = (0..count).map(extent).collect();
+        let extents = extents.ok_or_else(|| ClientError::invalid("the extents go beyond the longest file"))?;
+        Ok(self.read_list(&extents, into)?.into_iter().sum())
     }
 
     /// Writes all bytes at `offset`. They are with the data servers when it returns; durable they are after
@@ -118,7 +140,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         let inner = &self.inner;
-        let is_closed = lock(&inner.registration).is_closed;
+        let is_closed = inner.registration.lock().is_closed;
         if !is_closed && let Err(error) = inner.close(Instant::now() + DROP_WAIT_MAX.min(inner.client.timeout())) {
             tracing::debug!(%error, "closing a dropped file");
         }
@@ -136,11 +158,12 @@ impl OpenFile {
     /// Registers the file with the metadata server's present session, if it is not; returns session and handle.
     pub(crate) fn register(&self, deadline: Instant) -> Result<(u64, u64), ClientError> {
         let link = self.client.meta_link();
-        let mut registration = lock(&self.registration);
+        let mut registration = self.registration.lock();
         let session = link.session(deadline)?;
         if registration.session != session && !registration.is_closed {
             let call = MetaCall::Reopen { path: registration.path.clone(), file: self.key, write: self.write };
-            match link.call_in(session, Call::Meta(call), deadline)?.answer {
+            let call = Call::Meta { who: self.client.identity().who(), call };
+            match link.call_in(session, call, deadline)?.answer {
                 Answer::Opened(opened) if opened.file == self.key => {
                     tracing::debug!(file = self.key.0, session, "registered an open file anew");
                     (registration.session, registration.handle) = (session, opened.handle);
@@ -156,19 +179,19 @@ impl OpenFile {
     fn stay_registered(&self, deadline: Instant) -> Result<(), ClientError> {
         let session = self.client.meta_link().session_now();
         // Waits for another thread that is registering it just now.
-        let is_registered = Some(lock(&self.registration).session) == session;
+        let is_registered = Some(self.registration.lock().session) == session;
         if is_registered { Ok(()) } else { self.register(deadline).map(drop) }
     }
 
     /// True when the metadata server does not know, as far as we know, that the file is open.
     pub(crate) fn is_unregistered(&self, session: Option<u64>) -> bool {
         // Somebody who holds the lock is about to register it.
-        self.registration.try_lock().is_ok_and(|r| !r.is_closed && Some(r.session) != session)
+        self.registration.try_lock().is_some_and(|r| !r.is_closed && Some(r.session) != session)
     }
 
     /// This client renamed what the file was opened by, or a folder above it.
     pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
-        let mut registration = lock(&self.registration);
+        let mut registration = self.registration.lock();
         match registration.path.strip_prefix(from) {
             Some(rest) if rest.is_empty() || rest.starts_with(b"/") => registration.path = [to, rest].concat(),
             _ => {}
@@ -178,17 +201,19 @@ impl OpenFile {
     /// A call about the open file that may be repeated.
     fn ask(&self, call: impl Fn(u64) -> MetaCall) -> Result<Answer, ClientError> {
         let deadline = self.client.deadline();
+        // One sequence for all copies: the server does a change once.
+        let who = self.client.identity().who();
         let mut has_been_stale = false;
         loop {
             let asked = self.register(deadline).and_then(|(session, handle)| {
-                self.client.meta_link().call_in(session, Call::Meta(call(handle)), deadline)
+                self.client.meta_link().call_in(session, Call::Meta { who, call: call(handle) }, deadline)
             });
             match asked {
                 Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
                 // The server has forgotten the session without ending the connection, as an I/O node between may do.
                 Err(ClientError::Fault { fault: Fault { errno: libc::EBADF, .. }, .. }) if !has_been_stale => {
                     has_been_stale = true;
-                    lock(&self.registration).session = 0;
+                    self.registration.lock().session = 0;
                 }
                 asked => return asked.map(|reply| reply.answer),
             }
@@ -207,7 +232,7 @@ impl OpenFile {
         let link = self.client.meta_link();
         let closed = loop {
             let (session, handle, is_current) = {
-                let registration = lock(&self.registration);
+                let registration = self.registration.lock();
                 let is_current = link.session_now() == Some(registration.session);
                 (registration.session, registration.handle, is_current)
             };
@@ -217,8 +242,10 @@ impl OpenFile {
                 break Ok(());
             }
             let registered = if is_current { Ok((session, handle)) } else { self.register(deadline) };
-            let asked = registered
-                .and_then(|(session, handle)| link.call_in(session, Call::Meta(MetaCall::Close { handle }), deadline));
+            let asked = registered.and_then(|(session, handle)| {
+                let call = Call::Meta { who: self.client.identity().who(), call: MetaCall::Close { handle } };
+                link.call_in(session, call, deadline)
+            });
             match asked.map(|reply| reply.answer) {
                 Ok(Answer::Done) => break Ok(()),
                 Ok(other) => break Err(self.unexpected(&other)),
@@ -226,7 +253,7 @@ impl OpenFile {
                 Err(error) => break Err(error),
             }
         };
-        lock(&self.registration).is_closed = true;
+        self.registration.lock().is_closed = true;
         closed
     }
 

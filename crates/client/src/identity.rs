@@ -1,7 +1,8 @@
 //! Who a client is: its key, epoch and request numbers, and what it has sent.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use impresario_node::session::Epoch;
 use impresario_wire::{ClientKey, Who};
 
 use crate::error::{ClientError, Errno};
@@ -10,7 +11,7 @@ use crate::error::{ClientError, Errno};
 #[derive(Debug)]
 pub struct Identity {
     client: ClientKey,
-    epoch: AtomicU32,
+    epoch: Epoch,
     sequence: AtomicU64,
     job: u64,
     user: u32,
@@ -30,11 +31,11 @@ impl Identity {
         Ok(Identity::of(who))
     }
 
-    /// The client of that name; for those who speak for another.
+    /// A given client; for servers that speak for another.
     pub fn of(who: Who) -> Identity {
         Identity {
             client: who.client,
-            epoch: AtomicU32::new(who.epoch),
+            epoch: Epoch::new(who.epoch),
             sequence: AtomicU64::new(who.sequence),
             job: who.job,
             user: who.user,
@@ -55,18 +56,12 @@ impl Identity {
 
     /// The present epoch.
     pub fn epoch(&self) -> u32 {
-        self.epoch.load(Ordering::Acquire)
+        self.epoch.now()
     }
 
-    /// A path to a server was given up with requests outstanding: whatever is still on it must not be applied any more
-    /// once a newer request was seen.
-    pub(crate) fn raise_epoch(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Leaves behind an epoch that a server called old.
-    pub(crate) fn raise_epoch_above(&self, old: u32) {
-        let _ = self.epoch.compare_exchange(old, old.wrapping_add(1), Ordering::AcqRel, Ordering::Acquire);
+    /// The epoch itself, for the machines that begin new ones.
+    pub(crate) fn epochs(&self) -> &Epoch {
+        &self.epoch
     }
 }
 

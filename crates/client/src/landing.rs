@@ -6,7 +6,7 @@
 use std::io::IoSliceMut;
 use std::ptr::NonNull;
 
-use crate::transport::PIECES_MAX;
+use impresario_transport::PIECES_MAX;
 
 /// The right to lend somebody's buffers, again for each time that a call is sent.
 #[derive(Clone, Copy)]
@@ -59,6 +59,16 @@ impl Landing {
             piece.split_at_mut(now.len()).0.copy_from_slice(now);
             bytes = later;
             !bytes.is_empty()
+        });
+    }
+
+    /// Zeroes `len` bytes from offset `at` on.
+    pub(crate) fn zero(&mut self, at: usize, mut len: usize) {
+        self.from(at, |piece| {
+            let piece = piece.split_at_mut(len.min(piece.len())).0;
+            piece.fill(0);
+            len -= piece.len();
+            len > 0
         });
     }
 
@@ -130,7 +140,9 @@ mod tests {
         assert_eq!(landing.with_rest(2, 100, |rest| rest.iter().map(|p| p.len()).collect::<Vec<_>>()), [1, 5]);
         assert_eq!(landing.with_rest(8, 100, |rest| rest.len()), 0);
         landing.put(8, &[]);
-        assert_eq!((a, c), ([0, 1, 2], [3, 4, 8, 9, 0]));
+        landing.zero(2, 2);
+        landing.zero(8, 0);
+        assert_eq!((a, c), ([0, 1, 0], [0, 4, 8, 9, 0]));
     }
 
     #[test]

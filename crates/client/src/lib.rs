@@ -3,10 +3,10 @@
 //! - [`Client`] and [`File`] are what programs use; [`names`] its operations on the name space.
 //! - [`Striped`] reads and writes files on the data servers directly; an I/O node forwards through it.
 //! - [`Link`] is a connection to one service that many threads share and that is made anew when it is lost.
-//! - [`transport`] holds sockets and frames, for servers too.
 
 pub mod admin;
 mod client;
+mod clock;
 mod connection;
 mod cut;
 mod error;
@@ -23,7 +23,6 @@ mod striped;
 pub mod testing;
 #[cfg(test)]
 mod tests;
-pub mod transport;
 mod turn;
 mod unsynced;
 

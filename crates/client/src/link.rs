@@ -1,35 +1,27 @@
 //! A link to one service: a connection that is made anew when it is lost, and calls that survive that.
 //!
-//! A link has one door, or several equivalent ones (the I/O nodes): when a connection ends or cannot be made it goes
+//! A link has one route, or several equivalent ones (the I/O nodes): when a connection ends or cannot be made it goes
 //! on to the next. Calls are repeated on a new connection until their deadline, as far as that is safe:
 //! - what only reads, and control calls, always;
 //! - what changes data, when the link's own client is the sender: the connection that was given up raised its epoch, so
-//!   that a late first copy is refused by whoever has seen the repetition;
+//!   that a late first copy is refused by every server that has seen the repetition;
 //! - data calls passed on for another client, and metadata calls, only if nothing of them was sent. Otherwise they fail
 //!   with [`ClientError::Lost`], and their client decides.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Address;
+use impresario_node::session::{Next, Patience, Routes};
 use impresario_wire::{Call, Hello, PROTOCOL_VERSION, Role, Who};
 
+use crate::clock::{instant, nanos, span};
 use crate::connection::{Connection, Greeting};
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::pending::{Buffers, Pending, Reply};
-use crate::turn::lock;
-
-/// First pause before a connection is tried again.
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// Longest pause.
-const PAUSE_MAX: Duration = Duration::from_millis(500);
-
-/// The pause after so many failures in a row.
-pub(crate) fn pause(failures: u32) -> Duration {
-    PAUSE_MIN.saturating_mul(1 << failures.min(10)).min(PAUSE_MAX)
-}
 
 /// How a link behaves.
 #[derive(Clone, Debug)]
@@ -58,7 +50,7 @@ impl LinkOptions {
 
 /// A reconnecting connection that many threads share.
 pub struct Link {
-    doors: Vec<Door>,
+    routes: Vec<Route>,
     options: LinkOptions,
     hello: Hello,
     identity: Arc<Identity>,
@@ -66,50 +58,46 @@ pub struct Link {
     changed: Condvar,
 }
 
-struct Door {
+struct Route {
     peer: Peer,
     address: Address,
 }
 
-#[derive(Default)]
 struct State {
     connection: Option<Arc<Connection>>,
-    /// A thread is connecting; the others wait for it.
-    connecting: bool,
-    door: usize,
-    /// Attempts in a row that came to nothing.
-    failures: u32,
-    retry_at: Option<Instant>,
+    routes: Routes,
+    /// Why the last connection or attempt came to nothing.
     cause: String,
 }
 
 impl Link {
-    /// A link to a service behind `(name, address)` doors, of which the first is tried first. Nothing is connected
+    /// A link to a service behind `(name, address)` routes, of which the first is tried first. Nothing is connected
     /// yet. An empty name accepts whatever server answers there.
-    pub fn new(doors: &[(&str, &str)], identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
-        let doors = doors.iter().map(|(name, address)| {
+    pub fn new(routes: &[(&str, &str)], identity: Arc<Identity>, options: LinkOptions) -> Result<Link, ClientError> {
+        let routes = routes.iter().map(|(name, address)| {
             let peer = Peer { name: name.to_string(), address: address.to_string() };
             let parsed = address.parse().map_err(|error| ClientError::invalid(format!("{peer}: {error}")));
-            parsed.map(|address| Door { peer, address })
+            parsed.map(|address| Route { peer, address })
         });
-        let doors: Vec<Door> = doors.collect::<Result<_, _>>()?;
-        if doors.is_empty() {
+        let routes: Vec<Route> = routes.collect::<Result<_, _>>()?;
+        if routes.is_empty() {
             return Err(ClientError::invalid("a link needs the address of at least one server"));
         }
         let mut name = options.name.clone();
         name.truncate((0..=256.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
         let hello = Hello { version: PROTOCOL_VERSION, who: options.who, role: options.role, name };
-        Ok(Link { doors, options, hello, identity, state: Mutex::default(), changed: Condvar::new() })
+        let state = State { connection: None, routes: Routes::new(routes.len(), 0), cause: String::new() };
+        Ok(Link { routes, options, hello, identity, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// The server that the link speaks to, or would speak to next.
     pub fn peer(&self) -> Peer {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         match &state.connection {
             Some(connection) => connection.peer.clone(),
             None => self
-                .door(state.door)
-                .map(|door| door.peer.clone())
+                .route(state.routes.at())
+                .map(|route| route.peer.clone())
                 .unwrap_or(Peer { name: String::new(), address: String::new() }),
         }
     }
@@ -124,7 +112,7 @@ impl Link {
         &self.options
     }
 
-    /// Sends a call; `payload` is what a write carries. Never fails: what went wrong, [`Pending::wait`] tells, after it
+    /// Sends a call; `payload` is what a write carries. Never fails: [`Pending::wait`] reports what went wrong, after it
     /// has tried to mend it. Waits at most until `deadline`.
     pub fn start<'a>(&'a self, call: Call, payload: &'a [IoSlice<'a>], deadline: Instant) -> Pending<'a> {
         let mut pending = Pending::new(self, call, payload, None);
@@ -159,20 +147,20 @@ impl Link {
 
     /// Number of the present connection, if there is one and it is sound as far as is known. Never waits for the server.
     pub fn session_now(&self) -> Option<u64> {
-        let connection = lock(&self.state).connection.clone()?;
+        let connection = self.state.lock().connection.clone()?;
         connection.check_idle().is_none().then_some(connection.session)
     }
 
     /// Ends the present connection, if any; calls under way are repeated on the next.
     pub fn disconnect(&self) {
-        let connection = lock(&self.state).connection.clone();
+        let connection = self.state.lock().connection.clone();
         if let Some(connection) = connection {
             connection.break_off("the client ended the connection", false);
         }
     }
 
     pub(crate) fn connection_in(&self, session: u64) -> Result<Arc<Connection>, ClientError> {
-        let connection = lock(&self.state).connection.clone();
+        let connection = self.state.lock().connection.clone();
         match connection.filter(|c| c.session == session) {
             // These calls cannot be repeated, so look twice before one is sent into the void.
             Some(connection) if connection.check_idle().is_none() => Ok(connection),
@@ -182,82 +170,62 @@ impl Link {
 
     /// The present connection, or a new one; tries until the deadline. `started` is when the caller's call began.
     pub(crate) fn connection(&self, started: Instant, deadline: Instant) -> Result<Arc<Connection>, ClientError> {
-        let mut state = lock(&self.state);
-        let mut doors_shut = 0;
+        let mut state = self.state.lock();
+        let mut refusals = 0;
         loop {
             if let Some(connection) = &state.connection {
                 let Some(broken) = connection.broken() else { return Ok(connection.clone()) };
-                // A server that ends connections without ever answering is not asked again and again at once.
-                state.failures = match connection.proven.load(std::sync::atomic::Ordering::Relaxed) {
-                    true => 0,
-                    false => state.failures + 1,
-                };
-                state.retry_at = (state.failures > 0).then(|| Instant::now() + pause(state.failures - 1));
+                let answered = connection.proven.load(std::sync::atomic::Ordering::Relaxed);
+                state.routes.lost(nanos(Instant::now()), answered);
                 state.cause = broken.cause.to_string();
                 state.connection = None;
-                state.door = (state.door + 1) % self.doors.len();
             }
             let now = Instant::now();
-            if now >= deadline {
-                return Err(self.unreachable(&state, started));
-            }
-            let until = match (state.connecting, state.retry_at) {
-                (true, _) => deadline,
-                (false, Some(at)) if now < at => at.min(deadline),
-                _ => {
-                    state.connecting = true;
+            let until = match state.routes.next(nanos(now), nanos(deadline), span(self.options.timeout)) {
+                Next::Late => return Err(self.unreachable(&state, started)),
+                Next::Wait { until } => instant(until),
+                Next::Connect { route, until } => {
                     drop(state);
-                    let made = self.attempt(deadline);
-                    state = lock(&self.state);
+                    let made = self.attempt(route, instant(until));
+                    state = self.state.lock();
                     if let Err(error) = made {
                         let is_hopeless = is_final(&error) || !self.options.keep_trying;
-                        doors_shut = if is_hopeless { doors_shut + 1 } else { 0 };
-                        // Every door refused for good: trying again does not help.
-                        if doors_shut >= self.doors.len() {
+                        refusals = if is_hopeless { refusals + 1 } else { 0 };
+                        // Every route refused for good: trying again does not help.
+                        if refusals >= self.routes.len() {
                             return Err(error);
                         }
                     }
                     continue;
                 }
             };
-            state = self.changed.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, until - now).0;
         }
     }
 
-    /// One attempt at the present door, by the one thread that connects.
-    fn attempt(&self, deadline: Instant) -> Result<(), ClientError> {
-        let at = lock(&self.state).door;
-        let several = self.doors.len() > 1;
-        // With another door to try, no more than a part of the time is spent at this one.
-        let share = if several { self.options.timeout / 4 } else { Duration::MAX };
-        let now = Instant::now();
-        let made = self.door(at).ok_or_else(|| ClientError::invalid("no such server")).and_then(|door| {
+    /// One attempt at a route, by the one thread that connects.
+    fn attempt(&self, at: usize, deadline: Instant) -> Result<(), ClientError> {
+        let made = self.route(at).ok_or_else(|| ClientError::invalid("no such server")).and_then(|route| {
+            let silence = span(self.options.timeout / 2);
             let greeting = Greeting {
-                peer: &door.peer,
+                peer: &route.peer,
                 hello: &self.hello,
-                deadline: now.checked_add(share).map_or(deadline, |end| end.min(deadline)),
+                deadline,
                 tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(500)),
                 max_payload_bytes: self.options.max_payload_bytes,
-                patience: self.options.timeout / 2,
-                has_other_ways: several,
+                patience: Patience { silence, has_other_ways: self.routes.len() > 1 },
             };
-            Connection::open(&door.address, &greeting, &self.identity)
+            Connection::open(&route.address, &greeting, &self.identity)
         });
-        let mut state = lock(&self.state);
-        state.connecting = false;
+        let mut state = self.state.lock();
         let made = match made {
             Ok(connection) => {
-                state.retry_at = None;
+                state.routes.opened();
                 state.connection = Some(Arc::new(connection));
                 Ok(())
             }
             Err(error) => {
-                state.door = (at + 1) % self.doors.len();
-                state.failures += 1;
-                // Each round over all doors counts as one failure.
-                let rounds = state.failures / self.doors.len() as u32;
-                let is_round = state.failures.is_multiple_of(self.doors.len() as u32);
-                state.retry_at = is_round.then(|| Instant::now() + pause(rounds.saturating_sub(1)));
+                state.routes.refused(nanos(Instant::now()));
                 state.cause = match &error {
                     ClientError::Unreachable { cause, .. } => cause.clone(),
                     ClientError::Refused { fault, .. } => fault.message.clone(),
@@ -271,8 +239,8 @@ impl Link {
         made
     }
 
-    fn door(&self, at: usize) -> Option<&Door> {
-        self.doors.get(at)
+    fn route(&self, at: usize) -> Option<&Route> {
+        self.routes.get(at)
     }
 
     fn unreachable(&self, state: &State, started: Instant) -> ClientError {
@@ -280,18 +248,18 @@ impl Link {
             "" => "no connection came about",
             cause => cause,
         };
-        self.unreachable_because(state.door, started, cause.into())
+        self.unreachable_because(state.routes.at(), started, cause.into())
     }
 
     /// The error of a call whose time is up.
     pub(crate) fn late(&self, peer: &Peer, started: Instant, cause: &str) -> ClientError {
-        let at = self.doors.iter().position(|door| door.peer == *peer).unwrap_or(0);
+        let at = self.routes.iter().position(|route| route.peer == *peer).unwrap_or(0);
         self.unreachable_because(at, started, cause.into())
     }
 
-    fn unreachable_because(&self, door: usize, started: Instant, cause: String) -> ClientError {
-        let names: Vec<&str> = self.doors.iter().map(|door| door.peer.name.as_str()).collect();
-        let address = self.door(door).map(|door| door.peer.address.clone()).unwrap_or_default();
+    fn unreachable_because(&self, route: usize, started: Instant, cause: String) -> ClientError {
+        let names: Vec<&str> = self.routes.iter().map(|route| route.peer.name.as_str()).collect();
+        let address = self.route(route).map(|route| route.peer.address.clone()).unwrap_or_default();
         let server = match names.as_slice() {
             [""] => "the server".into(),
             several => several.join(", "),

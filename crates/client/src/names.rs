@@ -2,13 +2,10 @@
 //!
 //! Paths are bytes, from the root of the name space; a leading `/` is allowed. No symbolic link is followed.
 //!
-//! A change whose answer is lost with its connection is asked for again. If it turns out to have been done (the name
-//! exists that was to be made, or is gone that was to be removed), it counts as done by us. When somebody else did the
-//! same thing in that very moment, two programs may both be told that it was they: known of network file systems, and
-//! only after a lost connection.
+//! A change whose answer is lost with its connection is asked for again, with the same sequence number: the metadata
+//! server does it once and repeats its answer.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use impresario_wire::{Answer, Attr, Call, Entry, LayoutRequest, MetaCall, Opened, SetAttr, Statfs, Target};
 
@@ -66,10 +63,7 @@ impl Client {
         let path = clean(path);
         let CreateOptions { mode, uid, gid, exclusive, layout } = options;
         let call = MetaCall::Create { path: path.clone(), mode, uid, gid, exclusive, layout };
-        let (reply, opened) = match self.change(&call, libc::EEXIST)? {
-            Some(reply) => opened(reply)?,
-            None => opened(self.ask(MetaCall::Open { path: path.clone(), write: true })?)?,
-        };
+        let (reply, opened) = opened(self.ask(call)?)?;
         Ok((File::new(self, path, true, &opened, reply.session), opened.attr))
     }
 
@@ -87,32 +81,24 @@ impl Client {
 
     /// Removes a file's or link's name.
     pub fn unlink(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
-        self.change(&MetaCall::Unlink { path: clean(path) }, libc::ENOENT)?.map_or(Ok(()), |reply| expect_done(&reply))
+        expect_done(&self.ask(MetaCall::Unlink { path: clean(path) })?)
     }
 
     /// Makes a directory.
     pub fn mkdir(&self, path: impl AsRef<[u8]>, mode: u32, uid: u32, gid: u32) -> Result<Attr, ClientError> {
-        let path = clean(path);
-        match self.change(&MetaCall::Mkdir { path: path.clone(), mode, uid, gid }, libc::EEXIST)? {
-            Some(reply) => attr(reply),
-            None => self.stat(path),
-        }
+        attr(self.ask(MetaCall::Mkdir { path: clean(path), mode, uid, gid })?)
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
-        self.change(&MetaCall::Rmdir { path: clean(path) }, libc::ENOENT)?.map_or(Ok(()), |reply| expect_done(&reply))
+        expect_done(&self.ask(MetaCall::Rmdir { path: clean(path) })?)
     }
 
     /// Renames, atomically replacing what was there, unless `no_replace`.
     pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>, no_replace: bool) -> Result<(), ClientError> {
         let (from, to) = (clean(from), clean(to));
         let call = MetaCall::Rename { from: from.clone(), to: to.clone(), no_replace };
-        match self.change(&call, libc::ENOENT)? {
-            Some(reply) => expect_done(&reply)?,
-            // The old name is gone: by our first attempt, if the new one is there.
-            None => drop(self.stat(&to)?),
-        }
+        expect_done(&self.ask(call)?)?;
         self.opens.note_rename(&from, &to);
         Ok(())
     }
@@ -125,11 +111,7 @@ impl Client {
         uid: u32,
         gid: u32,
     ) -> Result<Attr, ClientError> {
-        let (path, target) = (clean(path), target.as_ref().to_vec());
-        match self.change(&MetaCall::Symlink { path: path.clone(), target, uid, gid }, libc::EEXIST)? {
-            Some(reply) => attr(reply),
-            None => self.stat(path),
-        }
+        attr(self.ask(MetaCall::Symlink { path: clean(path), target: target.as_ref().to_vec(), uid, gid })?)
     }
 
     /// What a symbolic link says.
@@ -181,22 +163,9 @@ impl Client {
         expect_done(&self.ask(MetaCall::SetLayout { path: clean(path), layout })?)
     }
 
-    fn ask(&self, call: MetaCall) -> Result<Reply, ClientError> {
-        self.meta_link().call(Call::Meta(call), &[], None, self.deadline())
-    }
-
-    /// Asks for a change until its answer is known. `None`: an earlier attempt, whose answer was lost, has done it, as
-    /// the errno `done` of a later one tells.
-    fn change(&self, call: &MetaCall, done: i32) -> Result<Option<Reply>, ClientError> {
-        let deadline = self.deadline();
-        let mut was_lost = false;
-        loop {
-            match self.meta_link().call(Call::Meta(call.clone()), &[], None, deadline) {
-                Err(ClientError::Lost { .. }) if Instant::now() < deadline => was_lost = true,
-                Err(ClientError::Fault { fault, .. }) if was_lost && fault.errno == done => return Ok(None),
-                other => return other.map(Some),
-            }
-        }
+    pub(crate) fn ask(&self, call: MetaCall) -> Result<Reply, ClientError> {
+        let call = Call::Meta { who: self.identity().who(), call };
+        self.meta_link().call(call, &[], None, self.deadline())
     }
 }
 

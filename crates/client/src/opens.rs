@@ -5,14 +5,14 @@
 //! keeps removed files only for a while after a restart, and must know who writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use crate::client::Client;
 use crate::file::OpenFile;
-use crate::turn::lock;
+use impresario_base::lock::Mutex;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -36,7 +36,7 @@ impl Opens {
     }
 
     pub(crate) fn insert(&self, client: &Arc<Client>, number: u64, file: &Arc<OpenFile>) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.files.insert(number, Arc::downgrade(file));
         if !table.is_kept {
             let client = Arc::downgrade(client);
@@ -47,7 +47,7 @@ impl Opens {
     }
 
     pub(crate) fn remove(&self, number: u64) {
-        lock(&self.table).files.remove(&number);
+        self.table.lock().files.remove(&number);
     }
 
     pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
@@ -55,12 +55,12 @@ impl Opens {
     }
 
     fn all(&self) -> Vec<Arc<OpenFile>> {
-        lock(&self.table).files.values().filter_map(Weak::upgrade).collect()
+        self.table.lock().files.values().filter_map(Weak::upgrade).collect()
     }
 
     /// True when the keeper has nothing to do and ends.
     fn stop_keeping(&self) -> bool {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         if table.files.is_empty() {
             table.is_kept = false;
         }

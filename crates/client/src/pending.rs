@@ -4,12 +4,14 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_node::session::{self, Failure, Rights, Step, Verdict};
 use impresario_wire::{Answer, Call, Fault, MetaCall, Target};
 
+use crate::clock::{instant, nanos};
 use crate::connection::{Connection, NotStarted, Outcome};
 use crate::error::{ClientError, Peer};
 use crate::landing::Lender;
-use crate::link::{Link, pause};
+use crate::link::Link;
 use crate::slots::Breakage;
 
 /// Buffers for the payload of an answer, filled back to back.
@@ -45,19 +47,14 @@ pub struct Pending<'a> {
     lender: Option<Lender>,
     /// It could not be sent, for good.
     failed: Option<ClientError>,
-    /// It may be sent again though a copy of it was sent.
-    may_repeat: bool,
-    lost: bool,
-    refusals: u32,
+    /// What is to be done when an answer does not come.
+    attempts: session::Call,
 }
 
 impl<'a> Pending<'a> {
     pub(crate) fn new(link: &'a Link, call: Call, payload: &'a [IoSlice<'a>], session: Option<u64>) -> Pending<'a> {
-        let want_bytes = match &call {
-            Call::Read { len, .. } | Call::FileRead { len, .. } => *len,
-            _ => 0,
-        };
-        let may_repeat = session.is_none() && may_repeat(&call, link);
+        let want_bytes = call.answer_bytes().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0);
+        let attempts = session::Call::new(rights(&call, link, session.is_some()), nanos(Instant::now()));
         Pending {
             link,
             call,
@@ -68,9 +65,7 @@ impl<'a> Pending<'a> {
             under_way: None,
             lender: None,
             failed: None,
-            may_repeat,
-            lost: false,
-            refusals: 0,
+            attempts,
         }
     }
 
@@ -111,15 +106,7 @@ impl<'a> Pending<'a> {
             let outcome = connection.wait(*id, deadline);
             let Some((connection, _)) = self.under_way.take() else { continue };
             match outcome {
-                Outcome::Answered(Answer::Fault(fault), ..) => {
-                    if !self.asks_to_repeat(&fault, &connection) {
-                        return Err(ClientError::Fault { peer: connection.peer.clone(), fault });
-                    }
-                    self.pause(deadline);
-                    if Instant::now() >= deadline {
-                        return Err(self.link.late(&connection.peer, self.started, &fault.message));
-                    }
-                }
+                Outcome::Answered(Answer::Fault(fault), ..) => self.after_fault(&connection, fault, deadline)?,
                 Outcome::Answered(answer, len, spill) => {
                     if let Some(lender) = &self.lender
                         && !spill.is_empty()
@@ -131,25 +118,27 @@ impl<'a> Pending<'a> {
                         len: len as usize,
                         incarnation: connection.welcome.incarnation,
                         session: connection.session,
-                        repeated: self.lost,
+                        repeated: self.attempts.is_repeated(),
                         peer: connection.peer.clone(),
                     });
                 }
-                Outcome::Broken(broken) => self.note_loss(&connection.peer, broken)?,
+                Outcome::Broken(broken) => self.after_loss(&connection.peer, &broken)?,
                 Outcome::Late => return Err(self.link.late(&connection.peer, self.started, "no answer came")),
             }
         }
     }
 
     fn send(&mut self, deadline: Instant) -> Result<(), ClientError> {
+        self.attempts.set_deadline(nanos(deadline));
         let connection = match self.session {
             Some(session) => self.link.connection_in(session)?,
             None => self.link.connection(self.started, deadline)?,
         };
-        if self.is_ours()
+        let epoch = self.attempts.stamp(self.link.identity().epochs());
+        if self.attempts.is_ours()
             && let Some(who) = self.call.who_mut()
         {
-            who.epoch = self.link.identity().epoch();
+            who.epoch = epoch;
         }
         if let Some(lender) = &self.lender {
             self.check_room(lender)?;
@@ -165,7 +154,7 @@ impl<'a> Pending<'a> {
                 Err(ClientError::SessionEnded { peer: connection.peer.clone() })
             }
             Err(NotStarted::Unsent) => Ok(()),
-            Err(NotStarted::Sent(broken)) => self.note_loss(&connection.peer, broken),
+            Err(NotStarted::Sent(broken)) => self.after_loss(&connection.peer, &broken),
             Err(NotStarted::Late) => Err(self.link.late(&connection.peer, self.started, "it takes no more requests")),
             Err(NotStarted::Impossible(error)) => {
                 Err(ClientError::invalid(format!("{}: the call cannot be sent: {error}", connection.peer)))
@@ -173,49 +162,33 @@ impl<'a> Pending<'a> {
         }
     }
 
-    /// After its connection was lost: may the call be sent again?
-    fn note_loss(&mut self, peer: &Peer, broken: Breakage) -> Result<(), ClientError> {
-        if broken.protocol {
-            return Err(ClientError::Protocol { peer: peer.clone(), what: broken.cause.to_string() });
+    /// The connection was lost with the call outstanding. An error ends the call; otherwise it is sent again.
+    fn after_loss(&mut self, peer: &Peer, broken: &Breakage) -> Result<(), ClientError> {
+        match self.attempts.lost(nanos(Instant::now()), broken.protocol) {
+            Step::Fail(Failure::Protocol) => {
+                Err(ClientError::Protocol { peer: peer.clone(), what: broken.cause.to_string() })
+            }
+            Step::Fail(Failure::Lost) => Err(ClientError::Lost { peer: peer.clone(), cause: broken.cause.to_string() }),
+            Step::Fail(Failure::Late) => Err(self.link.late(peer, self.started, &broken.cause)),
+            Step::Again { .. } | Step::Answer => Ok(()),
         }
-        if !self.may_repeat {
-            return Err(ClientError::Lost { peer: peer.clone(), cause: broken.cause.to_string() });
-        }
-        self.lost = true;
-        Ok(())
     }
 
-    /// Does the fault ask for the call to be sent again? Prepares that.
-    fn asks_to_repeat(&mut self, fault: &Fault, connection: &Connection) -> bool {
-        match fault.errno {
-            Fault::FENCED | Fault::PATH_LOST if self.is_ours() => {
-                if let Some(who) = self.call.who_mut() {
-                    self.link.identity().raise_epoch_above(who.epoch);
+    /// A server answered with a fault. An error ends the call; otherwise it is sent again.
+    fn after_fault(&mut self, connection: &Connection, fault: Fault, deadline: Instant) -> Result<(), ClientError> {
+        let now = nanos(Instant::now());
+        match self.attempts.answered(now, verdict(&fault), self.link.identity().epochs()) {
+            Step::Again { at, elsewhere } => {
+                if elsewhere {
+                    connection.break_off(&fault.message, false);
                 }
-                self.lost |= fault.errno == Fault::PATH_LOST;
-                true
+                std::thread::sleep(Duration::from_nanos(at.0.saturating_sub(now.0)));
+                if instant(at) < deadline {
+                    return Ok(());
+                }
+                Err(self.link.late(&connection.peer, self.started, &fault.message))
             }
-            // The server is stopping and has not begun the call: it, or another, will do it.
-            libc::ESHUTDOWN if self.session.is_none() => {
-                connection.break_off(&fault.message, false);
-                true
-            }
-            // The server has had no memory for the call, and has not begun it.
-            libc::EBUSY => matches!(
-                self.call,
-                Call::Read { .. } | Call::Write { .. } | Call::FileRead { .. } | Call::FileWrite { .. }
-            ),
-            _ => false,
-        }
-    }
-
-    /// Between a refusal and the repetition.
-    fn pause(&mut self, deadline: Instant) {
-        self.refusals += 1;
-        // The first is mostly another thread having just raised the epoch: no reason to wait.
-        if self.refusals > 1 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            std::thread::sleep(pause(self.refusals - 2).min(left));
+            Step::Answer | Step::Fail(_) => Err(ClientError::Fault { peer: connection.peer.clone(), fault }),
         }
     }
 
@@ -226,15 +199,13 @@ impl<'a> Pending<'a> {
         Ok(())
     }
 
-    fn is_ours(&self) -> bool {
-        self.call.who().is_some_and(|who| who.client == self.link.identity().client())
-    }
-
     fn count(&self) {
         let traffic = &self.link.identity().traffic;
         match &self.call {
-            Call::Read { len, .. } | Call::FileRead { len, .. } => traffic.count_read(u64::from(*len)),
-            Call::Write { .. } | Call::FileWrite { .. } => {
+            Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => {
+                traffic.count_read(self.want_bytes.into());
+            }
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => {
                 traffic.count_write(self.payload.iter().map(|piece| piece.len() as u64).sum());
             }
             _ => {}
@@ -250,16 +221,43 @@ impl Drop for Pending<'_> {
     }
 }
 
+/// What a server's fault means for the repetition of a call.
+fn verdict(fault: &Fault) -> Verdict {
+    match fault.errno {
+        Fault::FENCED => Verdict::Fenced,
+        Fault::PATH_LOST => Verdict::PathLost,
+        libc::ESHUTDOWN => Verdict::Stopping,
+        libc::EBUSY => Verdict::Busy,
+        _ => Verdict::Final,
+    }
+}
+
+fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
+    let ours = call.who().is_some_and(|who| who.client == link.identity().client());
+    let again_when_busy = matches!(
+        call,
+        Call::Read { .. }
+            | Call::ReadList { .. }
+            | Call::Write { .. }
+            | Call::WriteMerged { .. }
+            | Call::FileRead { .. }
+            | Call::FileWrite { .. }
+            | Call::Meta { .. }
+    );
+    Rights { repeat: !bound && may_repeat(call, ours), ours, bound, again_when_busy }
+}
+
 /// May a call be sent again though a copy of it was sent before?
-fn may_repeat(call: &Call, link: &Link) -> bool {
+fn may_repeat(call: &Call, ours: bool) -> bool {
     match call {
-        Call::Write { who, .. }
-        | Call::FileWrite { who, .. }
-        | Call::Truncate { who, .. }
-        | Call::Unlink { who, .. } => who.client == link.identity().client(),
-        Call::Meta(call) => match call {
+        Call::Write { .. } | Call::FileWrite { .. } | Call::Truncate { .. } | Call::Unlink { .. } => ours,
+        // Its other senders decide for themselves.
+        Call::WriteMerged { .. } => false,
+        // The metadata server recognises the copies by their sequence.
+        Call::Meta { .. } if ours => true,
+        Call::Meta { call, .. } => match call {
             MetaCall::GetAttr { target } | MetaCall::SetAttr { target, .. } => matches!(target, Target::Path(_)),
-            // An open that nobody heard of ends with its connection.
+            // An open whose answer was lost ends with its connection.
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs => true,
@@ -268,13 +266,16 @@ fn may_repeat(call: &Call, link: &Link) -> bool {
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
             MetaCall::Rename { .. } | MetaCall::Symlink { .. } => false,
         },
-        Call::Read { .. } | Call::FileRead { .. } | Call::ObjectStat { .. } | Call::FileStat { .. } => true,
+        Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
+        Call::ObjectStat { .. } | Call::FileStat { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,
         Call::Status
         | Call::Explain { .. }
         | Call::SetPolicy { .. }
         | Call::ResetStatistics
         | Call::SetDiskOrder { .. } => true,
+        // Begun or ended already, the second copy would be refused.
+        Call::Trace { .. } => false,
     }
 }
 

@@ -1,9 +1,11 @@
-//! The calls under way on one connection: what is known of each, and who waits.
+//! The calls under way on one connection: what is known of each, and which thread waits.
 
 use std::sync::Arc;
 use std::thread::Thread;
-use std::time::Instant;
 
+use impresario_node::pieces::Gathering;
+use impresario_node::session::Silence;
+use impresario_sched::Nanos;
 use impresario_wire::Answer;
 use rustc_hash::FxHashMap;
 
@@ -24,13 +26,15 @@ pub(crate) struct Breakage {
 pub(crate) struct Slot {
     /// Longest payload that the answer may have, bytes.
     pub(crate) want_bytes: u32,
-    pub(crate) started: Instant,
+    pub(crate) sent: Nanos,
     /// Where the payload goes; lent to the receiving thread while `lent`.
     pub(crate) landing: Option<Landing>,
     /// The receiving thread is writing into the landing, outside the lock: its owner must wait.
     pub(crate) lent: bool,
-    /// The payload, when it came before anybody lent buffers for it.
+    /// The payload, when it came before the caller lent buffers for it.
     pub(crate) spill: Vec<u8>,
+    /// What has come of an answer in pieces.
+    pub(crate) gathering: Gathering,
     /// The answer and the length of its payload.
     pub(crate) done: Option<(Answer, u32)>,
     pub(crate) waiter: Option<Thread>,
@@ -41,17 +45,39 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub(crate) fn new(want_bytes: u32, landing: Option<Landing>) -> Slot {
+    pub(crate) fn new(want_bytes: u32, landing: Option<Landing>, now: Nanos) -> Slot {
         Slot {
             want_bytes,
-            started: Instant::now(),
+            sent: now,
             landing,
             lent: false,
             spill: Vec::new(),
+            gathering: Gathering::new(want_bytes.into()),
             done: None,
             waiter: None,
             abandoned: false,
             leaving: false,
+        }
+    }
+
+    /// Takes in `len` bytes that the object does not have: zeros at `at` in the answer.
+    pub(crate) fn zero(&mut self, at: usize, len: usize) {
+        if len == 0 || self.abandoned {
+            return;
+        }
+        match &mut self.landing {
+            Some(landing) => landing.zero(at, len),
+            // What is not kept yet is zero.
+            None => self.spill.resize(self.spill.len().max(at + len), 0),
+        }
+    }
+
+    /// Keeps payload that belongs `at` bytes into the answer until buffers are lent for it.
+    pub(crate) fn keep(&mut self, at: usize, bytes: &[u8]) {
+        let end = at + bytes.len();
+        self.spill.resize(self.spill.len().max(end), 0);
+        if let Some(place) = self.spill.get_mut(at..end) {
+            place.copy_from_slice(bytes);
         }
     }
 }
@@ -59,25 +85,22 @@ impl Slot {
 /// The state of a connection.
 pub(crate) struct Slots<R> {
     pub(crate) slots: FxHashMap<u64, Slot>,
-    /// The receiving end, while nobody receives. Who takes it is the leader.
+    /// The receiving end, while no thread receives. The thread that takes it is the leader.
     pub(crate) reader: Option<R>,
     pub(crate) broken: Option<Breakage>,
-    pub(crate) last_heard: Instant,
-    /// A sign of life was asked for since.
-    pub(crate) pinged: bool,
+    pub(crate) silence: Silence,
     pub(crate) abandoned: u32,
     /// Threads parked until their answer comes or they are asked to receive.
     followers: Vec<(u64, Thread)>,
 }
 
 impl<R> Slots<R> {
-    pub(crate) fn new(reader: R) -> Slots<R> {
+    pub(crate) fn new(reader: R, now: Nanos) -> Slots<R> {
         Slots {
             slots: FxHashMap::default(),
             reader: Some(reader),
             broken: None,
-            last_heard: Instant::now(),
-            pinged: false,
+            silence: Silence::new(now),
             abandoned: 0,
             followers: Vec::new(),
         }
@@ -102,8 +125,8 @@ impl<R> Slots<R> {
         }
     }
 
-    /// A parked thread to be asked to receive, when nobody does. To be woken, after the lock was released, by whoever
-    /// stops receiving or waiting.
+    /// A parked thread to be asked to receive, when no thread does. The thread that stops receiving or
+    /// waiting wakes it after releasing the lock.
     pub(crate) fn successor(&self) -> Option<Thread> {
         self.reader.as_ref()?;
         self.followers.last().map(|(_, thread)| thread.clone())

@@ -1,5 +1,7 @@
 //! Files over data servers: every call cut by striping, all its parts sent before any answer is awaited.
 
+mod list;
+
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use crate::error::ClientError;
 use crate::link::Link;
 use crate::pending::{Op, Reply, exchange};
 use crate::unsynced::Unsynced;
+pub(crate) use list::check_list;
 
 /// A request of an application is done in rounds of so many bytes, which bounds what is under way for it.
 pub(crate) const ROUND_BYTES: usize = 64 << 20;
@@ -76,6 +79,18 @@ impl Striped {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, ClientError> {
+        self.write_merged(std::slice::from_ref(who), file, layout, offset, bytes)
+    }
+
+    /// Writes touching bytes of several clients, which are sent in the name of the first.
+    pub fn write_merged(
+        &self,
+        whos: &[Who],
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, ClientError> {
         self.check(layout, offset, bytes.len())?;
         let mut at = offset;
         for part in bytes.chunks(ROUND_BYTES) {
@@ -83,7 +98,7 @@ impl Striped {
             let cuts = cut(layout, at, part, self.call_max_bytes, self.piece_max_bytes);
             let mut ops = Vec::with_capacity(cuts.len());
             for Cut { server, lane_offset, slices, .. } in &cuts {
-                let call = Call::Write { who: *who, file, lane_offset: *lane_offset };
+                let call = write_call(whos, file, *lane_offset);
                 ops.push(Op { link: self.server(*server)?, call, payload: slices, into: None });
             }
             for (reply, cut) in exchange(ops, deadline).into_iter().zip(&cuts) {
@@ -158,10 +173,10 @@ impl Striped {
         read(&reply)
     }
 
-    /// Writes a range of one server's object, at most a call's payload.
+    /// Writes a range of one server's object, at most a call's payload, for one client or several.
     pub fn lane_write(
         &self,
-        who: &Who,
+        whos: &[Who],
         server: u16,
         file: FileKey,
         lane_offset: u64,
@@ -169,7 +184,7 @@ impl Striped {
     ) -> Result<usize, ClientError> {
         let len = from.iter().map(|piece| piece.len()).sum();
         self.call_len(len)?;
-        let call = Call::Write { who: *who, file, lane_offset };
+        let call = write_call(whos, file, lane_offset);
         self.written(server, file, self.server(server)?.call(call, from, None, self.deadline()), len)?;
         Ok(len)
     }
@@ -326,4 +341,16 @@ pub(crate) fn unexpected(reply: &Reply) -> ClientError {
     let mut what = format!("its answer does not belong to the call: {:?}", reply.answer);
     what.truncate((0..=200.min(what.len())).rev().find(|at| what.is_char_boundary(*at)).unwrap_or(0));
     ClientError::Protocol { peer: reply.peer.clone(), what }
+}
+
+/// A write of bytes that these clients sent.
+fn write_call(whos: &[Who], file: FileKey, lane_offset: u64) -> Call {
+    match whos {
+        [who] => Call::Write { who: *who, file, lane_offset },
+        several => {
+            let who = several.first().copied().unwrap_or_default();
+            let others = several.iter().skip(1).map(|who| (who.client, who.epoch)).collect();
+            Call::WriteMerged { who, others, file, lane_offset }
+        }
+    }
 }

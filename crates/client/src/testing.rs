@@ -9,18 +9,18 @@ mod objects;
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_config::{Cluster, Config, Data, Io, META_NAME, Meta};
+use impresario_transport::{FrameReader, Stream, TransportError, send_frame};
 use impresario_wire::{Answer, Call, Fault, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame};
 
 pub use self::names::FakeNames;
 pub use self::objects::FakeObjects;
-use crate::transport::{FrameReader, Stream, TransportError, send_frame};
-use crate::turn::lock;
 use crate::{Identity, Link, LinkOptions, Striped};
 
 /// Longest payload that a fake server takes, bytes.
@@ -139,7 +139,7 @@ impl FakeServer {
                 }
                 let number = here.accepted.fetch_add(1, Ordering::AcqRel);
                 let Ok(copy) = socket.try_clone() else { continue };
-                lock(&here.sockets).push(copy);
+                here.sockets.lock().push(copy);
                 let (greeting, serve) = (greeting.clone(), serve.clone());
                 std::thread::spawn(move || {
                     let _ = converse(socket, number, &greeting, &*serve);
@@ -161,7 +161,7 @@ impl FakeServer {
 
     /// Ends all connections, as a lost network does.
     pub fn drop_connections(&self) {
-        for socket in lock(&self.shared.sockets).drain(..) {
+        for socket in self.shared.sockets.lock().drain(..) {
             let _ = socket.shutdown(Shutdown::Both);
         }
     }

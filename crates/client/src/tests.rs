@@ -16,9 +16,9 @@ use crate::{ClientError, Identity, Link, LinkOptions};
 /// A link to a data server named `data.0`, of a client of its own.
 fn link_to(addresses: &[&str], timeout: Duration) -> Link {
     let identity = Arc::new(Identity::draw(7, 1000).unwrap());
-    let doors: Vec<_> = addresses.iter().map(|address| ("data.0", *address)).collect();
+    let routes: Vec<_> = addresses.iter().map(|address| ("data.0", *address)).collect();
     let options = LinkOptions { timeout, ..LinkOptions::new(Role::Data, 4 << 20) };
-    Link::new(&doors, identity, options).unwrap()
+    Link::new(&routes, identity, options).unwrap()
 }
 
 /// A server whose every connection is served by a copy of `serve`.
@@ -47,13 +47,13 @@ fn in_ms(ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(ms)
 }
 
-/// Runs `fails`, which must fail, and between `ms` and a fifth more milliseconds after its start; a busy machine may
-/// add what it takes to run a thread there, which has been seen to be hundreds of milliseconds.
+/// Runs `fails`, which must fail no earlier than `ms` milliseconds after its start, and not hang: a busy machine may take
+/// seconds to run a thread.
 #[track_caller]
 fn fails_at<T: std::fmt::Debug>(ms: u64, fails: impl FnOnce(Instant) -> Result<T, ClientError>) -> ClientError {
     let started = Instant::now();
     let error = fails(in_ms(ms)).unwrap_err();
     let took = started.elapsed().as_millis() as u64;
-    assert!(took >= ms && took <= ms + ms / 5 + 1000, "{took} ms instead of {ms}: {error}");
+    assert!(took >= ms && took <= ms + 20_000, "{took} ms instead of {ms}: {error}");
     error
 }

@@ -1,20 +1,15 @@
 //! Who sends: one thread at a time on a connection, which sends for the others too.
 //!
-//! A small frame is put into a queue; when somebody is sending already, it is that thread that sends it next, together
+//! A small frame is put into a queue; when a thread is sending already, that thread sends it next, together
 //! with whatever else has come meanwhile. A frame with a payload waits for its turn.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Small frames are not queued beyond so many bytes: then they wait for their turn, too.
 const QUEUE_MAX_BYTES: usize = 256 << 10;
 /// Buffers kept for the next turn are at most so large, bytes.
 const KEPT_MAX_BYTES: usize = 16 << 10;
-
-/// Locks without caring for a panic elsewhere: what the locks here guard is consistent at every step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What is to be sent.
 #[derive(Default)]
@@ -31,7 +26,7 @@ struct State {
     spare: Vec<u8>,
 }
 
-/// The duty to send `batch`, and then what was queued meanwhile ([`next`](Turn::next)). Dropped before that, it drops the
+/// The turn of a thread that must send `batch`, and then what was queued meanwhile ([`next`](Turn::next)). Dropped before that, it drops the
 /// queue: the connection is broken.
 pub(crate) struct Turn<'a> {
     outgoing: &'a Outgoing,
@@ -43,7 +38,7 @@ pub(crate) struct Turn<'a> {
 impl Outgoing {
     /// Queues a small frame. The caller is to send it if it gets the turn.
     pub(crate) fn put(&self, frame: &[u8], deadline: Instant) -> Put<'_> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.taken && state.queue.len() <= QUEUE_MAX_BYTES {
             state.queue.extend_from_slice(frame);
             return Put::Queued;
@@ -56,14 +51,14 @@ impl Outgoing {
 
     /// Takes the turn; `None` when it did not become free until the deadline.
     pub(crate) fn take(&self, deadline: Instant) -> Option<Turn<'_>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.taken {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
             }
             state.waiting += 1;
-            state = self.free.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.free.wait_timeout(state, left).0;
             state.waiting -= 1;
         }
         state.taken = true;
@@ -87,7 +82,7 @@ impl Turn<'_> {
     pub(crate) fn next(&mut self) -> bool {
         self.batch.clear();
         self.batch.shrink_to(KEPT_MAX_BYTES);
-        let mut state = lock(&self.outgoing.state);
+        let mut state = self.outgoing.state.lock();
         if !state.queue.is_empty() {
             std::mem::swap(&mut state.queue, &mut self.batch);
             return true;
@@ -112,7 +107,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
             let outgoing = self.outgoing;
-            let mut state = lock(&outgoing.state);
+            let mut state = outgoing.state.lock();
             state.queue.clear();
             self.end(state);
         }

@@ -3,15 +3,12 @@
 //! An acknowledged write lies in the memory of its data server's machine until a sync. When the machine restarts
 //! meanwhile, the next sync of the file must fail instead of promising what is gone.
 
-use std::sync::Mutex;
-
+use impresario_base::lock::Mutex;
 use impresario_wire::{FileKey, same_boot};
 use rustc_hash::FxHashMap;
 
-use crate::turn::lock;
-
-/// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file of which somebody wrote
-/// and then wrote tens of thousands of others before syncing it.
+/// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
+/// and not synced before tens of thousands of others were written.
 const GENERATION_MAX: usize = 1 << 15;
 
 /// Writes without a sync since, per data server and file.
@@ -23,7 +20,7 @@ pub(crate) struct Unsynced {
 impl Unsynced {
     /// A write was acknowledged by this incarnation of the server.
     pub(crate) fn note_write(&self, server: u16, file: FileKey, incarnation: u64) {
-        let mut generations = lock(&self.generations);
+        let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         if young.contains_key(&(server, file)) {
             return;
@@ -42,7 +39,7 @@ impl Unsynced {
 
     /// The object is gone, or its state known.
     pub(crate) fn forget(&self, server: u16, file: FileKey) -> Option<u64> {
-        let mut generations = lock(&self.generations);
+        let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         let (a, b) = (young.remove(&(server, file)), old.remove(&(server, file)));
         a.or(b)
@@ -65,7 +62,7 @@ mod tests {
         unsynced.note_write(1, FileKey(1), boot_b);
         assert!(!unsynced.note_sync(0, FileKey(1), boot_b), "the first write may be lost");
         assert!(unsynced.note_sync(1, FileKey(1), boot_b), "another server");
-        assert!(unsynced.note_sync(0, FileKey(1), boot_b), "told once");
+        assert!(unsynced.note_sync(0, FileKey(1), boot_b), "reported once");
     }
 
     #[test]
@@ -74,7 +71,7 @@ mod tests {
         for key in 0..4 * GENERATION_MAX as u64 {
             unsynced.note_write(0, FileKey(key), 7);
         }
-        let generations = lock(&unsynced.generations);
+        let generations = unsynced.generations.lock();
         assert!(generations.iter().all(|g| g.len() <= GENERATION_MAX));
         assert!(generations[0].contains_key(&(0, FileKey(4 * GENERATION_MAX as u64 - 1))));
     }

@@ -4,21 +4,21 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A server's address as the configuration writes it. Names of hosts are looked up when connecting.
+/// A server's address as in the configuration. Host names are resolved when connecting.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
     /// TCP. An IPv6 host is without its brackets here.
     Tcp {
         /// Name or number of the host.
         host: String,
-        /// Port, not 0: others must be able to find it.
+        /// Port, not 0: clients must be able to find it.
         port: u16,
     },
     /// A Unix socket of this machine.
     Unix(PathBuf),
 }
 
-/// The kernel's `sockaddr_un` holds so many bytes of path, with the closing NUL.
+/// Size of the path in the kernel's `sockaddr_un`, including the closing NUL.
 const UNIX_PATH_MAX_BYTES: usize = 107;
 
 impl FromStr for Address {
@@ -27,7 +27,9 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path.len() {
-                _ if !path.starts_with('/') => Err("a Unix socket needs a full path, such as unix:/run/data.0".into()),
+                _ if !path.starts_with('/') => {
+                    Err("a Unix socket needs an absolute path, such as unix:/run/data.0".into())
+                }
                 n if n > UNIX_PATH_MAX_BYTES => {
                     Err(format!("the socket's path has {n} bytes; the system allows {UNIX_PATH_MAX_BYTES}"))
                 }
@@ -83,7 +85,7 @@ mod tests {
             ("[nonsense]:7000", "host:port"),
             ("localhost:0", "between 1 and 65535"),
             ("localhost:70000", "between 1 and 65535"),
-            ("unix:data.0", "full path"),
+            ("unix:data.0", "absolute path"),
         ] {
             let error = text.parse::<Address>().unwrap_err();
             assert!(error.contains(remedy), "{text}: {error}");

@@ -1,23 +1,25 @@
-//! The file of a calibration: what was measured of a device and how, the fits, their errors and every raw point.
+//! The file of a calibration: the measured device, the method, the fits with their errors, and every raw point.
 //!
-//! `impresario calibrate` writes it; the key `cost` of a server names it; people read it. Its keys are documented here
-//! and in doc/CALIBRATION.md. A file of another version is refused, never guessed at.
+//! `impresario calibrate` writes it, the key `cost` of a server names it, and people read it. Its keys are documented
+//! here and in doc/CALIBRATION.md. A file of another version is refused.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use impresario_sched::{CostCurve, CostModel, Nanos};
 use serde::{Deserialize, Serialize};
-use toml::Spanned;
+use toml::Value;
 
-use crate::load::{Complaint, ConfigErrors, line_column};
+use crate::document::{KeyPath, Tree};
+use crate::load::{ConfigErrors, text_of};
+use crate::mistake::{self, Mistakes};
 
-/// What the key `format` says.
+/// Value of the key `format`.
 pub const FORMAT: &str = "impresario-calibration";
-/// The version of the format that is written and read.
+/// The supported version of the format.
 pub const VERSION: u32 = 1;
 
-/// No calibration is longer.
+/// Size limit of a file, bytes.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 const POINTS_MAX: usize = 1000;
 const SIZE_MAX_BYTES: u64 = 1 << 40;
@@ -34,12 +36,12 @@ pub struct Calibration {
     pub version: u32,
     /// What was measured.
     pub device: Described,
-    /// How.
+    /// How it was measured.
     pub method: Method,
     /// A line through the points of each operation and pattern.
     #[serde(default)]
     pub fit: Vec<Fit>,
-    /// What the fits are made of.
+    /// The points behind the fits.
     pub raw: Raw,
 }
 
@@ -47,20 +49,20 @@ pub struct Calibration {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Described {
-    /// The folder, or the name and address of the data server.
+    /// The directory, or the name and address of the data server.
     pub what: String,
-    /// What the times are times of.
+    /// The scope of the times.
     pub scope: Scope,
-    /// The file system under the folder, as the kernel calls it.
+    /// The file system under the directory, as the kernel calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_system: Option<String>,
     /// The block device under it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_device: Option<String>,
-    /// What the block device says it is.
+    /// The block device's own model name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The kernel takes the block device for one with rotating platters. Virtual disks often say so wrongly.
+    /// Whether the kernel calls the block device rotational. Virtual disks are often labelled so wrongly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotational: Option<bool>,
     /// The kernel and the machine.
@@ -69,15 +71,15 @@ pub struct Described {
     pub measured_at: String,
 }
 
-/// What the times are times of.
+/// The scope of measured times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
-    /// The device: requests passed the page cache by (`O_DIRECT`).
+    /// The device: requests bypassed the page cache (`O_DIRECT`).
     Device,
-    /// The page cache: the file system does not do `O_DIRECT`.
+    /// The page cache: the file system does not support `O_DIRECT`.
     PageCache,
-    /// Memory: the folder lies on tmpfs or ramfs.
+    /// Memory: the directory is on tmpfs or ramfs.
     Memory,
     /// A data server as one client sees it: network, scheduler, its page cache, then its device.
     Server,
@@ -86,12 +88,14 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// For people.
+    /// A description for people.
     pub const fn explain(self) -> &'static str {
         match self {
-            Scope::Device => "the device, past the page cache (O_DIRECT)",
-            Scope::PageCache => "the PAGE CACHE: this file system does not do O_DIRECT, so the device was not seen",
-            Scope::Memory => "MEMORY: there is no device under this folder",
+            Scope::Device => "the device, without the page cache (O_DIRECT)",
+            Scope::PageCache => {
+                "the PAGE CACHE: this file system does not support O_DIRECT, so the device was not measured"
+            }
+            Scope::Memory => "MEMORY: there is no device under this directory",
             Scope::Server => "a data server as one client sees it: network, scheduler and page cache included",
             Scope::Modelled => "a MODELLED disk behind a data server: computed times, plus network and server",
         }
@@ -108,16 +112,16 @@ pub struct Method {
     pub synchronous_writes: bool,
     /// The spread at which a point was done, percent.
     pub spread_goal_percent: f64,
-    /// Time that was allowed, s.
+    /// Time limit, s.
     pub max_s: f64,
-    /// Time that it took, s.
+    /// Time taken, s.
     pub took_s: f64,
-    /// What a reader should know before he believes the figures.
+    /// Warnings for the reader of the figures.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// Which way a point or fit moves data.
+/// The operation of a point or fit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PointOp {
@@ -125,15 +129,15 @@ pub enum PointOp {
     Read,
     /// Writes.
     Write,
-    /// Reads and writes in turn by chance, half of each.
+    /// Reads and writes in random order, half of each.
     Mixed,
 }
 
-/// Where its requests lie.
+/// The offsets of its requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
-    /// Each begins where the one before ended.
+    /// Each starts where the previous one ended.
     Sequential,
     /// Anywhere in the region, at multiples of 4 KiB.
     Random,
@@ -166,18 +170,18 @@ pub struct Fit {
     pub op: PointOp,
     /// Of which pattern.
     pub pattern: Pattern,
-    /// Time of a request of no bytes, ns.
+    /// Time of an empty request, ns.
     pub fixed_ns: u64,
-    /// Time of each byte, ps.
+    /// Time per byte, ps.
     pub ps_per_byte: u64,
-    /// Half of the points are nearer to the line than this, percent of their time.
+    /// Half of the points are closer to the line than this, percent of their time.
     pub error_median_percent: f64,
-    /// All are, percent.
+    /// All points are closer to the line than this, percent.
     pub error_max_percent: f64,
 }
 
 impl Fit {
-    /// Time of `len` bytes by the line, ns.
+    /// Time of `len` bytes on the line, ns.
     pub fn ns(&self, len_bytes: u64) -> f64 {
         self.fixed_ns as f64 + len_bytes as f64 * self.ps_per_byte as f64 / 1000.0
     }
@@ -187,11 +191,11 @@ impl Fit {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Raw {
-    /// All, in any order; one for each operation, pattern, size and number of streams.
+    /// All points, in any order; one for each operation, pattern, size and number of streams.
     pub points: Vec<Point>,
 }
 
-/// Requests of one kind, one after the other in each stream.
+/// Requests of one kind, in sequence within each stream.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
@@ -199,7 +203,7 @@ pub struct Point {
     pub op: PointOp,
     /// Pattern.
     pub pattern: Pattern,
-    /// Streams that went on side by side, each with one request at a time.
+    /// Number of concurrent streams, each with one request at a time.
     pub streams: u32,
     /// Size of a request, bytes.
     pub size_bytes: u64,
@@ -214,25 +218,17 @@ pub struct Point {
 }
 
 impl Calibration {
-    /// Reads and checks a file; a mistake is one complaint with its place.
+    /// Reads and checks a file; a mistake is reported with its position.
     pub fn load(path: &Path) -> Result<Calibration, ConfigErrors> {
-        let refuse =
-            |message: String| ConfigErrors { file: path.into(), complaints: vec![Complaint { at: None, message }] };
-        let meta = std::fs::metadata(path)
-            .map_err(|e| refuse(format!("cannot be read: {e}; `impresario calibrate DIR` writes such a file")))?;
-        if meta.len() > FILE_MAX_BYTES {
-            return Err(refuse(format!("has {} bytes; a calibration has at most {FILE_MAX_BYTES}", meta.len())));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| refuse(format!("cannot be read: {e}")))?;
+        let text = text_of(path, FILE_MAX_BYTES, "a calibration", "`impresario calibrate DIR` writes such a file")?;
         Calibration::parse(&text, path)
     }
 
     /// Reads and checks the text of the file `path`.
     pub fn parse(text: &str, path: &Path) -> Result<Calibration, ConfigErrors> {
-        read(text).map_err(|(place, message)| {
-            let at = place.map(|byte| line_column(text, byte));
-            ConfigErrors { file: path.into(), complaints: vec![Complaint { at, message }] }
-        })
+        let tree = Tree::parse(text).map_err(|c| ConfigErrors { file: path.into(), complaints: vec![c] })?;
+        let mut mistakes = Mistakes::default();
+        read(&tree, &mut mistakes).ok_or_else(|| ConfigErrors::of(path, text, &tree, mistakes))
     }
 
     /// The points of one curve, in order of size.
@@ -240,13 +236,13 @@ impl Calibration {
         curve(&self.raw.points, op, pattern, streams)
     }
 
-    /// The cost model for policies, named `source`: TTP through the points of single random requests, since a
-    /// request that is chosen among those of many clients begins with a movement of the device.
+    /// The cost model for policies, named `source`: TTP through the points of single random requests, since a request
+    /// that is chosen among those of many clients starts with a seek.
     pub fn cost_model(&self, source: &str) -> Result<CostModel, String> {
         let of = |op| {
             let points = self.curve(op, Pattern::Random, 1);
             let points: Vec<_> = points.iter().map(|p| (p.size_bytes, Nanos(p.median_ns))).collect();
-            CostCurve::through(&points).map_err(|e| format!("its points of random {op}s make no curve: {e}"))
+            CostCurve::through(&points).map_err(|e| format!("its points of random {op}s do not form a curve: {e}"))
         };
         let label = match self.device.scope {
             Scope::Device => "",
@@ -280,7 +276,7 @@ impl Calibration {
             out,
             "\n# TTP(size) = fixed_ns + size * ps_per_byte / 1000, a robust line through the points below, and"
         )?;
-        writeln!(out, "# how far the points are from it. For reading; servers go through the points themselves.")?;
+        writeln!(out, "# its distance from the points. For people; servers interpolate between the points.")?;
         for f in fit {
             writeln!(out, "[[fit]]\nop = \"{}\"\npattern = \"{}\"", f.op, f.pattern)?;
             writeln!(out, "fixed_ns = {}\nps_per_byte = {}", f.fixed_ns, f.ps_per_byte)?;
@@ -323,103 +319,67 @@ fn curve(points: &[Point], op: PointOp, pattern: Pattern, streams: u32) -> Vec<P
     points
 }
 
-/// The byte of the text that a mistake is at, and what is wrong.
-type Mistake = (Option<usize>, String);
-
-/// As [`Calibration`], with places.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Placed {
-    format: Spanned<String>,
-    version: Spanned<u32>,
-    device: Described,
-    method: Method,
-    #[serde(default)]
-    fit: Vec<Spanned<Fit>>,
-    raw: Spanned<PlacedRaw>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlacedRaw {
-    points: Vec<Spanned<Point>>,
-}
-
-/// Only what tells whether the rest can be understood.
-#[derive(Deserialize)]
-struct Head {
-    format: Option<Spanned<String>>,
-    version: Option<Spanned<u32>>,
-}
-
-fn read(text: &str) -> Result<Calibration, Mistake> {
-    let syntax = |e: toml::de::Error| (e.span().map(|s| s.start), e.message().trim().replace('\n', "; "));
-    let head: Head = toml::from_str(text).map_err(syntax)?;
-    match head.format {
-        Some(format) if format.get_ref() == FORMAT => {}
-        format => {
-            let place = format.map(|f| f.span().start);
-            return Err((place.or(Some(0)), format!("is not a calibration: it does not say format = {FORMAT:?}")));
+fn read(tree: &Tree, mistakes: &mut Mistakes) -> Option<Calibration> {
+    let root = KeyPath::default();
+    match tree.values.get("format").and_then(Value::as_str) {
+        Some(FORMAT) => {}
+        _ => {
+            mistakes.add(root.key("format"), format!("is not a calibration: it lacks format = {FORMAT:?}"));
+            return None;
         }
     }
-    if let Some(version) = head.version.filter(|v| *v.get_ref() != VERSION) {
+    if let Some(version) = tree.values.get("version").filter(|v| v.as_integer() != Some(VERSION.into())) {
         let message = format!(
-            "version {} of the format is not known here, only {VERSION}; calibrate again with this program",
-            version.get_ref()
+            "version {version} of the format is not supported, only {VERSION}; calibrate again with this program"
         );
-        return Err((Some(version.span().start), message));
+        mistakes.add(root.key("version"), message);
+        return None;
     }
-    let placed: Placed = toml::from_str(text).map_err(syntax)?;
-    for fit in &placed.fit {
-        let (f, place) = (fit.get_ref(), Some(fit.span().start));
-        check_percent("error_median_percent", f.error_median_percent).map_err(|why| (place, why))?;
-        check_percent("error_max_percent", f.error_max_percent).map_err(|why| (place, why))?;
+    let read: Calibration = mistake::read(tree.values.clone(), &root, |_| None, mistakes)?;
+    for (i, fit) in read.fit.iter().enumerate() {
+        let at = root.key("fit").index(i);
+        check_percent("error_median_percent", fit.error_median_percent, &at, mistakes);
+        check_percent("error_max_percent", fit.error_max_percent, &at, mistakes);
     }
-    let raw_at = Some(placed.raw.span().start);
-    let raw = placed.raw.into_inner();
-    if raw.points.len() > POINTS_MAX {
-        return Err((raw_at, format!("there are {} points; at most {POINTS_MAX} are read", raw.points.len())));
+    let points = root.key("raw").key("points");
+    if read.raw.points.len() > POINTS_MAX {
+        let message = format!("there are {} points; the limit is {POINTS_MAX}", read.raw.points.len());
+        mistakes.add(points.clone(), message);
     }
     let mut seen = std::collections::BTreeSet::new();
-    for point in &raw.points {
-        let (p, place) = (point.get_ref(), Some(point.span().start));
-        check_point(p).map_err(|why| (place, why))?;
+    for (i, p) in read.raw.points.iter().enumerate() {
+        check_point(p, &points.index(i), mistakes);
         if !seen.insert((p.op, p.pattern, p.streams, p.size_bytes)) {
             let (op, pattern, size) = (p.op, p.pattern, p.size_bytes);
-            return Err((place, format!("there is a point of {pattern} {op}s of {size} bytes already; remove one")));
+            mistakes.add(points.index(i), format!("a second point of {pattern} {op}s of {size} bytes; remove one"));
         }
     }
-    let calibration = Calibration {
-        format: placed.format.into_inner(),
-        version: placed.version.into_inner(),
-        device: placed.device,
-        method: placed.method,
-        fit: placed.fit.into_iter().map(Spanned::into_inner).collect(),
-        raw: Raw { points: raw.points.into_iter().map(Spanned::into_inner).collect() },
-    };
-    calibration.cost_model("").map_err(|why| (raw_at, format!("{why}; calibrate again")))?;
-    Ok(calibration)
+    if mistakes.0.is_empty()
+        && let Err(why) = read.cost_model("")
+    {
+        mistakes.add(points, format!("{why}; calibrate again"));
+    }
+    mistakes.0.is_empty().then_some(read)
 }
 
-fn check_point(p: &Point) -> Result<(), String> {
-    let range = |key: &str, value: u64, most: u64| match value {
-        0 => Err(format!("{key} is 0; it must be between 1 and {most}")),
-        v if v > most => Err(format!("{key} is {v}; it must be between 1 and {most}")),
-        _ => Ok(()),
+fn check_point(p: &Point, at: &KeyPath, mistakes: &mut Mistakes) {
+    let mut range = |key: &str, value: u64, most: u64| {
+        if value == 0 || value > most {
+            mistakes.add(at.key(key), format!("{key} is {value}; it must be between 1 and {most}"));
+        }
     };
-    range("size_bytes", p.size_bytes, SIZE_MAX_BYTES)?;
-    range("median_ns", p.median_ns, TIME_MAX_NS)?;
-    range("mean_ns", p.mean_ns, TIME_MAX_NS)?;
-    range("streams", p.streams.into(), 1024)?;
-    range("samples", p.samples, u64::MAX)?;
-    check_percent("spread_percent", p.spread_percent)
+    range("size_bytes", p.size_bytes, SIZE_MAX_BYTES);
+    range("median_ns", p.median_ns, TIME_MAX_NS);
+    range("mean_ns", p.mean_ns, TIME_MAX_NS);
+    range("streams", p.streams.into(), 1024);
+    range("samples", p.samples, u64::MAX);
+    check_percent("spread_percent", p.spread_percent, at, mistakes);
 }
 
-fn check_percent(key: &str, value: f64) -> Result<(), String> {
-    // Not-a-number and infinity are refused too.
-    match value.is_finite() && value >= 0.0 {
-        true => Ok(()),
-        false => Err(format!("{key} is {value}; it must be a number of 0 or more")),
+fn check_percent(key: &str, value: f64, at: &KeyPath, mistakes: &mut Mistakes) {
+    // Refuses not-a-number and infinity too.
+    if !value.is_finite() || value < 0.0 {
+        mistakes.add(at.key(key), format!("{key} is {value}; it must be a number of 0 or more"));
     }
 }
 
@@ -500,7 +460,7 @@ mod tests {
         assert!(model.correct && model.source.contains("c.toml") && model.source.contains("/data"));
     }
 
-    /// Changes one place of a good file and expects one complaint at a line and column that says `what`.
+    /// Changes one part of a valid file and expects one complaint at a line and column that says `what`.
     #[track_caller]
     fn refused(old: &str, new: &str, place: &str, what: &str) {
         let good = calibration().to_toml();
@@ -513,19 +473,14 @@ mod tests {
 
     #[test]
     fn mistakes_are_told_with_their_line() {
-        refused("version = 1", "version = 9", "4:11: ", "version 9 of the format is not known here, only 1");
+        refused("version = 1", "version = 9", "4:11: ", "version 9 of the format is not supported, only 1");
         refused(FORMAT, "something", "3:10: ", "is not a calibration");
         refused("scope = \"device\"", "scope = \"disk\"", "8:9: ", "disk");
         refused("rotational = true", "rotation = true", "10:1: ", "rotation");
         refused("region_bytes = 1073741824", "region_bytes = \"1g\"", "15:16: ", "1g");
-        refused("size_bytes =     4096", "size_bytes = 0", "44:3: ", "size_bytes is 0");
-        refused(
-            "size_bytes =     8192",
-            "size_bytes = 4096",
-            "45:3: ",
-            "there is a point of random reads of 4096 bytes",
-        );
-        refused("spread_percent = 1.25", "spread_percent = nan", "44:3: ", "spread_percent is NaN");
+        refused("size_bytes =     4096", "size_bytes = 0", "44:69: ", "size_bytes is 0");
+        refused("size_bytes =     8192", "size_bytes = 4096", "45:3: ", "a second point of random reads of 4096 bytes");
+        refused("spread_percent = 1.25", "spread_percent = nan", "44:142: ", "spread_percent is NaN");
         refused("op = \"read\",  pattern", "op = \"red\",  pattern", "44:10: ", "red");
         refused("points = [", "points = [\n[", "85:2: ", "unclosed array");
     }
@@ -535,7 +490,7 @@ mod tests {
         let mut few = calibration();
         few.raw.points.retain(|p| p.op == PointOp::Read);
         let error = Calibration::parse(&few.to_toml(), Path::new("c.toml")).unwrap_err().to_string();
-        assert!(error.contains("random writes make no curve: there are 0 points"), "{error}");
+        assert!(error.contains("random writes do not form a curve: there are 0 points"), "{error}");
         let error = Calibration::parse("", Path::new("c.toml")).unwrap_err().to_string();
         assert!(error.starts_with("c.toml:1:1: is not a calibration"), "{error}");
         let error = Calibration::load(Path::new("/nonexistent/c.toml")).unwrap_err().to_string();

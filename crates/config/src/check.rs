@@ -1,61 +1,26 @@
-//! Whether a configuration makes sense: ranges, names, addresses, folders, policies and device models.
+//! The checks of a configuration: ranges, names, addresses, directories, policies and device models.
 //!
-//! Judges the values only, so that it serves files and configurations made by programs alike; a complaint
-//! names the key by its [`KeyPath`], and the reader turns that into a line of the file.
+//! They examine values only, so they serve both files and configurations made by programs. A complaint names the key by
+//! its [`KeyPath`], and the reader turns that into a line of the file.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use impresario_layout::Layout;
 use impresario_sched::{PolicyError, PolicySpec, policy};
 
+use crate::document::KeyPath;
 use crate::model::{Config, META_NAME};
 use crate::{Address, nearest};
 
-/// One step on the way to a key.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Step {
-    /// Into a table.
-    Key(String),
-    /// Into an array of tables, counted from 0.
-    Index(usize),
-}
-
-/// The way to a key, e.g. `data`, 2, `address`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub struct KeyPath(pub Vec<Step>);
-
-impl KeyPath {
-    /// The path one key further down.
-    pub fn key(&self, key: &str) -> KeyPath {
-        KeyPath(self.0.iter().cloned().chain([Step::Key(key.into())]).collect())
-    }
-
-    /// The path of one table of an array.
-    pub fn index(&self, index: usize) -> KeyPath {
-        KeyPath(self.0.iter().cloned().chain([Step::Index(index)]).collect())
-    }
-}
-
-impl fmt::Display for KeyPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, step) in self.0.iter().enumerate() {
-            match step {
-                Step::Key(key) => write!(f, "{}{key}", if i == 0 { "" } else { "." })?,
-                Step::Index(index) => write!(f, "[{index}]")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// More servers than this are a mistake in the file rather than a cluster.
+/// A file with more servers than this is a mistake.
 const SERVERS_MAX: usize = 1024;
 const QUEUE_MAX: u64 = 1_000_000;
 const PAYLOAD_MAX_BYTES: u64 = 64 << 30;
+/// One stream read ahead in full.
+const READ_AHEAD_MIN_BYTES: u64 = 4 << 20;
 
-/// What the checks find, each with the key that is wrong.
+/// The findings of the checks, each with its key.
 #[derive(Default)]
 struct Findings(Vec<(KeyPath, String)>);
 
@@ -77,7 +42,21 @@ impl Findings {
     }
 }
 
-/// What is wrong with a policy, and what was perhaps meant.
+/// The key that the complaint `why` about a device model is about: it begins with the key where it is about one.
+pub fn device_key(name: &str, why: &str) -> KeyPath {
+    let device = KeyPath::default().key("device").key(name);
+    why.split_once(" is ").map_or(device.clone(), |(key, _)| device.key(key))
+}
+
+/// The remedy where the device `name` is not among the `known` ones.
+pub fn missing_device<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    match nearest(name, known) {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("add a section [device.{name}] or remove the key"),
+    }
+}
+
+/// The complaint about a policy, with the closest known name.
 pub fn policy_complaint(error: &PolicyError) -> String {
     let near = match error {
         PolicyError::Unknown { name, .. } => nearest(name, policy::POLICIES.iter().map(|p| p.name)),
@@ -91,7 +70,7 @@ pub fn policy_complaint(error: &PolicyError) -> String {
 }
 
 impl Config {
-    /// Everything that is wrong with the values, each with the key it is about; empty when all is well.
+    /// All invalid values, each with its key; empty if the configuration is valid.
     pub fn check(&self) -> Vec<(KeyPath, String)> {
         let mut found = Findings::default();
         self.check_cluster(&mut found);
@@ -118,9 +97,10 @@ impl Config {
 
     fn check_data(&self, found: &mut Findings) {
         let root = KeyPath::default();
-        if self.data.is_empty() || self.data.len() > SERVERS_MAX {
-            let n = self.data.len();
-            found.add(&root, "data", format!("there are {n} data servers; there must be between 1 and {SERVERS_MAX}"));
+        match self.data.len() {
+            0 => found.add(&root, "data", "there is no section [[data]]; add one for each server"),
+            1..=SERVERS_MAX => {}
+            n => found.add(&root, "data", format!("there are {n} data servers; at most {SERVERS_MAX} are allowed")),
         }
         for (i, data) in self.data.iter().enumerate() {
             let at = root.key("data").index(i);
@@ -133,20 +113,22 @@ impl Config {
             );
             found.range(&at, "queue_requests", data.queue_requests.into(), (1, QUEUE_MAX), " requests");
             self.check_payload(&at, data.payload_bytes, found);
+            if data.read_ahead_bytes != 0 {
+                let range = (READ_AHEAD_MIN_BYTES, PAYLOAD_MAX_BYTES);
+                found.range(&at, "read_ahead_bytes", data.read_ahead_bytes, range, " bytes (0: not at all)");
+            }
             check_cost(&at, data.cost.as_deref(), found);
+            check_trace(&at, data.trace.as_deref(), found);
             // A data server schedules for one lane: its own device.
             found.policy(&at, &data.policy, 1);
             if let Some(device) = data.device.as_ref().filter(|d| !self.device.contains_key(*d)) {
-                let remedy = match nearest(device, self.device.keys().map(String::as_str)) {
-                    Some(near) => format!("did you mean {near:?}?"),
-                    None => format!("add a section [device.{device}] or remove the key"),
-                };
+                let remedy = missing_device(device, self.device.keys().map(String::as_str));
                 found.add(&at, "device", format!("there is no device model {device:?}; {remedy}"));
             }
         }
         for (name, device) in &self.device {
             if let Err(why) = device.check() {
-                found.add(&root.key("device"), name, why);
+                found.0.push((device_key(name, &why), why));
             }
         }
     }
@@ -165,6 +147,7 @@ impl Config {
             found.range(&at, "queue_requests", io.queue_requests.into(), (1, QUEUE_MAX), " requests");
             self.check_payload(&at, io.payload_bytes, found);
             check_cost(&at, io.cost.as_deref(), found);
+            check_trace(&at, io.trace.as_deref(), found);
             if lanes > 0 {
                 found.policy(&at, &io.policy, lanes);
             }
@@ -184,7 +167,7 @@ impl Config {
         }
     }
 
-    /// Names, addresses and folders are each one server's own.
+    /// Names, addresses and directories must be unique.
     fn check_apart(&self, found: &mut Findings) {
         let root = KeyPath::default();
         let data = (0..self.data.len()).map(|i| root.key("data").index(i));
@@ -201,7 +184,7 @@ impl Config {
                     found.add(
                         &at,
                         "name",
-                        format!("{name:?} is the name of {other} already; give each server its own"),
+                        format!("{name:?} is already the name of {other}; give each server its own"),
                     );
                 }
             }
@@ -209,23 +192,29 @@ impl Config {
                 Err(why) => found.add(&at, "address", format!("{:?} is not an address: {why}", server.address())),
                 Ok(address) => {
                     if let Some(other) = addresses.insert(address.to_string(), at.clone()) {
-                        let why = format!("{address} is the address of {other} already; give each server its own");
+                        let why = format!("{address} is already the address of {other}; give each server its own");
                         found.add(&at, "address", why);
                     }
                 }
             }
             let Some(dir) = server.dir() else { continue };
             if dir.as_os_str().is_empty() {
-                found.add(&at, "dir", "dir is empty; name a folder for this server");
+                found.add(&at, "dir", "dir is empty; name a directory for this server");
             } else if let Some(other) = dirs.insert(dir, at.clone()) {
-                let why = format!("{} is the folder of {other} already; give each server its own", dir.display());
+                let why = format!("{} is already the directory of {other}; give each server its own", dir.display());
                 found.add(&at, "dir", why);
             }
         }
     }
 }
 
-/// Whether the file is good is for the machine to say that it lies on.
+/// Only the server's own machine can check the file itself.
+fn check_trace(at: &KeyPath, folder: Option<&Path>, found: &mut Findings) {
+    if let Some(folder) = folder.filter(|f| f.is_file()) {
+        found.add(at, "trace", format!("{} is a file; name a folder for the traces", folder.display()));
+    }
+}
+
 fn check_cost(at: &KeyPath, cost: Option<&Path>, found: &mut Findings) {
     if cost.is_some_and(|cost| cost.as_os_str().is_empty()) {
         found.add(at, "cost", "cost is empty; name a file that `impresario calibrate` wrote, or remove the key");
@@ -260,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Changes a good configuration and expects exactly one complaint, at `path`, that says `what`.
+    /// Changes a valid configuration and expects exactly one complaint, at `path`, that says `what`.
     #[track_caller]
     fn refused(change: impl FnOnce(&mut Config), path: &str, what: &str) {
         let mut config = good();
@@ -288,12 +277,14 @@ mod tests {
         refused(|c| c.data[1].queue_requests = 0, "data[1].queue_requests", "between 1 and 1000000");
         refused(|c| c.data[1].payload_bytes = 4096, "data[1].payload_bytes", "at least one request");
         refused(|c| c.data[1].payload_bytes = 1 << 40, "data[1].payload_bytes", "at most");
+        refused(|c| c.data[1].read_ahead_bytes = 4096, "data[1].read_ahead_bytes", "0: not at all");
+        refused(|c| c.data[0].read_ahead_bytes = 1 << 40, "data[0].read_ahead_bytes", "between");
         refused(|c| c.io[1].in_flight_requests = 0, "io[1].in_flight_requests", "between 1 and 256");
         refused(|c| c.io[1].merge_requests = 1025, "io[1].merge_requests", "between 1 and 1024");
         refused(|c| c.io[1].dispatch_requests = 0, "io[1].dispatch_requests", "between 1 and 100000");
         refused(|c| c.io[1].queue_requests = 0, "io[1].queue_requests", "between 1 and 1000000");
         refused(|c| c.io[1].payload_bytes = 0, "io[1].payload_bytes", "at least one request");
-        refused(|c| c.data.clear(), "data", "between 1 and 1024");
+        refused(|c| c.data.clear(), "data", "no section [[data]]");
         refused(
             |c| c.io = (0..1025).map(|i| Io::new(format!("io.{i}"), format!("h:{}", 10_000 + i))).collect(),
             "io",
@@ -303,13 +294,13 @@ mod tests {
 
     #[test]
     fn servers_are_apart() {
-        refused(|c| c.data[2].name = "data.0".into(), "data[2].name", "the name of data[0] already");
-        refused(|c| c.io[1].name = "data.0".into(), "io[1].name", "the name of data[0] already");
+        refused(|c| c.data[2].name = "data.0".into(), "data[2].name", "already the name of data[0]");
+        refused(|c| c.io[1].name = "data.0".into(), "io[1].name", "already the name of data[0]");
         refused(|c| c.io[0].name = "meta".into(), "io[0].name", "name of the metadata server");
         refused(|c| c.io[0].name = "a/b".into(), "io[0].name", "is not a name");
-        refused(|c| c.data[3].address = "h:7100".into(), "data[3].address", "the address of data[0] already");
+        refused(|c| c.data[3].address = "h:7100".into(), "data[3].address", "already the address of data[0]");
         refused(|c| c.meta.address = "nowhere".into(), "meta.address", "host:port");
-        refused(|c| c.meta.dir = "/c/data.3".into(), "meta.dir", "the folder of data[3] already");
+        refused(|c| c.meta.dir = "/c/data.3".into(), "meta.dir", "already the directory of data[3]");
         refused(|c| c.meta.dir = "".into(), "meta.dir", "dir is empty");
     }
 
@@ -322,7 +313,7 @@ mod tests {
         let disk = |rpm| DeviceParams { rpm, ..DeviceParams::default() };
         refused(
             |c| c.device = BTreeMap::from([("disk".into(), disk(1))]),
-            "device.disk",
+            "device.disk.rpm",
             "rpm is 1; it must be between",
         );
         let near = |c: &mut Config| {

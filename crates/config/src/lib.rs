@@ -1,23 +1,25 @@
-//! The one file that describes a cluster, `impresario.toml`: its keys, how it is read, checked and written.
+//! The one file that describes a cluster, `impresario.toml`: its keys, and how it is read, checked and written.
 //!
-//! [`Config::load`] reads a file and names everything that is wrong with it at once, each complaint with
-//! its place and a remedy. [`Config::check`] is the same judgement for a configuration made by a program.
+//! [`Config::load`] reads a file and reports all its mistakes at once, each with position and remedy. [`Config::check`]
+//! makes the same checks for a configuration built by a program.
 
 mod address;
 pub mod calibration;
 mod check;
+pub mod document;
 mod load;
+pub mod mistake;
 mod model;
-mod section;
 mod write;
 
 pub use address::Address;
 pub use calibration::Calibration;
-pub use check::{KeyPath, Step, policy_complaint};
+pub use check::{device_key, missing_device, policy_complaint};
+pub use document::KeyPath;
 pub use load::{Complaint, ConfigErrors, line_column};
 pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};
 
-/// The candidate nearest to `word`, when it is near enough to be what was meant: for "did you mean".
+/// The candidate closest to `word`, if close enough for "did you mean".
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
@@ -27,8 +29,8 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// Edit distance (insert, remove, change, swap of neighbours) of two short words, in characters. Words
-/// longer than 64 characters are not compared: nobody mistypes those into a key.
+/// Edit distance (insert, remove, change, swap of neighbours) of two short words, in characters. Words longer than 64
+/// characters are not compared: they are not typing mistakes.
 fn edits(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.to_lowercase().chars().collect());
     if a.len() > 64 || b.len() > 64 {

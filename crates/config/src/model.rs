@@ -1,4 +1,4 @@
-//! What the configuration of a cluster holds: every key, its unit, default and range.
+//! The configuration of a cluster: every key with its unit, default and range.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,22 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
-/// Name of the metadata server, which has no `name` key: there is one.
+/// Name of the metadata server, which has no `name` key because there is only one.
 pub const META_NAME: &str = "meta";
 
 /// A whole cluster. Read one with [`Config::load`], which checks; `Deserialize` alone does not.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What holds for all servers.
+    /// Settings of all servers.
     #[serde(default)]
     pub cluster: Cluster,
     /// The metadata server.
     pub meta: Meta,
     /// The data servers (1 to 1024); their order is the order of striping and must never change.
+    #[serde(default)]
     pub data: Vec<Data>,
-    /// The I/O nodes (0 to 1024); none: clients speak to the data servers themselves.
+    /// The I/O nodes (0 to 1024); without any, clients send requests directly to the data servers.
     #[serde(default)]
     pub io: Vec<Io>,
     /// Device models by name, for `device` of a data server.
@@ -29,13 +30,13 @@ pub struct Config {
     pub device: BTreeMap<String, DeviceParams>,
 }
 
-/// What holds for all servers.
+/// Settings of all servers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// For people.
+    /// Shown to people.
     pub name: String,
-    /// Strip size of files whose directory says nothing, bytes (512 to 1 GiB).
+    /// Strip size of files whose directory sets none, bytes (512 to 1 GiB).
     pub stripe_bytes: u32,
     /// Number of data servers per file; absent: all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,7 +53,7 @@ pub struct Cluster {
 pub struct Meta {
     /// `host:port` or `unix:/path`.
     pub address: String,
-    /// Folder of the name space; relative to the configuration file.
+    /// Directory of the name space; relative to the configuration file.
     pub dir: PathBuf,
 }
 
@@ -64,7 +65,7 @@ pub struct Data {
     pub name: String,
     /// `host:port` or `unix:/path`.
     pub address: String,
-    /// Folder of the objects; relative to the configuration file.
+    /// Directory of the objects; relative to the configuration file.
     pub dir: PathBuf,
     /// Scheduling policy.
     #[serde(default = "default_data_policy")]
@@ -72,15 +73,19 @@ pub struct Data {
     /// Hand-off depth: requests in flight below the scheduler (0 to 4096); 0 lets the policy choose.
     #[serde(default)]
     pub in_flight_requests: u32,
-    /// Bound of the queue, requests (1 to 1000000).
+    /// Capacity of the queue, requests (1 to 1000000).
     #[serde(default = "default_queue")]
     pub queue_requests: u32,
-    /// Bound of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
+    /// Limit of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
     #[serde(default = "default_payload")]
     pub payload_bytes: u64,
-    /// A device model of `[device.<name>]` in front of the folder; absent: none.
+    /// A device model of `[device.<name>]` in front of the directory; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from a device of the
+    /// kernel: not from memory, and not from a device model.
+    #[serde(default = "default_read_ahead")]
+    pub read_ahead_bytes: u64,
     /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
     /// configuration file. Absent: that of the device model, else of a 7200 rpm disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,6 +93,12 @@ pub struct Data {
     /// Correct the cost model by measured service times. Absent: only a calibrated one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correct_cost: Option<bool>,
+    /// Folder of the traces of its requests; relative to the configuration file. Absent: no traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<PathBuf>,
+    /// With `trace`: begin a trace with the server, not only on command.
+    #[serde(default = "yes")]
+    pub trace_at_start: bool,
 }
 
 /// An I/O node.
@@ -104,19 +115,19 @@ pub struct Io {
     /// Forwarded requests in flight at once (1 to 256).
     #[serde(default = "default_in_flight")]
     pub in_flight_requests: u32,
-    /// Neighbours merged into one forwarded request at most (1 to 1024).
+    /// Largest number of neighbours merged into one forwarded request (1 to 1024).
     #[serde(default = "default_merge")]
     pub merge_requests: u32,
     /// Length of the dispatch queue, requests (1 to 100000).
     #[serde(default = "default_dispatch")]
     pub dispatch_requests: u32,
-    /// Cut requests at the boundaries of data servers before they are scheduled.
+    /// Split requests at the boundaries of data servers before they are scheduled.
     #[serde(default)]
     pub split: bool,
-    /// Bound of the queue, requests (1 to 1000000).
+    /// Capacity of the queue, requests (1 to 1000000).
     #[serde(default = "default_queue")]
     pub queue_requests: u32,
-    /// Bound of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
+    /// Limit of the memory for payloads, bytes (at least `max_payload_bytes`, at most 64 GiB).
     #[serde(default = "default_payload")]
     pub payload_bytes: u64,
     /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
@@ -126,6 +137,12 @@ pub struct Io {
     /// Correct the cost model by measured service times. Absent: only a calibrated one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correct_cost: Option<bool>,
+    /// Folder of the traces of its requests; relative to the configuration file. Absent: no traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<PathBuf>,
+    /// With `trace`: begin a trace with the server, not only on command.
+    #[serde(default = "yes")]
+    pub trace_at_start: bool,
 }
 
 /// One server of a cluster, found by its name.
@@ -149,7 +166,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Where it listens, as the configuration says it.
+    /// Its address as in the configuration.
     pub fn address(&self) -> &'a str {
         match self {
             Server::Meta(meta) => &meta.address,
@@ -158,7 +175,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Its folder, if it has one.
+    /// Its directory, if it has one.
     pub fn dir(&self) -> Option<&'a Path> {
         match self {
             Server::Meta(meta) => Some(&meta.dir),
@@ -169,14 +186,14 @@ impl<'a> Server<'a> {
 }
 
 impl Config {
-    /// All servers in the order in which a cluster starts: those that others need come first.
+    /// All servers in start order: those that others need come first.
     pub fn servers(&self) -> impl Iterator<Item = Server<'_>> {
         let data = self.data.iter().enumerate().map(|(i, data)| Server::Data(i, data));
         let io = self.io.iter().enumerate().map(|(i, io)| Server::Io(i, io));
         data.chain(std::iter::once(Server::Meta(&self.meta))).chain(io)
     }
 
-    /// The server of that name; the error names the nearest and all there are.
+    /// The server of that name; the error lists the closest name and all names.
     pub fn server(&self, name: &str) -> Result<Server<'_>, String> {
         self.servers().find(|server| server.name() == name).ok_or_else(|| {
             let names: Vec<&str> = self.servers().map(|server| server.name()).collect();
@@ -185,12 +202,13 @@ impl Config {
         })
     }
 
-    pub(crate) fn costs_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
-        let data = self.data.iter_mut().map(|data| &mut data.cost);
-        data.chain(self.io.iter_mut().map(|io| &mut io.cost)).flatten()
+    /// The files and folders that are relative to the configuration file, beside the servers' directories.
+    pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let data = self.data.iter_mut().flat_map(|data| [&mut data.cost, &mut data.trace]);
+        data.chain(self.io.iter_mut().flat_map(|io| [&mut io.cost, &mut io.trace])).flatten()
     }
 
-    /// Number of data servers that a file is striped over when nothing else is said.
+    /// Number of data servers that a file is striped over by default.
     pub fn stripe_count(&self) -> u16 {
         self.cluster.stripe_count.unwrap_or(self.data.len() as u16)
     }
@@ -209,6 +227,9 @@ impl Default for Cluster {
 }
 
 impl Data {
+    /// What a data server reads ahead at most unless configured.
+    pub const READ_AHEAD_BYTES: u64 = 64 << 20;
+
     /// A data server with the default of every optional key.
     pub fn new(name: impl Into<String>, address: impl Into<String>, dir: impl Into<PathBuf>) -> Data {
         Data {
@@ -219,9 +240,12 @@ impl Data {
             in_flight_requests: 0,
             queue_requests: default_queue(),
             payload_bytes: default_payload(),
+            read_ahead_bytes: default_read_ahead(),
             device: None,
             cost: None,
             correct_cost: None,
+            trace: None,
+            trace_at_start: true,
         }
     }
 }
@@ -241,15 +265,23 @@ impl Io {
             payload_bytes: default_payload(),
             cost: None,
             correct_cost: None,
+            trace: None,
+            trace_at_start: true,
         }
     }
 }
 
+fn yes() -> bool {
+    true
+}
 fn default_data_policy() -> PolicySpec {
-    PolicySpec::named("mlf")
+    PolicySpec::named("auto")
 }
 fn default_io_policy() -> PolicySpec {
     PolicySpec::named("fifo")
+}
+fn default_read_ahead() -> u64 {
+    Data::READ_AHEAD_BYTES
 }
 fn default_queue() -> u32 {
     10_000

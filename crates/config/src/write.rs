@@ -1,4 +1,4 @@
-//! How a configuration is written: a file that a person can read on, with every key explained where it first occurs.
+//! Writes a configuration as a file for people, with every key explained at its first occurrence.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -23,7 +23,7 @@ impl Config {
         )?;
         writeln!(out, "\n[cluster]")?;
         writeln!(out, "name = {}", text(&cluster.name))?;
-        writeln!(out, "# Strip size of files whose directory says nothing, bytes.")?;
+        writeln!(out, "# Strip size of files whose directory sets none, bytes.")?;
         writeln!(out, "stripe_bytes = {}", cluster.stripe_bytes)?;
         writeln!(out, "# Data servers per file; without the key: all.")?;
         match cluster.stripe_count {
@@ -35,7 +35,7 @@ impl Config {
         writeln!(out, "# Largest payload of one request on the wire, bytes.")?;
         writeln!(out, "max_payload_bytes = {}", cluster.max_payload_bytes)?;
 
-        writeln!(out, "\n# The metadata server. Folders are relative to this file.")?;
+        writeln!(out, "\n# The metadata server. Directories are relative to this file.")?;
         writeln!(out, "[meta]\naddress = {}\ndir = {}", text(&self.meta.address), path(&self.meta.dir))?;
 
         writeln!(
@@ -52,7 +52,7 @@ impl Config {
             write_io(out, io, i == 0)?;
         }
         for (name, device) in &self.device {
-            writeln!(out, "\n# A device model: its times are modelled, whatever the folder lies on.")?;
+            writeln!(out, "\n# A device model: its times are modelled, whatever the directory lies on.")?;
             writeln!(out, "[device.{}]", toml_edit::Key::new(name.as_str()))?;
             out.push_str(&toml::to_string(device).map_err(|_| std::fmt::Error)?);
         }
@@ -60,7 +60,7 @@ impl Config {
     }
 }
 
-/// Writes a key where it differs from its default, and as a comment where it is to be explained.
+/// Writes a key that differs from its default, and a comment with the default where the key is explained.
 fn optional<T: PartialEq + std::fmt::Display>(
     out: &mut String,
     (key, value, default): (&str, T, T),
@@ -79,14 +79,17 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     writeln!(out, "\n[[data]]\nname = {}\naddress = {}", text(&data.name), text(&data.address))?;
     writeln!(out, "dir = {}\npolicy = {}", path(&data.dir), policy(&data.policy))?;
     let depth = ("in_flight_requests", data.in_flight_requests, default.in_flight_requests);
-    optional(out, depth, note("requests in flight below the scheduler; 0: as the policy wants it"))?;
-    optional(out, ("queue_requests", data.queue_requests, default.queue_requests), note("bound of the queue"))?;
+    optional(out, depth, note("requests in flight below the scheduler; 0: the policy's choice"))?;
+    optional(out, ("queue_requests", data.queue_requests, default.queue_requests), note("capacity of the queue"))?;
     let payload = ("payload_bytes", data.payload_bytes, default.payload_bytes);
-    optional(out, payload, note("bound of the memory for payloads, bytes"))?;
+    optional(out, payload, note("limit of the memory for payloads, bytes"))?;
+    let ahead = ("read_ahead_bytes", data.read_ahead_bytes, default.read_ahead_bytes);
+    optional(out, ahead, note("read ahead of the clients, bytes at most; 0: not at all"))?;
     if let Some(device) = &data.device {
         writeln!(out, "device = {}", text(device))?;
     }
-    write_cost(out, data.cost.as_deref(), data.correct_cost)
+    write_cost(out, data.cost.as_deref(), data.correct_cost)?;
+    write_trace(out, data.trace.as_deref(), data.trace_at_start)
 }
 
 fn write_cost(out: &mut String, cost: Option<&Path>, correct: Option<bool>) -> std::fmt::Result {
@@ -107,14 +110,22 @@ fn write_io(out: &mut String, io: &Io, explain: bool) -> std::fmt::Result {
     let in_flight = ("in_flight_requests", io.in_flight_requests, default.in_flight_requests);
     optional(out, in_flight, note("forwarded requests in flight at once"))?;
     let merge = ("merge_requests", io.merge_requests, default.merge_requests);
-    optional(out, merge, note("neighbours merged into one forwarded request at most"))?;
+    optional(out, merge, note("largest number of neighbours merged into one forwarded request"))?;
     let dispatch = ("dispatch_requests", io.dispatch_requests, default.dispatch_requests);
     optional(out, dispatch, note("length of the dispatch queue"))?;
-    optional(out, ("split", io.split, default.split), note("cut requests at data servers before scheduling"))?;
-    optional(out, ("queue_requests", io.queue_requests, default.queue_requests), note("bound of the queue"))?;
+    optional(out, ("split", io.split, default.split), note("split requests at data servers before scheduling"))?;
+    optional(out, ("queue_requests", io.queue_requests, default.queue_requests), note("capacity of the queue"))?;
     let payload = ("payload_bytes", io.payload_bytes, default.payload_bytes);
-    optional(out, payload, note("bound of the memory for payloads, bytes"))?;
-    write_cost(out, io.cost.as_deref(), io.correct_cost)
+    optional(out, payload, note("limit of the memory for payloads, bytes"))?;
+    write_cost(out, io.cost.as_deref(), io.correct_cost)?;
+    write_trace(out, io.trace.as_deref(), io.trace_at_start)
+}
+
+fn write_trace(out: &mut String, folder: Option<&Path>, at_start: bool) -> std::fmt::Result {
+    if let Some(folder) = folder {
+        writeln!(out, "trace = {}", path(folder))?;
+    }
+    optional(out, ("trace_at_start", at_start, true), None)
 }
 
 fn text(text: &str) -> String {
@@ -133,7 +144,7 @@ fn policy(spec: &PolicySpec) -> String {
     let mut table = toml_edit::InlineTable::new();
     table.insert("name", spec.name.as_str().into());
     for (key, value) in &spec.params {
-        // Whole numbers without quotes, if they read back as the same text.
+        // Integers without quotes, if they read back as the same text.
         let number = value.parse::<i64>().ok().filter(|n| n.to_string() == *value);
         table.insert(key, number.map_or_else(|| value.as_str().into(), toml_edit::Value::from));
     }
@@ -168,8 +179,12 @@ mod tests {
         config.data[1].policy = PolicySpec::named("hbrr");
         config.data[2].in_flight_requests = 3;
         config.data[2].payload_bytes = 64 << 20;
+        config.data[1].read_ahead_bytes = 128 << 20;
         config.data[0].cost = Some("/etc/impresario/cal \"0\".toml".into());
         config.io[1].correct_cost = Some(true);
+        config.data[0].trace = Some("/var/traces \"0\"".into());
+        config.io[1].trace = Some("/var/traces".into());
+        config.io[1].trace_at_start = false;
         config.io[0].policy = PolicySpec::named("twins").with("window_us", 1500).with("order", "permutation");
         config.io[1].split = true;
         config.io[1].merge_requests = 2;
@@ -178,7 +193,7 @@ mod tests {
         let written = config.to_toml();
         let base = Path::new("/etc/impresario/impresario.toml");
         let read = Config::parse(&written, base).unwrap_or_else(|e| panic!("{e}\n{written}"));
-        // Folders come back resolved against the file.
+        // Directories come back resolved against the file.
         config.meta.dir = "/etc/impresario/meta".into();
         for (i, data) in config.data.iter_mut().enumerate() {
             data.dir = format!("/etc/impresario/data.{i}").into();

@@ -1,4 +1,4 @@
-//! Every complaint about a configuration file: where it points, what it says, and that none hides another.
+//! Every complaint about a configuration file: its position, its text, and that none hides another.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn complaints(text: &str) -> Vec<String> {
     }
 }
 
-/// Replaces one line of the good file and expects exactly one complaint: at `place`, saying each of `what`.
+/// Replaces one line of a valid file and expects exactly one complaint: at `place`, with each of `what`.
 #[track_caller]
 fn one(line: &str, instead: &str, place: &str, what: &[&str]) {
     assert_eq!(GOOD.matches(line).count(), 1, "{line} is not once in the good file");
@@ -50,13 +50,13 @@ fn one(line: &str, instead: &str, place: &str, what: &[&str]) {
 }
 
 #[test]
-fn the_good_file_is_read_with_defaults_and_folders_resolved() {
+fn the_good_file_is_read_with_defaults_and_directories_resolved() {
     let config = Config::parse(GOOD, Path::new("/lab/c.toml")).unwrap();
     assert_eq!(config.cluster.name, "lab");
     assert_eq!(config.cluster.stripe_bytes, 65536);
     assert_eq!(config.meta.dir, Path::new("/lab/meta"));
     assert_eq!(config.data[0].dir, Path::new("/lab/data.0"));
-    assert_eq!(config.data[0].policy.name, "mlf");
+    assert_eq!(config.data[0].policy.name, "auto");
     assert_eq!(config.data[1].dir, Path::new("/disk/1"));
     assert_eq!(config.data[1].policy.name, "hbrr");
     assert_eq!(config.data[1].queue_requests, 10_000);
@@ -78,15 +78,15 @@ fn unknown_keys_name_the_nearest() {
 
 #[test]
 fn wrong_types_say_what_to_write() {
-    one("name = \"lab\"", "name = 5", "3:8", &["name must be text in quotes, not integer"]);
-    one("split = true", "split = \"yes\"", "24:9", &["split must be true or false, not string"]);
+    one("name = \"lab\"", "name = 5", "3:8", &["name must be text in quotes, not 5"]);
+    one("split = true", "split = \"yes\"", "24:9", &["split must be true or false, not \"yes\""]);
     one("split = true", "queue_requests = \"64k\"", "24:18", &["whole number of requests without quotes", "\"64k\""]);
     one("split = true", "queue_requests = -1", "24:18", &["whole number of requests", "not -1"]);
     one("split = true", "queue_requests = 1e3", "24:18", &["whole number of requests", "not 1000.0"]);
     one("policy = \"fifo\"", "policy = 7", "23:10", &["policy must be a name such as \"mlf\", or { name ="]);
     one("policy = \"fifo\"", "policy = { window_us = 7 }", "23:10", &["policy must be a name"]);
-    one("policy = \"fifo\"", "policy = { name = \"fifo\", x = [1] }", "23:10", &["x of policy fifo must be a number"]);
-    one("[cluster]\nname = \"lab\"", "cluster = 3", "2:11", &["cluster must be a section [cluster], not integer"]);
+    one("policy = \"fifo\"", "policy = { name = \"fifo\", x = [1] }", "23:31", &["x of policy fifo must be a number"]);
+    one("[cluster]\nname = \"lab\"", "cluster = 3", "2:11", &["cluster must be a section [cluster], not 3"]);
 }
 
 #[test]
@@ -105,15 +105,18 @@ fn missing_keys_give_an_example() {
 fn one_bracket_where_two_belong() {
     let text = "[meta]\naddress = \"h:1\"\ndir = \"m\"\n[data]\nname = \"d\"\naddress = \"h:2\"\ndir = \"d\"\n";
     let found = complaints(text);
-    assert_eq!(found, ["/lab/c.toml:4:1: data must be sections [[data]], with two brackets, one a server"]);
+    assert_eq!(
+        found,
+        ["/lab/c.toml:4:1: data must be sections [[data]], with two brackets, one for each, not a section"]
+    );
 }
 
 #[test]
 fn values_are_judged_with_their_place() {
     one("\"127.0.0.1:7101\"", "\"127.0.0.1\"", "16:11", &["\"127.0.0.1\" is not an address: write host:port"]);
-    one("\"127.0.0.1:7101\"", "\"127.0.0.1:7000\"", "6:11", &["is the address of data[1] already"]);
-    one("name = \"data.1\"", "name = \"data.0\"", "15:8", &["\"data.0\" is the name of data[0] already"]);
-    one("dir = \"/disk/1\"", "dir = \"data.0\"", "17:7", &["data.0 is the folder of data[0] already"]);
+    one("\"127.0.0.1:7101\"", "\"127.0.0.1:7000\"", "6:11", &["is already the address of data[1]"]);
+    one("name = \"data.1\"", "name = \"data.0\"", "15:8", &["\"data.0\" is already the name of data[0]"]);
+    one("dir = \"/disk/1\"", "dir = \"data.0\"", "17:7", &["data.0 is already the directory of data[0]"]);
     one("split = true", "merge_requests = 0", "24:18", &["merge_requests is 0; it must be between 1 and 1024"]);
     one("name = \"lab\"", "stripe_count = 3", "3:16", &["between 1 and 2, the number of data servers"]);
     one(
@@ -126,7 +129,7 @@ fn values_are_judged_with_their_place() {
 
 #[test]
 fn cost_models_are_judged_with_their_place() {
-    one("split = true", "cost = 5", "24:8", &["cost must be text in quotes, not integer"]);
+    one("split = true", "cost = 5", "24:8", &["cost must be text in quotes, not 5"]);
     one("split = true", "cost = \"\"", "24:8", &["cost is empty", "impresario calibrate"]);
     one("dir = \"data.0\"", "dir = \"data.0\"\ncorrect_cost = 1", "13:16", &["correct_cost must be true or false"]);
     one("split = true", "costs = \"c.toml\"", "24:1", &["unknown key costs in io[0]", "did you mean cost?"]);
@@ -172,7 +175,7 @@ fn device_models_are_judged_with_their_place() {
 
     let found = complaints(&with("rpm = 1\n"));
     assert_eq!(found.len(), 1, "{found:#?}");
-    assert!(found[0].starts_with("/lab/c.toml:27:1: rpm is 1; it must be between"), "{found:#?}");
+    assert!(found[0].starts_with("/lab/c.toml:28:7: rpm is 1; it must be between"), "{found:#?}");
 
     // Each bad key at its own place, together with mistakes elsewhere, and the device is not called missing.
     let found = complaints(
@@ -204,7 +207,7 @@ fn all_mistakes_come_at_once_in_the_order_of_the_file() {
     let says = ["name must be text", "stripe_byte", "has no dir", "\"nowhere\" is not an address", "splits", "99999"];
     assert_eq!(found.len(), says.len(), "{found:#?}");
     for what in says {
-        assert!(found.iter().any(|line| line.contains(what)), "nobody says {what}: {found:#?}");
+        assert!(found.iter().any(|line| line.contains(what)), "no complaint says {what}: {found:#?}");
     }
     let lines: Vec<usize> = found.iter().map(|line| line.split(':').nth(1).unwrap().parse().unwrap()).collect();
     assert!(lines.is_sorted(), "{found:#?}");
@@ -229,7 +232,7 @@ fn a_file_that_cannot_be_read_says_so() {
 }
 
 #[test]
-fn load_resolves_folders_against_the_file() {
+fn load_resolves_directories_against_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c.toml");
     std::fs::write(&path, GOOD).unwrap();

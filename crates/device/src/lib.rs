@@ -1,5 +1,5 @@
-//! Models of storage devices: how long a disk takes for a request, in what order it takes requests, and where
-//! on it a file lies.
+//! Models of storage: how long a disk takes for a request, in what order it takes requests, where on it a file lies; and
+//! the page cache and read-ahead of the kernel above it.
 //!
 //! Everything here is a pure function of its arguments and its own state: no clock, no thread, no randomness.
 //! Instants and spans are nanoseconds (`_ns`) on whatever clock the driver keeps; a store drives the model in
@@ -9,15 +9,21 @@ mod cache;
 mod disk;
 mod flash;
 mod geometry;
+mod limits;
+mod page_cache;
 mod params;
 mod placement;
 mod queue;
+mod read_ahead;
 
 pub use disk::{Disk, LinearCost, Served};
 pub use flash::{Flash, FlashParams};
+pub use limits::{DeviceLimits, device_limits};
+pub use page_cache::{CHUNK_BYTES, PAGE_BYTES, PageCache, State};
 pub use params::{DeviceParams, Order};
 pub use placement::{Placed, Placement};
 pub use queue::{DeviceQueue, Taken};
+pub use read_ahead::{ReadAhead, ReadAheadLimits};
 
 /// What a device is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

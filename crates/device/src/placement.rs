@@ -5,6 +5,8 @@
 //! chunks of one file, are spread evenly; within a chunk a file is contiguous. Two chunks may overlap on the disk (the
 //! hash keeps no books): that costs nothing but the realism of the few places where it happens.
 
+use impresario_base::random::mix;
+
 use crate::params::DeviceParams;
 use crate::{Io, Op};
 
@@ -65,14 +67,6 @@ impl Iterator for Placed {
         self.offset += len;
         Some(io)
     }
-}
-
-/// A bijection of 64-bit numbers after which neighbours are far apart (the finaliser of splitmix64: S. Vigna).
-fn mix(n: u64) -> u64 {
-    let n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    n ^ (n >> 31)
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Stable keys (files, clients, jobs, users) to small numbers, for as long as requests name them.
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
 /// Counts references; a key without any is forgotten, so memory follows what is outstanding.
 #[derive(Default)]
 pub(crate) struct Interner {
     numbers: FxHashMap<u64, u32>,
-    entries: Vec<(u64, u32)>,
-    free: Vec<u32>,
+    entries: Rows<(u64, u32)>,
     /// The number taken last: the same client, job or user often sends several requests in a row.
     last: u32,
 }
@@ -15,39 +15,33 @@ pub(crate) struct Interner {
 impl Interner {
     /// The number of a key, one reference more.
     pub fn take(&mut self, key: u64) -> u32 {
-        let Interner { numbers, entries, free, last } = self;
-        if let Some(entry) = entries.get_mut(*last as usize)
+        let Interner { numbers, entries, last } = self;
+        if let Some(entry) = entries.get_mut(*last)
             && entry.0 == key
             && entry.1 > 0
         {
             entry.1 += 1;
             return *last;
         }
-        let n = *numbers.entry(key).or_insert_with(|| {
-            free.pop().unwrap_or_else(|| {
-                entries.push((key, 0));
-                entries.len() as u32 - 1
-            })
-        });
-        let entry = &mut entries[n as usize];
-        *entry = (key, entry.1 + 1);
+        let n = *numbers.entry(key).or_insert_with(|| entries.insert((key, 0)));
+        entries[n].1 += 1;
         *last = n;
         n
     }
 
     /// One reference more to a number in use.
     pub fn again(&mut self, n: u32) {
-        if let Some(entry) = self.entries.get_mut(n as usize) {
+        if let Some(entry) = self.entries.get_mut(n) {
             entry.1 += 1;
         }
     }
 
     /// One reference less.
     pub fn release(&mut self, n: u32) {
-        let Some(entry) = self.entries.get_mut(n as usize) else { return };
+        let Some(entry) = self.entries.get_mut(n) else { return };
         entry.1 = entry.1.saturating_sub(1);
         if entry.1 == 0 && self.numbers.remove(&entry.0).is_some() {
-            self.free.push(n);
+            self.entries.release(n);
         }
     }
 }
@@ -67,6 +61,6 @@ mod tests {
         i.release(a);
         i.release(a);
         assert_eq!(i.take(9), a, "the number is used again");
-        assert_eq!(i.entries.len(), 2);
+        assert_eq!(i.entries.capacity(), 2);
     }
 }

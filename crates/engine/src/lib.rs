@@ -1,49 +1,29 @@
 //! Threads and a clock around the scheduling core: submission with back-pressure, dispatch, timers.
 //!
 //! The engine owns one thread, its timer, which sleeps unless a policy waits for an instant. Everything
-//! else runs on the threads that submit and complete: whoever changes the core asks it for the next batches and
+//! else runs on the threads that submit and complete: the thread that changes the core asks it for the next batches and
 //! starts them, outside the lock. A request that may go at once therefore costs no hand-over
 //! between threads.
 
+mod clock;
+mod interface;
 mod intern;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_sched::{
-    Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId,
-    LaneId, Nanos, Next, Op, PolicyError, PolicySpec, Request, RequestId, Status, UserId, Who,
+    Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, Event, Extent, FileId, JobId, LaneId,
+    Nanos, Next, Observer, PolicyError, PolicySpec, Request, RequestId, Status, UserId, Who,
 };
 
+pub use clock::{Clocks, SharedTime, SystemClocks};
+pub use interface::{EngineConfig, Executor, Outcome, Refused, Started, Submission, Work};
 use intern::Interner;
 
-/// How a batch ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outcome {
-    /// 0, or a Linux errno.
-    pub errno: i32,
-    /// Bytes moved, from the start of the batch.
-    pub bytes_done: u64,
-    /// When the device took it up, on the engine's clock.
-    pub started: Nanos,
-    /// When the device was done with it; may lie a little before "now" on a modelled device.
-    pub finished: Nanos,
-}
-
-/// A dispatched batch with the submitters' contexts.
-pub struct Work<T: Send + 'static> {
-    /// The virtual request.
-    pub batch: Batch,
-    /// One per `batch.parts`, in the same order: the request and what came with it.
-    pub parts: Vec<(Request, T)>,
-    /// To be completed exactly once.
-    pub ticket: Ticket<T>,
-    /// When it was dispatched, on the engine's clock.
-    pub dispatched: Nanos,
-}
-
-/// The duty to report a batch's end. Dropping it unreported completes the batch as EIO.
+/// Reports the completion of a batch, exactly once. Dropped unreported, it completes the batch as EIO.
 pub struct Ticket<T: Send + 'static> {
     shared: Arc<Shared<T>>,
     batch: BatchId,
@@ -70,6 +50,7 @@ impl<T: Send + 'static> Ticket<T> {
         let Outcome { errno, bytes_done, started, finished } = outcome;
         let completion = Completion { batch: self.batch, errno, bytes_done, started, finished };
         state.core.event(at, Event::Completed(completion));
+        state.tell_ended();
         let mut names = std::mem::take(&mut self.names);
         for n in names.drain(..) {
             state.release(n);
@@ -90,119 +71,6 @@ impl<T: Send + 'static> Drop for Ticket<T> {
 }
 
 const EIO: i32 = 5;
-
-/// What became of a started batch.
-pub enum Started<T: Send + 'static> {
-    /// The executor completes it later.
-    Pending,
-    /// It is done already; the engine records it without recursion.
-    Finished(Ticket<T>, Outcome),
-}
-
-/// What serves batches.
-pub trait Executor<T: Send + 'static>: Send + Sync + 'static {
-    /// Begins a batch. Called without any lock of the engine held, on the thread of a submitter, of a
-    /// completer or of the timer; it must not block for long: it finishes at once or hands on.
-    fn start(&self, work: Work<T>) -> Started<T>;
-
-    /// Called after one or more [`Executor::start`] when nothing more can start at present: what was begun together is
-    /// known to be complete. Without any lock of the engine held; others may start batches meanwhile.
-    fn all_started(&self) {}
-
-    /// True when `start` only hands on, within a microsecond or so: the engine then looks at the clock less often.
-    fn only_hands_on(&self) -> bool {
-        false
-    }
-
-    /// Divides a context: gives one for the bytes `from .. from + len` of its request, which are dispatched as a request of
-    /// their own; `last` when none follow. Called with the engine's lock held, and only with
-    /// [`EngineConfig::pieces`].
-    fn piece(&self, _context: &mut T, _from: u64, _len: u64, _last: bool) -> T {
-        unreachable!("EngineConfig::pieces is for executors that divide contexts")
-    }
-}
-
-/// A request as the server got it; keys are interned by the engine.
-#[derive(Clone, Copy, Debug)]
-pub struct Submission {
-    /// Operation.
-    pub op: Op,
-    /// Stable key of the file.
-    pub file: u64,
-    /// Lane.
-    pub lane: LaneId,
-    /// Offset in the file, bytes.
-    pub file_offset: u64,
-    /// Offset in the lane's space, bytes (equal to `file_offset` where requests are not split).
-    pub lane_offset: u64,
-    /// Length, bytes; `u64::MAX` on barriers means "to the end".
-    pub len: u64,
-    /// Stable key of the client.
-    pub client: u64,
-    /// Connection.
-    pub conn: ConnId,
-    /// Application.
-    pub job: u64,
-    /// User.
-    pub user: u32,
-}
-
-/// Why a submission was refused; the context comes back.
-pub enum Refused<T> {
-    /// The queue stayed full for the configured time.
-    Busy(T),
-    /// The engine is shutting down.
-    Closed(T),
-}
-
-/// Limits of an engine.
-#[derive(Clone, Debug)]
-pub struct EngineConfig {
-    /// Number of lanes: 1 on a data server, the number of data servers on an I/O node.
-    pub lanes: u16,
-    /// Lanes address one space (an I/O node that does not split): conflicts are judged across lanes.
-    pub shared_space: bool,
-    /// The policy.
-    pub policy: PolicySpec,
-    /// In-flight limit of a lane in batches; 0: [`EngineConfig::LANE_REQUESTS`].
-    pub lane_requests: u32,
-    /// In-flight limit of a lane in bytes.
-    pub lane_bytes: u64,
-    /// In-flight limit over all lanes in batches.
-    pub total_requests: u32,
-    /// Position of this node among its like (which rotation of servers `twins` uses).
-    pub node_rank: u32,
-    /// Bound of the queue, requests (queued and in flight).
-    pub queue_requests: u32,
-    /// How long `submit` waits while the queue is full.
-    pub submit_timeout: Duration,
-    /// Time to process, for the policies that go by it.
-    pub cost: CostModel,
-    /// The executor takes requests piece by piece ([`Executor::piece`]).
-    pub pieces: bool,
-}
-
-impl EngineConfig {
-    /// Batches in flight per lane unless configured: enough for a device that serves many at once.
-    pub const LANE_REQUESTS: u32 = 32;
-
-    /// One lane, defaults everywhere.
-    pub fn new(policy: PolicySpec) -> EngineConfig {
-        EngineConfig {
-            lanes: 1,
-            shared_space: false,
-            policy,
-            lane_requests: 0,
-            lane_bytes: u64::MAX,
-            total_requests: u32::MAX,
-            node_rank: 0,
-            queue_requests: 10_000,
-            submit_timeout: Duration::from_secs(10),
-            cost: CostModel::default(),
-            pieces: false,
-        }
-    }
-}
 
 /// The interned names of a request, held while it is outstanding.
 #[derive(Clone, Copy)]
@@ -235,6 +103,13 @@ struct State<T> {
     alarm: Nanos,
     /// Work is left that a pumping thread handed to the timer.
     handed_over: bool,
+    shared_time: SharedTime,
+    /// When the next pump reads the clocks again and looks at the planned change.
+    clock_due: Nanos,
+    /// A change of policy and the instant of shared time at which it is made, nanoseconds since 1970.
+    planned: Option<(PolicySpec, i64)>,
+    /// Is told of the requests that end.
+    observer: Option<Arc<dyn Observer>>,
 }
 
 struct Shared<T: Send + 'static> {
@@ -244,6 +119,7 @@ struct Shared<T: Send + 'static> {
     /// The alarm moved forward, work was handed over, or the engine closes.
     timer: Condvar,
     executor: Arc<dyn Executor<T>>,
+    clocks: Box<dyn Clocks>,
     stopped: AtomicBool,
 }
 
@@ -260,11 +136,12 @@ pub fn now() -> Nanos {
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// What to add to [`now`] for the time that machines with synchronised clocks share, nanoseconds.
-fn shared_clock_offset_ns() -> i64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    (t.tv_sec * 1_000_000_000 + t.tv_nsec) - now().0 as i64
-}
+/// How old a sample of shared time may be when work is done, and how long the timer sleeps at most while a policy
+/// or a change of policy waits for an instant: a clock that is set is followed within this time.
+const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
+
+/// How far ahead the instant of a change may lie. One further off means that the clocks of two machines differ.
+const AGREED_MAX: Nanos = Nanos(60_000_000_000);
 
 impl<T: Send + 'static> State<T> {
     fn intern(&mut self, s: &Submission) -> Names {
@@ -282,6 +159,51 @@ impl<T: Send + 'static> State<T> {
         n
     }
 
+    /// Puts a request into the queue, with its context.
+    fn take_in(&mut self, at: Nanos, submission: &Submission, context: T) -> Result<RequestId, Refused<T>> {
+        if self.closed {
+            return Err(Refused::Closed(context));
+        }
+        let names = self.intern(submission);
+        let request = Request {
+            id: RequestId(0),
+            extent: Extent {
+                file: FileId(names.file),
+                lane: submission.lane,
+                file_offset: submission.file_offset,
+                lane_offset: submission.lane_offset,
+                len: submission.len,
+            },
+            arrival: at,
+            client: ClientId(names.client),
+            conn: submission.conn,
+            job: JobId(names.job),
+            user: UserId(names.user),
+            op: submission.op,
+        };
+        let taken = match submission.speculative {
+            true => self.core.speculate(&request),
+            false => self.core.push(at, &request).ok(),
+        };
+        let Some(id) = taken else {
+            self.release(names);
+            return Err(Refused::Busy(context));
+        };
+        let slot = id.0 as u32 as usize;
+        if self.held.len() <= slot {
+            self.held.resize_with(slot + 1, || None);
+        }
+        self.held[slot] = Some(Held { context, names });
+        Ok(id)
+    }
+
+    /// Tells the observer, if there is one, what ended.
+    fn tell_ended(&mut self) {
+        if let Some(observer) = &self.observer {
+            self.core.take_ended().for_each(|request| observer.ended(&request));
+        }
+    }
+
     /// One more reference to each.
     fn again(&mut self, n: Names) {
         self.files.again(n.file);
@@ -295,6 +217,15 @@ impl<T: Send + 'static> State<T> {
         self.clients.release(n.client);
         self.jobs.release(n.job);
         self.users.release(n.user);
+    }
+
+    /// Forgets the speculations that were given up.
+    fn forget_given_up(&mut self) {
+        while let Some(id) = self.core.take_given_up() {
+            if let Some(held) = self.take_held(id) {
+                self.release(held.names);
+            }
+        }
     }
 
     fn take_held(&mut self, id: RequestId) -> Option<Held<T>> {
@@ -333,28 +264,15 @@ impl<T: Send + 'static> State<T> {
     }
 }
 
-/// Attempts to take the engine's lock before a thread sleeps for it: a few microseconds.
-const SPIN_ROUNDS: u32 = 12;
-
 /// Batches that a submitter starts on its own thread before it hands the rest to the timer's.
 const PUMP_BATCHES: usize = 64;
 
 impl<T: Send + 'static> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // The lock is held for less than a microsecond; to sleep and be woken costs ten. Once a thread sleeps for a
-        // lock of the standard library, all others do too, so nobody goes to sleep before it has waited that long.
-        for round in 0..SPIN_ROUNDS {
-            match self.state.try_lock() {
-                Ok(state) => return state,
-                // Nothing that can panic runs between a change and the end of its consequences.
-                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => (0..1 << round.min(5)).for_each(|_| std::hint::spin_loop()),
-            }
-        }
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_spinning()
     }
 
-    /// Wakes those who wait for room. Waking costs a system call even when nobody listens, hence the count.
+    /// Wakes threads that wait for room. A wake-up is a system call even when no thread waits, hence the count.
     fn make_room(&self, state: &State<T>) {
         if state.waiting > 0 {
             self.room.notify_all();
@@ -363,17 +281,51 @@ impl<T: Send + 'static> Shared<T> {
 
     fn wait_for_room<'a>(&'a self, mut state: MutexGuard<'a, State<T>>, left: Duration) -> MutexGuard<'a, State<T>> {
         state.waiting += 1;
-        state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        state = self.room.wait_timeout(state, left).0;
         state.waiting -= 1;
         state
     }
 
+    /// Samples shared time again and makes the planned change when it is due.
+    fn keep_shared_time(&self, state: &mut State<T>, at: Nanos) {
+        let (before, sample) = (state.shared_time, SharedTime::sample(&*self.clocks));
+        if state.shared_time.refresh(sample) {
+            state.core.event(at, sample.event());
+        }
+        if before.contradicts(sample) {
+            let step_ms = (sample.offset_ns - before.offset_ns) as f64 / 1e6;
+            tracing::warn!(step_ms, error_ns = sample.error_ns, "the shared clock moved; windows follow it");
+        }
+        state.clock_due = at + CLOCK_REFRESH;
+        let Some((spec, shared_ns)) = state.planned.take() else { return };
+        if state.shared_time.at(at) >= shared_ns {
+            // Checked when it was planned.
+            match state.core.reconfigure(at, &spec) {
+                Ok(()) => tracing::info!(policy = %spec, "switched at the agreed instant"),
+                Err(refusal) => tracing::error!(policy = %spec, %refusal, "the agreed change is not made"),
+            }
+            return;
+        }
+        state.clock_due = state.clock_due.min(state.shared_time.instant(shared_ns));
+        state.alarm = state.alarm.min(state.clock_due);
+        state.planned = Some((spec, shared_ns));
+    }
+
     /// Starts what may start, then sets the alarm. `at` is the present.
     fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State<T>>, mut at: Nanos) {
+        if at >= state.clock_due {
+            self.keep_shared_time(&mut state, at);
+        } else if state.planned.is_some() {
+            state.alarm = state.alarm.min(state.clock_due);
+        }
         for started in 0..PUMP_BATCHES {
-            let batch = match state.core.next(at) {
+            let next = state.core.next(at);
+            state.forget_given_up();
+            let batch = match next {
                 Next::Dispatch(batch) => batch,
                 Next::Wait { until, .. } => {
+                    // An instant of shared time may come sooner than it seems: the clock is looked at again.
+                    let until = if until == Nanos::MAX { until } else { until.min(state.clock_due.max(at)) };
                     if until < state.alarm {
                         state.alarm = until;
                         self.timer.notify_one();
@@ -416,10 +368,10 @@ impl<T: Send + 'static> Shared<T> {
                 self.pump(state, at);
                 state = self.lock();
             } else if state.alarm == Nanos::MAX {
-                state = self.timer.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.timer.wait(state);
             } else {
                 let left = Duration::from_nanos(state.alarm.since(at).0);
-                state = self.timer.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                state = self.timer.wait_timeout(state, left).0;
             }
         }
     }
@@ -428,12 +380,23 @@ impl<T: Send + 'static> Shared<T> {
 impl<T: Send + 'static> Engine<T> {
     /// Starts an engine.
     pub fn new(config: EngineConfig, executor: Arc<dyn Executor<T>>) -> Result<Arc<Engine<T>>, PolicyError> {
+        Engine::with_clocks(config, executor, Box::new(SystemClocks))
+    }
+
+    /// Starts an engine that takes shared time from these clocks. Timers go by the system's monotonic clock all the same.
+    pub fn with_clocks(
+        config: EngineConfig,
+        executor: Arc<dyn Executor<T>>,
+        clocks: Box<dyn Clocks>,
+    ) -> Result<Arc<Engine<T>>, PolicyError> {
         let core_config = CoreConfig {
             lanes: config.lanes,
             shared_space: config.shared_space,
             lane_requests: if config.lane_requests == 0 { EngineConfig::LANE_REQUESTS } else { config.lane_requests },
             lane_bytes: config.lane_bytes,
             total_requests: config.total_requests,
+            sorted_below: config.sorted_below,
+            lane_speculations: config.lane_speculations,
             node_rank: config.node_rank,
             capacity: config.queue_requests,
             cost: config.cost,
@@ -441,8 +404,9 @@ impl<T: Send + 'static> Engine<T> {
             statistics: true,
         };
         let mut core = Core::new(core_config, &config.policy)?;
-        let clock = Event::SharedClock { offset_ns: shared_clock_offset_ns(), error_ns: 0 };
-        core.event(now(), clock);
+        let shared_time = SharedTime::sample(&*clocks);
+        let at = now();
+        core.event(at, shared_time.event());
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 core,
@@ -457,10 +421,15 @@ impl<T: Send + 'static> Engine<T> {
                 closed: false,
                 alarm: Nanos::MAX,
                 handed_over: false,
+                shared_time,
+                clock_due: at + CLOCK_REFRESH,
+                planned: None,
+                observer: None,
             }),
             room: Condvar::new(),
             timer: Condvar::new(),
             executor,
+            clocks,
             stopped: AtomicBool::new(false),
         });
         let timer = std::thread::Builder::new().name("engine-timer".into()).stack_size(256 << 10).spawn({
@@ -484,45 +453,53 @@ impl<T: Send + 'static> Engine<T> {
         let mut state = self.shared.lock();
         let mut deadline = None;
         while !state.closed && state.core.room() == 0 {
-            let until = *deadline.get_or_insert_with(|| Instant::now() + self.submit_timeout);
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.patience(&mut deadline);
             if left.is_zero() {
                 return Err(Refused::Busy(context));
             }
+            self.shared.executor.before_waiting();
             state = self.shared.wait_for_room(state, left);
         }
-        if state.closed {
-            return Err(Refused::Closed(context));
-        }
-        let names = state.intern(&submission);
         let at = now();
-        let request = Request {
-            id: RequestId(0),
-            extent: Extent {
-                file: FileId(names.file),
-                lane: submission.lane,
-                file_offset: submission.file_offset,
-                lane_offset: submission.lane_offset,
-                len: submission.len,
-            },
-            arrival: at,
-            client: ClientId(names.client),
-            conn: submission.conn,
-            job: JobId(names.job),
-            user: UserId(names.user),
-            op: submission.op,
-        };
-        let Ok(id) = state.core.push(at, &request) else {
-            state.release(names);
-            return Err(Refused::Busy(context));
-        };
-        let slot = id.0 as u32 as usize;
-        if state.held.len() <= slot {
-            state.held.resize_with(slot + 1, || None);
-        }
-        state.held[slot] = Some(Held { context, names });
+        let id = state.take_in(at, &submission, context)?;
         self.shared.pump(state, at);
         Ok(id)
+    }
+
+    /// Takes several requests in before any of them is started, as far as the queue has room; waits while it is full.
+    /// Returns those that were refused. May run `Executor::start` on this thread.
+    pub fn submit_all(&self, requests: impl IntoIterator<Item = (Submission, T)>) -> Vec<Refused<T>> {
+        let mut refused = Vec::new();
+        let mut state = self.shared.lock();
+        let mut deadline = None;
+        for (submission, context) in requests {
+            let full = state.core.room() == 0 && !submission.speculative;
+            if !state.closed && full {
+                self.shared.pump(state, now());
+                state = self.shared.lock();
+            }
+            while full && !state.closed && state.core.room() == 0 {
+                let left = self.patience(&mut deadline);
+                if left.is_zero() {
+                    break;
+                }
+                self.shared.executor.before_waiting();
+                state = self.shared.wait_for_room(state, left);
+            }
+            if let Err(back) = state.take_in(now(), &submission, context)
+                && !submission.speculative
+            {
+                refused.push(back);
+            }
+        }
+        self.shared.pump(state, now());
+        refused
+    }
+
+    /// What is left of the time that a submitter waits for room.
+    fn patience(&self, deadline: &mut Option<Instant>) -> Duration {
+        let until = *deadline.get_or_insert_with(|| Instant::now() + self.submit_timeout);
+        until.saturating_duration_since(Instant::now())
     }
 
     /// Withdraws a request: its context if (some of) it was still queued, `None` when it is in flight (drop its reply) or
@@ -562,26 +539,63 @@ impl<T: Send + 'static> Engine<T> {
             .collect()
     }
 
-    /// Tells whether a connection can take data. Those not heard of can.
+    /// Takes note whether a connection can take data, and starts what that allows. A connection is ready until it is
+    /// reported not to be.
     pub fn ready(&self, conn: ConnId, ready: bool) {
-        let mut state = self.shared.lock();
-        let at = now();
-        state.core.event(at, Event::Ready { connection: conn, ready });
+        self.note_readiness(conn, ready);
         if ready {
-            self.shared.pump(state, at);
+            self.go_on();
         }
     }
 
-    /// What the policy does with such requests, in words; `None` where that does not depend on who asks.
+    /// Takes note whether a connection can take data, and starts nothing: for callers that hold a lock.
+    pub fn note_readiness(&self, conn: ConnId, ready: bool) {
+        self.shared.lock().core.event(now(), Event::Ready { connection: conn, ready });
+    }
+
+    /// Starts what may start. May run `Executor::start` on this thread.
+    pub fn go_on(&self) {
+        let state = self.shared.lock();
+        self.shared.pump(state, now());
+    }
+
+    /// What the policy does with such requests, in words; `None` where that does not depend on the requester.
     pub fn explain(&self, who: &Who) -> Option<String> {
         self.shared.lock().core.explain(now(), who)
     }
 
-    /// Switches the policy, live. A refusal changes nothing.
+    /// Switches the policy, live. A refusal changes nothing. A change that was planned for later is dropped.
     pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         let mut state = self.shared.lock();
         let at = now();
         state.core.reconfigure(at, spec)?;
+        state.planned = None;
+        self.shared.pump(state, at);
+        Ok(())
+    }
+
+    /// Switches the policy at an instant of shared time, nanoseconds since 1970, so that nodes that are asked one after the
+    /// other change together: windows that follow shared time are coordinated before and after. An instant that has
+    /// passed means now. A refusal, which comes at once, changes nothing; a later change replaces this one.
+    pub fn set_policy_at(&self, spec: &PolicySpec, shared_ns: i64) -> Result<(), PolicyError> {
+        let mut state = self.shared.lock();
+        state.core.check(spec)?;
+        let at = now();
+        state.clock_due = at;
+        self.shared.keep_shared_time(&mut state, at);
+        let ahead_ns = shared_ns.saturating_sub(state.shared_time.at(at));
+        if ahead_ns > AGREED_MAX.0 as i64 {
+            return Err(PolicyError::Unsuitable {
+                policy: "switch",
+                why: format!(
+                    "the agreed instant is {} s ahead of this machine's clock; synchronise the clocks",
+                    ahead_ns / 1_000_000_000
+                ),
+            });
+        }
+        state.planned = Some((spec.clone(), shared_ns));
+        state.clock_due = at;
+        self.shared.timer.notify_one();
         self.shared.pump(state, at);
         Ok(())
     }
@@ -591,6 +605,14 @@ impl<T: Send + 'static> Engine<T> {
         let mut state = self.shared.lock();
         state.core.hold(lane, until);
         self.shared.pump(state, now()); // sets the alarm for the end of the hold, or starts what may go now
+    }
+
+    /// Has an observer told of every request that ends from now on, or none. Returns the one before, which is told
+    /// nothing more.
+    pub fn observe(&self, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
+        let mut state = self.shared.lock();
+        state.core.watch(observer.is_some());
+        std::mem::replace(&mut state.observer, observer)
     }
 
     /// Policy, queue lengths, statistics.
@@ -608,6 +630,7 @@ impl<T: Send + 'static> Engine<T> {
         let mut state = self.shared.lock();
         state.closed = true;
         let ids = state.core.drain(now()).into_iter().map(|r| r.id).collect();
+        state.forget_given_up();
         let contexts = self.collect(&mut state, ids);
         self.shared.make_room(&state);
         let until = Instant::now() + patience;
@@ -627,7 +650,7 @@ impl<T: Send + 'static> Engine<T> {
         self.shared.stopped.store(true, Ordering::Release);
         drop(self.shared.lock()); // the timer is either before its check or already waiting
         self.shared.timer.notify_all();
-        let timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let timer = self.timer.lock().take();
         if let Some(timer) = timer.filter(|t| t.thread().id() != std::thread::current().id()) {
             let _ = timer.join();
         }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
+use impresario_engine::{Clocks, Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
 use impresario_sched::policy::POLICIES;
-use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
+use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec};
 
 fn submission(file: u64, offset: u64, op: Op) -> Submission {
     Submission {
@@ -22,6 +22,7 @@ fn submission(file: u64, offset: u64, op: Op) -> Submission {
         conn: ConnId(offset as u32 % 7),
         job: 1,
         user: 0,
+        speculative: false,
     }
 }
 
@@ -94,7 +95,7 @@ fn every_request_is_served_once_by_many_threads_and_switches_between_every_order
     assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0));
 }
 
-/// Hands every batch to a channel; whoever holds the other end completes it.
+/// Sends every batch to a channel; the receiver completes it.
 struct Deferred(Mutex<mpsc::Sender<Work<u32>>>);
 
 impl Executor<u32> for Deferred {
@@ -292,4 +293,100 @@ fn the_rest_of_a_request_can_be_cancelled() {
     work.recv().unwrap().ticket.complete(done(0));
     assert_eq!(engine.cancel_connection(sub.conn).len(), 1);
     assert!(engine.shutdown(Duration::from_millis(100)).is_empty());
+}
+
+/// The system's monotonic clock, and a wall clock that a test sets.
+#[derive(Clone)]
+struct Wall(Arc<AtomicI64>);
+
+impl Wall {
+    /// One that begins at an instant of shared time, nanoseconds.
+    fn at(shared_ns: i64) -> Wall {
+        Wall(Arc::new(AtomicI64::new(shared_ns - now().0 as i64)))
+    }
+
+    fn step(&self, ns: i64) {
+        self.0.fetch_add(ns, Ordering::Relaxed);
+    }
+}
+
+impl Clocks for Wall {
+    fn monotonic(&self) -> Nanos {
+        now()
+    }
+
+    fn wall_ns(&self) -> i64 {
+        now().0 as i64 + self.0.load(Ordering::Relaxed)
+    }
+}
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// For what must come but takes long on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A window of 2 s on each of 64 servers: server 40's comes after 80 s, or when the wall clock is set forward by that.
+#[test]
+fn windows_follow_a_wall_clock_that_is_set() {
+    let (tx, work) = mpsc::channel();
+    let wall = Wall::at(SECOND_NS / 2);
+    let config =
+        EngineConfig { lanes: 64, ..EngineConfig::new(PolicySpec::named("twins").with("window_us", 2_000_000)) };
+    let engine = Engine::with_clocks(config, Arc::new(Pieces(Mutex::new(tx))), Box::new(wall.clone())).unwrap();
+    engine.submit(Submission { lane: LaneId(40), ..submission(1, 0, Op::Read) }, Vec::new()).ok().unwrap();
+    assert!(work.recv_timeout(Duration::from_millis(50)).is_err(), "another server's window");
+    wall.step(80 * SECOND_NS);
+    let served = work.recv_timeout(PATIENCE).expect("the window of server 40");
+    served.ticket.complete(done(0));
+}
+
+/// Two nodes that are asked one after the other change together, at an instant that they both reckon in shared time.
+#[test]
+fn nodes_change_their_policy_at_an_agreed_instant() {
+    let begin = 1_000 * SECOND_NS;
+    let executor = || Arc::new(Inline { served: Vec::new() });
+    let node = |wall: &Wall| {
+        let config = EngineConfig { lanes: 2, ..EngineConfig::new(PolicySpec::named("twins")) };
+        Engine::with_clocks(config, executor(), Box::new(wall.clone())).unwrap()
+    };
+    let walls = [Wall::at(begin), Wall::at(begin)];
+    let nodes = walls.each_ref().map(node);
+    let window = |engine: &Engine<usize>| engine.status().policy.params.get("window_us").cloned();
+    let wider = PolicySpec::named("twins").with("window_us", 8_000);
+    let at = begin + 40 * SECOND_NS;
+    nodes[0].set_policy_at(&wider, at).unwrap();
+    assert_eq!(window(&nodes[0]).as_deref(), Some("2000"), "not before the instant");
+    nodes[1].set_policy_at(&wider, at).unwrap();
+    // Time passes on both machines at once. Nothing is submitted: the timers notice.
+    walls.iter().for_each(|wall| wall.step(40 * SECOND_NS));
+    for (engine, wall) in nodes.iter().zip(&walls) {
+        until("the change", || window(engine).as_deref() == Some("8000"));
+        assert!(wall.wall_ns() >= at);
+    }
+
+    // An instant that has passed means now; a change without an instant drops a planned one.
+    let fifo = PolicySpec::named("fifo");
+    nodes[0].set_policy_at(&fifo, at).unwrap();
+    assert_eq!(nodes[0].status().policy.name, "fifo");
+    nodes[1].set_policy_at(&fifo, walls[1].wall_ns() + 30 * SECOND_NS).unwrap();
+    nodes[1].set_policy(&PolicySpec::named("mlf")).unwrap();
+    walls[1].step(30 * SECOND_NS);
+    // Refused, but it looks at the clock.
+    nodes[1].set_policy_at(&fifo, walls[1].wall_ns() + 3_600 * SECOND_NS).unwrap_err();
+    assert_eq!(nodes[1].status().policy.name, "mlf");
+
+    // What cannot be is refused when it is asked for.
+    let error = nodes[0].set_policy_at(&PolicySpec::named("twins").with("window_us", 1), i64::MAX).unwrap_err();
+    assert!(error.to_string().contains("window_us"), "{error}");
+    let error = nodes[0].set_policy_at(&wider, walls[0].wall_ns() + 3_600 * SECOND_NS).unwrap_err();
+    assert!(error.to_string().contains("synchronise the clocks"), "{error}");
+    assert_eq!(nodes[0].status().policy.name, "fifo");
 }

@@ -1,21 +1,21 @@
-//! The hints of GPFS (IBM Storage Scale): what its library takes, loading it at run time, and calling it. Both who may
-//! call it use this: the advice manager, and the library inside a program.
+//! Hints of GPFS (IBM Storage Scale): the structures of its library, loading it at run time, and calling it. Used by
+//! the advice manager and by the library inside a program.
 //!
-//! The interface is that of the public `gpfs_fcntl.h`. Which ranges are asked for and given back, and when, is decided
-//! elsewhere (`assist`).
+//! The interface is that of the public `gpfs_fcntl.h`. The `assist` crate decides which ranges to request and release,
+//! and when.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Most ranges to bring in, and most to give back, in one hint.
+/// Largest number of ranges to prefetch, and of ranges to release, in one hint.
 pub const RANGES_MAX: usize = 8;
 
-/// Environment variable that names GPFS's library for programs and managers; unset, it is [`LIBRARY`], and empty, it
-/// is not used.
+/// Environment variable with the name of GPFS's library, for programs and managers. Unset, [`LIBRARY`] is used; empty,
+/// none.
 pub const LIBRARY_VARIABLE: &str = "IMPRESARIO_ASSIST_LIBGPFS";
-/// The library's name where nothing else is said.
+/// Default name of the library.
 pub const LIBRARY: &CStr = c"libgpfs.so";
 
 const FREE_RANGE: c_int = 1002;
@@ -37,7 +37,7 @@ pub struct BlockRange {
 }
 
 impl BlockRange {
-    /// To be read.
+    /// A range to read.
     pub fn new(block: i64, start: i32, length: i32) -> BlockRange {
         BlockRange { block, start, length, is_write: 0, padding: [0; 4] }
     }
@@ -51,7 +51,7 @@ pub struct Ranges {
 }
 
 impl FromIterator<BlockRange> for Ranges {
-    /// The first ones; those for which there is no place are left out.
+    /// Takes the first ranges; those beyond the limit are dropped.
     fn from_iter<I: IntoIterator<Item = BlockRange>>(ranges: I) -> Ranges {
         let mut all = Ranges::default();
         for (place, range) in all.places.iter_mut().zip(ranges) {
@@ -70,28 +70,28 @@ impl Deref for Ranges {
     }
 }
 
-/// One call's worth of hints.
+/// The hints of one call.
 #[allow(
     clippy::large_enum_variant,
     reason = "it lives on the stack for one call; in a program nothing is allocated for it"
 )]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hint {
-    /// Ranges to bring in, of which GPFS takes on the first few, and ranges taken on before that are given back.
+    /// Ranges to prefetch, of which GPFS accepts the first few, and previously accepted ranges to release.
     Ranges {
-        /// To bring in.
+        /// To prefetch.
         access: Ranges,
-        /// To give back.
+        /// To release.
         release: Ranges,
     },
-    /// What is cached of a range may go.
+    /// The cached data of a range may be dropped.
     Free {
         /// First byte.
         start: i64,
         /// Bytes; 0 means to the end of the file.
         bytes: i64,
     },
-    /// Whatever was taken on for this open file and not given back is given back.
+    /// Releases all ranges accepted for this open file.
     Cancel,
 }
 
@@ -154,12 +154,12 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Loads it; its constructors run.
+    /// Loads it and runs its constructors.
     ///
     /// # Errors
-    /// The loader's own words.
+    /// The loader's message.
     pub fn load(name: &CStr) -> Result<Library, String> {
-        // SAFETY: loading runs the library's constructors; whoever names it may have its code run here.
+        // SAFETY: loading runs the library's constructors; the user who names the library consents to that.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(loader_says(name));
@@ -177,7 +177,7 @@ impl Library {
         Ok(Library { handle, fcntl })
     }
 
-    /// Whether somebody in this process has loaded it.
+    /// Whether this process has loaded it.
     pub fn is_loaded(name: &CStr) -> bool {
         // SAFETY: loads nothing; the name ends with a zero.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -188,7 +188,7 @@ impl Library {
         !handle.is_null()
     }
 
-    /// What [`unload`](Library::unload) takes.
+    /// The argument for [`unload`](Library::unload).
     pub fn handle(&self) -> *mut c_void {
         self.handle
     }
@@ -196,16 +196,17 @@ impl Library {
     /// Unloads it.
     ///
     /// # Safety
-    /// `handle` is that of a loaded [`Library`] that nobody uses any more.
+    /// `handle` is that of a loaded [`Library`] that is not used any more.
     pub unsafe fn unload(handle: *mut c_void) {
         // SAFETY: the caller's promise.
         unsafe { libc::dlclose(handle) };
     }
 
-    /// Gives a hint on an open file; may block. How many of the ranges to bring in were taken on: a prefix.
+    /// Gives a hint on an open file; may block. Returns how many of the ranges to prefetch were accepted, counted from
+    /// the first.
     ///
     /// # Errors
-    /// errno, as the library leaves it.
+    /// errno, as the library sets it.
     pub fn give(&self, fd: BorrowedFd<'_>, hint: &Hint) -> io::Result<u32> {
         match *hint {
             Hint::Ranges { access, release } => {
@@ -219,7 +220,7 @@ impl Library {
                     release: release.places,
                 };
                 self.call(fd, &mut argument)?;
-                // What comes back is the library's word; it is not let out of bounds.
+                // The count comes from the library and is clamped to its bounds.
                 Ok(argument.access_count.clamp(0, access.len() as c_int) as u32)
             }
             Hint::Free { start, bytes } => {

@@ -1,14 +1,13 @@
 //! Striping arithmetic: where the bytes of a file lie (server-side-scheduling-2002, 3.1).
 //!
-//! A file is cut into strips of `ssize_bytes`, dealt round robin to `pcount` of the cluster's data
-//! servers from server `base` on, wrapping at the end of the ordered server list. Every data
-//! server keeps its strips of a file back to back in one object: a byte has an offset in the file and a
-//! *lane offset* in its server's object. A contiguous file range is one contiguous range on each
-//! server it touches.
+//! A file is cut into strips of `ssize_bytes`, distributed round robin over `pcount` of the cluster's data servers from
+//! server `base` on, wrapping at the end of the ordered server list. Every data server stores its strips of a file
+//! contiguously in one object: a byte has an offset in the file and a *lane offset* in its server's object. A
+//! contiguous file range is one contiguous range on each server it touches.
 
 use serde::{Deserialize, Serialize};
 
-/// How one file is dealt to the data servers.
+/// The distribution of one file over the data servers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
@@ -18,7 +17,7 @@ pub struct Layout {
     pub pcount: u16,
     /// Strip size in bytes, at least 1.
     pub ssize_bytes: u32,
-    /// Number of data servers in the cluster when the file was made: the ring that `base` starts on.
+    /// Number of data servers in the cluster when the file was created: the size of the ring in which `base` counts.
     pub servers: u16,
 }
 
@@ -49,7 +48,7 @@ pub enum LayoutError {
     },
 }
 
-/// A piece of a file range that lies back to back on one server.
+/// A piece of a file range that is contiguous on one server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// Index of the data server in the cluster.
@@ -65,7 +64,7 @@ pub struct Piece {
 impl Layout {
     /// Default strip size.
     pub const SSIZE_DEFAULT_BYTES: u32 = 64 * 1024;
-    /// Least strip size.
+    /// Smallest strip size.
     pub const SSIZE_MIN_BYTES: u32 = 512;
     /// Largest strip size.
     pub const SSIZE_MAX_BYTES: u32 = 1 << 30;
@@ -99,13 +98,13 @@ impl Layout {
         ((u32::from(self.base) + u32::from(k)) % u32::from(self.servers)) as u16
     }
 
-    /// The position in this file's ring of a cluster's server, if the file uses it.
+    /// The position of a server in this file's ring, if the file uses it.
     pub fn position_of(&self, server: u16) -> Option<u16> {
         let k = (u32::from(server) + u32::from(self.servers) - u32::from(self.base)) % u32::from(self.servers);
         (server < self.servers && k < u32::from(self.pcount)).then_some(k as u16)
     }
 
-    /// Where byte `offset` of the file lies: (server, lane offset).
+    /// The location of byte `offset` of the file: (server, lane offset).
     pub fn locate(&self, offset: u64) -> (u16, u64) {
         let ssize = u64::from(self.ssize_bytes);
         let strip = offset / ssize;
@@ -138,8 +137,8 @@ impl Layout {
         })
     }
 
-    /// The one contiguous lane range that each touched server holds of a file range, in the order in
-    /// which the range first touches them. `file_offset` is the file offset of the lane range's first byte.
+    /// The one contiguous lane range that each touched server holds of a file range, in the order in which the range
+    /// first touches them. `file_offset` is the file offset of the lane range's first byte.
     pub fn lane_ranges(&self, offset: u64, len: u64) -> Vec<Piece> {
         let end = offset.saturating_add(len);
         let ssize = u64::from(self.ssize_bytes);
@@ -164,7 +163,7 @@ impl Layout {
         rows * ssize + rest.saturating_sub(u64::from(k) * ssize).min(ssize)
     }
 
-    /// Length of the file whose object at ring position `k` has `lane_len` bytes, as far as that object tells.
+    /// Length of the file according to the object at ring position `k`, which has `lane_len` bytes.
     pub fn file_len(&self, k: u16, lane_len: u64) -> u64 {
         match lane_len.checked_sub(1) {
             Some(last) => self.file_offset(k, last).saturating_add(1),
@@ -224,7 +223,7 @@ mod tests {
             let mut by_server = std::collections::BTreeMap::new();
             for p in l.pieces(offset, len) {
                 let (start, sum) = by_server.entry(p.server).or_insert((p.lane_offset, 0));
-                prop_assert_eq!(*start + *sum, p.lane_offset, "a lane's pieces are back to back");
+                prop_assert_eq!(*start + *sum, p.lane_offset, "a lane's pieces are contiguous");
                 *sum += p.len;
             }
             let ranges = l.lane_ranges(offset, len);

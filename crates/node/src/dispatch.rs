@@ -4,9 +4,9 @@
 
 use std::collections::VecDeque;
 
-use impresario_sched::Op;
-use impresario_sched::slab::{Key, Slab};
+use impresario_base::slab::{Key, Slab};
 use impresario_sched::sorted::SortedSet;
+use impresario_sched::{Batch, Op};
 use rustc_hash::FxHashMap;
 
 /// What waits to be forwarded.
@@ -27,6 +27,19 @@ pub struct Entry<T> {
 }
 
 impl<T> Entry<T> {
+    /// A batch of an I/O node's core, of a file with that stable key; `split` as for
+    /// [`core_requests`](crate::core_requests).
+    pub fn of(batch: &Batch, file: u64, split: bool, token: T) -> Entry<T> {
+        let extent = batch.extent;
+        let space = if split { extent.lane.0 } else { 0 };
+        Entry { op: batch.op, file, space, offset: extent.lane_offset, len: extent.len, token }
+    }
+
+    /// The same entry with another token.
+    pub fn with<U>(self, token: U) -> Entry<U> {
+        Entry { op: self.op, file: self.file, space: self.space, offset: self.offset, len: self.len, token }
+    }
+
     fn group(&self) -> Group {
         (self.file, self.op, self.space)
     }
@@ -40,7 +53,7 @@ impl<T> Entry<T> {
 type Group = (u64, Op, u16);
 
 /// Where an entry waits: (offset, order of arrival, its name).
-type Place = (u64, u64, Key);
+type OffsetKey = (u64, u64, Key);
 
 /// The queue. Its length is bounded by the core's in-flight limit above it.
 pub struct DispatchQueue<T> {
@@ -54,7 +67,7 @@ pub struct DispatchQueue<T> {
     /// What waits, each with its order of arrival.
     entries: Slab<(u64, Entry<T>)>,
     /// Each group by offset.
-    waiting: FxHashMap<Group, SortedSet<Place>>,
+    waiting: FxHashMap<Group, SortedSet<OffsetKey>>,
 }
 
 impl<T> DispatchQueue<T> {
@@ -128,7 +141,7 @@ impl<T> DispatchQueue<T> {
     /// its start.
     fn neighbour(&self, group: Group, start: u64, end: u64) -> Option<Key> {
         let (left, right) = self.waiting.get(&group)?.around(&(start, 0, Key { index: 0, generation: 0 }));
-        let touches = |place: &Place| {
+        let touches = |place: &OffsetKey| {
             let (_, entry) = self.entries.get(place.2)?;
             let together = end.max(entry.end()) - start.min(entry.offset);
             (entry.offset <= end && entry.end() >= start && together <= self.merge_bytes).then_some(place.2)

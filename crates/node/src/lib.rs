@@ -1,11 +1,13 @@
 //! What I/O nodes and data servers decide, without sockets, files or clocks.
 
 mod dispatch;
-mod fence;
 mod parent;
+pub mod pieces;
+mod readiness;
+pub mod session;
 mod split;
 
 pub use dispatch::{DispatchQueue, Entry};
-pub use fence::Fence;
 pub use parent::Parent;
-pub use split::pieces_of;
+pub use readiness::Readiness;
+pub use split::{core_requests, pieces_of, whole_request};

@@ -1,4 +1,22 @@
-//! How a client's protocol cuts an application's request.
+//! How a client's protocol and an I/O node cut a request.
+
+use impresario_layout::{Layout, Piece};
+
+/// What the core of an I/O node that does not split gets for a file range, as in twins-2017: one request, whose lane is
+/// the data server of the first byte and whose offsets are those of the file.
+pub fn whole_request(layout: &Layout, offset: u64, len: u64) -> Piece {
+    Piece { server: layout.locate(offset).0, lane_offset: offset, file_offset: offset, len }
+}
+
+/// The requests that an I/O node's core gets for a file range: with `split` one for each data server, with offsets in its
+/// object, otherwise the [`whole_request`].
+pub fn core_requests(layout: &Layout, offset: u64, len: u64, split: bool) -> impl Iterator<Item = Piece> {
+    let (whole, parts) = match split {
+        true => (None, layout.lane_ranges(offset, len)),
+        false => (Some(whole_request(layout, offset, len)), Vec::new()),
+    };
+    whole.into_iter().chain(parts)
+}
 
 /// The pieces of a request when the wire takes at most `max_bytes` at once: (offset, length), in order. Pieces end at
 /// multiples of `max_bytes`, as NFS clients cut them, so that neighbours' pieces fit together.
@@ -18,6 +36,14 @@ pub fn pieces_of(offset: u64, len: u64, max_bytes: u64) -> impl Iterator<Item = 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_core_gets_one_request_or_one_for_each_server() {
+        let layout = Layout::new(1, 2, 65_536, 4).unwrap();
+        let of = |split| core_requests(&layout, 70_000, 100_000, split).collect::<Vec<_>>();
+        assert_eq!(of(false), [Piece { server: 2, lane_offset: 70_000, file_offset: 70_000, len: 100_000 }]);
+        assert_eq!(of(true), layout.lane_ranges(70_000, 100_000));
+    }
 
     #[test]
     fn an_nfs_client_of_8_kib() {

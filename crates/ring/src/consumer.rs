@@ -113,14 +113,16 @@ impl Consumer {
     /// [`Unusable`], with the reason for the log.
     pub fn map(memory: impl AsFd) -> Result<Consumer, Unusable> {
         let memory = memory.as_fd();
+        // Seals first: the kernel answers for memory files itself, and only they have seals. `fstatfs` of anything else
+        // asks its file system, which may not answer.
+        let seals = match rustix::fs::fcntl_get_seals(memory) {
+            Ok(seals) => seals,
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::BADF) => return Err(Unusable::NotMemory),
+            Err(e) => return Err(e.into()),
+        };
         if rustix::fs::fstatfs(memory)?.f_type as u64 != TMPFS_MAGIC {
             return Err(Unusable::NotMemory);
         }
-        let seals = match rustix::fs::fcntl_get_seals(memory) {
-            Ok(seals) => seals,
-            Err(rustix::io::Errno::INVAL) => return Err(Unusable::NotMemory),
-            Err(e) => return Err(e.into()),
-        };
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(Unusable::NotSealed);
         }

@@ -27,8 +27,6 @@ pub use producer::{Producer, Push};
 
 /// Environment variable that names the manager's socket.
 pub const SOCKET_VARIABLE: &str = "IMPRESARIO_ASSIST_SOCKET";
-/// Environment variable that names the file to which the interposed library adds its messages; unset, it says nothing.
-pub const LOG_VARIABLE: &str = "IMPRESARIO_ASSIST_LOG";
 /// Environment variable for recorded runs, which are to miss nothing: how long a program may wait at its start for the
 /// manager's answer, in milliseconds, at most 10,000; unset, it does not wait and its very first accesses may go untold.
 pub const WAIT_VARIABLE: &str = "IMPRESARIO_ASSIST_WAIT_MS";

@@ -5,7 +5,7 @@ use crate::cost::CostModel;
 use crate::policy::WaitReason;
 use crate::spec::PolicySpec;
 use crate::stats::Report;
-use crate::types::{Batch, BatchId, ConnId, JobId, Nanos};
+use crate::types::{Batch, BatchId, ConnId, Nanos};
 
 /// What a core is made for.
 #[derive(Clone, Debug)]
@@ -27,6 +27,11 @@ pub struct CoreConfig {
     pub capacity: u32,
     /// Time to process, by operation and size; corrected by completions where it says so.
     pub cost: CostModel,
+    /// What is below the lanes sorts by itself and has a cache: a kernel above a disk, a file system. Policies that choose
+    /// their rule go by it.
+    pub sorted_below: bool,
+    /// Speculations in flight alone at a lane at most ([`Core::speculate`](crate::Core::speculate)); 0: none is taken.
+    pub lane_speculations: u32,
     /// The driver takes requests piece by piece ([`Part::from`](crate::Part::from) above 0, several batches with parts of one request).
     pub pieces: bool,
     /// Statistics are kept. Nothing is decided by them; a simulation of a thousand cores that asks none of them does
@@ -46,6 +51,8 @@ impl CoreConfig {
             node_rank: 0,
             capacity,
             cost: CostModel::default(),
+            sorted_below: false,
+            lane_speculations: 0,
             pieces: false,
             statistics: true,
         }
@@ -107,18 +114,6 @@ pub enum Event {
         /// Bound of the error, nanoseconds.
         error_ns: u64,
     },
-    /// What other nodes granted to an application, in device time.
-    PeerShares {
-        /// The application.
-        job: JobId,
-        /// Device time granted elsewhere since the last such event.
-        granted: Nanos,
-    },
-    /// Nodes came or went: this node's position among its like.
-    Members {
-        /// Position from 0.
-        node_rank: u32,
-    },
 }
 
 /// What became of a cancellation.
@@ -150,6 +145,8 @@ pub struct Status {
     pub blocked: u32,
     /// Batches in flight.
     pub in_flight_batches: u32,
+    /// Bytes of speculations that were started.
+    pub speculated_bytes: u64,
     /// The lanes.
     pub lanes: Vec<LaneStatus>,
     /// The cost model in force and its correction.

@@ -15,20 +15,26 @@
 //! assert!(core.is_empty());
 //! ```
 
+use std::sync::Arc;
+
+use impresario_foresight::PredictedQueues;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use crate::conflicts::Conflicts;
 use crate::contract::{Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Next, Status};
 use crate::correction::Corrector;
+use crate::ended::{Ended, Watch};
 use crate::names::{Names, Who};
 use crate::occupied::Occupied;
 use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
-use crate::prefetch::fetch;
 use crate::spec::PolicySpec;
+use crate::speculation::Speculations;
 use crate::stats::Statistics;
+use crate::stranded::Stranded;
 use crate::table::{Slot, State, Table};
 use crate::types::{Batch, BatchId, ConnId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
+use impresario_base::prefetch::fetch;
 
 struct InFlight {
     extent: Extent,
@@ -36,6 +42,8 @@ struct InFlight {
     generation: u32,
     /// Most have one or few.
     slots: SmallVec<[Slot; 4]>,
+    /// What is read along and nobody asked for, after the extent; alone where there are no slots.
+    along: Slot,
 }
 
 /// What policies may look at; apart from the policy, so that it can look while it acts.
@@ -50,6 +58,7 @@ struct Ground {
     in_flight_batches: u32,
     shared_offset_ns: i64,
     unlimited: bool,
+    speculates: bool,
 }
 
 impl Ground {
@@ -69,9 +78,9 @@ impl Ground {
         }
     }
 
-    /// The policy has one request more of a lane, or one fewer.
-    fn queued(&mut self, slot: Slot, change: i32) {
-        let at = self.table.lane(slot).index();
+    /// The policy has so many requests more of a lane, or fewer.
+    fn queued(&mut self, lane: LaneId, change: i32) {
+        let at = lane.index();
         self.lanes[at].queued = self.lanes[at].queued.saturating_add_signed(change);
         self.look_at(at);
     }
@@ -97,12 +106,19 @@ impl Ground {
     }
 
     fn setup(&self) -> Setup {
-        Setup { lanes: self.lanes.len() as u16, node_rank: self.config.node_rank, capacity: self.table.capacity() }
+        Setup {
+            lanes: self.lanes.len() as u16,
+            shared_space: self.config.shared_space,
+            node_rank: self.config.node_rank,
+            capacity: self.table.capacity(),
+            sorted_below: self.config.sorted_below,
+        }
     }
 
     fn apply_limits(&mut self, policy: &dyn Policy) {
         let unlimited = policy.unlimited();
         self.unlimited = unlimited;
+        self.speculates = policy::speculates(&policy.spec());
         let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
         for lane in &mut self.lanes {
             lane.limit_requests = if unlimited { u32::MAX } else { requests };
@@ -118,6 +134,19 @@ struct Pieced {
     in_flight: u32,
 }
 
+/// The policy has requests no longer.
+fn left_queue(ground: &mut Ground, stranded: &mut Option<Stranded>, mut slots: &[Slot]) {
+    if let Some(stranded) = stranded {
+        stranded.remove(&ground.table, slots);
+    }
+    while let Some(first) = slots.first() {
+        let lane = ground.table.lane(*first);
+        let same = slots.iter().take_while(|slot| ground.table.lane(**slot) == lane).count();
+        ground.queued(lane, -(same as i32));
+        slots = &slots[same..];
+    }
+}
+
 /// The scheduling state machine.
 pub struct Core {
     ground: Ground,
@@ -127,6 +156,9 @@ pub struct Core {
     pieced: FxHashMap<Slot, Pieced>,
     /// Barriers that nothing blocks any more; they pass the policy by.
     barriers: std::collections::VecDeque<Slot>,
+    /// Where several lanes share one space.
+    stranded: Option<Stranded>,
+    speculations: Speculations,
     flights: Vec<InFlight>,
     free_flights: Vec<u32>,
     corrector: Corrector,
@@ -136,6 +168,10 @@ pub struct Core {
     held_to: Nanos,
     /// None where the driver wants none.
     statistics: Option<Box<Statistics>>,
+    /// While the driver wants to know which requests ended.
+    watch: Option<Box<Watch>>,
+    /// What a recorded run foretells, for this policy and later ones.
+    foreseen: Option<Arc<PredictedQueues>>,
     selected: Vec<Slot>,
     released: Vec<Slot>,
 }
@@ -144,7 +180,13 @@ impl Core {
     /// A core with a policy; refused when the policy does not exist, has bad parameters or does not suit the lanes.
     pub fn new(config: CoreConfig, spec: &PolicySpec) -> Result<Core, PolicyError> {
         let table = Table::new(config.capacity);
-        let setup = Setup { lanes: config.lanes.max(1), node_rank: config.node_rank, capacity: table.capacity() };
+        let setup = Setup {
+            lanes: config.lanes.max(1),
+            shared_space: config.shared_space,
+            node_rank: config.node_rank,
+            capacity: table.capacity(),
+            sorted_below: config.sorted_below,
+        };
         let policy = policy::build(spec, &setup)?;
         let lane = Lane {
             limit_requests: config.lane_requests.max(1),
@@ -163,6 +205,7 @@ impl Core {
             in_flight_batches: 0,
             shared_offset_ns: 0,
             unlimited: false,
+            speculates: false,
             config,
         };
         ground.apply_limits(&*policy);
@@ -170,6 +213,8 @@ impl Core {
         Ok(Core {
             conflicts: Conflicts::new(ground.config.shared_space),
             corrector: Corrector::new(ground.config.cost.clone(), ground.lanes.len()),
+            stranded: (ground.config.shared_space && ground.lanes.len() > 1).then(Stranded::default),
+            speculations: Speculations::new(ground.lanes.len(), ground.config.lane_speculations),
             ground,
             policy,
             pieced: FxHashMap::default(),
@@ -180,9 +225,19 @@ impl Core {
             blocked: 0,
             held_to: Nanos::ZERO,
             statistics,
+            watch: None,
+            foreseen: None,
             selected: Vec::new(),
             released: Vec::new(),
         })
+    }
+
+    /// Another policy before there is any request, one that is in no list.
+    #[cfg(test)]
+    pub(crate) fn install(&mut self, policy: Box<dyn Policy>) {
+        assert!(self.is_empty(), "there are requests");
+        self.policy = policy;
+        self.ground.apply_limits(&*self.policy);
     }
 
     /// Takes a request in; its identity is given by the core (`request.id` is not looked at).
@@ -201,6 +256,10 @@ impl Core {
             statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
             statistics.throughputs.arrived(now, request.job);
         }
+        if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
+            let Extent { lane, file, lane_offset, .. } = request.extent;
+            self.speculations.changed(&mut self.ground.table, lane, file, lane_offset, request.extent.end());
+        }
         if self.conflicts.enter(&self.ground.table, slot) {
             self.ground.table.set_state(slot, State::Blocked);
             self.blocked += 1;
@@ -211,14 +270,61 @@ impl Core {
         Ok(self.ground.table.id(slot))
     }
 
+    /// Takes a read that nobody asked for: see the class in `doc/POLICIES.md`. `None` where none is taken, where it
+    /// shares bytes with one that is queued, and where a quarter of the queue at most would be left for real requests.
+    ///
+    /// # Panics
+    /// When its lane is not one of this core's.
+    pub fn speculate(&mut self, request: &Request) -> Option<RequestId> {
+        assert!(request.extent.lane.index() < self.ground.lanes.len(), "lane {:?} does not exist", request.extent.lane);
+        let full = self.room() <= self.ground.table.capacity() as usize / 4;
+        if !self.speculations.enabled()
+            || !self.ground.speculates
+            || full
+            || request.op != Op::Read
+            || request.extent.len == 0
+        {
+            return None;
+        }
+        let slot = self.ground.table.insert(request)?;
+        if !self.speculations.insert(&mut self.ground.table, slot) {
+            self.ground.table.remove(slot);
+            return None;
+        }
+        Some(self.ground.table.id(slot))
+    }
+
+    /// A speculation that was given up since the last call: it was not started and will not be.
+    pub fn take_given_up(&mut self) -> Option<RequestId> {
+        self.speculations.take_given_up()
+    }
+
+    /// Starts a speculation on a lane that has room for it and nothing better to do.
+    fn speculate_alone(&mut self, now: Nanos) -> Option<Batch> {
+        if self.speculations.is_empty() {
+            return None;
+        }
+        let mut lanes = (0..self.ground.lanes.len()).map(|lane| LaneId(lane as u16));
+        let slot = lanes.find_map(|lane| {
+            let open = self.ground.view(now).open(lane);
+            open.then(|| self.speculations.alone(&mut self.ground.table, lane)).flatten()
+        })?;
+        let (extent, id) = (self.ground.table.extent(slot), self.ground.table.id(slot));
+        self.selected.clear();
+        let part = Part { id, from: 0, len: extent.len, lane_offset: extent.lane_offset };
+        Some(self.fly(extent, Op::Read, smallvec![part], slot))
+    }
+
     /// Gives a request that nothing blocks to the policy, or a barrier to the lane's turn.
     fn admit(&mut self, now: Nanos, slot: Slot) {
         self.ground.table.set_state(slot, State::Queued);
         self.queued += 1;
         if self.ground.table.op(slot).is_data() {
-            self.ground.queued(slot, 1);
-            let view = self.ground.view(now);
-            self.policy.enqueue(&view, slot);
+            self.ground.queued(self.ground.table.lane(slot), 1);
+            if let Some(stranded) = &mut self.stranded {
+                stranded.insert(&self.ground.table, slot);
+            }
+            self.policy.enqueue(&self.ground.view(now), slot);
         } else {
             self.barriers.push_back(slot);
         }
@@ -227,6 +333,9 @@ impl Core {
     /// The next batch to start, or how long there is none.
     pub fn next(&mut self, now: Nanos) -> Next {
         if self.queued == 0 {
+            if let Some(batch) = self.speculate_alone(now) {
+                return Next::Dispatch(batch);
+            }
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
             return Next::Wait { until: Nanos::MAX, reason };
         }
@@ -240,10 +349,21 @@ impl Core {
             return Next::Dispatch(self.dispatch(now));
         }
         self.selected.clear();
-        match self.policy.select(&view, &mut self.selected) {
+        let mut choice = self.policy.select(&view, &mut self.selected);
+        if let (Choice::Wait { until: Nanos::MAX, reason: WaitReason::LanesBusy }, Some(stranded)) =
+            (choice, &mut self.stranded)
+        {
+            choice = stranded.serve(&view, &mut *self.policy, &mut self.selected).sooner(choice);
+        }
+        match choice {
             Choice::Serve | Choice::ServeThrough => Next::Dispatch(self.dispatch(now)),
             Choice::ServePiece { len_bytes } => Next::Dispatch(self.dispatch_piece(now, len_bytes)),
             Choice::Wait { until, reason } => {
+                if matches!(reason, WaitReason::Empty | WaitReason::LanesBusy)
+                    && let Some(batch) = self.speculate_alone(now)
+                {
+                    return Next::Dispatch(batch);
+                }
                 // A hold that ends is an end of waiting too. There are seldom any, and there may be thousands of lanes.
                 let held = (self.held_to > now)
                     .then(|| self.ground.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min())
@@ -263,9 +383,6 @@ impl Core {
         for &slot in &self.selected {
             debug_assert_eq!(self.ground.table.state(slot), State::Queued);
             self.ground.table.set_state(slot, State::InFlight);
-            if op.is_data() {
-                self.ground.queued(slot, -1);
-            }
             let table = &self.ground.table;
             debug_assert!(table.file(slot) == extent.file && table.op(slot) == op);
             let (lane_offset, len) = (table.start(slot), table.len_bytes(slot));
@@ -284,9 +401,20 @@ impl Core {
             parts.push(Part { id: table.id(slot), from, len, lane_offset });
             end = end.max(table.end(slot));
         }
-        extent.len = if op.is_data() { end - extent.lane_offset } else { extent.len };
+        if op.is_data() {
+            extent.len = end - extent.lane_offset;
+            left_queue(&mut self.ground, &mut self.stranded, &self.selected);
+        }
         self.queued -= parts.len() as u32;
-        self.fly(extent, op, parts)
+        let mut along = Slot::NONE;
+        if op == Op::Read && !self.speculations.is_empty() {
+            let table = &mut self.ground.table;
+            if let Some(slot) = self.speculations.continues(table, extent.lane, extent.file, extent.lane_offset, end) {
+                parts.push(Part { id: table.id(slot), from: 0, len: table.len_bytes(slot), lane_offset: end });
+                along = slot;
+            }
+        }
+        self.fly(extent, op, parts, along)
     }
 
     /// Dispatches the next bytes of the one selected request; what is left of it stays queued.
@@ -309,22 +437,28 @@ impl Core {
         table.advance(slot, len);
         extent.len = len;
         let part = Part { id: table.id(slot), from, len, lane_offset: extent.lane_offset };
-        self.fly(extent, op, smallvec![part])
+        self.fly(extent, op, smallvec![part], Slot::NONE)
     }
 
-    /// Counts the selected requests as a batch in flight.
-    fn fly(&mut self, extent: Extent, op: Op, parts: Parts) -> Batch {
-        let bytes = if op.is_data() { extent.len } else { 0 };
-        if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data()) {
-            statistics.dispatched(extent.file, extent.file_offset, parts.len(), bytes);
+    /// Counts the selected requests as a batch in flight. `extent` is theirs; what is read `along` comes after it, or is
+    /// all that there is.
+    fn fly(&mut self, mut extent: Extent, op: Op, parts: Parts, along: Slot) -> Batch {
+        let requests = self.selected.len();
+        if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data() && requests > 0) {
+            statistics.dispatched(extent.file, extent.file_offset, requests, extent.len);
         }
+        if let Some(slot) = along.some() {
+            extent.len = self.ground.table.end(slot) - extent.lane_offset;
+        }
+        let bytes = if op.is_data() { extent.len } else { 0 };
         self.ground.in_flight(extent.lane, true, bytes);
         let f = self.free_flights.pop().unwrap_or_else(|| {
-            self.flights.push(InFlight { extent, op, generation: 0, slots: SmallVec::new() });
+            let slots = SmallVec::new();
+            self.flights.push(InFlight { extent, op, generation: 0, slots, along });
             self.flights.len() as u32 - 1
         });
         let flight = &mut self.flights[f as usize];
-        (flight.extent, flight.op) = (extent, op);
+        (flight.extent, flight.op, flight.along) = (extent, op, along);
         flight.generation = flight.generation.wrapping_add(1);
         flight.slots.extend_from_slice(&self.selected);
         Batch { id: BatchId(u64::from(flight.generation) << 32 | u64::from(f)), extent, op, parts }
@@ -335,12 +469,6 @@ impl Core {
         match event {
             Event::Completed(completion) => self.completed(now, &completion),
             Event::SharedClock { offset_ns, .. } => self.ground.shared_offset_ns = offset_ns,
-            Event::Members { node_rank } => {
-                self.ground.config.node_rank = node_rank;
-                // The policy in force stays in force with its new rank; it was accepted for these lanes before.
-                let spec = self.policy.spec();
-                let _ = self.reconfigure(now, &spec);
-            }
             Event::Ready { connection, ready } => {
                 let ground = &mut self.ground;
                 let changed =
@@ -349,20 +477,31 @@ impl Core {
                     self.policy.readiness(&self.ground.view(now), connection);
                 }
             }
-            Event::PeerShares { job, granted } => self.policy.peer_shares(&self.ground.view(now), job, granted),
         }
     }
 
     fn completed(&mut self, now: Nanos, completion: &Completion) {
         let f = completion.batch.0 as u32;
         let Some(flight) = self.flights.get_mut(f as usize) else { return };
-        if flight.slots.is_empty() || u64::from(flight.generation) != completion.batch.0 >> 32 {
+        let along = flight.along.some();
+        if (flight.slots.is_empty() && along.is_none()) || u64::from(flight.generation) != completion.batch.0 >> 32 {
             return;
         }
         let mut slots = std::mem::take(&mut flight.slots);
+        flight.along = Slot::NONE;
         let (extent, op) = (flight.extent, flight.op);
         let bytes = if op.is_data() { extent.len } else { 0 };
         self.ground.in_flight(extent.lane, false, bytes);
+        let mut asked_bytes = bytes;
+        if let Some(slot) = along {
+            asked_bytes = self.ground.table.start(slot) - extent.lane_offset;
+            self.ground.table.remove(slot);
+        }
+        if slots.is_empty() {
+            self.speculations.ended(extent.lane);
+            self.free_flights.push(f);
+            return;
+        }
         // Nothing ends in the future; a driver whose clocks differ must not teach the cost model that.
         let (started, finished) = (completion.started, completion.finished.min(now));
         let service = finished.since(started);
@@ -371,20 +510,28 @@ impl Core {
         }
         if completion.errno == 0
             && completion.bytes_done == bytes
+            && along.is_none()
             && let Some(cost) = self.corrector.observe(extent.lane, op, bytes, (started, finished.max(started)))
         {
             self.ground.config.cost = cost;
         }
         if op.is_data() {
-            let (end, errno) = (extent.end(), completion.errno);
-            let done = Done { slots: &slots, op, len_bytes: bytes, end, errno, service };
+            let (end, errno) = (extent.lane_offset.saturating_add(asked_bytes), completion.errno);
+            let done = Done { slots: &slots, op, len_bytes: asked_bytes, end, errno, service };
             self.policy.completed(&self.ground.view(now), &done);
         }
-        for &slot in &slots {
+        if let Some(watch) = &mut self.watch {
+            let pieced = |slot| self.pieced.contains_key(&slot);
+            watch.batch(&self.ground.table, &slots, (&extent, completion), pieced);
+        }
+        for (at, &slot) in slots.iter().enumerate() {
             if completion.errno != 0 {
                 self.count(|s| &mut s.failed);
             }
             if self.is_whole(slot) {
+                if let Some(watch) = &mut self.watch {
+                    watch.whole(&self.ground.table, &self.ground.names, (at, slot), finished);
+                }
                 self.count(|s| &mut s.completed);
                 let got = if op.is_data() && completion.errno == 0 { self.ground.table.len_bytes(slot) } else { 0 };
                 self.retire(now, slot, got);
@@ -433,7 +580,7 @@ impl Core {
         let Some(slot) = self.ground.table.find(id) else { return Cancelled::Unknown };
         match self.ground.table.state(slot) {
             State::InFlight => Cancelled::InFlight,
-            State::Free => Cancelled::Unknown,
+            State::Free | State::Speculative => Cancelled::Unknown,
             state => {
                 self.count(|s| &mut s.cancelled);
                 self.withdraw(now, slot, state)
@@ -447,7 +594,7 @@ impl Core {
         } else {
             self.queued -= 1;
             if self.ground.table.op(slot).is_data() {
-                self.ground.queued(slot, -1);
+                left_queue(&mut self.ground, &mut self.stranded, &[slot]);
                 self.policy.dequeue(&self.ground.view(now), slot);
             } else {
                 self.barriers.retain(|s| *s != slot);
@@ -458,6 +605,9 @@ impl Core {
             return Cancelled::InFlight;
         }
         self.forget_pieces(slot);
+        if let Some(watch) = &mut self.watch {
+            watch.forget(slot);
+        }
         self.retire(now, slot, 0);
         Cancelled::Removed
     }
@@ -481,6 +631,7 @@ impl Core {
     /// Takes everything out that is not in flight, in order of arrival; of a request that is served piece by piece, what
     /// is left.
     pub fn drain(&mut self, now: Nanos) -> Vec<Request> {
+        self.speculations.give_up_all(&mut self.ground.table);
         let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
         let mut requests = Vec::with_capacity(slots.len());
         for slot in slots.into_iter().rev() {
@@ -496,20 +647,26 @@ impl Core {
     /// Switches the policy. The new one receives all queued requests with their arrival times; what is in flight stays
     /// counted. A refusal changes nothing.
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
-        let mut policy = policy::build(spec, &self.ground.setup())?;
-        if self.policy.spec().name == spec.name
-            && let Some(legacy) = self.policy.legacy()
-        {
-            policy.inherit(legacy);
-        }
-        self.policy = policy;
+        let policy = policy::build(spec, &self.ground.setup())?;
+        let old = std::mem::replace(&mut self.policy, policy);
+        self.stranded.iter_mut().for_each(Stranded::forget);
+        self.policy.take_over(&self.ground.view(now), old);
+        self.policy.foresee(self.foreseen.clone());
         self.ground.apply_limits(&*self.policy);
+        if !self.ground.speculates {
+            self.speculations.give_up_all(&mut self.ground.table);
+        }
         for slot in self.ground.table.in_state(|s| s == State::Queued) {
             if self.ground.table.op(slot).is_data() {
                 self.policy.enqueue(&self.ground.view(now), slot);
             }
         }
         Ok(())
+    }
+
+    /// Whether [`Core::reconfigure`] would take this policy.
+    pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
+        policy::build(spec, &self.ground.setup()).map(drop)
     }
 
     /// Idles one lane until an instant. A hold ends by itself; a later call replaces it.
@@ -528,6 +685,12 @@ impl Core {
         }
         let view = self.ground.view(now);
         Some(self.policy.wait_bound(&view, slot))
+    }
+
+    /// A rule of the policy keeps a queued request from going at present.
+    pub fn is_withheld(&self, now: Nanos, id: RequestId) -> bool {
+        let slot = self.ground.table.find(id).filter(|s| self.ground.table.state(*s) == State::Queued);
+        slot.is_some_and(|slot| self.policy.is_withheld(&self.ground.view(now), slot))
     }
 
     /// The whole of an outstanding request.
@@ -559,6 +722,27 @@ impl Core {
     /// asks.
     pub fn explain(&self, now: Nanos, who: &Who) -> Option<String> {
         self.policy.explain(who, now)
+    }
+
+    /// What a recorded run foretells is for the policies that go by it; `None`: nothing any more. Stays over a switch.
+    pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
+        self.foreseen = queues;
+        self.policy.foresee(self.foreseen.clone());
+    }
+
+    /// From now on the requests that end are kept for [`Core::take_ended`], or no longer. Cancelled ones are not.
+    pub fn watch(&mut self, on: bool) {
+        match (on, &self.watch) {
+            (true, None) => self.watch = Some(Box::default()),
+            (false, _) => self.watch = None,
+            _ => {}
+        }
+    }
+
+    /// The requests that ended since the last call, in the order of their completions. A driver that watches calls this
+    /// after every event, so that few are kept.
+    pub fn take_ended(&mut self) -> impl Iterator<Item = Ended> + '_ {
+        self.watch.iter_mut().flat_map(|watch| watch.ended.drain(..))
     }
 
     /// Nothing is queued, blocked or in flight.
@@ -598,6 +782,7 @@ impl Core {
             queued: self.queued,
             blocked: self.blocked,
             in_flight_batches: self.ground.in_flight_batches,
+            speculated_bytes: self.speculations.started_bytes(),
             lanes: self
                 .ground
                 .lanes

@@ -81,7 +81,11 @@ impl<K: Ord + Copy> SortedSet<K> {
         match &mut self.keys {
             Keys::Few(few) => {
                 let Ok(at) = few.binary_search(key) else { return false };
-                few.remove(at);
+                if at + 1 == few.len() {
+                    few.pop(); // most sets have one key
+                } else {
+                    few.remove(at);
+                }
                 true
             }
             Keys::Many(chunks) => {
@@ -92,6 +96,15 @@ impl<K: Ord + Copy> SortedSet<K> {
                 }
                 removed
             }
+        }
+    }
+
+    /// Puts a key in another's place; `None` is nowhere.
+    #[inline]
+    pub fn replace(&mut self, old: Option<K>, new: Option<K>) {
+        if old != new {
+            old.map(|old| self.remove(&old));
+            new.map(|new| self.insert(new));
         }
     }
 

@@ -25,6 +25,51 @@ impl PolicySpec {
         self.params.insert(key.into(), value.to_string());
         self
     }
+
+    /// The same with a parameter written as `key=value`.
+    pub fn with_word(self, word: &str) -> Result<PolicySpec, SpecError> {
+        match word.split_once('=') {
+            Some((key, value)) if !key.trim().is_empty() => Ok(self.with(key.trim(), value.trim())),
+            _ => Err(SpecError::NoParameter(word.into())),
+        }
+    }
+}
+
+/// What is wrong with a policy's text.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SpecError {
+    /// There is nothing.
+    #[error("the policy has no name: give one such as \"mlf\"")]
+    NoName,
+    /// A word after the name sets nothing.
+    #[error("\"{0}\" is not a parameter: write key=value, such as window_us=1000")]
+    NoParameter(String),
+    /// A quotation mark is not closed.
+    #[error("in \"{0}\" a quotation mark is not closed")]
+    OpenQuote(String),
+}
+
+/// `mlf`, or `mlf quantum_bytes=65536 window_us=0`; a value with spaces stands in double quotes.
+impl std::str::FromStr for PolicySpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<PolicySpec, SpecError> {
+        let mut words = vec![String::new()];
+        let mut quoted = false;
+        for c in text.chars() {
+            match c {
+                '"' => quoted = !quoted,
+                c if c.is_whitespace() && !quoted => words.push(String::new()),
+                c => words.iter_mut().last().into_iter().for_each(|word| word.push(c)),
+            }
+        }
+        if quoted {
+            return Err(SpecError::OpenQuote(text.into()));
+        }
+        let mut words = words.into_iter().filter(|word| !word.is_empty());
+        let name = words.next().ok_or(SpecError::NoName)?;
+        words.try_fold(PolicySpec::named(&name), |spec, word| spec.with_word(&word))
+    }
 }
 
 impl std::fmt::Display for PolicySpec {
@@ -70,5 +115,19 @@ mod params_as_text {
                 (k, v)
             })
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_read_from_text() {
+        let spec: PolicySpec = " mlf  quantum_bytes=65536 weights=\"a: job=1 {weight=4}\" ".parse().unwrap();
+        assert_eq!(spec, PolicySpec::named("mlf").with("quantum_bytes", 65536).with("weights", "a: job=1 {weight=4}"));
+        assert_eq!(" ".parse::<PolicySpec>(), Err(SpecError::NoName));
+        assert_eq!("mlf fast".parse::<PolicySpec>(), Err(SpecError::NoParameter("fast".into())));
+        assert_eq!("mlf a=\"b".parse::<PolicySpec>(), Err(SpecError::OpenQuote("mlf a=\"b".into())));
     }
 }

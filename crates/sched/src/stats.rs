@@ -1,125 +1,14 @@
 //! What a scheduler has done: counts, histograms, and the access-pattern figures of twins-2017, VI.
 
+use impresario_base::Histogram;
+pub use impresario_base::histogram::Summary;
 use serde::Serialize;
 
 use crate::throughput::Throughputs;
 use crate::types::{FileId, Nanos, Op};
 
-/// Jain's fairness index of the given shares: 1 when all are equal or there is nothing to compare, 1/n when one has
-/// everything.
-pub fn jain(shares: &[f64]) -> f64 {
-    let sum: f64 = shares.iter().sum();
-    let squares: f64 = shares.iter().map(|s| s * s).sum();
-    if squares > 0.0 { sum * sum / (shares.len() as f64 * squares) } else { 1.0 }
-}
-
-/// A histogram of non-negative numbers with 4 steps per power of two (at most 19 % wide), in constant memory.
-#[derive(Clone)]
-pub struct Histogram {
-    counts: [u64; Self::BUCKETS],
-    count: u64,
-    sum: u128,
-    max: u64,
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Histogram { counts: [0; Self::BUCKETS], count: 0, sum: 0, max: 0 }
-    }
-}
-
-impl std::fmt::Debug for Histogram {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.summary().fmt(f)
-    }
-}
-
-impl Histogram {
-    const BUCKETS: usize = 252;
-
-    fn bucket(value: u64) -> usize {
-        if value < 4 {
-            return value as usize;
-        }
-        let octave = 63 - value.leading_zeros();
-        (((octave - 1) << 2) as u64 + (value >> (octave - 2) & 3)) as usize
-    }
-
-    fn lower_bound(bucket: usize) -> u64 {
-        match bucket {
-            0..4 => bucket as u64,
-            _ => (4 + (bucket as u64 & 3)) << (bucket / 4 - 1),
-        }
-    }
-
-    /// Counts one value.
-    pub fn record(&mut self, value: u64) {
-        self.record_times(value, 1);
-    }
-
-    /// Counts a value so many times.
-    pub fn record_times(&mut self, value: u64, times: u64) {
-        self.counts[Self::bucket(value)] += times;
-        self.count += times;
-        self.sum += u128::from(value) * u128::from(times);
-        self.max = self.max.max(value);
-    }
-
-    /// Values counted.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// Arithmetic mean, exact; 0 of nothing.
-    pub fn mean(&self) -> f64 {
-        if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
-    }
-
-    /// The value below which a share `q` (0 to 1) of the values lies, interpolated within its step; 0 of nothing.
-    pub fn quantile(&self, q: f64) -> u64 {
-        let target = q.clamp(0.0, 1.0) * self.count as f64;
-        let mut below = 0.0;
-        for (b, &n) in self.counts.iter().enumerate() {
-            let n = n as f64;
-            if n > 0.0 && below + n >= target {
-                let low = Self::lower_bound(b);
-                let high = if b + 1 < Self::BUCKETS { Self::lower_bound(b + 1) } else { u64::MAX };
-                return (low + ((high - low) as f64 * ((target - below) / n)) as u64).min(self.max);
-            }
-            below += n;
-        }
-        self.max
-    }
-
-    /// Count, mean and quantiles.
-    pub fn summary(&self) -> Summary {
-        Summary {
-            count: self.count,
-            mean: self.mean(),
-            p50: self.quantile(0.5),
-            p90: self.quantile(0.9),
-            p99: self.quantile(0.99),
-            max: self.max,
-        }
-    }
-}
-
-/// What is told of a histogram. The unit is in the name of the field that holds it.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
-pub struct Summary {
-    /// Values counted.
-    pub count: u64,
-    /// Arithmetic mean.
-    pub mean: f64,
-    /// Median.
-    pub p50: u64,
-    /// 90th percentile.
-    pub p90: u64,
-    /// 99th percentile.
-    pub p99: u64,
-    /// Largest value.
-    pub max: u64,
-}
+/// Steps of its histograms: four for each power of two.
+pub(crate) const STEPS_LOG2: u32 = 2;
 
 /// Collected by the core.
 #[derive(Clone, Debug, Default)]
@@ -131,13 +20,13 @@ pub struct Statistics {
     pub(crate) read_bytes: u64,
     pub(crate) write_bytes: u64,
     pub(crate) blocked: u64,
-    pub(crate) request_bytes: Histogram,
-    pub(crate) batch_requests: Histogram,
-    pub(crate) batch_bytes: Histogram,
-    pub(crate) queue_ns: Histogram,
-    pub(crate) service_ns: Histogram,
-    pub(crate) inter_arrival_ns: Histogram,
-    pub(crate) offset_distance_bytes: Histogram,
+    pub(crate) request_bytes: Histogram<STEPS_LOG2>,
+    pub(crate) batch_requests: Histogram<STEPS_LOG2>,
+    pub(crate) batch_bytes: Histogram<STEPS_LOG2>,
+    pub(crate) queue_ns: Histogram<STEPS_LOG2>,
+    pub(crate) service_ns: Histogram<STEPS_LOG2>,
+    pub(crate) inter_arrival_ns: Histogram<STEPS_LOG2>,
+    pub(crate) offset_distance_bytes: Histogram<STEPS_LOG2>,
     pub(crate) file_switches: u64,
     pub(crate) throughputs: Throughputs,
     last_arrival: Option<Nanos>,
@@ -246,29 +135,6 @@ pub struct Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn buckets_are_contiguous_and_hold_their_values() {
-        for v in (0..5000).chain((0..64).map(|b| 1u64 << b)).chain([u64::MAX]) {
-            let b = Histogram::bucket(v);
-            assert!(b < Histogram::BUCKETS, "{v}");
-            assert!(Histogram::lower_bound(b) <= v, "{v}");
-            assert!(b + 1 == Histogram::BUCKETS || v < Histogram::lower_bound(b + 1), "{v}");
-        }
-    }
-
-    #[test]
-    fn quantiles_and_mean() {
-        let mut h = Histogram::default();
-        (1..=1000).for_each(|v| h.record(v));
-        assert_eq!(h.mean(), 500.5);
-        for (q, want) in [(0.5, 500.0), (0.99, 990.0)] {
-            let got = h.quantile(q) as f64;
-            assert!((got / want - 1.0).abs() < 0.05, "{q}: {got}");
-        }
-        assert_eq!(h.quantile(1.0), 1000);
-        assert_eq!(Histogram::default().quantile(0.5), 0);
-    }
 
     /// Table II's metric: the difference between consecutive offsets of one file.
     #[test]

@@ -1,7 +1,7 @@
 //! The outstanding requests, in one bounded table that the core, the conflicts and the policies share.
 
-use crate::prefetch::fetch;
 use crate::types::{ClientId, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId};
+use impresario_base::prefetch::fetch;
 
 /// A place in the table; valid while its request is outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -18,6 +18,61 @@ impl Slot {
     /// `None` for [`Slot::NONE`].
     pub(crate) fn some(self) -> Option<Slot> {
         (self != Slot::NONE).then_some(self)
+    }
+}
+
+/// Something about each outstanding request; its memory follows the table's.
+#[derive(Clone, Debug)]
+pub(crate) struct BySlot<T> {
+    things: Vec<T>,
+    nothing: T,
+    capacity: usize,
+}
+
+impl<T: Copy> BySlot<T> {
+    /// For at most `capacity` requests, of which nothing is known yet.
+    pub fn new(capacity: u32, nothing: T) -> BySlot<T> {
+        BySlot { things: Vec::new(), nothing, capacity: capacity as usize }
+    }
+
+    /// Notes something of a request.
+    #[inline]
+    pub fn set(&mut self, slot: Slot, thing: T) {
+        if self.things.len() <= slot.index() {
+            self.grow(slot.index() + 1);
+        }
+        self.things[slot.index()] = thing;
+    }
+
+    /// What was noted of a request.
+    #[inline]
+    pub fn get(&self, slot: Slot) -> T {
+        self.things.get(slot.index()).copied().unwrap_or(self.nothing)
+    }
+
+    #[cold]
+    fn grow(&mut self, len: usize) {
+        if self.things.capacity() < len {
+            let roomy = (len + len / 2).min(self.capacity).max(len); // by a half, not double
+            self.things.reserve_exact(roomy - self.things.len());
+        }
+        self.things.resize(len, self.nothing);
+    }
+}
+
+/// What was noted of a request before.
+impl<T> std::ops::Index<Slot> for BySlot<T> {
+    type Output = T;
+    #[inline]
+    fn index(&self, slot: Slot) -> &T {
+        &self.things[slot.index()]
+    }
+}
+
+impl<T> std::ops::IndexMut<Slot> for BySlot<T> {
+    #[inline]
+    fn index_mut(&mut self, slot: Slot) -> &mut T {
+        &mut self.things[slot.index()]
     }
 }
 
@@ -39,6 +94,24 @@ impl Arrival {
     }
 }
 
+/// A number (below 2^44; greater ones count as that) and the slot or queue that has it, in one word; orders by the number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Numbered(u64);
+
+impl Numbered {
+    pub(crate) fn new(number: u64, whose: u32) -> Numbered {
+        Numbered(number.min(u64::MAX >> Table::SLOT_BITS) << Table::SLOT_BITS | u64::from(whose))
+    }
+
+    pub(crate) fn number(self) -> u64 {
+        self.0 >> Table::SLOT_BITS
+    }
+
+    pub(crate) fn whose(self) -> u32 {
+        (self.0 & ((1 << Table::SLOT_BITS) - 1)) as u32
+    }
+}
+
 /// Where an outstanding request stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -48,6 +121,8 @@ pub(crate) enum State {
     Blocked,
     /// The policy (or, for a barrier, the core) has it.
     Queued,
+    /// Nobody asked for it; the core reads it when that is in nobody's way.
+    Speculative,
     InFlight,
 }
 

@@ -4,7 +4,9 @@
 //! arriving in it, in the one before and in the one after), the bytes that it got are its instantaneous throughput;
 //! the least of those is recorded.
 
-use crate::stats::Histogram;
+use impresario_base::Histogram;
+
+use crate::stats::STEPS_LOG2;
 use crate::table::Table;
 use crate::types::{JobId, Nanos};
 
@@ -28,12 +30,12 @@ pub(crate) struct Throughputs {
     jobs: Vec<Load>,
     /// The present interval, counted from the clock's zero.
     interval: u64,
-    least: Histogram,
+    least: Histogram<STEPS_LOG2>,
 }
 
 impl Throughputs {
     /// Bytes per second that the worst-off application got, one value per interval.
-    pub fn least(&self) -> &Histogram {
+    pub fn least(&self) -> &Histogram<STEPS_LOG2> {
         &self.least
     }
 

@@ -1,76 +1,8 @@
 //! The words of the field as types: instants, identities, extents, requests and batches.
 
-use std::fmt;
-use std::ops::{Add, AddAssign, Sub};
-
+pub use impresario_base::Nanos;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-
-/// An instant of the monotonic clock, or a span, in nanoseconds. Its zero is the driver's choice.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
-pub struct Nanos(pub u64);
-
-impl Nanos {
-    /// The earliest instant.
-    pub const ZERO: Nanos = Nanos(0);
-    /// Later than every instant that is reached.
-    pub const MAX: Nanos = Nanos(u64::MAX);
-
-    /// A span of `us` microseconds; saturates.
-    pub const fn from_micros(us: u64) -> Nanos {
-        Nanos(us.saturating_mul(1_000))
-    }
-
-    /// A span of `ms` milliseconds; saturates.
-    pub const fn from_millis(ms: u64) -> Nanos {
-        Nanos(ms.saturating_mul(1_000_000))
-    }
-
-    /// A span of `s` seconds; negative and not-a-number become zero, and it saturates.
-    pub fn from_secs_f64(s: f64) -> Nanos {
-        Nanos((s * 1e9) as u64)
-    }
-
-    /// The span in seconds.
-    pub fn as_secs_f64(self) -> f64 {
-        self.0 as f64 / 1e9
-    }
-
-    /// `self - earlier`, or zero when `earlier` is later.
-    pub const fn since(self, earlier: Nanos) -> Nanos {
-        Nanos(self.0.saturating_sub(earlier.0))
-    }
-}
-
-impl Add for Nanos {
-    type Output = Nanos;
-    fn add(self, rhs: Nanos) -> Nanos {
-        Nanos(self.0.saturating_add(rhs.0))
-    }
-}
-
-impl AddAssign for Nanos {
-    fn add_assign(&mut self, rhs: Nanos) {
-        *self = *self + rhs;
-    }
-}
-
-impl Sub for Nanos {
-    type Output = Nanos;
-    fn sub(self, rhs: Nanos) -> Nanos {
-        self.since(rhs)
-    }
-}
-
-impl fmt::Display for Nanos {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            n if n >= 1_000_000_000 => write!(f, "{:.3} s", n as f64 / 1e9),
-            n if n >= 1_000_000 => write!(f, "{:.3} ms", n as f64 / 1e6),
-            n => write!(f, "{:.1} µs", n as f64 / 1e3),
-        }
-    }
-}
 
 macro_rules! interned {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(

@@ -152,3 +152,111 @@ fn the_quantum_follows_the_files_history() {
         assert_eq!(at, Some(place), "adapt={adapt}: {served:?}");
     }
 }
+
+/// Two files, each read by one synchronous process whose next request comes 200 µs after the reply to the last one.
+/// Returns the files in the order in which they were served, and when the last reply came.
+fn synchronous(spec: PolicySpec, rounds: u64, offset_kib: fn(u64) -> u64) -> (Vec<u32>, Nanos) {
+    let mut b = Bench::new(spec);
+    let mut order = Vec::new();
+    let mut sent = [0; 3];
+    let mut next_at = [None, Some(Nanos::ZERO), Some(Nanos::ZERO)];
+    loop {
+        for file in 1..3 {
+            if next_at[file as usize].is_some_and(|at| at <= b.now) {
+                b.read(file, offset_kib(sent[file as usize]), 64);
+                sent[file as usize] += 1;
+                next_at[file as usize] = None;
+            }
+        }
+        let arrival = next_at.iter().flatten().min().copied();
+        match b.next() {
+            Ok((file, ..)) => {
+                order.push(file);
+                if sent[file as usize] < rounds {
+                    next_at[file as usize] = Some(b.now + us(200));
+                }
+            }
+            Err((until, _)) => match arrival.map_or(until, |at| until.min(at)) {
+                Nanos::MAX => return (order, b.now),
+                at => b.now = at,
+            },
+        }
+    }
+}
+
+fn turns(order: &[u32]) -> usize {
+    order.windows(2).filter(|w| w[0] != w[1]).count()
+}
+
+/// A window holds for a synchronous process: not A, B, A, B with a seek each.
+#[test]
+fn a_window_holds_for_a_synchronous_process() {
+    let (order, _) = synchronous(PolicySpec::named("mlf"), 200, |n| n * 64);
+    assert_eq!(order.len(), 400);
+    assert_eq!(order[..12], [1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "the lag is known after one request of each");
+    assert!(turns(&order) <= 16, "windows of 60 ms and requests of 1.2 ms: {order:?}");
+    let (order, _) = synchronous(PolicySpec::named("mlf").with("anticipation_us", 0), 200, |n| n * 64);
+    assert!(turns(&order) > 300, "without anticipation every request changes the file");
+}
+
+/// Where the next request lies far off, staying with its file saves no seek: holding switches itself off, and costs what
+/// the accounts allow.
+#[test]
+fn a_window_is_not_held_where_that_does_not_pay() {
+    let scattered = |n| n * 7919 % 1000 * 4096;
+    let (order, with) = synchronous(PolicySpec::named("mlf"), 300, scattered);
+    let (_, without) = synchronous(PolicySpec::named("mlf").with("anticipation_us", 0), 300, scattered);
+    assert!(turns(&order[order.len() - 200..]) > 180, "{order:?}");
+    assert!(with <= without + Nanos::from_millis(2 * (4 * 2 + 300 / 64 * 2)), "{with} instead of {without}");
+}
+
+/// Files that are read once are never held for: no request of theirs followed another.
+#[test]
+fn files_that_are_read_once_cost_no_hold() {
+    let mut b = Bench::new(PolicySpec::named("mlf"));
+    for file in 0..100 {
+        b.read(file, 0, 8);
+    }
+    assert_eq!(b.all().len(), 100);
+    assert_eq!(b.now, Nanos::from_millis(100), "one after the other without a pause");
+}
+
+/// Nothing is chosen, and no pass goes by, while the device is busy.
+#[test]
+fn a_busy_lane_is_not_asked() {
+    let mut b = Bench::new(PolicySpec::named("mlf").with("window_us", 0));
+    b.read(1, 0, 8);
+    let Next::Dispatch(first) = b.core.next(b.now) else { panic!() };
+    b.read(1, 100, 64);
+    for _ in 0..10 {
+        assert_eq!(b.next(), Err((Nanos::MAX, WaitReason::LanesBusy)));
+    }
+    b.read(2, 0, 8);
+    b.core.event(b.now, Event::Completed(Completion::of(&first, b.now, b.now)));
+    assert_eq!(b.next(), Ok((2, 0, 1)), "64 KiB need five passes from now");
+}
+
+/// `policy set` to the same policy with another parameter: learnt quanta, the memory of holds and the passes that a
+/// queued request waited go on.
+#[test]
+fn what_was_learnt_outlives_a_change_of_parameters() {
+    let spec = |name: &str, guard: u32| PolicySpec::named(name).with("window_us", 0).with("guard_batches", guard);
+    // Four passes waited: the fifth pays for 64 KiB.
+    for change in [false, true] {
+        let mut b = Bench::new(spec("mlf", 16));
+        b.read(1, 0, 64);
+        (0..8).for_each(|i| b.read(2, i * 100, 8));
+        assert_eq!((0..4).map(|_| b.next().unwrap().0).collect::<Vec<_>>(), [2; 4]);
+        if change {
+            b.core.reconfigure(b.now, &spec("mlf", 17)).unwrap();
+        }
+        assert_eq!(b.next(), Ok((1, 0, 1)), "change: {change}");
+    }
+    // Runs of four are expected, so a shorter one is held, before and after.
+    let mut b = Bench::new(spec("aioli", 16));
+    (0..4).for_each(|i| b.read(1, i * 8, 8));
+    assert_eq!(b.next(), Ok((1, 0, 4)));
+    b.core.reconfigure(b.now, &spec("aioli", 17)).unwrap();
+    b.read(1, 32, 8);
+    assert_eq!(b.next(), Err((b.now + us(900), WaitReason::Hold)));
+}

@@ -93,8 +93,9 @@ fn table_1_stream() {
 }
 
 /// By the rule in the text (start at the last offset, go up, then the smaller ones) the second round, after 400, is
-/// 500, 900, 200: J2, J0, J3; the third, after 200, is 300, 400, 1000: J1, J4, J0. The printed table says J2, J3, J0 and
-/// J0, J1, J4, which no last offset gives (500, 200, 900 goes down, then up beyond its start). We follow the text.
+/// 500, 900, 200: J2, J0, J3. The printed second row, J2, J3, J0, follows from no last offset (500, 200, 900 goes down, then
+/// up beyond its start). The printed third row, J0, J1, J4, does follow from the end of the printed second at 900. We
+/// follow the text, so that our third round starts after 200: 300, 400, 1000, which is J1, J4, J0.
 #[test]
 fn table_2_scan_by_the_rule_of_the_text() {
     let mut b = Bench::tables(named("scan"));

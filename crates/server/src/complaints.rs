@@ -1,12 +1,11 @@
-//! What is said about misbehaving peers: once a minute per peer, so that nobody can fill the log.
+//! What is said about misbehaving peers: once a minute per peer, so that no peer can fill the log.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::payload::lock;
+use impresario_base::lock::Mutex;
 
 const QUIET: Duration = Duration::from_secs(60);
 /// Peers remembered; with more of them within a minute, further ones are not logged but counted.
@@ -34,7 +33,7 @@ impl Complaints {
     }
 
     fn is_due(&self, whom: &str, now: Instant) -> bool {
-        let mut last = lock(&self.last);
+        let mut last = self.last.lock();
         if last.get(whom).is_some_and(|at| now.duration_since(*at) < QUIET) {
             return false;
         }
@@ -62,7 +61,7 @@ mod tests {
         assert!(complaints.is_due("a", now + Duration::from_secs(61)));
         let due = (0..5000).filter(|n| complaints.is_due(&n.to_string(), now)).count();
         assert_eq!(due, PEERS_MAX - 2);
-        assert!(lock(&complaints.last).len() <= PEERS_MAX);
+        assert!(complaints.last.lock().len() <= PEERS_MAX);
         assert!(complaints.is_due("later", now + Duration::from_secs(122)));
     }
 }

@@ -1,15 +1,17 @@
 //! One client's connection as a service sees it: who it is, how much it may ask for at once, how it is answered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
 use impresario_sched::ConnId;
 use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
 
 use crate::outbox::{Bulk, OutFrame, Outbox};
-use crate::payload::{PayloadPool, Reservation, lock};
+use crate::payload::{PayloadPool, Reservation};
+use crate::readiness::{Asked, Listener};
 
 /// Most calls of one connection that are accepted and whose replies have not yet left.
 const CALLS_MAX: u32 = 4096;
@@ -37,7 +39,7 @@ struct Gate {
 struct Load {
     calls: u32,
     bytes: u64,
-    /// Threads that wait for a change: telling nobody costs a system call all the same.
+    /// Threads that wait for a change: a signal without a waiter costs a system call too.
     waiting: u32,
 }
 
@@ -45,7 +47,7 @@ impl Gate {
     /// Waits for a change.
     fn wait<'a>(&'a self, mut load: MutexGuard<'a, Load>, patience: Duration) -> MutexGuard<'a, Load> {
         load.waiting += 1;
-        let mut load = self.room.wait_timeout(load, patience).unwrap_or_else(PoisonError::into_inner).0;
+        let mut load = self.room.wait_timeout(load, patience).0;
         load.waiting -= 1;
         load
     }
@@ -68,11 +70,9 @@ impl Connection {
     }
 
     /// Lets the policies that go by connections know from now on whether this one can take data.
-    pub(crate) fn report_readiness<T: Send + 'static>(&self, engine: &Arc<Engine<T>>) {
-        let (engine, conn) = (Arc::downgrade(engine), self.id);
-        self.outbox.readiness.listen(Box::new(move |ready| {
-            engine.upgrade().iter().for_each(|engine| engine.ready(conn, ready));
-        }));
+    pub(crate) fn report_readiness<T: Send + 'static>(&self, engine: &Arc<Engine<T>>, asked: &Arc<Asked>) {
+        let listener = Scheduler { engine: Arc::downgrade(engine), conn: self.id };
+        self.outbox.readiness.listen(asked.clone(), Box::new(listener));
     }
 
     /// Number of the connection, unique while the server runs (until four thousand million have come).
@@ -111,7 +111,7 @@ impl Connection {
     /// `None` when the connection ended meanwhile, or the server's payload memory stayed full for `patience`.
     pub(crate) fn admit(self: &Arc<Self>, bytes: u64, patience: Duration) -> Option<Slot> {
         let deadline = Instant::now() + patience;
-        let mut load = lock(&self.gate.state);
+        let mut load = self.gate.state.lock();
         // One call is always allowed, whatever its size: it was checked against the largest payload.
         while load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
             // How long depends on this client alone (it does not read its replies, or its requests are
@@ -134,7 +134,7 @@ impl Connection {
 
     /// Waits until every accepted call is answered and the answers have left; false when time ran out.
     pub(crate) fn settle(&self, deadline: Instant) -> bool {
-        let mut load = lock(&self.gate.state);
+        let mut load = self.gate.state.lock();
         while load.calls > 0 && !self.has_ended() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -146,7 +146,23 @@ impl Connection {
     }
 
     pub(crate) fn calls_under_way(&self) -> u32 {
-        lock(&self.gate.state).calls
+        self.gate.state.lock().calls
+    }
+}
+
+/// An engine whose policy may ask whether a connection can take data.
+struct Scheduler<T: Send + 'static> {
+    engine: Weak<Engine<T>>,
+    conn: ConnId,
+}
+
+impl<T: Send + 'static> Listener for Scheduler<T> {
+    fn changed(&self, ready: bool) {
+        self.engine.upgrade().inspect(|engine| engine.note_readiness(self.conn, ready));
+    }
+
+    fn go_on(&self) {
+        self.engine.upgrade().inspect(|engine| engine.go_on());
     }
 }
 
@@ -160,7 +176,7 @@ pub(crate) struct Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         drop(self.reservation.take());
-        let mut load = lock(&self.connection.gate.state);
+        let mut load = self.connection.gate.state.lock();
         load.calls -= 1;
         load.bytes -= self.bytes;
         if load.waiting > 0 {
@@ -169,15 +185,15 @@ impl Drop for Slot {
     }
 }
 
-/// The duty to answer one call, from any thread. Dropped unanswered it answers with EIO.
+/// The answer that one call is owed, from any thread. Dropped unanswered it answers with EIO.
 pub struct Reply {
     id: u64,
-    slot: Option<Slot>,
+    slot: Option<Arc<Slot>>,
 }
 
 impl Reply {
     pub(crate) fn new(id: u64, slot: Slot) -> Reply {
-        Reply { id, slot: Some(slot) }
+        Reply { id, slot: Some(Arc::new(slot)) }
     }
 
     /// Answers without bulk data.
@@ -202,14 +218,26 @@ impl Reply {
         self.send(&Answer::Fault(Fault { errno, message: message.into() }));
     }
 
-    /// Says nothing: for a client that is gone.
-    pub fn forget(mut self) {
+    /// Sends one frame of an answer that has several; the call stays under way until [`Reply::settle`].
+    pub(crate) fn send_frame(&self, answer: &Answer, bulk: Bulk) {
+        if let Some(slot) = &self.slot {
+            post(self.id, answer, bulk, slot.clone());
+        }
+    }
+
+    /// Takes the answer over; what is left behind says nothing.
+    pub(crate) fn take(&mut self) -> Reply {
+        Reply { id: self.id, slot: self.slot.take() }
+    }
+
+    /// The last frame was sent.
+    pub(crate) fn settle(&mut self) {
         self.slot = None;
     }
 
-    /// True when the client is gone: the answer would go nowhere.
-    pub fn is_vain(&self) -> bool {
-        self.slot.as_ref().is_none_or(|slot| slot.connection.has_ended())
+    /// Says nothing: for a client that is gone.
+    pub fn forget(mut self) {
+        self.settle();
     }
 }
 
@@ -222,7 +250,7 @@ impl Drop for Reply {
     }
 }
 
-fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Slot) {
+fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Arc<Slot>) {
     let outbox = slot.connection.outbox.clone();
     let (head, bulk) = match encode(id, answer, bulk.len_bytes()) {
         Ok(head) => (head, bulk),
@@ -232,7 +260,7 @@ fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Slot) {
             (encode(id, &fault, 0).unwrap_or_default(), Bulk::None)
         }
     };
-    outbox.send(OutFrame::new(head, bulk, Some(Box::new(slot))));
+    outbox.send(OutFrame::new(head, bulk, Some(slot)));
 }
 
 /// The header and body of an answer.

@@ -1,23 +1,30 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
 mod disk;
-mod duty;
 mod modelled;
+mod owed;
+mod read_ahead;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use impresario_base::lock::Mutex;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
-use impresario_node::Fence;
-use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
-use impresario_wire::{Answer, Call, Fault, FileKey, Who};
+use impresario_foresight::Prediction;
+use impresario_node::session::Fence;
+use impresario_sched::{ConnId, LaneId, Op, PolicySpec, policy};
+use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
-use crate::payload::{Slice, lock};
+use crate::payload::Slice;
+use crate::readiness::Asked;
+use crate::request_trace::{RequestTrace, TraceSettings};
 pub(crate) use disk::Disk;
-use duty::{Came, Duty};
+use disk::SPECULATIONS;
+use owed::{Came, Owed, Shared};
 
 /// Clients whose epochs are remembered at least.
 pub(crate) const FENCED_CLIENTS: usize = 4096;
@@ -28,7 +35,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Item {
     pub(crate) file: FileKey,
     pub(crate) payload: Option<Slice>,
-    duty: Duty,
+    owed: Owed,
 }
 
 /// The data server's service.
@@ -37,46 +44,89 @@ pub struct DataServer {
     engine: Arc<Engine<Item>>,
     disk: Arc<Disk>,
     fence: Mutex<Fence>,
+    asked: Arc<Asked>,
+    /// The policy lets predicted extents be read ahead.
+    foresees: AtomicBool,
+    trace: RequestTrace<Item>,
 }
 
 impl DataServer {
     /// A server of `store`, scheduled as `engine` says; with a device model, `disk` has it in front.
-    pub(crate) fn new(vitals: Vitals, disk: Arc<Disk>, engine: EngineConfig) -> Result<Arc<DataServer>, String> {
-        let engine = EngineConfig { pieces: true, ..engine };
+    pub(crate) fn new(
+        vitals: Vitals,
+        disk: Arc<Disk>,
+        engine: EngineConfig,
+        trace: TraceSettings,
+    ) -> Result<Arc<DataServer>, String> {
+        let asked = Asked::new(&engine.policy);
+        let lane_speculations = if disk.reads_ahead() { SPECULATIONS } else { 0 };
+        let foresees = AtomicBool::new(policy::speculates(&engine.policy));
+        let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
-        Ok(Arc::new(DataServer { vitals, engine, disk, fence: Mutex::new(Fence::new(FENCED_CLIENTS)) }))
+        let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
+        Ok(Arc::new(DataServer {
+            vitals,
+            engine,
+            disk,
+            fence: Mutex::new(Fence::new(FENCED_CLIENTS)),
+            asked,
+            foresees,
+            trace,
+        }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
     pub(crate) fn stop(&self) {
         drop(self.engine.shutdown(DRAIN_MAX));
+        let _ = self.trace.stop(); // there may be none
         self.disk.stop();
     }
 
-    fn submit(&self, conn: ConnId, who: Who, op: Op, file: FileKey, range: (u64, u64), item: Item) {
-        let (lane_offset, len) = range;
-        let submission = Submission {
-            op,
-            file: file.0,
-            lane: LaneId(0),
-            file_offset: lane_offset,
-            lane_offset,
-            len,
-            client: who.client.0,
-            conn,
-            job: who.job,
-            user: who.user,
-        };
-        match self.engine.submit(submission, item) {
-            Ok(_) => {}
-            Err(Refused::Busy(item)) => {
-                let message = format!("the queue of {} stayed full; raise queue_requests", self.vitals.name());
-                item.duty.fulfil(Came::Failed(Fault { errno: libc::EBUSY, message }));
+    fn submit(&self, conn: ConnId, who: Who, op: Op, range: (u64, u64), item: Item) {
+        let ahead = self.foresee(op, item.file, range, who);
+        let submission = submission(conn, who, op, item.file, range);
+        if ahead.is_empty() {
+            if let Err(refused) = self.engine.submit(submission, item) {
+                self.refuse([refused]);
             }
-            Err(Refused::Closed(item)) => {
-                let message = format!("{} is stopping", self.vitals.name());
-                item.duty.fulfil(Came::Failed(Fault { errno: libc::ESHUTDOWN, message }));
-            }
+            return;
+        }
+        let ahead = ahead.into_iter().map(|prediction| speculation(&submission, &prediction));
+        self.refuse(self.engine.submit_all(std::iter::once((submission, item)).chain(ahead)));
+    }
+
+    fn foresee(&self, op: Op, file: FileKey, range: (u64, u64), who: Who) -> Vec<Prediction> {
+        if !self.foresees.load(Relaxed) {
+            return Vec::new();
+        }
+        self.disk.foresee(op, file, range, who.client.0)
+    }
+
+    /// Each extent of a list becomes a request; their answers are parts of one.
+    fn submit_list(&self, conn: ConnId, who: Who, file: FileKey, extents: &Extents, reply: Reply) {
+        let len = extents.iter().map(|extent| u64::from(extent.1)).sum();
+        let shared = Shared::new(reply, len, true);
+        let mut at = 0;
+        let requests = extents.iter().flat_map(|(offset, len)| {
+            let len = u64::from(len);
+            let owed = Owed::Part { shared: shared.clone(), at, len };
+            at += len;
+            let submission = submission(conn, who, Op::Read, file, (offset, len));
+            let ahead = self.foresee(Op::Read, file, (offset, len), who);
+            let ahead = ahead.into_iter().map(move |prediction| speculation(&submission, &prediction));
+            std::iter::once((submission, Item { file, payload: None, owed })).chain(ahead)
+        });
+        self.refuse(self.engine.submit_all(requests));
+    }
+
+    fn refuse(&self, refused: impl IntoIterator<Item = Refused<Item>>) {
+        for refused in refused {
+            let (item, errno, why) = match refused {
+                Refused::Busy(item) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
+                Refused::Closed(item) => (item, libc::ESHUTDOWN, "is stopping"),
+            };
+            let message = format!("{} {why}", self.vitals.name());
+            item.owed.fulfil(Came::Failed(Fault { errno, message }));
         }
     }
 
@@ -85,8 +135,14 @@ impl DataServer {
             Call::ObjectStat { file } => self.disk.stat(file, reply),
             Call::Status => reply.send(&Answer::Text(self.status())),
             call @ Call::Explain { .. } => explain(&self.engine, &call, reply),
-            Call::SetPolicy { name, params } => set_policy(&self.engine, name, params, reply),
+            Call::SetPolicy { name, params, at_shared_ns } => {
+                let spec = PolicySpec { name, params: params.into_iter().collect() };
+                if set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply) {
+                    self.foresees.store(policy::speculates(&spec), Relaxed);
+                }
+            }
             Call::SetDiskOrder { order } => self.disk.set_order(&order, reply),
+            Call::Trace { on } => self.trace.serve(on, reply),
             Call::ResetStatistics => {
                 self.engine.reset_statistics();
                 self.disk.reset_statistics();
@@ -102,6 +158,7 @@ impl DataServer {
     fn status(&self) -> String {
         let mut status = self.vitals.status();
         status.insert("engine".into(), crate::json(&self.engine.status()));
+        status.insert("trace".into(), self.trace.status());
         self.disk.describe(&mut status);
         serde_json::Value::Object(status).to_string()
     }
@@ -111,7 +168,7 @@ impl Service for DataServer {
     type Session = ConnId;
 
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {
-        connection.report_readiness(&self.engine);
+        connection.report_readiness(&self.engine, &self.asked);
         Ok(connection.id())
     }
 
@@ -119,8 +176,24 @@ impl Service for DataServer {
         let Incoming { call, payload } = request;
         let payload_bytes = payload.as_ref().map_or(0, |p| p.len() as u64);
         let (who, file, op, range) = match call {
+            Call::ReadList { who, file, extents } => {
+                if !self.fence.lock().admit(who.client.0, who.epoch) {
+                    return reply.send(&Answer::Fault(stale(who)));
+                }
+                return self.submit_list(*conn, who, file, &extents, reply);
+            }
             Call::Read { who, file, lane_offset, len } => (who, file, Op::Read, (lane_offset, u64::from(len))),
             Call::Write { who, file, lane_offset } => (who, file, Op::Write, (lane_offset, payload_bytes)),
+            Call::WriteMerged { who, others, file, lane_offset } => {
+                let mut fence = self.fence.lock();
+                // All of them, so that the fence learns every epoch.
+                let stale_ones = others.iter().filter(|(client, epoch)| !fence.admit(client.0, *epoch)).count();
+                if stale_ones > 0 {
+                    drop(fence);
+                    return reply.send(&Answer::Fault(stale(who)));
+                }
+                (who, file, Op::Write, (lane_offset, payload_bytes))
+            }
             Call::Sync { who, file } => (who, file, Op::Sync, (0, u64::MAX)),
             Call::Truncate { who, file, len } => (who, file, Op::Truncate, (len, u64::MAX)),
             Call::Unlink { who, file } => (who, file, Op::Unlink, (0, u64::MAX)),
@@ -134,7 +207,7 @@ impl Service for DataServer {
         if let Err(fault) = checked {
             return reply.send(&Answer::Fault(fault));
         }
-        if !lock(&self.fence).admit(who.client.0, who.epoch) {
+        if !self.fence.lock().admit(who.client.0, who.epoch) {
             return reply.send(&Answer::Fault(stale(who)));
         }
         match (op, range.1) {
@@ -143,7 +216,8 @@ impl Service for DataServer {
             (Op::Write, 0) => reply.send(&Answer::Written(0)),
             _ => {
                 let payload = payload.map(|buffer| Slice::new(Arc::new(buffer), 0..payload_bytes as usize));
-                self.submit(*conn, who, op, file, range, Item { file, payload, duty: Duty::Whole(reply) });
+                let owed = Owed::Whole { reply, len: range.1, reads: op == Op::Read };
+                self.submit(*conn, who, op, range, Item { file, payload, owed });
             }
         }
     }
@@ -152,6 +226,29 @@ impl Service for DataServer {
         // Dropping their contexts answers nobody: the connection has ended.
         drop(self.engine.cancel_connection(conn));
     }
+}
+
+fn submission(conn: ConnId, who: Who, op: Op, file: FileKey, (offset, len): (u64, u64)) -> Submission {
+    Submission {
+        op,
+        file: file.0,
+        lane: LaneId(0),
+        file_offset: offset,
+        lane_offset: offset,
+        len,
+        client: who.client.0,
+        conn,
+        job: who.job,
+        user: who.user,
+        speculative: false,
+    }
+}
+
+/// The read of a predicted extent, on the heels of a request.
+fn speculation(after: &Submission, prediction: &Prediction) -> (Submission, Item) {
+    let (start, len) = (prediction.extent.start, prediction.extent.end - prediction.extent.start);
+    let submission = Submission { speculative: true, file_offset: start, lane_offset: start, len, ..*after };
+    (submission, Item { file: FileKey(after.file), payload: None, owed: Owed::Nothing })
 }
 
 /// What the fence says of an older epoch.
@@ -183,14 +280,25 @@ pub(crate) fn explain<T: Send>(engine: &Engine<T>, call: &Call, reply: Reply) {
     reply.send(&Answer::Text(told));
 }
 
-/// Switches an engine's policy and answers.
-pub(crate) fn set_policy<T: Send>(engine: &Engine<T>, name: String, params: Vec<(String, String)>, reply: Reply) {
-    let spec = PolicySpec { name, params: params.into_iter().collect() };
-    match engine.set_policy(&spec) {
+/// Switches an engine's policy, now or at an instant of shared time, and answers; whether it was accepted.
+pub(crate) fn set_policy<T: Send>(
+    engine: &Engine<T>,
+    asked: &Asked,
+    spec: &PolicySpec,
+    at_shared_ns: i64,
+    reply: Reply,
+) -> bool {
+    match engine.set_policy_at(spec, at_shared_ns) {
         Ok(()) => {
-            tracing::info!(policy = %spec, "switched");
+            // Before the instant this only limits, or no longer limits, what waits to be sent.
+            asked.follow(spec);
+            tracing::info!(policy = %spec, at_shared_ns, "switch accepted");
             reply.send(&Answer::Done);
+            true
         }
-        Err(refusal) => reply.fault(libc::EINVAL, refusal.to_string()),
+        Err(refusal) => {
+            reply.fault(libc::EINVAL, refusal.to_string());
+            false
+        }
     }
 }

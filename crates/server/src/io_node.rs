@@ -5,14 +5,16 @@ mod family;
 mod forward;
 mod meta_proxy;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use impresario_base::lock::Mutex;
 use impresario_client::Striped;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
-use impresario_layout::Layout;
-use impresario_node::Fence;
-use impresario_sched::{ConnId, LaneId, Op};
+use impresario_layout::{Layout, Piece};
+use impresario_node::session::Fence;
+use impresario_node::{core_requests, whole_request};
+use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
 use impresario_wire::{Answer, Call, Fault, FileKey, Who};
 
 use crate::connection::{Connection, Reply};
@@ -20,7 +22,9 @@ use crate::data::{FENCED_CLIENTS, check_range};
 use crate::data_servers::DataServers;
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
-use crate::payload::{Buffer, Slice, lock};
+use crate::payload::{Buffer, Slice};
+use crate::readiness::Asked;
+use crate::request_trace::{RequestTrace, TraceSettings};
 use crate::workers::{PATIENCE, Workers};
 use family::Family;
 use forward::Forwarder;
@@ -64,6 +68,8 @@ pub(crate) struct IoSettings {
     pub(crate) split: bool,
     /// The metadata server.
     pub(crate) upstream: Upstream,
+    /// Its traces.
+    pub(crate) trace: TraceSettings,
 }
 
 /// The I/O node's service.
@@ -76,7 +82,9 @@ pub struct IoNode {
     split: bool,
     upstream: Arc<Upstream>,
     fence: Mutex<Fence>,
+    asked: Arc<Asked>,
     unscheduled: Workers,
+    trace: RequestTrace<Item>,
 }
 
 /// What is kept for a client.
@@ -87,7 +95,7 @@ pub struct Session {
 }
 
 /// A request as it is taken apart from its call.
-struct Asked {
+struct FileRequest {
     conn: ConnId,
     who: Who,
     file: FileKey,
@@ -100,8 +108,10 @@ struct Asked {
 impl IoNode {
     pub(crate) fn new(vitals: Vitals, data: DataServers, settings: IoSettings) -> Result<Arc<IoNode>, String> {
         let servers = settings.engine.lanes;
+        let asked = Asked::new(&settings.engine.policy);
         let forwarder = Forwarder::new(vitals.clone(), &data, &settings);
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
+        let trace = RequestTrace::new(vitals.name(), settings.trace, engine.clone());
         Ok(Arc::new(IoNode {
             vitals,
             engine,
@@ -111,36 +121,39 @@ impl IoNode {
             split: settings.split,
             upstream: Arc::new(settings.upstream),
             fence: Mutex::new(Fence::new(FENCED_CLIENTS)),
+            asked,
             unscheduled: Workers::new("unscheduled", UNSCHEDULED_THREADS),
+            trace,
         }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
     pub(crate) fn stop(&self) {
         drop(self.engine.shutdown(DRAIN_MAX));
+        let _ = self.trace.stop(); // there may be none
         self.forwarder.stop();
         self.unscheduled.stop(PATIENCE);
     }
 
     /// Checks and schedules a request.
-    fn take(&self, asked: Asked, payload: Option<Buffer>, reply: Reply) {
-        if let Err(fault) = self.check(&asked) {
+    fn take(&self, request: FileRequest, payload: Option<Buffer>, reply: Reply) {
+        if let Err(fault) = self.check(&request) {
             return reply.send(&Answer::Fault(fault));
         }
-        match (asked.op, self.split) {
-            (Op::Read, _) if asked.len == 0 => reply.send_data(Bulk::None),
-            (Op::Write, _) if asked.len == 0 => reply.send(&Answer::Written(0)),
-            (_, false) => self.submit_whole(&asked, payload, reply),
-            (Op::Read | Op::Write, true) => self.submit_pieces(&asked, payload, reply),
-            (_, true) => self.submit_barriers(&asked, reply),
+        match (request.op, self.split) {
+            (Op::Read, _) if request.len == 0 => reply.send_data(Bulk::None),
+            (Op::Write, _) if request.len == 0 => reply.send(&Answer::Written(0)),
+            (_, false) => self.submit_whole(&request, payload, reply),
+            (Op::Read | Op::Write, true) => self.submit_pieces(&request, payload, reply),
+            (_, true) => self.submit_barriers(&request, reply),
         }
     }
 
-    fn check(&self, asked: &Asked) -> Result<(), Fault> {
+    fn check(&self, request: &FileRequest) -> Result<(), Fault> {
         let fault = |errno, message| Fault { errno, message };
-        asked.layout.check().map_err(|e| fault(libc::EINVAL, format!("the file's layout is damaged: {e}")))?;
-        if asked.layout.servers != self.servers {
-            let (theirs, ours) = (asked.layout.servers, self.servers);
+        request.layout.check().map_err(|e| fault(libc::EINVAL, format!("the file's layout is damaged: {e}")))?;
+        if request.layout.servers != self.servers {
+            let (theirs, ours) = (request.layout.servers, self.servers);
             let message = format!(
                 "the file is striped in a cluster of {theirs} data servers, {} knows {ours}; \
                  use the same configuration everywhere",
@@ -148,66 +161,60 @@ impl IoNode {
             );
             return Err(fault(libc::EINVAL, message));
         }
-        if asked.op.is_data() {
-            check_range(asked.offset, asked.len)?;
+        if request.op.is_data() {
+            check_range(request.offset, request.len)?;
         }
-        match lock(&self.fence).admit(asked.who.client.0, asked.who.epoch) {
+        match self.fence.lock().admit(request.who.client.0, request.who.epoch) {
             true => Ok(()),
-            false => Err(crate::data::stale(asked.who)),
+            false => Err(crate::data::stale(request.who)),
         }
     }
 
     /// Unsplit, as in twins-2017: the lane is the data server of the first byte, offsets are those of the file.
-    fn submit_whole(&self, asked: &Asked, payload: Option<Buffer>, reply: Reply) {
+    fn submit_whole(&self, request: &FileRequest, payload: Option<Buffer>, reply: Reply) {
         let payload = payload.map_or(Bulk::None, |b| {
             let len = b.len();
             Bulk::One(Slice::new(Arc::new(b), 0..len))
         });
-        let lane = asked.layout.locate(asked.offset).0;
-        let place = Place { lane, file_offset: asked.offset, lane_offset: asked.offset, len: asked.len };
-        self.submit(asked, place, payload, Answering::Whole(reply));
+        let extent = whole_request(&request.layout, request.offset, request.len);
+        self.submit(request, extent, payload, Answering::Whole(reply));
     }
 
     /// Cut into one request per data server; answered when all are done.
-    fn submit_pieces(&self, asked: &Asked, payload: Option<Buffer>, reply: Reply) {
+    fn submit_pieces(&self, request: &FileRequest, payload: Option<Buffer>, reply: Reply) {
         let payload = payload.map(Arc::new);
-        let ranges = asked.layout.lane_ranges(asked.offset, asked.len);
-        let family = Family::of_data(asked.layout, asked.offset, asked.len, ranges.clone(), reply);
+        let ranges: Vec<Piece> = core_requests(&request.layout, request.offset, request.len, true).collect();
+        let family = Family::of_data(request.layout, request.offset, request.len, ranges.clone(), reply);
         for (index, range) in ranges.iter().enumerate() {
             let part = payload.as_ref().map_or(Bulk::None, |buffer| family.payload_of(range, buffer));
-            let place = Place {
-                lane: range.server,
-                file_offset: range.file_offset,
-                lane_offset: range.lane_offset,
-                len: range.len,
-            };
-            self.submit(asked, place, part, Answering::Part(family.clone(), index));
+            self.submit(request, *range, part, Answering::Part(family.clone(), index));
         }
     }
 
     /// A barrier on every data server of the file; the last one to be reached does the work.
-    fn submit_barriers(&self, asked: &Asked, reply: Reply) {
-        let family = Family::of_barriers(asked.layout, reply);
-        for k in 0..asked.layout.pcount {
-            let place = Place { lane: asked.layout.server_at(k), file_offset: 0, lane_offset: 0, len: u64::MAX };
-            self.submit(asked, place, Bulk::None, Answering::Part(family.clone(), usize::from(k)));
+    fn submit_barriers(&self, request: &FileRequest, reply: Reply) {
+        let family = Family::of_barriers(request.layout, reply);
+        for k in 0..request.layout.pcount {
+            let extent = Piece { server: request.layout.server_at(k), file_offset: 0, lane_offset: 0, len: u64::MAX };
+            self.submit(request, extent, Bulk::None, Answering::Part(family.clone(), usize::from(k)));
         }
     }
 
-    fn submit(&self, asked: &Asked, place: Place, payload: Bulk, answer: Answering) {
+    fn submit(&self, request: &FileRequest, extent: Piece, payload: Bulk, answer: Answering) {
         let submission = Submission {
-            op: asked.op,
-            file: asked.file.0,
-            lane: LaneId(place.lane),
-            file_offset: place.file_offset,
-            lane_offset: place.lane_offset,
-            len: place.len,
-            client: asked.who.client.0,
-            conn: asked.conn,
-            job: asked.who.job,
-            user: asked.who.user,
+            op: request.op,
+            file: request.file.0,
+            lane: LaneId(extent.server),
+            file_offset: extent.file_offset,
+            lane_offset: extent.lane_offset,
+            len: extent.len,
+            client: request.who.client.0,
+            conn: request.conn,
+            job: request.who.job,
+            user: request.who.user,
+            speculative: false,
         };
-        let item = Item { who: asked.who, file: asked.file, layout: asked.layout, payload, answer };
+        let item = Item { who: request.who, file: request.file, layout: request.layout, payload, answer };
         let (item, errno, why) = match self.engine.submit(submission, item) {
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
@@ -228,7 +235,11 @@ impl IoNode {
             }
             Call::Status => reply.send(&Answer::Text(self.status())),
             call @ Call::Explain { .. } => crate::data::explain(&self.engine, &call, reply),
-            Call::SetPolicy { name, params } => crate::data::set_policy(&self.engine, name, params, reply),
+            Call::SetPolicy { name, params, at_shared_ns } => {
+                let spec = PolicySpec { name, params: params.into_iter().collect() };
+                crate::data::set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply);
+            }
+            Call::Trace { on } => self.trace.serve(on, reply),
             Call::ResetStatistics => {
                 self.engine.reset_statistics();
                 self.forwarder.reset_statistics();
@@ -244,16 +255,9 @@ impl IoNode {
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("forward".into(), self.forwarder.status());
         status.insert("split".into(), self.split.into());
+        status.insert("trace".into(), self.trace.status());
         serde_json::Value::Object(status).to_string()
     }
-}
-
-/// Where a request acts, as the engine sees it.
-struct Place {
-    lane: u16,
-    file_offset: u64,
-    lane_offset: u64,
-    len: u64,
 }
 
 impl Answering {
@@ -270,31 +274,31 @@ impl Service for IoNode {
     type Session = Session;
 
     fn open(&self, connection: &Arc<Connection>) -> Result<Session, Fault> {
-        connection.report_readiness(&self.engine);
+        connection.report_readiness(&self.engine, &self.asked);
         Ok(Session { connection: connection.clone(), meta: None })
     }
 
     fn serve(&self, session: &mut Session, request: Incoming, reply: Reply) {
         let Incoming { call, payload } = request;
         let conn = session.connection.id();
-        let asked = match call {
+        let request = match call {
             Call::FileRead { who, file, layout, offset, len } => {
-                Asked { conn, who, file, layout, op: Op::Read, offset, len: u64::from(len) }
+                FileRequest { conn, who, file, layout, op: Op::Read, offset, len: u64::from(len) }
             }
             Call::FileWrite { who, file, layout, offset } => {
                 let len = payload.as_ref().map_or(0, |p| p.len() as u64);
-                Asked { conn, who, file, layout, op: Op::Write, offset, len }
+                FileRequest { conn, who, file, layout, op: Op::Write, offset, len }
             }
             Call::FileSync { who, file, layout } => {
-                Asked { conn, who, file, layout, op: Op::Sync, offset: 0, len: u64::MAX }
+                FileRequest { conn, who, file, layout, op: Op::Sync, offset: 0, len: u64::MAX }
             }
-            Call::Meta(call) => {
+            call @ Call::Meta { .. } => {
                 let proxy = session.meta.get_or_insert_with(|| MetaProxy::new(&self.upstream, &session.connection));
                 return proxy.pass_on(call, reply);
             }
             call => return self.serve_unscheduled(call, reply),
         };
-        self.take(asked, payload, reply);
+        self.take(request, payload, reply);
     }
 
     fn close(&self, session: Session) {

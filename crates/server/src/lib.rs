@@ -3,7 +3,6 @@
 //! [`listener`] is the front that all three share; each of [`data`], [`io_node`] and [`meta`] is what is behind
 //! it; [`process`] starts one of them as a configuration says.
 
-mod bind;
 mod complaints;
 pub mod connection;
 pub mod data;
@@ -16,10 +15,10 @@ pub mod outbox;
 pub mod payload;
 pub mod process;
 mod readiness;
-mod receive;
+mod request_trace;
 mod workers;
 
-pub use bind::BindError;
+pub use impresario_transport::BindError;
 pub use process::{StartError, Started, run, start};
 
 /// A value as JSON; what cannot be one (it can here) is null.

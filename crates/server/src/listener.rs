@@ -3,28 +3,36 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_sched::ConnId;
-use impresario_wire::{Answer, Call, Fault, Hello, Kind, PROTOCOL_VERSION, Role, Welcome, frame};
+use impresario_transport::{
+    BindError, FrameReader, HelloError, Host, Listening, Pace, Stream, TransportError, receive_hello,
+};
+use impresario_wire::{Answer, Call, Fault, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, frame};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::net::Shutdown;
 
-use crate::bind::{Accepted, BindError, Listening};
 use crate::complaints::Complaints;
 use crate::connection::{self, Connection, Reply};
-use crate::outbox::{self, Bulk, OutFrame, Outbox, STACK_BYTES, Socket};
-use crate::payload::{Buffer, PayloadPool, lock};
-use crate::receive::{Broken, Receiver};
+use crate::outbox::{self, Bulk, OutFrame, Outbox, STACK_BYTES};
+use crate::payload::{Buffer, PayloadPool};
 
 /// The hand-shake must be over after this time.
 const GREETING_MAX: Duration = Duration::from_secs(5);
+/// Enough for the header, body and payload of a 16 KiB write; larger payloads mostly bypass the buffer, bytes.
+const BUFFER_BYTES: usize = 20 << 10;
+/// How fast a peer must send a frame that it has begun.
+const PACE: Pace = Pace { stall: Duration::from_secs(10), frame: Duration::from_secs(120) };
+/// A refused peer has this time to read why.
+const FAREWELL_MAX: Duration = Duration::from_millis(300);
 /// When stopping: how long accepted calls may take to finish.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
-/// Connections over the limit that are told so; further ones are closed at once.
+/// Connections over the limit that are refused with a message; further ones are closed at once.
 const REFUSALS_MAX: u32 = 32;
 
 /// What a server does with its clients' calls.
@@ -51,7 +59,7 @@ pub struct Incoming {
     pub payload: Option<Buffer>,
 }
 
-/// What a server's front is told about itself.
+/// Settings of a server's front.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name in the configuration.
@@ -97,7 +105,7 @@ struct Shared {
     pool: Arc<PayloadPool>,
     complaints: Complaints,
     connections: Mutex<FxHashMap<u32, Arc<Connection>>>,
-    /// Connection threads that run; changes are told.
+    /// Connection threads that run; changes are signalled.
     threads: Mutex<u32>,
     fewer_threads: Condvar,
     refusals: AtomicU32,
@@ -129,7 +137,7 @@ impl Vitals {
         let shared = &self.0;
         let (used, peak, limit) = shared.pool.usage_bytes();
         let (connections, calls_under_way) = {
-            let connections = lock(&shared.connections);
+            let connections = shared.connections.lock();
             (connections.len(), connections.values().map(|c| u64::from(c.calls_under_way())).sum::<u64>())
         };
         let status = serde_json::json!({
@@ -170,7 +178,7 @@ impl Server {
         let fail = |reason: String, source| BindError { address: address.into(), reason, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| fail("the system gives no event descriptor; raise its limits".into(), Some(e.into())))?;
-        let incarnation = impresario_client::transport::new_incarnation()
+        let incarnation = impresario_transport::new_incarnation()
             .map_err(|e| fail("the system gives no random numbers".into(), Some(e)))?;
         let shared = Shared {
             address: listening.address(),
@@ -225,7 +233,7 @@ impl Running {
         self.shared.stopping.store(true, Ordering::Release);
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         let _ = acceptor.join();
-        let connections: Vec<_> = lock(&self.shared.connections).values().cloned().collect();
+        let connections: Vec<_> = self.shared.connections.lock().values().cloned().collect();
         for connection in &connections {
             connection.outbox.shutdown(Shutdown::Read);
         }
@@ -238,9 +246,9 @@ impl Running {
     }
 
     fn wait_for_threads(&self, patience: Duration) -> bool {
-        let threads = lock(&self.shared.threads);
+        let threads = self.shared.threads.lock();
         let waited = self.shared.fewer_threads.wait_timeout_while(threads, patience, |threads| *threads > 0);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+        *waited.0 == 0
     }
 }
 
@@ -253,8 +261,8 @@ impl Drop for Running {
 /// The accepting thread.
 fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc<S>) {
     while !shared.stopping.load(Ordering::Acquire) {
-        match listening.accept() {
-            Ok(accepted) => admit(shared, service, accepted),
+        match listening.accept(PACE.stall) {
+            Ok((stream, peer)) => admit(shared, service, stream, peer),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let mut fds = [PollFd::new(listening, PollFlags::IN), PollFd::new(&shared.wake, PollFlags::IN)];
                 let _ = poll(&mut fds, None);
@@ -272,12 +280,9 @@ fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc
 }
 
 /// Gives a connection its thread, or refuses it.
-fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, accepted: Accepted) {
-    let (socket, peer): (Socket, String) = match accepted {
-        Accepted::Tcp(stream, peer) => (Arc::new(stream), peer.to_string()),
-        Accepted::Unix(stream) => (Arc::new(stream), "unix".into()),
-    };
-    let full = lock(&shared.connections).len() >= shared.settings.max_connections as usize;
+fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, peer: String) {
+    let stream = Arc::new(stream);
+    let full = shared.connections.lock().len() >= shared.settings.max_connections as usize;
     if full {
         shared.refused.fetch_add(1, Ordering::Relaxed);
         let max = shared.settings.max_connections;
@@ -289,23 +294,23 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, accepted: Accepted)
     }
     shared.accepted.fetch_add(u64::from(!full), Ordering::Relaxed);
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-    let outbox = Outbox::new(socket.clone(), shared.pool.clone());
+    let outbox = Outbox::new(stream.clone(), shared.pool.clone());
     let bytes_max = (shared.settings.payload_bytes / 2).max(u64::from(shared.settings.max_payload_bytes));
     let connection = Connection::new(ConnId(id), peer, outbox, shared.pool.clone(), bytes_max);
     if !full {
-        lock(&shared.connections).insert(id, connection.clone());
+        shared.connections.lock().insert(id, connection.clone());
     }
-    *lock(&shared.threads) += 1;
+    *shared.threads.lock() += 1;
     let (here, service) = (shared.clone(), service.clone());
     let thread = std::thread::Builder::new().name(format!("conn-{id}")).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
-        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, socket, full)));
+        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, full)));
         if served.is_err() {
             tracing::error!(peer = connection.peer(), "a connection's thread panicked; the connection is closed");
         }
         connection.close();
         outbox::serve_on_this_thread(None);
-        // Whoever waits for this thread's end may count on the service being let go.
+        // A thread that waits for the end of this one relies on the service being released.
         drop(service);
         here.ended(id, full);
     });
@@ -320,20 +325,17 @@ impl Shared {
     fn ended(&self, id: u32, was_refused: bool) {
         match was_refused {
             true => drop(self.refusals.fetch_sub(1, Ordering::AcqRel)),
-            false => drop(lock(&self.connections).remove(&id)),
+            false => drop(self.connections.lock().remove(&id)),
         }
-        *lock(&self.threads) -= 1;
+        *self.threads.lock() -= 1;
         self.fewer_threads.notify_all();
     }
 
     /// The whole life of a connection.
-    fn converse<S: Service>(&self, service: &S, connection: &Arc<Connection>, socket: Socket, full: bool) {
+    fn converse<S: Service>(&self, service: &S, connection: &Arc<Connection>, stream: Arc<Stream>, full: bool) {
         outbox::serve_on_this_thread(Some(connection.outbox.clone()));
-        let Ok(mut receiver) =
-            Receiver::new(socket, frame::Limits { max_payload_bytes: self.settings.max_payload_bytes })
-        else {
-            return;
-        };
+        let limits = Limits { max_payload_bytes: self.settings.max_payload_bytes };
+        let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
         let greeted = self.greet(&mut receiver, connection, full);
         let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
         let mut session = match session {
@@ -366,33 +368,18 @@ impl Shared {
 
     /// Hello and welcome.
     fn greet(&self, receiver: &mut Receiver, connection: &Connection, full: bool) -> Result<(), Farewell> {
-        receiver.set_patience(Some(GREETING_MAX)).map_err(|e| Farewell::Broken(e.into()))?;
-        let header = receiver.header(Some(Instant::now() + GREETING_MAX))?;
         let settings = &self.settings;
-        let refuse = |message: String| {
-            Farewell::Fault(header.id, Fault { errno: libc::EPROTO, message: format!("{}: {message}", settings.name) })
+        let host = Host { name: &settings.name, role: settings.role };
+        let Receiver { stream, reader, limits } = receiver;
+        let (id, hello) = match receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX) {
+            Ok(hello) => hello,
+            Err(HelloError::Broken(error)) => return Err(Farewell::Broken(error)),
+            Err(HelloError::Refused(id, fault)) => return Err(Farewell::Fault(id, fault)),
         };
-        if header.kind != Kind::Hello {
-            return Err(refuse(format!("a connection begins with a hello, not with {:?}", header.kind)));
-        }
-        let hello: Hello = frame::decode_body(receiver.body(header.body_len)?).map_err(Broken::from)?;
-        if hello.version != PROTOCOL_VERSION {
-            return Err(refuse(format!(
-                "version {} of the protocol was offered, version {PROTOCOL_VERSION} is spoken here; \
-                 use the same release on both sides",
-                hello.version
-            )));
-        }
-        if !settings.role.serves(hello.role) {
-            return Err(refuse(format!(
-                "this is a server of role {:?}, the caller wants {:?}; correct the address in its configuration",
-                settings.role, hello.role
-            )));
-        }
         if full {
             let message =
                 format!("{} has its {} connections; try again later", settings.name, settings.max_connections);
-            return Err(Farewell::Fault(header.id, Fault { errno: libc::EUSERS, message }));
+            return Err(Farewell::Fault(id, Fault { errno: libc::EUSERS, message }));
         }
         let name: String = hello.name.chars().filter(|c| !c.is_control()).take(256).collect();
         tracing::debug!(peer = connection.peer(), name, job = hello.who.job, "connected");
@@ -403,10 +390,10 @@ impl Shared {
             incarnation: self.incarnation,
             max_payload_bytes: settings.max_payload_bytes,
         };
-        let head = frame::encode(Kind::Welcome, header.id, &welcome, 0).map_err(Broken::from)?;
+        let head = frame::encode(Kind::Welcome, id, &welcome, 0).map_err(TransportError::from)?;
         connection.outbox.send(OutFrame::new(head, Bulk::None, None));
         connection.outbox.drain_own();
-        receiver.set_patience(None).map_err(|e| Farewell::Broken(e.into()))
+        Ok(())
     }
 
     /// Reads one call and has it served.
@@ -417,20 +404,28 @@ impl Shared {
         receiver: &mut Receiver,
         connection: &Arc<Connection>,
     ) -> Result<(), Farewell> {
-        let header = receiver.header(None)?;
+        let Receiver { stream, reader, limits } = receiver;
+        let (header, body) = reader.next_frame_paced(stream, limits, &PACE)?;
         let refuse = |errno, message: String| Farewell::Fault(header.id, Fault { errno, message });
         if header.kind != Kind::Call {
             return Err(refuse(libc::EPROTO, format!("only calls are expected here, not {:?}", header.kind)));
         }
-        let call: Call = frame::decode_body(receiver.body(header.body_len)?)
+        let call: Call = frame::decode_body(body)
             .map_err(|e| refuse(libc::EPROTO, format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
         let bytes = match &call {
-            Call::Write { .. } | Call::FileWrite { .. } => u64::from(header.payload_len),
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => u64::from(header.payload_len),
             _ if header.payload_len > 0 => {
                 return Err(refuse(libc::EPROTO, "only writes carry a payload".into()));
             }
-            Call::Read { len, .. } | Call::FileRead { len, .. } => u64::from(*len),
-            _ => 0,
+            Call::ReadList { extents, .. } => match extents.check(self.settings.max_payload_bytes.into()) {
+                Ok(bytes) => bytes,
+                Err(bad) => {
+                    let fault = Fault { errno: libc::EINVAL, message: bad.to_string() };
+                    self.answer_unadmitted(connection, header.id, fault);
+                    return Ok(());
+                }
+            },
+            call => call.answer_bytes().unwrap_or(0),
         };
         let max = self.settings.max_payload_bytes;
         if bytes > u64::from(max) {
@@ -443,16 +438,16 @@ impl Shared {
             if connection.has_ended() || connection.outbox.peer_is_gone() {
                 return Err(Farewell::Silent);
             }
-            receiver.skip(u64::from(header.payload_len))?;
+            reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
             let message = format!("{} has no memory for this request; raise payload_bytes", self.settings.name);
             self.answer_unadmitted(connection, header.id, Fault { errno: libc::EBUSY, message });
             return Ok(());
         };
         let reply = Reply::new(header.id, slot);
         let payload = match call {
-            Call::Write { .. } | Call::FileWrite { .. } => {
+            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => {
                 let mut buffer = self.pool.buffer(header.payload_len as usize);
-                if let Err(broken) = receiver.payload(&mut buffer) {
+                if let Err(broken) = reader.read_payload_paced(stream, &mut buffer, &PACE) {
                     reply.forget();
                     return Err(broken.into());
                 }
@@ -474,7 +469,9 @@ impl Shared {
     /// Says why, where that is possible, and closes.
     fn farewell(&self, farewell: Farewell, receiver: &mut Receiver, connection: &Connection) {
         let (id, fault) = match farewell {
-            Farewell::Silent | Farewell::Broken(Broken::Closed | Broken::Io(_)) => return connection.close(),
+            Farewell::Silent | Farewell::Broken(TransportError::Closed | TransportError::Io(_)) => {
+                return connection.close();
+            }
             Farewell::Broken(broken) => {
                 (0, Fault { errno: libc::EPROTO, message: format!("{}: {broken}", self.settings.name) })
             }
@@ -488,23 +485,30 @@ impl Shared {
         self.answer_unadmitted(connection, id, fault);
         connection.outbox.drain_own();
         connection.outbox.shutdown(Shutdown::Write);
-        receiver.drain();
+        receiver.reader.drain(&receiver.stream, Instant::now() + FAREWELL_MAX);
         connection.close();
     }
 }
 
+/// The receiving end of a connection.
+struct Receiver {
+    stream: Arc<Stream>,
+    reader: FrameReader,
+    limits: Limits,
+}
+
 /// Why a connection is ended by us.
 enum Farewell {
-    /// Nothing to say, or nobody to say it to.
+    /// Without a message.
     Silent,
     /// Receiving failed.
-    Broken(Broken),
-    /// The peer is told.
+    Broken(TransportError),
+    /// With a message to the peer.
     Fault(u64, Fault),
 }
 
-impl From<Broken> for Farewell {
-    fn from(broken: Broken) -> Farewell {
+impl From<TransportError> for Farewell {
+    fn from(broken: TransportError) -> Farewell {
         Farewell::Broken(broken)
     }
 }

@@ -1,4 +1,4 @@
-//! The metadata server on the network: a connection is a session, and ends what it had open when it ends.
+//! The metadata server on the network: a connection is a session, and its end closes what it had open.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ impl MetaFront {
     }
 }
 
-/// True for calls that may make something durable or ask data servers: on the connection's own thread they
-/// would hold up the calls behind them.
+/// True for calls that may make something durable or ask data servers: on the connection's own thread they would delay
+/// the calls behind them.
 fn may_wait(call: &MetaCall) -> bool {
     match call {
         MetaCall::GetAttr { target: Target::Handle(_) }
@@ -62,13 +62,13 @@ impl Service for MetaFront {
     fn serve(&self, session: &mut SessionId, request: Incoming, reply: Reply) {
         let session = *session;
         match request.call {
-            Call::Meta(call) if may_wait(&call) => {
+            Call::Meta { who, call } if may_wait(&call) => {
                 let meta = self.meta.clone();
-                self.threads.run(Box::new(move || reply.send(&meta.call(session, call))));
+                self.threads.run(Box::new(move || reply.send(&meta.call_from(session, who, call))));
             }
-            Call::Meta(call) => reply.send(&self.meta.call(session, call)),
+            Call::Meta { who, call } => reply.send(&self.meta.call_from(session, who, call)),
             Call::Status => reply.send(&Answer::Text(self.status())),
-            _ => reply.fault(libc::EOPNOTSUPP, "the metadata server does not take this call"),
+            _ => reply.fault(libc::EOPNOTSUPP, "the metadata server does not support this call"),
         }
     }
 

@@ -1,39 +1,43 @@
-//! Replies on their way out of one connection: nobody who schedules ever waits for a slow reader.
+//! Replies on their way out of one connection: a thread that schedules never waits for a slow reader.
 //!
-//! A reply is sent at once, without blocking, by whoever has it. What the socket does not take waits here
-//! and is drained by the connection's own thread, when the reply was made on it and its client sends
-//! nothing new, or else by a writer thread made on demand. The queue needs no limit of its own: every
-//! reply holds the slot of its request ([`Hold`]) until its last byte has left, and slots are bounded.
+//! The thread that makes a reply sends it at once, without blocking. What the socket does not take waits here and is
+//! drained by the connection's own thread, when the reply was made on it and its client sends nothing new, or else by
+//! a writer thread made on demand. The queue needs no limit of its own: every frame holds the slot of its request
+//! ([`Hold`]) until its last byte has left, slots are bounded, and the frames of one request carry no more than it
+//! asked for.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
 
-use crate::payload::{PayloadPool, Slice, lock};
-use crate::readiness::Readiness;
+use crate::payload::{PayloadPool, Slice};
+use crate::readiness::{Readiness, unsent_bytes};
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
-/// A reader that takes nothing for so long is given up.
+/// A reader that takes nothing for this long is given up.
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// The same while others wait for the memory that its replies hold.
 const STALL_MAX_WHEN_SHORT: Duration = Duration::from_secs(3);
+/// How often a socket that is writable is asked how much it still holds.
+const WATCH_PAUSE: Duration = Duration::from_millis(1);
 /// A writer thread without work ends after this time.
 const WRITER_LINGER: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5_000 });
 /// Stack of connection and writer threads, bytes.
 pub(crate) const STACK_BYTES: usize = 256 * 1024;
-/// The kernel takes at most so many pieces at once.
+/// The kernel takes at most this many pieces at once.
 const IOV_MAX: usize = 1024;
 
 /// A connection's socket.
 pub(crate) type Socket = Arc<dyn AsFd + Send + Sync>;
 
-/// What a reply keeps until it has left or its connection is gone.
-pub(crate) type Hold = Box<dyn Send>;
+/// What a frame keeps until it has left or its connection is gone; the pieces of one answer share it.
+pub(crate) type Hold = Arc<dyn Send + Sync>;
 
 /// The bulk part of a reply.
 #[derive(Default)]
@@ -127,9 +131,11 @@ enum Drainer {
 struct Queue {
     frames: VecDeque<OutFrame>,
     drainer: Drainer,
-    /// A frame is being sent outside the lock: nobody may send past it.
+    /// A frame is being sent outside the lock; no other may overtake it.
     busy: bool,
     closed: bool,
+    /// Length of the frames that have not left as a whole, the one being sent among them.
+    waiting_bytes: u64,
 }
 
 /// The replies of one connection.
@@ -138,7 +144,7 @@ pub(crate) struct Outbox {
     pool: Arc<PayloadPool>,
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Who is told whether the connection takes more.
+    /// Reports whether the connection takes more.
     pub(crate) readiness: Readiness,
 }
 
@@ -160,7 +166,8 @@ pub fn hand_over_own_replies() {
 
 impl Outbox {
     pub(crate) fn new(socket: Socket, pool: Arc<PayloadPool>) -> Arc<Outbox> {
-        let queue = Queue { frames: VecDeque::new(), drainer: Drainer::Nobody, busy: false, closed: false };
+        let queue =
+            Queue { frames: VecDeque::new(), drainer: Drainer::Nobody, busy: false, closed: false, waiting_bytes: 0 };
         Arc::new(Outbox {
             socket,
             pool,
@@ -172,7 +179,8 @@ impl Outbox {
 
     /// Sends a frame or queues it; never blocks for the peer. On a closed connection it is dropped.
     pub(crate) fn send(self: &Arc<Self>, mut frame: OutFrame) {
-        let mut queue = lock(&self.queue);
+        let asked = self.readiness.is_asked(&self.socket);
+        let mut queue = self.queue.lock();
         if queue.closed {
             drop(queue);
             return;
@@ -181,6 +189,9 @@ impl Outbox {
             match frame.push(self.socket.as_fd()) {
                 Ok(true) => {
                     drop(queue);
+                    if asked {
+                        self.watch();
+                    }
                     return;
                 }
                 Ok(false) => {}
@@ -191,7 +202,14 @@ impl Outbox {
                 }
             }
         }
+        queue.waiting_bytes += frame.len as u64;
         queue.frames.push_back(frame);
+        self.find_drainer(queue);
+        self.report();
+    }
+
+    /// Has the queue drained, or the kernel's buffer watched, by the thread that is to do it.
+    fn find_drainer(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
         let begins = queue.drainer == Drainer::Nobody && !self.is_own();
         match queue.drainer {
             Drainer::Nobody => queue.drainer = if begins { Drainer::Writer } else { Drainer::Owner },
@@ -202,34 +220,89 @@ impl Outbox {
         if begins {
             self.start_writer();
         }
-        self.tell();
     }
 
-    /// Tells the scheduler whether the connection takes more.
-    fn tell(&self) {
+    /// Reports to the scheduler whether the connection can take more.
+    fn report(&self) {
         self.readiness.changed(|| {
-            let queue = lock(&self.queue);
-            queue.closed || (queue.frames.is_empty() && !queue.busy)
+            let (closed, waiting_bytes) = {
+                let queue = self.queue.lock();
+                (queue.closed, queue.waiting_bytes)
+            };
+            match (closed, self.readiness.is_asked(&self.socket)) {
+                (true, _) => 0,
+                (false, false) => waiting_bytes,
+                (false, true) => waiting_bytes + unsent_bytes(&self.socket),
+            }
         });
+    }
+
+    /// After the kernel took a frame as a whole: while it holds too much of it, a thread waits until it holds less.
+    fn watch(self: &Arc<Self>) {
+        self.report();
+        if !self.readiness.is_ready() {
+            self.find_drainer(self.queue.lock());
+        }
+    }
+
+    /// Waits until the kernel has sent enough for the connection to be ready. False when the connection has ended, or
+    /// its client sends something and `yield_to_requests` is set.
+    fn wait_until_ready(&self, yield_to_requests: bool) -> bool {
+        let wanted = if yield_to_requests { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
+        loop {
+            self.report();
+            if self.readiness.is_ready() || !self.readiness.is_asked(&self.socket) {
+                return true;
+            }
+            let mut fds = [PollFd::new(&self.socket, wanted)];
+            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+            let [fd] = &fds;
+            let signs = fd.revents();
+            if signs.intersects(PollFlags::HUP | PollFlags::ERR) || self.queue.lock().closed {
+                return false;
+            }
+            if yield_to_requests && signs.contains(PollFlags::IN) {
+                return false;
+            }
+            if !self.queue.lock().frames.is_empty() {
+                return true;
+            }
+            if signs.contains(PollFlags::OUT) {
+                // A socket may be writable long before enough has left it, and says nothing when that is so.
+                let pause = Timespec { tv_sec: 0, tv_nsec: WATCH_PAUSE.as_nanos() as i64 };
+                let _ = poll(&mut [], Some(&pause));
+            }
+        }
     }
 
     /// On the connection's own thread, after serving: sends what is left of its replies, unless its
     /// client sends something new meanwhile.
     pub(crate) fn drain_own(self: &Arc<Self>) {
         loop {
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             if queue.drainer != Drainer::Owner {
                 return;
             }
             let Some(frame) = queue.frames.pop_front() else {
-                queue.drainer = Drainer::Nobody;
                 drop(queue);
-                return self.tell();
+                let settled = self.wait_until_ready(true);
+                let mut queue = self.queue.lock();
+                if settled && !queue.frames.is_empty() {
+                    continue;
+                }
+                let goes_on = !settled && !queue.closed;
+                queue.drainer = if goes_on { Drainer::Writer } else { Drainer::Nobody };
+                drop(queue);
+                if goes_on {
+                    self.start_writer();
+                }
+                return;
             };
             queue.busy = true;
             drop(queue);
+            let len = frame.len as u64;
             let unsent = self.finish(frame, true);
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             queue.busy = false;
             if let Some(frame) = unsent {
                 queue.frames.push_front(frame);
@@ -238,20 +311,22 @@ impl Outbox {
                 self.start_writer();
                 return;
             }
+            queue.waiting_bytes = queue.waiting_bytes.saturating_sub(len);
         }
     }
 
     /// Drops what is unsent and ends the connection in both directions.
     pub(crate) fn close(&self) {
         let unsent = {
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             queue.closed = true;
+            queue.waiting_bytes = 0;
             std::mem::take(&mut queue.frames)
         };
         drop(unsent);
         let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
         self.wake.notify_all();
-        self.tell();
+        self.report();
     }
 
     /// True when the peer has closed or the connection is lost, as far as this machine knows.
@@ -270,7 +345,7 @@ impl Outbox {
     /// True when nothing waits to be sent.
     #[cfg(test)]
     pub(crate) fn is_drained(&self) -> bool {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         queue.closed || (queue.frames.is_empty() && !queue.busy)
     }
 
@@ -278,9 +353,9 @@ impl Outbox {
         OWN.with_borrow(|own| own.as_ref().is_some_and(|own| Arc::ptr_eq(own, self)))
     }
 
-    /// Gives the owner's duty to a writer thread.
+    /// Has a writer thread do what the owner was to do.
     fn hand_over(self: &Arc<Self>) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.drainer == Drainer::Owner {
             queue.drainer = Drainer::Writer;
             drop(queue);
@@ -299,29 +374,36 @@ impl Outbox {
 
     /// The writer thread.
     fn write(self: Arc<Self>) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         loop {
             if let Some(frame) = queue.frames.pop_front() {
                 queue.busy = true;
                 drop(queue);
+                let len = frame.len as u64;
                 // Not stopped by anything but an end of the connection, so nothing comes back.
                 drop(self.finish(frame, false));
-                queue = lock(&self.queue);
+                queue = self.queue.lock();
                 queue.busy = false;
-                if queue.frames.is_empty() {
-                    drop(queue);
-                    self.tell();
-                    queue = lock(&self.queue);
-                }
+                queue.waiting_bytes = queue.waiting_bytes.saturating_sub(len);
                 continue;
             }
             if queue.closed {
                 return;
             }
-            let (next, waited) =
-                self.wake.wait_timeout(queue, WRITER_LINGER).unwrap_or_else(std::sync::PoisonError::into_inner);
+            drop(queue);
+            let settled = self.wait_until_ready(false);
+            queue = self.queue.lock();
+            if !queue.frames.is_empty() {
+                continue;
+            }
+            if !settled && !queue.closed {
+                // The connection has ended and its own thread will notice; there is nothing to wait for here.
+                queue.drainer = Drainer::Nobody;
+                return;
+            }
+            let (next, timed_out) = self.wake.wait_timeout(queue, WRITER_LINGER);
             queue = next;
-            if waited.timed_out() && queue.frames.is_empty() {
+            if timed_out && queue.frames.is_empty() {
                 queue.drainer = Drainer::Nobody;
                 return;
             }
@@ -389,7 +471,7 @@ mod tests {
         let mut buffer = pool.buffer(len);
         buffer.fill(number);
         let bulk = Bulk::One(Slice::new(Arc::new(buffer), 0..len));
-        OutFrame::new(vec![number; 24], bulk, Some(Box::new(Count(held.clone()))))
+        OutFrame::new(vec![number; 24], bulk, Some(Arc::new(Count(held.clone()))))
     }
 
     fn wait_for(mut what: impl FnMut() -> bool) {
@@ -422,7 +504,7 @@ mod tests {
         let held = Arc::new(AtomicUsize::new(0));
         serve_on_this_thread(Some(outbox.clone()));
         outbox.send(frame(1, 1_000_000, &pool, &held));
-        assert!(lock(&outbox.queue).drainer == Drainer::Owner);
+        assert!(outbox.queue.lock().drainer == Drainer::Owner);
         let reader = std::thread::spawn(move || {
             let mut got = vec![0; 1_000_024];
             theirs.read_exact(&mut got).unwrap();
@@ -436,17 +518,17 @@ mod tests {
         outbox.send(frame(2, 1_000_000, &pool, &held));
         std::io::Write::write_all(&mut theirs, b"request").unwrap();
         outbox.drain_own();
-        assert!(lock(&outbox.queue).drainer == Drainer::Writer);
+        assert!(outbox.queue.lock().drainer == Drainer::Writer);
         let mut got = vec![0; 1_000_024];
         theirs.read_exact(&mut got).unwrap();
         assert!(got.iter().all(|&b| b == 2));
 
         // Other connections' work on this thread does not delay its own replies either.
         wait_for(|| outbox.is_drained());
-        wait_for(|| lock(&outbox.queue).drainer == Drainer::Nobody);
+        wait_for(|| outbox.queue.lock().drainer == Drainer::Nobody);
         outbox.send(frame(3, 1_000_000, &pool, &held));
         hand_over_own_replies();
-        assert!(lock(&outbox.queue).drainer == Drainer::Writer);
+        assert!(outbox.queue.lock().drainer == Drainer::Writer);
         theirs.read_exact(&mut got).unwrap();
         assert!(got.iter().all(|&b| b == 3));
         serve_on_this_thread(None);

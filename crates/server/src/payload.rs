@@ -5,10 +5,11 @@
 //! of reservations never exceeds the limit, whatever clients do. A [`Buffer`] is *storage*, recycled by
 //! size so that the data path neither faults in fresh pages nor zeroes memory for each request.
 
+use impresario_base::lock::Mutex;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -44,11 +45,6 @@ struct Idle {
     bytes: u64,
 }
 
-/// Locks without caring for a panic elsewhere: what the locks here guard is consistent at every step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl PayloadPool {
     /// A pool that admits `limit_bytes` at once.
     pub fn new(limit_bytes: u64) -> Arc<PayloadPool> {
@@ -60,7 +56,7 @@ impl PayloadPool {
     pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
         let bytes = len.max(CLASS_MIN_BYTES as u64).min(self.limit_bytes);
         let waiter = {
-            let mut account = lock(&self.account);
+            let mut account = self.account.lock();
             if account.waiters.is_empty() && account.used_bytes + bytes <= self.limit_bytes {
                 account.take(bytes);
                 return Some(Reservation { pool: self.clone(), bytes });
@@ -73,7 +69,7 @@ impl PayloadPool {
         while !waiter.granted.load(Ordering::Acquire) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let mut account = lock(&self.account);
+                let mut account = self.account.lock();
                 if waiter.granted.load(Ordering::Acquire) {
                     break;
                 }
@@ -93,7 +89,7 @@ impl PayloadPool {
             return Buffer { pool: self.clone(), bytes: vec![0; len], len };
         };
         let recycled = {
-            let mut idle = lock(&self.idle);
+            let mut idle = self.idle.lock();
             let bytes = idle.classes.get_mut(class).and_then(Vec::pop);
             idle.bytes -= bytes.as_ref().map_or(0, |b| b.len() as u64);
             bytes
@@ -107,19 +103,19 @@ impl PayloadPool {
 
     /// Bytes reserved now, most ever, limit.
     pub fn usage_bytes(&self) -> (u64, u64, u64) {
-        let account = lock(&self.account);
+        let account = self.account.lock();
         (account.used_bytes, account.peak_bytes, self.limit_bytes)
     }
 
     /// True while somebody waits for memory: then nobody may sit on it idly.
     pub fn is_short(&self) -> bool {
-        !lock(&self.account).waiters.is_empty()
+        !self.account.lock().waiters.is_empty()
     }
 
     /// Gives idle buffers of other sizes back to the system when, with what is in use, they would exceed the limit.
     fn make_room(&self) {
-        let used_bytes = lock(&self.account).used_bytes;
-        let mut idle = lock(&self.idle);
+        let used_bytes = self.account.lock().used_bytes;
+        let mut idle = self.idle.lock();
         if idle.bytes + used_bytes > self.limit_bytes {
             let given_back = std::mem::take(&mut *idle);
             drop(idle);
@@ -130,9 +126,9 @@ impl PayloadPool {
     fn recycle(&self, bytes: Vec<u8>) {
         // At most a quarter of the limit is kept for reuse, and nothing when what is in use comes near the limit
         // anyway; the rest goes back to the system.
-        let room = self.limit_bytes.saturating_sub(lock(&self.account).used_bytes).min(self.limit_bytes / 4);
+        let room = self.limit_bytes.saturating_sub(self.account.lock().used_bytes).min(self.limit_bytes / 4);
         let Some(class) = class_of(bytes.len()).filter(|class| CLASS_MIN_BYTES << class == bytes.len()) else { return };
-        let mut idle = lock(&self.idle);
+        let mut idle = self.idle.lock();
         if idle.bytes + bytes.len() as u64 <= room {
             idle.bytes += bytes.len() as u64;
             if let Some(list) = idle.classes.get_mut(class) {
@@ -177,7 +173,7 @@ pub struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut account = lock(&self.pool.account);
+        let mut account = self.pool.account.lock();
         account.used_bytes -= self.bytes;
         account.grant(self.pool.limit_bytes);
     }
@@ -255,7 +251,7 @@ mod tests {
                     tx.send(bytes).unwrap();
                     drop(reservation);
                 });
-                while lock(&pool.account).waiters.len() < if bytes == 4000 { 1 } else { 2 } {
+                while pool.account.lock().waiters.len() < if bytes == 4000 { 1 } else { 2 } {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -299,16 +295,16 @@ mod tests {
         assert_eq!(a.len(), 5000);
         a.fill(7);
         drop(a);
-        assert_eq!(lock(&pool.idle).bytes, 8192);
+        assert_eq!(pool.idle.lock().bytes, 8192);
         let b = pool.buffer(8000);
-        assert_eq!((b.len(), b[0], lock(&pool.idle).bytes), (8000, 7, 0));
+        assert_eq!((b.len(), b[0], pool.idle.lock().bytes), (8000, 7, 0));
         let many: Vec<Buffer> = (0..10).map(|_| pool.buffer(4096)).collect();
         drop((b, many));
-        assert!(lock(&pool.idle).bytes <= 16 << 10);
+        assert!(pool.idle.lock().bytes <= 16 << 10);
         assert_eq!(pool.buffer(0).len(), 0);
         let _all = pool.reserve(64 << 10, Duration::ZERO).unwrap();
         let _other = pool.buffer(30_000);
-        assert_eq!(lock(&pool.idle).bytes, 0, "what is idle makes room");
+        assert_eq!(pool.idle.lock().bytes, 0, "what is idle makes room");
         let slice = Slice::new(Arc::new(pool.buffer(10)), 4..100);
         assert_eq!((slice.len(), slice.part(2..4).len(), slice.part(5..9).len(), slice.part(8..9).len()), (6, 2, 1, 0));
     }

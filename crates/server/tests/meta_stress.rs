@@ -1,5 +1,5 @@
-//! Many clients at once on few names, data servers coming and going: nothing hangs, no answer is impossible, and
-//! at the end nothing is left over.
+//! Many clients at once on few names, with data servers going away and coming back: nothing hangs, no answer is
+//! impossible, and nothing is left over at the end.
 
 mod meta_support;
 
@@ -23,12 +23,12 @@ impl Draw {
     }
 
     fn name(&mut self) -> String {
-        let folder = ["", "d/", "e/"][self.below(3) as usize];
-        format!("{folder}{}", ["a", "b", "c"][self.below(3) as usize])
+        let directory = ["", "d/", "e/"][self.below(3) as usize];
+        format!("{directory}{}", ["a", "b", "c"][self.below(3) as usize])
     }
 }
 
-/// What a client does; faults are checked to be ones that others' doings explain.
+/// A client's operations; its faults must be ones that other clients' operations explain.
 fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
     let mut draw = Draw(seed);
     let mut held: Vec<Opened> = Vec::new();
@@ -83,7 +83,7 @@ fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
                 held.push(opened);
             }
             Answer::Attr(attr) => assert!(attr.nlink <= 1 || attr.kind != NodeKind::File, "{call:?}: {attr:?}"),
-            // No such file, data servers away, it exists.
+            // ENOENT, data servers away, EEXIST.
             Answer::Fault(fault) => assert!([2, 5, 17].contains(&fault.errno), "{call:?}: {fault}"),
             _ => {}
         }
@@ -131,7 +131,7 @@ fn storm(seconds: u64, flapping: bool, seed: u64) {
         assert_eq!(s.service.status()[key], 0, "{key}");
     }
     let seen = s.tree();
-    check_folder(dir.path(), &s.objects);
+    check_directory(dir.path(), &s.objects);
     let objects = s.objects.clone();
     drop(s);
     let s = start_with(meta_support::options(dir.path()), objects);

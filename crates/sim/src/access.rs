@@ -1,7 +1,7 @@
 //! What the processes of an application ask for: the place of each request.
 
 use crate::model::{Application, Operation, Pattern};
-use crate::random::mix;
+use impresario_base::random::mix;
 
 /// One access of a process: so many extents of equal length at equal distances in one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

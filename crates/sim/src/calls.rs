@@ -1,24 +1,23 @@
 //! Calls: one request to one node and its answer, its way through the network, and what is done when none comes.
 //!
-//! A client gives a call up when nothing has come of it for the time that the scenario allows, raises its epoch,
-//! and tries once more: through the next I/O node, or the same server where there is none. Then it fails. An I/O node
-//! does not repeat what it forwards: it tells its client, who decides. A call that a fence refused because its client had
-//! begun a newer epoch meanwhile is sent again.
+//! What happens to a call whose answer does not come is in `patience.rs`.
 
-use impresario_sched::prefetch::fetch;
+use impresario_base::prefetch::fetch;
+use impresario_node::pieces::{Answering, Gathering, Send};
+use impresario_node::session::{self, Silence};
+use impresario_sched::Nanos;
 
-use crate::client::EIO;
 use crate::network::{About, Message};
+use crate::patience::Listed;
 use crate::simulation::{Happening, Simulation, micros};
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 /// The errno of a fence, as on the wire.
 pub(crate) const FENCED: i32 = 116;
-/// How often a call that is refused by fences is sent again.
-const FENCED_MAX: u8 = 8;
+/// The errno of an I/O node that lost its way to a data server, as on the wire.
+pub(crate) const PATH_LOST: i32 = 11;
 /// Bytes of a list's entry in a request.
 const LIST_ENTRY_BYTES: u64 = 16;
-const NONE: u32 = u32::MAX;
 
 /// Who made a call.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -31,7 +30,7 @@ pub(crate) enum Owner {
 
 /// What a call is made for.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct CallContext {
     pub(crate) owner: Owner,
     pub(crate) process: u32,
     pub(crate) file: u32,
@@ -48,67 +47,56 @@ pub(crate) struct Call {
     pub(crate) write: bool,
     /// The first request of its process.
     pub(crate) first: bool,
-    /// Answered piece by piece.
-    pub(crate) stream: bool,
-    tries: u8,
-    fenced: u8,
+    /// Reads are answered piece by piece.
+    stream: bool,
     /// In the target's space.
     pub(crate) offset: u64,
     /// Bytes in all.
     pub(crate) len: u64,
     /// Several extents in order.
     pub(crate) list: Option<Box<[(u64, u64)]>>,
-    pub(crate) epoch: u32,
-    /// Requests of the target's core that have not come back, and the first error.
-    pub(crate) parts_left: u32,
-    pub(crate) errno: i32,
-    /// Bytes sent and received in pieces; the last piece was sent.
-    answered: u64,
-    received: u64,
-    complete: bool,
-    /// When it was begun, or something of its answer came.
-    fresh: u64,
-    newer: u32,
-    older: u32,
+    /// What is done when no answer comes, and how long none has come.
+    pub(crate) session: session::Call,
+    pub(crate) silence: Silence,
+    /// What was sent of it, or of its answer, did not arrive.
+    pub(crate) is_lost: bool,
+    pub(crate) listed: Listed,
+    /// The answer as the target and as the sender see it.
+    pub(crate) answering: Answering,
+    gathering: Gathering,
 }
 
-/// Calls in the order in which they would be given up.
-pub(crate) struct Timeouts {
-    after_ns: u64,
-    oldest: u32,
-    newest: u32,
-    armed: bool,
-}
-
-impl Timeouts {
-    pub(crate) fn new(after_ns: u64) -> Timeouts {
-        Timeouts { after_ns, oldest: NONE, newest: NONE, armed: false }
-    }
-
-    pub(crate) fn after_ns(&self) -> u64 {
-        self.after_ns
+impl Call {
+    /// Bytes that the answer carries when it is sent as a whole.
+    fn data(&self) -> u64 {
+        if self.write || self.answering.errno() != 0 { 0 } else { self.len }
     }
 }
 
 impl Simulation {
     /// Makes a call of one range.
-    pub(crate) fn call(&mut self, of: Asked, target: u32, range: (u64, u64), first: bool) {
+    pub(crate) fn call(&mut self, of: CallContext, target: u32, range: (u64, u64), first: bool) {
         let stream = target >= self.first_server && self.scenario.servers.pieces;
         self.begin_call(Call { stream, first, ..self.new_call(of, target, range) });
     }
 
     /// Makes a call of several ranges.
-    pub(crate) fn call_list(&mut self, of: Asked, target: u32, list: Vec<(u64, u64)>, first: bool) {
+    pub(crate) fn call_list(&mut self, of: CallContext, target: u32, list: Vec<(u64, u64)>, first: bool) {
         let range = (list.first().map_or(0, |e| e.0), list.iter().map(|e| e.1).sum());
         self.begin_call(Call { stream: true, first, list: Some(list.into()), ..self.new_call(of, target, range) });
     }
 
-    fn new_call(&self, of: Asked, target: u32, (offset, len): (u64, u64)) -> Call {
-        let Asked { owner, process, file, write } = of;
+    fn new_call(&self, of: CallContext, target: u32, (offset, len): (u64, u64)) -> Call {
+        let CallContext { owner, process, file, write } = of;
         let from = match owner {
             Owner::Op(_) => self.processes[process as usize].node,
             Owner::Forward(forward) => self.forwards.get(forward).map_or(0, |f| self.first_io + u32::from(f.node)),
         };
+        let mut session = self.timeouts.session(owner, self.now);
+        // All epochs are 0 before, and the process of a forwarded request is far from any cache.
+        if self.fencing {
+            session.stamp(&self.processes[process as usize].epoch);
+        }
         Call {
             owner,
             process,
@@ -118,25 +106,21 @@ impl Simulation {
             write,
             first: false,
             stream: false,
-            tries: 0,
-            fenced: 0,
             offset,
             len,
             list: None,
-            // All are 0 before, and the process of a forwarded request is far from any cache.
-            epoch: if self.fencing { self.processes[process as usize].epoch } else { 0 },
-            parts_left: 0,
-            errno: 0,
-            answered: 0,
-            received: 0,
-            complete: false,
-            fresh: self.now,
-            newer: NONE,
-            older: NONE,
+            session,
+            silence: Silence::new(Nanos(self.now)),
+            is_lost: false,
+            listed: Listed::NOT,
+            answering: Answering::new(len, false),
+            gathering: Gathering::new(len),
         }
     }
 
-    fn begin_call(&mut self, call: Call) {
+    fn begin_call(&mut self, mut call: Call) {
+        call.answering = Answering::new(call.len, call.stream && !call.write);
+        call.gathering = Gathering::new(call.len);
         let (ours, node) = (matches!(call.owner, Owner::Op(_)), call.from);
         let flow = if ours { &mut self.totals.clients } else { &mut self.totals.io_nodes };
         flow.add(call.len);
@@ -150,92 +134,11 @@ impl Simulation {
         }
     }
 
-    // Giving up
-
-    fn enlist(&mut self, key: Key) {
-        let old = std::mem::replace(&mut self.timeouts.newest, key.index);
-        if let Some(call) = self.calls.at_mut(key.index) {
-            (call.fresh, call.newer, call.older) = (self.now, NONE, old);
-        }
-        match self.calls.at_mut(old) {
-            Some(older) => older.newer = key.index,
-            None => self.timeouts.oldest = key.index,
-        }
-        if !self.timeouts.armed {
-            self.timeouts.armed = true;
-            self.at(self.now + self.timeouts.after_ns, Happening::Timeouts);
-        }
-    }
-
-    fn delist(&mut self, newer: u32, older: u32) {
-        match self.calls.at_mut(newer) {
-            Some(call) => call.older = older,
-            None => self.timeouts.newest = older,
-        }
-        match self.calls.at_mut(older) {
-            Some(call) => call.newer = newer,
-            None => self.timeouts.oldest = newer,
-        }
-    }
-
-    /// Takes a call out: it ended.
-    pub(crate) fn remove_call(&mut self, key: Key) -> Option<Call> {
-        let call = self.calls.remove(key)?;
-        self.delist(call.newer, call.older);
-        self.totals.silence_max = self.totals.silence_max.max(self.now - call.fresh);
-        Some(call)
-    }
-
-    /// Something of a call's answer came.
-    fn freshen(&mut self, key: Key) {
-        let Some(call) = self.calls.get(key) else { return };
-        let (newer, older, silence) = (call.newer, call.older, self.now - call.fresh);
-        self.totals.silence_max = self.totals.silence_max.max(silence);
-        self.delist(newer, older);
-        self.enlist(key);
-    }
-
-    pub(crate) fn give_up_late_calls(&mut self) {
-        while let Some(key) = self.calls.key_at(self.timeouts.oldest) {
-            let due = self.calls.get(key).map_or(self.now, |call| call.fresh + self.timeouts.after_ns);
-            if due > self.now {
-                return self.at(due, Happening::Timeouts);
-            }
-            let Some(call) = self.remove_call(key) else { break };
-            self.path_lost(call);
-        }
-        self.timeouts.armed = false;
-    }
-
-    /// No answer came, or word that none will: another try, or failure.
-    fn path_lost(&mut self, call: Call) {
-        match call.owner {
-            Owner::Forward(forward) => self.forward_part_ended(forward, EIO, 0),
-            Owner::Op(op) if call.tries > 0 => self.op_part_ended(op, EIO, 0),
-            Owner::Op(_) => {
-                let (io_nodes, first_io) = (self.io.len() as u16, self.first_io);
-                let p = &mut self.processes[call.process as usize];
-                let mut target = call.target;
-                if io_nodes > 0 {
-                    if call.target == first_io + u32::from(p.io_node) {
-                        p.io_node = (p.io_node + 1) % io_nodes;
-                    }
-                    target = first_io + u32::from(p.io_node);
-                }
-                // Whatever of the first copy is still under way comes too late from now on.
-                if p.epoch == call.epoch {
-                    p.epoch += 1;
-                }
-                self.fencing = true;
-                self.send_again(Call { target, tries: 1, ..call });
-            }
-        }
-    }
-
-    fn send_again(&mut self, call: Call) {
-        let epoch = self.processes[call.process as usize].epoch;
-        let anew = Call { epoch, parts_left: 0, errno: 0, answered: 0, received: 0, complete: false, ..call };
-        self.begin_call(anew);
+    /// Sends another copy of a call.
+    pub(crate) fn send_again(&mut self, mut call: Call) {
+        call.session.stamp(&self.processes[call.process as usize].epoch);
+        let silence = Silence::new(Nanos(self.now));
+        self.begin_call(Call { is_lost: false, silence, ..call });
     }
 
     // There
@@ -244,7 +147,7 @@ impl Simulation {
         let Some(call) = self.calls.get(key) else { return };
         let (from, to, bytes) = (call.from, call.target, self.request_bytes(call));
         if self.is_cut(from, to) {
-            return;
+            return self.lose_copy(key);
         }
         let transit = self.transit();
         if self.network.is_small(from, to, bytes) {
@@ -269,7 +172,7 @@ impl Simulation {
         let Some(call) = self.calls.get(key) else { return };
         let (from, to, bytes) = (call.from, call.target, self.request_bytes(call));
         if self.is_cut(from, to) {
-            return;
+            return self.lose_copy(key);
         }
         let there = self.network.receive(self.now, from, to, bytes);
         self.process_call(key, there);
@@ -281,8 +184,8 @@ impl Simulation {
         let written = if call.write { call.len } else { 0 };
         let is_in = if call.target >= self.first_server {
             let cpu = micros(self.scenario.servers.cpu_us) + self.copy_ns(written);
-            let server = (call.target - self.first_server) as usize;
-            self.servers[server].processor(there, cpu)
+            let concurrency = micros(self.scenario.servers.concurrency_us);
+            self.servers[(call.target - self.first_server) as usize].take_up(there, cpu, concurrency)
         } else {
             let node = (call.target - self.first_io) as usize;
             let cpu = self.scenario.io_nodes.as_ref().map_or(0, |n| micros(n.cpu_us));
@@ -298,7 +201,7 @@ impl Simulation {
     pub(crate) fn call_is_in(&mut self, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
         if self.is_cut(call.from, call.target) {
-            return;
+            return self.lose_copy(key);
         }
         if let Owner::Forward(forward) = call.owner {
             self.fetch_batches(forward);
@@ -312,29 +215,41 @@ impl Simulation {
 
     // And back
 
-    /// The target has something for the answer: `bytes` of a piece, or, when the last part came back, all.
-    pub(crate) fn answer(&mut self, key: Key, piece_bytes: u64) {
+    /// The target has done so many bytes of a call, or failed at them: what that makes it send.
+    pub(crate) fn answer(&mut self, key: Key, piece_bytes: u64, errno: i32) {
         let Some(call) = self.calls.get_mut(key) else { return };
-        let last = call.parts_left == 0;
-        let reads = !call.write && call.errno == 0;
-        if !call.stream || !reads {
-            if last {
-                let copied = if reads { call.len } else { 0 };
-                let target = call.target;
-                let leaves = self.copied(target, copied);
+        let send = call.answering.done(piece_bytes, errno);
+        self.send(key, piece_bytes, send);
+    }
+
+    /// The target does nothing more for a call.
+    pub(crate) fn refuse(&mut self, key: Key, errno: i32) {
+        let Some(call) = self.calls.get_mut(key) else { return };
+        let send = call.answering.give_up(errno);
+        self.send(key, 0, send);
+    }
+
+    fn send(&mut self, key: Key, piece_bytes: u64, send: Send) {
+        let Some(call) = self.calls.get_mut(key) else { return };
+        let (from, to, process) = (call.target, call.from, call.process);
+        match send {
+            Send::Nothing => {}
+            Send::Piece { last } => {
+                call.answering.sent();
+                let leaves = self.copied(from, piece_bytes);
+                let about = About::Answer { call: key, bytes: piece_bytes, last };
+                self.send_answer(process, from, to, about, piece_bytes, leaves);
+            }
+            Send::End { .. } => {
+                let copied = call.data();
+                let leaves = self.copied(from, copied);
                 if leaves == self.now {
                     self.answer_leaves(key);
                 } else {
                     self.at(leaves, Happening::AnswerLeaves(key));
                 }
             }
-            return;
         }
-        call.answered += piece_bytes;
-        let (from, to, process) = (call.target, call.from, call.process);
-        let leaves = self.copied(from, piece_bytes);
-        let about = About::Answer { call: key, bytes: piece_bytes, last };
-        self.send_answer(process, from, to, about, piece_bytes, leaves);
     }
 
     /// When a server's processor has copied the data of an answer.
@@ -381,19 +296,16 @@ impl Simulation {
     /// The whole answer is sent.
     pub(crate) fn answer_leaves(&mut self, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
-        let data = if call.write || call.errno != 0 { 0 } else { call.len };
+        let data = call.data();
         let (from, to, process) = (call.target, call.from, call.process);
         let bytes = data + self.network.header_bytes;
         let small = self.network.is_small(from, to, bytes) && !(data > 0 && self.station(from).minds_connections);
         if !small {
-            if let Some(call) = self.calls.get_mut(key) {
-                call.answered += data;
-            }
             let about = About::Answer { call: key, bytes: data, last: true };
             return self.send_answer(process, from, to, about, data, self.now);
         }
         if self.is_cut(from, to) {
-            return;
+            return self.lose_copy(key);
         }
         let transit = self.transit();
         let arrives = self.network.send(self.now, from, to, bytes, transit);
@@ -423,10 +335,10 @@ impl Simulation {
 
     pub(crate) fn answer_arrives(&mut self, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
-        let data = if call.write || call.errno != 0 { 0 } else { call.len };
+        let data = call.data();
         let (from, to) = (call.target, call.from);
         if self.is_cut(from, to) {
-            return;
+            return self.lose_copy(key);
         }
         let there = self.network.receive(self.now, from, to, data + self.network.header_bytes);
         self.fetch_answered(key);
@@ -440,13 +352,10 @@ impl Simulation {
     /// The answer is there.
     pub(crate) fn answer_is_in(&mut self, key: Key) {
         let Some(call) = self.remove_call(key) else { return };
-        match (call.owner, call.errno) {
+        match (call.owner, call.answering.errno()) {
             (Owner::Forward(forward), errno) => self.forward_part_ended(forward, errno, call.len),
             (Owner::Op(op), 0) => self.op_part_ended(op, 0, call.len),
-            (Owner::Op(_), FENCED) if call.fenced < FENCED_MAX => {
-                self.send_again(Call { fenced: call.fenced + 1, ..call });
-            }
-            (Owner::Op(_), _) => self.path_lost(call),
+            (Owner::Op(_), _) => self.refused(call),
         }
     }
 
@@ -505,16 +414,17 @@ impl Simulation {
         }
         match about {
             About::Request(call) => self.process_call(call, self.now),
-            About::Answer { call, bytes, last } => self.piece_is_in(call, bytes, last),
+            About::Answer { call, bytes, .. } => self.piece_is_in(call, bytes),
             About::Exchange { application, aggregator } => self.exchanged(application, aggregator),
         }
     }
 
-    fn piece_is_in(&mut self, key: Key, bytes: u64, last: bool) {
+    /// A part of an answer is there; without data it is the end of one that has none.
+    fn piece_is_in(&mut self, key: Key, bytes: u64) {
         let Some(call) = self.calls.get_mut(key) else { return };
-        call.received += bytes;
-        call.complete |= last;
-        if call.complete && (call.errno != 0 || call.received >= call.answered) {
+        let placed = bytes == 0 || call.gathering.piece(call.gathering.got_bytes(), bytes, 0).is_ok();
+        debug_assert!(placed, "a piece beyond its answer");
+        if bytes == 0 || call.gathering.is_complete() {
             self.answer_is_in(key);
         } else {
             self.freshen(key);
@@ -524,8 +434,9 @@ impl Simulation {
     /// A message will not arrive.
     fn message_lost(&mut self, key: Key) {
         let Some(message) = self.messages.remove(key) else { return };
-        if let About::Exchange { application, aggregator } = message.about {
-            self.exchanged(application, aggregator);
+        match message.about {
+            About::Exchange { application, aggregator } => self.exchanged(application, aggregator),
+            About::Request(call) | About::Answer { call, .. } => self.lose_copy(call),
         }
         self.less_outstanding(message.outstanding, message.owed);
     }

@@ -1,5 +1,6 @@
 //! Whether a scenario can be simulated, said before it is.
 
+use impresario_config::{KeyPath, device_key, missing_device, policy_complaint};
 use impresario_device::DeviceParams;
 use impresario_layout::Layout;
 use impresario_sched::policy;
@@ -7,11 +8,11 @@ use impresario_sched::policy;
 use crate::model::{Device, FaultKind, Pattern, Scenario};
 
 /// What is wrong: key paths, and what each is and must be.
-struct Complaints(Vec<(String, String)>);
+struct Complaints(Vec<(KeyPath, String)>);
 
 impl Complaints {
     fn say(&mut self, key: &str, message: String) {
-        self.0.push((key.into(), message));
+        self.0.push((KeyPath::of(key), message));
     }
 
     fn whole(&mut self, key: &str, value: u64, least: u64, most: u64) {
@@ -42,7 +43,7 @@ const BYTES_MAX: u64 = 1 << 48;
 
 impl Scenario {
     /// What is wrong with it: (key path, message that names the value and the remedy); empty when it can be run.
-    pub fn check(&self) -> Vec<(String, String)> {
+    pub fn check(&self) -> Vec<(KeyPath, String)> {
         let mut c = Complaints(Vec::new());
         c.real("time_limit_s", self.time_limit_s, 0.001, 1e9);
         c.whole("request_timeout_ms", self.request_timeout_ms, 1, 600_000);
@@ -85,14 +86,16 @@ impl Scenario {
         c.whole("servers.stripe_bytes", s.stripe_bytes.into(), strip.0, strip.1);
         c.whole("servers.stripe_count", s.stripe_count.into(), 0, s.count.into());
         if let Err(refusal) = policy::check(&s.policy, 1) {
-            c.say("servers.policy", refusal.to_string());
+            c.say("servers.policy", policy_complaint(&refusal));
         }
         c.real("servers.cpu_us", s.cpu_us, 0.0, 1e6);
+        c.real("servers.concurrency_us", s.concurrency_us, 0.0, 1e6);
         c.real("servers.timer_late_us", s.timer_late_us, 0.0, 1e6);
         c.rate("servers.copy_bytes_per_s", s.copy_bytes_per_s);
         c.whole("servers.cache_bytes", s.cache_bytes, 0, BYTES_MAX);
         c.whole("servers.read_ahead_bytes", s.read_ahead_bytes, 0, 1 << 30);
         c.real("servers.dirty_ratio", s.dirty_ratio, 0.0, 1.0);
+        c.whole("servers.earlier_runs", s.earlier_runs.into(), 0, 16);
         if s.warm && s.cache_bytes == 0 {
             c.say("servers.warm", "true needs a page cache; set servers.cache_bytes, or warm = false".into());
         }
@@ -102,13 +105,12 @@ impl Scenario {
                 Device::Flash(params) => params.check(),
             };
             if let Err(refusal) = checked {
-                c.say(&format!("device.{name}"), refusal);
+                c.0.push((device_key(name, &refusal), refusal));
             }
         }
         if !s.device.is_empty() && !self.device.contains_key(&s.device) {
-            let known: Vec<&str> = self.device.keys().map(String::as_str).collect();
-            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            c.say("servers.device", format!("there is no device {:?}; described are: {known}", s.device));
+            let remedy = missing_device(&s.device, self.device.keys().map(String::as_str));
+            c.say("servers.device", format!("there is no device {:?}; {remedy}", s.device));
         }
     }
 
@@ -128,7 +130,7 @@ impl Scenario {
         c.real("io_nodes.cpu_us", n.cpu_us, 0.0, 1e6);
         c.real("io_nodes.clock_skew_us", n.clock_skew_us, 0.0, 1e9);
         if let Err(refusal) = policy::check(&n.policy, self.servers.count.max(1)) {
-            c.say("io_nodes.policy", refusal.to_string());
+            c.say("io_nodes.policy", policy_complaint(&refusal));
         }
     }
 
@@ -237,6 +239,7 @@ impl Scenario {
 
 #[cfg(test)]
 mod tests {
+    use impresario_config::KeyPath;
     use impresario_sched::PolicySpec;
 
     use crate::model::*;
@@ -264,7 +267,7 @@ mod tests {
             (
                 |s| s.servers.device = "tape".into(),
                 "servers.device",
-                "there is no device \"tape\"; described are: none",
+                "there is no device \"tape\"; add a section [device.tape]",
             ),
             (|s| s.servers.stripe_count = 5, "servers.stripe_count", "5 is not a number from 0 to 4"),
             (|s| s.servers.warm = true, "servers.warm", "set servers.cache_bytes"),
@@ -281,7 +284,7 @@ mod tests {
                     let flash = impresario_device::FlashParams { channels: 0, ..Default::default() };
                     s.device.insert("x".into(), Device::Flash(flash));
                 },
-                "device.x",
+                "device.x.channels",
                 "channels is 0",
             ),
         ];
@@ -289,7 +292,7 @@ mod tests {
             let mut s = good();
             change(&mut s);
             let complaints = s.check();
-            let found = complaints.iter().any(|(k, m)| k == key && m.contains(says));
+            let found = complaints.iter().any(|(k, m)| *k == KeyPath::of(key) && m.contains(says));
             assert!(found, "{key}: {says}\n{complaints:?}");
         }
     }

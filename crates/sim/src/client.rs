@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use impresario_base::Histogram;
+use impresario_device::{CHUNK_BYTES, PageCache, ReadAhead};
+use impresario_node::session::Epoch;
 use impresario_node::{Parent, pieces_of};
 
 use crate::access::{self, Access};
-use crate::cache::{CHUNK_BYTES, PageCache};
-use crate::calls::{Asked, Owner};
-pub(crate) use crate::calls::{Call, Timeouts};
+pub(crate) use crate::calls::Call;
+use crate::calls::{CallContext, Owner};
 use crate::collective::Collective;
-use crate::measure::Latencies;
 use crate::model::{FileAt, Operation, Pattern, RankPlacement, Scenario};
 use crate::simulation::{Happening, Simulation, micros};
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 /// An errno: input or output failed.
 pub(crate) const EIO: i32 = 5;
@@ -30,7 +31,7 @@ pub(crate) struct Application {
     left: u32,
     at_barrier: u32,
     pub(crate) requests_in_all: u64,
-    pub(crate) latencies: Latencies,
+    pub(crate) latency_ns: Histogram<5>,
     pub(crate) bytes: u64,
     pub(crate) failed: u64,
     pub(crate) collective: Option<Box<Collective>>,
@@ -45,7 +46,7 @@ pub(crate) struct Process {
     pub(crate) node: u32,
     /// Its I/O node, if there are any.
     pub(crate) io_node: u16,
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
     pub(crate) next: u64,
     requests: u64,
     /// Where it waits for the others.
@@ -54,9 +55,10 @@ pub(crate) struct Process {
     /// Requests that are entered in the calendar.
     scheduled: u32,
     pub(crate) finished: u64,
-    /// File + 1 and offset of the request that was sent last, and where the last read ended.
+    /// File + 1 and offset of the request that was sent last.
     last: (u32, u64),
-    pub(crate) read_to: (u32, u64),
+    /// The file that the process read last, and the read-ahead of its open file.
+    pub(crate) read_ahead: (u32, ReadAhead),
 }
 
 /// A compute node.
@@ -132,7 +134,7 @@ pub(crate) fn people(scenario: &Scenario) -> People {
                     rank,
                     node: nodes + rank / scenario.clients.processes_per_node,
                     io_node: io_node as u16,
-                    epoch: 0,
+                    epoch: Epoch::default(),
                     next: 0,
                     requests,
                     limit,
@@ -140,7 +142,7 @@ pub(crate) fn people(scenario: &Scenario) -> People {
                     scheduled: 0,
                     finished: u64::MAX,
                     last: (0, 0),
-                    read_to: (0, 0),
+                    read_ahead: (0, ReadAhead::default()),
                 });
             }
             nodes += a.processes.div_ceil(scenario.clients.processes_per_node);
@@ -155,7 +157,7 @@ pub(crate) fn people(scenario: &Scenario) -> People {
                 left: a.processes,
                 at_barrier: 0,
                 requests_in_all,
-                latencies: Latencies::default(),
+                latency_ns: Histogram::default(),
                 bytes: 0,
                 failed: 0,
                 collective: a.collective.as_ref().map(|_| Box::default()),
@@ -299,8 +301,8 @@ impl Simulation {
             return self.sieve_on(op);
         }
         if access.op == Operation::Read && self.scenario.clients.have_caches() {
-            self.read_cached(op);
             self.read_ahead(process, file, &access);
+            self.read_cached(op);
         } else {
             self.send_access(op);
         }
@@ -319,7 +321,7 @@ impl Simulation {
             return self.send_range(key, access.offset, access.len);
         }
         // A list goes as one request to each target, which answers it as a stream.
-        let asked = Asked { owner: Owner::Op(key), process, file, write: access.op == Operation::Write };
+        let context = CallContext { owner: Owner::Op(key), process, file, write: access.op == Operation::Write };
         let mut calls = 0;
         self.note_leaving(process, file, access.offset);
         if self.io.is_empty() {
@@ -334,12 +336,12 @@ impl Simulation {
             }
             for (k, list) in lists.into_iter().enumerate().filter(|(_, list)| !list.is_empty()) {
                 let target = self.first_server + u32::from(layout.server_at(k as u16));
-                self.call_list(asked, target, list, first && calls == 0);
+                self.call_list(context, target, list, first && calls == 0);
                 calls += 1;
             }
         } else {
             let target = self.first_io + u32::from(self.processes[process as usize].io_node);
-            self.call_list(asked, target, access.extents().collect(), first);
+            self.call_list(context, target, access.extents().collect(), first);
             calls = 1;
         }
         if let Some(op) = self.ops.get_mut(key) {
@@ -351,7 +353,7 @@ impl Simulation {
     pub(crate) fn send_range(&mut self, key: Key, offset: u64, len: u64) {
         let Some(op) = self.ops.get(key) else { return };
         let (process, file, mut first) = (op.process, op.file, op.first);
-        let asked = Asked { owner: Owner::Op(key), process, file, write: op.access.op == Operation::Write };
+        let context = CallContext { owner: Owner::Op(key), process, file, write: op.access.op == Operation::Write };
         let max = self.scenario.clients.request_bytes_max;
         let mut calls = 0;
         let direct = self.io.is_empty();
@@ -363,12 +365,12 @@ impl Simulation {
                 let ranges = if one.is_some() { Vec::new() } else { layout.lane_ranges(offset, len) };
                 for range in one.iter().chain(&ranges) {
                     let target = self.first_server + u32::from(range.server);
-                    self.call(asked, target, (range.lane_offset, range.len), first);
+                    self.call(context, target, (range.lane_offset, range.len), first);
                     (first, calls) = (false, calls + 1);
                 }
             } else {
                 let target = self.first_io + u32::from(self.processes[process as usize].io_node);
-                self.call(asked, target, (offset, len), first);
+                self.call(context, target, (offset, len), first);
                 (first, calls) = (false, calls + 1);
             }
         }
@@ -437,7 +439,7 @@ impl Simulation {
         p.outstanding -= 1;
         let application = p.application as usize;
         let a = &mut self.applications[application];
-        a.latencies.record(self.now - began);
+        a.latency_ns.record(self.now - began);
         a.bytes += bytes;
         self.totals.ended += 1;
         if bytes == 0 {

@@ -1,11 +1,14 @@
 //! Ways of a client to ask for other ranges than its application did: data sieving, its page cache, read-ahead.
 
+use std::ops::Range;
+
+use impresario_device::{ReadAhead, ReadAheadLimits, State};
+
 use crate::access::Access;
-use crate::cache::{PAGE_BYTES, State};
 use crate::client::{Kind, Op};
 use crate::model::Operation;
 use crate::simulation::Simulation;
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 impl Simulation {
     // Data sieving
@@ -87,59 +90,41 @@ impl Simulation {
         }
     }
 
-    /// After sequential reads the client reads on.
+    /// A read comes to the client's kernel: what is missing is asked for, and what its read-ahead adds.
     pub(crate) fn read_ahead(&mut self, process: u32, file: u32, access: &Access) {
-        let ahead = self.scenario.clients.read_ahead_bytes;
-        let end = access.end();
-        let before = std::mem::replace(&mut self.processes[process as usize].read_to, (file + 1, end));
-        if ahead == 0 || before != (file + 1, access.offset) && access.offset > 0 {
+        let (window_bytes, longest) = (self.scenario.clients.read_ahead_bytes, self.scenario.clients.request_bytes_max);
+        if window_bytes == 0 {
             return;
         }
-        let node = self.processes[process as usize].node as usize;
-        let Some(cache) = self.client_nodes[node].cache.as_ref() else { return };
-        // When half of it is used up.
+        let limits = ReadAheadLimits { window_bytes, request_bytes: if longest == 0 { u64::MAX } else { longest } };
         let file_end = self.files[file as usize].len;
-        let (half, whole) = ((end + ahead / 2).min(file_end), (end + ahead).min(file_end));
-        let mut at = end;
-        while at < half {
-            match cache.look(file, at, half) {
-                State::Present(to) | State::Coming(to) => at = to,
-                State::Missing(_) => return self.fetch_missing(process, file, at, whole),
-            }
+        let p = &mut self.processes[process as usize];
+        if p.read_ahead.0 != file {
+            p.read_ahead = (file, ReadAhead::default());
         }
+        let Some(cache) = self.client_nodes[p.node as usize].cache.as_mut() else { return };
+        let read = |(offset, len)| p.read_ahead.1.read(cache, file, offset..offset + len, file_end, limits);
+        let requests: Vec<Range<u64>> = access.extents().flat_map(read).collect();
+        requests.into_iter().for_each(|request| self.fetch_pages(process, file, request));
     }
 
     /// Fetches the pages of a range that are neither there nor coming.
     fn fetch_missing(&mut self, process: u32, file: u32, start: u64, end: u64) {
         let node = self.processes[process as usize].node as usize;
-        let file_end = self.files[file as usize].len;
-        let mut at = start / PAGE_BYTES * PAGE_BYTES;
-        let end = end.min(file_end);
-        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let end = end.min(self.files[file as usize].len);
         let Some(cache) = self.client_nodes[node].cache.as_mut() else { return };
-        while at < end {
-            match cache.look(file, at, end) {
-                State::Present(to) | State::Coming(to) => at = to,
-                State::Missing(to) => {
-                    match runs.last_mut() {
-                        Some(run) if run.1 == at => run.1 = to,
-                        _ => runs.push((at, to)),
-                    }
-                    at = to;
-                }
-            }
+        for claimed in cache.claim(file, start, end, false) {
+            self.fetch_pages(process, file, claimed);
         }
-        for (start, end) in runs {
-            let end = (end.div_ceil(PAGE_BYTES) * PAGE_BYTES).min(file_end);
-            if let Some(cache) = self.client_nodes[node].cache.as_mut() {
-                cache.expect(file, start, end);
-            }
-            let access =
-                Access { file: 0, op: Operation::Read, offset: start, len: end - start, stride: end - start, count: 1 };
-            let first = self.processes[process as usize].next == 1;
-            let op = self.begin(Kind::Fetch { start, end }, process, file, access, first);
-            self.send_access(op);
-        }
+    }
+
+    fn fetch_pages(&mut self, process: u32, file: u32, claimed: Range<u64>) {
+        let (start, end) = (claimed.start, claimed.end.min(self.files[file as usize].len));
+        let access =
+            Access { file: 0, op: Operation::Read, offset: start, len: end - start, stride: end - start, count: 1 };
+        let first = self.processes[process as usize].next == 1;
+        let op = self.begin(Kind::Fetch { start, end }, process, file, access, first);
+        self.send_access(op);
     }
 
     /// A fetch ended: those who waited go on, or fail with it.

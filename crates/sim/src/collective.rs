@@ -139,7 +139,7 @@ impl Simulation {
         let then_write = op == Operation::Write && aggregator.holes;
         let op = if then_write { Operation::Read } else { op };
         let access = Access { file: 0, op, offset: start, len: end - start, stride: end - start, count: 1 };
-        let first = self.applications[application as usize].latencies.count == 0;
+        let first = self.applications[application as usize].latency_ns.count() == 0;
         let op = self.begin(Kind::Aggregate { aggregator: n, then_write }, process, file, access, first);
         self.send_access(op);
     }

@@ -2,25 +2,22 @@
 //! line, the key, what is allowed, and what was perhaps meant.
 //!
 //! Besides a [`Scenario`] a file may hold `repetitions` and `[sweep]` (see [`crate::sweep`]); the command line may set
-//! keys and add sweeps. Nothing is read from disk here: the text comes in, and so do the traces it names.
+//! keys and add sweeps. A section `[metadata]` is for other programs and is ignored. Nothing is read from disk here: the text comes in, and so do the traces it names.
 
 mod judge;
 #[cfg(test)]
 mod tests;
-mod tree;
 
 use std::path::Path;
 
+use impresario_config::document::{KeyPath, Tree, shown};
+use impresario_config::mistake::Mistake;
 use impresario_config::{Complaint, ConfigErrors, line_column};
 use toml::{Table, Value};
 
-pub(crate) use judge::{shown, value_at_mut};
-pub(crate) use tree::{dotted, steps};
-
 use crate::model::{Scenario, TracedAccess};
 use crate::sweep::{self, Axis, Origin};
-use judge::{Traces, Wrong};
-use tree::Tree;
+use judge::Traces;
 
 /// Every key with its unit and default: what `impresario sim template` prints.
 pub const TEMPLATE: &str = include_str!("file/template.toml");
@@ -123,6 +120,8 @@ impl Reading<'_> {
     fn study(&mut self, overrides: &Overrides, trace: &mut FindTrace<'_>) -> Option<Study> {
         let mut values = self.tree.values.clone();
         let repetitions = self.repetitions(values.remove("repetitions"), overrides);
+        // For other programs, as in the files of `lab/papers`.
+        values.remove("metadata");
         let swept = values.remove("sweep");
         let (mut axes, zip) = self.axes(swept);
         for (key, list) in &overrides.sweep {
@@ -147,7 +146,7 @@ impl Reading<'_> {
         let choices = match sweep::choices(&axes, zip, repetitions) {
             Ok(choices) => choices,
             Err(why) => {
-                let place = self.tree.key_place(&["sweep".into()]);
+                let place = self.tree.key_place(&KeyPath::of("sweep"));
                 self.found.push((place, why));
                 return None;
             }
@@ -186,7 +185,7 @@ impl Reading<'_> {
                 self.found.push((place, format!("{said}: {why}")));
                 return None;
             }
-            applied.push(Applied { path: steps(&axis.key), place, said });
+            applied.push(Applied { path: KeyPath::of(&axis.key), place, said });
         }
         let mut scenario = self.judged(&values, traces, &applied)?;
         scenario.application.iter_mut().for_each(|a| a.trace = Vec::new());
@@ -223,7 +222,7 @@ impl Reading<'_> {
             Some(n) => n,
             None => {
                 let range = format!("a whole number between 1 and {REPETITIONS_MAX}");
-                let place = self.tree.place(&["repetitions".into()]);
+                let place = self.tree.place(&KeyPath::of("repetitions"));
                 self.found.push((place, format!("repetitions must be {range}, not {}", shown(&value))));
                 1
             }
@@ -231,7 +230,7 @@ impl Reading<'_> {
     }
 
     fn axes(&mut self, given: Option<Value>) -> (Vec<Axis>, bool) {
-        let root = vec!["sweep".to_string()];
+        let root = KeyPath::of("sweep");
         let Some(given) = given else { return (Vec::new(), false) };
         let Value::Table(mut table) = given else {
             self.found.push((self.tree.place(&root), "sweep must be a section [sweep]".into()));
@@ -241,15 +240,14 @@ impl Reading<'_> {
             None => false,
             Some(Value::Boolean(zip)) => zip,
             Some(other) => {
-                let place = self.tree.place(&["sweep".into(), "zip".into()]);
+                let place = self.tree.place(&root.key("zip"));
                 self.found.push((place, format!("zip must be true or false, not {}", shown(&other))));
                 false
             }
         };
         let mut axes = Vec::new();
         for (path, axis) in sweep::entries(&table) {
-            let full: Vec<String> = root.iter().chain(&path).cloned().collect();
-            let place = self.tree.key_place(&full);
+            let place = self.tree.key_place(&KeyPath([&root.0[..], &path].concat()));
             match axis {
                 Ok(values) => axes.push(Axis { key: sweep::key_of(&path), values, origin: Origin::File(place) }),
                 Err(why) => self.found.push((place, format!("{} of the sweep: {why}", sweep::key_of(&path)))),
@@ -269,7 +267,7 @@ impl Reading<'_> {
         let applications = values.get("application").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let in_file = applications.iter().enumerate().filter_map(|(i, application)| {
             let file = application.get("trace_file")?.as_str()?;
-            Some((self.tree.place(&["application".into(), i.to_string(), "trace_file".into()]), file))
+            Some((self.tree.place(&KeyPath::of("application").index(i).key("trace_file")), file))
         });
         let beside = overrides.set.iter().filter(|(key, _)| key.ends_with("trace_file"));
         let beside = beside.filter_map(|(_, value)| Some((None, value.as_str()?)));
@@ -293,28 +291,27 @@ impl Reading<'_> {
 /// Something that was set over the values of the file.
 #[derive(Clone)]
 struct Applied {
-    path: Vec<String>,
+    path: KeyPath,
     place: Option<usize>,
     said: String,
 }
 
 impl Applied {
     fn by_hand(key: &str, value: &Value) -> Applied {
-        Applied { path: steps(key), place: None, said: format!("--set {key}={}", text_of(value)) }
+        Applied { path: KeyPath::of(key), place: None, said: format!("--set {key}={}", text_of(value)) }
     }
 }
 
 /// Where a mistake was written, and the sentence about it.
-fn place_of(tree: &Tree, wrong: Wrong, applied: &[Applied]) -> (Option<usize>, String) {
+fn place_of(tree: &Tree, wrong: Mistake, applied: &[Applied]) -> (Option<usize>, String) {
     let touches = |a: &&Applied| {
         let same = |(a, b): (&String, &String)| a == b || a == "*";
-        a.path.iter().zip(&wrong.path).all(same)
+        a.path.0.iter().zip(&wrong.path.0).all(same)
     };
     if let Some(applied) = applied.iter().rev().find(touches) {
         return (applied.place, format!("{}: {}", applied.said, wrong.message));
     }
-    let place = if wrong.unknown { tree.key_place(&wrong.path) } else { tree.place(&wrong.path) };
-    (Some(place.unwrap_or(0)), wrong.message)
+    (Some(wrong.place(tree)), wrong.message)
 }
 
 /// The scenario that these values describe, or what is wrong with them.

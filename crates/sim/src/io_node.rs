@@ -1,15 +1,16 @@
 //! The I/O nodes: calls become scheduled requests, batches wait in the dispatch queue, neighbours are forwarded as one.
 
-use impresario_node::{DispatchQueue, Entry, Fence, Parent};
+use impresario_node::session::Fence;
+use impresario_node::{DispatchQueue, Entry, Parent, core_requests};
 use impresario_sched::{
     Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId,
 };
 
-use crate::calls::{Asked, FENCED, Owner};
+use crate::calls::{CallContext, FENCED, Owner};
 use crate::client::EIO;
 use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation, micros};
 use crate::station::{Said, Station};
-use impresario_sched::slab::{Key, Slab};
+use impresario_base::slab::{Key, Slab};
 
 pub(crate) struct IoNode {
     pub(crate) station: Station,
@@ -87,7 +88,7 @@ impl Simulation {
 
     pub(crate) fn io_node_takes(&mut self, node: u16, key: Key) {
         let Some(call) = self.calls.get_mut(key) else { return };
-        let (process, epoch, file, write) = (call.process, call.epoch, call.file, call.write);
+        let (process, epoch, file, write) = (call.process, call.session.epoch(), call.file, call.write);
         let (offset, len, target) = (call.offset, call.len, call.target);
         let list = call.list.take();
         if std::mem::take(&mut call.first) {
@@ -113,39 +114,21 @@ impl Simulation {
             user: UserId(job),
             op,
         };
-        let mut parts = 0;
         let mut taken = true;
         for &(offset, len) in extents {
-            if split {
-                for p in layout.lane_ranges(offset, len) {
-                    let (lane, file_offset) = (LaneId(p.server), p.file_offset);
-                    request.extent =
-                        Extent { lane, file_offset, lane_offset: p.lane_offset, len: p.len, ..request.extent };
-                    taken &= n.station.push(self.now, &request, key, process);
-                    parts += 1;
-                }
-            } else {
-                let lane = LaneId(layout.locate(offset).0);
-                request.extent = Extent { lane, file_offset: offset, lane_offset: offset, len, ..request.extent };
+            for p in core_requests(&layout, offset, len, split) {
+                let (lane, file_offset) = (LaneId(p.server), p.file_offset);
+                request.extent = Extent { lane, file_offset, lane_offset: p.lane_offset, len: p.len, ..request.extent };
                 taken &= n.station.push(self.now, &request, key, process);
-                parts += 1;
             }
         }
         if let Some(call) = self.calls.get_mut(key) {
-            (call.parts_left, call.list) = (parts, list);
+            call.list = list;
         }
         if !taken {
             self.refuse(key, EIO); // more than a million requests in one core
         }
         self.pump_io(node);
-    }
-
-    /// Answers a call with an error; nothing of it is waited for.
-    pub(crate) fn refuse(&mut self, key: Key, errno: i32) {
-        if let Some(call) = self.calls.get_mut(key) {
-            (call.errno, call.parts_left) = (errno, 0);
-        }
-        self.answer(key, 0);
     }
 
     pub(crate) fn pump_io(&mut self, node: u16) {
@@ -156,13 +139,11 @@ impl Simulation {
             let n = &mut self.io[usize::from(node)];
             match n.station.next(self.now) {
                 Said::Batch(batch) => {
-                    let Batch { extent, op, .. } = batch;
-                    let space = if split { extent.lane.0 } else { 0 };
-                    let file = u64::from(extent.file.0);
-                    let (offset, len) = (extent.lane_offset, extent.len);
+                    let file = u64::from(batch.extent.file.0);
                     let process = batch.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
+                    let entry = Entry::of(&batch, file, split, ());
                     let token = Released { batch: n.released.insert(batch), process };
-                    n.dispatch.push(Entry { op, file, space, offset, len, token });
+                    n.dispatch.push(entry.with(token));
                     if handover > 0 {
                         let awake = self.now + self.random.below(handover + 1);
                         self.calendar.push(awake, Happening::ThreadAwake(node));
@@ -217,7 +198,7 @@ impl Simulation {
         self.totals.distance.step(&mut n.last, file, start);
         let layout = self.files[file as usize].layout;
         let key = self.forwards.insert(Forward { node, members, started: self.now, parent: Parent::new(1) });
-        let asked = Asked { owner: Owner::Forward(key), process, file, write: op == Op::Write };
+        let context = CallContext { owner: Owner::Forward(key), process, file, write: op == Op::Write };
         let one = match split {
             true => Some((space, start)),
             false => {
@@ -229,13 +210,13 @@ impl Simulation {
         match one {
             Some((server, lane_offset)) => {
                 let target = self.first_server + u32::from(server);
-                self.call(asked, target, (lane_offset, end - start), false);
+                self.call(context, target, (lane_offset, end - start), false);
                 calls += 1;
             }
             None => {
                 for range in layout.lane_ranges(start, end - start) {
                     let target = self.first_server + u32::from(range.server);
-                    self.call(asked, target, (range.lane_offset, range.len), false);
+                    self.call(context, target, (range.lane_offset, range.len), false);
                     calls += 1;
                 }
             }
@@ -304,13 +285,7 @@ impl Simulation {
         let waiter = self.station(node).waiter(id);
         waiter.undelivered -= len;
         let (whole, key) = (waiter.undelivered == 0, waiter.call);
-        if let Some(call) = self.calls.get_mut(key) {
-            if call.errno == 0 {
-                call.errno = errno;
-            }
-            call.parts_left = call.parts_left.saturating_sub(u32::from(whole));
-            self.answer(key, len);
-        }
+        self.answer(key, len, errno);
         whole
     }
 
@@ -333,6 +308,7 @@ impl Simulation {
         let theirs = |c: &crate::calls::Call| matches!(c.owner, Owner::Forward(f) if self.forwards.get(f).is_none());
         let calls: Vec<Key> = self.calls.iter().filter(|(_, c)| theirs(c)).map(|(key, _)| key).collect();
         calls.into_iter().for_each(|key| drop(self.remove_call(key)));
+        self.lose_copies_at(self.first_io + u32::from(node));
         self.drop_connection(u32::from(node));
         if let Err(refusal) = result {
             self.violated(format!("a policy that had been accepted was refused: {refusal}"));

@@ -6,23 +6,22 @@
 //! → device, and back. Nothing depends on the machine that it runs on: the same scenario and seed give the same bytes.
 
 mod access;
-mod cache;
 mod calls;
 mod check;
 mod client;
 mod client_reads;
 mod collective;
+mod earlier;
 mod events;
 mod faults;
 pub mod file;
 pub mod fuzz;
 mod io_node;
-mod laws;
 mod measure;
 pub mod model;
 mod network;
 pub mod outcome;
-mod random;
+mod patience;
 mod report;
 mod server;
 mod server_cache;
@@ -32,5 +31,4 @@ pub mod sweep;
 
 pub use model::Scenario;
 pub use outcome::Outcome;
-pub use random::Random;
 pub use simulation::{Budget, Progress, SimError, Simulation, run};

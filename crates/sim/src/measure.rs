@@ -2,66 +2,6 @@
 
 use crate::outcome::{Flow, Served};
 
-/// Latencies, with buckets of 1/32 of their octave: a quantile is within 3 %.
-#[derive(Clone, Default)]
-pub(crate) struct Latencies {
-    counts: Vec<u32>,
-    pub(crate) count: u64,
-    sum: f64,
-    pub(crate) max: u64,
-}
-
-const SUB_BITS: u32 = 5;
-
-impl Latencies {
-    pub(crate) fn record(&mut self, ns: u64) {
-        let bucket = Self::bucket(ns);
-        if self.counts.len() <= bucket {
-            self.counts.resize(bucket + 1, 0);
-        }
-        self.counts[bucket] = self.counts[bucket].saturating_add(1);
-        self.count += 1;
-        self.sum += ns as f64;
-        self.max = self.max.max(ns);
-    }
-
-    fn bucket(ns: u64) -> usize {
-        let octave = 63 - (ns | 1).leading_zeros();
-        if octave <= SUB_BITS {
-            return ns as usize;
-        }
-        let shift = octave - SUB_BITS;
-        (u64::from(shift) << SUB_BITS) as usize + (ns >> shift) as usize
-    }
-
-    /// The middle of a bucket.
-    fn value(bucket: usize) -> f64 {
-        if bucket < 2 << SUB_BITS {
-            return bucket as f64;
-        }
-        let shift = (bucket >> SUB_BITS) - 1;
-        let low = ((bucket - (shift << SUB_BITS)) as u64) << shift;
-        low as f64 + (1u64 << shift) as f64 / 2.0
-    }
-
-    pub(crate) fn mean(&self) -> f64 {
-        self.sum / self.count.max(1) as f64
-    }
-
-    /// The value that a part `q` of all do not exceed.
-    pub(crate) fn quantile(&self, q: f64) -> f64 {
-        let target = (q * self.count as f64).ceil().max(1.0) as u64;
-        let mut below = 0;
-        for (bucket, n) in self.counts.iter().enumerate() {
-            below += u64::from(*n);
-            if below >= target {
-                return Self::value(bucket).min(self.max as f64);
-            }
-        }
-        self.max as f64
-    }
-}
-
 /// Intervals of equal length; when there are too many, pairs become one.
 pub(crate) const INTERVALS_MAX: usize = 512;
 
@@ -294,23 +234,6 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_within_three_per_cent() {
-        let mut l = Latencies::default();
-        (1..=100_000u64).for_each(|i| l.record(i * 1000));
-        for q in [0.01, 0.5, 0.99, 1.0] {
-            assert!((l.quantile(q) / (q * 1e8) - 1.0).abs() < 0.03, "{q}: {}", l.quantile(q));
-        }
-        assert_eq!((l.mean(), l.max), (50_000_500.0, 100_000_000));
-        let mut small = Latencies::default();
-        small.record(3);
-        assert_eq!(small.quantile(0.99), 3.0);
-        for ns in (0..100_000).chain([u64::MAX, u64::MAX / 3]) {
-            let value = Latencies::value(Latencies::bucket(ns));
-            assert!((value - ns as f64).abs() <= ns as f64 / 32.0 + 0.5, "{ns}: {value}");
-        }
-    }
 
     #[test]
     fn a_gauge_is_integrated_over_intervals_that_grow() {

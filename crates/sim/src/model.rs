@@ -79,7 +79,7 @@ pub struct Clients {
     pub processes_per_node: u32,
     /// Largest request on the wire, bytes (default 0: without limit; NFS over UDP: 8192).
     pub request_bytes_max: u64,
-    /// The file-system client reads on after sequential reads, bytes in flight (default 0: not at all).
+    /// The longest read-ahead window of the client, bytes (default 0: no read-ahead). Its state is kept for each process.
     pub read_ahead_bytes: u64,
     /// Page cache of a compute node: serves again what was read once, bytes (default 0: off).
     pub cache_bytes: u64,
@@ -153,6 +153,9 @@ pub struct Servers {
     pub pieces: bool,
     /// Time of the server's processor for each request, µs (default 10); one at a time.
     pub cpu_us: f64,
+    /// Time of the server's processor that every further request that the server has not answered adds to a request, µs
+    /// (0 to 1e6; default 0: concurrency is free). doc/SIMULATION.md has measured figures.
+    pub concurrency_us: f64,
     /// A timer fires late by a uniform time below this, µs (default 0).
     pub timer_late_us: f64,
     /// Copying and sending, bytes a second of the server's processor (default 0: free).
@@ -161,13 +164,15 @@ pub struct Servers {
     pub device: String,
     /// Page cache, bytes (default 0: direct I/O, every request reaches the device).
     pub cache_bytes: u64,
-    /// The kernel's read-ahead into that cache, bytes (default 128 KiB).
+    /// The kernel's longest read-ahead window into that cache, bytes (default 128 KiB). Its state is kept for each object.
     pub read_ahead_bytes: u64,
     /// Part of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: writes go through. The flusher
     /// works while more than half of that is dirty.
     pub dirty_ratio: f64,
-    /// The files are in the cache at the start, from their beginnings on, as far as it reaches.
+    /// The files were read just before the start, one after the other: the cache holds what was read last.
     pub warm: bool,
+    /// Runs of the same scenario with other delays whose averaged traces the policy knows (0 to 16; default 0).
+    pub earlier_runs: u32,
 }
 
 /// A storage device.
@@ -421,6 +426,7 @@ impl Default for Servers {
             in_flight: 1,
             pieces: false,
             cpu_us: 10.0,
+            concurrency_us: 0.0,
             timer_late_us: 0.0,
             copy_bytes_per_s: 0.0,
             device: String::new(),
@@ -428,6 +434,7 @@ impl Default for Servers {
             read_ahead_bytes: 128 << 10,
             dirty_ratio: 0.2,
             warm: false,
+            earlier_runs: 0,
         }
     }
 }

@@ -7,11 +7,11 @@
 //! window of the path's bandwidth × delay and two quanta more). The first bit is under way for latency and jitter; the last
 //! arrives when both links have passed it.
 
-use impresario_sched::prefetch::fetch;
+use impresario_base::prefetch::fetch;
 use rustc_hash::FxHashMap;
 
 use crate::model::Network as Params;
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 /// A node's link: until when it is taken, ns.
 #[derive(Clone, Copy, Default)]

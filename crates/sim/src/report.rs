@@ -3,7 +3,7 @@
 use crate::measure::INTERVALS_MAX;
 use crate::outcome::{ApplicationOutcome, Layers, Outcome, Series};
 use crate::simulation::Simulation;
-use impresario_sched::stats::jain;
+use impresario_base::statistics::jain;
 
 /// Applications with a bandwidth of their own in the series.
 const SERIES_MAX: usize = 16;
@@ -51,9 +51,9 @@ impl Simulation {
             task_mean_s: mean,
             task_variance_s2: variance,
             bytes: a.bytes,
-            latency_mean_ms: a.latencies.mean() / 1e6,
-            latency_p99_ms: a.latencies.quantile(0.99) / 1e6,
-            latency_max_ms: a.latencies.max as f64 / 1e6,
+            latency_mean_ms: a.latency_ns.mean() / 1e6,
+            latency_p99_ms: a.latency_ns.quantile(0.99) as f64 / 1e6,
+            latency_max_ms: a.latency_ns.max() as f64 / 1e6,
             least_throughput: self.recorder.least(number, a.start, a.end).unwrap_or(overall),
             failed: a.failed,
         }

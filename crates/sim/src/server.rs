@@ -3,20 +3,19 @@
 
 use std::collections::VecDeque;
 
-use impresario_device::{DeviceQueue, Disk, Flash, Io, Op as IoOp};
-use impresario_node::Fence;
+use impresario_device::{CHUNK_BYTES, DeviceQueue, Disk, Flash, Io, Op as IoOp, PageCache, ReadAhead};
+use impresario_node::session::Fence;
 use impresario_sched::{
     Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId,
 };
 use rustc_hash::FxHashMap;
 
-use crate::cache::{CHUNK_BYTES, PAGE_BYTES, PageCache};
 use crate::calls::FENCED;
 use crate::client::EIO;
 use crate::outcome::Served;
 use crate::simulation::{FENCED_CLIENTS, Happening, Simulation};
 use crate::station::{Said, Station};
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 pub(crate) enum Storage {
     Disk { disk: Box<Disk>, queue: DeviceQueue<Key>, busy: bool, serving: Vec<Key> },
@@ -47,6 +46,8 @@ pub(crate) struct Server {
     pub(crate) fence: Fence,
     storage: Storage,
     pub(crate) cache: Option<Box<PageCache<Key>>>,
+    /// The kernel's read-ahead: one for each object, since a data server reads an object through one open file.
+    pub(crate) read_ahead: FxHashMap<u32, ReadAhead>,
     /// Writes that wait until less is dirty.
     pub(crate) throttled: VecDeque<Key>,
     pub(crate) flushing: bool,
@@ -54,6 +55,8 @@ pub(crate) struct Server {
     /// How many times as long everything takes on the device.
     slowness: f64,
     busy_until: u64,
+    /// When the processor will have taken up each call that waits for it.
+    taken_up: VecDeque<u64>,
     /// When the device is idle, as far as that is known.
     device_until: u64,
     /// File + 1 and local offset of the last access.
@@ -70,11 +73,13 @@ impl Server {
             fence: Fence::new(FENCED_CLIENTS),
             storage,
             cache,
+            read_ahead: FxHashMap::default(),
             throttled: VecDeque::new(),
             flushing: false,
             flushed_to: 0,
             slowness: 1.0,
             busy_until: 0,
+            taken_up: VecDeque::new(),
             device_until: 0,
             last: (0, 0),
             first_arrival: None,
@@ -91,6 +96,26 @@ impl Server {
         self.busy_until
     }
 
+    /// The processor takes a call up that is there at an instant and costs more by the requests that are there, too; when
+    /// it is done.
+    pub(crate) fn take_up(&mut self, there: u64, cpu_ns: u64, concurrency_ns: u64) -> u64 {
+        if concurrency_ns == 0 {
+            return self.processor(there, cpu_ns);
+        }
+        while self.taken_up.front().is_some_and(|done| *done <= there) {
+            self.taken_up.pop_front();
+        }
+        let others = self.taken_up.len() as u64 + self.outstanding();
+        let done = self.processor(there, cpu_ns + concurrency_ns * others);
+        self.taken_up.push_back(done);
+        done
+    }
+
+    /// Requests that it has taken up and not answered.
+    fn outstanding(&self) -> u64 {
+        self.peers.values().copied().map(u64::from).sum()
+    }
+
     pub(crate) fn slow_down(&mut self, factor: f64) {
         self.slowness = factor;
         if let Storage::Flash(flash) = &mut self.storage {
@@ -104,6 +129,7 @@ impl Server {
         if let Some(cache) = &mut self.cache {
             cache.clear();
         }
+        self.read_ahead.clear();
         self.throttled.clear();
         self.flushing = false;
         self.peers.clear();
@@ -111,7 +137,8 @@ impl Server {
 }
 
 impl Simulation {
-    /// Fills the caches with the files from their starts, one after the other, as far as they reach.
+    /// Fills the caches as if the files had just been read, one after the other from their starts: what was read last is
+    /// there.
     pub(crate) fn warm_caches(&mut self) {
         if !self.scenario.servers.warm {
             return;
@@ -119,20 +146,24 @@ impl Simulation {
         for (number, server) in self.servers.iter_mut().enumerate() {
             let Some(cache) = &mut server.cache else { continue };
             let mut room = cache.capacity_bytes() / CHUNK_BYTES * CHUNK_BYTES;
-            for (file, f) in self.files.iter().enumerate() {
+            let mut kept = Vec::new();
+            for (file, f) in self.files.iter().enumerate().rev() {
                 let Some(k) = f.layout.position_of(number as u16) else { continue };
-                let len = f.layout.lane_len(k, f.len).min(room);
-                if len > 0 {
-                    cache.write(file as u32, 0, len, false);
+                let len = f.layout.lane_len(k, f.len);
+                // Whole chunks, so that the last bytes of one file do not push out the first of the next.
+                let start = len.saturating_sub(room).next_multiple_of(CHUNK_BYTES);
+                if start < len {
+                    kept.push((file as u32, start, len));
+                    room -= (len - start).next_multiple_of(CHUNK_BYTES).min(room);
                 }
-                room -= len.next_multiple_of(PAGE_BYTES).min(room);
             }
+            kept.into_iter().rev().for_each(|(file, start, len)| cache.write(file, start, len, false));
         }
     }
 
     pub(crate) fn server_takes(&mut self, server: u16, key: Key) {
         let Some(call) = self.calls.get_mut(key) else { return };
-        let (process, epoch, file, write) = (call.process, call.epoch, call.file, call.write);
+        let (process, epoch, file, write) = (call.process, call.session.epoch(), call.file, call.write);
         let (from, target, offset, len) = (call.from, call.target, call.offset, call.len);
         let list = call.list.take();
         if std::mem::take(&mut call.first) {
@@ -175,7 +206,7 @@ impl Simulation {
             self.recorder.change(self.now, |r| &mut r.outstanding, f64::from(parts));
         }
         if let Some(call) = self.calls.get_mut(key) {
-            (call.parts_left, call.list) = (parts, list);
+            call.list = list;
         }
         if !taken {
             self.refuse(key, EIO);
@@ -383,7 +414,7 @@ impl Simulation {
     pub(crate) fn restart_server(&mut self, server: u16) {
         let s = &mut self.servers[usize::from(server)];
         let peers = s.peers.len() as f64;
-        let outstanding = f64::from(s.peers.values().sum::<u32>());
+        let outstanding = s.outstanding() as f64;
         s.forget();
         if let Storage::Disk { queue, busy, serving, .. } = &mut s.storage {
             while queue.pop(0).is_some() {}
@@ -392,6 +423,7 @@ impl Simulation {
         }
         let result = s.station.restart();
         let queued = f64::from(std::mem::take(&mut s.station.queued));
+        self.lose_copies_at(self.first_server + u32::from(server));
         self.recorder.change(self.now, |r| &mut r.peers, -peers);
         self.recorder.change(self.now, |r| &mut r.outstanding, -outstanding);
         self.recorder.change(self.now, |r| &mut r.server_queue, -queued);

@@ -1,15 +1,16 @@
 //! The page cache of a data server.
 //!
-//! A read waits for the pages that are missing; after a sequential read the kernel reads on. A write ends in the cache;
+//! A read waits for the pages that are missing; after sequential reads the kernel reads on. A write ends in the cache;
 //! a flusher writes dirty pages in order of file and offset while there are more than half of the limit, and writers wait
 //! while there are more than the limit. There is no flushing by age.
 
-use impresario_device::Op as IoOp;
+use std::ops::Range;
 
-use crate::cache::{CHUNK_BYTES, PAGE_BYTES, State};
+use impresario_device::{CHUNK_BYTES, Op as IoOp, ReadAheadLimits, State};
+
 use crate::server::{Job, Work};
 use crate::simulation::Simulation;
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 /// Largest access that the page cache makes, bytes.
 const FETCH_MAX: u64 = 1 << 20;
@@ -57,51 +58,37 @@ impl Simulation {
     }
 
     /// Reads the pages of a range that are neither there nor on their way.
-    pub(crate) fn fetch(&mut self, server: u16, application: u32, file: u32, start: u64, end: u64) {
-        let mut at = start / PAGE_BYTES * PAGE_BYTES;
-        let end = end.next_multiple_of(PAGE_BYTES);
-        while at < end {
-            let Some(cache) = &mut self.servers[usize::from(server)].cache else { return };
-            let mut run = at;
-            while run < end.min(at + FETCH_MAX)
-                && let State::Missing(to) = cache.look(file, run, end.min(at + FETCH_MAX))
-            {
-                run = to;
-            }
-            if run > at {
-                cache.expect(file, at, run);
-                let incarnation = self.servers[usize::from(server)].station.incarnation;
-                let work = Work::Fetch { file, start: at, end: run };
-                let key = self.jobs.insert(Job { server, incarnation, application, work, accesses: 0 });
-                self.access(key, file, IoOp::Read, at, run);
-                at = run;
-            } else if let State::Present(to) | State::Coming(to) = cache.look(file, at, end) {
-                at = to;
+    fn fetch(&mut self, server: u16, application: u32, file: u32, start: u64, end: u64) {
+        let Some(cache) = &mut self.servers[usize::from(server)].cache else { return };
+        for claimed in cache.claim(file, start, end, false) {
+            let mut at = claimed.start;
+            while at < claimed.end {
+                let end = claimed.end.min(at + FETCH_MAX);
+                self.fetch_claimed(server, application, file, at..end);
+                at = end;
             }
         }
     }
 
-    /// The kernel's read-ahead: a read that goes on where the pages before it are in the cache is sequential; when less
-    /// than half of the window behind it is there or coming, the rest is read.
+    fn fetch_claimed(&mut self, server: u16, application: u32, file: u32, claimed: Range<u64>) {
+        let incarnation = self.servers[usize::from(server)].station.incarnation;
+        let work = Work::Fetch { file, start: claimed.start, end: claimed.end };
+        let key = self.jobs.insert(Job { server, incarnation, application, work, accesses: 0 });
+        self.access(key, file, IoOp::Read, claimed.start, claimed.end);
+    }
+
+    /// A read comes to the kernel: what is missing is read, and what its read-ahead adds.
     pub(crate) fn read_ahead_of(&mut self, server: u16, application: u32, file: u32, start: u64, end: u64) {
-        let window = self.scenario.servers.read_ahead_bytes;
+        let limits = ReadAheadLimits { window_bytes: self.scenario.servers.read_ahead_bytes, request_bytes: FETCH_MAX };
         let f = &self.files[file as usize];
         let lane_end = f.layout.position_of(server).map_or(0, |k| f.layout.lane_len(k, f.len));
-        let Some(cache) = &self.servers[usize::from(server)].cache else { return };
-        if window == 0 || start > 0 && !cache.has(file, start - 1) {
-            return;
-        }
-        let half = (end + window / 2).min(lane_end);
-        let mut at = end;
-        while at < half {
-            match cache.look(file, at, half) {
-                State::Present(to) | State::Coming(to) => at = to,
-                State::Missing(_) => {
-                    // First what is wanted now, then the window.
-                    self.fetch(server, application, file, start, end);
-                    return self.fetch(server, application, file, at, (end + window).min(lane_end));
-                }
-            }
+        let s = &mut self.servers[usize::from(server)];
+        let Some(cache) = &mut s.cache else { return };
+        // Not more than the cache can hold at once; the rest is read as the reader comes to it.
+        let end = end.min(start + (cache.capacity_bytes() / 2).max(CHUNK_BYTES));
+        let requests = s.read_ahead.entry(file).or_default().read(cache, file, start..end, lane_end, limits);
+        for request in requests {
+            self.fetch_claimed(server, application, file, request);
         }
     }
 

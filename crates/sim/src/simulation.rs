@@ -1,12 +1,18 @@
 //! The simulation: its state, its clock, and who is called when something happens.
 
-use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, Placement};
-use impresario_layout::Layout;
-use impresario_node::{DispatchQueue, Fence};
-use impresario_sched::{CoreConfig, CostModel, LinearCost, Nanos, PolicyError, Table};
+use std::sync::Arc;
 
-use crate::cache::PageCache;
-use crate::client::{Application, Call, ClientNode, Op, People, Process, Timeouts};
+use impresario_config::KeyPath;
+use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, PageCache, Placement};
+use impresario_foresight::PredictedQueues;
+use impresario_layout::Layout;
+use impresario_node::DispatchQueue;
+use impresario_node::session::{Fence, Routes};
+use impresario_sched::laws::VIOLATIONS_MAX;
+use impresario_sched::{CoreConfig, CostModel, Ended, LinearCost, Nanos, PolicyError, Table};
+
+use crate::access;
+use crate::client::{Application, Call, ClientNode, Op, People, Process};
 use crate::events::Calendar;
 use crate::faults::Fault;
 use crate::io_node::{Forward, IoNode};
@@ -14,18 +20,19 @@ use crate::measure::{Distance, Picture, Recorder};
 use crate::model::{Device, Scenario};
 use crate::network::{Message, Network};
 use crate::outcome::{Flow, Outcome};
-use crate::random::{Random, mix};
+use crate::patience::{Parked, Timeouts};
 use crate::server::{Job, Server, Storage};
 use crate::station::Station;
-use crate::{access, laws};
-use impresario_sched::slab::{Key, Slab};
+use impresario_base::random::{Random, mix};
+use impresario_base::slab::{Key, Slab};
+use rustc_hash::FxHashMap;
 
 /// Why a scenario is not run.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum SimError {
     /// Keys and what is wrong with their values.
     #[error("{}", .0.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>().join("; "))]
-    Scenario(Vec<(String, String)>),
+    Scenario(Vec<(KeyPath, String)>),
     /// A policy is refused.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -91,6 +98,7 @@ pub(crate) enum Happening {
     ServerAlarm(u16),
     /// The oldest call may be given up.
     Timeouts,
+    Resume(Key),
     /// The next round of an application's collective operation.
     Round(u32),
     FaultBegins(u32),
@@ -150,6 +158,10 @@ pub struct Simulation {
     pub(crate) ops: Slab<Op>,
     pub(crate) calls: Slab<Call>,
     pub(crate) timeouts: Timeouts,
+    /// Calls between two copies.
+    pub(crate) parked: Slab<Parked>,
+    /// Of processes that lost a connection: the ways to a service, by its first node.
+    pub(crate) routes: FxHashMap<(u32, u32), Routes>,
     pub(crate) messages: Slab<Message>,
     pub(crate) io: Vec<IoNode>,
     pub(crate) forwards: Slab<Forward>,
@@ -171,6 +183,8 @@ pub struct Simulation {
     /// Applications that have not ended.
     pub(crate) running: u32,
     pub(crate) makespan: u64,
+    /// What earlier runs foretell each data server; empty without.
+    foretold: Vec<Arc<PredictedQueues>>,
     time_limit: u64,
     checks: bool,
     started: bool,
@@ -243,6 +257,8 @@ impl Simulation {
             calls: Slab::default(),
             timeouts: Timeouts::new(scenario.request_timeout_ms * 1_000_000),
             messages: Slab::default(),
+            parked: Slab::default(),
+            routes: FxHashMap::default(),
             io: Vec::new(),
             forwards: Slab::default(),
             servers: Vec::new(),
@@ -259,6 +275,7 @@ impl Simulation {
             violations: Vec::new(),
             makespan: 0,
             time_limit: (scenario.time_limit_s * 1e9) as u64,
+            foretold: crate::earlier::foretold(scenario)?,
             checks: false,
             started: false,
             closed: false,
@@ -285,6 +302,18 @@ impl Simulation {
             self.random = random;
         }
         self
+    }
+
+    /// Records what the data servers serve, with delays of another seed. Before the first step.
+    pub(crate) fn recording(mut self, seed: u64) -> Simulation {
+        self.random = Random::new(seed);
+        self.servers.iter_mut().for_each(|server| server.station.record());
+        self
+    }
+
+    /// What the data servers served, one after the other.
+    pub(crate) fn recorded(&mut self) -> Vec<Vec<Ended>> {
+        self.servers.iter_mut().map(|server| server.station.take_recorded()).collect()
     }
 
     fn make_nodes(&mut self, device: &Device, random: &mut Random) -> Result<(), PolicyError> {
@@ -316,7 +345,7 @@ impl Simulation {
             }
         }
         let s = &self.scenario.servers;
-        for _ in 0..s.count {
+        for index in 0..s.count {
             let config = CoreConfig {
                 lane_requests: unlimited(s.in_flight),
                 cost: cost.clone(),
@@ -333,7 +362,10 @@ impl Simulation {
                 },
                 Device::Flash(params) => Storage::Flash(Flash::new(params)),
             };
-            let station = Station::new(config, &s.policy, 0, self.checks)?;
+            let mut station = Station::new(config, &s.policy, 0, self.checks)?;
+            if let Some(foretold) = self.foretold.get(usize::from(index)) {
+                station.foresee(Some(Arc::clone(foretold)));
+            }
             let cache = (s.cache_bytes > 0).then(|| Box::new(PageCache::new(s.cache_bytes)));
             self.servers.push(Server::new(station, storage, cache));
         }
@@ -416,7 +448,8 @@ impl Simulation {
                 self.servers[usize::from(server)].station.alarm = u64::MAX;
                 self.pump_server(server);
             }
-            Happening::Timeouts => self.give_up_late_calls(),
+            Happening::Timeouts => self.look_at_silent_calls(),
+            Happening::Resume(call) => self.resume(call),
             Happening::Round(application) => self.collective_round(application),
             Happening::FaultBegins(fault) => self.fault_begins(fault),
             Happening::FaultEnds(fault) => self.fault_ends(fault),
@@ -442,7 +475,7 @@ impl Simulation {
     }
 
     pub(crate) fn violated(&mut self, what: String) {
-        if self.violations.len() < laws::VIOLATIONS_MAX {
+        if self.violations.len() < VIOLATIONS_MAX {
             self.violations.push(format!("{:.9} s: {what}", self.now as f64 / 1e9));
         }
     }
@@ -489,7 +522,7 @@ impl Simulation {
         for (i, s) in self.servers.iter().enumerate() {
             wrong.extend(s.station.balance().err().map(|e| format!("data server {i}: {e}")));
         }
-        let (bound, silence) = (3 * self.timeouts.after_ns() + 1_000_000_000, self.totals.silence_max);
+        let (bound, silence) = (self.timeouts.silence_max_ns(), self.totals.silence_max);
         if silence > bound {
             wrong.push(format!("a call was not given up for {:.3} s", silence as f64 / 1e9));
         }
@@ -505,7 +538,7 @@ impl Simulation {
         for (i, s) in self.servers.iter_mut().enumerate() {
             all.extend(s.station.violations().into_iter().map(|v| format!("data server {i} at {v}")));
         }
-        all.truncate(laws::VIOLATIONS_MAX);
+        all.truncate(VIOLATIONS_MAX);
         all
     }
 }

@@ -1,14 +1,18 @@
 //! A core with what its driver has to remember: who waits for each request, what of it has been dispatched, which
 //! connections can take data, and the books.
 
-use impresario_sched::prefetch::fetch;
+use std::sync::Arc;
+
+use impresario_base::prefetch::fetch;
+use impresario_foresight::PredictedQueues;
+use impresario_node::Readiness;
+use impresario_sched::laws::Laws;
 use impresario_sched::{
-    Batch, ConnId, Core, CoreConfig, Event, Nanos, Next, PolicyError, PolicySpec, Request, RequestId,
+    Batch, ConnId, Core, CoreConfig, Ended, Event, Nanos, Next, PolicyError, PolicySpec, Request, RequestId, policy,
 };
 use rustc_hash::FxHashMap;
 
-use crate::laws::{self, Laws};
-use impresario_sched::slab::Key;
+use impresario_base::slab::Key;
 
 /// Who waits for a request of a core.
 #[derive(Clone, Copy)]
@@ -38,7 +42,7 @@ pub(crate) struct Books {
 #[derive(Clone, Copy)]
 struct Outbound {
     bytes: u64,
-    ready: bool,
+    rule: Readiness,
 }
 
 pub(crate) struct Station {
@@ -60,6 +64,10 @@ pub(crate) struct Station {
     pub(crate) minds_connections: bool,
     outbound: FxHashMap<u32, Outbound>,
     laws: Option<Box<Laws>>,
+    /// What earlier runs foretell.
+    foretold: Option<Arc<PredictedQueues>>,
+    /// The requests that ended, if they are recorded.
+    recorded: Option<Vec<Ended>>,
 }
 
 /// What a core says when it is asked.
@@ -80,7 +88,7 @@ impl Station {
         if clock_offset_ns != 0 {
             core.event(Nanos::ZERO, Event::SharedClock { offset_ns: clock_offset_ns, error_ns: 0 });
         }
-        let laws = checked.then(|| Box::new(Laws::new(&config, spec, &core)));
+        let laws = checked.then(|| Box::new(Laws::new(&config, &core)));
         Ok(Station {
             core,
             config,
@@ -92,9 +100,11 @@ impl Station {
             books: Books::default(),
             wait_max: 0,
             incarnation: 0,
-            minds_connections: laws::minds_connections(spec),
+            minds_connections: policy::minds_connections(spec),
             outbound: FxHashMap::default(),
             laws,
+            foretold: None,
+            recorded: None,
         })
     }
 
@@ -103,12 +113,34 @@ impl Station {
         let checked = self.laws.is_some();
         let fresh = Station::new(self.config.clone(), &self.spec, self.clock_offset_ns, checked)?;
         let old = std::mem::replace(self, fresh);
+        self.foresee(old.foretold);
+        if let Some(recorded) = old.recorded {
+            self.core.watch(true);
+            self.recorded = Some(recorded);
+        }
         self.books = old.books;
         self.books.lost += old.books.accepted - old.books.dispatched - old.books.cancelled - old.books.lost;
         self.wait_max = old.wait_max;
         self.incarnation = old.incarnation + 1;
         self.queued = old.queued; // until the recorder is told
         Ok(())
+    }
+
+    /// What earlier runs foretell its policy.
+    pub(crate) fn foresee(&mut self, foretold: Option<Arc<PredictedQueues>>) {
+        self.core.foresee(foretold.clone());
+        self.foretold = foretold;
+    }
+
+    /// From now on the requests that end are recorded.
+    pub(crate) fn record(&mut self) {
+        self.core.watch(true);
+        self.recorded = Some(Vec::new());
+    }
+
+    /// The requests that ended, where they were recorded.
+    pub(crate) fn take_recorded(&mut self) -> Vec<Ended> {
+        self.recorded.take().unwrap_or_default()
     }
 
     /// Takes a request in; false when the core is full.
@@ -135,7 +167,7 @@ impl Station {
     pub(crate) fn next(&mut self, now: u64) -> Said {
         let said = self.core.next(Nanos(now));
         if let Some(laws) = &mut self.laws {
-            laws.said(now, &said);
+            laws.said(now, &self.core, &said);
         }
         match said {
             Next::Dispatch(batch) => {
@@ -170,6 +202,9 @@ impl Station {
     /// Tells the core of a completion.
     pub(crate) fn completed(&mut self, now: u64, completion: impresario_sched::Completion) {
         self.core.event(Nanos(now), Event::Completed(completion));
+        if let Some(recorded) = &mut self.recorded {
+            recorded.extend(self.core.take_ended());
+        }
         if let Some(laws) = &mut self.laws {
             laws.completed(now, completion.batch);
         }
@@ -186,41 +221,38 @@ impl Station {
         }
         self.outbound.remove(&conn);
         if let Some(laws) = &mut self.laws {
-            laws.cancelled(now, conn, &ids);
+            laws.disconnected(now, conn, &ids);
         }
         ids
     }
 
-    /// So many bytes of answers are under way to a connection.
+    /// More bytes of answers are under way to a connection.
     pub(crate) fn sending(&mut self, now: u64, conn: u32, bytes: u64, socket_bytes: u64) {
-        let out = self.outbound.entry(conn).or_insert(Outbound { bytes: 0, ready: true });
+        let out = self.outbound.entry(conn).or_insert(Outbound { bytes: 0, rule: Readiness::default() });
         out.bytes += bytes;
-        if out.ready && out.bytes > socket_bytes {
-            out.ready = false;
-            self.tell_readiness(now, conn, false);
+        if let Some(ready) = out.rule.observe(out.bytes, socket_bytes) {
+            self.report_readiness(now, conn, ready);
         }
     }
 
-    /// So many of them have arrived or are lost; true when the connection can take data again.
+    /// Some of them have arrived or are lost; true when the connection can take data again.
     pub(crate) fn sent(&mut self, now: u64, conn: u32, bytes: u64, socket_bytes: u64) -> bool {
         let Some(out) = self.outbound.get_mut(&conn) else { return false };
         out.bytes = out.bytes.saturating_sub(bytes);
-        let again = !out.ready && out.bytes <= socket_bytes / 2;
+        let again = out.rule.observe(out.bytes, socket_bytes).is_some();
         if out.bytes == 0 {
             self.outbound.remove(&conn);
-        } else if again {
-            out.ready = true;
         }
         if again {
-            self.tell_readiness(now, conn, true);
+            self.report_readiness(now, conn, true);
         }
         again
     }
 
-    fn tell_readiness(&mut self, now: u64, conn: u32, ready: bool) {
+    fn report_readiness(&mut self, now: u64, conn: u32, ready: bool) {
         self.core.event(Nanos(now), Event::Ready { connection: ConnId(conn), ready });
         if let Some(laws) = &mut self.laws {
-            laws.readiness(conn, ready);
+            laws.readiness(now, conn, ready);
         }
     }
 

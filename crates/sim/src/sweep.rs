@@ -7,9 +7,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
+use impresario_config::document::{KeyPath, shown, value_at_mut};
 use toml::{Table, Value};
-
-use crate::file::{dotted, shown, steps, value_at_mut};
 
 /// Runs of a study at most: points times repetitions.
 pub const RUNS_MAX: usize = 100_000;
@@ -110,7 +109,12 @@ fn spread(range: &Table) -> Result<Vec<Value>, String> {
 
 /// The name of a path that may hold dotted keys.
 pub(crate) fn key_of(path: &[String]) -> String {
-    dotted(&steps(&dotted(path)))
+    dotted(&KeyPath::of(&dotted(path)).0)
+}
+
+/// As a key of a sweep: `application.0.request_bytes`.
+fn dotted(path: &[String]) -> String {
+    path.join(".")
 }
 
 /// Which value of each axis every point takes.
@@ -149,7 +153,7 @@ pub(crate) fn choices(axes: &[Axis], zip: bool, repetitions: u32) -> Result<Vec<
 /// Sets a key of a scenario's values by its dotted path; `*` stands for all places of an array. Sections that are not
 /// there are made; whether there is such a key is for whoever reads the scenario to say.
 pub(crate) fn set(values: &mut Table, key: &str, value: &Value) -> Result<(), String> {
-    let path = steps(key);
+    let path = KeyPath::of(key).0;
     if path.is_empty() {
         return Err("the key is empty: write for example servers.in_flight".into());
     }

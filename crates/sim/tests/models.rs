@@ -48,6 +48,11 @@ fn one_process_takes_the_sum_of_the_parts() {
     s.clients.cpu_us = 3.0;
     near(lawful(&s).makespan_s, 10.0 * (265.536e-6 + 10e-6 + 65.536e-6), "processors and copying");
 
+    // Two that arrive together: 7 µs for the first, 7 and 5 for the second, which finds the first there.
+    let mut s = plain(reads(2, 1, 4 * KIB));
+    (s.servers.cpu_us, s.servers.concurrency_us) = (7.0, 5.0);
+    near(lawful(&s).makespan_s, 204.096e-6 + 7e-6 + 12e-6, "concurrency at a server");
+
     // Links: 100 bytes there at 1e8 B/s is 1 µs; 65536 + 100 back over 1e9 and 1e8 B/s is 656.36 µs, two quanta.
     let mut s = plain(reads(1, 10, 64 * KIB));
     (s.network.client_bytes_per_s, s.network.server_bytes_per_s) = (1e8, 1e9);
@@ -120,6 +125,22 @@ fn a_cache_serves_again_what_was_read() {
     assert_eq!((o.layers.cache_hit, o.layers.device.bytes), (1.0, 0));
 }
 
+/// A file that was read just before leaves its end in a least-recently-used cache that is smaller than the file.
+#[test]
+fn a_warm_cache_holds_what_was_read_last() {
+    let access = |offset| TracedAccess { process: 0, file: 0, op: Operation::Read, offset, len: 64 * KIB, think_ns: 0 };
+    let read = |blocks: std::ops::Range<u64>| {
+        // The last block first, so that the file has 64 of them in both cases.
+        let trace = std::iter::once(63).chain(blocks).map(|i| access(i * 64 * KIB)).collect();
+        let mut s = plain(Application { pattern: Pattern::Trace, trace, ..Application::default() });
+        s.servers.read_ahead_bytes = 0;
+        s.servers.cache_bytes = 2 * MIB;
+        s.servers.warm = true;
+        lawful(&s).layers.cache_hit
+    };
+    assert_eq!((read(32..64), read(0..32)), (1.0, 1.0 / 33.0));
+}
+
 #[test]
 fn writers_wait_when_too_much_is_dirty() {
     let mut s = plain(Application { op: Operation::Write, ..reads(1, 64, 64 * KIB) });
@@ -162,14 +183,14 @@ fn a_slow_device_takes_so_many_times_as_long() {
 #[test]
 fn operations_survive_a_partition_or_fail_in_time() {
     let cut = |at_s, for_s, what| Fault { at_s, for_s, what, which: 0, factor: 1.0 };
-    // Cut off for less than the client's patience: the second try gets through.
+    // Cut off for less than the client's patience: after half of its time the client tries again, and gets through.
     for what in [FaultKind::PartitionedServer, FaultKind::RestartedServer] {
         let mut s = plain(reads(4, 20, 64 * KIB));
         s.request_timeout_ms = 100;
         s.fault.push(cut(0.001, 0.05, what));
         let o = lawful(&s);
         assert_eq!((o.failed, o.applications[0].bytes), (0, 80 * 64 * KIB), "{what:?}");
-        assert!(o.makespan_s > 0.1 && o.makespan_s < 0.13, "{}", o.makespan_s);
+        assert!(o.makespan_s > 0.05 && o.makespan_s < 0.1, "{}", o.makespan_s);
         assert_eq!(o.faults.len(), 2);
     }
     // What is planned for long after the end does not blur the series.
@@ -177,13 +198,13 @@ fn operations_survive_a_partition_or_fail_in_time() {
     s.fault.push(cut(1e6, 1e6, FaultKind::PartitionedServer));
     let o = lawful(&s);
     assert!(o.makespan_s < 0.1 && o.series.interval_s < 0.01 && o.faults.is_empty(), "{:?}", o.series.interval_s);
-    // For ever: every operation fails after two waits.
+    // For ever: every operation fails when its time is over.
     let mut s = plain(reads(4, 5, 64 * KIB));
     s.request_timeout_ms = 100;
     s.fault.push(cut(0.0, 1e6, FaultKind::PartitionedServer));
     let o = lawful(&s);
     assert_eq!((o.failed, o.applications[0].bytes, o.operations), (20, 0, 20));
-    near(o.applications[0].latency_max_ms, 200.0, "two waits");
+    near(o.applications[0].latency_max_ms, 100.0, "the timeout");
     // One of two I/O nodes is lost: its clients go to the other one.
     for (what, for_s) in
         [(FaultKind::LostIoNode, 1e6), (FaultKind::PartitionedIoNode, 0.01), (FaultKind::LostIoNode, 0.01)]
@@ -194,7 +215,7 @@ fn operations_survive_a_partition_or_fail_in_time() {
         s.fault.push(cut(0.002, for_s, what));
         let o = lawful(&s);
         assert_eq!((o.failed, o.applications[0].bytes), (0, 160 * 64 * KIB), "{what:?}");
-        assert!(o.makespan_s > 0.1 && o.makespan_s < 0.2, "{}", o.makespan_s);
+        assert!(o.makespan_s > 0.05 && o.makespan_s < 0.1, "{}", o.makespan_s);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a store, in one line each: what failed, on what, and the remedy.
+//! Errors of a store, one line each: what failed, on what, and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,65 +6,65 @@ use std::path::PathBuf;
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The folder is missing and cannot be made, or cannot be opened.
-    #[error("cannot open the folder {}: {source}; make it, or change `dir` in the configuration", dir.display())]
+    /// The directory is missing and cannot be created, or cannot be opened.
+    #[error("cannot open the directory {}: {source}; create it, or change `dir` in the configuration", dir.display())]
     Open {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// Nothing can be written in the folder.
-    #[error("cannot write in the folder {}: {source}; it must be writable by this user and have free space", dir.display())]
+    /// The directory is not writable.
+    #[error("cannot write in the directory {}: {source}; it must be writable by this user and have free space", dir.display())]
     NotWritable {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// Another server has it open.
-    #[error("the folder {} is in use by another server{holder}; stop that one or give this one a folder of its own", dir.display())]
+    /// Another server uses it.
+    #[error("the directory {} is in use by another server{holder}; stop that one or give this one its own directory", dir.display())]
     InUse {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// ` (process 1234)`, or nothing when unknown.
         holder: String,
     },
-    /// The folder holds files that are not a data server's.
-    #[error("the folder {} holds other files, such as {found}; a data server needs an empty folder or its own", dir.display())]
+    /// The directory holds files that do not belong to a data server.
+    #[error("the directory {} holds other files, such as {found}; a data server needs an empty directory or the one it used before", dir.display())]
     Foreign {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// One of them.
         found: String,
     },
-    /// The folder was made by a version whose format is another.
-    #[error("the folder {} was made by another version: its file `format` says {found:?}, this version reads {known:?}", dir.display())]
+    /// The directory was written by a version with another format.
+    #[error("the directory {} was written by another version: its file `format` says {found:?}, this version reads {known:?}", dir.display())]
     Version {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
-        /// What the file says.
+        /// The content of the file.
         found: String,
-        /// What it should say.
+        /// The expected content.
         known: &'static str,
     },
-    /// Anything else.
-    #[error("cannot prepare the folder {}: {source}", dir.display())]
+    /// Any other error.
+    #[error("cannot prepare the directory {}: {source}", dir.display())]
     Io {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// Why.
         source: io::Error,
     },
 }
 
-/// A write that failed, perhaps after some of it was done.
+/// A write that failed, possibly after a part of it was done.
 #[derive(Debug, thiserror::Error)]
 #[error("{source} after {written} bytes")]
 pub struct WriteError {
     /// Bytes written, from the start of the range.
     pub written: usize,
-    /// Why the rest was not, e.g. no space left on the device.
+    /// Why the rest failed, for example no space left on the device.
     pub source: io::Error,
 }
 

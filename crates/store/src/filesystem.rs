@@ -1,28 +1,32 @@
-//! What a store needs of a file system.
+//! The file-system interface of a store.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 
-/// A folder of a file system. Paths are relative to it, separated by `/`, and made by this crate, never by a user.
+/// A directory of a file system. Paths are relative to it, separated by `/`, and built by this crate, never by a user.
 ///
-/// Every method may be called from any thread; each call is one operation of the file system, so transfers
-/// may be short (also because there are more buffers than the system takes at once). Errors are those of the system, with their errno.
+/// Every method may be called from any thread. Each call is one operation of the file system, so transfers may be short
+/// (also because there are more buffers than the system takes at once). Errors carry the errno of the system.
 pub trait FileSystem: Send + Sync + 'static {
     /// An open file; closed when dropped.
     type File: Send + Sync + 'static;
 
-    /// Opens a file for reading and writing; with `create` an absent one is made.
+    /// Opens a file for reading and writing; with `create`, creates a missing one.
     fn open(&self, path: &str, create: bool) -> io::Result<Self::File>;
 
     /// Reads at an offset; 0 at the end of the file.
     fn read(&self, file: &Self::File, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
-    /// Reads like [`FileSystem::read`] as far as no device has to be asked; `None` when nothing can be read so.
+    /// Reads like [`FileSystem::read`] from memory only; `None` if that would need the device.
     fn read_cached(&self, file: &Self::File, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>>;
 
-    /// Writes at an offset; what lies between the end of the file and the offset becomes zeros.
+    /// Begins to read a range into memory, and does not wait for it. A hint: it may do nothing.
+    fn will_read(&self, _file: &Self::File, _range: Range<u64>) {}
+
+    /// Writes at an offset; a gap between the end of the file and the offset is filled with zeros.
     fn write(&self, file: &Self::File, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Cuts or extends a file; what is added is zeros.
+    /// Sets the length of a file; added bytes are zeros.
     fn set_len(&self, file: &Self::File, len: u64) -> io::Result<()>;
 
     /// Returns when the content and length of the file are durable. Its name is not: see [`FileSystem::sync_dir`].
@@ -34,47 +38,47 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Removes a name.
     fn unlink(&self, path: &str) -> io::Result<()>;
 
-    /// Gives a file another name, atomically replacing what had it.
+    /// Renames a file, atomically replacing an existing target.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// Makes a folder; it may exist.
+    /// Creates a directory; it may exist.
     fn make_dir(&self, path: &str) -> io::Result<()>;
 
-    /// Returns when the names made and removed in a folder (`""`: this one) are durable.
+    /// Returns when all names created and removed in a directory (`""`: this one) are durable.
     fn sync_dir(&self, path: &str) -> io::Result<()>;
 
-    /// The names in this folder itself.
+    /// The names in this directory.
     fn names(&self) -> io::Result<Vec<String>>;
 
-    /// Room on the device.
+    /// Space on the device.
     fn space(&self) -> io::Result<SpaceState>;
 
     /// True when files live in memory alone, so that no read or write of them waits for a device.
     fn in_memory(&self) -> bool;
 }
 
-/// The state of a file; all zero when there is none.
+/// The state of a file; all zero if it does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct FileState {
     /// Length, bytes.
     pub size: u64,
     /// Last modification, seconds since 1970-01-01 UTC.
     pub mtime_secs: i64,
-    /// And nanoseconds, 0 to 999,999,999.
+    /// Nanoseconds of the last modification, 0 to 999,999,999.
     pub mtime_nanos: u32,
     /// Bytes of storage used.
     pub used_bytes: u64,
 }
 
-/// Room on a device.
+/// Space on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SpaceState {
-    /// Bytes in all.
+    /// Total bytes.
     pub total_bytes: u64,
-    /// Bytes that a server without privileges can still use.
+    /// Bytes available to a server without privileges.
     pub free_bytes: u64,
-    /// Files in all.
+    /// Total files.
     pub files: u64,
-    /// Files that can still be made.
+    /// Files that can still be created.
     pub files_free: u64,
 }

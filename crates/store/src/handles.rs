@@ -1,18 +1,20 @@
 //! Open objects: a bounded cache of file handles, safe against removal and re-creation.
 //!
-//! Two locks a shard. `opening` is held over "open the file and remember it" and over "remove the name and forget
-//! the handle", so that a handle opened before a removal can never be remembered after it. `handles` is held only to look
-//! up and never over a system call: an open that waits for a device does not hold up those that hit.
+//! Each shard has two locks. `opening` is held over "open the file and cache the handle" and over "remove the name and
+//! drop the handle", so that a handle opened before a removal can never be cached after it. `handles` is held only for
+//! look-ups and never over a system call: an open that waits for a device does not delay cache hits.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use impresario_base::lock::{Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 
 /// Handles by file key, the least recently used closed first.
 pub(crate) struct Handles<H> {
     shards: Vec<Shard<H>>,
-    /// Handles that a shard keeps.
+    /// Capacity of a shard.
     shard_max: usize,
 }
 
@@ -30,7 +32,7 @@ struct Recent<H> {
 const SHARDS_MAX: usize = 16;
 
 impl<H> Handles<H> {
-    /// Keeps at most `limit` handles (at least one). Handles in use at the moment come on top.
+    /// Keeps at most `limit` handles (at least one), plus those in use at the moment.
     pub(crate) fn new(limit: usize) -> Handles<H> {
         let count = limit.clamp(1, SHARDS_MAX);
         let shard =
@@ -43,7 +45,7 @@ impl<H> Handles<H> {
         self.shard(key).recent().get(key)
     }
 
-    /// The handle, opened by `open` when it is not; `open` may find that there is no such object.
+    /// The handle; if it is not open, `open` opens it or reports that the object does not exist.
     pub(crate) fn get_or_open(
         &self,
         key: u64,
@@ -53,7 +55,7 @@ impl<H> Handles<H> {
         if let Some(handle) = shard.recent().get(key) {
             return Ok(Some(handle));
         }
-        let _opening = lock(&shard.opening);
+        let _opening = shard.opening.lock();
         if let Some(handle) = shard.recent().get(key) {
             return Ok(Some(handle));
         }
@@ -65,17 +67,17 @@ impl<H> Handles<H> {
         Ok(Some(handle))
     }
 
-    /// Runs `remove` and forgets the handle, with no open of the same key in between.
+    /// Runs `remove` and drops the handle, with no open of the same key in between.
     pub(crate) fn remove<T>(&self, key: u64, remove: impl FnOnce() -> T) -> T {
         let shard = self.shard(key);
-        let _opening = lock(&shard.opening);
+        let _opening = shard.opening.lock();
         let removed = remove();
         let closed = shard.recent().by_key.remove(&key);
         drop(closed);
         removed
     }
 
-    /// Handles kept open.
+    /// Number of cached handles.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.recent().by_key.len()).sum()
@@ -90,7 +92,7 @@ impl<H> Handles<H> {
 
 impl<H> Shard<H> {
     fn recent(&self) -> MutexGuard<'_, Recent<H>> {
-        lock(&self.handles)
+        self.handles.lock()
     }
 }
 
@@ -102,7 +104,7 @@ impl<H> Recent<H> {
         Some(Arc::clone(handle))
     }
 
-    /// Adds a handle; returns the one that had to go. The scan is over one shard and beside a system call.
+    /// Adds a handle; returns the evicted one. The scan covers one shard and is cheap beside the system call.
     fn insert(&mut self, key: u64, handle: Arc<H>, max: usize) -> Option<Arc<H>> {
         let oldest = || self.by_key.iter().min_by_key(|(_, (_, used))| *used).map(|(&key, _)| key);
         let oldest = if self.by_key.len() >= max { oldest() } else { None };
@@ -111,11 +113,6 @@ impl<H> Recent<H> {
         self.by_key.insert(key, (handle, self.uses));
         closed
     }
-}
-
-/// Nothing under these locks can be left half done by a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
-//! A data server's local objects, and a modelled device in front of them when asked.
+//! A data server's local objects, and an optional modelled device in front of them.
 //!
-//! [`ObjectStore`] keeps the objects over a small [`FileSystem`]: the local one ([`Real`]), or, for tests, one
-//! that forgets whatever was not synced ([`testing::Forgetful`]). [`ModelledDevice`] makes requests take the time
-//! of a modelled disk in real time; it runs what it is given and knows nothing of objects.
+//! [`ObjectStore`] keeps the objects over a small [`FileSystem`]: the local one ([`Real`]) or, for tests, one that
+//! forgets everything unsynced ([`testing::Forgetful`]). [`ModelledDevice`] makes requests take the time of a modelled
+//! disk in real time; it runs the work it is given and knows nothing of objects.
 
 mod error;
 mod filesystem;
 mod handles;
-mod histogram;
 mod modelled;
 mod objects;
 mod real;

@@ -1,64 +1,65 @@
-//! A modelled device in real time: each request takes as long as the model says, and not longer because the host
-//! was slow.
+//! A modelled device in real time: each request takes as long as the model says, and no longer because the host was
+//! slow.
 //!
-//! One thread serves one transfer at a time. A transfer starts at the end of the one before, or at its submission if that
-//! is later, and its end is a deadline on the monotonic clock that the thread sleeps until. Only then it runs
-//! what was submitted with the request, which does the actual work on the store and reports the completion. The model's
-//! timeline does not depend on when the thread really woke up or how long that work took: the next
-//! transfer is chosen and its deadline set at the modelled end, before that work. How late the work began is the
-//! *lateness*; it is measured and reported, because results with much of it are worthless.
+//! One thread serves one transfer at a time. A transfer starts at the end of the previous one, or at its submission if
+//! that is later. Its end is a deadline on the monotonic clock, and the thread sleeps until then. Only then does it run
+//! the work submitted with the request, which accesses the store and reports the completion. The model's timeline does
+//! not depend on when the thread woke up or how long that work took: the next transfer is chosen and its deadline set
+//! at the modelled end, before that work. How late the work began is the *lateness*. It is measured and reported,
+//! because results with much lateness are worthless.
 //!
-//! **Grace.** A scheduler that keeps one request in flight submits the next one when it hears of a completion, that is, when
-//! the host has woken up and done the work, while a real host with a real disk would have been told at once. So a
-//! request that is submitted on the device's thread by what a completion runs, within `late_grace_us` after that
-//! completion's modelled end, counts as submitted at that end. How often that happened is reported. Requests from
-//! other threads always count from when they came.
+//! **Grace.** A scheduler that keeps one request in flight submits the next one when it learns of a completion, that
+//! is, after the host has woken up and done the work. A real host with a real disk would have learned of it at once. So
+//! a request that a completion submits on the device's thread within `late_grace_us` after that completion's modelled
+//! end counts as submitted at that end. The number of such requests is reported. Requests from other threads always
+//! count from their actual submission.
 
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle, ThreadId};
 
+use impresario_base::Histogram;
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
+use impresario_base::slab::{Key, Slab};
 use impresario_device::{DeviceParams, DeviceQueue, Disk, Io, Op, Order, Placement, Served, Taken};
 use rustix::io::Errno;
 use rustix::thread::ClockId;
 use rustix::time::Timespec;
 use serde::Serialize;
 
-use crate::histogram::Histogram;
-
-/// When a request was served on the modelled device, on the clock of [`monotonic_ns`].
+/// When the modelled device served a request, on the clock of [`monotonic_ns`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timing {
-    /// The device took it up (the first of its transfers).
+    /// Start of the first transfer of the request.
     pub started_ns: u64,
-    /// The device was done with it (the last of its transfers).
+    /// End of the last transfer of the request.
     pub finished_ns: u64,
-    /// How much later than that this is told.
+    /// Delay of this report after `finished_ns`.
     pub lateness_ns: u64,
 }
 
 /// A request to the device.
 pub struct Job {
-    /// Its transfers. None, and no flush: it costs nothing but is run in turn by the device's thread.
+    /// Its transfers. If empty and without a flush, the request costs nothing, but the device's thread runs it in turn.
     pub ios: Vec<Io>,
-    /// Bring the drive's write cache to the platter, after the transfers.
+    /// Write the drive's write cache to the platter after the transfers.
     pub flush: bool,
-    /// Run once on the device's thread when the device is done; never under a lock. Dropped without being run when
-    /// the device stops before. What it does delays other completions, not the model.
+    /// Run once on the device's thread when the request is done; never under a lock. Dropped without being run if the
+    /// device stops before. Its duration delays other completions, not the model.
     pub run: Box<dyn FnOnce(Timing) + Send>,
 }
 
-/// What the device has done since it started or since [`ModelledDevice::reset`]. Times are the model's.
+/// Statistics since the start or [`ModelledDevice::reset`]. Times are the model's.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DeviceStatus {
-    /// The order in force.
+    /// The current order.
     pub order: Order,
-    /// Requests done.
+    /// Completed requests.
     pub requests: u64,
-    /// Transfers done: more than requests where these span chunks, fewer where the elevator merged.
+    /// Completed transfers: more than requests where these span chunks, fewer where the elevator merged.
     pub transfers: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -70,46 +71,46 @@ pub struct DeviceStatus {
     pub transfer_mean_bytes: f64,
     /// Mean time of a transfer, ms.
     pub service_mean_ms: f64,
-    /// Time in which the device was busy, s.
+    /// Time for which the device was busy, s.
     pub busy_s: f64,
-    /// Moving the head, s.
+    /// Time spent moving the head, s.
     pub seek_s: f64,
-    /// Waiting for the platter, s.
+    /// Time spent waiting for the platter, s.
     pub rotation_s: f64,
-    /// Moving data, s.
+    /// Time spent moving data, s.
     pub transfer_s: f64,
     /// Transfers served from the drive's memory.
     pub cached: u64,
-    /// Transfers outstanding, the one being served included.
+    /// Outstanding transfers, including the one in service.
     pub queue_now: usize,
-    /// Mean of those outstanding whenever a transfer was taken up, itself included.
+    /// Mean number of outstanding transfers when a transfer starts, including it.
     pub queue_mean: f64,
-    /// How late the host was to report ends.
+    /// How late the host reported completions.
     pub lateness: Lateness,
-    /// Requests that counted as submitted at the end that set them off (see `late_grace_us`).
+    /// Requests that counted as submitted at the end of the request that caused them (see `late_grace_us`).
     pub grace_requests: u64,
     /// Time since the start or reset, s.
     pub measured_s: f64,
 }
 
-/// Quantiles of lateness, µs; to within a sixteenth.
+/// Quantiles of lateness, µs; accurate to one sixteenth.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Lateness {
-    /// Half were reported less late.
+    /// Median.
     pub p50_us: f64,
-    /// 99 of 100 were.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// The worst.
+    /// Maximum.
     pub max_us: f64,
 }
 
-/// Now, ns of `CLOCK_MONOTONIC`: the clock of all times here.
+/// The current time, ns of `CLOCK_MONOTONIC`: the clock of all times in this module.
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A modelled device and its thread, which ends when this is dropped.
+/// A modelled device and its thread, which ends when the value is dropped.
 pub struct ModelledDevice {
     shared: Arc<Shared>,
     placement: Placement,
@@ -126,21 +127,20 @@ struct Shared {
 struct State {
     disk: Disk,
     queue: DeviceQueue<Ticket>,
-    /// Requests without transfers left: flushes and those that cost nothing; served before the queue.
-    barriers: VecDeque<usize>,
-    jobs: Vec<Option<Waiting>>,
-    free: Vec<usize>,
-    /// The modelled end whose completions are being run.
+    /// Requests without remaining transfers: flushes and those that cost nothing; served before the queue.
+    barriers: VecDeque<Key>,
+    jobs: Slab<Waiting>,
+    /// The modelled end whose completions are running.
     reporting_ns: Option<u64>,
     serving: bool,
     closed: bool,
     statistics: Statistics,
 }
 
-/// One transfer's request and when it was submitted.
+/// The request of a transfer and its time of submission.
 #[derive(Clone, Copy)]
 struct Ticket {
-    job: usize,
+    job: Key,
     submitted_ns: u64,
 }
 
@@ -152,7 +152,7 @@ struct Waiting {
     run: Box<dyn FnOnce(Timing) + Send>,
 }
 
-/// What the device does now.
+/// The current activity of the device.
 struct Service {
     end_ns: u64,
     work: Work,
@@ -160,13 +160,13 @@ struct Service {
 
 enum Work {
     Transfer(Taken<Ticket>),
-    Barrier { job: usize },
+    Barrier { job: Key },
 }
 
 type Report = (Box<dyn FnOnce(Timing) + Send>, Timing);
 
 impl ModelledDevice {
-    /// Starts the device. An error when the parameters are out of range, or no thread can be had.
+    /// Starts the device. Fails if the parameters are out of range or no thread can be created.
     pub fn start(params: &DeviceParams) -> io::Result<Arc<ModelledDevice>> {
         params.check().map_err(|message| io::Error::new(io::ErrorKind::InvalidInput, message))?;
         let shared = Arc::new(Shared {
@@ -181,13 +181,13 @@ impl ModelledDevice {
         Ok(Arc::new(ModelledDevice { shared, placement: Placement::new(params), thread, thread_id }))
     }
 
-    /// Where files lie on this device.
+    /// The placement of files on this device.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Hands a request over; returns at once. The caller bounds how many are outstanding. After
-    /// [`ModelledDevice::stop`] the request is dropped.
+    /// Submits a request and returns at once. The caller bounds the number outstanding. After [`ModelledDevice::stop`]
+    /// the request is dropped.
     pub fn submit(&self, job: Job) {
         let mut state = self.shared.lock();
         if state.closed {
@@ -203,30 +203,30 @@ impl ModelledDevice {
         self.shared.submitted.notify_one();
     }
 
-    /// Changes the order of what is outstanding and of what comes.
+    /// Changes the order of outstanding and future requests.
     pub fn set_order(&self, order: Order) {
         self.shared.lock().queue.set_order(order);
     }
 
-    /// What the device has done.
+    /// Statistics of the device.
     pub fn status(&self) -> DeviceStatus {
         let state = self.shared.lock();
         state.statistics.status(state.queue.order(), state.queue.len() + usize::from(state.serving))
     }
 
-    /// Zeroes the statistics and empties the drive's memory of what it read, so that the next measurement begins cold.
+    /// Zeroes the statistics and clears the drive's read cache, so that the next measurement begins cold.
     pub fn reset(&self) {
         let mut state = self.shared.lock();
         state.statistics = Statistics::new();
         state.disk.forget_reads(monotonic_ns());
     }
 
-    /// Ends the device (stop what submits first): what is outstanding is dropped without being run. Waits for the thread, at most until the
-    /// transfer in progress is over; called on the device's own thread it does not wait.
+    /// Stops the device (stop its submitters first): outstanding requests are dropped without being run. Waits for the
+    /// thread, at most until the transfer in progress ends; on the device's own thread it does not wait.
     pub fn stop(&self) {
         self.shared.lock().closed = true;
         self.shared.submitted.notify_one();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread
             && thread::current().id() != self.thread_id
             && thread.join().is_err()
@@ -244,13 +244,13 @@ impl Drop for ModelledDevice {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn serve(&self) {
-        // Without this the kernel may round each deadline up by 50 µs.
+        // By default the kernel may delay each wake-up by 50 µs.
         if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
-            tracing::warn!(%error, "cannot ask for precise timers; the modelled device will report later");
+            tracing::warn!(%error, "cannot set precise timers; the modelled device will report completions later");
         }
         if !ask_for_priority() {
             tracing::debug!("no privilege to raise the priority of the modelled device's thread");
@@ -261,7 +261,7 @@ impl Shared {
             let end_ns = service.end_ns;
             let mut state = self.lock();
             let reports = state.finish(service, monotonic_ns());
-            // The device goes on at once, whenever the host hears of the end.
+            // The device goes on at once, however late the host learns of the end.
             next = if state.closed { None } else { state.begin() };
             state.reporting_ns = Some(end_ns);
             drop(state);
@@ -276,7 +276,7 @@ impl Shared {
         drop(outstanding);
     }
 
-    /// The next service, when there is one; `None` when the device is stopped.
+    /// The next service; `None` when the device is stopped.
     fn wait_for_work(&self) -> Option<Service> {
         let mut state = self.lock();
         loop {
@@ -286,23 +286,23 @@ impl Shared {
             if let Some(service) = state.begin() {
                 return Some(service);
             }
-            state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.submitted.wait(state);
         }
     }
 }
 
-/// Asks that this thread be woken before those that compute: it sleeps nearly always, and a disk does not compete with
-/// the host's processes for a processor. It needs a privilege (root, or `ulimit -r`); without it the lateness on a busy host
-/// is some milliseconds larger, and told.
+/// Requests a higher priority for this thread: it sleeps nearly always, and a disk does not compete with the host's
+/// processes for a processor. Needs a privilege (root, or `ulimit -r`); without it the lateness on a busy host is some
+/// milliseconds larger, and reported.
 fn ask_for_priority() -> bool {
     let param = libc::sched_param { sched_priority: 1 };
-    // Not for threads that a completion may start.
+    // Threads that a completion starts do not inherit the priority.
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: `param` lives through the call, which only reads it; 0 names the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const param) == 0 }
 }
 
-/// Returns at the given time or, if that is past, at once.
+/// Sleeps until the given time; returns at once if it is past.
 fn sleep_until(end_ns: u64) {
     let request = Timespec { tv_sec: (end_ns / 1_000_000_000) as i64, tv_nsec: (end_ns % 1_000_000_000) as _ };
     while rustix::thread::clock_nanosleep_absolute(ClockId::Monotonic, &request) == Err(Errno::INTR) {}
@@ -314,8 +314,7 @@ impl State {
             disk: Disk::new(params),
             queue: DeviceQueue::new(params),
             barriers: VecDeque::new(),
-            jobs: Vec::new(),
-            free: Vec::new(),
+            jobs: Slab::default(),
             reporting_ns: None,
             serving: false,
             closed: false,
@@ -326,20 +325,16 @@ impl State {
     fn add(&mut self, job: Job, submitted_ns: u64) {
         let Job { ios, flush, run } = job;
         let waiting = Waiting { transfers_left: ios.len(), flush, submitted_ns, started_ns: u64::MAX, run };
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.jobs.push(None);
-            self.jobs.len() - 1
-        });
-        self.jobs[index] = Some(waiting);
+        let job = self.jobs.insert(waiting);
         if ios.is_empty() {
-            self.barriers.push_back(index);
+            self.barriers.push_back(job);
         }
         for io in ios {
-            self.queue.push(io, Ticket { job: index, submitted_ns });
+            self.queue.push(io, Ticket { job, submitted_ns });
         }
     }
 
-    /// Takes up what comes next.
+    /// Starts the next service.
     fn begin(&mut self) -> Option<Service> {
         let service = match self.barriers.pop_front() {
             Some(job) => self.begin_barrier(job),
@@ -353,9 +348,9 @@ impl State {
         Some(service)
     }
 
-    fn begin_barrier(&mut self, job: usize) -> Service {
+    fn begin_barrier(&mut self, job: Key) -> Service {
         let (mut end_ns, mut flush) = (self.disk.busy_until_ns(), false);
-        if let Some(waiting) = &mut self.jobs[job] {
+        if let Some(waiting) = self.jobs.get_mut(job) {
             let start_ns = waiting.submitted_ns.max(end_ns);
             (end_ns, flush) = (start_ns, waiting.flush);
             waiting.started_ns = waiting.started_ns.min(start_ns);
@@ -374,7 +369,7 @@ impl State {
         let start_ns = submitted_ns.max(self.disk.busy_until_ns());
         let served = self.disk.serve(start_ns, &taken.io);
         for (_, ticket) in &taken.parts {
-            if let Some(waiting) = &mut self.jobs[ticket.job] {
+            if let Some(waiting) = self.jobs.get_mut(ticket.job) {
                 waiting.started_ns = waiting.started_ns.min(start_ns);
             }
         }
@@ -382,30 +377,30 @@ impl State {
         Service { end_ns: served.end_ns, work: Work::Transfer(taken) }
     }
 
-    /// Ends a service; returns what is to be run.
+    /// Ends a service; returns the work to run.
     fn finish(&mut self, service: Service, now_ns: u64) -> Vec<Report> {
         self.serving = false;
         let Service { end_ns, work } = service;
         let lateness_ns = now_ns.saturating_sub(end_ns);
         match work {
             Work::Barrier { job } => {
-                // One that costs nothing says nothing about how punctual the host is.
-                if self.jobs[job].as_ref().is_some_and(|waiting| waiting.flush) {
-                    self.statistics.lateness.add(lateness_ns);
+                // A request without transfers says nothing about the host's lateness.
+                if self.jobs.get(job).is_some_and(|waiting| waiting.flush) {
+                    self.statistics.lateness.record(lateness_ns);
                 }
                 self.report(job, end_ns, lateness_ns).into_iter().collect()
             }
             Work::Transfer(taken) => {
-                self.statistics.lateness.add(lateness_ns);
+                self.statistics.lateness.record(lateness_ns);
                 let parts = taken.parts.into_iter();
                 parts.filter_map(|(_, ticket)| self.end_transfer(ticket.job, end_ns, lateness_ns)).collect()
             }
         }
     }
 
-    /// One transfer less for the request; the report when that was the last.
-    fn end_transfer(&mut self, job: usize, end_ns: u64, lateness_ns: u64) -> Option<Report> {
-        let waiting = self.jobs[job].as_mut()?;
+    /// Counts off one transfer of the request; returns its report after the last.
+    fn end_transfer(&mut self, job: Key, end_ns: u64, lateness_ns: u64) -> Option<Report> {
+        let waiting = self.jobs.get_mut(job)?;
         waiting.transfers_left -= 1;
         match (waiting.transfers_left, waiting.flush) {
             (0, false) => self.report(job, end_ns, lateness_ns),
@@ -417,9 +412,8 @@ impl State {
         }
     }
 
-    fn report(&mut self, job: usize, end_ns: u64, lateness_ns: u64) -> Option<Report> {
-        let waiting = self.jobs[job].take()?;
-        self.free.push(job);
+    fn report(&mut self, job: Key, end_ns: u64, lateness_ns: u64) -> Option<Report> {
+        let waiting = self.jobs.remove(job)?;
         self.statistics.requests += 1;
         Some((waiting.run, Timing { started_ns: waiting.started_ns, finished_ns: end_ns, lateness_ns }))
     }
@@ -440,7 +434,7 @@ struct Statistics {
     cached: u64,
     outstanding_sum: u64,
     grace_requests: u64,
-    lateness: Histogram,
+    lateness: Histogram<4>,
 }
 
 impl Statistics {
@@ -460,7 +454,7 @@ impl Statistics {
             cached: 0,
             outstanding_sum: 0,
             grace_requests: 0,
-            lateness: Histogram::new(),
+            lateness: Histogram::default(),
         }
     }
 

@@ -1,26 +1,27 @@
-//! Objects: what a data server keeps of each file.
+//! Objects: what a data server stores of each file.
 //!
-//! # The format of the folder, version 1
-//! - `format`: the line `impresario objects 1`. A version that changes what is below writes another number; a server
-//!   refuses a folder whose number it does not know. Additions that old servers may ignore keep the number.
-//! - `lock`: held by the server that has the folder open; its text is only for people.
-//! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in
-//!   the folder named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file;
-//!   what was never written is a hole. The file's length is the object's length. No object means one of length 0.
-//! - Nothing else is in `objects/<xx>` in version 1. Additions (checksums, versions) take names there that begin with
+//! # The format of the directory, version 1
+//! - `format`: the line `impresario objects 1`. A version that changes the format below writes another number; a server
+//!   refuses a directory whose number it does not know. Additions that old servers may ignore keep the number.
+//! - `lock`: held by the server that has the directory open; its text is only for people.
+//! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
+//!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
+//!   range never written is a hole. The file's length is the object's length. A missing object has length 0.
+//! - Nothing else is in `objects/<xx>` in version 1. Additions (checksums, versions) use names there that begin with
 //!   the key, a dot and a word.
 //!
-//! # What is durable when
-//! [`ObjectStore::sync`] returns when all writes and truncations of the object that returned before are durable, and
-//! its name is. Before that a crash may undo them, wholly or in part. A removal is durable at the latest when
-//! another object of the same folder is synced; until then a crash may bring the object back, which wastes space
-//! but cannot be mistaken, because keys are never used twice.
+//! # Durability
+//! [`ObjectStore::sync`] returns when the object's name and all its writes and truncations that returned before are
+//! durable. Until then a crash may undo them, wholly or in part. A removal is durable at the latest when another object
+//! of the same directory is synced. Until then a crash may bring the object back, which wastes space but is harmless,
+//! because keys are never used twice.
 //!
 //! # Concurrency
-//! All calls may run at the same time. A read that overlaps a write may see parts of both; a write that overlaps
-//! a removal counts as before it. Whoever needs more order (the scheduler above does) provides it.
+//! All calls may run at the same time. A read that overlaps a write may see parts of both; a write that overlaps a
+//! removal counts as before it. A caller that needs more order, such as the scheduler, provides it.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +35,7 @@ const FORMAT: &str = "impresario objects 1";
 const FORMAT_FILE: &str = "format";
 const FORMAT_NEW: &str = "format.new";
 const OBJECTS: &str = "objects";
-/// What a folder of a data server may hold at its top.
+/// Names that a data server's directory may hold at its top level.
 const KNOWN_NAMES: [&str; 5] = [FORMAT_FILE, FORMAT_NEW, OBJECTS, "lock", "lost+found"];
 const FOLDERS: usize = 256;
 /// Longest object: the largest offset of Linux.
@@ -43,7 +44,7 @@ const OBJECT_MAX_BYTES: u64 = i64::MAX as u64;
 /// Limits of a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Objects kept open at most (at least 1; default 512); those in use at the moment come on top.
+    /// Largest number of objects kept open (at least 1; default 512), plus those in use at the moment.
     pub open_files: usize,
 }
 
@@ -53,44 +54,51 @@ impl Default for StoreOptions {
     }
 }
 
-/// A data server's objects in one folder.
+/// A data server's objects in one directory.
 pub struct ObjectStore<F: FileSystem = Real> {
     fs: F,
     handles: Handles<F::File>,
-    folders: Vec<Folder>,
+    directories: Vec<Directory>,
 }
 
-/// Whether names in a folder of objects were made or removed since it was synced last.
-struct Folder {
+/// Whether names in a directory of objects changed since its last sync.
+struct Directory {
     path: String,
-    /// Changes of names so far. It begins at 1: a server that was killed may have left changes not synced.
+    /// Number of name changes. Starts at 1: a killed server may have left unsynced changes.
     changes: AtomicU64,
-    /// Of these, known to be durable.
+    /// Of these, the number known to be durable.
     durable: AtomicU64,
 }
 
 impl ObjectStore<Real> {
-    /// Opens the folder, which is made when it is missing, for this process alone.
+    /// Opens the directory for this process alone; creates it if missing.
     pub fn open(dir: &Path, options: StoreOptions) -> Result<ObjectStore<Real>, StoreError> {
         ObjectStore::over(Real::open(dir)?, dir, options)
     }
 }
 
 impl<F: FileSystem> ObjectStore<F> {
-    /// Opens a store over a folder of any file system; `dir` is its name in messages.
+    /// Opens a store over a directory of any file system; `dir` is its name in messages.
     pub fn over(fs: F, dir: &Path, options: StoreOptions) -> Result<ObjectStore<F>, StoreError> {
         prepare(&fs, dir)?;
-        let folder =
-            |i| Folder { path: format!("{OBJECTS}/{i:02x}"), changes: AtomicU64::new(1), durable: AtomicU64::new(0) };
-        Ok(ObjectStore { fs, handles: Handles::new(options.open_files), folders: (0..FOLDERS).map(folder).collect() })
+        let directory = |i| Directory {
+            path: format!("{OBJECTS}/{i:02x}"),
+            changes: AtomicU64::new(1),
+            durable: AtomicU64::new(0),
+        };
+        Ok(ObjectStore {
+            fs,
+            handles: Handles::new(options.open_files),
+            directories: (0..FOLDERS).map(directory).collect(),
+        })
     }
 
-    /// Reads from an object until `buf` is full or the object ends; returns the bytes read, 0 when there is none.
+    /// Reads from an object until `buf` is full or the object ends; returns the bytes read, 0 if it does not exist.
     pub fn read(&self, key: u64, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.read_vectored(key, offset, &mut [IoSliceMut::new(buf)])
     }
 
-    /// The same into several buffers, one after the other. The slices are used up: do not use them afterwards.
+    /// The same into several buffers in turn. The slices are consumed: do not use them afterwards.
     pub fn read_vectored(&self, key: u64, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let Some(file) = self.existing(key)? else { return Ok(0) };
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -108,13 +116,13 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(done)
     }
 
-    /// Reads like [`ObjectStore::read`] if that needs no device: the object is open and the range is in memory.
-    /// `None` when it might wait.
+    /// Reads like [`ObjectStore::read`] if that needs no device: the object is open and the range is in memory. `None`
+    /// if it might wait.
     pub fn read_cached(&self, key: u64, offset: u64, buf: &mut [u8]) -> Option<io::Result<usize>> {
         self.read_vectored_cached(key, offset, &mut [IoSliceMut::new(buf)])
     }
 
-    /// The same into several buffers, one after the other. The slices are left as they are.
+    /// The same into several buffers in turn. The slices are left unchanged.
     pub fn read_vectored_cached(
         &self,
         key: u64,
@@ -146,8 +154,29 @@ impl<F: FileSystem> ObjectStore<F> {
         }
     }
 
-    /// Writes the slices one after the other; the object appears with its first write. Returns the bytes written, which is
-    /// all of them. Nothing to write makes no object.
+    /// Begins to read a range of an object into memory, and does not wait for it. A hint: nothing tells whether it did.
+    pub fn will_read(&self, key: u64, range: Range<u64>) {
+        if let Ok(Some(file)) = self.existing(key) {
+            self.fs.will_read(&file, range);
+        }
+    }
+
+    /// Waits until a range that [`ObjectStore::will_read`] was asked for is in memory, as far as the object reaches.
+    pub fn wait_for(&self, key: u64, range: Range<u64>) -> io::Result<()> {
+        const STEP_BYTES: u64 = 512 << 10;
+        let Some(file) = self.existing(key)? else { return Ok(()) };
+        let mut byte = [0];
+        // A byte is there when its page is; pages of one request of the device come together.
+        let mut at = range.start;
+        while at < range.end {
+            at = (at + STEP_BYTES).min(range.end);
+            self.fs.read(&file, at - 1, &mut [IoSliceMut::new(&mut byte)])?;
+        }
+        Ok(())
+    }
+
+    /// Writes the slices one after the other; the first write creates the object. Returns the number of bytes written,
+    /// which is all of them. An empty write creates no object.
     pub fn write_vectored(&self, key: u64, offset: u64, bufs: &[IoSlice<'_>]) -> Result<usize, WriteError> {
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         if wanted == 0 {
@@ -157,7 +186,7 @@ impl<F: FileSystem> ObjectStore<F> {
             return Err(WriteError { written: 0, source: too_large() });
         }
         let file = self.existing_or_new(key).map_err(|source| WriteError { written: 0, source })?;
-        // Nearly always the file system takes everything at once; only otherwise are the slices copied.
+        // The file system nearly always takes everything at once; only otherwise are the slices copied.
         let first = self.write_some(&file, offset, bufs, 0)?;
         if first == wanted {
             return Ok(wanted);
@@ -173,22 +202,22 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(written)
     }
 
-    /// Makes the object durable as it is now, and its name. No object: nothing to do but its absence.
+    /// Makes the object's current content and its name durable. For a missing object, makes its absence durable.
     pub fn sync(&self, key: u64) -> io::Result<()> {
-        let folder = self.folder(key);
-        // Read before the file is opened: the name that it is opened by is among these changes.
-        let changes = folder.changes.load(Ordering::Acquire);
+        let directory = self.directory(key);
+        // Read before the file is opened: the name by which it is opened is among these changes.
+        let changes = directory.changes.load(Ordering::Acquire);
         if let Some(file) = self.existing(key)? {
             self.fs.sync(&file)?;
         }
-        if folder.durable.load(Ordering::Acquire) < changes {
-            self.fs.sync_dir(&folder.path)?;
-            folder.durable.fetch_max(changes, Ordering::AcqRel);
+        if directory.durable.load(Ordering::Acquire) < changes {
+            self.fs.sync_dir(&directory.path)?;
+            directory.durable.fetch_max(changes, Ordering::AcqRel);
         }
         Ok(())
     }
 
-    /// Cuts or extends the object; makes it when `len` is not 0.
+    /// Sets the length of the object; creates it if `len` is not 0.
     pub fn truncate(&self, key: u64, len: u64) -> io::Result<()> {
         if len > OBJECT_MAX_BYTES {
             return Err(too_large());
@@ -197,19 +226,19 @@ impl<F: FileSystem> ObjectStore<F> {
         file.map_or(Ok(()), |file| self.fs.set_len(&file, len))
     }
 
-    /// Removes the object; no error when there is none.
+    /// Removes the object; succeeds if there is none.
     pub fn unlink(&self, key: u64) -> io::Result<()> {
         let removed = self.handles.remove(key, || self.fs.unlink(&self.path(key)));
         match removed {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => {
-                self.folder(key).changes.fetch_add(1, Ordering::AcqRel);
+                self.directory(key).changes.fetch_add(1, Ordering::AcqRel);
                 removed
             }
         }
     }
 
-    /// The state of the object; zeros when there is none.
+    /// The state of the object; zeros if there is none.
     pub fn stat(&self, key: u64) -> io::Result<FileState> {
         match self.existing(key)? {
             Some(file) => self.fs.stat(&file),
@@ -217,12 +246,12 @@ impl<F: FileSystem> ObjectStore<F> {
         }
     }
 
-    /// Room for objects.
+    /// Space for objects.
     pub fn statfs(&self) -> io::Result<SpaceState> {
         self.fs.space()
     }
 
-    /// True when objects live in memory alone: then no read or write waits for a device.
+    /// Whether objects live in memory only: then no read or write waits for a device.
     pub fn in_memory(&self) -> bool {
         self.fs.in_memory()
     }
@@ -235,7 +264,7 @@ impl<F: FileSystem> ObjectStore<F> {
         written: usize,
     ) -> Result<usize, WriteError> {
         match self.fs.write(file, offset, bufs) {
-            // A file system that takes nothing and gives no reason would have us ask for ever.
+            // A file system that takes nothing without an error would cause an endless loop.
             Ok(0) => Err(WriteError { written, source: io::ErrorKind::WriteZero.into() }),
             Ok(len) => Ok(len),
             Err(source) => Err(WriteError { written, source }),
@@ -255,7 +284,7 @@ impl<F: FileSystem> ObjectStore<F> {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let file = self.fs.open(&self.path(key), true)?;
-                self.folder(key).changes.fetch_add(1, Ordering::AcqRel);
+                self.directory(key).changes.fetch_add(1, Ordering::AcqRel);
                 Ok(Some(file))
             }
             Err(e) => Err(e),
@@ -263,8 +292,8 @@ impl<F: FileSystem> ObjectStore<F> {
         file.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn folder(&self, key: u64) -> &Folder {
-        &self.folders[key as usize % FOLDERS]
+    fn directory(&self, key: u64) -> &Directory {
+        &self.directories[key as usize % FOLDERS]
     }
 
     fn path(&self, key: u64) -> String {
@@ -272,7 +301,7 @@ impl<F: FileSystem> ObjectStore<F> {
     }
 }
 
-/// Checks the format, or writes it into an empty folder; makes the folders.
+/// Checks the format, or writes it into an empty directory; creates the subdirectories.
 fn prepare<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
     let failed = |source: io::Error| StoreError::Io { dir: dir.into(), source };
     let not_writable = |source: io::Error| StoreError::NotWritable { dir: dir.into(), source };
@@ -287,7 +316,7 @@ fn prepare<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let names = fs.names().map_err(failed)?;
-            // `objects` comes after `format`: without that it is somebody else's.
+            // `objects` is created after `format`: without `format` it belongs to something else.
             let ours = |name: &String| KNOWN_NAMES.contains(&name.as_str()) && name != OBJECTS;
             if let Some(found) = names.into_iter().find(|name| !ours(name)) {
                 return Err(StoreError::Foreign { dir: dir.into(), found });
@@ -301,7 +330,7 @@ fn prepare<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
     fs.sync_dir(OBJECTS).and_then(|()| fs.sync_dir("")).map_err(failed)
 }
 
-/// The format file is there wholly or not at all, whenever the power fails.
+/// After a power failure the format file is either complete or absent.
 fn write_format<F: FileSystem>(fs: &F) -> io::Result<()> {
     let file = fs.open(FORMAT_NEW, true)?;
     let line = format!("{FORMAT}\n");
@@ -314,12 +343,12 @@ fn write_format<F: FileSystem>(fs: &F) -> io::Result<()> {
     fs.sync_dir("")
 }
 
-/// True when a byte can lie at `offset + done`.
+/// Whether a byte can lie at `offset + done`.
 fn offset_fits(offset: u64, done: usize) -> bool {
     offset.checked_add(done as u64).is_some_and(|at| at < OBJECT_MAX_BYTES)
 }
 
-/// EFBIG, as the kernel gives it.
+/// EFBIG, as the kernel reports it.
 fn too_large() -> io::Error {
     rustix::io::Errno::FBIG.into()
 }

@@ -1,25 +1,29 @@
-//! A folder of the local file system.
+//! A directory of the local file system.
 
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, ResolveFlags};
+use impresario_device::device_limits;
+use rustix::fs::{Advice, AtFlags, Dir, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
 use crate::filesystem::{FileState, FileSystem, SpaceState};
 
-/// A folder of the local file system, locked against other servers for as long as this lives.
+/// A directory of the local file system, locked against other servers while this value lives.
 ///
-/// Paths are resolved beneath it and follow no symbolic link, so that nothing planted in the folder leads out
-/// of it.
+/// Paths are resolved beneath it and follow no symbolic link, so that nothing planted in the directory leads out of it.
 #[derive(Debug)]
 pub struct Real {
     root: OwnedFd,
     in_memory: bool,
+    /// The kernel cuts longer advice.
+    advice_max_bytes: u64,
     /// The kernel has `openat2` (Linux 5.6).
     confined: AtomicBool,
     _lock: OwnedFd,
@@ -32,15 +36,17 @@ const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 const SLICES_MAX: usize = 1024;
 
 impl Real {
-    /// Opens the folder, which is made when it is missing, and locks it.
+    /// Opens and locks the directory; creates it if missing.
     pub fn open(dir: &Path) -> Result<Real, StoreError> {
         let failed = |source: io::Error| StoreError::Open { dir: dir.into(), source };
-        make_folder(dir).map_err(failed)?;
+        make_directory(dir).map_err(failed)?;
         let root = rustix::fs::open(dir, DIR_FLAGS, Mode::empty()).map_err(|e| failed(e.into()))?;
         let lock = lock(&root, dir)?;
         let kind = rustix::fs::fstatfs(&root).map_err(|e| failed(e.into()))?.f_type as u64;
         let in_memory = MEMORY_FILE_SYSTEMS.contains(&(kind & 0xffff_ffff));
-        Ok(Real { root, in_memory, confined: AtomicBool::new(true), _lock: lock })
+        let dev = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
+        let advice_max_bytes = device_limits(Path::new("/sys"), dev).call_bytes;
+        Ok(Real { root, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: lock })
     }
 
     fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -49,7 +55,7 @@ impl Real {
         if self.confined.load(Ordering::Relaxed) {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             match rustix::fs::openat2(&self.root, path, flags, mode, resolve) {
-                // Some containers refuse the call as EPERM; if it was the file system, it says so again below.
+                // Some containers refuse the call with EPERM; if the file system refused, the open below fails too.
                 Err(Errno::NOSYS | Errno::PERM) => self.confined.store(false, Ordering::Relaxed),
                 opened => return Ok(opened?),
             }
@@ -60,8 +66,8 @@ impl Real {
 
 const DIR_FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 
-/// Makes the folder and its parents, and the name of the folder durable.
-fn make_folder(dir: &Path) -> io::Result<()> {
+/// Creates the directory and its parents, and makes its name durable.
+fn make_directory(dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
     }
@@ -70,7 +76,7 @@ fn make_folder(dir: &Path) -> io::Result<()> {
     fs::File::open(parent)?.sync_all()
 }
 
-/// Takes the lock file, or says who has it.
+/// Takes the lock file, or reports its holder.
 fn lock(root: &OwnedFd, dir: &Path) -> Result<OwnedFd, StoreError> {
     let not_writable = |e: Errno| StoreError::NotWritable { dir: dir.into(), source: e.into() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -85,7 +91,7 @@ fn lock(root: &OwnedFd, dir: &Path) -> Result<OwnedFd, StoreError> {
         }
         locked => locked.map_err(not_writable)?,
     }
-    // For people and for the message above only: the lock is what counts, and it dies with the process.
+    // For people and for the message above only: the lock is what counts, and it ends with the process.
     rustix::fs::ftruncate(&file, 0).map_err(not_writable)?;
     rustix::io::pwrite(&file, format!("{}\n", std::process::id()).as_bytes(), 0).map_err(not_writable)?;
     Ok(file)
@@ -116,6 +122,13 @@ impl FileSystem for Real {
         }
     }
 
+    fn will_read(&self, file: &OwnedFd, range: Range<u64>) {
+        for at in range.clone().step_by(self.advice_max_bytes as usize) {
+            let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));
+            let _ = rustix::fs::fadvise(file, at, len, Advice::WillNeed);
+        }
+    }
+
     fn write(&self, file: &OwnedFd, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         retry(|| match bufs {
             [buf] => rustix::io::pwrite(file, buf, offset),
@@ -128,7 +141,7 @@ impl FileSystem for Real {
     }
 
     fn sync(&self, file: &OwnedFd) -> io::Result<()> {
-        // Not fdatasync: the modification time is the file's, and its users ask the objects for it.
+        // Not fdatasync: an object's modification time is reported as its file's.
         retry(|| rustix::fs::fsync(file))
     }
 
@@ -198,7 +211,7 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// As many buffers as the kernel takes at once.
+/// The buffers that the kernel takes at once.
 fn cut_mut<'a, 'b>(bufs: &'a mut [IoSliceMut<'b>]) -> &'a mut [IoSliceMut<'b>] {
     let len = bufs.len().min(SLICES_MAX);
     &mut bufs[..len]
@@ -209,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_leads_out_of_the_folder() {
+    fn nothing_leads_out_of_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret"), "x").unwrap();

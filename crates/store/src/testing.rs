@@ -1,13 +1,15 @@
-//! A file system in memory that forgets, at a crash, whatever was not synced: for tests of durability.
+//! A file system in memory that forgets everything unsynced at a crash, for tests of durability.
 //!
-//! It is as strict as POSIX allows. `sync` of a file makes its content and length durable but not its name; only `sync_dir`
-//! makes names durable: those made, those removed and those changed. A folder itself is a name in its parent.
-//! [`Forgetful::crash`] forgets all that is not durable; [`Forgetful::crash_partly`] lets any part of it survive, since a
-//! file system may write out what it likes before it is asked.
+//! It is as strict as POSIX allows. `sync` of a file makes its content and length durable but not its name. Only
+//! `sync_dir` makes names durable: created, removed and changed ones. A directory itself is a name in its parent.
+//! [`Forgetful::crash`] forgets all that is not durable; [`Forgetful::crash_partly`] lets any part of it survive, since
+//! a file system may write out data at any time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use impresario_base::lock::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
@@ -50,7 +52,7 @@ struct Inode {
     mtime_secs: i64,
 }
 
-/// What a device writes at once: a part of a write may survive in units of this.
+/// The unit that a device writes atomically: a part of a write may survive in units of this.
 const BLOCK_BYTES: usize = 512;
 
 impl Default for Forgetful {
@@ -60,7 +62,7 @@ impl Default for Forgetful {
 }
 
 impl Forgetful {
-    /// An empty folder on a device of `capacity_bytes`, all kept in memory: keep it small.
+    /// An empty directory on a device of `capacity_bytes`, all kept in memory: keep it small.
     pub fn new(capacity_bytes: u64) -> Forgetful {
         let (now, durable) = (Names::default(), Names::default());
         let state = State {
@@ -76,13 +78,13 @@ impl Forgetful {
         Forgetful { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The power fails: forgets everything that is not durable.
+    /// A power failure: forgets everything that is not durable.
     pub fn crash(&self) {
         self.lock().crash(|| false);
     }
 
-    /// The power fails: of what is not durable, each name, each length and each block survives or not as a random draw
-    /// from `seed` says.
+    /// A power failure: of what is not durable, each name, length and block survives or not as a random draw from
+    /// `seed` decides.
     pub fn crash_partly(&self, seed: u64) {
         let mut state = seed;
         let mut survives = || {
@@ -92,29 +94,24 @@ impl Forgetful {
         self.lock().crash(&mut survives);
     }
 
-    /// From now on the device has this many bytes; what is there stays.
-    pub fn set_capacity(&self, capacity_bytes: u64) {
-        self.lock().capacity_bytes = capacity_bytes;
-    }
-
-    /// From now on every sync fails with EIO and makes nothing durable, or no longer.
+    /// Makes every sync fail with EIO without making anything durable, or ends that.
     pub fn fail_syncs(&self, fail: bool) {
         self.lock().fail_syncs = fail;
     }
 
-    /// After so many more changes and syncs every one fails with EIO, until the next crash: to stop a server at
-    /// any point of what it does.
+    /// After this many more changes and syncs every one fails with EIO until the next crash: to stop a server at any
+    /// point.
     pub fn stop_after(&self, changes: u64) {
         self.lock().changes_left = changes;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
 impl State {
-    /// Counts a change or a sync, and says whether it may still happen.
+    /// Counts a change or a sync; an error if it may not happen any more.
     fn change(&mut self) -> io::Result<()> {
         self.ticks += 1;
         self.changes_left = self.changes_left.checked_sub(1).ok_or(Errno::IO)?;
@@ -128,7 +125,7 @@ impl State {
         self.inodes.get_mut(file.inode).ok_or_else(|| Errno::BADF.into())
     }
 
-    /// Fails as the name's folder would.
+    /// Fails as the name's directory would.
     fn check_parent(&self, path: &str) -> io::Result<()> {
         let there = parent(path).is_empty() || self.now.dirs.contains(parent(path));
         if there { Ok(()) } else { Err(Errno::NOENT.into()) }
@@ -156,7 +153,7 @@ impl State {
         let made: Vec<String> = now.dirs.difference(&old.dirs).filter(|_| survives()).cloned().collect();
         let mut dirs: BTreeSet<String> = old.dirs;
         dirs.extend(made);
-        // A name whose folder is gone is gone with it.
+        // A name whose directory is lost is lost with it.
         let reachable = |path: &str| ancestors(path).all(|dir| dirs.contains(dir));
         files.retain(|path, _| reachable(path));
         let dirs = dirs.iter().filter(|path| reachable(path)).cloned().collect();
@@ -181,7 +178,7 @@ fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// The folders that a path lies in, without the top.
+/// The directories that contain a path, without the top.
 fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(i, _)| &path[..i])
 }
@@ -223,7 +220,7 @@ impl FileSystem for Forgetful {
         self.read(file, offset, bufs).map(Some)
     }
 
-    /// Takes as much as there is room for, as a real one does: the call that follows a short one fails.
+    /// Takes as much as there is space for, as a real one does: the call that follows a short one fails.
     fn write(&self, file: &ForgetfulFile, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut state = self.lock();
         state.change()?;
@@ -376,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_a_name_too() {
+    fn a_directory_is_a_name_too() {
         let fs = Forgetful::default();
         fs.make_dir("d").unwrap();
         fs.sync(&put(&fs, "d/file", "content")).unwrap();

@@ -1,4 +1,4 @@
-//! The modelled device in real time. Nothing here depends on how fast the host is: only order, sums and what must
+//! The modelled device in real time. No test depends on the speed of the host: they check order, sums and what must
 //! hold however late it wakes up.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,7 +24,7 @@ fn collect(done: &Receiver<Done>, count: usize) -> Vec<Done> {
     (0..count).map(|_| done.recv_timeout(PATIENCE).expect("every request is reported")).collect()
 }
 
-/// A disk that is quick enough for tests and slow enough to queue at.
+/// A disk that is quick enough for tests and slow enough for a queue to form.
 fn quick() -> DeviceParams {
     DeviceParams {
         rpm: 30_000,
@@ -52,9 +52,9 @@ fn requests_are_served_one_at_a_time_in_arrival_order_and_never_early() {
     let reports = collect(&done, 50);
     assert_eq!(reports.iter().map(|r| r.0).collect::<Vec<_>>(), (0..50).collect::<Vec<_>>());
     assert!(reports[0].1.started_ns >= before);
-    for (_, timing, told_ns) in &reports {
+    for (_, timing, reported_ns) in &reports {
         assert!(timing.started_ns < timing.finished_ns);
-        assert!(*told_ns >= timing.finished_ns + timing.lateness_ns, "never told early");
+        assert!(*reported_ns >= timing.finished_ns + timing.lateness_ns, "never reported early");
     }
     for pair in reports.windows(2) {
         assert!(pair[1].1.started_ns >= pair[0].1.finished_ns);
@@ -90,7 +90,7 @@ fn what_a_completion_does_is_not_charged_to_the_model() {
     for pair in reports.windows(2) {
         assert_eq!(pair[1].1.started_ns, pair[0].1.finished_ns);
     }
-    assert!(device.status().lateness.max_us > 1000.0, "and the lateness is told: {:?}", device.status());
+    assert!(device.status().lateness.max_us > 1000.0, "and the lateness is reported: {:?}", device.status());
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn the_elevator_sorts_and_merges() {
     let params = DeviceParams { order: Order::Elevator, ..quick() };
     let device = ModelledDevice::start(&params).unwrap();
     let (send, done) = channel();
-    // The first is taken up at once; the others are outstanding together, in the worst order, two and two neighbours.
+    // The first starts at once; the others are outstanding together, in the worst order, two and two neighbours.
     device.submit(job(0, vec![LONG], &send));
     for (name, address) in [(1, 900), (2, 901), (3, 700), (4, 701), (5, 500)] {
         device.submit(job(name, vec![Io::read(address * 65536, 65536)], &send));
@@ -142,7 +142,7 @@ fn a_request_is_reported_once_after_its_last_transfer_and_its_flush() {
     let status = device.status();
     assert_eq!((status.requests, status.transfers, status.flushes, status.write_bytes), (4, 4, 2, 4 * 4096));
     let timing = |name| reports.iter().find(|r| r.0 == name).map(|r| r.1).unwrap();
-    // The flush of 1 or that of 2 had to bring some of the four places to the platter.
+    // The flush of 1 or that of 2 had to write some of the four ranges to the platter.
     let flushed_ns = timing(1).finished_ns.max(timing(2).finished_ns) - timing(0).started_ns;
     assert!(flushed_ns > 1_000_000, "{flushed_ns}");
 }
@@ -186,23 +186,23 @@ fn a_panic_in_a_completion_stops_nothing() {
 
 #[test]
 fn stopping_drops_what_is_outstanding() {
-    struct Told(Sender<&'static str>);
-    impl Drop for Told {
+    struct DropReport(Sender<&'static str>);
+    impl Drop for DropReport {
         fn drop(&mut self) {
             let _ = self.0.send("dropped");
         }
     }
     let device = ModelledDevice::start(&DeviceParams::default()).unwrap();
-    let (send, told) = channel();
+    let (send, report) = channel();
     for i in 0..100 {
-        let told = Told(send.clone());
-        let run = Box::new(move |_| drop(told));
+        let report = DropReport(send.clone());
+        let run = Box::new(move |_| drop(report));
         device.submit(Job { ios: vec![far(i)], flush: false, run });
     }
     device.stop();
-    let late = Told(send.clone());
+    let late = DropReport(send.clone());
     device.submit(Job { ios: vec![far(1)], flush: false, run: Box::new(move |_| drop(late)) });
-    assert_eq!((0..101).filter(|_| told.recv_timeout(PATIENCE).is_ok()).count(), 101);
+    assert_eq!((0..101).filter(|_| report.recv_timeout(PATIENCE).is_ok()).count(), 101);
     assert!(device.status().requests < 100);
     device.stop();
 }

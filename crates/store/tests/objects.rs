@@ -10,10 +10,10 @@ use impresario_store::testing::Forgetful;
 use impresario_store::{FileSystem, ObjectStore, Real, StoreError, StoreOptions};
 use proptest::prelude::*;
 
-/// Fewer handles than keys, so that they are closed and opened again.
+/// Fewer handles than keys, so that handles are evicted and opened again.
 const FEW: StoreOptions = StoreOptions { open_files: 2 };
 
-/// In memory where there is such a place: many short runs should not wait for a device each time.
+/// In memory where possible: many short runs need not wait for a device each time.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -47,7 +47,7 @@ enum Step {
     Crash { seed: Option<u64> },
 }
 
-/// Keys that share a folder and keys that do not.
+/// Keys that share a directory and keys that do not.
 fn any_key() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1u64), Just(2), Just(0x101), Just(0xffff_ffff_ffff_ff01)]
 }
@@ -69,12 +69,12 @@ fn any_step_or_crash() -> impl Strategy<Value = Step> {
     prop_oneof![12 => any_step(), 1 => prop::option::of(any::<u64>()).prop_map(|seed| Step::Crash { seed })]
 }
 
-/// What is written: differs by byte and by step.
+/// Content that differs by byte and by step.
 fn pattern(len: usize, fill: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ fill).collect()
 }
 
-/// One step on both; what is read must be the same.
+/// Applies one step to both; reads must return the same bytes.
 fn apply<F: FileSystem>(
     store: &ObjectStore<F>,
     model: &mut HashMap<u64, Vec<u8>>,
@@ -153,7 +153,7 @@ proptest! {
         let fs = Forgetful::default();
         let mut store = over(&fs);
         let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
-        // What each object was at its last sync, and whether it was touched since.
+        // The content of each object at its last sync, and whether it changed since.
         let mut synced: HashMap<u64, (Vec<u8>, bool)> = HashMap::new();
         for step in &steps {
             apply(&store, &mut model, step)?;
@@ -175,7 +175,7 @@ proptest! {
                             prop_assert_eq!(&content(&store, *key), object, "object {:x}", key);
                         }
                     }
-                    // What survived by luck is the new truth; what of it is durable is unknown until the next sync.
+                    // What survived by luck is the new truth; how much of it is durable is unknown until the next sync.
                     model = [1, 2, 0x101, 0xffff_ffff_ffff_ff01].map(|key| (key, content(&store, key))).into();
                     model.retain(|_, object| !object.is_empty());
                     synced.retain(|_, (_, touched)| !*touched);
@@ -343,7 +343,7 @@ fn threads_with_few_handles_do_not_mix_objects_up() {
 
 #[test]
 fn what_is_in_the_page_cache_is_read_without_waiting() {
-    // A folder in memory always can; elsewhere the kernel decides, and must then agree with a plain read.
+    // A directory in memory always can; elsewhere the kernel decides, and must then agree with a plain read.
     let dir = scratch();
     let store = ObjectStore::open(dir.path(), StoreOptions::default()).unwrap();
     write(&store, 1, 0, &[7; 10_000]);
@@ -360,21 +360,21 @@ fn what_is_in_the_page_cache_is_read_without_waiting() {
 }
 
 #[test]
-fn a_folder_serves_one_server_at_a_time() {
+fn a_directory_serves_one_server_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("a/b");
-    let first = open(&folder);
-    let error = ObjectStore::open(&folder, FEW).err().unwrap();
+    let directory = dir.path().join("a/b");
+    let first = open(&directory);
+    let error = ObjectStore::open(&directory, FEW).err().unwrap();
     assert!(matches!(error, StoreError::InUse { .. }));
     let text = error.to_string();
     assert!(text.contains("is in use by another server (process ") && text.contains("a/b"), "{text}");
     write(&first, 1, 0, b"kept");
     drop(first);
-    assert_eq!(content(&open(&folder), 1), b"kept");
+    assert_eq!(content(&open(&directory), 1), b"kept");
 }
 
 #[test]
-fn foreign_folders_and_other_versions_are_refused() {
+fn foreign_directories_and_other_versions_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.tex"), "x").unwrap();
     let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
@@ -397,7 +397,7 @@ fn foreign_folders_and_other_versions_are_refused() {
 }
 
 #[test]
-fn a_crash_at_any_point_of_the_first_start_leaves_a_folder_that_can_be_started() {
+fn a_crash_at_any_point_of_the_first_start_leaves_a_directory_that_can_be_started() {
     let mut stopped = 0;
     for changes in (0..12).chain((12..300).step_by(7)) {
         for seed in 0..8u64 {
@@ -422,7 +422,7 @@ fn a_crash_at_any_point_of_the_first_start_leaves_a_folder_that_can_be_started()
     assert!(stopped > 300, "{stopped}");
 }
 
-/// A small file system in memory, when the test may mount one.
+/// A small file system in memory, if the test may mount one.
 struct Mount(tempfile::TempDir);
 
 impl Mount {
@@ -433,7 +433,7 @@ impl Mount {
         match mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), options.as_c_str()) {
             Ok(()) => Some(Mount(dir)),
             Err(error) => {
-                eprintln!("skipped: mounting a small file system is not permitted here ({error})");
+                impresario_testing::skip("root", format!("a small tmpfs cannot be mounted: {error}"));
                 None
             }
         }
@@ -470,7 +470,7 @@ fn a_full_file_system_says_so() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_says_so() {
+fn a_directory_that_cannot_be_written_says_so() {
     let Some(mount) = Mount::new("size=1m,nr_inodes=1") else { return };
     let error = Real::open(mount.0.path()).err().unwrap();
     assert!(matches!(error, StoreError::NotWritable { .. }), "{error}");

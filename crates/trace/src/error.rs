@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use impresario_sched::trace::{DecodeError, EncodeError};
+use crate::codec::{DecodeError, EncodeError};
 
 /// Why a trace was not read, written or converted.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use impresario_sched::trace::Record;
+use crate::codec::Record;
 
 /// Gives the records of an iterator in order of arrival as long as none is more than `window` records late; later ones
 /// are given as they come and counted. Holds `window` records.
@@ -63,7 +63,7 @@ impl<E, I: Iterator<Item = Result<Record, E>>> Iterator for Ordered<I> {
 
 #[cfg(test)]
 mod tests {
-    use impresario_sched::trace::TraceOp;
+    use crate::codec::TraceOp;
     use impresario_sched::{FileId, Nanos};
 
     use super::*;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use impresario_sched::trace::{Decoder, Ending, FileInfo, Header, Origin, Record, Step};
+use crate::codec::{Decoder, Ending, FileInfo, Header, Origin, Record, Step};
 
 use crate::TraceError;
 
@@ -73,7 +73,7 @@ impl<R: Read> Reader<R> {
             host: String::new(),
             source: String::new(),
             command: String::new(),
-            space: impresario_sched::trace::Space::File,
+            space: crate::codec::Space::File,
         };
         // Always there: a reader without one is not handed out.
         self.decoder.header().unwrap_or(&NONE)

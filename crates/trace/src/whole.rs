@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use impresario_sched::FileId;
-use impresario_sched::trace::{
+use crate::codec::{
     Ending, FILES_MAX, FileInfo, Header, ORIGINS_MAX, Origin, OriginId, PATH_BYTES_MAX, Record, TEXT_BYTES_MAX,
 };
+use impresario_sched::FileId;
 use rustc_hash::FxHashMap;
 
 use crate::{Reader, TraceError, Writer};

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::codec::{EncodeError, Encoder, FileInfo, Header, Origin, OriginId, Record};
 use impresario_sched::FileId;
-use impresario_sched::trace::{EncodeError, Encoder, FileInfo, Header, Origin, OriginId, Record};
 use rustc_hash::FxHashMap;
 
 use crate::TraceError;

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::process::Command;
 
-use impresario_sched::trace::{Ending, FileInfo, Header, Origin, Record, TraceOp};
 use impresario_sched::{FileId, Nanos};
+use impresario_trace::codec::{Ending, FileInfo, Header, Origin, Record, TraceOp};
 use impresario_trace::{Ordered, Reader, Trace, TraceError, Writer};
 
 fn record(i: u64) -> Record {

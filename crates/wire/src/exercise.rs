@@ -1,7 +1,7 @@
 //! What a decoder must survive: one function that the fuzzer, the property tests and the regression tests share.
 
 use crate::frame::{FrameHeader, HEADER_BYTES, Kind, Limits, decode_body, encode_frame};
-use crate::{Answer, Call, Hello, Welcome};
+use crate::{Answer, Call, Hello, LIST_EXTENTS_MAX, Welcome};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -23,7 +23,18 @@ pub fn decode_everything(bytes: &[u8]) {
         there_and_back::<Hello>(Kind::Hello, body);
         there_and_back::<Welcome>(Kind::Welcome, body);
         there_and_back::<Call>(Kind::Call, body);
+        judge_list(body);
         there_and_back::<Answer>(Kind::Answer, body);
+    }
+}
+
+/// A list that is accepted holds what was checked and nothing else.
+fn judge_list(body: &[u8]) {
+    let Ok(Call::ReadList { extents, .. }) = decode_body::<Call>(body) else { return };
+    if let Ok(bytes) = extents.check(1 << 26) {
+        assert!(bytes <= 1 << 26 && (1..=LIST_EXTENTS_MAX as u64).contains(&extents.count()));
+        assert_eq!(extents.iter().map(|extent| u64::from(extent.1)).sum::<u64>(), bytes);
+        assert!(extents.iter().all(|(at, len)| len > 0 && at + u64::from(len) <= i64::MAX as u64));
     }
 }
 

@@ -13,7 +13,7 @@
 //! | 20–23 | length of the payload |
 //!
 //! Everything here is a pure function of bytes. Lengths are checked before anything is allocated or awaited, so a
-//! frame that claims 4 GiB costs its sender the connection and nobody memory.
+//! frame that claims 4 GiB costs its sender the connection and the receiver no memory.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn a_body_over_the_limit_is_refused_and_leaves_the_buffer_alone() {
         let mut out = b"before".to_vec();
-        let call = Call::Meta(MetaCall::Unlink { path: vec![b'x'; 70_000] });
+        let call = Call::Meta { who: Who::default(), call: MetaCall::Unlink { path: vec![b'x'; 70_000] } };
         let error = encode_frame(Kind::Call, 1, &call, 0, &mut out).unwrap_err();
         assert!(matches!(error, FrameError::BodyTooLong { limit: BODY_MAX_BYTES, .. }), "{error}");
         assert_eq!(out, b"before");
@@ -383,6 +383,8 @@ mod tests {
                 lane_offset,
                 len
             }),
+            (who(), any::<u64>(), proptest::collection::vec((any::<u64>(), any::<u32>()), 0..20))
+                .prop_map(|(who, f, pairs)| Call::ReadList { who, file: FileKey(f), extents: Extents::of(&pairs) }),
             (who(), any::<u64>(), any::<u64>()).prop_map(move |(who, f, offset)| Call::FileWrite {
                 who,
                 file: FileKey(f),
@@ -390,7 +392,10 @@ mod tests {
                 offset
             }),
             (bytes(), any::<u32>(), any::<bool>()).prop_map(|(path, mode, exclusive)| {
-                Call::Meta(MetaCall::Create { path, mode, uid: 1, gid: 2, exclusive, layout: None })
+                Call::Meta {
+                    who: Who::default(),
+                    call: MetaCall::Create { path, mode, uid: 1, gid: 2, exclusive, layout: None },
+                }
             }),
             (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(job, user, write)| Call::Explain {
                 job,
@@ -399,11 +404,16 @@ mod tests {
                 file: job / 3,
                 write
             }),
-            ("[a-z]{0,9}", "[ -~]{0,9}").prop_map(|(n, v)| Call::SetPolicy { name: n.clone(), params: vec![(n, v)] }),
+            ("[a-z]{0,9}", "[ -~]{0,9}", any::<i64>()).prop_map(|(n, v, at_shared_ns)| Call::SetPolicy {
+                name: n.clone(),
+                params: vec![(n, v)],
+                at_shared_ns
+            }),
         ]
         .prop_map(|call| encode(Kind::Call, 1, &call, 0).unwrap());
         let answers = prop_oneof![
             any::<u32>().prop_map(Answer::Written),
+            (any::<u32>(), any::<u32>()).prop_map(|(at, missing)| Answer::Piece { at, missing }),
             (any::<u64>(), any::<i64>(), 0u32..1_000_000_000).prop_map(|(size, secs, nanos)| {
                 Answer::Object(ObjectInfo { size, mtime: Time { secs, nanos }, used_bytes: size })
             }),

@@ -3,8 +3,10 @@
 use impresario_layout::Layout;
 use serde::{Deserialize, Serialize};
 
+use crate::list::Extents;
+
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -85,7 +87,8 @@ pub fn same_boot(incarnation: u64, later: u64) -> bool {
 /// A request to a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Call {
-    /// Data server: read `len` bytes of an object. Answer: [`Answer::Data`]; short where the object ends.
+    /// Data server: read `len` bytes of an object. Answer: [`Answer::Data`], short where the object ends, or
+    /// [`Answer::Piece`]s.
     Read {
         /// Sender.
         who: Who,
@@ -96,10 +99,31 @@ pub enum Call {
         /// Bytes wanted.
         len: u32,
     },
+    /// Data server: read several extents of an object. Answer: [`Answer::Piece`]s of the extents back to back.
+    ReadList {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// What is wanted; offsets are those of the object.
+        extents: Extents,
+    },
     /// Data server: write the payload into an object. Answer: [`Answer::Written`].
     Write {
         /// Sender.
         who: Who,
+        /// File.
+        file: FileKey,
+        /// Offset in the object, bytes.
+        lane_offset: u64,
+    },
+    /// Data server: as [`Call::Write`], of bytes from several clients whose writes touch. Refused as a whole when any
+    /// of them has left its epoch. Answer: [`Answer::Written`].
+    WriteMerged {
+        /// Sender of the first bytes.
+        who: Who,
+        /// The other senders, and the epoch of each.
+        others: Vec<(ClientKey, u32)>,
         /// File.
         file: FileKey,
         /// Offset in the object, bytes.
@@ -174,15 +198,24 @@ pub enum Call {
         layout: Layout,
     },
     /// Metadata server, or an I/O node that passes it on.
-    Meta(MetaCall),
+    Meta {
+        /// Sender. A change of the name space is done once for each of its sequence numbers.
+        who: Who,
+        /// What it wants.
+        call: MetaCall,
+    },
     /// Any server: its state as JSON. Answer: [`Answer::Text`].
     Status,
-    /// I/O node or data server: switch the policy now. Answer: [`Answer::Done`], or a fault that says why not.
+    /// I/O node or data server: switch the policy. Answer: [`Answer::Done`] as soon as the change is certain, or a fault that
+    /// says why not.
     SetPolicy {
         /// Name of the policy.
         name: String,
         /// Parameters as `key`, `value` pairs.
         params: Vec<(String, String)>,
+        /// The instant of the change, nanoseconds since 1970 by the clock that machines share, for servers that change
+        /// together; 0 or a past one: now.
+        at_shared_ns: i64,
     },
     /// I/O node or data server: what the policy does with such requests, in words. Answer: [`Answer::Text`].
     Explain {
@@ -204,15 +237,34 @@ pub enum Call {
         /// `arrival` or `elevator`.
         order: String,
     },
+    /// I/O node or data server: begin or end a trace of the requests that it serves. Answer: [`Answer::Text`], which trace,
+    /// or a fault that says why not.
+    Trace {
+        /// Begin; else end.
+        on: bool,
+    },
 }
 
 impl Call {
+    /// Bytes of payload that the answer may have: what was asked for. `None` for a list that is refused.
+    pub fn answer_bytes(&self) -> Option<u64> {
+        match self {
+            Call::Read { len, .. } | Call::FileRead { len, .. } => Some((*len).into()),
+            Call::ReadList { extents, .. } => extents.check(u64::MAX).ok(),
+            _ => Some(0),
+        }
+    }
+
     /// Who the request is from, if the call says so.
     pub fn who(&self) -> Option<&Who> {
         match self {
-            Call::Read { who, .. } | Call::Write { who, .. } | Call::Sync { who, .. } => Some(who),
+            Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
+            Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
             Call::Truncate { who, .. } | Call::Unlink { who, .. } => Some(who),
-            Call::FileRead { who, .. } | Call::FileWrite { who, .. } | Call::FileSync { who, .. } => Some(who),
+            Call::FileRead { who, .. }
+            | Call::FileWrite { who, .. }
+            | Call::FileSync { who, .. }
+            | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
     }
@@ -220,9 +272,13 @@ impl Call {
     /// The same, to be changed.
     pub fn who_mut(&mut self) -> Option<&mut Who> {
         match self {
-            Call::Read { who, .. } | Call::Write { who, .. } | Call::Sync { who, .. } => Some(who),
+            Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
+            Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
             Call::Truncate { who, .. } | Call::Unlink { who, .. } => Some(who),
-            Call::FileRead { who, .. } | Call::FileWrite { who, .. } | Call::FileSync { who, .. } => Some(who),
+            Call::FileRead { who, .. }
+            | Call::FileWrite { who, .. }
+            | Call::FileSync { who, .. }
+            | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
     }
@@ -500,6 +556,14 @@ pub enum Answer {
     Done,
     /// The payload holds the bytes read.
     Data,
+    /// The payload holds a part of the bytes read. Pieces come in any order; the answer is complete when payloads and
+    /// missing bytes together are as many as were asked for. A [`Answer::Fault`] may end it before that.
+    Piece {
+        /// Where the payload belongs, bytes from the start of the answer.
+        at: u32,
+        /// Bytes behind the payload that the object does not have.
+        missing: u32,
+    },
     /// Bytes written.
     Written(u32),
     /// Of an object.

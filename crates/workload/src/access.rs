@@ -1,11 +1,11 @@
 //! What a benchmark process needs of the storage it measures, so that every kind of it is measured alike.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 
 use crate::content::Source;
+use impresario_base::lock::Mutex;
 
 /// Who connects.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ pub trait FileIo: Send + Sync {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize>;
     /// Makes it durable.
     fn sync(&self) -> Result<()>;
-    /// Where its data lie, as far as the storage tells.
+    /// Where its data lie, where the storage reports it.
     fn place(&self) -> Option<FilePlace> {
         None
     }
@@ -193,11 +193,11 @@ impl FileIo for Faulty {
                 self.file.write_at(&old, offset)
             }
             (Fault::Swap, 1) => {
-                *self.held.lock().unwrap_or_else(|e| e.into_inner()) = Some((offset, data.to_vec()));
+                *self.held.lock() = Some((offset, data.to_vec()));
                 Ok(data.len())
             }
             (Fault::Swap, 2) => {
-                let held = self.held.lock().unwrap_or_else(|e| e.into_inner()).take();
+                let held = self.held.lock().take();
                 if let Some((other_offset, other)) = held {
                     self.file.write_at(&other, offset)?;
                     self.file.write_at(data, other_offset)?;

@@ -18,16 +18,16 @@ use anyhow::{Result, bail};
 use impresario_config::Calibration;
 use impresario_config::calibration::{Described, FORMAT, Method, Pattern, Point, PointOp, Raw, VERSION};
 
-use crate::random::Dice;
 use crate::stats::median;
 use crate::stop::Stop;
+use impresario_base::Random;
 use measure::{Kind, Series};
 
 /// Requests begin at multiples of this, and are multiples of it.
 pub const BLOCK_BYTES: u64 = 4096;
 /// Largest request that can be asked for.
 pub const SIZE_MAX_BYTES: u64 = 64 << 20;
-/// The region holds so many of the largest requests at least.
+/// The region holds at least this many of the largest requests.
 pub const REGION_MIN_REQUESTS: u64 = 4;
 /// Sizes at most.
 const SIZES_MAX: usize = 64;
@@ -136,7 +136,7 @@ pub trait Device: Sync {
     fn flush(&self) -> Result<()>;
     /// Every write is made durable before it ends.
     fn synchronous(&self) -> bool;
-    /// Flushing tells whether writes were in a cache that hides the device; not so where there is none to hide.
+    /// Flushing shows whether writes were in a cache that hides the device; not so where there is none to hide.
     fn flush_tells(&self) -> bool;
     /// What readers should know.
     fn notes(&self) -> Vec<String>;
@@ -248,12 +248,12 @@ fn measure_all(
     deadline: Instant,
     progress: &mut dyn FnMut(String),
 ) -> Result<Vec<Measured>> {
-    let mut dice = Dice::new(crate::random::nonce()?);
+    let mut random = Random::new(crate::random::nonce()?);
     let idle_flush_ns = idle_flush_ns(device)?;
     let mut series: Vec<Series> = plan.kinds().into_iter().map(Series::new).collect();
     for pass in 0..PASSES.1 {
         let mut order: Vec<usize> = (0..series.len()).filter(|i| !series[*i].is_done(plan.spread_goal)).collect();
-        dice.shuffle(&mut order);
+        random.shuffle(&mut order);
         for (visited, at) in order.iter().enumerate() {
             stop.check()?;
             let now = Instant::now();
@@ -265,7 +265,7 @@ fn measure_all(
             let slice = (deadline - now) / visits as u32;
             let one = &mut series[*at];
             progress(format!("pass {}, {}", pass + 1, one.kind));
-            one.visit(device, (now + slice, plan.spread_goal), stop, dice.bits())?;
+            one.visit(device, (now + slice, plan.spread_goal), stop, random.next_u64())?;
             if one.kind.op != PointOp::Read {
                 let began = Instant::now();
                 device.flush()?;
@@ -290,7 +290,7 @@ fn idle_flush_ns(device: &dyn Device) -> Result<f64> {
     Ok(median(&times))
 }
 
-/// How long this machine takes to copy so many bytes in memory, at best, ns.
+/// How long this machine takes to copy a number of bytes in memory, at best, ns.
 fn copy_ns(len_bytes: u64) -> f64 {
     let len = len_bytes.min(SIZE_MAX_BYTES) as usize;
     let (from, mut to) = (vec![1_u8; len], vec![0_u8; len]);
@@ -311,9 +311,9 @@ fn region_of(bytes: u64, plan: &Plan) -> Result<Region> {
     if bytes < least {
         bail!(
             "a scratch space of {} is too small for requests of {}: allow {} with --size, or measure smaller --sizes",
-            crate::size::show_bytes(bytes as f64),
-            crate::size::show_bytes(plan.largest() as f64),
-            crate::size::show_bytes(least as f64),
+            impresario_base::units::show_bytes(bytes as f64),
+            impresario_base::units::show_bytes(plan.largest() as f64),
+            impresario_base::units::show_bytes(least as f64),
         );
     }
     let whole = Span { start: 0, len: bytes };

@@ -24,16 +24,11 @@ struct Started {
 }
 
 impl Children {
-    /// Starts this same program with other arguments, its output going to a log.
+    /// Starts a program; its output goes to a log.
     ///
     /// The process is killed when the *thread* that starts it ends: start from one that lives as long as
     /// the process is wanted.
-    pub fn start(&mut self, name: &str, arguments: &[String], log: &Path) -> Result<()> {
-        let program = std::env::current_exe().context("finding this program's own file")?;
-        self.start_program(name, &program, arguments, log)
-    }
-
-    fn start_program(&mut self, name: &str, program: &Path, arguments: &[String], log: &Path) -> Result<()> {
+    pub fn start(&mut self, name: &str, program: &Path, arguments: &[String], log: &Path) -> Result<()> {
         let out = File::create(log).with_context(|| format!("making the log {}", log.display()))?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
@@ -104,13 +99,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut children = Children::default();
         let sleep = ["60".to_string()];
-        children.start_program("sleeper", Path::new("/bin/sleep"), &sleep, &dir.path().join("a")).unwrap();
+        children.start("sleeper", Path::new("/bin/sleep"), &sleep, &dir.path().join("a")).unwrap();
         children.check().unwrap();
         let pid = children.pids()[0].1;
         children.stop();
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
         let script = ["-c".to_string(), "echo no such folder; exit 3".into()];
-        children.start_program("talker", Path::new("/bin/sh"), &script, &dir.path().join("b")).unwrap();
+        children.start("talker", Path::new("/bin/sh"), &script, &dir.path().join("b")).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         let error = loop {
             match children.check() {

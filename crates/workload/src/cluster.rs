@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -11,6 +12,7 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 
 use crate::children::Children;
+use crate::kernel_disk::{self, KernelDisk};
 use crate::stop::Stop;
 
 /// How long the servers may take until all answer.
@@ -31,10 +33,16 @@ pub struct Plan {
     pub io_policy: PolicySpec,
     /// Model of the disk in front of every data server; absent: the folder as fast as it is.
     pub device: Option<DeviceParams>,
+    /// Model of a disk below the kernel's own storage stack, one for every data server ([`KernelDisk`]); needs root.
+    pub kernel_disk: Option<DeviceParams>,
     /// Strip size of new files, bytes.
     pub stripe_bytes: u32,
+    /// How far data servers read ahead of a stream, bytes; 0: not at all.
+    pub read_ahead_bytes: u64,
     /// Hand-off depth of the data servers; 0: the policy's choice.
     pub in_flight_requests: u32,
+    /// The program `impresario`, which serves; absent: this program is.
+    pub program: Option<PathBuf>,
     /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
     pub parent: Option<PathBuf>,
 }
@@ -44,11 +52,14 @@ impl Default for Plan {
         Plan {
             data_servers: 4,
             io_nodes: 2,
-            data_policy: PolicySpec::named("mlf"),
+            data_policy: PolicySpec::named("auto"),
             io_policy: PolicySpec::named("fifo"),
             device: None,
+            kernel_disk: None,
             stripe_bytes: 64 << 10,
+            read_ahead_bytes: impresario_config::Data::READ_AHEAD_BYTES,
             in_flight_requests: 0,
+            program: None,
             parent: None,
         }
     }
@@ -68,11 +79,12 @@ pub struct OwnCluster {
     // Dropped in this order: servers end before their folder goes.
     children: Children,
     here: Vec<impresario_server::process::Started>,
+    kernel_disks: Arc<[KernelDisk]>,
     dir: tempfile::TempDir,
 }
 
 impl OwnCluster {
-    /// Starts a cluster as child processes of this program, which must be `impresario`.
+    /// Starts a cluster as child processes of this program.
     ///
     /// The servers are killed when the calling thread ends: call from one that lives as long as the cluster is wanted.
     pub fn start(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
@@ -88,16 +100,18 @@ impl OwnCluster {
     }
 
     fn start_once(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
-        let dir = folder(plan.parent.as_deref())?;
-        let config = plan.configure(dir.path())?;
-        let path = dir.path().join("impresario.toml");
-        std::fs::write(&path, config.to_toml()).with_context(|| format!("writing {}", path.display()))?;
-        let mut cluster = OwnCluster { config, children: Children::default(), here: Vec::new(), dir };
+        let mut cluster = OwnCluster::prepare(plan)?;
+        let path = cluster.dir().join("impresario.toml");
+        std::fs::write(&path, cluster.config.to_toml()).with_context(|| format!("writing {}", path.display()))?;
+        let program = match &plan.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe().context("finding this program's own file")?,
+        };
         let servers: Vec<(String, String)> =
             cluster.config.servers().map(|s| (s.name().into(), s.address().into())).collect();
         for (name, _) in &servers {
             let arguments = ["serve".into(), path.display().to_string(), "--name".into(), name.clone()];
-            cluster.children.start(name, &arguments, &cluster.dir.path().join(format!("{name}.log")))?;
+            cluster.children.start(name, &program, &arguments, &cluster.dir.path().join(format!("{name}.log")))?;
         }
         let deadline = Instant::now() + START_PATIENCE;
         for (name, address) in &servers {
@@ -113,11 +127,32 @@ impl OwnCluster {
         Ok(cluster)
     }
 
+    /// The configuration and the disks, without servers.
+    fn prepare(plan: &Plan) -> Result<OwnCluster> {
+        let dir = folder(plan.parent.as_deref())?;
+        let mut config = plan.configure(dir.path())?;
+        let mut disks = Vec::new();
+        if let Some(params) = &plan.kernel_disk {
+            let parent = dir.path().parent().context("the folder of the cluster")?;
+            kernel_disk::remove_stale(parent)?;
+            for data in &mut config.data {
+                let disk =
+                    KernelDisk::new(parent, params).with_context(|| format!("making the disk of {}", data.name))?;
+                data.dir = disk.path().join(&data.name);
+                disks.push(disk);
+            }
+        }
+        Ok(OwnCluster { config, children: Children::default(), here: Vec::new(), kernel_disks: disks.into(), dir })
+    }
+
+    /// The modelled disks below the kernel's storage stack, in the order of the data servers; empty without.
+    pub fn kernel_disks(&self) -> &Arc<[KernelDisk]> {
+        &self.kernel_disks
+    }
+
     /// Starts a cluster on threads of this process: for tests, where this program is not `impresario`.
     pub fn start_here(plan: &Plan) -> Result<OwnCluster> {
-        let dir = folder(plan.parent.as_deref())?;
-        let config = plan.configure(dir.path())?;
-        let mut cluster = OwnCluster { config, children: Children::default(), here: Vec::new(), dir };
+        let mut cluster = OwnCluster::prepare(plan)?;
         for server in cluster.config.servers() {
             cluster.here.push(impresario_server::process::start(&cluster.config, server.name())?);
         }
@@ -163,7 +198,10 @@ impl Plan {
             data.push(Data {
                 policy: self.data_policy.clone(),
                 in_flight_requests: self.in_flight_requests,
+                read_ahead_bytes: self.read_ahead_bytes,
                 device: self.device.as_ref().map(|_| "disk".into()),
+                trace: Some(dir.join("traces")),
+                trace_at_start: false,
                 ..Data::new(&name, address()?, dir.join(&name))
             });
         }

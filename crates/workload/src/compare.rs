@@ -1,7 +1,7 @@
 //! Compares systems in one experiment: interleaved in random order, paired, with intervals and verdicts.
 //!
 //! A *pair* is one run of every system over the same files, one after the other in random order. The gain of
-//! a system over another in a pair is 1 − T_new / T_base on makespan; what is told is the mean over the pairs
+//! a system over another in a pair is 1 − T_new / T_base on makespan; what is reported is the mean over the pairs
 //! with its t interval, per case and for the mean over the cases.
 
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::access::FilePlace;
 use crate::dataset::DataSet;
 use crate::plan::Workload;
-use crate::random::Dice;
 use crate::result::RunResult;
 use crate::runner::{RunOptions, run};
-use crate::size::show_bytes;
 use crate::stats::{Interval, Verdict, at_least, mean, no_worse_than};
 use crate::stop::Stop;
 use crate::system::{Switch, System};
+use impresario_base::Random;
+use impresario_base::units::show_bytes;
 
 /// One workload of an experiment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub struct Experiment {
     pub cases: Vec<Case>,
     /// The systems; names are unique.
     pub systems: Vec<System>,
-    /// Names of those that gains are told against.
+    /// Names of the systems that gains are relative to.
     pub baselines: Vec<String>,
     /// What is claimed.
     pub claims: Vec<Claim>,
@@ -71,7 +71,7 @@ pub struct Experiment {
     pub pairs_max: u32,
     /// No further pair starts after this time, s.
     pub time_max_s: f64,
-    /// Runs that do not count are made again until so many were made; then their pair says nothing.
+    /// Tries of a run that does not count; after the last one its pair is left out.
     pub tries: u32,
     /// Cases and systems in random order within each pair; otherwise as listed, for demonstrations only.
     pub shuffle: bool,
@@ -129,7 +129,7 @@ pub struct Outcome {
     pub gains: Vec<Gain>,
     /// The claims.
     pub claims: Vec<Judged>,
-    /// Where the files of each application lay, by case; empty where the storage does not tell.
+    /// Where the files of each application lay, by case; empty where the storage does not report it.
     pub places: Vec<Vec<Vec<FilePlace>>>,
     /// Pairs made.
     pub pairs: u32,
@@ -158,7 +158,7 @@ pub struct Progress<'a> {
     pub left: Option<Duration>,
 }
 
-/// Runs an experiment; `progress` hears of every run before and after it. A wish to stop ends it with the pairs made so
+/// Runs an experiment; `progress` is called before and after every run. The stop flag ends it with the pairs made so
 /// far; it is an error only before the first is whole.
 pub fn compare(
     target: &dyn Switch,
@@ -189,18 +189,18 @@ pub fn compare(
     }
     let per_pair = (experiment.cases.len() * experiment.systems.len()) as u32;
     let running = Instant::now();
-    let mut dice = Dice::new(experiment.seed);
+    let mut random = Random::new(experiment.seed);
     let mut done = 0;
     'pairs: while outcome.wants_more(began.elapsed()) {
         let pair = outcome.pairs;
         let mut cases: Vec<usize> = (0..experiment.cases.len()).collect();
         if experiment.shuffle {
-            dice.shuffle(&mut cases);
+            random.shuffle(&mut cases);
         }
         for case in cases {
             let mut order: Vec<usize> = (0..experiment.systems.len()).collect();
             if experiment.shuffle {
-                dice.shuffle(&mut order);
+                random.shuffle(&mut order);
             }
             for system in order {
                 let left = (done > 0).then(|| {
@@ -345,26 +345,26 @@ impl Outcome {
             return vec![Judged { text, verdict: Verdict::Unresolved }];
         };
         let cases = || self.experiment.cases.iter().enumerate();
-        let tell = |what: &str, gain: Interval, verdict| Judged {
+        let judged = |what: &str, gain: Interval, verdict| Judged {
             text: format!("{} over {}, {what}: {}", claim.new, claim.base, show_gain(&gain)),
             verdict,
         };
         match claim.bound {
             Bound::AverageAtLeast(limit) => {
                 let gain = self.average_gain(new, base);
-                vec![tell(&format!("at least {} on average", percent(limit)), gain, at_least(gain, limit))]
+                vec![judged(&format!("at least {} on average", percent(limit)), gain, at_least(gain, limit))]
             }
             Bound::EachAtLeast(limit) => cases()
                 .map(|(c, case)| {
                     let gain = self.case_gain(c, new, base);
-                    tell(&format!("at least {} in {}", percent(limit), case.name), gain, at_least(gain, limit))
+                    judged(&format!("at least {} in {}", percent(limit), case.name), gain, at_least(gain, limit))
                 })
                 .collect(),
             Bound::NoCaseWorseThan(limit) => cases()
                 .map(|(c, case)| {
                     let gain = self.case_gain(c, new, base);
                     let what = format!("no worse than {} in {}", percent(limit), case.name);
-                    tell(&what, gain, no_worse_than(gain, limit))
+                    judged(&what, gain, no_worse_than(gain, limit))
                 })
                 .collect(),
         }
@@ -462,7 +462,7 @@ pub(crate) mod tests {
     impl Switch for Memory {
         fn switch(&self, system: &System) -> Result<()> {
             let ms = if system.data_policy.as_ref().is_some_and(|p| p.name == "none") { 15 } else { 1 };
-            *self.delay.lock().unwrap() = Duration::from_millis(ms);
+            *self.delay.lock() = Duration::from_millis(ms);
             Ok(())
         }
         fn depth(&self) -> Result<Option<u32>> {
@@ -532,7 +532,7 @@ pub(crate) mod tests {
         .unwrap();
         assert_eq!((outcome.pairs, outcome.stopped, outcome.trials.len()), (2, true, 8));
         assert!(outcome.show().contains("2 pairs, then stopped") && !outcome.claims.is_empty());
-        assert!(compare(&Memory::default(), &experiment(), &stop, &mut |_| {}).is_err(), "nothing to tell");
+        assert!(compare(&Memory::default(), &experiment(), &stop, &mut |_| {}).is_err(), "nothing to report");
     }
 
     /// A run under bad conditions is tried again, and then its pair says nothing.
@@ -540,7 +540,7 @@ pub(crate) mod tests {
     fn runs_that_do_not_count_prove_nothing() {
         let memory = Memory::default();
         let device = DeviceObservation { requests: 1, mean_service_us: 100.0, lateness_p99_us: 90.0 };
-        *memory.observation.lock().unwrap() = Observation { device: Some(device), ..Observation::default() };
+        *memory.observation.lock() = Observation { device: Some(device), ..Observation::default() };
         let mut e = experiment();
         (e.pairs, e.pairs_max) = (2, 2);
         let outcome = compare(&memory, &e, &Stop::new(), &mut |_| {}).unwrap();

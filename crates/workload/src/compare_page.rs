@@ -2,8 +2,8 @@
 
 use crate::compare::{Outcome, show_gain};
 use crate::report::{Bar, Page};
-use crate::size::show_bytes;
 use crate::stats::{Interval, mean};
+use impresario_base::units::show_bytes;
 
 /// A page of several experiments.
 pub fn page(title: &str, outcomes: &[Outcome]) -> String {
@@ -49,16 +49,12 @@ fn add(page: &mut Page, outcome: &Outcome) {
             let bandwidth = mean(&trials.iter().map(|t| t.result.bandwidth_mib_s).collect::<Vec<_>>());
             let batches: Vec<f64> = trials.iter().filter_map(|t| t.result.servers.at_disk.mean_bytes()).collect();
             let interval = Interval::of(&times);
-            bars.push(Bar {
-                label: system.name.clone(),
-                value: interval.mean,
-                text: match times.len() {
-                    0 => "no run counts".into(),
-                    _ => format!("{:.2} s, {bandwidth:.1} MiB/s", interval.mean),
-                },
-                range: (times.len() > 1).then_some((interval.low, interval.high)),
-                baseline: e.baselines.contains(&system.name),
-            });
+            let text = match times.len() {
+                0 => "no run counts".into(),
+                _ => format!("{:.2} s, {bandwidth:.1} MiB/s", interval.mean),
+            };
+            let baseline = e.baselines.contains(&system.name);
+            bars.push(Bar { baseline, ..Bar::of(&system.name, &interval, text) });
             let batch = if batches.is_empty() { "–".into() } else { show_bytes(mean(&batches)) };
             let mut row = vec![system.name.clone(), format!("{:.2} s", interval.mean), batch];
             for base in &e.baselines {

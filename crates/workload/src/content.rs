@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::random::mix;
+use impresario_base::random::mix;
 
 /// Whose bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

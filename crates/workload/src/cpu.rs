@@ -23,7 +23,7 @@ impl MachineTimes {
         Some(MachineTimes { idle, total: ticks.iter().take(8).sum() })
     }
 
-    /// The share of processor time that nobody used since `earlier`, 0 to 1; `None` when no time has passed.
+    /// The share of processor time that was idle since `earlier`, 0 to 1; `None` when no time has passed.
     pub fn idle_since(&self, earlier: &MachineTimes) -> Option<f64> {
         let total = self.total.checked_sub(earlier.total).filter(|t| *t > 0)?;
         Some(self.idle.saturating_sub(earlier.idle) as f64 / total as f64)
@@ -79,7 +79,7 @@ mod tests {
         let mut x = 1u64;
         let start = std::time::Instant::now();
         while start.elapsed() < Duration::from_millis(60) {
-            x = crate::random::mix(x.wrapping_add(1));
+            x = impresario_base::random::mix(x.wrapping_add(1));
         }
         std::hint::black_box(x);
         assert!(process_cpu(pid).unwrap() > before);

@@ -1,6 +1,5 @@
 //! The files of an experiment: made before it, verified after every run by fresh clients, removed at the end.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail};
@@ -12,12 +11,13 @@ use crate::pattern::Pattern;
 use crate::plan::Workload;
 use crate::random::nonce;
 use crate::stop::Stop;
+use impresario_base::lock::Mutex;
 
 /// Size of the requests that prepare and verify: large, because they are not what is measured.
 const CHUNK_BYTES: u64 = 4 << 20;
 /// Threads, each with a client of its own, that prepare and verify.
 const WORKERS: u32 = 4;
-/// So many mismatches are told in full; all are counted.
+/// Mismatches that are reported in full; all are counted.
 const TOLD: usize = 4;
 
 /// The files of a workload and what they hold at present.
@@ -157,10 +157,10 @@ impl DataSet {
                 }
                 offset += len;
             }
-            found.lock().unwrap_or_else(|e| e.into_inner()).merge(verification);
+            found.lock().merge(verification);
             Ok(())
         })?;
-        Ok(found.into_inner().unwrap_or_else(|e| e.into_inner()))
+        Ok(found.into_inner())
     }
 
     /// Removes the files.
@@ -172,7 +172,7 @@ impl DataSet {
         client.remove_dir(&self.directory)
     }
 
-    /// Where the files of each application lie, as far as the storage tells.
+    /// Where the files of each application lie, where the storage reports it.
     pub fn places(&self, target: &dyn Target) -> Result<Vec<Vec<FilePlace>>> {
         let client = target.connect(worker_identity("places"))?;
         let mut places = vec![Vec::new(); self.patterns.len()];

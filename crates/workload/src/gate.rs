@@ -1,9 +1,9 @@
 //! A barrier that cannot hang: it opens when all are there, and breaks when one fails or the time is up.
 
-use std::sync::{Condvar, Mutex};
+use impresario_base::lock::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// The gate did not open, because one who was wanted failed or did not come in time.
+/// The gate did not open, because a process failed or was late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not all processes became ready: {arrived} of {wanted}")]
 pub struct Broken {
@@ -31,9 +31,9 @@ impl Gate {
         Gate { state: Mutex::default(), changed: Condvar::new(), wanted }
     }
 
-    /// Waits for all; tells the one instant at which the gate opened, the same for everybody.
+    /// Waits for all; returns the instant at which the gate opened, the same for all.
     pub fn wait(&self, patience: Duration) -> Result<Instant, Broken> {
-        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.state.lock();
         state.arrived += 1;
         if state.arrived == self.wanted {
             state.opened = Some(Instant::now());
@@ -50,13 +50,13 @@ impl Gate {
                 self.changed.notify_all();
                 return Err(Broken { arrived: state.arrived, wanted: self.wanted });
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+            state = self.changed.wait_timeout(state, left).0;
         }
     }
 
-    /// Breaks the gate: nobody waits any longer. Does nothing once it is open.
+    /// Breaks the gate and ends every wait. Does nothing once it is open.
     pub fn break_open(&self) {
-        self.state.lock().unwrap_or_else(|e| e.into_inner()).broken = true;
+        self.state.lock().broken = true;
         self.changed.notify_all();
     }
 }

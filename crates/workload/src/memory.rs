@@ -1,13 +1,14 @@
 //! Storage in this process's memory, for the tests of everything that measures storage.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use crate::access::{FileIo, Identity, Moved, Observation, Process, Target};
+use impresario_base::lock::{Mutex, RwLock};
 
 type Files = Arc<Mutex<HashMap<String, Arc<RwLock<Vec<u8>>>>>>;
 
@@ -17,7 +18,7 @@ pub struct Memory {
     files: Files,
     /// Time of one request.
     pub delay: Arc<Mutex<Duration>>,
-    /// What to tell of the servers.
+    /// What the servers report.
     pub observation: Arc<Mutex<Observation>>,
     /// Connections made.
     pub connected: Arc<AtomicU64>,
@@ -42,13 +43,13 @@ impl Target for Memory {
         Ok(Box::new(Client { memory: self.clone(), requests: Arc::default(), bytes: Arc::default() }))
     }
     fn observe(&self) -> Result<Observation> {
-        Ok(self.observation.lock().unwrap().clone())
+        Ok(self.observation.lock().clone())
     }
 }
 
 impl Client {
     fn handle(&self, data: Arc<RwLock<Vec<u8>>>) -> Box<dyn FileIo> {
-        let delay = *self.memory.delay.lock().unwrap();
+        let delay = *self.memory.delay.lock();
         Box::new(Open { data, delay, requests: self.requests.clone(), bytes: self.bytes.clone() })
     }
 }
@@ -58,15 +59,15 @@ impl Process for Client {
         Ok(())
     }
     fn create(&self, path: &str) -> Result<Box<dyn FileIo>> {
-        let data = self.memory.files.lock().unwrap().entry(path.into()).or_default().clone();
+        let data = self.memory.files.lock().entry(path.into()).or_default().clone();
         Ok(self.handle(data))
     }
     fn open(&self, path: &str, _: bool) -> Result<Box<dyn FileIo>> {
-        let data = self.memory.files.lock().unwrap().get(path).cloned().context("no such file")?;
+        let data = self.memory.files.lock().get(path).cloned().context("no such file")?;
         Ok(self.handle(data))
     }
     fn remove(&self, path: &str) -> Result<()> {
-        self.memory.files.lock().unwrap().remove(path).map(|_| ()).context("no such file")
+        self.memory.files.lock().remove(path).map(|_| ()).context("no such file")
     }
     fn remove_dir(&self, _: &str) -> Result<()> {
         Ok(())
@@ -87,7 +88,7 @@ impl Open {
 impl FileIo for Open {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         self.count(buffer.len());
-        let data = self.data.read().unwrap();
+        let data = self.data.read();
         let from = data.len().min(offset as usize);
         let n = buffer.len().min(data.len() - from);
         buffer[..n].copy_from_slice(&data[from..from + n]);
@@ -95,7 +96,7 @@ impl FileIo for Open {
     }
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
         self.count(bytes.len());
-        let mut data = self.data.write().unwrap();
+        let mut data = self.data.write();
         let end = offset as usize + bytes.len();
         if data.len() < end {
             data.resize(end, 0);

@@ -5,7 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::random::{Shuffle, mix};
+use crate::random::Shuffle;
+use impresario_base::random::mix;
 
 /// How the ranks of an application share its files.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::Pattern;
-use crate::random::{Dice, Shuffle, mix};
-use crate::size::{show_bytes, show_seconds};
+use crate::random::Shuffle;
+use impresario_base::random::{Random, mix};
+use impresario_base::units::{show_bytes, show_seconds};
 
 /// What the timed part does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -53,11 +54,11 @@ pub enum Think {
 
 impl Think {
     /// The next waiting time.
-    pub fn draw(self, dice: &mut Dice) -> Duration {
+    pub fn draw(self, random: &mut Random) -> Duration {
         let us = match self {
             Think::None => return Duration::ZERO,
-            Think::Uniform(max) => dice.unit() * max,
-            Think::Exponential(mean) => dice.exponential(mean),
+            Think::Uniform(max) => random.unit() * max,
+            Think::Exponential(mean) => random.exponential(mean),
         };
         Duration::from_nanos((us.max(0.0) * 1e3) as u64)
     }
@@ -66,7 +67,7 @@ impl Think {
 impl std::str::FromStr for Think {
     type Err = String;
     fn from_str(text: &str) -> Result<Think, String> {
-        let us = |t: &str| crate::size::parse_duration(t).map(|d| d.as_secs_f64() * 1e6);
+        let us = |t: &str| impresario_base::units::parse_duration(t).map(|d| d.as_secs_f64() * 1e6);
         match text.split_once(':') {
             None if text == "none" => Ok(Think::None),
             Some(("uniform", time)) => us(time).map(Think::Uniform),
@@ -324,8 +325,8 @@ mod tests {
         assert_eq!("uniform:100us".parse(), Ok(Think::Uniform(100.0)));
         assert_eq!("exponential:1ms".parse(), Ok(Think::Exponential(1000.0)));
         assert!("sometimes".parse::<Think>().is_err());
-        let mut dice = Dice::new(1);
-        assert_eq!(Think::None.draw(&mut dice), Duration::ZERO);
-        assert!(Think::Uniform(100.0).draw(&mut dice) < Duration::from_micros(100));
+        let mut random = Random::new(1);
+        assert_eq!(Think::None.draw(&mut random), Duration::ZERO);
+        assert!(Think::Uniform(100.0).draw(&mut random) < Duration::from_micros(100));
     }
 }

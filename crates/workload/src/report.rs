@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::stats::Interval;
+
 /// A page in the making.
 pub struct Page {
     title: String,
@@ -23,9 +25,17 @@ pub struct Bar {
     pub baseline: bool,
 }
 
+impl Bar {
+    /// A mean, with its interval where there is one.
+    pub fn of(label: impl Into<String>, mean: &Interval, text: String) -> Bar {
+        let range = (mean.n > 1).then_some((mean.low, mean.high));
+        Bar { label: label.into(), value: mean.mean, text, range, baseline: false }
+    }
+}
+
 /// One curve of a plot of lines. Places are parts of the plot, 0 to 1, from the left and from below.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Line {
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Curve {
     /// What it stands for.
     pub label: String,
     /// From left to right.
@@ -211,7 +221,7 @@ impl Page {
     pub fn lines(
         &mut self,
         what: &str,
-        lines: &[Line],
+        lines: &[Curve],
         x_marks: &[(f64, String)],
         y_marks: &[(f64, String)],
     ) -> &mut Page {

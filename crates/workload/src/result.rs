@@ -1,12 +1,12 @@
 //! What one run yields, for programs (JSON) and for people.
 
-use impresario_sched::stats::Summary;
+use impresario_base::histogram::Summary;
 use serde::{Deserialize, Serialize};
 
 use crate::access::{Moved, Observation};
 use crate::dataset::Verification;
-use crate::size::{show_bytes, show_seconds};
 use crate::stats;
+use impresario_base::units::{show_bytes, show_seconds};
 
 /// A run on a modelled device counts with at least this share of the machine's CPU idle.
 pub const IDLE_CPU_MIN: f64 = 0.20;
@@ -25,7 +25,7 @@ pub struct AppResult {
     /// Time of each of its processes, by rank, s.
     pub process_s: Vec<f64>,
     /// When each of its processes came to run, by rank, s after the first application's start: a machine wakes one
-    /// process after another. Empty where nobody looked.
+    /// process after another. Empty where it was not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub came_s: Vec<f64>,
     /// Mean of the times of its processes, s.
@@ -243,8 +243,8 @@ impl RunResult {
     }
 }
 
-/// The rules under which a run on a modelled device counts.
-fn why_not(servers: &Observation, idle_cpu: Option<f64>) -> Vec<String> {
+/// Why a run on a modelled device does not count; nothing when it does.
+pub fn why_not(servers: &Observation, idle_cpu: Option<f64>) -> Vec<String> {
     let Some(device) = &servers.device else { return Vec::new() };
     let mut why = Vec::new();
     match idle_cpu {

@@ -1,11 +1,11 @@
 //! Runs a workload once: processes as threads with their own clients, timed from the barrier to the last answer.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use impresario_sched::stats::Histogram;
+use impresario_base::Histogram;
+use impresario_base::lock::Mutex;
 use impresario_store::monotonic_ns;
 
 use crate::access::{Fault, Faulty, FileIo, Identity, Moved, Process, Target};
@@ -13,11 +13,11 @@ use crate::cpu::{MachineTimes, process_cpu};
 use crate::dataset::{DataSet, Verification};
 use crate::gate::{Broken, Gate};
 use crate::plan::{Application, Operation, Workload};
-use crate::random::Dice;
 use crate::result::{AppResult, Measured, RunResult};
 use crate::stop::Stop;
+use impresario_base::Random;
 
-/// Up to so many bytes over all processes are made before and checked after the timed part; beyond it,
+/// Up to this many bytes over all processes are generated before and checked after the timed part; beyond it,
 /// content is made and checked between the requests of the timed part.
 const ARENA_BYTES_MAX: u64 = 2 << 30;
 /// How long processes wait for each other to connect.
@@ -34,7 +34,7 @@ pub struct RunOptions {
     pub verify: bool,
     /// Number of the pair: decides the order in which processes set out, where they do not all at once.
     pub pair: u32,
-    /// Run every application alone first and tell its interference factor.
+    /// Run every application alone first and report its interference factor.
     pub alone: bool,
 }
 
@@ -70,7 +70,7 @@ pub fn run(
     Ok(result)
 }
 
-/// Where processes and the runner meet: the runner looks at the clocks when nobody works.
+/// Rendezvous of processes and runner: the runner reads the clocks while no process works.
 struct Gates {
     /// Connections are made and buffers are filled.
     ready: Gate,
@@ -138,7 +138,7 @@ fn timed(
     let delays = workload.start_delays(options.pair);
     let first_start_us = apps.iter().map(|(_, a)| a.start_us).min().unwrap_or(0);
 
-    let latency_ns = Mutex::new(Histogram::default());
+    let latency_ns = Mutex::new(Histogram::<5>::default());
     let (finished, opened, before, after, servers) = std::thread::scope(|scope| -> Result<_> {
         let mut threads = Vec::new();
         for &(index, application) in &apps {
@@ -228,7 +228,7 @@ fn timed(
         began_ns: monotonic_ns().saturating_sub(start.elapsed().as_nanos() as u64),
         bytes: apps.iter().map(|(_, a)| a.bytes()).sum(),
         requests: apps.iter().map(|(_, a)| a.requests()).sum(),
-        latency_ns: latency_ns.into_inner().unwrap_or_else(|e| e.into_inner()).summary(),
+        latency_ns: latency_ns.into_inner().summary(),
         leaving_clients: Moved::default(),
         servers,
         idle_cpu: before.machine.zip(after.machine).and_then(|(b, a)| a.idle_since(&b)),
@@ -244,7 +244,7 @@ fn timed(
     Ok(RunResult::new(end.duration_since(start).as_secs_f64(), applications, measured))
 }
 
-/// The error worth telling: not one that only says that there was another one.
+/// The error to report: not one that only says that there was another.
 fn cause(mut errors: Vec<anyhow::Error>) -> anyhow::Error {
     let at = errors.iter().position(|e| !e.is::<Broken>()).unwrap_or(0);
     errors.swap_remove(at)
@@ -262,7 +262,7 @@ struct Job<'a> {
     options: &'a RunOptions,
     first_start_us: u64,
     start_delay: Duration,
-    latency_ns: &'a Mutex<Histogram>,
+    latency_ns: &'a Mutex<Histogram<5>>,
     stop: &'a Stop,
 }
 
@@ -331,12 +331,12 @@ impl Job<'_> {
         let mut verification =
             outcome.with_context(|| format!("application {}, rank {}, {path}", self.index, self.rank))?;
         let sent = moved_since(client.as_ref(), sent_before);
-        // Comparing costs CPU: not before everybody has finished and the clocks were read.
+        // Comparing costs CPU: not before all have finished and the clocks were read.
         gates.done.wait(RUN_PATIENCE)?;
         gates.release.wait(RUN_PATIENCE)?;
         if !write && self.in_arena && self.options.verify {
             for (access, slot) in pattern.accesses(self.rank).zip(&slots) {
-                let slot = slot.lock().unwrap_or_else(|e| e.into_inner());
+                let slot = slot.lock();
                 verification.record(access.len, source.check(access.offset, &slot));
             }
         }
@@ -357,7 +357,7 @@ impl Job<'_> {
         let per_loop = pattern.requests();
         let total = per_loop * u64::from(self.application.loops);
         let chance = (self.index as u64) << 48 ^ u64::from(self.rank) << 16 ^ u64::from(lane);
-        let mut dice = Dice::new(self.workload.seed ^ crate::random::mix(chance + 1));
+        let mut random = Random::new(self.workload.seed ^ impresario_base::random::mix(chance + 1));
         let mut own = if slots.is_empty() { vec![0; pattern.request_bytes as usize] } else { Vec::new() };
         // Latencies go to the shared histogram by the thousand: one lock would cost more than it counts.
         let mut recent_ns: Vec<u64> = Vec::with_capacity(1024);
@@ -365,14 +365,14 @@ impl Job<'_> {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= total || recent_ns.len() == recent_ns.capacity() {
-                let mut histogram = self.latency_ns.lock().unwrap_or_else(|e| e.into_inner());
+                let mut histogram = self.latency_ns.lock();
                 recent_ns.drain(..).for_each(|ns| histogram.record(ns));
             }
             if index >= total {
                 return Ok(verification);
             }
             self.stop.check()?;
-            let think = self.application.think.draw(&mut dice);
+            let think = self.application.think.draw(&mut random);
             if !think.is_zero() {
                 std::thread::sleep(think);
             }
@@ -380,7 +380,7 @@ impl Job<'_> {
             let mut guard;
             let buffer: &mut [u8] = match slots.get((index % per_loop) as usize) {
                 Some(slot) => {
-                    guard = slot.lock().unwrap_or_else(|e| e.into_inner());
+                    guard = slot.lock();
                     &mut guard
                 }
                 None => {
@@ -493,7 +493,7 @@ mod tests {
     #[test]
     fn start_offsets_thinking_and_alone() {
         let memory = Memory::default();
-        *memory.delay.lock().unwrap() = Duration::from_millis(2);
+        *memory.delay.lock() = Duration::from_millis(2);
         let mut w = workload(Shape::Contiguous, Operation::Read);
         w.placement = Placement::Cyclic;
         w.applications[1].start_us = 30_000;

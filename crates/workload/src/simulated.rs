@@ -1,20 +1,20 @@
 //! Simulations of a study, run side by side: results that are the same whatever the number of threads.
 //!
-//! What they come to is told by [`summary`], as a table of text by [`table`], for programs by [`csv`] and as JSON, and as
+//! Their results are shown by [`summary`], as a table of text by [`table`], for programs by [`csv`] and as JSON, and as
 //! a page with plots by [`page`]. Traces that scenarios name are read by [`import`].
 
 pub mod csv;
 pub mod import;
 pub mod page;
 mod plots;
-pub(crate) use plots::{byte_axis, time_line};
+pub use plots::{byte_axis, time_line};
 pub mod summary;
 pub mod table;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
+use impresario_base::lock::Mutex;
 use impresario_sim::file::Study;
 use impresario_sim::model::Scenario;
 use impresario_sim::outcome::{Outcome, Series};
@@ -26,7 +26,7 @@ use crate::stop::Stop;
 /// Points whose first repetition keeps its curves and its picture: what a page can show.
 pub const DETAILED_POINTS: usize = 24;
 
-/// Events between two looks at the wish to stop.
+/// Events between two looks at the stop flag.
 const EVENTS_PER_STEP: u64 = 100_000;
 
 /// How a study is run.
@@ -47,7 +47,7 @@ pub struct Run {
     pub repetition: u32,
     /// What was measured; curves and picture only of the first repetition of the first points.
     pub outcome: Outcome,
-    /// Times of the applications when each runs alone, s, in the order of the outcome; empty where nobody asked.
+    /// Times of the applications when each runs alone, s, in the order of the outcome; empty where that was not asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alone_s: Vec<f64>,
 }
@@ -112,7 +112,7 @@ pub struct Progress {
     pub done: usize,
     /// Runs in all.
     pub runs: usize,
-    /// Part of all the work that is done, 0 to 1, as far as it can be told.
+    /// Part of all the work that is done, 0 to 1, as far as it is known.
     pub part: f64,
 }
 
@@ -138,14 +138,14 @@ pub fn run(
     };
     // No more work is done at once than there are threads, so that a place is always free.
     let work = |nth: usize| -> Option<Run> {
-        let place = free.lock().ok()?.pop()?;
+        let place = free.lock().pop()?;
         let part = |part: f64| {
             parts[place].store((part.clamp(0.0, 1.0) * 1e6) as u64, Ordering::Relaxed);
             show();
         };
         let result = one(study, nth, options, stop, &part);
         parts[place].store(0, Ordering::Relaxed);
-        free.lock().ok()?.push(place);
+        free.lock().push(place);
         match result {
             Ok(run) => {
                 done.fetch_add(usize::from(run.is_some()), Ordering::Relaxed);
@@ -153,7 +153,7 @@ pub fn run(
                 run
             }
             Err(error) => {
-                failed.lock().ok()?.get_or_insert(error);
+                failed.lock().get_or_insert(error);
                 None
             }
         }
@@ -168,9 +168,8 @@ pub fn run(
     };
     sweep::side_by_side(runs, options.threads, work, |nth, run| results.points[nth / repetitions].runs.push(run));
     match failed.into_inner() {
-        Ok(None) => Ok(results),
-        Ok(Some(error)) => Err(error),
-        Err(_) => anyhow::bail!("a simulation panicked"),
+        None => Ok(results),
+        Some(error) => Err(error),
     }
 }
 
@@ -192,10 +191,10 @@ fn one(study: &Study, nth: usize, options: &Options, stop: &Stop, part: &dyn Fn(
         single.copies = 1;
         let scenario = Scenario { application: vec![single], ..scenario.clone() };
         let step = |p: f64| part((i as f64 + 1.0 + p) / steps);
-        let Some(told) = simulate(&scenario, options.checks, stop, &step).with_context(at)? else { return Ok(None) };
-        let time_s = told.applications.first().map_or(0.0, |a| a.time_s);
+        let Some(lone) = simulate(&scenario, options.checks, stop, &step).with_context(at)? else { return Ok(None) };
+        let time_s = lone.applications.first().map_or(0.0, |a| a.time_s);
         alone_s.extend(std::iter::repeat_n(time_s, application.copies as usize));
-        outcome.violations.extend(told.violations.into_iter().map(|v| format!("{} alone: {v}", application.name)));
+        outcome.violations.extend(lone.violations.into_iter().map(|v| format!("{} alone: {v}", application.name)));
     }
     if repetition > 0 || point >= DETAILED_POINTS {
         outcome.series = Series::default();

@@ -1,40 +1,40 @@
-//! The wish to stop: set by Ctrl-C or by the first thread that fails, looked at between requests.
+//! The stop flag: set by Ctrl-C or by the first thread that fails, looked at between requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Shared by everybody who works on one run.
+/// Shared by all threads of one run.
 #[derive(Clone, Default, Debug)]
 pub struct Stop(Arc<AtomicBool>);
 
-/// Somebody wished to stop.
+/// The run was stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("stopped before the end")]
 pub struct Stopped;
 
 impl Stop {
-    /// Nobody wishes to stop yet.
+    /// A flag that is not set.
     pub fn new() -> Stop {
         Stop::default()
     }
 
-    /// Wishes to stop.
+    /// Sets the flag.
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Somebody wished to stop.
+    /// The run was stopped.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// An error when somebody wished to stop.
+    /// An error when the flag is set.
     pub fn check(&self) -> Result<(), Stopped> {
         if self.is_set() { Err(Stopped) } else { Ok(()) }
     }
 
-    /// Sleeps until an instant, or ends early when somebody wishes to stop (within 20 ms).
+    /// Sleeps until an instant, or ends within 20 ms when the flag is set.
     pub fn sleep_until(&self, end: Instant) -> Result<(), Stopped> {
         loop {
             self.check()?;
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_to_stop_ends_a_sleep() {
+    fn the_flag_ends_a_sleep() {
         let stop = Stop::new();
         assert_eq!(stop.sleep_until(Instant::now() + Duration::from_millis(5)), Ok(()));
         let clone = stop.clone();

@@ -13,6 +13,8 @@ use serde_json::Value;
 
 use crate::access::{DeviceObservation, FileIo, FilePlace, Identity, Moved, Observation, Process, Target};
 use crate::cluster::OwnCluster;
+use crate::kernel_disk::KernelDisk;
+use crate::programs::drop_caches;
 use crate::system::{Switch, System};
 
 /// How long a server may take for a word beside the data path.
@@ -23,18 +25,20 @@ pub struct Storage {
     config: Config,
     direct: bool,
     pids: Vec<u32>,
+    kernel_disks: Arc<[KernelDisk]>,
 }
 
 impl Storage {
     /// Somebody's cluster.
     pub fn new(config: Config) -> Storage {
-        Storage { config, direct: false, pids: Vec::new() }
+        Storage { config, direct: false, pids: Vec::new(), kernel_disks: Arc::default() }
     }
 
     /// A cluster of our own.
     pub fn of(cluster: &OwnCluster) -> Storage {
         let pids = cluster.pids().into_iter().map(|(_, pid)| pid).collect();
-        Storage { config: cluster.config.clone(), direct: false, pids }
+        let kernel_disks = Arc::clone(cluster.kernel_disks());
+        Storage { config: cluster.config.clone(), direct: false, pids, kernel_disks }
     }
 
     /// The same past its I/O nodes.
@@ -108,6 +112,9 @@ impl Target for Storage {
     /// What a run before left in the drives' write caches goes to the platters: a sync of any file does that. (What
     /// the drives remember of reads is forgotten with the statistics, see [`Target::reset`].)
     fn cool(&self) -> Result<()> {
+        if !self.kernel_disks.is_empty() {
+            drop_caches()?;
+        }
         let model = |name: &Option<String>| name.as_ref().and_then(|n| self.config.device.get(n));
         if !self.config.data.iter().filter_map(|d| model(&d.device)).any(|params| params.write_cache) {
             return Ok(());
@@ -118,12 +125,17 @@ impl Target for Storage {
     }
 
     fn reset(&self) -> Result<()> {
+        self.kernel_disks.iter().try_for_each(KernelDisk::reset)?;
         each(self.data().chain(self.io()), |_, address| Ok(admin::reset_statistics(address, PATIENCE)?)).map(|_| ())
     }
 
     fn observe(&self) -> Result<Observation> {
         let (data, io) = (self.status(self.data())?, self.status(self.io())?);
-        Ok(observation(data, io))
+        let mut seen = observation(data, io);
+        if !self.kernel_disks.is_empty() {
+            observe_kernel_disks(&self.kernel_disks, &mut seen)?;
+        }
+        Ok(seen)
     }
 }
 
@@ -148,6 +160,24 @@ impl Switch for Storage {
         let limit = status.first().and_then(|(_, s)| s.pointer("/engine/lanes/0/limit_batches")?.as_u64());
         Ok(limit.and_then(|n| u32::try_from(n).ok()))
     }
+}
+
+/// What reached the modelled disks below the kernel: requests as the kernel counts them, times as the model does.
+fn observe_kernel_disks(disks: &[KernelDisk], seen: &mut Observation) -> Result<()> {
+    seen.at_disk = Moved::default();
+    let mut device = DeviceObservation::default();
+    for disk in disks {
+        let counts = disk.counts()?;
+        let bytes = counts.read_bytes + counts.write_bytes;
+        seen.at_disk = seen.at_disk.plus(Moved { requests: counts.reads + counts.writes, bytes });
+        let status = disk.status();
+        device.requests += status.transfers;
+        device.mean_service_us += status.transfers as f64 * status.service_mean_ms * 1e3;
+        device.lateness_p99_us = device.lateness_p99_us.max(status.lateness.p99_us);
+    }
+    device.mean_service_us /= device.requests.max(1) as f64;
+    seen.device = Some(device);
+    Ok(())
 }
 
 /// What the states of the servers say of a run.

@@ -54,16 +54,11 @@ pub trait Switch: Target {
 /// The policy of a name as comparisons write it: `control` is `fifo` that merges neighbours and does nothing else.
 pub fn policy(text: &str) -> Result<PolicySpec, String> {
     let mut words = text.split('+');
-    let mut spec = match words.next().unwrap_or_default() {
+    let spec = match words.next().unwrap_or_default() {
         "control" => PolicySpec::named("fifo").with("merge", "on"),
         name => PolicySpec::named(name),
     };
-    for word in words {
-        let (key, value) =
-            word.split_once('=').ok_or_else(|| format!("{word:?} in {text:?} is no parameter: write key=value"))?;
-        spec = spec.with(key, value);
-    }
-    Ok(spec)
+    words.try_fold(spec, PolicySpec::with_word).map_err(|e| format!("{text:?}: {e}"))
 }
 
 impl System {

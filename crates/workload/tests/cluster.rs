@@ -142,10 +142,11 @@ fn the_quick_demonstration_runs_on_modelled_disks() {
     let experiment = demonstration::experiment(true);
     let outcome = compare(&Storage::of(&cluster), &experiment, &Stop::new(), &mut |_| {}).unwrap();
     assert!(outcome.modelled);
-    let told = demonstration::runs(&outcome);
+    let shown = demonstration::Shown { kernel: None, bare: outcome };
+    let told = demonstration::runs(&shown);
     assert_eq!(told.runs.len(), 24);
     assert!(told.runs.iter().all(|r| r.verified && r.mean_batch_bytes > 0.0));
     let depth = |policy: &str| told.runs.iter().find(|r| r.policy == policy).unwrap().depth;
     assert_eq!((depth("none"), depth("mlf")), (None, Some(1)));
-    assert!(demonstration::table(&outcome).contains("MODELLED"));
+    assert!(demonstration::table(&shown).contains("MODELLED"));
 }

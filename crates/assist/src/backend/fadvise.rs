@@ -8,15 +8,15 @@ use std::io;
 use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use rustc_hash::FxHashMap;
 use rustix::fs::Advice;
 
 use super::cachestat::{PAGE_BYTES, cached_pages};
-use super::device::{DeviceLimits, device_limits};
-use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, locked, pieces};
+use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
 use crate::config::ReadAhead;
+use impresario_base::lock::Mutex;
+use impresario_device::{DeviceLimits, device_limits};
 
 /// Hints are never split smaller.
 const SMALLEST_BYTES: u64 = 128 << 10;
@@ -50,7 +50,7 @@ impl Fadvise {
 
     /// Whether the file system of a device has been seen to ignore advice.
     pub fn ignored(&self, dev: u64) -> bool {
-        let devices = locked(&self.devices);
+        let devices = self.devices.lock();
         devices.get(&dev).is_some_and(|d| d.brought_nothing >= IGNORED_CALLS)
     }
 
@@ -60,7 +60,7 @@ impl Fadvise {
     }
 
     fn with_device<T>(&self, dev: u64, act: impl FnOnce(&mut Device) -> T) -> T {
-        let mut devices = locked(&self.devices);
+        let mut devices = self.devices.lock();
         let device = devices.entry(dev).or_insert_with(|| {
             let limits = device_limits(&self.sysfs, dev);
             Device { limits, call_bytes: limits.call_bytes, calls: 0, brought_nothing: 0 }

@@ -13,17 +13,18 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
 use super::cachestat::cached_pages;
-use super::device::device_limits;
-use super::{Brought, FileId, HintBackend, HintedFile, fadvise_drop, fadvise_mode, locked, pieces};
+use super::{Brought, FileId, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
 use crate::config::ReadAhead;
+use impresario_base::lock::{Mutex, MutexGuard};
+use impresario_device::device_limits;
 
 /// Bytes read in one call at least: several requests of most devices. Calls are whole requests long, so that the kernel
 /// need not make short ones.
@@ -69,7 +70,7 @@ impl ForcedRead {
     }
 
     fn files(&self) -> MutexGuard<'_, FxHashMap<FileId, Arc<Own>>> {
-        locked(&self.files)
+        self.files.lock()
     }
 
     fn own(&self, file: HintedFile<'_>) -> Arc<Own> {

@@ -16,12 +16,13 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use impresario_base::lock::Mutex;
 use impresario_gpfs::{BlockRange, Hint, Library};
 use rustc_hash::FxHashMap;
 
-use super::{Brought, FileId, HintBackend, HintedFile, locked, pieces};
+use super::{Brought, FileId, HintBackend, HintedFile, pieces};
 use crate::config::ReadAhead;
 pub use inside::Inside;
 
@@ -91,7 +92,7 @@ impl Gpfs {
     }
 
     fn opens(&self, id: FileId) -> Option<Opens> {
-        locked(&self.files).get(&id).cloned()
+        self.files.lock().get(&id).cloned()
     }
 
     fn begin(&self, file: HintedFile<'_>) -> io::Result<Held> {
@@ -166,8 +167,8 @@ impl HintBackend for Gpfs {
     }
 
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
-        let shared = locked(&self.files).entry(file.id).or_default().clone();
-        let opens = &mut *locked(&shared);
+        let shared = self.files.lock().entry(file.id).or_default().clone();
+        let opens = &mut *shared.lock();
         let number = file.fd.as_raw_fd();
         let at = match opens.iter().position(|held| held.number == number) {
             Some(at) => at,
@@ -194,7 +195,7 @@ impl HintBackend for Gpfs {
         }
         if let Some(shared) = self.opens(file.id) {
             // Whoever's read brought it in.
-            let mut opens = locked(&shared);
+            let mut opens = shared.lock();
             opens.retain(|held| !held.giver.is_gone());
             let released = opens.iter_mut().map(|held| held.release(&range)).collect::<Vec<_>>();
             released.into_iter().collect::<io::Result<Vec<_>>>()?;
@@ -212,13 +213,13 @@ impl HintBackend for Gpfs {
     fn left(&self, file: HintedFile<'_>) {
         let Some(shared) = self.opens(file.id) else { return };
         let number = file.fd.as_raw_fd();
-        let gone: Vec<Held> = locked(&shared).extract_if(.., |held| held.number == number).collect();
+        let gone: Vec<Held> = shared.lock().extract_if(.., |held| held.number == number).collect();
         gone.into_iter().for_each(Held::give_all_back);
     }
 
     fn closed(&self, file: HintedFile<'_>) {
-        let Some(shared) = locked(&self.files).remove(&file.id) else { return };
-        let gone = std::mem::take(&mut *locked(&shared));
+        let Some(shared) = self.files.lock().remove(&file.id) else { return };
+        let gone = std::mem::take(&mut *shared.lock());
         gone.into_iter().for_each(Held::give_all_back);
     }
 }

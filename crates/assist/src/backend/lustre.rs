@@ -8,11 +8,13 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustc_hash::FxHashSet;
 
 use super::forced_read::ForcedRead;
 use super::{Brought, HintBackend, HintedFile};
 use crate::config::ReadAhead;
+use impresario_base::lock::Mutex;
 
 const LADVISE_MAGIC: u32 = 0x1ADF_1CE0;
 const WILLREAD: u16 = 1;
@@ -59,15 +61,15 @@ pub(super) fn ladvise_ioctl() -> Box<Ladvise> {
 /// Server-side advice and reads by the calling thread.
 pub struct Lustre {
     ladvise: Box<Ladvise>,
-    /// The servers do not take advice.
-    refused: AtomicBool,
+    /// File systems, by device number, whose servers do not know the advice.
+    refused: Mutex<FxHashSet<u64>>,
     forced_read: ForcedRead,
 }
 
 impl Lustre {
     /// With a way to give advice.
     pub fn new(ladvise: Box<Ladvise>) -> Lustre {
-        Lustre { ladvise, refused: AtomicBool::new(false), forced_read: ForcedRead::new(Path::new("/sys")) }
+        Lustre { ladvise, refused: Mutex::default(), forced_read: ForcedRead::new(Path::new("/sys")) }
     }
 }
 
@@ -77,7 +79,9 @@ impl HintBackend for Lustre {
     }
 
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
-        if !self.refused.load(Ordering::Relaxed) {
+        let refused = || self.refused.lock();
+        let known = refused().contains(&file.id.dev);
+        if !known {
             let mut advice = Advice {
                 magic: LADVISE_MAGIC,
                 count: 1,
@@ -88,8 +92,13 @@ impl HintBackend for Lustre {
                 ..Advice::default()
             };
             if let Err(e) = (self.ladvise)(file.fd, &mut advice) {
-                tracing::info!(error = %e, "the servers of this file system take no advice");
-                self.refused.store(true, Ordering::Relaxed);
+                // Only an answer that will be the same next time ends it, and for this file system alone.
+                if matches!(e.raw_os_error(), Some(libc::ENOTTY | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)) {
+                    tracing::info!(error = %e, dev = file.id.dev, "the servers of this file system take no advice");
+                    refused().insert(file.id.dev);
+                } else {
+                    tracing::debug!(error = %e, "an advice was not taken");
+                }
             }
         }
         self.forced_read.will_need(file, range)
@@ -116,7 +125,7 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::fd::AsFd;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     #[test]
     fn servers_are_advised_and_the_data_is_read() {
@@ -126,13 +135,13 @@ mod tests {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let record = seen.clone();
         let lustre = Lustre::new(Box::new(move |_, advice| {
-            record.lock().unwrap().push(*advice);
-            Err(io::ErrorKind::Unsupported.into())
+            record.lock().push(*advice);
+            Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
         }));
         let hinted = HintedFile { fd: file.as_fd(), id: FileId { dev: 1, ino: 1 }, progress: None, inside: None };
         lustre.will_need(hinted, 4096..50_000).unwrap();
         lustre.will_need(hinted, 0..10).unwrap();
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         assert_eq!(seen.len(), 1, "servers that refuse are not asked again");
         let bytes: [u8; 64] = {
             // SAFETY: plain numbers without padding.
@@ -141,6 +150,24 @@ mod tests {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(number(0), 1 << 32 | u64::from(LADVISE_MAGIC));
         assert_eq!([8, 16, 24, 32, 40, 48, 56].map(number), [1, 0, 0, 1, 4096, 50_000, 0]);
+    }
+
+    #[test]
+    fn one_error_ends_neither_the_advice_nor_that_of_another_file_system() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 10_000]).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let record = asked.clone();
+        let lustre = Lustre::new(Box::new(move |_, advice| {
+            let mut asked = record.lock();
+            asked.push(advice.start);
+            Err(io::Error::from_raw_os_error(if asked.len() == 1 { libc::EIO } else { libc::ENOTTY }))
+        }));
+        let on = |dev| HintedFile { fd: file.as_fd(), id: FileId { dev, ino: 1 }, progress: None, inside: None };
+        for (dev, start) in [(1, 0), (1, 4096), (1, 8192), (2, 1), (2, 2)] {
+            lustre.will_need(on(dev), start..10_000).unwrap();
+        }
+        assert_eq!(*asked.lock(), [0, 4096, 1], "an I/O error passes; a refusal holds for one device");
     }
 
     #[test]

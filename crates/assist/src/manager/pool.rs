@@ -6,14 +6,15 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress};
 use crate::config::{BackendChoice, ReadAhead};
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
 /// Jobs of one file that wait at most; more hints are refused.
 const WAITING_MAX: usize = 256;
@@ -165,7 +166,7 @@ impl Pool {
                 tracing::warn!(workers = state.workers, "a file system does not answer; its workers are left behind");
                 break;
             }
-            state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.ended.wait_timeout(state, left).0;
         }
         drop(state);
         // Closing a file may block, too.
@@ -173,7 +174,7 @@ impl Pool {
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn run(&self, done: &Sender<Done>, wake: &dyn Fn()) {
@@ -222,7 +223,7 @@ impl Pool {
                     return job;
                 }
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.work.wait(state);
         }
     }
 

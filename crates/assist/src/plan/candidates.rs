@@ -1,10 +1,10 @@
 //! Hints that may suit a file, by how it is read. Which of them pays, the replay decides.
 
+use impresario_foresight::{Kind, Part, Pattern, Run};
+
 use crate::config::{Entry, Region};
 
 use super::device::Device;
-use super::pattern::{Kind, Part, Pattern};
-use super::replay::Run;
 
 /// Pieces of a `Sequence` at most: the hints file must stay readable.
 const PIECES_MAX: usize = 20_000;

@@ -7,10 +7,8 @@
 
 mod candidates;
 mod device;
-mod memory;
-mod pattern;
 mod probe;
-mod read_ahead;
+mod recorded;
 mod replay;
 mod tell;
 #[cfg(test)]
@@ -18,18 +16,21 @@ mod tests;
 
 use std::path::Path;
 
+use impresario_base::units::show_ns;
+use impresario_foresight::Run;
 use impresario_trace::{Trace, TraceOp, stats};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub use device::Device;
-pub use pattern::{Kind, Part, Pattern, Phase};
+pub use impresario_foresight::{Kind, Part, Pattern, Phase};
 pub use probe::probe;
 
 use crate::config::{Entry, Hints, StandDown};
 use crate::judge::PLAIN_GAIN_PERCENT;
 use candidates::{Candidate, Way, candidates};
-use replay::{Entries, Outcome, Run, replay};
+use recorded::{bound_ns, run_of};
+use replay::{Entries, Outcome, replay};
 
 /// Reads of one file that are looked at, at most; the first ones stand for the rest.
 const FILE_READS_MAX: usize = 200_000;
@@ -98,7 +99,7 @@ pub enum Purpose {
     Output,
     /// Both.
     Scratch,
-    /// A library or a part of the program: mapped, or of the system.
+    /// A shared library that is mapped, or a file of the system.
     Program,
 }
 
@@ -152,9 +153,14 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
         device: device.source.clone(),
     };
     let uses = uses(trace);
-    let whole = Run::of(trace, device, |file| uses[file].reads > 0, RUN_READS_MAX);
+    let whole = run_of(trace, device, |file| uses[file].reads > 0, RUN_READS_MAX);
+    let mapped = mapped_only(trace, &uses);
     if whole.reads == 0 {
-        plan.refused = Some("The trace holds no reads, and hints are about reading.".into());
+        plan.refused = Some(match mapped.is_empty() {
+            true => "The trace holds no reads, and hints are about reading.".into(),
+            false => MAPPED.into(),
+        });
+        plan.files = mapped;
         return plan;
     }
     let mut order: Vec<usize> = (0..uses.len()).filter(|f| uses[*f].reads > 0).collect();
@@ -164,6 +170,7 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
         for file in order {
             plan.files.push(seen_only(trace, &whole, file, &uses[file], &reason));
         }
+        plan.files.extend(mapped);
         plan.refused = Some(reason);
         return plan;
     }
@@ -176,6 +183,7 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
         plan.files.push(told);
     }
     decide(&mut plan, &whole, chosen, options);
+    plan.files.extend(mapped);
     plan
 }
 
@@ -233,13 +241,44 @@ fn uses(trace: &Trace) -> Vec<Use> {
     uses
 }
 
+/// Why a file that is only mapped gets no hints.
+const MAPPED: &str = "The program maps it into memory. Which bytes it touches there is not recorded, so no hints are \
+                      planned; a WillNeed region written by hand is brought in when the file is mapped.";
+
+/// Files that are mapped and never read by a call: data of the program, largest first.
+fn mapped_only(trace: &Trace, uses: &[Use]) -> Vec<FilePlan> {
+    let is = |file: &usize| {
+        let (u, path) = (&uses[*file], &trace.files[*file].path);
+        u.maps > 0 && u.reads == 0 && purpose(path, u) != Purpose::Program
+    };
+    let size = |file: usize| trace.files[file].size_bytes.unwrap_or(0);
+    let mut files: Vec<usize> = (0..uses.len()).filter(is).collect();
+    files.sort_by_key(|file| std::cmp::Reverse(size(*file)));
+    files.truncate(FILES_MAX);
+    let plan = |file: usize| FilePlan {
+        path: stats::name(&trace.files[file]),
+        purpose: if uses[file].writes > 0 { Purpose::Scratch } else { Purpose::Input },
+        pattern: Pattern { size_bytes: size(file), ..Pattern::default() },
+        expected: None,
+        entry: None,
+        why: MAPPED.into(),
+    };
+    files.into_iter().map(plan).collect()
+}
+
+/// Whether a path names a shared library: `libc.so`, `libm.so.6`.
+fn is_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    name.ends_with(b".so") || name.windows(4).any(|w| w == b".so.")
+}
+
 fn purpose(path: &[u8], u: &Use) -> Purpose {
     let under = |folders: &[&[u8]]| folders.iter().any(|folder| path.starts_with(folder));
     let system = under(&[b"/usr/", b"/lib", b"/etc/", b"/proc/", b"/sys/", b"/dev/", b"/run/"]);
     // Where users mount and keep data of their own.
     let users = under(&[b"/dev/shm/", b"/run/media/", b"/run/user/"]);
     match () {
-        () if system && !users || u.maps > 0 && u.reads <= 4 => Purpose::Program,
+        () if system && !users || u.maps > 0 && u.reads <= 4 && is_library(path) => Purpose::Program,
         () if u.reads > 0 && u.writes > 0 => Purpose::Scratch,
         () if u.reads > 0 => Purpose::Input,
         () => Purpose::Output,
@@ -249,7 +288,7 @@ fn purpose(path: &[u8], u: &Use) -> Purpose {
 /// What is true of the whole run, whatever the hints.
 fn nothing_to_gain(whole: &Run, options: &Options) -> Option<String> {
     let device = &options.device;
-    let (waited, known) = whole.traced_wait();
+    let (waited, known) = whole.traced_wait_ns();
     let span = whole.traced_span_ns().max(1);
     let cold = replay(whole, device, options.memory_bytes, &Entries::default());
     let threads = whole.threads.len().max(1) as u64;
@@ -261,7 +300,7 @@ fn nothing_to_gain(whole: &Run, options: &Options) -> Option<String> {
             return Some(format!(
                 "In the recorded run reads took {} each, ten times less than this device would: they came from memory. \
                  Record a run with a cold cache, or plan with the cache assumed cold.",
-                tell::time(each)
+                show_ns(each as f64)
             ));
         }
         if part < options.gain_min {
@@ -271,14 +310,14 @@ fn nothing_to_gain(whole: &Run, options: &Options) -> Option<String> {
             ));
         }
     }
-    let bound = whole.bound_ns(device);
+    let bound = bound_ns(whole, device);
     if cold.run_ns.saturating_sub(bound) < (options.gain_min * cold.run_ns as f64) as u64 {
         return Some(format!(
             "On this device ({}) the run takes {}, and with everything overlapped perfectly {}: the device is fast enough \
              for this program, or busy all the time already.",
             device.source,
-            tell::time(cold.run_ns),
-            tell::time(bound)
+            show_ns(cold.run_ns as f64),
+            show_ns(bound as f64)
         ));
     }
     None
@@ -299,7 +338,7 @@ fn seen_only(trace: &Trace, whole: &Run, file: usize, u: &Use, why: &str) -> Fil
 /// The best hints for one file by its own reads.
 fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan {
     let info = &trace.files[file];
-    let run = Run::of(trace, &options.device, |f| f == file, FILE_READS_MAX);
+    let run = run_of(trace, &options.device, |f| f == file, FILE_READS_MAX);
     let mut told = seen_only(trace, &run, file, u, "");
     let path = match usable(&info.path, told.purpose) {
         Ok(path) => path,
@@ -309,9 +348,9 @@ fn one_file(trace: &Trace, file: usize, u: &Use, options: &Options) -> FilePlan 
         }
     };
     let tried = if run.reads > TRY_READS_MAX as u64 {
-        Run::of(trace, &options.device, |f| f == file, TRY_READS_MAX)
+        run_of(trace, &options.device, |f| f == file, TRY_READS_MAX)
     } else {
-        Run::of(trace, &options.device, |f| f == file, FILE_READS_MAX)
+        run_of(trace, &options.device, |f| f == file, FILE_READS_MAX)
     };
     let pattern = &told.pattern;
     let plain = replay(&tried, &options.device, options.memory_bytes, &Entries::default());
@@ -365,7 +404,7 @@ fn stands_down(with: &Outcome, without: &Outcome, needed_bytes: u64) -> bool {
 fn expect(run: &Run, options: &Options, entries: &Entries) -> Expected {
     let without = replay(run, &options.device, options.memory_bytes, &Entries::default());
     let with = replay(run, &options.device, options.memory_bytes, entries);
-    let bound = run.bound_ns(&options.device).min(without.run_ns);
+    let bound = bound_ns(run, &options.device).min(without.run_ns);
     let seconds = |ns: u64| ns as f64 / 1e9;
     Expected {
         without_s: seconds(without.run_ns),

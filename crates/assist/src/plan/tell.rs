@@ -2,52 +2,28 @@
 
 use std::fmt::Write;
 
+use impresario_base::units::{show_bytes, show_ns, show_seconds};
+
+use impresario_foresight::{Kind, Pattern};
+
 use super::candidates::Way;
 use super::device::Device;
-use super::pattern::{Kind, Pattern};
 use super::{Expected, Plan, Purpose};
 use crate::config::Entry;
 
-/// Bytes for people.
-fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (n as f64, 0);
-    while value >= 1024.0 && unit + 1 < units.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    if value >= 100.0 || value.fract() < 0.05 {
-        format!("{value:.0} {}", units[unit])
-    } else {
-        format!("{value:.1} {}", units[unit])
-    }
-}
-
-/// A time for people.
-pub fn time(ns: u64) -> String {
-    match ns as f64 {
-        n if n < 1e6 => format!("{:.0} µs", n / 1e3),
-        n if n < 1e9 => format!("{:.1} ms", n / 1e6),
-        n => format!("{:.2} s", n / 1e9),
-    }
-}
-
-fn seconds(s: f64) -> String {
-    time((s * 1e9) as u64)
-}
-
 /// How it is read, as the beginning of a sentence.
 fn reading(p: &Pattern) -> String {
-    let mut out = format!("{} reads of about {}", p.reads, bytes(p.read_bytes_median));
+    let mut out = format!("{} reads of about {}", p.reads, show_bytes(p.read_bytes_median as f64));
     match (p.kind(), p.stride) {
         (Kind::Sequential, _) => out += " in order",
         (Kind::Forward, Some((stride, share))) if stride > 0 => {
-            out += &format!(", {:.0} % of them {} after the one before", 100.0 * share, bytes(stride as u64));
+            out += &format!(", {:.0} % of them {} after the one before", 100.0 * share, show_bytes(stride as f64));
         }
         (Kind::Forward, _) => out += " forward with gaps",
         (Kind::Random, _) => out += " in no order",
     }
     if p.backward > 0 && p.kind() != Kind::Random {
-        out += &format!(", {} of them backward, by up to {}", p.backward, bytes(p.back_bytes));
+        out += &format!(", {} of them backward, by up to {}", p.backward, show_bytes(p.back_bytes as f64));
     }
     if p.streams > 1 && p.kind() != Kind::Random {
         out += &format!(", at {} places in turn", p.streams);
@@ -64,8 +40,8 @@ fn reading(p: &Pattern) -> String {
 fn gain(e: &Expected) -> String {
     format!(
         "expected {} instead of {} (−{:.0} %), {} device requests instead of {}",
-        seconds(e.with_s),
-        seconds(e.without_s),
+        show_seconds(e.with_s),
+        show_seconds(e.without_s),
         100.0 * e.gain(),
         e.requests_with,
         e.requests_without
@@ -77,16 +53,16 @@ pub fn hint(way: Way, entry: &Entry, p: &Pattern, e: &Expected, device: &Device)
     let does = match way {
         Way::Window => format!(
             "blocks of {} are brought in {} ahead while the program computes{}",
-            bytes(entry.block_size),
+            show_bytes(entry.block_size as f64),
             entry.read_ahead_size,
             if p.backward > 0 { ", and enough are kept for its jumps back" } else { "" }
         ),
         Way::Region => {
             let region = entry.will_need.first().map_or(0, |r| r.length);
-            format!("the {} where they fall are brought in at once, in large requests", bytes(region))
+            format!("the {} where they fall are brought in at once, in large requests", show_bytes(region as f64))
         }
         Way::NoReadAhead => {
-            format!("the kernel is told not to read {} ahead for nothing", bytes(device.read_ahead_bytes))
+            format!("the kernel is told not to read {} ahead for nothing", show_bytes(device.read_ahead_bytes as f64))
         }
         Way::Online => "the pieces to come are foreseen from the strides while the program runs".into(),
         Way::Order => {
@@ -102,7 +78,10 @@ pub fn hint(way: Way, entry: &Entry, p: &Pattern, e: &Expected, device: &Device)
 pub fn not_worth(p: &Pattern, e: &Expected, device: &Device) -> String {
     let reason = match () {
         () if p.kind() == Kind::Sequential => {
-            format!("the kernel's own read-ahead of {} does for that what can be done", bytes(device.read_ahead_bytes))
+            format!(
+                "the kernel's own read-ahead of {} does for that what can be done",
+                show_bytes(device.read_ahead_bytes as f64)
+            )
         }
         () if e.without_s - e.bound_s < 0.05 * e.without_s => "the device is busy all the time already".to_string(),
         () => "no hint that was tried helps".to_string(),
@@ -118,7 +97,7 @@ pub fn nothing_suits(p: &Pattern) -> String {
 
 /// What the whole plan is for.
 pub fn whole(e: &Expected, device: &str) -> String {
-    format!("Whole run: {}; at best {}. Device: {device}.", gain(e), seconds(e.bound_s))
+    format!("Whole run: {}; at best {}. Device: {device}.", gain(e), show_seconds(e.bound_s))
 }
 
 pub fn text(plan: &Plan) -> String {
@@ -146,16 +125,25 @@ fn write(out: &mut String, plan: &Plan) -> std::fmt::Result {
         }
         writeln!(out, "{}", f.path)?;
         let p = &f.pattern;
-        writeln!(out, "  {} of {} read, {:.1} times over", bytes(p.unique_bytes), bytes(p.size_bytes), p.reuse())?;
+        writeln!(
+            out,
+            "  {} of {} read, {:.1} times over",
+            show_bytes(p.unique_bytes as f64),
+            show_bytes(p.size_bytes as f64),
+            p.reuse()
+        )?;
         if p.parts.len() > 1 {
             for part in &p.parts {
-                let (from, to) = (bytes(part.bytes.start), bytes(part.bytes.end));
+                let (from, to) = (show_bytes(part.bytes.start as f64), show_bytes(part.bytes.end as f64));
                 writeln!(out, "  {from} to {to}: {} reads {}", part.reads, part.kind.words())?;
             }
         }
         if p.phases.len() > 1 {
-            let times: Vec<String> =
-                p.phases.iter().map(|ph| format!("region {} from {}", ph.part + 1, time(ph.from_ns))).collect();
+            let times: Vec<String> = p
+                .phases
+                .iter()
+                .map(|ph| format!("region {} from {}", ph.part + 1, show_ns(ph.from_ns as f64)))
+                .collect();
             writeln!(out, "  phases: {}", times.join(", "))?;
         }
         let verdict = if f.entry.is_some() { "hint" } else { "no hint" };

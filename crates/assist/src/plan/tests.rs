@@ -277,6 +277,32 @@ fn programs_one_after_the_other_stay_so() {
     assert!((e.with_s / one.with_s - 2.0).abs() < 0.2, "{e:?} {one:?}");
 }
 
+/// A program that maps its data and reads a small file: the mapped file is listed, with the reason for having no hints.
+#[test]
+fn a_file_that_is_only_mapped_is_listed() {
+    let device = Device::limited(200, 200);
+    for reads in [false, true] {
+        let mut builder = Builder::new(Header::default());
+        let mut file =
+            |path: &[u8], size| builder.file(FileInfo { path: path.to_vec(), key: 0, size_bytes: Some(size) }).unwrap();
+        let (model, library, small) =
+            (file(b"/data/model.bin", 900 * MIB), file(b"/data/env/lib/_x.so", MIB), file(b"/data/config", 200 * KIB));
+        for (file, at) in [(model, 1), (library, 2)] {
+            builder.push(Record::new(TraceOp::Map, file, 0, 4096, Nanos(at))).unwrap();
+        }
+        for i in 0..u64::from(reads) * 3 {
+            let record = Record::new(TraceOp::Read, small, i * 64 * KIB, 64 * KIB, Nanos(10 + i * 6_000_000));
+            builder.push(Record { duration: Some(Nanos(5_000_000)), ..record }).unwrap();
+        }
+        let plan = plan(&builder.build(), &Options::new(device.clone()));
+        check(&plan);
+        let listed = plan.files.iter().find(|f| f.path == "/data/model.bin").expect("the mapped file");
+        assert!(listed.why.contains("maps it into memory") && listed.purpose == Purpose::Input);
+        assert!(plan.text().contains("/data/model.bin") && plan.text().contains("mapped"), "{}", plan.text());
+        assert!(!plan.files.iter().any(|f| f.path.contains("_x.so")));
+    }
+}
+
 #[test]
 fn traces_without_reads_or_ends() {
     let device = Device::limited(200, 200);

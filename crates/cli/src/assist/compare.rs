@@ -1,4 +1,4 @@
-//! `impresario assist compare`: is it faster with hints?
+//! `impresario assist compare`: compares runs with and without hints.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,20 +7,20 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use impresario_assist::config::Named;
 use impresario_assist::report::Report;
-use impresario_workload::guided::{BlockDevice, Files, Machine, Place, Trials, Variant, measure};
-use impresario_workload::size::show_bytes;
+use impresario_base::units::show_bytes;
+use impresario_workload::programs::{BlockDevice, Files, Machine, TestBed, Trials, Variant, measure};
 use impresario_workload::stats::{Verdict, at_least, no_worse_than};
 use serde_json::json;
 
 use super::launch::{Reach, reach};
-use crate::bench::{Progress, catch_signals, write_json};
 use crate::{print, usage};
+use impresario_workload::progress::{Progress, catch_signals, write_json};
 
 /// Compare a program with hints and without: paired runs from a cold cache
 ///
-/// Tells time, requests that reached the device, bytes read for nothing, and how sure the difference is. As root every
-/// run starts with the page cache of the whole machine empty; other users empty it of the files that the hints name. The
-/// program must end by itself, print the same each time and leave its input as it is.
+/// Reports time, requests at the device, bytes read for nothing, and the confidence of the difference. As root it drops
+/// the page cache of the whole machine before every run; other users drop that of the files named in the hints. The
+/// program must end by itself, print the same output each time and leave its input unchanged.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist compare hints.json -- python3 analysis.py data.root
@@ -31,10 +31,10 @@ pub struct Args {
     /// Pairs of runs
     #[arg(long, default_value_t = 9, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
     pairs: u32,
-    /// So many of the program at once
+    /// Number of instances of the program to run at once
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     instances: u32,
-    /// A run that takes longer is ended, and the comparison with it, s
+    /// Time limit of a run, s; a longer run is ended, and the comparison with it
     #[arg(long, default_value_t = 3600.0, value_name = "SECONDS")]
     timeout: f64,
     /// Write every run to a file
@@ -45,7 +45,7 @@ pub struct Args {
     program: Vec<OsString>,
 }
 
-/// Files of the hints that leave the cache before each run, at most.
+/// Largest number of files of the hints that are dropped from the cache before each run.
 const FILES_MAX: usize = 4096;
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -57,16 +57,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     files.sort();
     let Some(first) = files.first() else {
         bail!(
-            "{} names no file that is there: there is nothing to compare (a plan that found nothing to gain has no entries)",
+            "{} names no existing file: there is nothing to compare (a plan without gain has no entries)",
             args.hints.display()
         );
     };
     let device = BlockDevice::under(first).ok();
     let (machine, own) = (Machine { device: device.clone() }, Files { paths: files.clone(), device: device.clone() });
     let root = rustix::process::geteuid().is_root();
-    let place: &dyn Place = if root { &machine } else { &own };
+    let bed: &dyn TestBed = if root { &machine } else { &own };
     let folder = tempfile::tempdir()?;
-    let told = folder.path().join("report.json");
+    let report = folder.path().join("report.json");
     let program = |words: &[OsString]| {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
@@ -75,7 +75,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let own_program = std::env::current_exe().context("finding this program's own file")?;
     let guided = || {
         let mut command = Command::new(&own_program);
-        command.args(["assist", "run"]).arg(&args.hints).arg("--report").arg(&told);
+        command.args(["assist", "run"]).arg(&args.hints).arg("--report").arg(&report);
         command.arg("--instances").arg(args.instances.to_string()).arg("--").args(&args.program);
         vec![command]
     };
@@ -85,7 +85,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Variant { name: "guided".into(), commands: Box::new(guided) },
     ];
     let trials =
-        Trials { pairs: args.pairs, place, group: None, timeout_s: args.timeout, seed: u64::from(std::process::id()) };
+        Trials { pairs: args.pairs, bed, group: None, timeout_s: args.timeout, seed: u64::from(std::process::id()) };
     let stop = catch_signals()?;
     let mut line = Progress::new();
     let mut done = 0;
@@ -95,7 +95,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })?;
     line.end();
     if measured.runs.is_empty() {
-        bail!("stopped before the first pair was whole");
+        bail!("stopped before the first pair was complete");
     }
     let mut text = String::new();
     for (i, name) in measured.variants.iter().enumerate() {
@@ -118,11 +118,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         gain.n,
         verdict(at_least(gain, 0.0), no_worse_than(gain, 0.0))
     );
-    let report: Option<Report> = std::fs::read(&told).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let report: Option<Report> = std::fs::read(&report).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     if let Some(report) = &report {
         let all = report.total();
         text += &format!(
-            "last guided run: {} hints, {} brought in, {} of them used, {} for nothing\n",
+            "last guided run: {} hints, {} prefetched, {} of them used, {} for nothing\n",
             all.hints,
             show_bytes(all.prefetched_bytes as f64),
             show_bytes(all.used_bytes as f64),
@@ -148,6 +148,6 @@ fn verdict(faster: Verdict, no_slower: Verdict) -> &'static str {
     match (faster, no_slower) {
         (Verdict::Holds, _) => "faster with hints",
         (_, Verdict::DoesNotHold) => "slower with hints",
-        _ => "unresolved; more --pairs may tell",
+        _ => "unresolved; try more --pairs",
     }
 }

@@ -1,6 +1,5 @@
 //! `impresario assist daemon`: the advice manager of a node.
 
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,10 +17,11 @@ use crate::usage;
 
 /// Run the advice manager of a node, for the programs of all its users
 ///
-/// Programs reach it when the library is put into them: by `impresario assist run --node`, or for everybody by LD_PRELOAD
-/// in the batch system's prologue. With --watch it also sees programs that carry no library, through the kernel. Stays in
-/// the foreground until Ctrl-C or SIGTERM; SIGHUP reads the hints anew (a file with a mistake changes nothing). Programs
-/// are never held up: without the daemon they run as ever, and when it comes back they find it by themselves.
+/// Programs with the preloaded library connect to it: by `impresario assist run --node`, or for all users by LD_PRELOAD
+/// in the batch system's prologue. With --watch it also observes programs without the library, through the kernel.
+/// Stays in the foreground until Ctrl-C or SIGTERM; SIGHUP reads the hints again (an invalid file changes nothing).
+/// Programs never wait for it: without the daemon they run as usual, and when it comes back they reconnect by
+/// themselves.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist daemon --config hints.json
@@ -31,16 +31,17 @@ pub struct Args {
     /// The hints file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Where programs reach it [default: the user's, else the machine's]
+    /// Its socket [default: the user's, else the machine's]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Serve the programs of all users, not only of the one who starts it
+    /// Serve the programs of all users, not only of its own user
     #[arg(long)]
     everyone: bool,
-    /// Also see programs that carry no library, through the kernel's trace of its page cache (needs root)
+    /// Also observe programs without the library, through the kernel's trace of its page cache (needs root)
     #[arg(long)]
     watch: bool,
-    /// The same before each access, which waits some microseconds for it (needs root, Linux 6.14, ext4, xfs or btrfs)
+    /// Observe them before each access, which delays it by some microseconds (needs root, Linux 6.14, ext4, xfs or
+    /// btrfs)
     #[arg(long, conflicts_with = "watch")]
     watch_before: bool,
     /// Threads that give hints
@@ -64,15 +65,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let mut follower = follow(&args, &hints, &manager)?;
         if std::mem::take(&mut first) {
             eprintln!("The advice manager listens at {}.", socket.display());
-            tell_systemd("READY=1");
+            // Without a service manager this does nothing.
+            if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+                tracing::warn!(%error, "the service manager was not notified");
+            }
         }
-        // A file with a mistake changes nothing: the same manager goes on.
+        // An invalid file changes nothing: the same manager continues.
         let new = loop {
             match serve(&manager, &reports, &mut follower, &stop, &reload)? {
                 Next::Stop => break None,
                 Next::Reload => match Hints::load(&args.config) {
                     Ok(new) => break Some(new),
-                    Err(error) => eprintln!("impresario: the hints stay as they were: {error}"),
+                    Err(error) => eprintln!("impresario: the hints are unchanged: {error}"),
                 },
             }
         };
@@ -81,7 +85,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         manager.stop().context("ending the advice manager")?;
         let Some(new) = new else { return Ok(ExitCode::SUCCESS) };
         new.warnings().iter().for_each(|w| eprintln!("impresario: {}: {w}", args.config.display()));
-        eprintln!("The hints were read anew.");
+        eprintln!("The hints were read again.");
         hints = new;
     }
 }
@@ -94,15 +98,15 @@ fn start(args: &Args, hints: &Hints, socket: &Path) -> Result<Handle> {
     };
     Manager::start(options, socket).map_err(|error| {
         let hint = match error.kind() {
-            std::io::ErrorKind::NotFound => "; its folder must exist",
-            std::io::ErrorKind::PermissionDenied => "; choose a --socket in a folder of yours, or run as root",
+            std::io::ErrorKind::NotFound => "; its directory must exist",
+            std::io::ErrorKind::PermissionDenied => "; choose a --socket in one of your directories, or run as root",
             _ => "",
         };
         usage(format!("no advice manager can listen: {error}{hint}"))
     })
 }
 
-/// Begins to watch programs that carry no library, if that is asked for.
+/// Starts to observe programs without the library, if requested.
 fn follow(args: &Args, hints: &Hints, manager: &Handle) -> Result<Option<Follower>> {
     let means = match (args.watch, args.watch_before) {
         (true, _) => Means::Trace,
@@ -115,15 +119,15 @@ fn follow(args: &Args, hints: &Hints, manager: &Handle) -> Result<Option<Followe
     Ok(Some(follower))
 }
 
-/// Why serving ended.
+/// The reason why serving ended.
 enum Next {
-    /// The daemon is to end.
+    /// The daemon must end.
     Stop,
-    /// It is to read its hints anew.
+    /// It must read its hints again.
     Reload,
 }
 
-/// Serves until a signal came.
+/// Serves until a signal arrives.
 fn serve(
     manager: &Handle,
     reports: &Reports,
@@ -143,22 +147,5 @@ fn serve(
             Some(follower) => follower.turn(Duration::from_millis(50))?,
             None => std::thread::sleep(Duration::from_millis(50)),
         }
-    }
-}
-
-/// Tells the service manager, if there is one, how we are (sd_notify(3)).
-fn tell_systemd(state: &str) {
-    let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let Ok(socket) = UnixDatagram::unbound() else { return };
-    let sent = match place.to_string_lossy().strip_prefix('@') {
-        Some(name) => {
-            use std::os::linux::net::SocketAddrExt;
-            std::os::unix::net::SocketAddr::from_abstract_name(name)
-                .and_then(|address| socket.send_to_addr(state.as_bytes(), &address))
-        }
-        None => socket.send_to(state.as_bytes(), Path::new(&place)),
-    };
-    if let Err(error) = sent {
-        tracing::warn!(%error, "the service manager was not told");
     }
 }

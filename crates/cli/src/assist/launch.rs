@@ -1,4 +1,4 @@
-//! Starts programs with the library in them, under an advice manager of their own or that of the node.
+//! Starts programs with the preloaded library, under their own advice manager or that of the node.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ use crate::usage;
 
 /// Name of the library's file.
 const LIBRARY: &str = "libimpresario_assist.so";
-/// Names the library's file when it lies elsewhere.
+/// Environment variable with the path of the library.
 const LIBRARY_VARIABLE: &str = "IMPRESARIO_ASSIST_LIBRARY";
 
 /// Finds the library beside this program, or where `make install` puts it.
@@ -40,19 +40,33 @@ pub fn library() -> Result<PathBuf> {
     })
 }
 
-/// What is said of a program that the library does not reach.
+/// Whether the library can be preloaded into a program.
 pub enum Reach {
-    /// It does.
+    /// Yes.
     Yes,
-    /// It does not; why, and what to do.
+    /// No; the reason, and the remedy.
     No(String),
 }
 
-/// Whether the library reaches a program, by its name as it would be typed.
+/// Whether a program starts with the library named in its environment. A static one ignores it, and programs that it
+/// starts may be reached; another loader may refuse to start at all.
+fn bears_the_library(program: &Path) -> bool {
+    let mut looked_at = program.to_path_buf();
+    for _ in 0..5 {
+        match check_program(&looked_at) {
+            Verdict::Ok | Verdict::Static => return true,
+            Verdict::Script(interpreter) => looked_at = interpreter,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Whether the library can be preloaded into a program, given by its name as typed.
 pub fn reach(name: &str) -> Result<Reach> {
     let path = find(name)?;
     let mut looked_at = path.clone();
-    // A script's interpreter is what runs; scripts of scripts end after a few steps, as in the kernel.
+    // Follows a script to its interpreter; scripts of scripts end after a few steps, as in the kernel.
     for _ in 0..5 {
         let why = match check_program(&looked_at) {
             Verdict::Ok => return Ok(Reach::Yes),
@@ -66,22 +80,23 @@ pub fn reach(name: &str) -> Result<Reach> {
                     .into()
             }
             Verdict::Static => {
-                "is statically linked, so no library can be put into it; watch it with `impresario assist daemon --watch`"
+                "is statically linked, so no library can be preloaded (programs that it starts may have it); observe it with \
+                 `impresario assist daemon --watch`"
                     .into()
             }
-            Verdict::OtherMachine => "is made for another machine than the library".into(),
+            Verdict::OtherMachine => "is built for another architecture than the library".into(),
             Verdict::OtherLoader(loader) => {
-                format!("is loaded by {}, which does not take the library", loader.display())
+                format!("is loaded by {}, which does not preload libraries", loader.display())
             }
-            Verdict::NotElf => "is no program and no script with an interpreter".into(),
-            Verdict::Unreadable(why) => format!("cannot be looked at: {why}"),
+            Verdict::NotElf => "is neither a program nor a script with an interpreter".into(),
+            Verdict::Unreadable(why) => format!("cannot be read: {why}"),
         };
         return Ok(Reach::No(format!("{} {why}", looked_at.display())));
     }
     Ok(Reach::No(format!("{} is a script of a script of a script", path.display())))
 }
 
-/// The file of a program, found as a shell finds it.
+/// Finds the file of a program as a shell does.
 fn find(name: &str) -> Result<PathBuf> {
     if name.contains('/') {
         return match std::fs::metadata(name) {
@@ -93,18 +108,18 @@ fn find(name: &str) -> Result<PathBuf> {
     let found = std::env::split_paths(&path)
         .map(|folder| folder.join(name))
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file());
-    found.ok_or_else(|| usage(format!("there is no program {name:?} in the folders of PATH")))
+    found.ok_or_else(|| usage(format!("there is no program {name:?} in the directories of PATH")))
 }
 
-/// How long a program that is recorded may wait for the manager, so that its first accesses are noted too.
+/// How long a recorded program may wait for the manager, so that its first accesses are recorded too.
 const RECORD_WAIT_MS: &str = "1000";
 
-/// What a program is run for.
+/// The purpose of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be faster.
+    /// To run faster.
     Advise,
-    /// To be recorded, whole.
+    /// To be recorded completely.
     Record,
 }
 
@@ -115,7 +130,7 @@ pub struct Programs {
 
 impl Programs {
     /// Starts `instances` of a program; `socket` is that of their advice manager, and `files_limit` the limit of open
-    /// files that they would have had without us.
+    /// files that they would have without us.
     pub fn start(
         words: &[OsString],
         purpose: Purpose,
@@ -130,12 +145,16 @@ impl Programs {
             preload.push(others);
         }
         let Some((name, arguments)) = words.split_first() else { return Err(usage("name a program after `--`")) };
+        let preloaded = bears_the_library(&find(&name.to_string_lossy())?);
         // Before the first of them, so that no signal ends us and leaves a program behind.
         let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
         let mut programs = Programs { children: Vec::new() };
         for _ in 0..instances.max(1) {
             let mut command = Command::new(name);
-            command.args(arguments).env("LD_PRELOAD", &preload).env(SOCKET_VARIABLE, socket);
+            command.args(arguments).env(SOCKET_VARIABLE, socket);
+            if preloaded {
+                command.env("LD_PRELOAD", &preload);
+            }
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
@@ -156,7 +175,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Ctrl-C and SIGTERM are for the program; we end when it has ended. A termination of us alone is handed on.
+    /// Ctrl-C and SIGTERM are for the program, and this process ends after it. A signal sent to us alone is forwarded.
     fn hand_on(&self, mut signals: Signals) -> Result<()> {
         let pids: Vec<Pid> = self.children.iter().filter_map(|c| Pid::from_raw(i32::try_from(c.id()).ok()?)).collect();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -174,7 +193,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits for all; the exit status of the first that failed, as a shell would tell it.
+    /// Waits for all; returns the exit status of the first that failed, as a shell would report it.
     pub fn wait(mut self) -> Result<ExitCode> {
         let mut code = 0;
         for child in &mut self.children {
@@ -188,18 +207,18 @@ impl Programs {
     }
 }
 
-/// Names of the folders of [`own_socket`] begin so.
+/// Prefix of the directories of [`own_socket`].
 const FOLDER: &str = "impresario-assist-";
 
-/// A place for the socket of a manager of our own, that only this user can reach. Places that managers left behind when
-/// they were killed are removed.
+/// A directory for the socket of our own manager that only this user can access. Removes directories left by killed
+/// managers.
 pub fn own_socket() -> Result<tempfile::TempDir> {
     let place = std::env::temp_dir();
     remove_left_behind(&place);
-    tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place).context("making a folder for the manager's socket")
+    tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place).context("creating a directory for the manager's socket")
 }
 
-/// Removes this user's folders whose socket nobody listens at. Others, and what else may be in them, stay.
+/// Removes this user's directories without a listening socket. Others, and unknown files in them, stay.
 fn remove_left_behind(place: &Path) {
     let own = |folder: &Path| {
         let named = folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(FOLDER.as_bytes()));

@@ -8,49 +8,49 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use impresario_assist::plan::{Device, Options, plan, probe};
+use impresario_base::units::parse_positive_bytes;
 use impresario_config::calibration::Calibration;
 use impresario_trace::convert::{ImportOptions, import};
 use impresario_trace::{Trace, TraceOp};
-use impresario_workload::size::parse_positive_bytes;
 
 use crate::print;
 
-/// Plan hints from a recorded run, and tell the reason and the expected gain of each
+/// Plan hints from a recorded run, and report the reason and the expected gain of each
 ///
-/// The device's cost comes from a calibration (`impresario calibrate`), or a model, or is measured in a moment on the
-/// files of the trace. Where nothing is to be gained no hints are written, and the reason is told; that is no failure.
+/// The device's cost comes from a calibration (`impresario calibrate`), a model, or a quick measurement on the files of
+/// the trace. If no hint pays, none is written and the reason is reported; that is not a failure.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist plan trace.imt -o hints.json
   impresario assist plan job.dxt.txt -o hints.json --device disk
   impresario assist plan run.strace -o hints.json --calibration disk.toml")]
 pub struct Args {
-    /// The trace: of `assist record`, or Darshan DXT as text, strace, CSV or fio
+    /// The trace: from `assist record`, or Darshan DXT as text, strace, CSV or fio
     trace: PathBuf,
     /// Write the hints file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// What the next run reads from: auto (measured), disk, flash, or IOPS:MIB_PER_S of a limited volume
+    /// The device that the next run reads from: auto (measured), disk, flash, or IOPS:MIB_PER_S of a limited volume
     #[arg(long, default_value = "auto", value_name = "DEVICE", conflicts_with = "calibration")]
     device: String,
-    /// What the next run reads from, as `impresario calibrate` measured it
+    /// The device that the next run reads from, as `impresario calibrate` measured it
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Memory that the hints may fill for one file and program
     #[arg(long, default_value = "64m", value_parser = parse_positive_bytes, value_name = "SIZE")]
     window: u64,
-    /// Least saving for which hints are given, in percent of the run time
+    /// Smallest saving for which hints are given, in percent of the run time
     #[arg(long, default_value_t = 3.0, value_name = "PERCENT")]
     least: f64,
     /// Plan for a cold cache even if the recorded run read from memory
     #[arg(long)]
     cold: bool,
-    /// Tell the plan as JSON
+    /// Print the plan as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Files that a device is measured on have at least so many bytes.
+/// Smallest file on which a device is measured.
 const MEASURED_BYTES_MIN: u64 = 8 << 20;
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ..Options::new(device)
     };
     let plan = plan(&trace, &options);
-    let text = plan.hints.to_json().context("the plan makes no valid hints file")?;
+    let text = plan.hints.to_json().context("the plan is not a valid hints file")?;
     std::fs::write(&args.output, text).with_context(|| format!("writing {}", args.output.display()))?;
     if args.json {
         return print((serde_json::to_string_pretty(&plan)? + "\n").as_bytes());
@@ -86,15 +86,17 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
         "disk" => Ok(kernel(Device::disk())),
         "flash" => Ok(kernel(Device::flash())),
         "auto" => {
-            // Small files tell little of a device.
+            // Small files say little about a device.
             let large = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|meta| meta.len() >= MEASURED_BYTES_MIN);
-            let Some(path) = files_read(trace).find(large).or_else(|| most_read(trace)) else {
+            let Some(path) = files_used(trace).into_iter().find(large) else {
                 bail!(
-                    "no file of the trace can be measured here; say what it reads from with --device or --calibration"
+                    "no file of the trace is here and has the {} MiB that measuring its device takes; give the device \
+                     with --device or --calibration",
+                    MEASURED_BYTES_MIN >> 20
                 )
             };
             probe(&path, Duration::from_secs(2)).with_context(|| {
-                format!("{} cannot be measured; say what it lies on with --device or --calibration", path.display())
+                format!("{} cannot be measured; give its device with --device or --calibration", path.display())
             })
         }
         text => {
@@ -107,22 +109,29 @@ fn device(args: &Args, trace: &Trace) -> Result<Device> {
     }
 }
 
-/// The file of the trace that most was read of and that is still here.
+/// The file of the trace that most was read of, or the largest mapped one, that is still here.
 fn most_read(trace: &Trace) -> Option<PathBuf> {
-    files_read(trace).next()
+    files_used(trace).into_iter().next()
 }
 
-/// The files of the trace that are still here, those that most was read of first.
-fn files_read(trace: &Trace) -> impl Iterator<Item = PathBuf> {
-    let mut bytes = vec![0u64; trace.files.len()];
-    for r in trace.records.iter().filter(|r| r.op == TraceOp::Read) {
-        if let Some(of) = bytes.get_mut(r.file.0 as usize) {
-            *of += r.moved_bytes();
+/// The files of the trace that are still here: those that most was read of first, then those that were only mapped,
+/// the largest first.
+fn files_used(trace: &Trace) -> Vec<PathBuf> {
+    let mut bytes = vec![(0u64, 0u64); trace.files.len()];
+    for r in &trace.records {
+        let file = r.file.0 as usize;
+        let Some(of) = bytes.get_mut(file) else { continue };
+        match r.op {
+            TraceOp::Read => of.0 = of.0.saturating_add(r.moved_bytes()),
+            // Libraries of the system are mapped by every program and lie on a device of their own.
+            TraceOp::Map if !trace.files[file].path.starts_with(b"/usr/") => {
+                of.1 = trace.files[file].size_bytes.unwrap_or(1).max(1);
+            }
+            _ => {}
         }
     }
-    let mut order: Vec<usize> = (0..bytes.len()).filter(|f| bytes[*f] > 0).collect();
+    let mut order: Vec<usize> = (0..bytes.len()).filter(|f| bytes[*f] > (0, 0)).collect();
     order.sort_by_key(|f| std::cmp::Reverse(bytes[*f]));
-    let paths: Vec<PathBuf> =
-        order.into_iter().map(|f| PathBuf::from(OsString::from_vec(trace.files[f].path.clone()))).collect();
-    paths.into_iter().filter(|path| path.is_file())
+    let path = |file: usize| PathBuf::from(OsString::from_vec(trace.files[file].path.clone()));
+    order.into_iter().map(path).filter(|path| path.is_file()).collect()
 }

@@ -1,4 +1,4 @@
-//! `impresario assist record`: watches one run of a program.
+//! `impresario assist record`: records one run of a program.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,16 +7,16 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use impresario_assist::manager::{Manager, Options, raise_file_limit};
 use impresario_assist::record::TraceSink;
+use impresario_base::units::show_bytes;
 use impresario_trace::{Trace, TraceOp};
-use impresario_workload::size::show_bytes;
 
 use super::launch::{Programs, Purpose, Reach, own_socket, reach};
 use crate::usage;
 
-/// Watch one run of a program and write what it read and wrote to a trace
+/// Record one run of a program: write its reads and writes to a trace
 ///
-/// The program runs as it always does. The trace holds every access of regular files with its time and duration, not
-/// their contents. Its exit status is that of the program.
+/// The program runs as usual. The trace holds every access to regular files with its time and duration, but not the
+/// contents. The exit status is that of the program.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist record -- python3 analysis.py data.root
@@ -25,7 +25,7 @@ pub struct Args {
     /// The trace
     #[arg(short, long, default_value = "trace.imt", value_name = "FILE")]
     output: PathBuf,
-    /// Replace a trace that is there
+    /// Replace an existing trace
     #[arg(short, long)]
     force: bool,
     /// The program and its arguments
@@ -41,7 +41,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if !args.force {
             let shown = args.output.display();
             return Err(usage(format!(
-                "{shown} is there already; name another trace with -o, or replace it with --force"
+                "{shown} already exists; name another trace with -o, or replace it with --force"
             )));
         }
         std::fs::remove_file(&args.output).with_context(|| format!("replacing {}", args.output.display()))?;
@@ -58,13 +58,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let trace = Trace::load(&args.output)?;
     eprint!("{}", seen(&trace));
     if report.dropped_accesses > 0 {
-        eprintln!("{} accesses came too fast to be noted.", report.dropped_accesses);
+        eprintln!("{} accesses came too fast to be recorded.", report.dropped_accesses);
     }
     eprintln!("The trace is {}; next: impresario assist plan {0} -o hints.json", args.output.display());
     Ok(code)
 }
 
-/// What a run read, in a few lines: the files that were waited for longest.
+/// A short summary of a run: the files with the longest waiting time.
 fn seen(trace: &Trace) -> String {
     #[derive(Default, Clone)]
     struct Of {
@@ -88,7 +88,7 @@ fn seen(trace: &Trace) -> String {
     }
     let mut order: Vec<usize> = (0..files.len()).filter(|f| files[*f].reads + files[*f].writes > 0).collect();
     order.sort_by_key(|f| std::cmp::Reverse(files[*f].wait_ns));
-    let mut text = format!("Seen: {} accesses of {} files.\n", trace.records.len(), order.len());
+    let mut text = format!("Recorded: {} accesses of {} files.\n", trace.records.len(), order.len());
     for f in order.iter().take(5) {
         let of = &files[*f];
         text += &format!(

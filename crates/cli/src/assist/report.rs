@@ -1,4 +1,4 @@
-//! `impresario assist report`: what the advice manager of the node did; and the side of the daemon that answers.
+//! `impresario assist report`: statistics of the node's advice manager, and the daemon's side that answers.
 
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -12,12 +12,12 @@ use impresario_assist::report::Report;
 
 use crate::{print, usage};
 
-/// How long question and answer may take.
+/// Time limit for a query and its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A longer answer is not ours.
+/// Limit of an answer, bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// Tell what the advice manager of the node did: per file hints given, bytes brought in, used and wasted, hit rate
+/// Report what the advice manager of the node did: per file hints given, bytes prefetched, used and wasted, hit rate
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist report
@@ -26,7 +26,7 @@ pub struct Args {
     /// The manager's socket [default: the user's, else the machine's]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Tell it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -44,15 +44,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();
     Read::by_ref(&mut stream).take(ANSWER_BYTES_MAX).read_to_string(&mut text).context("reading its answer")?;
-    let report: Report = serde_json::from_str(&text).context("its answer is no report")?;
+    let report: Report = serde_json::from_str(&text).context("its answer is not a report")?;
     match args.json {
         true => print((report.to_json() + "\n").as_bytes()),
         false => print(report.to_string().as_bytes()),
     }
 }
 
-/// The socket of the manager that is asked when nothing else is said: that of the user's own manager if there is one,
-/// else that of the machine's.
+/// The default socket to query: that of the user's own manager if there is one, else that of the machine's.
 pub fn answering_socket() -> PathBuf {
     let users = default_socket();
     let machines = impresario_ring::socket_path(None, None);
@@ -60,7 +59,7 @@ pub fn answering_socket() -> PathBuf {
     if named || users.exists() || !machines.exists() { users } else { machines }
 }
 
-/// The socket at which a daemon listens when nothing else is said.
+/// The default socket of a daemon.
 pub fn default_socket() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name);
     impresario_ring::socket_path(
@@ -69,7 +68,7 @@ pub fn default_socket() -> PathBuf {
     )
 }
 
-/// Where reports are given, beside the socket for programs.
+/// The socket for reports, beside the socket for programs.
 fn place(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_os_string();
     name.push(".report");
@@ -83,30 +82,38 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Listens beside the socket; those who may use that may ask.
+    /// Listens beside the socket, for the daemon's own user (and root): a report names the files of every user.
     pub fn listen(socket: &Path) -> Result<Reports> {
         let place = place(socket);
-        let _ = std::fs::remove_file(&place); // a daemon that was killed left it; ours holds the main socket by now
-        let listener = UnixListener::bind(&place).with_context(|| format!("listening at {}", place.display()))?;
-        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(socket)?) & 0o777;
-        std::fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
-        listener.set_nonblocking(true)?;
+        let _ = std::fs::remove_file(&place); // left by a killed daemon; ours already holds the main socket
+        let listener = bind(&place).with_context(|| format!("listening at {}", place.display()))?;
         Ok(Reports { listener, place })
     }
 
-    /// Answers those who asked since the last call.
+    /// Answers the queries since the last call.
     pub fn answer(&self, report: impl Fn() -> std::io::Result<Report>) {
-        // A few at a time: who asks without end cannot hold the daemon.
+        // A few at a time: a flood of queries cannot block the daemon.
         for _ in 0..16 {
             let Ok((mut stream, _)) = self.listener.accept() else { return };
             let sent = stream
                 .set_write_timeout(Some(Duration::from_secs(1)))
                 .and_then(|()| stream.write_all(report()?.to_json().as_bytes()));
             if let Err(error) = sent {
-                tracing::warn!(%error, "a report was not given");
+                tracing::warn!(%error, "a report could not be sent");
             }
         }
     }
+}
+
+/// A socket that only its owner can reach from the first moment on: its mode is set before it listens.
+fn bind(place: &Path) -> std::io::Result<UnixListener> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    bind(&socket, &SocketAddrUnix::new(place)?)?;
+    rustix::fs::chmod(place, rustix::fs::Mode::from_raw_mode(0o600))?;
+    listen(&socket, 128)?;
+    Ok(socket.into())
 }
 
 impl Drop for Reports {

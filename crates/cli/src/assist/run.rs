@@ -13,10 +13,10 @@ use crate::usage;
 
 /// Run a program with hints
 ///
-/// With a hints file an advice manager works for this program alone, as long as it runs, and brings in the beginnings of
-/// files that the command line names already while the program loads; with --node the one of the node does (see
-/// `impresario assist daemon`). The exit status is that of the program. A program that the library cannot be put into
-/// runs without hints, and is said to.
+/// With a hints file an advice manager serves this program alone, as long as it runs, and prefetches the beginnings of
+/// files named on the command line while the program loads. With --node the manager of the node serves it (see
+/// `impresario assist daemon`). The exit status is that of the program. A program into which the library cannot be
+/// preloaded runs without hints, and a message says so.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist run hints.json -- python3 analysis.py data.root
@@ -29,13 +29,13 @@ pub struct Args {
     /// Use the advice manager of the node
     #[arg(long, conflicts_with_all = ["hints", "report"])]
     node: bool,
-    /// Write what the hints did to a file, as JSON
+    /// Write the effect of the hints to a file, as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Tell on standard error what the hints did
+    /// Report the effect of the hints on standard error
     #[arg(short, long)]
     verbose: bool,
-    /// Start so many of the program at once
+    /// Number of instances of the program to start at once
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     instances: u32,
     /// The program and its arguments
@@ -64,7 +64,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let manager =
         Manager::start(Options::new(hints), &folder.path().join("socket")).context("starting the advice manager")?;
     if let Err(error) = manager.expect(files_named(&args.program)) {
-        tracing::debug!(%error, "nothing is brought in before the program asks");
+        tracing::debug!(%error, "nothing is prefetched before the program's first read");
     }
     let programs = Programs::start(&args.program, Purpose::Advise, args.instances, manager.socket(), before)?;
     let code = programs.wait()?;
@@ -78,12 +78,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
         }
         // The program's result counts, not ours.
-        Err(error) => eprintln!("impresario: what the hints did is not known: {error}"),
+        Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
     }
     Ok(code)
 }
 
-/// The words of a command that may name files it will read: arguments, and what follows the first `=` of one.
+/// The words of a command that may name files to read: arguments, and the part after the first `=` of one.
 fn files_named(program: &[OsString]) -> Vec<PathBuf> {
     let words = program.iter().skip(1).map(|word| word.as_bytes());
     let named = words.flat_map(|word| {

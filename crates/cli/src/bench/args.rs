@@ -1,15 +1,14 @@
-//! Flags that several benchmarks share: the workload, the cluster, the effort.
+//! Flags that several benchmarks share: the workload and the cluster.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
+use impresario_base::units::{parse_bytes, parse_duration, parse_positive_bytes, show_bytes};
 use impresario_device::DeviceParams;
 use impresario_workload::cluster::{OwnCluster, Plan};
 use impresario_workload::compare::Case;
-use impresario_workload::goals::Effort;
 use impresario_workload::pattern::{Pattern, Shape};
 use impresario_workload::plan::{Operation, Placement, Think, Workload};
-use impresario_workload::size::{parse_bytes, parse_duration, parse_positive_bytes, show_bytes};
 use impresario_workload::stop::Stop;
 use impresario_workload::storage::Storage;
 use impresario_workload::system::policy;
@@ -59,16 +58,16 @@ pub struct WorkloadArgs {
     /// Ranks on I/O nodes: block (neighbours together) or cyclic (neighbours apart)
     #[arg(long, default_value = "block", value_name = "HOW")]
     placement: Placement,
-    /// Each process sets out up to so much later (for instance 20ms), in an order that every system sees
+    /// Each process starts up to this much later (for instance 20ms), in an order that is the same for every system
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     start_spread: std::time::Duration,
-    /// Do not wait for each other before the start
+    /// Start each process without waiting for the others
     #[arg(long)]
     no_barrier: bool,
     /// End writing with an fsync, inside the timed part
     #[arg(long)]
     fsync: bool,
-    /// Seed of everything that is left to chance
+    /// Seed of everything random
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 }
@@ -126,14 +125,15 @@ pub struct ClusterArgs {
     /// I/O nodes to start; 0: clients speak to the data servers
     #[arg(long, default_value_t = 2, value_name = "N")]
     io_nodes: usize,
-    /// In front of every data server: disk (a modelled 7200 rpm disk) or none
+    /// Under every data server: disk (a modelled 7200 rpm disk that serves its requests directly), kernel-disk (such a disk
+    /// under this kernel's page cache, read-ahead and I/O scheduler; needs root) or none
     #[arg(long, default_value = "none", value_name = "MODEL")]
     device: String,
     /// The modelled disk reports writes as done when they are in its memory
     #[arg(long)]
     disk_write_cache: bool,
     /// Policy of the data servers, such as mlf or fifo+merge=on
-    #[arg(long, default_value = "mlf", value_name = "POLICY")]
+    #[arg(long, default_value = "auto", value_name = "POLICY")]
     data_policy: String,
     /// Policy of the I/O nodes
     #[arg(long, default_value = "fifo", value_name = "POLICY")]
@@ -144,12 +144,15 @@ pub struct ClusterArgs {
     /// Batches that a data server hands to its disk at once; 0: the policy's choice
     #[arg(long, default_value_t = 0, value_name = "N")]
     depth: u32,
+    /// How far a data server reads ahead of a stream; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md)
+    #[arg(long, default_value = "64m", value_parser = parse_bytes, value_name = "SIZE")]
+    read_ahead: u64,
     /// Where the started cluster's folder is made [default: in memory, /dev/shm]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// A cluster to measure: somebody's, or one of our own.
+/// A cluster to measure: a running one, or one that is started for it.
 pub struct Opened {
     storage: Storage,
     _own: Option<OwnCluster>,
@@ -182,11 +185,13 @@ impl ClusterArgs {
     /// The cluster to start.
     fn plan(&self) -> Result<Plan> {
         let write_cache = self.disk_write_cache;
-        let device = match self.device.as_str() {
-            "none" if write_cache => return Err(usage("--disk-write-cache needs --device disk")),
-            "none" => None,
-            "disk" => Some(DeviceParams { write_cache, ..DeviceParams::default() }),
-            other => return Err(usage(format!("there is no device model {other}: disk or none"))),
+        let params = DeviceParams { write_cache, ..DeviceParams::default() };
+        let (device, kernel_disk) = match self.device.as_str() {
+            "none" if write_cache => return Err(usage("--disk-write-cache needs --device disk or kernel-disk")),
+            "none" => (None, None),
+            "disk" => (Some(params), None),
+            "kernel-disk" => (None, Some(params)),
+            other => return Err(usage(format!("there is no device model {other}: disk, kernel-disk or none"))),
         };
         let stripe_bytes =
             u32::try_from(self.stripe_size).map_err(|_| usage("--stripe-size must be less than 4 GiB"))?;
@@ -196,8 +201,11 @@ impl ClusterArgs {
             data_policy: policy(&self.data_policy).map_err(usage)?,
             io_policy: policy(&self.io_policy).map_err(usage)?,
             device,
+            kernel_disk,
             stripe_bytes,
+            read_ahead_bytes: self.read_ahead,
             in_flight_requests: self.depth,
+            program: None,
             parent: self.dir.clone(),
         })
     }
@@ -209,39 +217,5 @@ impl ClusterArgs {
         }
         let own = OwnCluster::start(&self.plan()?, stop)?;
         Ok(Opened { storage: Storage::of(&own), _own: Some(own) })
-    }
-}
-
-/// How much is measured.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Effort")]
-pub struct EffortArgs {
-    /// Pairs at least
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    pairs: u32,
-    /// Pairs at most, while a claim is unresolved
-    #[arg(long, default_value_t = 12, value_name = "N")]
-    max_pairs: u32,
-    /// No further pair starts after so many minutes
-    #[arg(long, default_value_t = 60.0, value_name = "MINUTES")]
-    max_minutes: f64,
-    /// Share of the full data volume; less than 1 is for trying out, not for judging
-    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
-    scale: f64,
-    /// Seed of the random order
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    order_seed: u64,
-}
-
-impl EffortArgs {
-    /// As experiments take it.
-    pub fn effort(&self) -> Effort {
-        Effort {
-            pairs: self.pairs.max(1),
-            pairs_max: self.max_pairs.max(self.pairs),
-            time_max_s: self.max_minutes * 60.0,
-            scale: self.scale,
-            seed: self.order_seed,
-        }
     }
 }

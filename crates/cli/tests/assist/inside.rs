@@ -1,5 +1,5 @@
-//! Hints of GPFS from inside the program, with a recorder in the place of its library: who makes the calls, on which
-//! file, and that nothing else changes for the program.
+//! GPFS hints from inside the program, with a recorder in place of its library: the caller, the file, and that nothing
+//! else changes for the program.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,8 @@ impl Stage {
         eventually(what, PATIENCE, || Some(self.calls()).filter(|calls| seen(calls)))
     }
 
-    /// Ends the program, which must have said its number (and its child's) and "done", and nothing else. The numbers.
+    /// Ends the program, which must have printed its number (and its child's) and "done", and nothing else. Returns the
+    /// numbers.
     fn end(&self, mut process: Process) -> Vec<u32> {
         std::fs::write(self.folder.at("stop"), "").unwrap();
         let status = process.wait(PATIENCE);
@@ -97,7 +98,7 @@ impl Stage {
         numbers.iter().map(|n| n.parse().unwrap()).collect()
     }
 
-    /// The manager's word, once everything is let go.
+    /// The manager's report, once all ranges are released.
     fn report(&self) -> Report {
         self.daemon.until("all is let go", |r| r.programs == 0 && of(r, &self.data).open == 0)
     }
@@ -141,7 +142,7 @@ fn a_file_closed_and_its_number_used_again_are_not_mixed_up() {
     stage.until_calls("both are hinted and given back", |calls| {
         inos.iter().all(|ino| {
             let of_file: Vec<&Call> = calls.iter().filter(|c| c.ino == *ino).collect();
-            // Each open file of it ends with nothing held.
+            // Each of its open files ends with all ranges released.
             of_file.iter().filter(|c| c.kind == RANGES && c.held_after == 0).count() > 5
         })
     });
@@ -240,8 +241,9 @@ fn a_manager_that_is_killed_and_comes_back_finds_the_thread_again() {
     let mut stage = Stage::new();
     let process = stage.start("stays", None, &stage.library, &[]);
     stage.until_calls("hints are given", |calls| calls.len() > 10);
-    stage.daemon.process.kill();
+    // Counted before the kill: the thread may notice it, and give back, before the next line runs.
     let before = stage.calls().len();
+    stage.daemon.process.kill();
     let hints = stage.folder.at("hints.json");
     stage.daemon = Daemon::start(&stage.folder, &hints, &[]);
     let calls = stage.until_calls("hints are given again", |calls| calls.len() > before + 10);

@@ -1,4 +1,4 @@
-//! Hints files with mistakes: one line that says where, and what is right.
+//! Hints files with mistakes: one line with the position and the remedy.
 
 use crate::support::{PATIENCE, run_command};
 use crate::tools::{Folder, LONG, assist, plain, reading};

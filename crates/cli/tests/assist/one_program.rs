@@ -1,15 +1,15 @@
-//! One program of one user: watched, planned for, run with hints, compared.
+//! One program of one user: recorded, planned for, run with hints, compared.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use impresario_assist::report::Report;
+use impresario_testing::{is_root, require, skip};
 use impresario_trace::{Trace, TraceOp};
 
 use crate::support::{PATIENCE, Process, Ran, eventually, run_command};
 use crate::tools::{
-    COUNT, Folder, LONG, Nobody, PIECE, STRIDE, WAIT_MS, assist, forget, is_root, not_run, of, plain, reading,
-    try_compile,
+    COUNT, Folder, LONG, Nobody, PIECE, STRIDE, WAIT_MS, assist, forget, of, plain, reading, try_compile,
 };
 
 fn words(text: &[&str]) -> Vec<String> {
@@ -42,7 +42,7 @@ fn recorded_planned_run_and_reported() {
     let seen: Vec<_> = seen.map(|r| (r.op, r.offset, r.moved_bytes())).collect();
     assert_eq!(seen, (0..COUNT).map(|i| (TraceOp::Read, i * STRIDE, PIECE)).collect::<Vec<_>>());
 
-    // A trace that is there is not lost by mistake.
+    // An existing trace is not lost by mistake.
     let ran = run_command(assist(["record", "-o"]).arg(&trace).args(["--", "true"]), PATIENCE);
     assert!(ran.code != 0 && ran.err.contains("--force") && ran.err.lines().count() == 1, "{ran:?}");
     assert_eq!(Trace::load(&trace).unwrap().records.len(), recorded.records.len());
@@ -90,7 +90,7 @@ fn a_program_ends_as_it_would_alone() {
             assert_eq!((ran.code, ran.out.as_str()), (status, out), "{script}: {}", ran.err);
         }
     }
-    // The first of several that fails is told.
+    // The first of several failures is reported.
     let mut command = assist(["run", "--instances", "3"]);
     command.arg(&hints).args(["--", "sh", "-c", "mkdir once 2>/dev/null || exit 9"]).current_dir(folder.path());
     assert_eq!(run_command(&mut command, LONG).code, 9);
@@ -161,16 +161,46 @@ fn programs_that_the_library_cannot_reach_run_and_are_told() {
     };
     match try_compile(folder.path(), "strided", &["-static"]) {
         Some(program) => check(program, "statically linked"),
-        None => not_run("no C library to link a static program with"),
+        None => skip("static-libc", "no C library to link a static program with"),
     }
-    if !is_root() {
-        return not_run("giving a program another user's rights needs root");
+    if !require("root") {
+        return;
     }
     let program = folder.at("gains");
     std::fs::copy(folder.strided(), &program).unwrap();
     std::os::unix::fs::chown(&program, Some(65534), None).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
     check(program, "gains rights");
+}
+
+/// Another loader may refuse to start a program with the library, so its environment must not name it.
+#[test]
+fn another_loader_gets_no_library() {
+    let folder = Folder::new();
+    let hints = folder.hints("hints.json", &[&folder.data("data")]);
+    let mut bytes = std::fs::read("/usr/bin/printenv").unwrap();
+    let ours = |w: &[u8]| w.starts_with(b"/lib64/ld-linux-") || w.starts_with(b"/lib/ld-linux-");
+    let Some(at) = bytes.windows(16).position(ours) else {
+        return skip("glibc", "printenv is not loaded by the GNU C library's loader");
+    };
+    let len = bytes[at..].iter().position(|b| *b == 0).unwrap();
+    let loader = std::path::PathBuf::from(String::from_utf8(bytes[at..at + len].to_vec()).unwrap());
+    let link = tempfile::Builder::new().prefix("l").rand_bytes(4).tempdir_in("/tmp").unwrap();
+    let name = link.path().join("ld");
+    std::os::unix::fs::symlink(loader, &name).unwrap();
+    let name = name.to_str().unwrap().as_bytes();
+    bytes[at..at + len].fill(0);
+    bytes[at..at + name.len()].copy_from_slice(name);
+    let program = folder.at("printenv");
+    std::fs::write(&program, bytes).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let printed = words(&[program.to_str().unwrap(), "LD_PRELOAD"]);
+    let [_, guided] = both(&folder, &hints, &printed);
+    assert!(
+        guided.err.contains("runs without hints") && guided.err.contains("does not preload libraries"),
+        "{guided:?}"
+    );
+    assert_eq!((guided.code, guided.out.as_str()), (1, ""), "the variable is not set");
 }
 
 #[test]
@@ -205,8 +235,8 @@ fn compared_with_itself() {
 
 #[test]
 fn another_mount_name_space() {
-    if !is_root() {
-        return not_run("a mount name space of its own needs root");
+    if !require("root") {
+        return;
     }
     let folder = Folder::new();
     let (program, data) = (folder.strided(), folder.data("data"));
@@ -220,7 +250,7 @@ fn another_mount_name_space() {
     );
     let inside = words(&["unshare", "-m", "sh", "-c", &script]);
     if run_command(std::process::Command::new(&inside[0]).args(&inside[1..]), PATIENCE).code != 0 {
-        return not_run("mounting is not allowed here");
+        return skip("root", "mounting is not allowed here");
     }
     let alone = plain(&reading(&program, &data, 0));
     for ran in both(&folder, &hints, &inside) {

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use impresario_assist::report::{FileReport, Report};
+use impresario_testing::{require, skip};
 use serde_json::json;
 
 use crate::support::{IMPRESARIO, PATIENCE, Process, Ran, eventually, run_command};
@@ -36,15 +37,6 @@ pub fn try_compile(to: &Path, name: &str, flags: &[&str]) -> Option<PathBuf> {
     let made = cc.output().unwrap();
     assert!(made.status.success() || !flags.is_empty(), "{cc:?}:\n{}", String::from_utf8_lossy(&made.stderr));
     made.status.success().then_some(program)
-}
-
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-/// Says that something could not be tried.
-pub fn not_run(why: &str) {
-    eprintln!("not run: {why}");
 }
 
 /// The program under test, which finds the library and no advice manager of this machine.
@@ -217,10 +209,9 @@ pub struct Nobody {
 }
 
 impl Nobody {
-    /// `None`, and said so, where this is impossible.
+    /// `None` where this is impossible; the test is then skipped.
     pub fn new(folder: &Folder) -> Option<Nobody> {
-        if !is_root() {
-            not_run("being another user needs root");
+        if !require("root") {
             return None;
         }
         let reachable = |from: &Path, name: &str| {
@@ -235,7 +226,7 @@ impl Nobody {
             library: reachable(library(), "libimpresario_assist.so"),
         };
         if run_command(&mut them.command(["--help"]), PATIENCE).code != 0 {
-            not_run("another user cannot start programs in the folder for temporary files, or setpriv is missing");
+            skip("setpriv", "another user cannot start programs in the folder for temporary files");
             return None;
         }
         Some(them)

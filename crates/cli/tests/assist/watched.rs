@@ -1,10 +1,12 @@
-//! Programs that carry no library, seen through the kernel.
+//! Programs without the library, observed through the kernel.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use impresario_testing::{is_root, require, skip};
+
 use crate::support::{PATIENCE, Process, run_command};
-use crate::tools::{COUNT, Daemon, Folder, Nobody, assist, forget, is_root, not_run, of, plain, reading, try_compile};
+use crate::tools::{COUNT, Daemon, Folder, Nobody, assist, forget, of, plain, reading, try_compile};
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 
@@ -23,7 +25,7 @@ fn watched(how: &str) {
     let data = dir.join("data");
     std::fs::rename(folder.data("data"), &data).unwrap();
     let program = try_compile(folder.path(), "strided", &["-static"]).unwrap_or_else(|| {
-        not_run("no C library to link a static program with; one without our library is used");
+        eprintln!("there is no static C library; a dynamic program without our library is used");
         folder.strided()
     });
     let alone = plain(&reading(&program, &data, 0));
@@ -44,7 +46,7 @@ fn watched(how: &str) {
     assert!(process.wait(PATIENCE).success(), "{}", process.log());
     assert_eq!(process.log(), alone);
 
-    // Killed in mid-run: the program goes on, and whoever comes next clears up behind it.
+    // Killed in mid-run: the program continues, and the next manager cleans up.
     std::fs::remove_file(&stop).unwrap();
     std::fs::remove_file(folder.at("out")).unwrap();
     let mut process = start();
@@ -67,24 +69,33 @@ fn watched(how: &str) {
 
 #[test]
 fn through_the_trace_of_the_page_cache() {
-    if !is_root() || !Path::new(TRACEFS).join("instances").is_dir() {
-        return not_run("the kernel's trace needs root and tracefs");
+    if !require("root") {
+        return;
+    }
+    if !Path::new(TRACEFS).join("instances").is_dir() {
+        return skip("tracefs", "tracefs is not mounted");
     }
     if !Path::new(TRACEFS).join("events/filemap/mm_filemap_get_pages").exists() {
-        return not_run("this kernel's trace does not tell of the page cache's reads (Linux 6.11 does)");
+        return skip("tracefs", "this kernel does not trace reads of the page cache (Linux 6.11 does)");
     }
     watched("--watch");
 }
 
 #[test]
 fn before_each_access() {
-    if !is_root() || kernel() < (6, 14) {
-        return not_run("being told before each access needs root and Linux 6.14");
+    if !require("root") {
+        return;
+    }
+    if kernel() < (6, 14) {
+        return skip("fanotify", "events before each access need Linux 6.14");
     }
     let folder = Folder::new();
     let kind = run_command(Command::new("stat").args(["-f", "-c", "%T"]).arg(folder.path()), PATIENCE).out;
     if !["ext2/ext3", "xfs", "btrfs"].contains(&kind.trim()) {
-        return not_run(&format!("the folder for temporary files lies on {}, not on ext4, xfs or btrfs", kind.trim()));
+        return skip(
+            "fanotify",
+            format!("the folder for temporary files lies on {}, not on ext4, xfs or btrfs", kind.trim()),
+        );
     }
     watched("--watch-before");
 }

@@ -1,15 +1,15 @@
 //! A metadata server's name space in memory.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::{
-    Answer, Attr, Call, Entry, FileKey, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, Time, Who,
+    Answer, Attr, Call, ClientKey, Entry, FileKey, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, Time, Who,
 };
 
 use super::{FakeObjects, Flow, Serve, refuse};
-use crate::turn::lock;
 
 /// A name space.
 pub struct FakeNames {
@@ -22,6 +22,8 @@ struct State {
     nodes: BTreeMap<Vec<u8>, Node>,
     next: u64,
     log: Vec<MetaCall>,
+    /// Changes that were done, by client and sequence.
+    done: HashMap<(ClientKey, u64), Answer>,
 }
 
 #[derive(Clone)]
@@ -42,13 +44,13 @@ impl FakeNames {
     /// An empty name space over data servers.
     pub fn new(data: Vec<Arc<FakeObjects>>) -> FakeNames {
         let names = FakeNames { data, state: Mutex::default() };
-        names.insert(&mut lock(&names.state), b"", NodeKind::Dir, 0o755, 0, 0, b"");
+        names.insert(&mut names.state.lock(), b"", NodeKind::Dir, 0o755, 0, 0, b"");
         names
     }
 
     /// The calls that arrived, in order.
     pub fn log(&self) -> Vec<MetaCall> {
-        lock(&self.state).log.clone()
+        self.state.lock().log.clone()
     }
 
     /// Serves a connection.
@@ -56,7 +58,7 @@ impl FakeNames {
         let (names, mut session) = (self.clone(), Session::default());
         Box::new(move |connection, call| {
             let answer = match &call.call {
-                Call::Meta(meta) => names.apply(&mut session, meta),
+                Call::Meta { who, call } => names.apply(&mut session, who, call),
                 Call::Status => Answer::Text("{}".into()),
                 _ => refuse(libc::ENOSYS, "not a call for a metadata server"),
             };
@@ -65,10 +67,23 @@ impl FakeNames {
         })
     }
 
-    fn apply(&self, session: &mut Session, call: &MetaCall) -> Answer {
-        let mut state = lock(&self.state);
+    fn apply(&self, session: &mut Session, who: &Who, call: &MetaCall) -> Answer {
+        let mut state = self.state.lock();
         state.log.push(call.clone());
-        self.done(&mut state, session, call).unwrap_or_else(|errno| refuse(errno, "the name space says no"))
+        let once = (who.client, who.sequence);
+        match (state.done.get(&once).cloned(), call) {
+            // A handle is of the connection that it was made on.
+            (Some(Answer::Opened(_)), MetaCall::Create { path, .. }) => self.open(&mut state, session, path),
+            (Some(answer), _) => Ok(answer),
+            (None, _) => self.done(&mut state, session, call).inspect(|answer| {
+                let changes = !matches!(answer, Answer::Entries(_) | Answer::Link(_) | Answer::Statfs(_));
+                if changes && !matches!(call, MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. })
+                {
+                    state.done.insert(once, answer.clone());
+                }
+            }),
+        }
+        .unwrap_or_else(|errno| refuse(errno, "the name space says no"))
     }
 
     fn done(&self, state: &mut State, session: &mut Session, call: &MetaCall) -> Result<Answer, i32> {

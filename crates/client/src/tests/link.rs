@@ -165,8 +165,8 @@ fn over_a_unix_socket_too() {
     let listener = UnixListener::bind(&path).unwrap();
     let server = std::thread::spawn(move || {
         let (socket, _) = listener.accept().unwrap();
-        let stream = crate::transport::Stream::from_unix(socket, Duration::from_secs(10)).unwrap();
-        let mut reader = crate::transport::FrameReader::default();
+        let stream = impresario_transport::Stream::from_unix(socket, Duration::from_secs(10)).unwrap();
+        let mut reader = impresario_transport::FrameReader::default();
         let limits = impresario_wire::Limits { max_payload_bytes: 1 << 20 };
         let send = |kind, id, body: &[u8], payload: &[u8]| {
             let head = impresario_wire::FrameHeader {
@@ -176,7 +176,7 @@ fn over_a_unix_socket_too() {
                 payload_len: payload.len() as u32,
             };
             let head = [&head.encode()[..], body].concat();
-            crate::transport::send_frame(&stream, &head, &[IoSlice::new(payload)], in_ms(5_000)).unwrap();
+            impresario_transport::send_frame(&stream, &head, &[IoSlice::new(payload)], in_ms(5_000)).unwrap();
         };
         reader.next_frame(&stream, &limits, in_ms(5_000)).unwrap();
         let welcome = impresario_wire::Welcome {

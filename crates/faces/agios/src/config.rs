@@ -1,4 +1,4 @@
-//! The keys of `agios.conf`: defaults, checks, and which policy each algorithm is here.
+//! The keys of `agios.conf`: defaults, checks, and our policy for each algorithm.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,28 @@ use impresario_sched::{PolicySpec, policy};
 
 use crate::syntax::{Setting, Value, parse};
 
-/// What the configuration says.
+/// A configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Where to write a trace, as prefix and suffix of the file's name.
+    /// Prefix and suffix of the trace file's name, if a trace is written.
     pub trace: Option<(String, String)>,
-    /// Bytes of trace kept in memory at most.
+    /// Buffer of the trace, bytes.
     pub trace_buffer_bytes: usize,
     /// The policy.
     pub policy: PolicySpec,
     /// Queues: servers for TWINS, else applications.
     pub queues: u32,
-    /// Each queue is a lane of its own.
+    /// Each queue is its own lane.
     pub lane_per_queue: bool,
-    /// 0: a batch is out until its callback returned; else so many are out per queue until they are released.
+    /// 0: a batch is complete when its callback returns; N: at most N batches per queue are delivered and not yet
+    /// released.
     pub in_flight_requests: u32,
 }
 
-/// Warnings about keys that are not known.
+/// Warnings about unknown keys.
 pub type Warnings = Vec<String>;
 
-/// Every key with what the public library ships, `None` where it has no default.
+/// Every key with the default of the public library, `None` if it has none.
 const KEYS: &[(&str, Option<Default>)] = &[
     ("trace", Some(Default::Bool(false))),
     ("trace_file_prefix", Some(Default::Text("/tmp/agios_tracefile"))),
@@ -51,12 +52,12 @@ const KEYS: &[(&str, Option<Default>)] = &[
 
 enum Default {
     Bool(bool),
-    /// Default, least, greatest.
+    /// Default, minimum, maximum.
     Int(i64, i64, i64),
     Text(&'static str),
 }
 
-/// Names of algorithms that the public library knows, and what they are called here.
+/// Algorithms of the public library, and the policies that implement them.
 const ALGORITHMS: &[(&str, &str)] = &[
     ("MLF", "mlf"),
     ("aIOLi", "aioli"),
@@ -74,7 +75,7 @@ const ALGORITHMS: &[(&str, &str)] = &[
     ("EXCLUSIVE_TIME_WINDOW", "twins"),
 ];
 
-/// Keys of version 1 of the public library, and what they are called since.
+/// Keys of version 1 of the public library, and their later names.
 const RENAMED: &[(&str, &str)] =
     &[("time_window_size", "SW_window"), ("exclusive_tw_window_duration", "twins_window"), ("enable_TW", "enable_SW")];
 
@@ -125,12 +126,12 @@ impl Keys {
     fn algorithm(&self, key: &str) -> Result<&'static str, String> {
         let given = self.text(key)?.unwrap_or_default();
         let here = ALGORITHMS.iter().find(|(name, _)| *name == given).map(|(_, here)| *here);
-        // Policies that the public library never had may be asked for by the name that they have here.
+        // Policies that the public library lacks are selected by their own names.
         let here = here.or_else(|| POLICIES.iter().map(|p| p.name).find(|name| *name == given));
         let known = ALGORITHMS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let line = self.given.get(key).map_or(0, |s| s.line);
         let Some(here) = here else {
-            return Err(format!("{} line {line}: {key} = \"{given}\" is none of {known}", self.name));
+            return Err(format!("{} line {line}: {key} = \"{given}\" is not one of {known}", self.name));
         };
         if !POLICIES.iter().any(|p| p.name == here) {
             return Err(format!(
@@ -142,7 +143,7 @@ impl Keys {
     }
 }
 
-/// Reads the text of a configuration; `name` is what messages call it.
+/// Parses the text of a configuration; `name` is its name in messages.
 pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnings), String> {
     let mut warnings = Warnings::new();
     let mut given = BTreeMap::new();
@@ -150,9 +151,7 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
         match setting.value {
             // Version 1 has some keys in a second group.
             Value::Group(keys) if key == "library_options" || key == "user_info" => given.extend(keys),
-            _ => {
-                warnings.push(format!("{name} line {}: {key} is not known; only library_options is read", setting.line))
-            }
+            _ => warnings.push(format!("{name} line {}: {key} is unknown; only library_options is read", setting.line)),
         }
     }
     for (old, new) in RENAMED {
@@ -161,10 +160,10 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
         }
     }
     for (key, setting) in given.iter().filter(|(key, _)| !KEYS.iter().any(|(known, _)| known == key)) {
-        warnings.push(format!("{name} line {}: {key} is not known and has no effect", setting.line));
+        warnings.push(format!("{name} line {}: {key} is unknown and has no effect", setting.line));
     }
     let keys = Keys { given, name: name.into() };
-    // For the choice of algorithms at run time, which the public library does not have either: checked, without effect.
+    // Meant for choosing algorithms at run time, which the public library does not do either: checked, without effect.
     keys.int("performance_values")?;
     keys.algorithm("starting_algorithm")?;
     keys.int("select_algorithm_period")?;
@@ -181,15 +180,16 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
     let (sw_window, twins_window) = (keys.int("SW_window")?, keys.int("twins_window")?);
     let hold_us = keys.int("waiting_time")? / 1000;
     let named = PolicySpec::named(algorithm);
+    // The original doubles quanta, and delays a file only by its `waiting_time`.
+    let multilevel = |quantum| {
+        let named = PolicySpec::named(algorithm).with("quantum_bytes", quantum).with("growth", "double");
+        named.with("hold_us", hold_us.min(1_000_000)).with("anticipation_us", 0)
+    };
     let policy = match algorithm {
-        "mlf" => {
-            named.with("quantum_bytes", mlf_quantum).with("growth", "double").with("hold_us", hold_us.min(1_000_000))
-        }
-        "aioli" => {
-            named.with("quantum_bytes", aioli_quantum).with("growth", "double").with("hold_us", hold_us.min(1_000_000))
-        }
+        "mlf" => multilevel(mlf_quantum),
+        "aioli" => multilevel(aioli_quantum),
         "sw" => named.with("window_ms", sw_window),
-        // One server alone has every window.
+        // A single server has every window.
         "twins" if queues == 1 => PolicySpec::named("to"),
         "twins" => named.with("window_us", twins_window),
         "wfq" => named.with("rules", weights(keys.text("wfq_conf")?, queues)?),
@@ -210,9 +210,9 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
     Ok((config, warnings))
 }
 
-/// The file of weights: a number of bytes per queue, separated by blanks.
+/// The file of weights: bytes per queue, separated by blanks.
 fn weights(file: Option<String>, queues: u32) -> Result<String, String> {
-    // The public library also looks into the environment.
+    // The public library also reads the environment variable.
     let Some(file) = file.or_else(|| std::env::var("WFQ_CONF").ok()) else {
         return Err("WFQ needs wfq_conf in library_options: a file with a weight in bytes for each queue".into());
     };
@@ -288,7 +288,8 @@ mod tests {
         assert!(options("default_algorithm = \"WFQ\"").unwrap_err().contains("wfq_conf"));
     }
 
-    /// The layout of what version 1 of the public library ships: two groups, some other names, settings without end marks.
+    /// The layout of the file in version 1 of the public library: two groups, some other names, settings without
+    /// terminators.
     #[test]
     fn configurations_of_version_1_are_read() {
         let text = |algorithm: &str| {

@@ -1,6 +1,6 @@
-//! `libagios`: the three generations of AGIOS's interface (`agios.h`) over one [`Library`].
+//! `libagios`: the three versions of AGIOS's interface (`agios.h`) over one [`Library`].
 //!
-//! Here are the C functions: they check their arguments, find the running library, and tell mistakes on stderr.
+//! The C functions check their arguments, find the running library, and report errors on stderr.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("identifiers and pointers of the oldest interface share 64-bit words");
@@ -9,11 +9,11 @@ mod config;
 mod library;
 mod metrics;
 mod syntax;
-mod trace;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_short, c_void};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use impresario_base::lock::RwLock;
 use impresario_embed::guard;
 
 use library::{Library, Many, Named, One, Sink};
@@ -31,7 +31,7 @@ pub struct Client {
     is_dev_idle: Option<unsafe extern "C" fn() -> c_int>,
 }
 
-/// One line on stderr. It may be full or closed: that is no reason to fail.
+/// Prints one line on stderr. A full or closed stderr is not an error.
 macro_rules! say {
     ($($text:tt)*) => {
         let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("agios: {}\n", format_args!($($text)*)));
@@ -39,20 +39,20 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Where the configuration is when none is named.
+/// The default path of the configuration.
 const DEFAULT_CONFIG: &str = "/etc/agios.conf";
 
 static LIBRARY: RwLock<Option<Arc<Library>>> = RwLock::new(None);
 
 fn running() -> Option<Arc<Library>> {
-    LIBRARY.read().unwrap_or_else(PoisonError::into_inner).clone()
+    LIBRARY.read().clone()
 }
 
-/// Runs the body of a function that answers true or false.
+/// Runs the body of a function that returns true or false.
 fn run(name: &str, body: impl FnOnce(&Library) -> Result<(), String>) -> bool {
     guard::guarded(false, || {
         if guard::forked() {
-            return false; // the line was printed where it could be: nothing here may be touched
+            return false; // the error was printed if possible: a forked child must not touch anything here
         }
         let Some(library) = running() else {
             say!("{name}: the library is not running; call agios_init first");
@@ -80,15 +80,15 @@ fn start(default: Sink, config_file: *const c_char, max_queue_id: i32) -> Result
         Some(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         None => {
             if !named.is_empty() {
-                say!("{path} is not there; the defaults apply");
+                say!("{path} does not exist; the defaults apply");
             }
             String::new()
         }
     };
     let (config, warnings) = config::read(&text, path, max_queue_id)?;
-    let mut library = LIBRARY.write().unwrap_or_else(PoisonError::into_inner);
+    let mut library = LIBRARY.write();
     if library.is_some() {
-        return Err("the library is running already; call agios_exit first".into());
+        return Err("the library is already running; call agios_exit first".into());
     }
     for warning in warnings {
         say!("{warning}");
@@ -107,7 +107,7 @@ fn init(default: Sink, config_file: *const c_char, max_queue_id: i32) -> bool {
     })
 }
 
-/// What names a request, checked.
+/// The checked identity of a request.
 ///
 /// # Safety
 /// `file_id` is NULL or a string.
@@ -180,7 +180,7 @@ pub extern "C" fn agios_exit() {
             }
             Ok(()) => {}
         }
-        LIBRARY.write().unwrap_or_else(PoisonError::into_inner).take_if(|l| Arc::ptr_eq(l, &library));
+        LIBRARY.write().take_if(|l| Arc::ptr_eq(l, &library));
     });
 }
 
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn agios_v3_add_request(
     })
 }
 
-/// Releases a request that was handed over.
+/// Releases a delivered request.
 ///
 /// # Safety
 /// `file_id` is NULL or a string.
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn agios_release_request(file_id: *const c_char, kind: i32
     run("agios_release_request", |library| library.release(&unsafe { named(file_id, kind, offset, len) }?))
 }
 
-/// Takes back a request that waits.
+/// Cancels a queued request.
 ///
 /// # Safety
 /// `file_id` is NULL or a string.
@@ -244,20 +244,20 @@ pub unsafe extern "C" fn agios_cancel_request(file_id: *const c_char, kind: i32,
     run("agios_cancel_request", |library| library.cancel(&unsafe { named(file_id, kind, offset, len) }?))
 }
 
-/// What was seen since the start or the last call, in memory of malloc.
+/// Metrics since the start or the last call, in memory from malloc.
 #[unsafe(no_mangle)]
 pub extern "C" fn agios_get_metrics_and_reset() -> *mut MetricsC {
-    let mut told = None;
+    let mut figures = None;
     run("agios_get_metrics_and_reset", |library| {
-        told = Some(library.take_metrics().told());
+        figures = Some(library.take_metrics().figures());
         Ok(())
     });
-    let Some(told) = told else { return std::ptr::null_mut() };
+    let Some(figures) = figures else { return std::ptr::null_mut() };
     // SAFETY: memory for one structure, written before it is given away.
     unsafe {
         let memory = libc::malloc(size_of::<MetricsC>()).cast::<MetricsC>();
         if !memory.is_null() {
-            memory.write(told);
+            memory.write(figures);
         }
         memory
     }
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn agios_v1_add_request(
         - 1
 }
 
-/// The oldest version: 1, or 0. The last two arguments tell nothing that is needed here.
+/// The oldest version: 1, or 0. The last two arguments are ignored.
 ///
 /// # Safety
 /// `file_id` is NULL or a string.
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn agios_v1_cancel_request(
     c_int::from(unsafe { agios_cancel_request(file_id, kind.into(), len, offset) })
 }
 
-/// Writes what was seen to a file.
+/// Writes the statistics to a file.
 ///
 /// # Safety
 /// `filename` is NULL or a string.
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn agios_v1_print_stats_file(filename: *const c_char) {
     });
 }
 
-/// Forgets what was seen.
+/// Resets the statistics.
 #[unsafe(no_mangle)]
 pub extern "C" fn agios_v1_reset_stats() {
     run("agios_reset_stats", |library| {

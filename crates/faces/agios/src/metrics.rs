@@ -1,14 +1,14 @@
-//! What was seen of the requests, as `agios_get_metrics_and_reset` tells it.
+//! Metrics of the requests, for `agios_get_metrics_and_reset`.
 
 use std::fmt;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-/// Files and types that are told apart at most, so that memory does not follow the number of files ever seen.
+/// Largest number of files and types that are distinguished, so that memory does not grow with the number of files.
 const PATTERNS_MAX: usize = 65_536;
 
-/// Of one file and type.
+/// Metrics of one file and type.
 #[derive(Default, Clone, Copy)]
 pub struct Pattern {
     last_end: Option<u64>,
@@ -19,7 +19,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Counts an arrival: the distance is from the end of the one before.
+    /// Counts an arrival: the distance is from the end of the previous one.
     pub fn arrived(&mut self, offset: u64, len: u64) {
         if let Some(end) = self.last_end.replace(offset.saturating_add(len)) {
             self.distance_sum += u128::from(end.abs_diff(offset));
@@ -28,7 +28,7 @@ impl Pattern {
     }
 }
 
-/// Since the start or the last reset.
+/// Metrics since the start or the last reset.
 #[derive(Default)]
 pub struct Metrics {
     reads: u64,
@@ -40,7 +40,7 @@ pub struct Metrics {
     patterns: FxHashMap<(u64, bool), Pattern>,
 }
 
-/// The numbers that are told, in the order of `struct agios_metrics_t`.
+/// The figures, in the order of `struct agios_metrics_t`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MetricsC {
@@ -74,28 +74,28 @@ impl Metrics {
         self.last = Some(at);
     }
 
-    /// The file and type are counted already.
+    /// Whether the file and type are counted.
     pub fn knows(&self, file: u64, write: bool) -> bool {
         self.patterns.contains_key(&(file, write))
     }
 
-    /// No further file and type is told apart.
+    /// Whether the limit of distinguished files and types is reached.
     pub fn is_full(&self) -> bool {
         self.patterns.len() >= PATTERNS_MAX
     }
 
-    /// Of a file and type.
+    /// The metrics of a file and type.
     pub fn pattern(&mut self, file: u64, write: bool) -> &mut Pattern {
         self.patterns.entry((file, write)).or_default()
     }
 
-    /// The files and types that are counted.
+    /// The counted files and types.
     pub fn files(&self) -> impl Iterator<Item = (u64, bool)> {
         self.patterns.keys().copied()
     }
 
-    /// The numbers.
-    pub fn told(&self) -> MetricsC {
+    /// The figures.
+    pub fn figures(&self) -> MetricsC {
         let number = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
         let total = self.reads + self.writes;
         let span = self.first.zip(self.last).map_or(0, |(first, last)| (last - first).as_nanos());
@@ -121,7 +121,7 @@ impl Metrics {
 
 impl fmt::Display for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let m = self.told();
+        let m = self.figures();
         writeln!(f, "requests\t{}\nreads\t{}\nwrites\t{}", m.total_reqnb, m.reads, m.writes)?;
         writeln!(f, "mean time between requests (ns)\t{}", m.avg_time_between_requests)?;
         writeln!(f, "mean request size (bytes)\t{}", m.avg_request_size)?;
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_requests() {
         let mut m = Metrics::default();
-        assert_eq!(m.told(), MetricsC::default());
+        assert_eq!(m.figures(), MetricsC::default());
         let start = Instant::now();
         for (i, (file, write, offset, len)) in
             [(1, false, 0, 10), (1, false, 10, 10), (1, false, 50, 40), (2, true, 0, 100), (2, true, 0, 40)]
@@ -151,11 +151,14 @@ mod tests {
             m.pattern(*file, *write).arrived(*offset, *len);
         }
         m.pattern(2, true).served_bytes += 140;
-        let told = m.told();
-        assert_eq!((told.total_reqnb, told.reads, told.writes), (5, 3, 2));
-        assert_eq!((told.avg_time_between_requests, told.avg_request_size, told.max_request_size), (100, 40, 100));
+        let figures = m.figures();
+        assert_eq!((figures.total_reqnb, figures.reads, figures.writes), (5, 3, 2));
+        assert_eq!(
+            (figures.avg_time_between_requests, figures.avg_request_size, figures.max_request_size),
+            (100, 40, 100)
+        );
         // File 1: 0 and 30, so 15; file 2: 100.
-        assert_eq!((told.filenb, told.avg_offset_distance, told.served_bytes), (2, 57, 140));
+        assert_eq!((figures.filenb, figures.avg_offset_distance, figures.served_bytes), (2, 57, 140));
         assert!(m.to_string().contains("files\t2"));
     }
 }

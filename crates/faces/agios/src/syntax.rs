@@ -1,4 +1,4 @@
-//! The part of libconfig's syntax that configurations of AGIOS use: groups, whole numbers, text, booleans, comments.
+//! The subset of libconfig's syntax that AGIOS configurations use: groups, integers, text, booleans, comments.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub enum Value {
     Group(Vec<(String, Setting)>),
     /// Decimal or `0x…`, with or without `L`.
     Int(i64),
-    /// `"…"`; several in a row are one.
+    /// `"…"`; adjacent strings are joined.
     Text(String),
     /// `true` or `false` in any case.
     Bool(bool),
@@ -26,7 +26,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setting {
     /// The value.
@@ -35,13 +35,13 @@ pub struct Setting {
     pub line: usize,
 }
 
-/// Groups within groups at most.
+/// Largest nesting depth of groups.
 const DEPTH_MAX: usize = 16;
 
-/// What is wrong, and in which line.
+/// The line of an error, and its message.
 type Wrong = (usize, String);
 
-/// The settings of a file in their order; of equal names the later one counts.
+/// The settings of a file in order; the last of several with one name counts.
 pub fn parse(text: &str) -> Result<Vec<(String, Setting)>, Wrong> {
     let mut reader = Reader { rest: text, line: 1 };
     reader.group(0)
@@ -114,7 +114,7 @@ impl Reader<'_> {
             let line = self.line;
             let name = self.word(|c| c.is_ascii_alphanumeric() || "-_*".contains(c));
             if !name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '*') {
-                return self.wrong(format!("a name is expected, not \"{name}{}\"", self.shown()));
+                return self.wrong(format!("expected a name, not \"{name}{}\"", self.shown()));
             }
             if !self.eat(&['=', ':'])? {
                 return self.wrong(format!("after {name}, = is expected, not \"{}\"", self.shown()));
@@ -172,7 +172,7 @@ impl Reader<'_> {
                     Some((_, 'n')) => text.push('\n'),
                     Some((_, 't')) => text.push('\t'),
                     Some((_, c @ ('\\' | '"'))) => text.push(c),
-                    _ => return self.wrong("of sequences with \\ only \\n, \\t, \\\\ and \\\" are known"),
+                    _ => return self.wrong("the only escape sequences are \\n, \\t, \\\\ and \\\""),
                 },
                 '\n' => break,
                 c => text.push(c),

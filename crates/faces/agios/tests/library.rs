@@ -6,6 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use impresario_trace::{Ending, FileInfo, Trace, TraceOp, key_of_name};
 use support::{Library, declared, exported, root, run, sanitized, succeed, valgrind};
 
 fn source(name: &str) -> PathBuf {
@@ -58,6 +59,18 @@ fn the_current_interface_works_without_the_known_defects() {
     let library = Library::find("agios");
     let program = library.compile("cc", "version2", &source("version2.c"), &["-std=gnu11"]);
     succeed(&mut at(&library, &program));
+    for run in 1..=2 {
+        let trace = Trace::load(library.dir.path().join(format!("trace.{run}.imt"))).unwrap();
+        let seen = trace.records.iter().map(|r| (trace.file(r.file), r.op, r.offset, r.len, r.duration.is_some()));
+        let file = |name: &str| FileInfo { path: name.into(), key: key_of_name(name.as_bytes()), size_bytes: None };
+        let (a, b) = (file("file a"), file("file b"));
+        assert_eq!(
+            seen.collect::<Vec<_>>(),
+            [(&a, TraceOp::Read, 7, 5, true), (&b, TraceOp::Write, 1, 2, true)],
+            "with names, stable keys and completions"
+        );
+        assert_eq!(trace.ending, Ending::Closed);
+    }
     for case in ["twins", "forked", "idle"] {
         succeed(at(&library, &program).arg(case));
     }
@@ -68,7 +81,7 @@ fn the_current_interface_works_without_the_known_defects() {
     let tsan = library.compile("cc", "version2-tsan", &source("version2.c"), &["-std=gnu11", "-fsanitize=thread"]);
     let probe = run(sanitized(&tsan).arg("no such case"));
     if String::from_utf8_lossy(&probe.stderr).contains("unexpected memory mapping") {
-        eprintln!("the thread sanitizer does not run on this kernel: skipped");
+        impresario_testing::skip("tsan", "the thread sanitizer does not run on this kernel");
     } else {
         succeed(sanitized(&tsan).current_dir(library.dir.path()));
     }

@@ -170,7 +170,7 @@ static void *submitter(void *arg) {
     while (!atomic_load_explicit(&load->stop, memory_order_relaxed)) {
         for (int i = 0; i < 64; i++) {
             if (load->inline_calls) {
-                /* as many as were completed are submitted anew */
+                /* resubmit as many as were completed */
                 if (waiting(load) < load->pending) submit_one(&s);
                 complete_one(load);
             } else if (waiting(load) < load->pending) {

@@ -1,23 +1,24 @@
 /* impresario.h - scheduling of I/O requests, for any storage server. C99, C++98 and later.
  *
- * A program submits requests and gets them back in the order, and in the batches, that a policy chose; it does the I/O
- * itself and reports the end. doc/EMBEDDING.md starts here; every function has a page: man 3 impresario.
+ * A program submits requests and receives them in the order and in the batches that a policy chooses. It does the I/O
+ * itself and reports the completion. Start with doc/EMBEDDING.md; every function has a manual page: man 3 impresario.
  *
- * Handles.   An impresario_t * is a name, not an address: never follow it. A NULL, foreign, or destroyed handle makes
- *            a function return -EINVAL or -EBADF; nothing else happens. Handles are not used again for a long time.
- * Results.   Functions that return int give 0 or a negative errno. impresario_last_error() then has one line of text
- *            for this thread that says what was wrong and what to do. A failed call has changed nothing.
+ * Handles.   An impresario_t * is a handle, not an address: never dereference it. A NULL, foreign, or destroyed handle makes
+ *            a function return -EINVAL or -EBADF; nothing else happens. Handles are not reused for a long time.
+ * Results.   Functions that return int return 0 or a negative errno. impresario_last_error() then returns one line of text
+ *            for this thread with the error and the remedy. A failed call changes nothing.
  * Threads.   Every function may be called from any thread at any time, from callbacks too, except where said.
- *            Destroying a scheduler while other threads call it is no harm to the library: their calls fail from then on.
- *            Batches got by impresario_next() end with it, so let the threads that read them finish first.
+ *            A scheduler may be destroyed while other threads call it: their calls fail from then on. Batches from
+ *            impresario_next() become invalid with it, so let the threads that read them finish first.
  * Callbacks. They run without any lock held, on threads of the library (one per lane, at most 8, unless
  *            dispatch_threads says otherwise). At most dispatch_threads / lanes of them, and at least one, run for one
- *            lane at a time. A callback that blocks holds up its own lane only as long as there is a thread for each
- *            of the others; submitting never waits for one. C++ exceptions must not leave a callback.
- * Fork.      Threads do not survive a fork. In a child of a process that had created a scheduler, every function returns
+ *            lane at a time. A blocking callback delays only its own lane, provided that each of the others has a
+ *            thread; submitting never waits for a callback. C++ exceptions must not leave a callback.
+ * Fork.      Threads do not survive a fork. In the child of a process that has created a scheduler, every function returns
  *            an error (-EINVAL) and never hangs; create schedulers after the fork, or exec.
- * Signals.   No function is for signal handlers. Threads of the library block all signals but SIGSEGV, SIGBUS, SIGFPE, SIGILL,
- *            SIGTRAP and SIGABRT: your handlers run on your threads. A callback that starts a program sets the mask itself.
+ * Signals.   No function may be called from a signal handler. The library's threads block all signals but SIGSEGV, SIGBUS,
+ *            SIGFPE, SIGILL, SIGTRAP and SIGABRT: your handlers run on your threads. A callback that starts a program
+ *            must set the mask itself.
  * Structs.   Their first member is their size; initialise them with the INIT macros. Members may be added at the end.
  */
 #ifndef IMPRESARIO_H
@@ -30,7 +31,7 @@
 extern "C" {
 #endif
 
-/* The version of this interface; impresario_version() tells that of the library. */
+/* The version of this interface; impresario_version() returns that of the library. */
 #define IMPRESARIO_VERSION_MAJOR 0
 #define IMPRESARIO_VERSION_MINOR 1
 
@@ -46,17 +47,17 @@ enum {
     IMPRESARIO_UNLINK = 4
 };
 
-/* A request to submit. Requests of one file that overlap keep the order of their arrival when one of them writes. */
+/* A request to submit. Requests of one file that overlap keep their order of arrival when one of them writes. */
 typedef struct impresario_submission {
     size_t size;         /* sizeof(impresario_submission_t) */
-    uint64_t file;       /* any number that names the file, such as its inode */
+    uint64_t file;       /* any number that identifies the file, such as its inode */
     uint64_t offset;     /* bytes */
-    uint64_t len;        /* bytes, 1 to 2^43 (8 TiB); a barrier may say UINT64_MAX for "to the end" */
-    uint64_t token;      /* the program's own word, such as (uintptr_t)pointer; it comes back untouched */
+    uint64_t len;        /* bytes, 1 to 2^43 (8 TiB); UINT64_MAX in a barrier: to the end */
+    uint64_t token;      /* the program's own value, such as (uintptr_t)pointer; returned unchanged */
     uint64_t client;     /* process that sent it */
     uint64_t job;        /* application it belongs to */
-    uint64_t lane_offset; /* with IMPRESARIO_LANE_OFFSET: offset on the device; neighbours are judged in it */
-    uint32_t connection; /* over which it came */
+    uint64_t lane_offset; /* with IMPRESARIO_LANE_OFFSET: offset on the device, in which contiguity is judged */
+    uint32_t connection; /* that it arrived on */
     uint32_t user;       /* on whose behalf */
     uint32_t op;         /* IMPRESARIO_READ, ... */
     uint32_t lane;       /* device or data server that serves it, from 0 */
@@ -67,9 +68,9 @@ typedef struct impresario_submission {
 #define IMPRESARIO_LANE_OFFSET 1u
 #define IMPRESARIO_SUBMISSION_INIT { sizeof(impresario_submission_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* A request that comes back. */
+/* A delivered request. */
 typedef struct impresario_request {
-    uint64_t id;         /* what impresario_submit told */
+    uint64_t id;         /* the number from impresario_submit() */
     uint64_t batch;      /* number of its batch */
     uint64_t token;
     uint64_t file;
@@ -81,22 +82,22 @@ typedef struct impresario_request {
     uint64_t arrival_ns; /* when it was submitted, CLOCK_MONOTONIC */
     uint32_t connection;
     uint32_t user;
-    uint32_t member;     /* its place in the batch, from 0 */
+    uint32_t member;     /* its index in the batch, from 0 */
     uint32_t lane;
     uint32_t op;
     uint32_t reserved;
 } impresario_request_t;
 
 /* A batch: requests of one file, lane and operation whose ranges touch, in order of offset. One preadv or pwritev
- * serves it. With IMPRESARIO_LANE_OFFSET ranges touch on the lane: go by lane_offset then. It belongs to the library and
- * stays valid until it is completed or its scheduler destroyed, and while the callback that got it runs. */
+ * serves it. With IMPRESARIO_LANE_OFFSET ranges touch on the lane: use lane_offset then. The library owns it. It stays
+ * valid until it is completed or its scheduler destroyed, and while the callback that received it runs. */
 typedef struct impresario_batch {
     uint64_t id;
     uint64_t file;
     uint64_t offset;     /* of the first byte */
     uint64_t len;        /* from the first byte to the last, on the lane */
     uint64_t lane_offset; /* of the first byte, on the lane */
-    uint64_t handed_ns;  /* when it was handed out, CLOCK_MONOTONIC */
+    uint64_t handed_ns;  /* time of delivery, CLOCK_MONOTONIC */
     const impresario_request_t *requests;
     uint32_t count;      /* at least 1 */
     uint32_t lane;
@@ -104,57 +105,57 @@ typedef struct impresario_batch {
     uint32_t reserved;
 } impresario_batch_t;
 
-/* Gets one request. It is complete when impresario_complete_request() was called for it, here or later, on any
- * thread. The struct may be copied; the pointer is good until the callback returns. */
+/* Receives one request. Complete it with impresario_complete_request(), here or later, on any thread. The struct may be
+ * copied; the pointer is valid until the callback returns. */
 typedef void (*impresario_request_fn)(void *arg, impresario_t *scheduler, const impresario_request_t *request);
 
-/* Gets a batch. It is complete when impresario_complete() was called for it, here or later, on any thread. */
+/* Receives a batch. Complete it with impresario_complete(), here or later, on any thread. */
 typedef void (*impresario_batch_fn)(void *arg, impresario_t *scheduler, const impresario_batch_t *batch);
 
-/* Gets the token of a request that will not be served: cancelled, or left when its scheduler was destroyed. */
+/* Receives the token of a request that will not be served: cancelled, or queued when its scheduler was destroyed. */
 typedef void (*impresario_token_fn)(void *arg, uint64_t token);
 
-/* How a scheduler is made. Zero means the default everywhere. */
+/* Options of a scheduler. Every zero member means its default. */
 typedef struct impresario_options {
     size_t size;               /* sizeof(impresario_options_t) */
     const char *policy;        /* "mlf" or "mlf quantum_bytes=65536"; NULL: "fifo" */
-    impresario_request_fn on_request; /* gets requests one by one, in order of offset within a batch */
-    impresario_batch_fn on_batch;     /* gets whole batches; on_request is then not called */
+    impresario_request_fn on_request; /* receives requests one by one, in order of offset within a batch */
+    impresario_batch_fn on_batch;     /* receives whole batches; on_request is then not called */
     void *arg;                 /* first argument of the callbacks. Without any callback, poll with impresario_next() */
     uint32_t lanes;            /* devices or data servers, 1 to 65535; default 1 */
-    uint32_t lane_requests;    /* batches with the program per lane at most: the hand-off depth; default 32 */
-    uint64_t lane_bytes;       /* bytes with the program per lane at which no more go there; default: no limit */
-    uint32_t total_requests;   /* batches with the program at most; default: no limit */
-    uint32_t queue_requests;   /* requests in the scheduler at most, 1 to 1048576; default 10000 */
-    uint32_t node_rank;        /* position of this server among its like, from 0 */
+    uint32_t lane_requests;    /* largest number of batches with the program per lane: the hand-off depth; default 32 */
+    uint64_t lane_bytes;       /* bytes with the program per lane at which delivery to it stops; default: no limit */
+    uint32_t total_requests;   /* largest number of batches with the program; default: no limit */
+    uint32_t queue_requests;   /* largest number of requests in the scheduler, 1 to 1048576; default 10000 */
+    uint32_t node_rank;        /* index of this server among its peers, from 0 */
     uint32_t shared_space;     /* 1: lanes address one space; overlaps are judged across lanes */
     uint32_t submit_timeout_ms; /* how long a full scheduler makes impresario_submit() wait; default 10000;
                                    IMPRESARIO_NO_WAIT: not at all */
     uint32_t dispatch_threads; /* threads for callbacks, 1 to 256; default: one per lane, at most 8;
                                   IMPRESARIO_INLINE: callbacks that do not block run on the threads that submit and
-                                  complete, when those calls have done their work and hold no lock */
+                                  complete, after those calls have done their work and released their locks */
 } impresario_options_t;
 
 #define IMPRESARIO_NO_WAIT UINT32_MAX
 #define IMPRESARIO_INLINE UINT32_MAX
 #define IMPRESARIO_OPTIONS_INIT { sizeof(impresario_options_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* What a scheduler has done since it was made or reset. Times are nanoseconds. */
+/* Statistics since the scheduler was created or reset. Times are nanoseconds. */
 typedef struct impresario_stats {
     size_t size;               /* sizeof(impresario_stats_t) */
-    uint64_t accepted;         /* requests taken in */
+    uint64_t accepted;         /* requests accepted */
     uint64_t completed;        /* requests completed, failed ones included */
     uint64_t failed;           /* requests in batches that failed */
     uint64_t cancelled;        /* requests cancelled while queued */
-    uint64_t blocked;          /* requests that had to wait for an older one that conflicts */
-    uint64_t batches;          /* batches handed out */
+    uint64_t blocked;          /* requests that had to wait for an older, conflicting one */
+    uint64_t batches;          /* batches delivered */
     uint64_t read_bytes;
     uint64_t write_bytes;
-    uint64_t queued;           /* requests in the scheduler now, those that wait for another included */
-    uint64_t in_flight;        /* batches dispatched and not completed now */
+    uint64_t queued;           /* requests in the scheduler now, including blocked ones */
+    uint64_t in_flight;        /* batches now with the program */
     uint64_t file_switches;    /* consecutive batches of different files */
     uint64_t queue_ns_p50, queue_ns_p99, queue_ns_max;       /* from arrival to dispatch, per request */
-    uint64_t service_ns_p50, service_ns_p99, service_ns_max; /* from hand-over to completion, per batch */
+    uint64_t service_ns_p50, service_ns_p99, service_ns_max; /* from delivery to completion, per batch */
     double requests_per_batch;
     double bytes_per_batch;
     double offset_distance_bytes; /* mean between consecutive batches of one file */
@@ -177,49 +178,52 @@ typedef struct impresario_param_info {
     const char *summary;       /* what it does */
 } impresario_param_info_t;
 
-/* ---- making and ending: man 3 impresario_create ---- */
+/* ---- create and destroy: man 3 impresario_create ---- */
 
-/* Makes a scheduler from options; NULL stands for all defaults. Returns NULL when they are wrong. */
+/* Creates a scheduler from options; NULL stands for all defaults. Returns NULL if they are invalid. */
 impresario_t *impresario_create(const impresario_options_t *options);
 
-/* The same with a configuration (TOML) on top of the options, as text or as a file. See impresario_create(3) for the keys. */
+/* The same with a configuration (TOML) on top of the options, as text or as a file. Keys: see
+ * impresario_create(3). */
 impresario_t *impresario_create_from_text(const char *text, const impresario_options_t *options);
 impresario_t *impresario_create_from_file(const char *path, const impresario_options_t *options);
 
-/* Ends a scheduler: refuses new requests, hands the tokens of those that wait to dropped(arg, token) unless it is NULL,
- * waits at most patience_ms for batches that are with the program, and stops the threads. What is still out then is
- * forgotten; completing it is an error. After 0 no callback runs or will run, so what `arg` points to may be freed. -EDEADLK from a callback of this scheduler. -EBUSY when a callback had not
- * returned: the scheduler is closed but not gone; call again. */
+/* Ends a scheduler: refuses new requests, passes the tokens of queued ones to dropped(arg, token) unless it is NULL,
+ * waits at most patience_ms for batches that are with the program, and stops the threads. It forgets batches that are
+ * not completed by then; completing them later is an error. After it returns 0 no callback runs or will run, so the
+ * memory behind `arg` may be freed. -EDEADLK from a callback of this scheduler. -EBUSY if a callback has not returned:
+ * the scheduler is closed but still exists; call again. */
 int impresario_destroy(impresario_t *scheduler, uint32_t patience_ms, impresario_token_fn dropped, void *arg);
 
 /* ---- requests: man 3 impresario_submit ---- */
 
-/* Submits a request; *id (unless NULL) gets its number. -EAGAIN when the scheduler stayed full. */
+/* Submits a request; *id (unless NULL) receives its number. -EAGAIN if the scheduler stayed full. */
 int impresario_submit(impresario_t *scheduler, const impresario_submission_t *submission, uint64_t *id);
 
-/* Withdraws a request that waits; *token (unless NULL) gets its token. -EINPROGRESS when it is with the program, or gone. */
+/* Cancels a queued request; *token (unless NULL) receives its token. -EINPROGRESS if it was delivered, or is gone. */
 int impresario_cancel(impresario_t *scheduler, uint64_t id, uint64_t *token);
 
-/* Withdraws all requests of a connection that wait. Returns how many, or a negative errno. */
+/* Cancels all queued requests of a connection. Returns their number, or a negative errno. */
 int impresario_cancel_connection(impresario_t *scheduler, uint32_t connection, impresario_token_fn cancelled, void *arg);
 
 /* ---- work: man 3 impresario_complete ---- */
 
-/* Waits at most timeout_us (0: not at all; negative: until there is one, or the scheduler ends) for a batch, for
- * schedulers without callbacks. 0 and *batch, or -ETIMEDOUT, or -ESHUTDOWN. Any number of threads may wait. */
+/* Waits at most timeout_us (0: not at all; negative: without a limit) for a batch, for schedulers without callbacks.
+ * 0 and *batch, or -ETIMEDOUT, or -ESHUTDOWN. Any number of threads may wait. */
 int impresario_next(impresario_t *scheduler, int64_t timeout_us, const impresario_batch_t **batch);
 
-/* Ends a batch: error is 0 or an errno, bytes what was moved from its start. -ENOENT when it is not with the program. */
+/* Completes a batch: error is 0 or an errno, bytes the count transferred from its start. -ENOENT if it is not with the
+ * program. */
 int impresario_complete(impresario_t *scheduler, uint64_t batch, int error, uint64_t bytes);
 
-/* The same with the time that the device took (CLOCK_MONOTONIC, nanoseconds; 0: from the hand-over, to now). */
+/* The same with the time that the device took (CLOCK_MONOTONIC, nanoseconds; 0: the delivery, and now). */
 int impresario_complete_timed(impresario_t *scheduler, uint64_t batch, int error, uint64_t bytes, uint64_t started_ns,
                               uint64_t finished_ns);
 
-/* Ends one request of a batch; the last one ends the batch. */
+/* Completes one request of a batch; the last one completes the batch. */
 int impresario_complete_request(impresario_t *scheduler, const impresario_request_t *request, int error, uint64_t bytes);
 
-/* How many bytes of request number `member` a batch has moved when it moved `bytes` from its start. */
+/* The bytes of request number `member` that are done when the batch transferred `bytes` from its start. */
 uint64_t impresario_request_bytes(const impresario_batch_t *batch, uint32_t member, uint64_t bytes);
 
 /* ---- control: man 3 impresario_set_policy ---- */
@@ -227,19 +231,19 @@ uint64_t impresario_request_bytes(const impresario_batch_t *batch, uint32_t memb
 /* Switches the policy, live: "twins window_us=1000". Nothing is lost or repeated. A refusal changes nothing. */
 int impresario_set_policy(impresario_t *scheduler, const char *policy);
 
-/* Lets no batch go to a lane for span_us; 0 ends a hold. */
+/* Dispatches no batch to a lane for span_us; 0 ends a hold. */
 int impresario_hold(impresario_t *scheduler, uint32_t lane, uint64_t span_us);
 
-/* Tells whether a connection can take data (1) or not (0), for the policies that go by it: stream, scan, wscan, sstf.
- * Connections that were never heard of can. */
+/* Reports whether a connection can take data (1) or not (0), for the policies that depend on it: stream, scan, wscan,
+ * sstf. A connection counts as ready until reported otherwise. */
 int impresario_ready(impresario_t *scheduler, uint32_t connection, int ready);
 
-/* ---- telling: man 3 impresario_stats ---- */
+/* ---- statistics and information: man 3 impresario_stats ---- */
 
-/* Fills in what stats->size has room for. */
+/* Fills in at most stats->size bytes. */
 int impresario_stats(impresario_t *scheduler, impresario_stats_t *stats);
 
-/* Everything as JSON. Like snprintf: returns the length without the zero byte, and writes at most `size` bytes,
+/* All statistics as JSON. Like snprintf: returns the length without the zero byte, and writes at most `size` bytes,
  * always ending with zero; or a negative errno. */
 int impresario_stats_json(impresario_t *scheduler, char *text, size_t size);
 
@@ -250,7 +254,7 @@ int impresario_reset_stats(impresario_t *scheduler);
 int impresario_policy(size_t index, impresario_policy_info_t *info);
 int impresario_policy_param(size_t index, size_t param, impresario_param_info_t *info);
 
-/* One line about this thread's last error, "" when there was none. Good until the thread's next call. Never NULL. */
+/* One line about this thread's last error, or "". Valid until the thread's next call. Never NULL. */
 const char *impresario_last_error(void);
 
 /* "0.1.0" */

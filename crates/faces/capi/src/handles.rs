@@ -1,34 +1,35 @@
-//! Which handles are alive: a handle is a place and a generation, so that a stale one is an error, never a crash.
+//! Live handles: a handle is a slot and a generation, so that a stale one is an error, never a crash.
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use impresario_base::lock::RwLock;
 use impresario_embed::Scheduler;
 
-/// What a C program holds. Its address is a number, never followed.
+/// The handle in a C program. Its address is a number, never dereferenced.
 #[repr(C)]
 pub struct Handle {
     _opaque: [u8; 0],
 }
 
-/// Schedulers in one process at most.
+/// Largest number of schedulers in one process.
 const HANDLES_MAX: usize = 4096;
-/// The low bits of every handle: odd, so that following one fails at once, and recognisable.
+/// The low bits of every handle: odd, so that dereferencing one fails at once, and recognisable.
 const MARK: u64 = 0b101;
 
 #[derive(Default)]
-struct Place {
+struct SchedulerSlot {
     generation: u32,
     scheduler: Option<Arc<Scheduler>>,
 }
 
-static PLACES: RwLock<Vec<Place>> = RwLock::new(Vec::new());
-/// Counts destroyed schedulers: what a thread remembers from before is looked up again.
+static PLACES: RwLock<Vec<SchedulerSlot>> = RwLock::new(Vec::new());
+/// Number of destroyed schedulers: after a change, threads look up their cached scheduler again.
 static DESTROYED: AtomicU64 = AtomicU64::new(0);
 
-/// A scheduler that a thread remembers, counted within the thread.
+/// A cached scheduler of a thread, with a count local to the thread.
 struct Known(Arc<Scheduler>);
 
 struct Remembered {
@@ -38,28 +39,28 @@ struct Remembered {
 }
 
 thread_local! {
-    /// The last scheduler that this thread used, so that threads do not meet at a lock or a counter on every call.
+    /// The last scheduler that this thread used, so that threads do not contend for a lock or a counter on every call.
     static LAST: RefCell<Option<Remembered>> = const { RefCell::new(None) };
 }
 
 fn encode(generation: u32, place: usize) -> u64 {
-    // 29 bits of generation keep the handle below 2^45, where nothing that a kernel maps has an odd address of its own.
+    // 29 bits of generation keep the handle below 2^45, where no kernel maps anything at an odd address.
     (u64::from(generation & 0x1fff_ffff) << 13 | place as u64) << 3 | MARK
 }
 
 fn decode(handle: u64) -> Option<(u32, usize)> {
-    // All bits count: a number that merely ends like a handle is none.
+    // All bits count: a number that merely ends like a handle is not one.
     (handle & 7 == MARK && handle >> 45 == 0).then_some(((handle >> 16) as u32, (handle >> 3 & 0x1fff) as usize))
 }
 
-/// A handle for a scheduler.
+/// Creates a handle for a scheduler.
 pub fn enter(scheduler: Arc<Scheduler>) -> Result<*mut Handle, String> {
-    let mut places = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+    let mut places = PLACES.write();
     let free = places.iter().position(|p| p.scheduler.is_none());
     let place = match free {
         Some(place) => place,
         None if places.len() < HANDLES_MAX => {
-            places.push(Place::default());
+            places.push(SchedulerSlot::default());
             places.len() - 1
         }
         None => return Err(format!("there are {HANDLES_MAX} schedulers in this process; destroy some first")),
@@ -72,15 +73,15 @@ pub fn enter(scheduler: Arc<Scheduler>) -> Result<*mut Handle, String> {
 
 fn find(handle: u64) -> Option<Arc<Scheduler>> {
     let (generation, place) = decode(handle)?;
-    let places = PLACES.read().unwrap_or_else(PoisonError::into_inner);
+    let places = PLACES.read();
     places.get(place).filter(|p| p.generation == generation)?.scheduler.clone()
 }
 
-/// Runs `call` on the scheduler of a handle; `None` when there is none.
+/// Runs `call` on the scheduler of a handle; `None` if there is none.
 pub fn with<R>(handle: *const Handle, call: impl FnOnce(&Scheduler) -> R) -> Option<R> {
     let handle = handle.addr() as u64;
     let destroyed = DESTROYED.load(Ordering::Acquire);
-    // Cloned, since `call` may use this thread's memory for another scheduler meanwhile.
+    // Cloned, since `call` may replace this thread's cached scheduler.
     let known = LAST
         .try_with(|last| {
             let last = last.borrow();
@@ -94,7 +95,8 @@ pub fn with<R>(handle: *const Handle, call: impl FnOnce(&Scheduler) -> R) -> Opt
     }
     let scheduler = Rc::new(Known(find(handle)?));
     let remembered = Remembered { handle, destroyed, scheduler: Rc::clone(&scheduler) };
-    // What was remembered before is dropped outside the borrow: it may be the last of a destroyed scheduler.
+    // The previous cached scheduler is dropped outside the borrow: it may be the last reference to a destroyed
+    // scheduler.
     let before = LAST.try_with(|last| last.borrow_mut().replace(remembered));
     drop(before);
     Some(call(&scheduler.0))
@@ -103,7 +105,7 @@ pub fn with<R>(handle: *const Handle, call: impl FnOnce(&Scheduler) -> R) -> Opt
 /// Makes a handle stale.
 pub fn remove(handle: *const Handle) {
     let Some((generation, place)) = decode(handle.addr() as u64) else { return };
-    let mut places = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+    let mut places = PLACES.write();
     let taken = places.get_mut(place).filter(|p| p.generation == generation).and_then(|p| p.scheduler.take());
     DESTROYED.fetch_add(1, Ordering::Release);
     drop(places);
@@ -144,7 +146,7 @@ mod tests {
         }
         let stray = third.addr() | 1 << 60;
         assert!(with(std::ptr::without_provenance(stray), |_| ()).is_none(), "{stray:#x}");
-        remove(first); // stale: takes nobody else's
+        remove(first); // stale: removes no other scheduler
         assert!(with(third, |_| ()).is_some());
         remove(second);
         remove(third);

@@ -1,4 +1,4 @@
-//! Is every struct of `impresario.h` laid out in C as in Rust? The system's compiler answers.
+//! Checks with the system's compiler that every struct of `impresario.h` has the same layout in C and in Rust.
 
 use std::mem::{offset_of, size_of};
 use std::path::Path;
@@ -8,7 +8,7 @@ use impresario_embed::{Batch, Member};
 
 use crate::{OptionsC, ParamInfoC, PolicyInfoC, StatsC, SubmissionC};
 
-/// Lines of C that print what Rust says in the second list: the size, then where each member is.
+/// C code that prints the size of each struct and the offset of each member.
 macro_rules! layout {
     ($c:literal, $rust:ty, $($member:ident $(as $name:literal)?),* $(,)?) => {
         (

@@ -1,26 +1,26 @@
-//! `libimpresario`: the functions of `impresario.h`. Each checks its arguments, calls [`Scheduler`], and turns the answer
-//! into a negative errno with a line of text. Nothing else is decided here.
+//! `libimpresario`: the functions of `impresario.h`. Each checks its arguments, calls [`Scheduler`], and turns an error
+//! into a negative errno with a line of text. No decisions are made here.
 
 mod handles;
 #[cfg(test)]
 mod layout;
+mod report;
 mod structs;
-mod tell;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-use impresario_embed::{Batch, Dispatch, Handed, Identity, Member, Misuse, Options, Receiver, Scheduler, guard};
+use impresario_embed::{Batch, Delivery, Dispatch, Identity, Member, Misuse, Options, Receiver, Scheduler, guard};
 use impresario_sched::Nanos;
 
 pub use handles::Handle;
-pub use structs::{OptionsC, StatsC, SubmissionC};
-pub use tell::{
+pub use report::{
     ParamInfoC, PolicyInfoC, impresario_policy, impresario_policy_param, impresario_reset_stats, impresario_stats,
     impresario_stats_json,
 };
+pub use structs::{OptionsC, StatsC, SubmissionC};
 
 /// `impresario_request_fn`.
 pub type RequestFn = unsafe extern "C" fn(*mut c_void, *mut Handle, *const Member);
@@ -58,7 +58,7 @@ impl From<Misuse> for Refusal {
     }
 }
 
-/// Runs the body of a function; what it answers, or the negative errno of its refusal.
+/// Runs the body of a function and returns its result, or the negative errno of its refusal.
 pub(crate) fn run(body: impl FnOnce() -> Result<c_int, Refusal>) -> c_int {
     guard::guarded(-libc::ENOTRECOVERABLE, || {
         if guard::forked() {
@@ -76,10 +76,10 @@ pub(crate) fn run(body: impl FnOnce() -> Result<c_int, Refusal>) -> c_int {
 pub(crate) fn on(handle: *mut Handle, call: impl FnOnce(&Scheduler) -> Result<c_int, Refusal>) -> c_int {
     run(|| {
         if handle.is_null() {
-            return Err(Refusal::invalid("the scheduler is NULL; make one with impresario_create()"));
+            return Err(Refusal::invalid("the scheduler is NULL; create one with impresario_create()"));
         }
         handles::with(handle, call).unwrap_or_else(|| {
-            let text = format!("{handle:p} is no scheduler, or one that was destroyed");
+            let text = format!("{handle:p} is not a scheduler, or it was destroyed");
             Err(Refusal(libc::EBADF, text))
         })
     })
@@ -100,14 +100,14 @@ unsafe impl Send for Callbacks {}
 unsafe impl Sync for Callbacks {}
 
 impl Callbacks {
-    fn call(&self, handed: &Handed) {
+    fn call(&self, delivery: &Delivery) {
         let handle = self.handle.load(Ordering::Acquire);
         if let Some(batch) = self.batch {
             // SAFETY: the header's contract of `on_batch`; the batch outlives the call.
-            unsafe { batch(self.arg, handle, handed.batch()) }
+            unsafe { batch(self.arg, handle, delivery.batch()) }
         } else if let Some(request) = self.request {
-            for member in handed.members() {
-                // SAFETY: the header's contract of `on_request`; `handed` is held while the program completes members.
+            for member in delivery.members() {
+                // SAFETY: the header's contract of `on_request`; `delivery` is held while the program completes members.
                 unsafe { request(self.arg, handle, member) }
             }
         }
@@ -126,9 +126,12 @@ fn create(options: *const OptionsC, text: Option<&str>) -> Result<*mut Handle, R
         Callbacks { request: given.on_request, batch: given.on_batch, arg: given.arg, handle: Arc::clone(&handle) };
     let polled = callbacks.request.is_none() && callbacks.batch.is_none();
     if polled && options.dispatch != Dispatch::Auto {
-        return Err(Refusal::invalid("dispatch_threads needs callbacks: set on_request or on_batch, or leave it out"));
+        return Err(Refusal::invalid(
+            "dispatch_threads needs callbacks: set on_request or on_batch, or leave it unset",
+        ));
     }
-    let receiver = if polled { Receiver::Poll } else { Receiver::Call(Box::new(move |handed| callbacks.call(handed))) };
+    let receiver =
+        if polled { Receiver::Poll } else { Receiver::Call(Box::new(move |delivery| callbacks.call(delivery))) };
     let scheduler = Arc::new(Scheduler::new(options, receiver)?);
     let entered = handles::enter(scheduler)?;
     handle.store(entered, Ordering::Release);
@@ -145,16 +148,16 @@ fn creating(body: impl FnOnce() -> Result<*mut Handle, Refusal>) -> *mut Handle 
     })
 }
 
-/// Makes a scheduler from options.
+/// Creates a scheduler from options.
 ///
 /// # Safety
-/// `options` is NULL or points to a struct whose `size` is true.
+/// `options` is NULL or points to a struct with a correct `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn impresario_create(options: *const OptionsC) -> *mut Handle {
     creating(|| create(options, None))
 }
 
-/// Makes a scheduler from TOML text on top of options.
+/// Creates a scheduler from TOML text on top of options.
 ///
 /// # Safety
 /// As [`impresario_create`]; `text` is a C string.
@@ -167,7 +170,7 @@ pub unsafe extern "C" fn impresario_create_from_text(text: *const c_char, option
     })
 }
 
-/// Makes a scheduler from a TOML file on top of options.
+/// Creates a scheduler from a TOML file on top of options.
 ///
 /// # Safety
 /// As [`impresario_create`]; `path` is a C string.
@@ -182,7 +185,7 @@ pub unsafe extern "C" fn impresario_create_from_file(path: *const c_char, option
     })
 }
 
-fn tell(tokens: &[Identity], to: Option<TokenFn>, arg: *mut c_void) {
+fn report_tokens(tokens: &[Identity], to: Option<TokenFn>, arg: *mut c_void) {
     if let Some(to) = to {
         for identity in tokens {
             // SAFETY: the header's contract of `impresario_token_fn`.
@@ -204,7 +207,7 @@ pub unsafe extern "C" fn impresario_destroy(
 ) -> c_int {
     let answer = on(scheduler, |s| {
         let left = s.shutdown(Duration::from_millis(u64::from(patience_ms)))?;
-        tell(&left.dropped, dropped, arg);
+        report_tokens(&left.dropped, dropped, arg);
         if left.running > 0 {
             let text = format!(
                 "{} callbacks have not returned; the scheduler is closed, destroy it again later",
@@ -223,7 +226,7 @@ pub unsafe extern "C" fn impresario_destroy(
 /// Submits a request.
 ///
 /// # Safety
-/// `submission` points to a struct whose `size` is true; `id` is NULL or points to room for a number.
+/// `submission` points to a struct with a correct `size`; `id` is NULL or points to space for a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn impresario_submit(
     scheduler: *mut Handle,
@@ -235,17 +238,17 @@ pub unsafe extern "C" fn impresario_submit(
         let given = unsafe { SubmissionC::read(submission) }?;
         let number = s.submit(&given.submit()?)?;
         if !id.is_null() {
-            // SAFETY: not NULL, so the program's room for a number.
+            // SAFETY: not NULL, so it points to space for a number.
             unsafe { id.write_unaligned(number) };
         }
         Ok(0)
     })
 }
 
-/// Withdraws a request.
+/// Cancels a request.
 ///
 /// # Safety
-/// `token` is NULL or points to room for a number.
+/// `token` is NULL or points to space for a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn impresario_cancel(scheduler: *mut Handle, id: u64, token: *mut u64) -> c_int {
     on(scheduler, |s| {
@@ -253,14 +256,14 @@ pub unsafe extern "C" fn impresario_cancel(scheduler: *mut Handle, id: u64, toke
             return Err(Refusal(libc::EINPROGRESS, format!("request {id:#x} is with the program, or gone")));
         };
         if !token.is_null() {
-            // SAFETY: not NULL, so the program's room for a number.
+            // SAFETY: not NULL, so it points to space for a number.
             unsafe { token.write_unaligned(identity.token) };
         }
         Ok(0)
     })
 }
 
-/// Withdraws what a connection has queued.
+/// Cancels all queued requests of a connection.
 ///
 /// # Safety
 /// `cancelled` is NULL or a function of its type.
@@ -273,7 +276,7 @@ pub unsafe extern "C" fn impresario_cancel_connection(
 ) -> c_int {
     on(scheduler, |s| {
         let gone = s.cancel_connection(connection);
-        tell(&gone, cancelled, arg);
+        report_tokens(&gone, cancelled, arg);
         Ok(gone.len() as c_int)
     })
 }
@@ -281,7 +284,7 @@ pub unsafe extern "C" fn impresario_cancel_connection(
 /// Waits for a batch.
 ///
 /// # Safety
-/// `batch` points to room for a pointer.
+/// `batch` points to space for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn impresario_next(scheduler: *mut Handle, timeout_us: i64, batch: *mut *const Batch) -> c_int {
     on(scheduler, |s| {
@@ -289,12 +292,12 @@ pub unsafe extern "C" fn impresario_next(scheduler: *mut Handle, timeout_us: i64
             return Err(Refusal::invalid("batch is NULL; give the address of a pointer"));
         }
         let patience = u64::try_from(timeout_us).map_or(Duration::MAX, Duration::from_micros);
-        let Some(handed) = s.next(patience)? else {
+        let Some(delivery) = s.next(patience)? else {
             return Err(Refusal(libc::ETIMEDOUT, format!("no batch within {timeout_us} us")));
         };
         // The scheduler holds the batch until it is completed.
-        // SAFETY: not NULL, so the program's room for a pointer.
-        unsafe { batch.write_unaligned(handed.batch()) };
+        // SAFETY: not NULL, so it points to space for a pointer.
+        unsafe { batch.write_unaligned(delivery.batch()) };
         Ok(0)
     })
 }
@@ -306,7 +309,7 @@ fn errno(error: c_int) -> Result<c_int, Refusal> {
     Ok(error)
 }
 
-/// Ends a batch.
+/// Completes a batch.
 #[unsafe(no_mangle)]
 pub extern "C" fn impresario_complete(scheduler: *mut Handle, batch: u64, error: c_int, bytes: u64) -> c_int {
     on(scheduler, |s| {
@@ -315,7 +318,7 @@ pub extern "C" fn impresario_complete(scheduler: *mut Handle, batch: u64, error:
     })
 }
 
-/// Ends a batch, with the time that the device took.
+/// Completes a batch with the device's own times.
 #[unsafe(no_mangle)]
 pub extern "C" fn impresario_complete_timed(
     scheduler: *mut Handle,
@@ -334,7 +337,7 @@ pub extern "C" fn impresario_complete_timed(
     })
 }
 
-/// Ends one request of a batch.
+/// Completes one request of a batch.
 ///
 /// # Safety
 /// `request` is NULL or points to a request, or a copy of one.
@@ -347,7 +350,7 @@ pub unsafe extern "C" fn impresario_complete_request(
 ) -> c_int {
     on(scheduler, |s| {
         if request.is_null() {
-            return Err(Refusal::invalid("request is NULL; give the one that was handed over, or a copy of it"));
+            return Err(Refusal::invalid("request is NULL; give the delivered one, or a copy of it"));
         }
         // SAFETY: not NULL, so a request or a copy of one, which a packed struct of the program may hold.
         let request = unsafe { request.read_unaligned() };
@@ -356,7 +359,7 @@ pub unsafe extern "C" fn impresario_complete_request(
     })
 }
 
-/// Bytes of one request of a batch that moved `bytes` from its start.
+/// Bytes of one request that are done when its batch transferred `bytes` from its start.
 ///
 /// # Safety
 /// `batch` is NULL or points to a batch that is not completed.
@@ -372,7 +375,7 @@ pub unsafe extern "C" fn impresario_request_bytes(batch: *const Batch, member: u
     }
     // SAFETY: `requests` has `count` members, and `member` is below that.
     let request = unsafe { &*batch.requests.add(member as usize) };
-    // In the lane's space: neighbours there may lie far apart in the file.
+    // In the lane's space: neighbours there may be far apart in the file.
     let before = request.lane_offset.saturating_sub(batch.lane_offset);
     bytes.saturating_sub(before).min(request.len)
 }
@@ -391,7 +394,7 @@ pub unsafe extern "C" fn impresario_set_policy(scheduler: *mut Handle, policy: *
     })
 }
 
-/// Lets no batch go to a lane for a while.
+/// Dispatches no batch to a lane for a while.
 #[unsafe(no_mangle)]
 pub extern "C" fn impresario_hold(scheduler: *mut Handle, lane: u32, span_us: u64) -> c_int {
     on(scheduler, |s| {
@@ -403,7 +406,7 @@ pub extern "C" fn impresario_hold(scheduler: *mut Handle, lane: u32, span_us: u6
     })
 }
 
-/// Tells whether a connection can take data.
+/// Reports whether a connection can take data.
 #[unsafe(no_mangle)]
 pub extern "C" fn impresario_ready(scheduler: *mut Handle, connection: u32, ready: c_int) -> c_int {
     on(scheduler, |s| {

@@ -1,4 +1,4 @@
-//! The structs that a C program fills in: layouts as in `impresario.h`, checks, and what they mean in Rust.
+//! The structs that a C program fills in: layouts as in `impresario.h`, checks, and conversion to Rust.
 
 use std::ffi::{c_char, c_void};
 use std::mem::size_of;
@@ -8,8 +8,8 @@ use impresario_embed::{Dispatch, Options, Submit, guard, op_of, parse_policy};
 
 use crate::{BatchFn, Refusal, RequestFn};
 
-/// Copies a struct that starts with its size: members that the program's version does not have are zero, members that ours
-/// does not have must be zero.
+/// Copies a struct that starts with its size. Members that the program's version lacks become zero; members that ours
+/// lacks must be zero.
 ///
 /// # Safety
 /// `from` is NULL or points to at least as many bytes as its first member says. All-zero bytes are a valid `T`.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Library, Reaped, root, sanitized, succeed, valgrind, wait};
 
-/// Starts the server, runs clients at the same time, stops it by a signal; what it said at the end.
+/// Starts the server, runs clients at the same time, stops it by a signal; returns its last output.
 fn serve(mut server: Command, client: &Path, clients: u32, requests: u32) -> String {
     let folder = tempfile::tempdir().unwrap();
     server.arg(folder.path()).args(["0", "mlf"]).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -50,15 +50,15 @@ fn the_example_server_serves_and_ends_cleanly() {
     if probe.code() == Some(2) {
         assert!(serve(sanitized(&tsan), &client, 4, 100).starts_with("served 808 requests"));
     } else {
-        eprintln!("the thread sanitizer does not run on this kernel: skipped");
+        impresario_testing::skip("tsan", "the thread sanitizer does not run on this kernel");
     }
-    // What it answers when it is started wrongly.
+    // Its messages on wrong arguments.
     let wrong = support::run(Command::new(&server).args(["/nowhere"]));
     assert_eq!(wrong.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("/nowhere"));
 }
 
-/// A client that asks for much and takes nothing is given up, and the server ends.
+/// A client that sends requests and reads no replies is disconnected, and the server ends.
 #[test]
 fn a_client_that_does_not_listen_holds_nobody_up_for_ever() {
     let library = Library::find("impresario");
@@ -85,7 +85,7 @@ fn a_client_that_does_not_listen_holds_nobody_up_for_ever() {
     assert!(status.success(), "{status}");
 }
 
-/// What `make install` does for the libraries gives a tree that pkg-config, make and man understand.
+/// The tree that `make install` writes works with pkg-config, make and man.
 #[test]
 fn an_installed_library_builds_the_example() {
     let library = Library::find("impresario");
@@ -129,8 +129,7 @@ fn every_function_has_a_manual_page() {
             assert!(text.lines().any(|l| l.trim_end_matches(" ,") == format!(".Nm {name}")), "{name} has no page");
         }
     }
-    if Command::new("man").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        eprintln!("man is not installed: rendering is skipped");
+    if !impresario_testing::require("man") {
         return;
     }
     for page in pages {

@@ -1,4 +1,4 @@
-//! `libimpresario` as C programs see it: compiled by the system's compilers, run plainly, under valgrind and with the
+//! `libimpresario` as C programs see it: compiled by the system's compilers, run natively, under valgrind and with the
 //! thread sanitizer.
 
 #[allow(unused_imports)]
@@ -41,7 +41,7 @@ fn the_header_is_c99_and_cplusplus() {
     }
 }
 
-/// Nothing is given to others but what the header declares, and all of it is.
+/// The library exports exactly what the header declares.
 #[test]
 fn exactly_the_documented_functions_are_exported() {
     let library = Library::find("impresario");
@@ -99,8 +99,8 @@ fn valgrind_finds_nothing() {
     }
 }
 
-/// The sanitizer watches the program's own accesses. It does not see into the library, which is not instrumented, so what
-/// the library passes on does not order accesses for it: the program's shared data are atomics or under its own
+/// The sanitizer watches the program's own accesses. It does not see into the library, which is not instrumented, so
+/// the library's synchronisation does not order accesses for it. The program's shared data are atomics or under its own
 /// locks, and the run shows that callbacks and calls of many threads need nothing more.
 #[test]
 fn the_thread_sanitizer_finds_nothing() {
@@ -108,7 +108,7 @@ fn the_thread_sanitizer_finds_nothing() {
     let program = library.compile("cc", "behave-tsan", &source("behave.c"), &["-std=gnu11", "-fsanitize=thread"]);
     let probe = run(sanitized(&program).arg("ready"));
     if !probe.status.success() && String::from_utf8_lossy(&probe.stderr).contains("unexpected memory mapping") {
-        eprintln!("the thread sanitizer does not run on this kernel: skipped");
+        impresario_testing::skip("tsan", "the thread sanitizer does not run on this kernel");
         return;
     }
     succeed(&mut sanitized(&program));

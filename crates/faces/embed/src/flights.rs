@@ -1,20 +1,23 @@
-//! Which batches are with the program: by number, so that a late, foreign or repeated completion is an error and no harm.
+//! The batches that are with the program, by number, so that a late, foreign or repeated completion is a harmless
+//! error.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use impresario_base::lock::{Mutex, MutexGuard};
+use impresario_base::slab::{Key, Slab};
 use impresario_engine::{Outcome, Ticket, Work, now};
 use impresario_sched::Nanos;
 
-use crate::{Handed, Identity, Misuse};
+use crate::{Delivery, Identity, Misuse};
 
-/// Numbers of batches keep their shard here, so that threads that hand out and complete rarely meet at one lock.
+/// Bits of a batch number that select its shard, so that threads rarely contend for one lock.
 const SHARD_BITS: u32 = 3;
 const SHARDS: usize = 1 << SHARD_BITS;
 
 struct Flight {
     ticket: Ticket<Identity>,
-    handed: Arc<Handed>,
-    /// Members not reported yet, when they are reported one by one; empty until the first.
+    delivery: Arc<Delivery>,
+    /// Members not yet completed, if they are completed one by one; empty until the first.
     open: Vec<bool>,
     left: u32,
     bytes: u64,
@@ -22,31 +25,16 @@ struct Flight {
     error: Option<(u32, i32)>,
 }
 
-#[derive(Default)]
-struct Place {
-    generation: u32,
-    flight: Option<Flight>,
-}
+type Shard = Slab<Flight>;
 
-#[derive(Default)]
-struct Shard {
-    places: Vec<Place>,
-    free: Vec<u32>,
-}
-
-/// All batches that were handed out and are not completed.
+/// All batches that are delivered and not completed.
 #[derive(Default)]
 pub(crate) struct Flights {
     shards: [Mutex<Shard>; SHARDS],
 }
 
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    // Nothing under this lock can panic half-way.
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 thread_local! {
-    /// Each thread hands out through one shard.
+    /// Each thread delivers through one shard.
     static SHARD: usize = {
         use std::sync::atomic::{AtomicUsize, Ordering};
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -55,48 +43,41 @@ thread_local! {
 }
 
 impl Flights {
-    /// Takes a batch up under a new number.
-    pub fn enter(&self, work: Work<Identity>) -> Arc<Handed> {
+    /// Registers a batch under a new number.
+    pub fn enter(&self, work: Work<Identity>) -> Arc<Delivery> {
         let shard = SHARD.try_with(|s| *s).unwrap_or(0);
-        let mut s = lock(&self.shards[shard]);
-        let index = s.free.pop().unwrap_or_else(|| {
-            s.places.push(Place::default());
-            s.places.len() as u32 - 1
+        let mut s = self.shards[shard].lock();
+        let key = s.insert_with(|key| {
+            // One generation more, so that no batch is number 0.
+            let generation = u64::from(key.generation.wrapping_add(1));
+            let id = generation << 32 | u64::from(key.index) << SHARD_BITS | shard as u64;
+            let delivery = Arc::new(Delivery::new(id, &work, work.dispatched));
+            let left = delivery.members().len() as u32;
+            Flight { ticket: work.ticket, delivery, open: Vec::new(), left, bytes: 0, error: None }
         });
-        let place = &mut s.places[index as usize];
-        place.generation = place.generation.wrapping_add(1);
-        let id = u64::from(place.generation) << 32 | u64::from(index) << SHARD_BITS | shard as u64;
-        let handed = Arc::new(Handed::new(id, &work, work.dispatched));
-        let left = handed.members().len() as u32;
-        let flight =
-            Flight { ticket: work.ticket, handed: Arc::clone(&handed), open: Vec::new(), left, bytes: 0, error: None };
-        place.flight = Some(flight);
-        handed
+        Arc::clone(&s[key].delivery)
     }
 
-    fn shard(&self, batch: u64) -> (MutexGuard<'_, Shard>, usize) {
+    fn shard(&self, batch: u64) -> (MutexGuard<'_, Shard>, Key) {
         let shard = &self.shards[batch as usize & (SHARDS - 1)];
-        (lock(shard), (batch as u32 >> SHARD_BITS) as usize)
+        let generation = ((batch >> 32) as u32).wrapping_sub(1);
+        (shard.lock(), Key { index: batch as u32 >> SHARD_BITS, generation })
     }
 
-    fn find(shard: &mut Shard, batch: u64, index: usize) -> Result<&mut Flight, Misuse> {
-        let place = shard.places.get_mut(index).filter(|p| u64::from(p.generation) == batch >> 32);
-        place.and_then(|p| p.flight.as_mut()).ok_or(Misuse::NoBatch { batch })
+    fn find(shard: &mut Shard, batch: u64, key: Key) -> Result<&mut Flight, Misuse> {
+        shard.get_mut(key).ok_or(Misuse::NoBatch { batch })
     }
 
-    fn take(shard: &mut Shard, batch: u64, index: usize) -> Result<Flight, Misuse> {
-        let place = shard.places.get_mut(index).filter(|p| u64::from(p.generation) == batch >> 32);
-        let flight = place.and_then(|p| p.flight.take()).ok_or(Misuse::NoBatch { batch })?;
-        shard.free.push(index as u32);
-        Ok(flight)
+    fn take(shard: &mut Shard, batch: u64, key: Key) -> Result<Flight, Misuse> {
+        shard.remove(key).ok_or(Misuse::NoBatch { batch })
     }
 
-    /// Ends a batch. Zero instants are filled in: handed out, and now.
+    /// Completes a batch. A zero instant is replaced by the time of delivery or by now.
     pub fn complete(&self, batch: u64, outcome: Outcome) -> Result<(), Misuse> {
         let flight = {
             let (mut shard, index) = self.shard(batch);
             let flight = Self::find(&mut shard, batch, index)?;
-            if (flight.left as usize) < flight.handed.members().len() {
+            if (flight.left as usize) < flight.delivery.members().len() {
                 return Err(Misuse::Mixed { batch });
             }
             Self::take(&mut shard, batch, index)?
@@ -105,12 +86,12 @@ impl Flights {
         Ok(())
     }
 
-    /// Ends one member; the last one ends the batch.
+    /// Completes one member; the last one completes the batch.
     pub fn complete_member(&self, batch: u64, member: u32, errno: i32, bytes: u64) -> Result<(), Misuse> {
         let flight = {
             let (mut shard, index) = self.shard(batch);
             let flight = Self::find(&mut shard, batch, index)?;
-            let count = flight.handed.members().len();
+            let count = flight.delivery.members().len();
             if flight.open.is_empty() {
                 flight.open.resize(count, true);
             }
@@ -135,41 +116,31 @@ impl Flights {
         Ok(())
     }
 
-    /// Forgets all: what is still out there ends as EIO.
+    /// Abandons all batches: those still with the program end as EIO.
     pub fn abandon(&self) {
         for shard in &self.shards {
             let flights: Vec<Flight> = {
-                let mut s = lock(shard);
-                let Shard { places, free } = &mut *s;
-                let taken = places.iter_mut().enumerate().filter_map(|(i, p)| p.flight.take().map(|f| (i as u32, f)));
-                taken
-                    .map(|(i, flight)| {
-                        free.push(i);
-                        flight
-                    })
-                    .collect()
+                let mut shard = shard.lock();
+                let keys: Vec<Key> = shard.iter().map(|(key, _)| key).collect();
+                keys.into_iter().filter_map(|key| shard.remove(key)).collect()
             };
             drop(flights); // outside the lock: their tickets report
         }
     }
 
-    /// Batches with the program.
+    /// Number of batches with the program.
     pub fn count(&self) -> usize {
-        let out = |s: &Mutex<Shard>| {
-            let s = lock(s);
-            s.places.len() - s.free.len()
-        };
-        self.shards.iter().map(out).sum()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 }
 
 impl Flight {
     fn finish(self, mut outcome: Outcome) {
-        // Overlapping reads share bytes: a batch cannot move more than its hull.
-        let hull = self.handed.batch().len;
+        // Overlapping reads share bytes: a batch cannot transfer more than its whole range.
+        let hull = self.delivery.batch().len;
         outcome.bytes_done = outcome.bytes_done.min(hull);
         if outcome.started == Nanos::ZERO {
-            outcome.started = Nanos(self.handed.batch().handed_ns);
+            outcome.started = Nanos(self.delivery.batch().handed_ns);
         }
         if outcome.finished == Nanos::ZERO {
             outcome.finished = now();

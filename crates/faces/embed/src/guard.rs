@@ -1,5 +1,5 @@
-//! What every function of a C interface does first and last: no panic crosses it, a forked child gets an error, and
-//! the last error is one line of text per thread.
+//! Entry and exit of every C function: no panic crosses it, a forked child gets an error, and the last error is one
+//! line of text per thread.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
@@ -8,14 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set in the child of a fork: threads and locks of the parent do not exist there, so nothing may be touched.
+/// Set in the child of a fork: the parent's threads do not exist there and its locks may be held, so nothing may be
+/// touched.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Makes children of later forks known. Called when the first scheduler is made: before that a fork is harmless.
+/// Starts to detect forks. Called when the first scheduler is created: before that a fork is harmless.
 pub fn watch_forks() {
     static WATCH: Once = Once::new();
     // SAFETY: the handler only stores to an atomic, which is allowed between fork and exec.
@@ -24,17 +25,17 @@ pub fn watch_forks() {
     });
 }
 
-/// This process is a child made by fork after its parent had a scheduler.
+/// Whether this process is a child forked after its parent had a scheduler.
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// What a child is told.
+/// The error text in a forked child.
 pub const FORKED_TEXT: &str = "this process was forked after a scheduler was created, and threads do not survive a \
                                fork: create schedulers after the fork, or exec";
 
-/// While it lives, this thread and the threads that it starts take no signals but those of their own faults: handlers of
-/// the program run on threads of the program, and its system calls in callbacks are not interrupted.
+/// While this lives, this thread and the threads that it starts block all signals but those of their own faults: the
+/// program's handlers run on the program's threads, and its system calls in callbacks are not interrupted.
 pub struct Quiet {
     before: libc::sigset_t,
 }
@@ -68,10 +69,10 @@ impl Drop for Quiet {
     }
 }
 
-/// Largest configuration file; a larger one is something else.
+/// Largest configuration file; a larger file is not a configuration.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// What a configuration file holds; `None` when it is not there. Pipes and devices, which may never end, are refused.
+/// Reads a configuration file; `None` if it does not exist. Refuses pipes and devices, which may never end.
 pub fn file_bytes(path: &str) -> Result<Option<Vec<u8>>, String> {
     let cannot = |e: std::io::Error| format!("{path} cannot be read: {e}");
     let meta = match std::fs::metadata(path) {
@@ -79,12 +80,12 @@ pub fn file_bytes(path: &str) -> Result<Option<Vec<u8>>, String> {
         meta => meta.map_err(cannot)?,
     };
     if !meta.is_file() {
-        return Err(format!("{path} is not a regular file; give the name of a configuration"));
+        return Err(format!("{path} is not a regular file; give the path of a configuration"));
     }
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(cannot)?.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
     if bytes.len() as u64 > FILE_MAX_BYTES {
-        return Err(format!("{path} has more than {FILE_MAX_BYTES} bytes, the most that a configuration has"));
+        return Err(format!("{path} is larger than {FILE_MAX_BYTES} bytes, the limit of a configuration"));
     }
     Ok(Some(bytes))
 }
@@ -93,7 +94,7 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Remembers a line of text for [`last_error`].
+/// Stores a line of text for [`last_error`].
 pub fn set_last_error(text: &str) {
     let line: Vec<u8> = text.bytes().map(|b| if b == b'\n' || b == 0 { b' ' } else { b }).collect();
     let line = CString::new(line).unwrap_or_default();
@@ -105,12 +106,12 @@ pub fn set_last_error(text: &str) {
     });
 }
 
-/// The text of this thread's last error; empty when there was none. The pointer holds until the thread's next error.
+/// The text of this thread's last error, or an empty string. The pointer is valid until the thread's next error.
 pub fn last_error() -> *const std::ffi::c_char {
     LAST_ERROR.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |l| l.as_ptr())).unwrap_or(c"".as_ptr())
 }
 
-/// Runs the body of a C function: what it answers, or `failed` with the text set when it panics.
+/// Runs the body of a C function and returns its result, or `failed` with the error text set if it panics.
 pub fn guarded<R>(failed: R, body: impl FnOnce() -> R) -> R {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(answer) => answer,
@@ -123,7 +124,7 @@ pub fn guarded<R>(failed: R, body: impl FnOnce() -> R) -> R {
     }
 }
 
-/// A C string as text, or what is wrong with it.
+/// A C string as text, or the reason why it is invalid.
 ///
 /// # Safety
 /// `text` is null or points to a string that ends with a zero byte and stays unchanged for `'a`.

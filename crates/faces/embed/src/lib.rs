@@ -5,31 +5,34 @@
 //! use impresario_embed::{Options, Receiver, Scheduler, Submit};
 //! let scheduler = Scheduler::new(Options::default(), Receiver::Poll).unwrap();
 //! scheduler.submit(&Submit { file: 1, offset: 0, len: 4096, token: 42, ..Submit::default() }).unwrap();
-//! let handed = scheduler.next(std::time::Duration::from_secs(1)).unwrap().expect("a lone request goes at once");
-//! assert_eq!(handed.members()[0].token, 42);
-//! scheduler.complete(handed.batch().id, 0, handed.batch().len).unwrap();
+//! let delivery = scheduler.next(std::time::Duration::from_secs(1)).unwrap().expect("a lone request goes at once");
+//! assert_eq!(delivery.members()[0].token, 42);
+//! scheduler.complete(delivery.batch().id, 0, delivery.batch().len).unwrap();
 //! ```
 
+mod batch;
 mod flights;
 pub mod guard;
-mod handed;
 mod options;
 mod ready;
+mod traced;
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_engine::{Engine, EngineConfig, Executor, Outcome, Refused, Started, Submission, Work, now};
 use impresario_sched::{ConnId, LaneId, Nanos, Op, PolicySpec, RequestId, Status};
 
+pub use batch::{Batch, Delivery, Identity, Member, op_code, op_of};
 use flights::Flights;
-pub use handed::{Batch, Handed, Identity, Member, op_code, op_of};
 pub use options::{Dispatch, Options, parse_policy};
 use ready::{Ready, Taken, Wait};
+pub use traced::Traces;
 
-/// A request as the program gives it.
+/// A request of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Submit {
     /// Operation.
@@ -42,7 +45,7 @@ pub struct Submit {
     pub lane_offset: Option<u64>,
     /// Length, bytes; 1 to [`Scheduler::LEN_MAX`] for reads and writes. On barriers `u64::MAX` means "to the end".
     pub len: u64,
-    /// The program's own word for it; comes back untouched.
+    /// The program's own value; returned unchanged.
     pub token: u64,
     /// Stable key of the client.
     pub client: u64,
@@ -74,7 +77,7 @@ impl Default for Submit {
     }
 }
 
-/// A call that cannot be served; one line with the remedy. Nothing has changed.
+/// A refused call, with the remedy in one line. A refused call changes nothing.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Misuse {
     /// The scheduler was shut down.
@@ -87,19 +90,19 @@ pub enum Misuse {
     #[error("{0}")]
     Request(String),
     /// No such batch is with the program.
-    #[error("batch {batch:#x} is not with the program: it was completed before, or never handed out")]
+    #[error("batch {batch:#x} is not with the program: it was completed before, or never delivered")]
     NoBatch {
         /// Its number.
         batch: u64,
     },
     /// The batch has no such member.
-    #[error("batch {batch:#x} has {count} requests, there is no number {member}")]
+    #[error("batch {batch:#x} has {count} requests, so number {member} does not exist")]
     NoMember {
         /// Its number.
         batch: u64,
-        /// The member asked for.
+        /// The requested member.
         member: u32,
-        /// How many it has.
+        /// Its number of members.
         count: usize,
     },
     /// A member was completed before.
@@ -116,47 +119,47 @@ pub enum Misuse {
         /// The batch.
         batch: u64,
     },
-    /// The scheduler calls back; there is nothing to poll.
-    #[error("this scheduler was made with callbacks; polling needs one made without")]
+    /// The scheduler has callbacks and cannot be polled.
+    #[error("this scheduler has callbacks; polling needs one without")]
     NotPolled,
-    /// Shutting down from a callback would wait for itself.
+    /// A shutdown from a callback would wait for itself.
     #[error("a callback of this scheduler is running on this thread; shut it down from another thread")]
     InCallback,
 }
 
-/// How the program takes work.
+/// How the program receives batches.
 pub enum Receiver {
-    /// It asks, with [`Scheduler::next`].
+    /// By polling, with [`Scheduler::next`].
     Poll,
-    /// It is called, without any lock held, on the threads that [`Options::dispatch`] names.
-    Call(Box<dyn Fn(&Handed) + Send + Sync>),
+    /// By a callback, without any lock held, on the threads that [`Options::dispatch`] selects.
+    Call(Box<dyn Fn(&Delivery) + Send + Sync>),
 }
 
-/// What was left when a scheduler was shut down.
+/// The remainder after a shutdown.
 #[derive(Debug, Default)]
 pub struct Left {
-    /// Requests that were never handed out.
+    /// Requests that were never delivered.
     pub dropped: Vec<Identity>,
-    /// Callbacks that still ran when patience ended; their threads end when they return.
+    /// Callbacks that still ran when `patience` expired; their threads end when they return.
     pub running: usize,
 }
 
-/// The executor of the engine: hands work over to dispatcher threads or pollers.
+/// The engine's executor: passes work to dispatcher threads or pollers.
 struct Hands {
     ready: Ready,
     flights: Flights,
     receiver: Receiver,
     inline: bool,
-    /// Dispatched in the instant of closing.
+    /// Dispatched at the instant of closing.
     late: Mutex<Vec<Identity>>,
 }
 
-/// Batches that a thread of the program runs before it leaves the rest to the dispatcher's.
+/// Batches that a thread of the program runs before it leaves the rest to the dispatchers.
 const INLINE_BATCHES: usize = 64;
 const EIO: i32 = 5;
 
 thread_local! {
-    /// Schedulers (by address) whose calls, or callbacks, are under way on this thread.
+    /// Schedulers (by address) with a call or a callback active on this thread.
     static INSIDE: RefCell<Vec<(*const Hands, Inside)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -166,7 +169,7 @@ enum Inside {
     Callback,
 }
 
-/// Marks a call or a callback on this thread for as long as it lives.
+/// Marks an active call or callback on this thread while it lives.
 struct Mark;
 
 impl Mark {
@@ -192,13 +195,14 @@ impl Executor<Identity> for Hands {
     }
 
     fn start(&self, work: Work<Identity>) -> Started<Identity> {
-        // In inline mode the thread inside a call looks for work when the call is done; others leave it to the dispatcher.
+        // In inline mode a thread inside a call looks for work after the call; other threads leave it to the
+        // dispatcher.
         let wake = !(self.inline && Mark::there(self, Inside::Call));
         match self.ready.push(work, wake) {
             None => Started::Pending,
             Some(work) => {
                 let parts = work.parts.iter().map(|(_, identity)| *identity);
-                self.late.lock().unwrap_or_else(PoisonError::into_inner).extend(parts);
+                self.late.lock().extend(parts);
                 let at = now();
                 Started::Finished(work.ticket, Outcome { errno: EIO, bytes_done: 0, started: at, finished: at })
             }
@@ -209,14 +213,14 @@ impl Executor<Identity> for Hands {
 impl Hands {
     fn call(&self, work: Work<Identity>) {
         let Receiver::Call(callback) = &self.receiver else { return };
-        let handed = self.flights.enter(work);
+        let delivery = self.flights.enter(work);
         let _mark = Mark::new(self, Inside::Callback);
-        let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback(&handed)));
+        let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback(&delivery)));
         if called.is_err() {
-            // The panic's text is on stderr; the scheduler goes on without this batch.
+            // The panic's text is on stderr; the scheduler continues without this batch.
             let at = Nanos::ZERO;
             let failed = Outcome { errno: EIO, bytes_done: 0, started: at, finished: at };
-            let _ = self.flights.complete(handed.batch().id, failed);
+            let _ = self.flights.complete(delivery.batch().id, failed);
         }
     }
 
@@ -230,9 +234,9 @@ impl Hands {
         }
     }
 
-    /// Runs a call of the program; in inline mode, then the callbacks that are due.
+    /// Runs a call of the program; in inline mode, then runs the pending callbacks.
     fn inside<R>(&self, call: impl FnOnce() -> R) -> R {
-        // Within a callback the outermost call goes on with what this one made ready: no recursion.
+        // Within a callback, the outermost call runs the batches that this one releases: no recursion.
         if !self.inline || Mark::there(self, Inside::Call) {
             return call();
         }
@@ -251,22 +255,24 @@ impl Hands {
     }
 }
 
-/// A scheduler within the program. All functions may be called from any thread, callbacks included.
+/// A scheduler within the program. Any thread, including callbacks, may call its methods.
 pub struct Scheduler {
     engine: Arc<Engine<Identity>>,
     hands: Arc<Hands>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Who shuts down: another one waits for the outcome, and does not take a half-done one for the end.
+    /// The trace that is being written.
+    trace: Mutex<Option<Arc<impresario_trace::Recorder>>>,
+    /// Held during shutdown: a second caller waits for the outcome instead of returning early.
     closing: Mutex<()>,
     lanes: u16,
     queue_requests: u32,
 }
 
 impl Scheduler {
-    /// Longest read or write, bytes (8 TiB): the sum of all that can be outstanding stays below 2^63.
+    /// Longest read or write, bytes (8 TiB): the sum of all outstanding lengths stays below 2^63.
     pub const LEN_MAX: u64 = 1 << 43;
 
-    /// Makes one, or says in one line what is wrong with the options.
+    /// Creates a scheduler, or reports in one line what is wrong with the options.
     pub fn new(options: Options, receiver: Receiver) -> Result<Scheduler, String> {
         options.check()?;
         guard::watch_forks();
@@ -274,7 +280,7 @@ impl Scheduler {
         let polled = matches!(receiver, Receiver::Poll);
         let threads = if polled { 0 } else { options.dispatch_threads() };
         let inline = !polled && options.dispatch == Dispatch::Inline;
-        // Pollers and borrowed threads are the program's own to limit.
+        // The program itself limits its pollers and inline threads.
         let per_lane = if polled || inline { u32::MAX } else { threads / u32::from(options.lanes) };
         let hands = Arc::new(Hands {
             ready: Ready::new(options.lanes, per_lane),
@@ -298,8 +304,15 @@ impl Scheduler {
         let engine =
             Engine::new(config, Arc::clone(&hands) as Arc<dyn Executor<Identity>>).map_err(|e| e.to_string())?;
         let (lanes, queue_requests) = (options.lanes, options.queue_requests);
-        let scheduler =
-            Scheduler { engine, hands, threads: Mutex::default(), closing: Mutex::default(), lanes, queue_requests };
+        let scheduler = Scheduler {
+            engine,
+            hands,
+            threads: Mutex::default(),
+            trace: Mutex::default(),
+            closing: Mutex::default(),
+            lanes,
+            queue_requests,
+        };
         for n in 0..threads {
             let hands = Arc::clone(&scheduler.hands);
             let thread = std::thread::Builder::new().name(format!("dispatch-{n}")).spawn(move || hands.dispatch());
@@ -311,8 +324,8 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    fn threads(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    fn threads(&self) -> impresario_base::lock::MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock()
     }
 
     fn check(&self, s: &Submit) -> Result<(), Misuse> {
@@ -322,7 +335,7 @@ impl Scheduler {
         }
         if s.op.is_data() {
             if s.len == 0 {
-                return wrong("len is 0: a read or write moves at least 1 byte".into());
+                return wrong("len is 0: a read or write has at least 1 byte".into());
             }
             if s.len > Self::LEN_MAX {
                 return wrong(format!("len {} is more than {}: divide the request", s.len, Self::LEN_MAX));
@@ -335,7 +348,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a request in; waits at most the submit timeout while the scheduler is full.
+    /// Accepts a request; waits at most the submit timeout while the scheduler is full.
     pub fn submit(&self, s: &Submit) -> Result<u64, Misuse> {
         self.check(s)?;
         let submission = Submission {
@@ -349,6 +362,7 @@ impl Scheduler {
             conn: ConnId(s.connection),
             job: s.job,
             user: s.user,
+            speculative: false,
         };
         let identity = Identity { token: s.token, file: s.file, client: s.client, job: s.job, user: s.user };
         match self.hands.inside(|| self.engine.submit(submission, identity)) {
@@ -358,9 +372,9 @@ impl Scheduler {
         }
     }
 
-    /// The next batch, for a scheduler made with [`Receiver::Poll`]; `None` when there was none within `patience`.
-    /// It stays with the program until it is completed.
-    pub fn next(&self, patience: Duration) -> Result<Option<Arc<Handed>>, Misuse> {
+    /// The next batch of a scheduler with [`Receiver::Poll`]; `None` if `patience` expires first. It stays with the
+    /// program until it is completed.
+    pub fn next(&self, patience: Duration) -> Result<Option<Arc<Delivery>>, Misuse> {
         if !matches!(self.hands.receiver, Receiver::Poll) {
             return Err(Misuse::NotPolled);
         }
@@ -378,12 +392,12 @@ impl Scheduler {
         Ok(works.pop().map(|work| self.hands.flights.enter(work)))
     }
 
-    /// Ends a batch: 0 or an errno, and the bytes moved from its start.
+    /// Completes a batch: 0 or an errno, and the bytes transferred from its start.
     pub fn complete(&self, batch: u64, errno: i32, bytes_done: u64) -> Result<(), Misuse> {
         self.complete_timed(batch, errno, bytes_done, Nanos::ZERO, Nanos::ZERO)
     }
 
-    /// The same with the time that the device took, on CLOCK_MONOTONIC; zero: from the hand-over, and to now.
+    /// The same with the device's own times, on CLOCK_MONOTONIC; zero stands for the time of delivery and for now.
     pub fn complete_timed(
         &self,
         batch: u64,
@@ -396,17 +410,17 @@ impl Scheduler {
         self.hands.inside(|| self.hands.flights.complete(batch, outcome))
     }
 
-    /// Ends one request of a batch; the last one ends the batch.
+    /// Completes one request of a batch; the last one completes the batch.
     pub fn complete_member(&self, batch: u64, member: u32, errno: i32, bytes: u64) -> Result<(), Misuse> {
         self.hands.inside(|| self.hands.flights.complete_member(batch, member, errno, bytes))
     }
 
-    /// Withdraws a request: its identity when it was still queued, `None` when it is with the program or gone.
+    /// Cancels a request: returns its identity if it was still queued, `None` if it is with the program or gone.
     pub fn cancel(&self, id: u64) -> Option<Identity> {
         self.hands.inside(|| self.engine.cancel(RequestId(id)))
     }
 
-    /// Withdraws what a connection has queued.
+    /// Cancels all queued requests of a connection.
     pub fn cancel_connection(&self, connection: u32) -> Vec<Identity> {
         self.hands.inside(|| self.engine.cancel_connection(ConnId(connection)))
     }
@@ -416,7 +430,7 @@ impl Scheduler {
         self.hands.inside(|| self.engine.set_policy(spec)).map_err(|e| e.to_string())
     }
 
-    /// Lets no batch go to a lane for so long; zero ends a hold.
+    /// Dispatches no batch to a lane for this time; zero ends a hold.
     pub fn hold(&self, lane: u16, span: Duration) -> Result<(), Misuse> {
         if lane >= self.lanes {
             let all = self.lanes;
@@ -427,7 +441,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tells whether a connection can take data, for the policies that go by it; those not heard of can.
+    /// Reports whether a connection can take data, for the policies that depend on it; ready until reported otherwise.
     pub fn ready(&self, connection: u32, ready: bool) {
         self.hands.inside(|| self.engine.ready(ConnId(connection), ready));
     }
@@ -437,8 +451,8 @@ impl Scheduler {
         self.engine.status()
     }
 
-    /// Batches that are with the program, and batches that wait for a thread to take them up.
-    pub fn handed(&self) -> (usize, usize) {
+    /// Batches that are with the program, and batches that wait for a thread.
+    pub fn delivered(&self) -> (usize, usize) {
         (self.hands.flights.count(), self.hands.ready.queued())
     }
 
@@ -447,14 +461,14 @@ impl Scheduler {
         self.engine.reset_statistics();
     }
 
-    /// Refuses new requests, waits at most `patience` for what is with the program, then at most as long
-    /// (at least 1 s) for callbacks to return, and ends the threads.
+    /// Refuses new requests, waits at most `patience` for batches that are with the program, then at most as long (at
+    /// least 1 s) for callbacks to return, and ends the threads.
     pub fn shutdown(&self, patience: Duration) -> Result<Left, Misuse> {
         let hands: *const Hands = Arc::as_ptr(&self.hands);
         if Mark::there(hands, Inside::Callback) {
             return Err(Misuse::InCallback);
         }
-        let _closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _closing = self.closing.lock();
         let patience = patience.min(Duration::from_secs(3600));
         let mut dropped = self.engine.shutdown(patience);
         let untaken = self.hands.ready.close();
@@ -479,7 +493,8 @@ impl Scheduler {
         let left = Left { dropped: Vec::new(), running: running.len().max(self.hands.ready.taken()) };
         self.threads().extend(running);
         self.hands.flights.abandon();
-        dropped.append(&mut self.hands.late.lock().unwrap_or_else(PoisonError::into_inner));
+        dropped.append(&mut self.hands.late.lock());
+        self.stop_trace();
         Ok(Left { dropped, ..left })
     }
 }

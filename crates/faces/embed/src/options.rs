@@ -1,4 +1,4 @@
-//! What a scheduler is made from: options in code, or the same as TOML text.
+//! Options of a scheduler, in code or as TOML text.
 
 use std::time::Duration;
 
@@ -6,18 +6,19 @@ use impresario_engine::EngineConfig;
 use impresario_sched::{CostCurve, CostModel, LinearCost, Nanos, OpCost, PolicySpec, Table, policy};
 use serde::Deserialize;
 
-/// On whose threads callbacks run.
+/// The threads that run callbacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dispatch {
-    /// On so many threads of the library, 1 to [`Options::DISPATCH_THREADS_MAX`].
+    /// Threads of the library, 1 to [`Options::DISPATCH_THREADS_MAX`].
     Threads(u32),
-    /// One thread per lane, at most [`Options::DISPATCH_THREADS_AUTO`]: a lane whose callback blocks holds no other up.
+    /// One thread per lane, at most [`Options::DISPATCH_THREADS_AUTO`]: a lane with a blocking callback does not delay
+    /// others.
     Auto,
-    /// On the threads that submit and complete, without a hand-over; for callbacks that do not block.
+    /// The threads that submit and complete, without a thread switch; for callbacks that do not block.
     Inline,
 }
 
-/// What a scheduler is made from.
+/// Options of a scheduler.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The policy with its parameters.
@@ -26,21 +27,21 @@ pub struct Options {
     pub lanes: u16,
     /// Lanes address one space: requests are not split at lanes, and conflicts are judged across them.
     pub shared_space: bool,
-    /// Batches with the program per lane at most (the hand-off depth).
+    /// Largest number of batches with the program per lane (the hand-off depth).
     pub lane_requests: u32,
-    /// Bytes with the program per lane at which no further batch goes there.
+    /// Bytes with the program per lane at which delivery to it stops.
     pub lane_bytes: u64,
-    /// Batches with the program over all lanes at most.
+    /// Largest number of batches with the program over all lanes.
     pub total_requests: u32,
-    /// Requests in the scheduler at most, queued and with the program, 1 to 1,048,576.
+    /// Largest number of requests in the scheduler, queued and with the program, 1 to 1,048,576.
     pub queue_requests: u32,
-    /// Position of this node among its like, from 0.
+    /// Index of this node among its peers, from 0.
     pub node_rank: u32,
-    /// How long submitting waits while the scheduler is full.
+    /// How long `submit` waits while the scheduler is full.
     pub submit_timeout: Duration,
-    /// On whose threads callbacks run.
+    /// The threads that run callbacks.
     pub dispatch: Dispatch,
-    /// Time to process, for the policies that go by it.
+    /// Time to process, for the policies that use it.
     pub cost: CostModel,
 }
 
@@ -64,22 +65,22 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Most dispatcher threads.
+    /// Largest number of dispatcher threads.
     pub const DISPATCH_THREADS_MAX: u32 = 256;
-    /// Most dispatcher threads that are started unasked.
+    /// Largest default number of dispatcher threads.
     pub const DISPATCH_THREADS_AUTO: u32 = 8;
 
-    /// The threads to start.
+    /// Number of threads to start.
     pub fn dispatch_threads(&self) -> u32 {
         match self.dispatch {
             Dispatch::Threads(n) => n.clamp(1, Self::DISPATCH_THREADS_MAX),
             Dispatch::Auto => u32::from(self.lanes).clamp(1, Self::DISPATCH_THREADS_AUTO),
-            // For what becomes due by time, when no thread of the program is there to run it.
+            // For batches released by time, when no thread of the program is inside the library.
             Dispatch::Inline => 1,
         }
     }
 
-    /// Says in one line what is out of range.
+    /// Reports in one line what is out of range.
     pub fn check(&self) -> Result<(), String> {
         if self.lanes == 0 {
             return Err("lanes = 0: give 1 to 65535".into());
@@ -91,20 +92,20 @@ impl Options {
             && !(1..=Self::DISPATCH_THREADS_MAX).contains(&n)
         {
             let max = Self::DISPATCH_THREADS_MAX;
-            return Err(format!("dispatch_threads = {n}: give 1 to {max}, or leave it out"));
+            return Err(format!("dispatch_threads = {n}: give 1 to {max}, or leave it unset"));
         }
         for (name, value) in [("lane_requests", self.lane_requests), ("total_requests", self.total_requests)] {
             if value == 0 {
-                return Err(format!("{name} = 0 would let nothing through: give at least 1, or leave it out"));
+                return Err(format!("{name} = 0 would let nothing through: give at least 1, or leave it unset"));
             }
         }
         if self.lane_bytes == 0 {
-            return Err("lane_bytes = 0 would let nothing through: give at least 1, or leave it out".into());
+            return Err("lane_bytes = 0 would let nothing through: give at least 1, or leave it unset".into());
         }
         policy::check(&self.policy, self.lanes).map_err(|e| e.to_string())
     }
 
-    /// Changes what `text` (TOML) names; every key is documented in `doc/EMBEDDING.md`. What it does not name stays.
+    /// Applies `text` (TOML); `doc/EMBEDDING.md` documents every key. Missing keys leave the options unchanged.
     pub fn read(mut self, text: &str) -> Result<Options, String> {
         let file: File = toml::from_str(text).map_err(|e| {
             let line = e.span().map(|span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
@@ -150,36 +151,9 @@ impl Options {
     }
 }
 
-/// `mlf`, or `mlf quantum_bytes=65536 window_us=0`; a value with spaces stands in double quotes.
+/// A policy from text such as `mlf quantum_bytes=65536`, as [`PolicySpec`] reads it.
 pub fn parse_policy(text: &str) -> Result<PolicySpec, String> {
-    let (name, mut rest) = next_word(text)?;
-    if name.is_empty() {
-        return Err("the policy has no name: give one such as \"mlf\"".into());
-    }
-    let mut spec = PolicySpec::named(&name);
-    while !rest.is_empty() {
-        let (word, after) = next_word(rest)?;
-        match word.split_once('=') {
-            Some((key, value)) if !key.is_empty() => spec = spec.with(key, value),
-            _ => return Err(format!("policy '{text}': \"{word}\" is not a parameter: write key=value")),
-        }
-        rest = after;
-    }
-    Ok(spec)
-}
-
-/// The first word without its quotes, and what follows it.
-fn next_word(text: &str) -> Result<(String, &str), String> {
-    let text = text.trim();
-    let (mut word, mut quoted) = (String::new(), false);
-    for (at, c) in text.char_indices() {
-        match c {
-            '"' => quoted = !quoted,
-            c if c.is_whitespace() && !quoted => return Ok((word, text[at..].trim_start())),
-            c => word.push(c),
-        }
-    }
-    if quoted { Err(format!("policy '{text}': a quotation mark is not closed")) } else { Ok((word, "")) }
+    text.parse().map_err(|e| format!("policy '{text}': {e}"))
 }
 
 #[derive(Deserialize)]

@@ -1,18 +1,18 @@
-//! Batches that the scheduler dispatched and nobody has taken up yet, and whose turn it is to take one.
+//! Dispatched batches that no thread has taken yet, and the lane to be served next.
 //!
-//! One queue per lane, served in turn, so that a lane whose callback blocks holds nobody else up. At most
+//! One queue per lane, served round robin, so that a lane with a blocking callback does not delay the others. At most
 //! [`Ready::per_lane`] threads serve one lane at a time: with as many threads as lanes each lane has its own.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Work;
 
 use crate::Identity;
 
-/// Batches of one lane that a thread takes at a time where nobody else could serve that lane meanwhile.
+/// Batches of one lane that a thread takes at a time when no other thread could serve that lane meanwhile.
 const BURST: usize = 32;
 
 #[derive(Default)]
@@ -25,47 +25,47 @@ struct Lane {
 
 struct State {
     lanes: Vec<Lane>,
-    /// Lanes with work and a free place, in turn.
+    /// Lanes with work and a free thread slot, in order of service.
     turns: VecDeque<u16>,
     queued: usize,
     sleeping: usize,
     closed: bool,
 }
 
-/// The hand-over between the scheduler and the threads that run callbacks or poll.
+/// The queue between the scheduler and the threads that run callbacks or poll.
 pub(crate) struct Ready {
     state: Mutex<State>,
     work: Condvar,
     per_lane: u32,
-    /// Turns there are, for a look without the lock.
+    /// Length of `turns`, readable without the lock.
     turns: AtomicUsize,
     /// Threads between `take` and `served`: they run callbacks, or are about to.
     taken: AtomicUsize,
 }
 
-/// How long a thread is willing to wait.
+/// How long a thread waits.
 #[derive(Clone, Copy)]
 pub(crate) enum Wait {
     /// Not at all.
     No,
-    /// Until then.
+    /// Until this instant.
     Until(Instant),
-    /// Until there is work or the end: closing ends it.
+    /// Until there is work or the scheduler closes.
     ForWork,
 }
 
-/// What a thread got.
+/// The result of `take`.
 pub(crate) enum Taken {
-    /// Batches of one lane; [`Ready::served`] gives the lane's place back.
+    /// Batches of this lane; [`Ready::served`] frees the lane's slot.
     Some(u16),
-    /// Nothing within the time.
+    /// Nothing before the timeout.
     Nothing,
     /// The scheduler was closed.
     Closed,
 }
 
 impl Ready {
-    /// For so many lanes, at most `per_lane` threads on each.
+    /// A queue for `lanes` lanes, with at most `per_lane` threads on each.
     pub fn new(lanes: u16, per_lane: u32) -> Ready {
         let mut all = Vec::new();
         all.resize_with(usize::from(lanes.max(1)), Lane::default);
@@ -81,10 +81,10 @@ impl Ready {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing under this lock can panic half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Adds a batch; gives it back when closed. `wake` is false where the caller itself will look.
+    /// Adds a batch; returns it if the queue is closed. `wake` is false if the caller itself will take it.
     pub fn push(&self, work: Work<Identity>, wake: bool) -> Option<Work<Identity>> {
         let mut s = self.lock();
         if s.closed {
@@ -100,7 +100,7 @@ impl Ready {
             self.turns.store(s.turns.len(), Ordering::Release);
         }
         s.queued += 1;
-        // Waking costs a system call: only when somebody sleeps and there is a turn to take.
+        // Waking costs a system call: only if a thread sleeps and a lane is ready.
         if wake && list && s.sleeping > 0 {
             drop(s);
             self.work.notify_one();
@@ -108,7 +108,7 @@ impl Ready {
         None
     }
 
-    /// Takes batches of the lane whose turn it is.
+    /// Takes batches of the next lane.
     pub fn take(&self, wait: Wait, out: &mut Vec<Work<Identity>>, burst: bool) -> Taken {
         // A thread that does not wait sees all that it made ready itself.
         if matches!(wait, Wait::No) && self.turns.load(Ordering::Acquire) == 0 {
@@ -131,9 +131,9 @@ impl Ready {
                 }
                 s.queued -= out.len();
                 self.turns.store(s.turns.len(), Ordering::Release);
-                // Under the lock: who has closed since sees everybody who took something before.
+                // Under the lock: a thread that closes the queue afterwards sees every earlier `take`.
                 self.taken.fetch_add(1, Ordering::Relaxed);
-                // Another sleeper may take the next turn; who does not wait comes back for it himself.
+                // Another sleeper may take the next lane; a thread that does not wait returns for it itself.
                 if !matches!(wait, Wait::No) && !s.turns.is_empty() && s.sleeping > 0 {
                     self.work.notify_one();
                 }
@@ -149,19 +149,19 @@ impl Ready {
             }
             s.sleeping += 1;
             s = match left {
-                None => self.work.wait(s).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.work.wait_timeout(s, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.work.wait(s),
+                Some(left) => self.work.wait_timeout(s, left).0,
             };
             s.sleeping -= 1;
         }
     }
 
-    /// The callbacks of what was taken from a lane are over.
+    /// The callbacks of the batches taken from a lane have returned.
     pub fn served(&self, n: u16) {
         self.taken.fetch_sub(1, Ordering::Release);
         let per_lane = self.per_lane;
         if per_lane == u32::MAX {
-            return; // nobody waits for a place
+            return; // no batch waits for a slot
         }
         let mut s = self.lock();
         let lane = &mut s.lanes[usize::from(n)];
@@ -173,7 +173,7 @@ impl Ready {
         }
     }
 
-    /// Wakes a sleeper if something can be taken.
+    /// Wakes a sleeping thread if a lane is ready.
     pub fn nudge(&self) {
         let s = self.lock();
         if !s.turns.is_empty() && s.sleeping > 0 {
@@ -181,22 +181,22 @@ impl Ready {
         }
     }
 
-    /// Batches that nobody has taken up.
+    /// Batches that no thread has taken.
     pub fn queued(&self) -> usize {
         self.lock().queued
     }
 
-    /// Threads that took something and have not given the place back.
+    /// Threads that have taken batches and not yet freed their slot.
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Acquire)
     }
 
-    /// Ends all waiting; what nobody took up comes back.
+    /// Ends all waiting; returns the batches that no thread took.
     pub fn close(&self) -> Vec<Work<Identity>> {
         let mut s = self.lock();
         s.closed = true;
         s.turns.clear();
-        // Who looks without the lock must come to see that it is closed.
+        // A reader without the lock must notice that the queue is closed.
         self.turns.store(1, Ordering::Release);
         s.queued = 0;
         let left = s.lanes.iter_mut().flat_map(|lane| std::mem::take(&mut lane.queue)).collect();

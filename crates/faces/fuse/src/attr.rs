@@ -1,15 +1,15 @@
-//! How attributes and times of the wire look to the kernel, and back.
+//! Translation of attributes and times between the wire and the kernel.
 
 use std::time::{Duration, SystemTime};
 
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 use impresario_wire::{Attr, NodeKind, SetTime, Time};
 
-/// What `stat` reports as the good size of a request, bytes. Programs that copy use it as their buffer; larger
-/// values would make every buffered stream of a program that seeks read as much at each turn.
+/// The preferred request size that `stat` reports, bytes. Copy programs use it as their buffer. With a larger value, a
+/// program that seeks in a buffered stream would read that much after every seek.
 const BLOCK_BYTES: u32 = 128 * 1024;
 
-/// What a node is, to the kernel.
+/// The kernel's type of a node.
 pub(crate) fn file_type(kind: NodeKind) -> FileType {
     match kind {
         NodeKind::File => FileType::RegularFile,
@@ -18,7 +18,7 @@ pub(crate) fn file_type(kind: NodeKind) -> FileType {
     }
 }
 
-/// Attributes of the number `number`, to the kernel.
+/// Attributes of inode `number` for the kernel.
 pub(crate) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(number),
@@ -39,7 +39,7 @@ pub(crate) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
     }
 }
 
-/// A time of the wire; one that cannot be is the epoch.
+/// A time from the wire; an invalid one becomes the epoch.
 pub(crate) fn system_time(time: Time) -> SystemTime {
     let (secs, nanos) = (time.secs.unsigned_abs(), Duration::from_nanos(u64::from(time.nanos.min(999_999_999))));
     let whole = Duration::from_secs(secs);

@@ -1,4 +1,4 @@
-//! Open files: opening, reading, writing, making durable, closing.
+//! Open files: open, read, write, fsync, close.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use impresario_wire::{Attr, SetAttr};
 use crate::face::{Face, Outcome, fault};
 use crate::freshness::{Freshness, Mark, Verdict};
 use crate::handles::Handles;
-use crate::inodes::{Entered, Place, number_of};
+use crate::inodes::{Entered, EntryKey, number_of};
 use crate::names::Maker;
 
 /// Largest read served, bytes; the kernel asks for at most 1 MiB.
 const READ_MAX_BYTES: usize = 16 << 20;
 
 thread_local! {
-    /// Where a thread's reads arrive; grows to the largest request that the kernel makes.
+    /// The buffer for a thread's reads; grows to the largest request that the kernel makes.
     static ARRIVAL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An open file. It is closed at the server when the last request that uses it has ended.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     file: Option<File>,
     number: u64,
     fresh: Arc<Freshness>,
-    /// It is another file than the number means: the one that has its name by now.
+    /// Not the file that the inode number means, but the one that has its name now.
     instead: bool,
 }
 
 impl OpenFile {
-    /// It is another file than the number means.
+    /// Whether this is another file than the inode number means.
     pub(crate) fn is_instead(&self) -> bool {
         self.instead
     }
 
-    /// What the kernel believes of it.
+    /// The kernel's view of the file.
     pub(crate) fn fresh(&self) -> &Freshness {
         &self.fresh
     }
@@ -52,7 +52,7 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.file.take().map(File::close) {
-            // Every byte was acknowledged by its write; the server ends the open itself when the connection ends.
+            // No data is lost: every write was acknowledged, and the server ends the open when the connection ends.
             tracing::warn!(%error, "closing a file");
         }
     }
@@ -61,15 +61,15 @@ impl Drop for OpenFile {
 impl Face {
     /// Opens the file `number`.
     ///
-    /// The kernel looked a name up before and opens what it found, but by now the name may mean another file, or the
-    /// file have another size than the kernel believes. ESTALE makes it look the name up again and open once more, but
-    /// only once: a name that is replaced all the time must then be opened as it is.
+    /// The kernel looked a name up before and opens what it found. By now the name may mean another file, or the file
+    /// may have another size than the kernel believes. ESTALE makes the kernel look the name up again and retry the
+    /// open, but only once. So a name that is replaced all the time must be opened as it is on the second attempt.
     pub(crate) fn open_file(&self, number: u64, flags: i32, write: bool, uid: u32) -> Outcome<(u64, FopenFlags)> {
-        let place = self.inodes.last_place(number).ok_or(Errno::ESTALE)?;
-        let spared = self.inodes.is_spared(&place);
-        self.open_as_found(number, &place, spared, flags, write, uid).map_err(|errno| match errno {
+        let entry = self.inodes.last_entry(number).ok_or(Errno::ESTALE)?;
+        let spared = self.inodes.is_spared(&entry);
+        self.open_as_found(number, &entry, spared, flags, write, uid).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE if !spared => {
-                self.inodes.spare(place);
+                self.inodes.spare(entry);
                 Errno::ESTALE
             }
             other => other,
@@ -79,7 +79,7 @@ impl Face {
     fn open_as_found(
         &self,
         number: u64,
-        place: &Place,
+        entry: &EntryKey,
         spared: bool,
         flags: i32,
         write: bool,
@@ -87,12 +87,12 @@ impl Face {
     ) -> Outcome<(u64, FopenFlags)> {
         let fresh = self.inodes.fresh(number).ok_or(Errno::ESTALE)?;
         let mark = fresh.mark();
-        let (file, attr) = self.at_name(place.0, &place.1, |path| self.client.open_with_attr(path, write))?;
+        let (file, attr) = self.at_name(entry.0, &entry.1, |path| self.client.open_with_attr(path, write))?;
         let handle = Handles::<OpenFile>::draw();
         let is_meant = number_of(attr.ino) == number && self.inodes.opened(number, file.key(), handle);
         if !is_meant {
-            // Only where the kernel has checked the same permissions, and where nothing depends on what it knows of
-            // the size: where an append goes.
+            // Only where the kernel has checked the same permissions and nothing depends on its view of the size, as
+            // the position of an append does.
             if !spared || flags & libc::O_APPEND != 0 || !fresh.has_permissions_of(&attr) {
                 return Err(Errno::ESTALE);
             }
@@ -105,7 +105,7 @@ impl Face {
         Ok((handle, flags))
     }
 
-    /// What there is to do for an open that found `attr`, and what the kernel may keep.
+    /// Decides what an open that found `attr` does, and what the kernel may keep.
     fn begin(
         &self,
         open: &OpenFile,
@@ -126,15 +126,15 @@ impl Face {
                 Verdict::Open { keep_pages } => Ok(self.open_flags(flags, keep_pages)),
             };
         }
-        // The kernel's pages are another file's.
+        // The kernel's pages belong to another file.
         let flags = if open.instead { flags | libc::O_DIRECT } else { flags };
         Ok(self.open_flags(flags, false))
     }
 
-    /// Makes the file `name` in `parent` and opens it.
+    /// Creates the file `name` in `parent` and opens it.
     ///
-    /// The kernel creates only where it found nothing and has checked no permission on a file: if there is one by
-    /// now, it must look again (ESTALE), unless the program wanted to be the one who makes it.
+    /// The kernel creates only where it found nothing, and has checked no permission on a file. If one exists by now,
+    /// the kernel must look again (ESTALE), unless the program asked for exclusive creation.
     pub(crate) fn create_file(
         &self,
         parent: u64,
@@ -171,27 +171,27 @@ impl Face {
         }
     }
 
-    /// What is open under `handle`.
+    /// The open file with `handle`.
     pub(crate) fn open_by(&self, handle: u64) -> Outcome<Arc<OpenFile>> {
         self.files.get(handle).ok_or(Errno::EBADF)
     }
 
-    /// Reads and hands the bytes to `answer`; short only at the end of the file.
+    /// Reads and passes the bytes to `answer`; short only at the end of the file.
     pub(crate) fn read_file(&self, handle: u64, offset: u64, len_bytes: u32, answer: impl FnOnce(Outcome<&[u8]>)) {
         ARRIVAL.with_borrow_mut(|arrival| {
             let len = (len_bytes as usize).min(READ_MAX_BYTES);
             if arrival.len() < len {
                 arrival.resize(len, 0);
             }
-            // The open is let go before the answer: once answered, the kernel may close the file at any moment,
-            // and the last to let go is the one that waits for the server.
+            // The reference to the open is dropped before the answer. Once answered, the kernel may close the file at
+            // any moment, and the thread that drops the last reference waits for the server.
             let read =
                 self.open_by(handle).and_then(|open| open.file()?.read_at(&mut arrival[..len], offset).map_err(fault));
             answer(read.map(|read| &arrival[..read.min(len)]));
         });
     }
 
-    /// Writes; the number of bytes that are with the data servers.
+    /// Writes; returns the number of bytes that the data servers hold.
     pub(crate) fn write_file(&self, handle: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> Outcome<u32> {
         let open = self.open_by(handle)?;
         let file = open.file()?;
@@ -199,7 +199,7 @@ impl Face {
         let written = file.write_at(bytes, offset).map(|written| written.min(bytes.len()));
         open.fresh.write_ended(written.as_ref().ok().map(|written| offset.saturating_add(*written as u64)));
         let written = written.map_err(fault)?;
-        // The kernel left it to us to take set-id bits away when somebody without privilege writes.
+        // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
             && let Some(mode) = set_id_removed(open.fresh.mode())
         {
@@ -209,7 +209,7 @@ impl Face {
         u32::try_from(written).map_err(|_| Errno::EIO)
     }
 
-    /// The file's bytes, size and name are on the devices when this returns.
+    /// When this returns, the file's data, size and name are on the devices.
     pub(crate) fn sync_file(&self, handle: u64) -> Outcome<()> {
         self.open_by(handle)?.file()?.sync().map_err(fault)
     }
@@ -222,12 +222,12 @@ impl Face {
     }
 }
 
-/// The mode that a truncation by `uid` leaves, where it changes it.
+/// The new mode after a truncation by `uid`, if it changes.
 pub(crate) fn without_set_id(uid: u32, mode: u32) -> Option<u32> {
     if uid == 0 { None } else { set_id_removed(mode) }
 }
 
-/// The mode without set-user-id and, where the group may execute, set-group-id; `None` when it has none.
+/// The mode without set-user-id and, if the group may execute, without set-group-id; `None` if it has neither.
 fn set_id_removed(mode: u32) -> Option<u32> {
     let mut left = mode & !libc::S_ISUID;
     if mode & libc::S_IXGRP != 0 {

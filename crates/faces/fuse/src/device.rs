@@ -1,8 +1,8 @@
-//! Getting a FUSE device that is mounted on a folder: by mount(2) with root's rights, by the set-user-id program
-//! fusermount3 without.
+//! Mounts a directory and returns the FUSE device: by mount(2) as root, otherwise by the set-user-id program
+//! fusermount3.
 //!
-//! Done here and not by the FUSE crate, because that one unmounts *by path* once more when a session has ended; by
-//! then something else may be mounted there.
+//! The FUSE crate is not used for this, because it unmounts *by path* a second time when a session has ended; by then
+//! something else may be mounted there.
 
 use std::ffi::CString;
 use std::io::{self, IoSliceMut, Read};
@@ -20,22 +20,22 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use crate::MountOptions;
 
-/// The subtype: what `mount` and `/proc/mounts` call the file system's type is `fuse.` and this.
+/// The subtype: `mount` and `/proc/mounts` show the file system's type as `fuse.` plus this.
 pub(crate) const SUBTYPE: &str = "impresario";
 
 const DEVICE: &str = "/dev/fuse";
 
 /// The helper only calls mount(2); one that takes longer is stuck.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most of what the helper has to say, bytes.
+/// Longest output of the helper that is kept, bytes.
 const HELPER_SAYS_BYTES: u64 = 4096;
 
-/// Opens the device, which tells whether there is FUSE.
+/// Opens the device; an error means that FUSE is not available.
 pub(crate) fn open() -> io::Result<OwnedFd> {
     Ok(std::fs::OpenOptions::new().read(true).write(true).open(DEVICE)?.into())
 }
 
-/// Mounts on `path`; the device that then speaks for the file system.
+/// Mounts on `path`; returns the device.
 pub(crate) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     match by_system_call(path, options) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => by_helper(path, options),
@@ -102,7 +102,7 @@ fn by_helper(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     Err(last)
 }
 
-/// The descriptor that the helper sends with one byte.
+/// Receives the descriptor that the helper sends with one byte.
 fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
     socket.set_read_timeout(Some(HELPER_TIMEOUT))?;
     let mut byte = [0u8];
@@ -131,15 +131,17 @@ mod tests {
 
     #[test]
     fn both_ways_of_mounting_look_the_same() {
-        if let Err(error) = open() {
-            return eprintln!("skipped: {DEVICE} cannot be used: {error}");
+        if !impresario_testing::require("fuse") {
+            return;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().canonicalize().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
         let options = MountOptions { source: "a b, c".into(), read_only: true, ..Default::default() };
         for way in [by_system_call, by_helper] {
             let device = match way(&path, &options) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return eprintln!("skipped: no fusermount3"),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return impresario_testing::skip("fusermount3", error);
+                }
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => continue,
                 mounted => mounted.unwrap(),
             };

@@ -1,18 +1,18 @@
-//! Where a reader of a directory is: from the kernel's offsets to the name after which to resume.
+//! The position of a directory reader: from the kernel's offsets to the name after which to resume.
 //!
-//! The server resumes after a *name*, which is robust: names that come or go meanwhile move nothing. The
-//! kernel counts, so an open directory remembers the names it has given: the latest all, older ones in steps, so
-//! that memory stays bounded. Stepping back further than [`RECENT`] names counts forward again from the
-//! nearest remembered name.
+//! The server resumes after a *name*, which is robust: names added or removed meanwhile shift nothing. The kernel
+//! counts, so an open directory remembers the names it has returned: all recent ones, older ones at intervals, so that
+//! memory stays bounded. Seeking back further than [`RECENT`] names counts forward again from the nearest remembered
+//! name.
 
 use std::collections::VecDeque;
 
-/// Names remembered one by one.
+/// Recent names, all remembered.
 const RECENT: usize = 16 * 1024;
-/// Of the older ones, every so-many-th is remembered.
+/// Of older names, every `STEP`-th is remembered.
 const STEP: u64 = 1024;
 
-/// The names given so far.
+/// The names returned so far.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
     /// Position of the first name in `recent`.
@@ -22,7 +22,7 @@ pub(crate) struct Cursor {
     marks: Vec<(u64, Vec<u8>)>,
     /// Where the end was found.
     end: Option<u64>,
-    /// How many names fitted into the last reply.
+    /// Number of names that fitted into the last reply.
     pub(crate) last_fit: u32,
 }
 
@@ -31,12 +31,12 @@ pub(crate) struct Cursor {
 pub(crate) struct Resume {
     /// After this name; empty: from the start.
     pub after: Vec<u8>,
-    /// Then skip so many names.
+    /// Then skip this many names.
     pub skip: u64,
 }
 
 impl Cursor {
-    /// Moves to `position` (names given before it) and forgets what was given from there on.
+    /// Moves to `position` (names returned before it) and forgets the names from there on.
     pub(crate) fn seek(&mut self, position: u64) -> Resume {
         if position == 0 {
             *self = Cursor { last_fit: self.last_fit, ..Cursor::default() };
@@ -60,7 +60,7 @@ impl Cursor {
         }
     }
 
-    /// Notes the next name as given.
+    /// Records the next name as returned.
     pub(crate) fn gave(&mut self, name: Vec<u8>) {
         self.recent.push_back(name);
         if self.recent.len() <= RECENT {
@@ -74,17 +74,17 @@ impl Cursor {
         }
     }
 
-    /// Names given so far.
+    /// Number of names returned so far.
     pub(crate) fn position(&self) -> u64 {
         self.first + self.recent.len() as u64
     }
 
-    /// The server has no name after the present position.
+    /// The server has no name after the current position.
     pub(crate) fn ended(&mut self) {
         self.end = Some(self.position());
     }
 
-    /// The end was found at the present position.
+    /// Whether the end is at the current position.
     pub(crate) fn at_end(&self) -> bool {
         self.end == Some(self.position())
     }
@@ -98,7 +98,7 @@ mod tests {
         format!("n{i:08}").into_bytes()
     }
 
-    /// A cursor that gave `count` names from the start.
+    /// A cursor that returned `count` names from the start.
     fn read(count: u64) -> Cursor {
         let mut cursor = Cursor::default();
         cursor.seek(0);
@@ -111,7 +111,7 @@ mod tests {
         let mut cursor = read(10);
         assert_eq!(cursor.seek(10), Resume { after: name(9), skip: 0 });
         assert_eq!(cursor.seek(4), Resume { after: name(3), skip: 0 });
-        assert_eq!(cursor.position(), 4, "what was given after it is forgotten");
+        assert_eq!(cursor.position(), 4, "what was returned after it is forgotten");
         cursor.gave(b"other".to_vec());
         assert_eq!(cursor.seek(5), Resume { after: b"other".to_vec(), skip: 0 });
         assert_eq!(cursor.seek(0), Resume { after: Vec::new(), skip: 0 });

@@ -1,13 +1,13 @@
-//! The kernel's questions, one method each: taken apart, passed on, answered.
+//! The kernel's requests, one method each: decode, forward, reply.
 //!
-//! What is done for names is in [`crate::names`], for open files in [`crate::data`]. Methods that are only here
-//! to say ENOSYS are those for which the kernel then has its own way and asks no more.
+//! Requests by name are served in [`crate::names`], requests on open files in [`crate::data`]. A method that only
+//! returns ENOSYS makes the kernel use its own fallback and stop sending that request.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -16,6 +16,7 @@ use fuser::{
     ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
     ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use impresario_base::lock::RwLock;
 use impresario_client::{Client, ClientError};
 use impresario_wire::{Attr, SetAttr};
 
@@ -26,7 +27,7 @@ use crate::inodes::{Entered, Inodes};
 use crate::names::{Maker, OpenDirectory};
 use crate::{MountOptions, kernel};
 
-/// What an operation comes to: a result, or what the kernel is told instead.
+/// The result of an operation, or the error number for the kernel.
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
 /// Block size of `statfs`, bytes.
@@ -42,8 +43,8 @@ pub(crate) struct Face {
     pub(crate) inodes: Inodes,
     pub(crate) files: Handles<OpenFile>,
     pub(crate) directories: Handles<OpenDirectory>,
-    /// Held for reading while a path is in use, for writing while a directory moves: a path that was built before a
-    /// move must not be looked up after it.
+    /// Read-locked while a path is in use, write-locked while a directory moves: a path that was built before a move
+    /// must not be looked up after it.
     pub(crate) tree: RwLock<()>,
 }
 
@@ -60,8 +61,8 @@ impl Face {
     }
 }
 
-/// What the kernel is told of a failed call. What is not an everyday answer goes to the log with its full text, as
-/// the kernel passes on a number only.
+/// The error number for the kernel. The kernel passes on a number only, so uncommon errors go to the log with their
+/// full text.
 pub(crate) fn fault(error: ClientError) -> Errno {
     let errno = error.errno();
     match errno {
@@ -203,7 +204,7 @@ impl Filesystem for Face {
         reply_empty(reply, self.move_name(from, to, flags));
     }
 
-    /// There are no hard links yet: EPERM is what link(2) says where a file system has none.
+    /// Hard links are not supported yet; link(2) specifies EPERM for such a file system.
     fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
         reply.error(Errno::EPERM);
     }
@@ -270,7 +271,7 @@ impl Filesystem for Face {
         }
     }
 
-    /// Nothing is held back here: once told so, the kernel writes what was mapped and asks no more.
+    /// Writes are never buffered here. After ENOSYS the kernel writes back mapped pages itself and stops sending flush.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
@@ -285,7 +286,7 @@ impl Filesystem for Face {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        // Nobody waits for the answer, and given late it may find the mount gone.
+        // The kernel ignores the answer, and a late one may find the mount gone.
         reply.ok();
         self.close_file(handle.0);
     }
@@ -363,7 +364,7 @@ impl Filesystem for Face {
         }
     }
 
-    /// The striping is not listed, so that `cp -a` and `tar` do not try to set it on copies.
+    /// The striping attribute is not listed, so that `cp -a` and `tar` do not try to set it on copies.
     fn listxattr(&self, _: &Request, _: INodeNo, room_bytes: u32, reply: ReplyXattr) {
         if room_bytes == 0 { reply.size(0) } else { reply.data(&[]) }
     }

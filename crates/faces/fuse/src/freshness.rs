@@ -1,42 +1,40 @@
-//! Whether the kernel's view of a file is as new as an open demands (close-to-open).
+//! Whether the kernel's view of a file is as new as an open requires (close-to-open).
 //!
-//! The kernel keeps a file's size and pages for a while without asking. At every open we have the file's
-//! fresh attributes from the server and decide two things: whether the kernel must look the file up again
-//! first, because it believes another size (an append or a read up to the end would go wrong), and whether its
-//! cached pages may stay.
+//! The kernel caches a file's size and pages for a while. At every open we have the file's current attributes from the
+//! server and decide two things. First, whether the kernel must look the file up again because it believes another size
+//! (an append or a read up to the end would go wrong). Second, whether its cached pages may stay.
 //!
-//! Between opens, a program that reads what it also writes makes the kernel ask for the size after every write.
-//! For as long as attributes may be cached that question is answered from here ([`Freshness::recent`]).
+//! Between opens, a program that reads what it also writes makes the kernel ask for the size after every write. As long
+//! as attributes may be cached, [`Freshness::recent`] answers that request locally.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
+use impresario_base::lock::Mutex;
 use impresario_wire::{Attr, FileKey, Time};
 
 use crate::attr::system_time;
-use crate::lock;
 
-/// A file changed more recently than this may change again without its time stamp moving (the servers' clocks
-/// tick in milliseconds), so its pages are not kept.
+/// A file changed more recently than this may change again without a new time stamp (the servers' clocks tick in
+/// milliseconds), so its pages are not kept.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// What the kernel believes of one file or directory.
+/// The kernel's view of one file or directory.
 #[derive(Debug, Default)]
 pub(crate) struct Freshness {
-    /// The size that the kernel goes by, bytes.
+    /// The size that the kernel uses, bytes.
     size: AtomicU64,
     /// Permission bits.
     mode: AtomicU32,
     /// Owner and group.
     uid: AtomicU32,
     gid: AtomicU32,
-    /// Writes through this mount: begun, and ended (or truncations).
+    /// Writes through this mount: started, and ended (or truncations).
     begun: AtomicU64,
     writes: AtomicU64,
-    /// The server's attributes of late and what this mount wrote since.
+    /// The server's latest attributes and this mount's writes since.
     view: Mutex<Option<View>>,
-    /// What the pages in the kernel's cache are a copy of.
+    /// The version of the file that the kernel's cached pages hold.
     pages: Mutex<Option<Stamp>>,
 }
 
@@ -52,130 +50,130 @@ struct Stamp {
 struct View {
     attr: Attr,
     at: Instant,
-    /// Furthest end of a write since, bytes.
+    /// Largest end offset of a write since, bytes.
     end: u64,
 }
 
-/// Taken before the server is asked for attributes: whether a write fell into that time.
+/// Taken before the server is asked for attributes: shows whether a write overlapped the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mark {
     begun: u64,
     ended: u64,
 }
 
-/// What to answer to an open.
+/// The decision on an open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// The kernel believes another size: let it look the path up again (ESTALE makes it do so, once).
+    /// The kernel believes another size: make it look the path up again (it does so on ESTALE, once).
     LookUpAgain,
-    /// Open it; the pages in the cache may stay or not.
+    /// Open it; cached pages stay or not.
     Open {
-        /// They are what the server has.
+        /// The cached pages are what the server has.
         keep_pages: bool,
     },
 }
 
 impl Freshness {
-    /// The kernel is told these attributes.
-    pub(crate) fn told(&self, attr: &Attr) {
+    /// These attributes were sent to the kernel.
+    pub(crate) fn kernel_has(&self, attr: &Attr) {
         self.size.store(attr.size, Relaxed);
         self.mode.store(attr.mode, Relaxed);
         self.uid.store(attr.uid, Relaxed);
         self.gid.store(attr.gid, Relaxed);
-        *lock(&self.view) = None;
+        *self.view.lock() = None;
     }
 
-    /// A write through this mount begins.
+    /// A write through this mount starts.
     pub(crate) fn write_begins(&self) {
-        let _view = lock(&self.view);
+        let _view = self.view.lock();
         self.begun.fetch_add(1, Relaxed);
     }
 
-    /// It ended at `end`, and the kernel moves its size accordingly; `None`: it failed.
+    /// The write ended at `end`, and the kernel adjusts its size; `None`: it failed.
     pub(crate) fn write_ended(&self, end: Option<u64>) {
-        let mut view = lock(&self.view);
+        let mut view = self.view.lock();
         self.writes.fetch_add(1, Relaxed);
         match (end, &mut *view) {
             (Some(end), Some(view)) => view.end = view.end.max(end),
-            // Perhaps a part of it was written.
+            // A part of it may have been written.
             (None, view) => *view = None,
             _ => {}
         }
         self.size.fetch_max(end.unwrap_or(0), Relaxed);
     }
 
-    /// The kernel cuts its size to zero itself when an open that truncates succeeds.
+    /// After an open with truncation succeeds, the kernel sets its size to zero itself.
     pub(crate) fn emptied(&self) {
         self.write_begins();
         self.write_ended(None);
         self.size.store(0, Relaxed);
     }
 
-    /// To be taken before asking the server and given to [`Freshness::learnt`].
+    /// Taken before a request to the server and passed to [`Freshness::learnt`].
     pub(crate) fn mark(&self) -> Mark {
-        let _view = lock(&self.view);
+        let _view = self.view.lock();
         Mark { begun: self.begun.load(Relaxed), ended: self.writes.load(Relaxed) }
     }
 
-    /// The kernel is told these attributes, which the server gave to a question asked after `mark`.
+    /// These attributes were sent to the kernel; the server was asked for them after `mark`.
     pub(crate) fn learnt(&self, attr: &Attr, mark: Mark, now: Instant) {
-        self.told(attr);
-        let mut view = lock(&self.view);
-        // A write under way meanwhile may be in them or not.
+        self.kernel_has(attr);
+        let mut view = self.view.lock();
+        // They may or may not include a concurrent write.
         if self.has_no_write_since(mark) {
             *view = Some(View { attr: *attr, at: now, end: 0 });
         }
     }
 
     fn is_quiet_since(&self, mark: Mark) -> bool {
-        let _view = lock(&self.view);
+        let _view = self.view.lock();
         self.has_no_write_since(mark)
     }
 
-    /// To be called with `view` locked.
+    /// Call with `view` locked.
     fn has_no_write_since(&self, mark: Mark) -> bool {
         mark.begun == mark.ended && self.begun.load(Relaxed) == mark.begun
     }
 
-    /// The server's attributes, at most `age_max` old, with the size that this mount's writes since then made. Their
-    /// times are as old as they are, so nobody may be shown them who asks for more than the size.
+    /// The server's attributes, at most `age_max` old, with the size updated by this mount's writes since. Their times
+    /// are not updated, so callers may use the size only.
     pub(crate) fn recent(&self, now: Instant, age_max: Duration) -> Option<Attr> {
-        let view = (*lock(&self.view))?;
+        let view = (*self.view.lock())?;
         let young = now.saturating_duration_since(view.at) < age_max;
         young.then(|| Attr { size: view.attr.size.max(view.end), ..view.attr })
     }
 
-    /// Permission bits last told.
+    /// Permission bits last sent to the kernel.
     pub(crate) fn mode(&self) -> u32 {
         self.mode.load(Relaxed)
     }
 
-    /// The permission bits were changed here.
+    /// This mount changed the permission bits.
     pub(crate) fn set_mode(&self, mode: u32) {
         self.mode.store(mode, Relaxed);
     }
 
-    /// Group last told.
+    /// Group last sent to the kernel.
     pub(crate) fn gid(&self) -> u32 {
         self.gid.load(Relaxed)
     }
 
-    /// Whether the permissions that the kernel has checked are those of a file with these attributes.
+    /// Whether the kernel has checked the permissions that these attributes have.
     pub(crate) fn has_permissions_of(&self, attr: &Attr) -> bool {
         let checked = (self.mode.load(Relaxed), self.uid.load(Relaxed), self.gid.load(Relaxed));
         checked == (attr.mode, attr.uid, attr.gid)
     }
 
-    /// Judges an open that found `attr` on the server, asked after `mark`. A `spared` one must not be refused.
+    /// Decides on an open that found `attr` on the server, asked after `mark`. A `spared` one must not be refused.
     pub(crate) fn judge(&self, file: FileKey, attr: &Attr, mark: Mark, spared: bool, now: SystemTime) -> Verdict {
-        // Of this mount's own writes the kernel knows.
+        // The kernel knows about this mount's own writes.
         let differs = self.size.load(Relaxed) != attr.size && self.is_quiet_since(mark);
         if differs && !spared {
             return Verdict::LookUpAgain;
         }
         let stamp = Stamp { file, size: attr.size, mtime: attr.mtime, writes: self.writes.load(Relaxed) };
         let settled = now.duration_since(system_time(attr.mtime)).is_ok_and(|age| age >= SETTLED);
-        let mut pages = lock(&self.pages);
+        let mut pages = self.pages.lock();
         let keep_pages = settled && *pages == Some(stamp);
         *pages = settled.then_some(stamp);
         Verdict::Open { keep_pages }
@@ -220,7 +218,7 @@ mod tests {
     #[test]
     fn pages_stay_only_when_nothing_changed() {
         let fresh = Freshness::default();
-        fresh.told(&attr(10, 100));
+        fresh.kernel_has(&attr(10, 100));
         assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(200)), Verdict::Open { keep_pages: false }, "first open");
         assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(201)), Verdict::Open { keep_pages: true });
         assert_eq!(judge(&fresh, FILE, &attr(10, 150), at(202)), Verdict::Open { keep_pages: false }, "another time");
@@ -235,7 +233,7 @@ mod tests {
     #[test]
     fn pages_of_a_file_that_just_changed_do_not_stay() {
         let fresh = Freshness::default();
-        fresh.told(&attr(10, 100));
+        fresh.kernel_has(&attr(10, 100));
         for now in [100, 100, 99] {
             assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(now)), Verdict::Open { keep_pages: false });
         }
@@ -244,7 +242,7 @@ mod tests {
     #[test]
     fn own_writes_count_as_change() {
         let fresh = Freshness::default();
-        fresh.told(&attr(10, 100));
+        fresh.kernel_has(&attr(10, 100));
         judge(&fresh, FILE, &attr(10, 100), at(200));
         write(&fresh, Some(5));
         assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(201)), Verdict::Open { keep_pages: false });
@@ -254,9 +252,9 @@ mod tests {
     #[test]
     fn another_size_makes_the_kernel_look_again_once() {
         let fresh = Freshness::default();
-        fresh.told(&attr(10, 100));
+        fresh.kernel_has(&attr(10, 100));
         assert_eq!(judge(&fresh, FILE, &attr(20, 150), at(200)), Verdict::LookUpAgain);
-        fresh.told(&attr(20, 150));
+        fresh.kernel_has(&attr(20, 150));
         assert_eq!(judge(&fresh, FILE, &attr(20, 150), at(200)), Verdict::Open { keep_pages: false });
         assert_eq!(judge(&fresh, FILE, &attr(30, 160), at(200)), Verdict::LookUpAgain);
         let spared = fresh.judge(FILE, &attr(40, 170), fresh.mark(), true, at(200));
@@ -266,7 +264,7 @@ mod tests {
     #[test]
     fn another_size_by_own_writes_does_not() {
         let fresh = Freshness::default();
-        fresh.told(&attr(10, 100));
+        fresh.kernel_has(&attr(10, 100));
         let mark = fresh.mark();
         write(&fresh, Some(30));
         let verdict = fresh.judge(FILE, &attr(20, 150), mark, false, at(200));
@@ -276,7 +274,7 @@ mod tests {
     #[test]
     fn own_appends_and_cuts_are_followed() {
         let fresh = Freshness::default();
-        fresh.told(&attr(10, 100));
+        fresh.kernel_has(&attr(10, 100));
         write(&fresh, Some(25));
         write(&fresh, Some(5));
         assert!(matches!(judge(&fresh, FILE, &attr(25, 150), at(200)), Verdict::Open { .. }));
@@ -299,7 +297,7 @@ mod tests {
         write(&fresh, None);
         assert_eq!(size(now), None, "a failed write may have done anything");
         fresh.learnt(&attr(10, 100), fresh.mark(), now);
-        fresh.told(&attr(5, 200));
+        fresh.kernel_has(&attr(5, 200));
         assert_eq!(size(now), None, "the kernel knows something newer");
     }
 

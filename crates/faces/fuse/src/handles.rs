@@ -1,15 +1,17 @@
-//! The numbers that stand for open files and directories between the kernel and us.
+//! Handles of open files and directories between the kernel and the mount.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+
+use impresario_base::lock::RwLock;
 
 use rustc_hash::FxHashMap;
 
-/// Numbers are never used twice, not even by a file and a directory, so a late message finds nothing
-/// rather than somebody else's file.
+/// A number is never used twice, not even by a file and a directory, so a late message finds nothing rather than
+/// another file.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// What is open, by number. Its size is what the kernel has open.
+/// Open files or directories by number. Its size is the number that the kernel has open.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     open: RwLock<FxHashMap<u64, Arc<T>>>,
@@ -20,24 +22,24 @@ impl<T> Handles<T> {
         Handles { open: RwLock::default() }
     }
 
-    /// A number nobody has.
+    /// An unused number.
     pub(crate) fn draw() -> u64 {
         NEXT.fetch_add(1, Relaxed)
     }
 
-    /// Puts `value` under a number from [`Handles::draw`].
+    /// Stores `value` under a number from [`Handles::draw`].
     pub(crate) fn put(&self, handle: u64, value: T) {
-        self.open.write().unwrap_or_else(PoisonError::into_inner).insert(handle, Arc::new(value));
+        self.open.write().insert(handle, Arc::new(value));
     }
 
-    /// What is open under a number.
+    /// The value under a number.
     pub(crate) fn get(&self, handle: u64) -> Option<Arc<T>> {
-        self.open.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned()
+        self.open.read().get(&handle).cloned()
     }
 
-    /// Ends a number. The value goes when the last request that uses it ends.
+    /// Removes a number. The value is dropped when the last request that uses it ends.
     pub(crate) fn take(&self, handle: u64) -> Option<Arc<T>> {
-        self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&handle)
+        self.open.write().remove(&handle)
     }
 }
 

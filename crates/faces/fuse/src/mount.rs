@@ -4,33 +4,34 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::{Config, Session, SessionACL};
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_client::{Client, ClientError};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::face::Face;
-use crate::{MountOptions, device, lock, mountpoint};
+use crate::{MountOptions, device, mountpoint};
 
-/// After the kernel let a mount go, its threads end at once; this only bounds the wait for them.
+/// After the kernel ends a mount, its threads end at once; this only bounds the wait for them.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why a mount or an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// No FUSE on this machine.
+    /// FUSE is not available on this machine.
     #[error(
         "/dev/fuse cannot be used ({source}); load it with `modprobe fuse`, install the package fuse3, and in a container pass --device /dev/fuse and CAP_SYS_ADMIN"
     )]
     NoFuse {
-        /// What opening it said.
+        /// The error from opening it.
         source: io::Error,
     },
     /// The mount point cannot be used.
-    #[error("cannot mount on {}: {source}; give an existing folder", path.display())]
+    #[error("cannot mount on {}: {source}; give an existing directory", path.display())]
     MountPoint {
         /// The mount point.
         path: PathBuf,
@@ -43,7 +44,7 @@ pub enum MountError {
         /// The mount point.
         path: PathBuf,
     },
-    /// The cluster is mounted there already.
+    /// The cluster is already mounted there.
     #[error("cannot mount on {at}: an Impresario file system is mounted there already; unmount it with `fusermount3 -u {at}`", at = path.display())]
     Already {
         /// The mount point.
@@ -54,7 +55,7 @@ pub enum MountError {
     Cluster {
         /// The mount point.
         path: PathBuf,
-        /// What the client says.
+        /// The client's error.
         source: ClientError,
     },
     /// The kernel refused.
@@ -62,7 +63,7 @@ pub enum MountError {
     Refused {
         /// The mount point.
         path: PathBuf,
-        /// What it said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Files on the mount are in use.
@@ -70,15 +71,15 @@ pub enum MountError {
     Busy {
         /// The mount point.
         path: PathBuf,
-        /// Some of those who use it, as `pid (name)`.
+        /// Some of the processes that use it, as `pid (name)`.
         holders: Vec<String>,
     },
-    /// Unmounting failed otherwise.
+    /// Unmounting failed for another reason.
     #[error("cannot unmount {}: {source}", path.display())]
     Unmount {
         /// The mount point.
         path: PathBuf,
-        /// What it said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The mount ended by itself with an error.
@@ -86,7 +87,7 @@ pub enum MountError {
     Ended {
         /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -99,7 +100,7 @@ fn by(holders: &[String]) -> String {
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
-    /// Its device number, by which our mount is told from another at the same place.
+    /// Its device number, which identifies our mount among others at the same path.
     device: Option<String>,
     ended: Arc<Ended>,
 }
@@ -112,13 +113,13 @@ struct Ended {
 
 impl Ended {
     fn set(&self, outcome: Result<(), String>) {
-        *lock(&self.outcome) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.changed.notify_all();
     }
 }
 
-/// Mounts the cluster that `client` reaches on the folder `mountpoint` and serves it from threads of its own
-/// until it is unmounted.
+/// Mounts the cluster that `client` reaches on the directory `mountpoint` and serves it from its own threads until it
+/// is unmounted.
 pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mounted, MountError> {
     let path = usable(mountpoint)?;
     drop(device::open().map_err(|source| MountError::NoFuse { source })?);
@@ -144,7 +145,7 @@ fn serve(client: Arc<Client>, options: MountOptions, fuse: OwnedFd, path: &Path,
     let acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     let session = Session::from_fd(Face::new(client, options), fuse, acl, config)?;
     if let Err(error) = mountpoint::set_read_ahead(path, read_ahead_bytes) {
-        tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; raising it needs root");
+        tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; a larger value needs root");
     }
     std::thread::Builder::new().name("fuse".to_owned()).spawn(move || {
         let outcome = session.run().map_err(|error| error.to_string());
@@ -153,7 +154,7 @@ fn serve(client: Arc<Client>, options: MountOptions, fuse: OwnedFd, path: &Path,
     Ok(())
 }
 
-/// The mount point without links, when it can be mounted on.
+/// The mount point with symbolic links resolved, if it can be mounted on.
 fn usable(mountpoint: &Path) -> Result<PathBuf, MountError> {
     let wrong = |source| MountError::MountPoint { path: mountpoint.to_owned(), source };
     let stale = |error: &io::Error| error.raw_os_error() == Some(libc::ENOTCONN);
@@ -172,32 +173,32 @@ fn usable(mountpoint: &Path) -> Result<PathBuf, MountError> {
 }
 
 impl Mounted {
-    /// Where it is mounted, without links.
+    /// The mount point, with symbolic links resolved.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until somebody unmounts it: [`Mounted::unmount`] from another thread, `umount` or `fusermount3 -u`.
+    /// Waits until it is unmounted: by [`Mounted::unmount`] from another thread, `umount` or `fusermount3 -u`.
     pub fn wait(&self) -> Result<(), MountError> {
-        let mut outcome = lock(&self.ended.outcome);
+        let mut outcome = self.ended.outcome.lock();
         loop {
             if let Some(outcome) = &*outcome {
                 return self.outcome(outcome);
             }
-            outcome = self.ended.changed.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+            outcome = self.ended.changed.wait(outcome);
         }
     }
 
-    /// As [`Mounted::wait`], but for at most `timeout`; `None`: still mounted.
+    /// Like [`Mounted::wait`], but for at most `timeout`; `None`: still mounted.
     pub fn wait_for(&self, timeout: Duration) -> Option<Result<(), MountError>> {
         let deadline = Instant::now() + timeout;
-        let mut outcome = lock(&self.ended.outcome);
+        let mut outcome = self.ended.outcome.lock();
         loop {
             if let Some(outcome) = &*outcome {
                 return Some(self.outcome(outcome));
             }
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            outcome = self.ended.changed.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+            outcome = self.ended.changed.wait_timeout(outcome, left).0;
         }
     }
 
@@ -205,13 +206,13 @@ impl Mounted {
         outcome.clone().map_err(|reason| MountError::Ended { path: self.path.clone(), reason })
     }
 
-    /// Unmounts. With [`MountError::Busy`] it stays mounted and usable; try again, or [`Mounted::abort`].
+    /// Unmounts. After [`MountError::Busy`] it stays mounted and usable; try again, or call [`Mounted::abort`].
     pub fn unmount(&self) -> Result<(), MountError> {
         if !self.is_there() {
             return Ok(());
         }
         match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
-            // Not mounted any more: somebody else was faster.
+            // Already unmounted by another process.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(Errno::BUSY) => return Err(self.busy()),
             Err(Errno::PERM) => self.unmount_by_helper(false)?,
@@ -226,17 +227,17 @@ impl Mounted {
         if !self.is_there() {
             return Ok(());
         }
-        // FORCE ends the connection, so that nobody waits for an answer any more; DETACH takes the name away.
+        // FORCE ends the connection, so that no process waits for an answer any more; DETACH removes the name.
         match rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => self.wait_for(THREADS_END_WITHIN),
-            // The helper cannot end the connection: the threads go when the last user does.
+            // The helper cannot end the connection: the threads end with the last user.
             Err(Errno::PERM) => return self.unmount_by_helper(true),
             Err(error) => return Err(MountError::Unmount { path: self.path.clone(), source: error.into() }),
         };
         Ok(())
     }
 
-    /// Ours is still mounted, even if nobody serves it any more.
+    /// Whether our mount still exists, even if it is no longer served.
     fn is_there(&self) -> bool {
         let line = mountpoint::mounted_at(&self.path);
         line.is_some_and(|line| line.kind == format!("fuse.{}", device::SUBTYPE) && Some(line.device) == self.device)
@@ -246,7 +247,7 @@ impl Mounted {
         MountError::Busy { path: self.path.clone(), holders: mountpoint::holders(&self.path) }
     }
 
-    /// Without root only the set-user-id helper may unmount.
+    /// Without root, only the set-user-id helper may unmount.
     fn unmount_by_helper(&self, lazily: bool) -> Result<(), MountError> {
         let failed = |source| MountError::Unmount { path: self.path.clone(), source };
         let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -272,9 +273,9 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let Err(error) = self.unmount() else { return };
-        tracing::warn!(%error, "taking the mount away although it is in use");
+        tracing::warn!(%error, "unmounting although it is in use");
         if let Err(error) = self.abort() {
-            tracing::warn!(%error, "the mount stays");
+            tracing::warn!(%error, "the mount could not be removed");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! What is known of a mount point without touching what is mounted there: `/proc/self/mountinfo`, who keeps it
-//! busy, and its read-ahead.
+//! Facts about a mount point that are known without touching the mounted file system: `/proc/self/mountinfo`, the
+//! processes that keep it busy, and its read-ahead.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// At most so many holders of a busy mount are named.
+/// Largest number of holders of a busy mount that are named.
 const HOLDERS_MAX: usize = 5;
 
 /// A line of mountinfo.
@@ -18,7 +18,7 @@ pub(crate) struct MountLine {
     pub kind: String,
 }
 
-/// The topmost mount at exactly `path` (absolute, no links), where there is one.
+/// The topmost mount at exactly `path` (absolute, without symbolic links), if any.
 pub(crate) fn mounted_at(path: &Path) -> Option<MountLine> {
     let text = std::fs::read("/proc/self/mountinfo").ok()?;
     find(&text, path)
@@ -40,7 +40,7 @@ fn parse(line: &[u8], path: &Path) -> Option<MountLine> {
     Some(MountLine { device: text(device), kind: text(kind) })
 }
 
-/// Octal escapes (`\040`) of mountinfo, undone.
+/// Decodes the octal escapes (`\040`) of mountinfo.
 fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -60,14 +60,14 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(out)
 }
 
-/// Lets the kernel read further ahead on the mount at `path`. Needs root: the file system itself can only
-/// ask for less than the kernel's 128 KiB.
+/// Lets the kernel read further ahead on the mount at `path`. Needs root: the file system itself can only ask for less
+/// than the kernel's 128 KiB.
 pub(crate) fn set_read_ahead(path: &Path, bytes: u32) -> io::Result<()> {
     let line = mounted_at(path).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     std::fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", line.device), (bytes / 1024).to_string())
 }
 
-/// Processes that have a file or their working folder below `path`, as `pid (name)`, as far as we may see.
+/// Processes with a file or their working directory below `path`, as `pid (name)`, as far as permissions show.
 pub(crate) fn holders(path: &Path) -> Vec<String> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     processes
@@ -85,13 +85,13 @@ pub(crate) fn holders(path: &Path) -> Vec<String> {
 }
 
 fn holds(process: &Path, path: &Path) -> bool {
-    // Only links are read: what they point to is the mount, which may not answer.
+    // Only the links are read: their targets are on the mount, which may not answer.
     let below = |link: PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(path));
     if ["cwd", "root", "exe"].iter().any(|link| below(process.join(link))) {
         return true;
     }
-    ["fd", "map_files"].iter().any(|folder| {
-        std::fs::read_dir(process.join(folder)).is_ok_and(|links| links.flatten().any(|link| below(link.path())))
+    ["fd", "map_files"].iter().any(|directory| {
+        std::fs::read_dir(process.join(directory)).is_ok_and(|links| links.flatten().any(|link| below(link.path())))
     })
 }
 

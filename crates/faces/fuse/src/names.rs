@@ -1,9 +1,10 @@
-//! Names and attributes: looking up, making, moving, removing, listing.
+//! Names and attributes: look-up, creation, rename, removal, listing.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
+use std::sync::{Arc, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, FileType, RenameFlags};
+use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, File};
 use impresario_wire::{Attr, Entry, NodeKind, SetAttr};
 
@@ -12,14 +13,14 @@ use crate::data::{OpenFile, without_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
 use crate::inodes::{Entered, ROOT, number_of};
-use crate::{lock, striping};
+use crate::striping;
 
-/// Names asked for at first when nothing tells how many fit into the kernel's buffer; a page holds about 24.
+/// Names requested at first, while it is unknown how many fit into the kernel's buffer; a page holds about 24.
 const FIRST_NAMES: u32 = 32;
-/// Most names asked for at a time.
+/// Largest number of names requested at a time.
 const NAMES_MAX: u32 = 1024;
 
-/// Who makes something.
+/// The user that creates a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maker {
     pub uid: u32,
@@ -39,10 +40,10 @@ impl OpenDirectory {
     }
 }
 
-/// A name for the kernel.
+/// A directory entry for the kernel.
 pub(crate) struct Listed<'a> {
     pub number: u64,
-    /// Where to go on after it.
+    /// Offset from which to continue after it.
     pub offset: u64,
     pub kind: FileType,
     pub name: &'a [u8],
@@ -50,11 +51,11 @@ pub(crate) struct Listed<'a> {
 
 impl Face {
     fn still_tree(&self) -> RwLockReadGuard<'_, ()> {
-        self.tree.read().unwrap_or_else(PoisonError::into_inner)
+        self.tree.read()
     }
 
-    /// Calls with the path of a number. When the server does not know it, another node has changed the tree: ESTALE
-    /// makes the kernel look the path up anew.
+    /// Calls with the path of a number. If the server does not know it, another node has changed the tree: ESTALE makes
+    /// the kernel look the path up again.
     pub(crate) fn at_path<T>(&self, number: u64, call: impl FnOnce(&[u8]) -> Result<T, ClientError>) -> Outcome<T> {
         let _still = self.still_tree();
         let path = self.inodes.path(number).ok_or(Errno::ESTALE)?;
@@ -76,7 +77,7 @@ impl Face {
         call(&path).map_err(fault)
     }
 
-    /// What the path of `number` led to must be what the kernel means by it.
+    /// Checks that the path of `number` led to what the kernel means by it.
     pub(crate) fn must_be(&self, number: u64, attr: &Attr) -> Outcome<()> {
         if number == ROOT || number_of(attr.ino) == number {
             return Ok(());
@@ -91,14 +92,14 @@ impl Face {
         Ok((self.inodes.enter(parent, name, &attr, asked), attr))
     }
 
-    /// Attributes, and for how long the kernel may go by them.
+    /// Attributes, and for how long the kernel may cache them.
     ///
-    /// With a `handle` it is a reader that asks, for the size only: `stat` never names one.
+    /// A request with a `handle` comes from a reader that needs the size only: `stat` never has one.
     pub(crate) fn get_attr(&self, number: u64, handle: Option<u64>) -> Outcome<(Attr, Duration)> {
         let Some(open) = self.some_open(number, handle) else {
             let attr = self.at_path(number, |path| self.client.stat(path))?;
             self.must_be(number, &attr)?;
-            self.inodes.told(number, &attr);
+            self.inodes.record_attr(number, &attr);
             return Ok((attr, self.options.cache_time));
         };
         let recent = || open.fresh().recent(Instant::now(), self.options.cache_time);
@@ -127,7 +128,7 @@ impl Face {
         if !open.is_some_and(|open| open.is_instead()) {
             self.must_be(number, &attr)?;
         }
-        self.inodes.told(number, &attr);
+        self.inodes.record_attr(number, &attr);
         Ok(attr)
     }
 
@@ -140,7 +141,7 @@ impl Face {
         self.at_path(number, |path| self.client.readlink(path))
     }
 
-    /// Makes an empty file and leaves it open.
+    /// Creates an empty file and leaves it open.
     pub(crate) fn make_file(
         &self,
         parent: u64,
@@ -156,7 +157,7 @@ impl Face {
         Ok((file, entered, attr))
     }
 
-    /// Regular files only: EPERM is what mknod(2) says where a file system has no other nodes.
+    /// Regular files only: mknod(2) specifies EPERM for other nodes that a file system lacks.
     pub(crate) fn make_node(&self, parent: u64, name: &[u8], mode: u32, maker: Maker) -> Outcome<(Entered, Attr)> {
         if mode & libc::S_IFMT != libc::S_IFREG && mode & libc::S_IFMT != 0 {
             return Err(Errno::EPERM);
@@ -190,7 +191,7 @@ impl Face {
         Ok((self.inodes.enter(parent, name, &attr, asked), attr))
     }
 
-    /// What is made in a set-group-id directory gets the directory's group.
+    /// Nodes created in a set-group-id directory get the directory's group.
     fn inherited_gid(&self, parent: u64, gid: u32) -> u32 {
         match self.inodes.fresh(parent) {
             Some(fresh) if fresh.mode() & libc::S_ISGID != 0 => fresh.gid(),
@@ -230,7 +231,7 @@ impl Face {
             let _still = self.still_tree();
             return moved();
         }
-        let _moving = self.tree.write().unwrap_or_else(PoisonError::into_inner);
+        let _moving = self.tree.write();
         moved()
     }
 
@@ -238,7 +239,7 @@ impl Face {
         self.at_path(number, |path| self.client.sync_dir(path))
     }
 
-    /// Gives `add` the names from `offset` on until it says that there is no more room.
+    /// Passes the names from `offset` on to `add` until it reports that there is no more room.
     pub(crate) fn read_directory(
         &self,
         handle: u64,
@@ -248,7 +249,7 @@ impl Face {
         self.list(handle, offset, &mut |listed, _| add(listed))
     }
 
-    /// As [`Face::read_directory`], with attributes; each name given but `.` and `..` is one look-up.
+    /// Like [`Face::read_directory`], with attributes; each name except `.` and `..` is one look-up.
     pub(crate) fn read_directory_plus(
         &self,
         handle: u64,
@@ -273,14 +274,14 @@ impl Face {
     fn list(&self, handle: u64, offset: u64, add: &mut dyn FnMut(Listed<'_>, Option<&Attr>) -> bool) -> Outcome<()> {
         let directory = self.directories.get(handle).ok_or(Errno::EBADF)?;
         let own = [(directory.number, &b"."[..]), (self.inodes.parent(directory.number), &b".."[..])];
-        for (place, (number, name)) in own.into_iter().enumerate().skip(usize::try_from(offset).unwrap_or(2)) {
-            let listed = Listed { number, offset: place as u64 + 1, kind: FileType::Directory, name };
+        for (position, (number, name)) in own.into_iter().enumerate().skip(usize::try_from(offset).unwrap_or(2)) {
+            let listed = Listed { number, offset: position as u64 + 1, kind: FileType::Directory, name };
             if add(listed, None) {
                 return Ok(());
             }
         }
         let own_count = own.len() as u64;
-        let mut cursor = lock(&directory.cursor);
+        let mut cursor = directory.cursor.lock();
         let resume = cursor.seek(offset.saturating_sub(own_count));
         if cursor.at_end() {
             return Ok(());
@@ -295,9 +296,9 @@ impl Face {
                 cursor.ended();
                 return Ok(());
             };
-            // A server that repeats itself must not keep us here for ever.
+            // Guards against an endless loop with a server that repeats itself.
             if last.name <= after {
-                tracing::warn!("a directory's names do not come in order");
+                tracing::warn!("the names of a directory arrive out of order");
                 return Err(Errno::EIO);
             }
             after.clone_from(&last.name);
@@ -323,7 +324,7 @@ impl Face {
         }
     }
 
-    /// Striping as an extended attribute. Everything else is "none", which is also what programs expect that copy
+    /// Striping as an extended attribute. Every other attribute is absent, which is what programs expect that copy
     /// access control lists or look for capabilities.
     pub(crate) fn get_extended(&self, number: u64, name: &[u8]) -> Outcome<String> {
         if name != striping::NAME.as_bytes() {
@@ -343,21 +344,21 @@ impl Face {
         Ok(shown)
     }
 
-    /// Sets the striping of what will be made in a directory; `None`: as its parent says.
+    /// Sets the default striping of a directory; `None`: as in its parent.
     pub(crate) fn set_extended(&self, number: u64, name: &[u8], value: Option<&[u8]>) -> Outcome<()> {
-        // A file's striping is chosen when it is made.
+        // A file's striping is fixed when it is created.
         if name != striping::NAME.as_bytes() || self.inodes.kind(number) != Some(NodeKind::Dir) {
             return Err(if value.is_some() { Errno::EOPNOTSUPP } else { Errno::NO_XATTR });
         }
-        let wish = value.map(striping::parse).transpose().map_err(|complaint| {
+        let request = value.map(striping::parse).transpose().map_err(|complaint| {
             tracing::warn!("{complaint}");
             Errno::EINVAL
         })?;
-        self.at_path(number, |path| self.client.set_layout(path, wish))
+        self.at_path(number, |path| self.client.set_layout(path, request))
     }
 }
 
-/// For `.` and `..`, of which the kernel takes the kind only.
+/// For `.` and `..`, of which the kernel uses only the kind.
 fn directory_attr() -> Attr {
     Attr {
         ino: 0,

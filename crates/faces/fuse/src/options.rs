@@ -1,29 +1,29 @@
-//! How a mount behaves.
+//! Options of a mount.
 
 use std::time::Duration;
 
-/// Options of a mount; [`MountOptions::default`] suits most.
+/// Options of a mount; [`MountOptions::default`] suits most uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountOptions {
-    /// Let other users than the one who mounts in (their permissions are checked). Needs root, or
-    /// `user_allow_other` in `/etc/fuse.conf`.
+    /// Give access to other users than the one who mounts (permissions are checked). Needs root, or `user_allow_other`
+    /// in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// Refuse every change.
     pub read_only: bool,
-    /// Threads that serve the kernel, 1 to 256: so many requests are under way at a time. `None`: two for each
+    /// Threads that serve the kernel, 1 to 256, which is also the number of concurrent requests. `None`: two for each
     /// processor, at least 4, at most 16.
     pub threads: Option<usize>,
-    /// How long the kernel may go by attributes and names without asking. An open always sees what was written
-    /// and closed before, whatever this is.
+    /// How long the kernel may cache attributes and names. An open always sees what was written and closed before,
+    /// whatever the value.
     pub cache_time: Duration,
-    /// Past the page cache: every read and write of a program goes to the servers as it is, and several writers
-    /// of one file run in parallel. For programs with large requests.
+    /// Bypass the page cache: every read and write of a program goes to the servers as it is, and several writers of
+    /// one file run in parallel. For programs with large requests.
     pub direct_io: bool,
     /// Largest read or write that the kernel sends, bytes, 4 KiB to 1 MiB.
     pub request_max_bytes: u32,
     /// How far the kernel reads ahead of a sequential reader, bytes. More than 128 KiB needs root.
     pub read_ahead_bytes: u32,
-    /// What is shown as mounted (`df`, `/proc/mounts`): the configuration's path, for one.
+    /// The source shown by `df` and `/proc/mounts`, for example the configuration's path.
     pub source: String,
 }
 
@@ -43,18 +43,18 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// The number of threads, decided.
+    /// The resolved number of threads.
     pub(crate) fn thread_count(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
         self.threads.unwrap_or((cores * 2).clamp(4, 16)).clamp(1, 256)
     }
 
-    /// The largest request, within what the kernel takes.
+    /// The largest request, within the kernel's limits.
     pub(crate) fn request_bytes(&self) -> u32 {
         self.request_max_bytes.clamp(4096, 1 << 20)
     }
 
-    /// The source with the characters removed that would start another mount option.
+    /// The source without characters that would start another mount option.
     pub(crate) fn source_name(&self) -> String {
         self.source.chars().map(|c| if c == ',' || c == '\\' || c.is_control() { '_' } else { c }).collect()
     }

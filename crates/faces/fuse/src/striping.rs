@@ -1,8 +1,9 @@
 //! Striping as an extended attribute: `user.impresario.layout`, read on files, set on directories.
 //!
-//! Its value is `pcount=2,ssize=65536,base=0`; when setting, any of the three may be left out (the parent's or
-//! the cluster's default then holds) and `ssize` may be written `64k` or `1m`.
+//! Its value is `pcount=2,ssize=65536,base=0`. When setting, any of the three may be left out (the default of the
+//! parent or the cluster then applies), and `ssize` may be written `64k` or `1m`.
 
+use impresario_base::units::parse_bytes;
 use impresario_layout::Layout;
 use impresario_wire::LayoutRequest;
 
@@ -17,7 +18,7 @@ pub(crate) fn show(layout: &Layout) -> String {
     format!("pcount={},ssize={},base={}", layout.pcount, layout.ssize_bytes, layout.base)
 }
 
-/// A striping wish from the attribute's value; the error says what is wrong with it.
+/// Parses the attribute's value; the error says what is wrong with it.
 pub(crate) fn parse(value: &[u8]) -> Result<LayoutRequest, String> {
     const REMEDY: &str = "write it like pcount=2,ssize=64k,base=0";
     if value.len() > VALUE_MAX_BYTES {
@@ -25,27 +26,22 @@ pub(crate) fn parse(value: &[u8]) -> Result<LayoutRequest, String> {
     }
     let text = std::str::from_utf8(value).map_err(|_| format!("{NAME} is not text; {REMEDY}"))?;
     let text = text.trim_end_matches(['\0', '\n']).trim();
-    let mut wish = LayoutRequest::default();
+    let mut request = LayoutRequest::default();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (key, number) = part.split_once('=').ok_or_else(|| format!("`{part}` in {NAME} has no `=`; {REMEDY}"))?;
         let bad = |what: &str| format!("{key} `{number}` in {NAME} is not {what}; {REMEDY}");
         match key.trim() {
-            "base" => wish.base = Some(number.trim().parse().map_err(|_| bad("a server's index"))?),
-            "pcount" => wish.pcount = Some(number.trim().parse().map_err(|_| bad("a number of servers"))?),
-            "ssize" => wish.ssize_bytes = Some(size_bytes(number.trim()).ok_or_else(|| bad("a size in bytes"))?),
+            "base" => request.base = Some(number.trim().parse().map_err(|_| bad("a server's index"))?),
+            "pcount" => request.pcount = Some(number.trim().parse().map_err(|_| bad("a number of servers"))?),
+            "ssize" => {
+                request.ssize_bytes = Some(
+                    parse_bytes(number).ok().and_then(|n| n.try_into().ok()).ok_or_else(|| bad("a size in bytes"))?,
+                )
+            }
             other => return Err(format!("`{other}` in {NAME} is unknown; {REMEDY}")),
         }
     }
-    Ok(wish)
-}
-
-fn size_bytes(text: &str) -> Option<u32> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'k' | b'K' => (&text[..text.len() - 1], 10),
-        b'm' | b'M' => (&text[..text.len() - 1], 20),
-        _ => (text, 0),
-    };
-    digits.parse::<u32>().ok()?.checked_mul(1 << shift)
+    Ok(request)
 }
 
 #[cfg(test)]
@@ -56,8 +52,8 @@ mod tests {
     fn what_is_shown_can_be_set() {
         let layout = Layout::new(1, 2, 65536, 4).unwrap();
         assert_eq!(show(&layout), "pcount=2,ssize=65536,base=1");
-        let wish = parse(show(&layout).as_bytes()).unwrap();
-        assert_eq!(wish, LayoutRequest { base: Some(1), pcount: Some(2), ssize_bytes: Some(65536) });
+        let request = parse(show(&layout).as_bytes()).unwrap();
+        assert_eq!(request, LayoutRequest { base: Some(1), pcount: Some(2), ssize_bytes: Some(65536) });
     }
 
     #[test]

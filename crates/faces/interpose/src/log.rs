@@ -20,7 +20,7 @@ static SAID: AtomicU32 = AtomicU32::new(0);
 /// What can be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Line {
+pub(crate) enum Notice {
     NoManager,
     Lost,
     Refused,
@@ -34,26 +34,26 @@ pub(crate) enum Line {
     OwnGpfs,
 }
 
-impl Line {
+impl Notice {
     fn text(self) -> &'static str {
         match self {
-            Line::NoManager => {
+            Notice::NoManager => {
                 "no advice manager answers at the socket; running without advice, trying again now and then"
             }
-            Line::Lost => "the advice manager went away; running without advice, trying again now and then",
-            Line::Refused => "the advice manager refused this program; its log says why",
-            Line::BadAnswer => "the advice manager's answer has no meaning here: is it of another version?",
-            Line::BadSocketName => {
+            Notice::Lost => "the advice manager went away; running without advice, trying again now and then",
+            Notice::Refused => "the advice manager refused this program; its log says why",
+            Notice::BadAnswer => "the advice manager's answer has no meaning here: is it of another version?",
+            Notice::BadSocketName => {
                 "IMPRESARIO_ASSIST_SOCKET is longer than the 107 bytes of a socket's name; no advice"
             }
-            Line::NoPlace => "the program needed all its descriptors; the two of the library were given up",
-            Line::Sandboxed => "the program restricts its system calls; running without advice from here on",
-            Line::NoRing => "no shared memory for the ring; running without advice",
-            Line::NoHelper => {
+            Notice::NoPlace => "the program needed all its descriptors; the two of the library were given up",
+            Notice::Sandboxed => "the program restricts its system calls; running without advice from here on",
+            Notice::NoRing => "no shared memory for the ring; running without advice",
+            Notice::NoHelper => {
                 "no thread can give GPFS hints here (this needs Linux 5.9 and /proc); the manager does what it can"
             }
-            Line::NoGpfs => "libgpfs cannot be loaded here; the manager does what it can without",
-            Line::OwnGpfs => "the program uses libgpfs itself; its hints are its own matter",
+            Notice::NoGpfs => "libgpfs cannot be loaded here; the manager does what it can without",
+            Notice::OwnGpfs => "the program uses libgpfs itself; its hints are its own matter",
         }
     }
 }
@@ -70,7 +70,7 @@ pub(crate) fn set_name(name: &CStr) {
 }
 
 /// Says it, if it was not said before in this process. A log that cannot be written is nobody's trouble.
-pub(crate) fn say(line: Line) {
+pub(crate) fn say(line: Notice) {
     let bit = 1 << line as u32;
     if !SET.load(Acquire) || SAID.fetch_or(bit, Relaxed) & bit != 0 {
         return;

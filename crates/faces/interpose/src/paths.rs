@@ -9,23 +9,26 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use impresario_ring::patterns::PATH_BYTES_MAX;
 
 /// So many threads can look at paths at a time; the next one leaves its descriptor for its next use.
-const PLACES: usize = 32;
+const PATH_BUFFERS: usize = 32;
 
-struct Place {
+struct PathBuffer {
     taken: AtomicBool,
     bytes: UnsafeCell<[u8; PATH_BYTES_MAX]>,
 }
 
 // SAFETY: `bytes` is only touched by the thread that set `taken`.
-unsafe impl Sync for Place {}
+unsafe impl Sync for PathBuffer {}
 
-struct Places([Place; PLACES]);
+struct PathBuffers([PathBuffer; PATH_BUFFERS]);
 
-static ALL: Places = Places::new();
+static ALL: PathBuffers = PathBuffers::new();
 
-impl Places {
-    const fn new() -> Places {
-        Places([const { Place { taken: AtomicBool::new(false), bytes: UnsafeCell::new([0; PATH_BYTES_MAX]) } }; PLACES])
+impl PathBuffers {
+    const fn new() -> PathBuffers {
+        PathBuffers(
+            [const { PathBuffer { taken: AtomicBool::new(false), bytes: UnsafeCell::new([0; PATH_BYTES_MAX]) } };
+                PATH_BUFFERS],
+        )
     }
 
     fn show<R>(&self, fd: i32, unlinked: bool, look: impl FnOnce(&[u8]) -> R) -> Result<R, NoPath> {
@@ -130,7 +133,7 @@ mod tests {
 
     #[test]
     fn with_all_places_taken_nobody_waits() {
-        static TAKEN: Places = Places::new();
+        static TAKEN: PathBuffers = PathBuffers::new();
         let file = tempfile::NamedTempFile::new().unwrap();
         let fd = file.as_file().as_raw_fd();
         TAKEN.0.iter().for_each(|p| p.taken.store(true, Release));

@@ -26,7 +26,7 @@ use rustix::fs::{FileType, OFlags};
 
 use crate::consumer::{Claim, Consumer, Event};
 use crate::locks;
-use crate::log::{self, Line};
+use crate::log::{self, Notice};
 use crate::own::{self, Own};
 use crate::paths::{self, NoPath, ProcName};
 use crate::process::{Page, coarse_ns, may_be_in_handler, pid, quietly, stand_apart, stands_apart, thread};
@@ -101,7 +101,7 @@ impl Assist {
             }
             let bytes = socket.to_bytes_with_nul();
             if bytes.len() > NAME_BYTES {
-                log::say(Line::BadSocketName);
+                log::say(Notice::BadSocketName);
                 return;
             }
             // SAFETY: nobody reads it before `STARTED`.
@@ -182,8 +182,12 @@ impl Assist {
     pub fn retire(&self) {
         quietly(|| {
             if STARTED.load(Acquire) && !OFF.load(Relaxed) {
+                // A child of `vfork` restricts itself, but what follows is its parent's memory.
+                if PAGE.adopted.load(Relaxed) != 0 && !self.here() {
+                    return;
+                }
                 if PAGE.generation.load(Relaxed) != 0 {
-                    log::say(Line::Sandboxed);
+                    log::say(Notice::Sandboxed);
                 }
                 OFF.store(true, SeqCst);
                 PAGE.generation.store(0, SeqCst);
@@ -227,7 +231,7 @@ impl Assist {
             if !self.here() || (SOCKET.number().is_none() && EVENT.number().is_none()) {
                 return false;
             }
-            log::say(Line::NoPlace);
+            log::say(Notice::NoPlace);
             PAGE.patience_ms.store(PATIENCE_MS_MAX, Relaxed);
             apart();
             true
@@ -288,20 +292,20 @@ fn connect() {
     let patience = PAGE.patience_ms.load(Relaxed).clamp(PATIENCE_MS, PATIENCE_MS_MAX);
     PAGE.next_try_ns.store(coarse_ns().saturating_add(u64::from(patience) * 1_000_000), Relaxed);
     PAGE.patience_ms.store(patience.saturating_mul(2), Relaxed);
-    let Some(new) = socket_name().and_then(socket::connect) else { return log::say(Line::NoManager) };
+    let Some(new) = socket_name().and_then(socket::connect) else { return log::say(Notice::NoManager) };
     if SOCKET.put(new).is_none() {
-        return log::say(Line::NoPlace);
+        return log::say(Notice::NoPlace);
     }
     let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
     let event = rustix::event::eventfd(0, flags);
     if event.ok().and_then(|e| EVENT.put(e)).is_none() {
         SOCKET.close();
-        return log::say(Line::NoPlace);
+        return log::say(Notice::NoPlace);
     }
     let Some(memory) = fresh_ring() else {
         SOCKET.close();
         EVENT.close();
-        return log::say(Line::NoRing);
+        return log::say(Notice::NoRing);
     };
     let hello = ToManager::Hello { pid: pid().unsigned_abs(), ring_bytes: ring_bytes(SLOTS) as u32 }.encode();
     let said = SOCKET.with(|s| EVENT.with(|e| socket::send(s, &hello, &[memory.as_fd(), e])));
@@ -309,7 +313,7 @@ fn connect() {
     if said.flatten() != Some(Ok(())) {
         SOCKET.close();
         EVENT.close();
-        return log::say(Line::NoManager);
+        return log::say(Notice::NoManager);
     }
     NEXT_FILE.store(Claim::FIRST, Relaxed);
     PAGE.blocked_until_ns.store(0, Relaxed);
@@ -321,7 +325,7 @@ fn connect() {
 }
 
 /// The channel is broken.
-fn lost(line: Line) {
+fn lost(line: Notice) {
     log::say(line);
     apart();
 }
@@ -357,7 +361,7 @@ fn look_for_answer() {
                 let read = take_patterns(patterns.as_fd(), patterns_len as usize);
                 own::close_raw(patterns);
                 if read.is_none() {
-                    trouble = Some(Line::BadAnswer);
+                    trouble = Some(Notice::BadAnswer);
                     return;
                 }
                 PAGE.mode.store(mode as u32, Relaxed);
@@ -369,15 +373,15 @@ fn look_for_answer() {
                 if let Some(extra) = extra {
                     crate::own::close_raw(extra);
                 }
-                trouble = Some(Line::Refused);
+                trouble = Some(Notice::Refused);
             }
-            Some(Ok(_)) => trouble = Some(Line::BadAnswer),
-            Some(Err(_)) | None => trouble = Some(Line::Lost),
+            Some(Ok(_)) => trouble = Some(Notice::BadAnswer),
+            Some(Err(_)) | None => trouble = Some(Notice::Lost),
         }
     });
     match trouble {
         None => {}
-        Some(Line::Lost) => lost(Line::Lost),
+        Some(Notice::Lost) => lost(Notice::Lost),
         Some(line) => {
             // It will hardly say anything else soon.
             PAGE.patience_ms.store(PATIENCE_MS_MAX, Relaxed);
@@ -421,7 +425,7 @@ fn look_after_socket(now: u64) {
         return;
     }
     if PAGE.state.load(Acquire) == State::Ready as u32 && SOCKET.with(socket::alive) != Some(true) {
-        lost(Line::Lost);
+        lost(Notice::Lost);
     }
 }
 
@@ -439,7 +443,7 @@ fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble>
     let result = sent.unwrap_or(Err(Trouble::Gone));
     match result {
         Err(Trouble::Wait) => PAGE.blocked_until_ns.store(now + BLOCKED_NS, Relaxed),
-        Err(Trouble::Gone) => lost(Line::Lost),
+        Err(Trouble::Gone) => lost(Notice::Lost),
         _ => {}
     }
     result
@@ -567,7 +571,7 @@ impl Consumer for Assist {
             Push::Stored => {}
             Push::Wake => wake(),
             Push::Full => {}
-            Push::Closed => quietly(|| lost(Line::Lost)),
+            Push::Closed => quietly(|| lost(Notice::Lost)),
         }
         if ring.helper_wanted().is_some() {
             helper::start();

@@ -86,11 +86,15 @@ impl<C: Consumer> Table<C> {
     pub fn watch(&self, fd: i32) -> Option<Watched> {
         let generation = self.consumer.generation();
         let word = self.entries.get(fd as usize)?.word.load(Acquire);
-        let value = word as u32;
-        if (word >> 32) as u32 == generation && value != 0 {
-            return (value != IGNORED).then_some(Watched { fd, generation, file: value });
-        }
-        self.ask(fd, generation, false)
+        Self::known(word, fd, generation).unwrap_or_else(|| self.ask(fd, generation, false))
+    }
+
+    /// What a word of the table says of a descriptor; `None` when it says nothing in this generation.
+    #[inline]
+    fn known(word: u64, fd: i32, generation: u32) -> Option<Option<Watched>> {
+        let file = word as u32;
+        let says = (word >> 32) as u32 == generation && file != 0;
+        says.then(|| (file != IGNORED).then_some(Watched { fd, generation, file }))
     }
 
     #[cold]
@@ -107,6 +111,10 @@ impl<C: Consumer> Table<C> {
             }
             let entry = self.entries.get(fd as usize)?;
             let before = entry.word.load(Acquire);
+            if let Some(known) = Self::known(before, fd, generation) {
+                // Another thread has asked since the caller looked: a second claim would replace the first unreleased.
+                return known;
+            }
             let identity = identity(fd)?;
             let value = match self.consumer.claim(fd, opened) {
                 Claim::Ignore => IGNORED,
@@ -120,10 +128,7 @@ impl<C: Consumer> Table<C> {
                 if value != IGNORED {
                     self.consumer.release(generation, value);
                 }
-                let now = entry.word.load(Acquire);
-                let theirs = now as u32;
-                let good = (now >> 32) as u32 == generation && theirs != 0 && theirs != IGNORED;
-                return good.then_some(Watched { fd, generation, file: theirs });
+                return Self::known(entry.word.load(Acquire), fd, generation).flatten();
             }
             entry.identity.store(identity, Relaxed);
             entry.seen_ns.store(0, Relaxed);

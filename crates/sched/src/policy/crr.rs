@@ -14,15 +14,15 @@ use super::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF, Range};
 use super::parts::flows::Flows;
 use super::parts::ring::Rings;
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "crr",
     summary: "Batched round robin over clients.",
     source: "Lustre network request scheduler, CRR-N",
+    conduct: Conduct::conserving("(older requests of the same client + 1) turns of every client"),
     params: &[
         ParamInfo {
             name: "quantum_requests",
@@ -54,7 +54,7 @@ struct Crr {
     longest: u64,
     capacity: u64,
     /// By lane group and client.
-    flows: Flows<u64, ()>,
+    flows: Flows<u64, (), ()>,
     rings: Rings,
     turns: Turns,
 }
@@ -110,6 +110,6 @@ impl Policy for Crr {
         // At most `capacity` requests of its client before it, each in its own turn at worst, and in each such turn
         // every other client has its quantum.
         let turn = self.quantum.saturating_add(self.longest);
-        WaitBound { batches: self.capacity.saturating_mul(self.capacity).saturating_mul(turn), idle: Nanos::ZERO }
+        WaitBound::of_batches(self.capacity.saturating_mul(self.capacity).saturating_mul(turn))
     }
 }

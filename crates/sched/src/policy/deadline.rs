@@ -22,10 +22,10 @@
 use std::collections::BTreeMap;
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, Range};
-use super::parts::arrivals::{Guard, LazyArrivals};
+use super::parts::arrivals::Guards;
 use super::parts::runs::{RunQueue, Runs};
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{FileId, Nanos, Op};
@@ -34,6 +34,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "deadline",
     summary: "Sweeps in offset order, reads before writes, with an expiry for each.",
     source: "Linux, block/mq-deadline",
+    conduct: Conduct::conserving(
+        "the sweeps until the guard has let each older request of its operation go, and those of the other operation",
+    ),
     params: &[
         ParamInfo {
             name: "read_expire_ms",
@@ -74,6 +77,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             sweep: params.integer("sweep_batches"),
             writes_starved: params.integer("writes_starved"),
             guard: params.integer("guard_batches"),
+            guards: Guards::new(params.integer("guard_batches"), 2 * usize::from(setup.lanes), setup.capacity),
             runs: Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity),
             groups: (0..setup.lanes).map(|_| Group::default()).collect(),
             turns: Turns::default(),
@@ -89,8 +93,6 @@ const WRITE: usize = 1;
 #[derive(Default)]
 struct Direction {
     files: BTreeMap<FileId, RunQueue>,
-    arrivals: LazyArrivals,
-    guard: Guard,
     /// Where its last batch ended; `None`: past everything.
     position: Option<(FileId, u64)>,
 }
@@ -111,6 +113,8 @@ struct Deadline {
     sweep: u64,
     writes_starved: u64,
     guard: u64,
+    /// By lane group and operation, see [`guarded`].
+    guards: Guards,
     runs: Runs,
     groups: Vec<Group>,
     turns: Turns,
@@ -118,6 +122,11 @@ struct Deadline {
 
 fn direction(op: Op) -> usize {
     if op == Op::Read { READ } else { WRITE }
+}
+
+/// Where the requests of a lane group and operation are under the guard.
+fn guarded(group: usize, direction: usize) -> usize {
+    2 * group + direction
 }
 
 impl Direction {
@@ -133,6 +142,16 @@ impl Direction {
         head.or_else(|| files.next().and_then(|(_, runs)| runs.next_ready(0)))
     }
 
+    /// Moves what begins with a request into the batch.
+    fn take(&mut self, runs: &mut Runs, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) {
+        let file = view.table.file(first);
+        let Some(queue) = self.files.get_mut(&file) else { return };
+        runs.take_from(queue, view.table, first, batch, |_| 0);
+        if queue.is_empty() {
+            self.files.remove(&file);
+        }
+    }
+
     fn lowest(&self) -> Option<Slot> {
         self.files.first_key_value().and_then(|(_, runs)| runs.next_ready(0))
     }
@@ -142,7 +161,7 @@ impl Group {
     /// The operation of the next sweep, and the number of sweeps that reads had before writes then.
     fn next_direction(&self, writes_starved: u64) -> Option<(usize, u64)> {
         let [reads, writes] = &self.directions;
-        match (reads.arrivals.is_empty(), writes.arrivals.is_empty()) {
+        match (reads.files.is_empty(), writes.files.is_empty()) {
             (true, true) => None,
             (false, true) => Some((READ, 0)),
             (false, false) if self.starved < writes_starved => Some((READ, self.starved + 1)),
@@ -157,20 +176,20 @@ impl Policy for Deadline {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        let d = &mut self.groups[view.group(slot)].directions[direction(view.table.op(slot))];
-        d.arrivals.insert(view, slot);
-        let queue = d.files.entry(view.table.file(slot)).or_default();
+        let (group, d) = (view.group(slot), direction(view.table.op(slot)));
+        self.guards.insert(view.table, guarded(group, d), slot);
+        let queue = self.groups[group].directions[d].files.entry(view.table.file(slot)).or_default();
         self.runs.insert(queue, view.table, slot, 0, |_| 0);
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        let d = &mut self.groups[view.group(slot)].directions[direction(view.table.op(slot))];
-        d.arrivals.leave(1);
-        let file = view.table.file(slot);
-        let Some(queue) = d.files.get_mut(&file) else { return };
+        let (group, d, file) = (view.group(slot), direction(view.table.op(slot)), view.table.file(slot));
+        self.guards.remove(view.table, guarded(group, d), slot);
+        let files = &mut self.groups[group].directions[d].files;
+        let Some(queue) = files.get_mut(&file) else { return };
         self.runs.remove(queue, view.table, slot, |_| 0);
         if queue.is_empty() {
-            d.files.remove(&file);
+            files.remove(&file);
         }
     }
 
@@ -184,13 +203,13 @@ impl Policy for Deadline {
                 Some(next) => next,
                 None => {
                     let (d, starved) = g.next_direction(self.writes_starved)?;
-                    let of = &mut g.directions[d];
-                    let oldest = of.arrivals.oldest(view)?;
-                    let expired = of.guard.is_due(Some(oldest), self.guard)
-                        || view.table.arrival(oldest.slot()) + self.expire[d] <= view.now;
+                    let of = &g.directions[d];
+                    let oldest = self.guards.oldest(view.table, guarded(group, d))?;
+                    let expired = self.guards.due(view.table, guarded(group, d)).is_some()
+                        || view.table.arrival(oldest) + self.expire[d] <= view.now;
                     let head = match of.ahead(view) {
                         Some(ahead) if !expired => ahead,
-                        _ if expired => self.runs.run_of(oldest.slot()),
+                        _ if expired => self.runs.run_of(oldest),
                         _ => of.lowest()?,
                     };
                     (head, d, 0, starved)
@@ -199,23 +218,23 @@ impl Policy for Deadline {
             if !view.open(view.table.lane(head)) {
                 return Some(Choice::until_event(WaitReason::LanesBusy));
             }
-            let file = view.table.file(head);
             let of = &mut g.directions[d];
-            let queue = of.files.get_mut(&file)?;
-            self.runs.take(queue, view.table, head, usize::MAX, batch, |_| 0);
-            if queue.is_empty() {
-                of.files.remove(&file);
-            }
-            let oldest = of.arrivals.oldest(view);
-            of.guard.count(oldest.is_some_and(|o| batch.contains(&o.slot())));
-            of.arrivals.leave(batch.len());
-            of.position = batch.last().map(|last| (file, view.table.end(*last)));
+            of.take(&mut self.runs, view, head, batch);
+            self.guards.sent(view.table, guarded(group, d), batch);
+            of.position = batch.last().map(|last| (view.table.file(head), view.table.end(*last)));
             g.sweep = Some((d, batches + 1));
             g.starved = starved;
             Some(Choice::Serve)
         });
         self.turns = turns;
         choice
+    }
+
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        let (group, d) = (view.group(oldest), direction(view.table.op(oldest)));
+        self.groups[group].directions[d].take(&mut self.runs, view, oldest, batch);
+        self.guards.sent(view.table, guarded(group, d), batch);
+        Choice::Serve
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
@@ -226,6 +245,6 @@ impl Policy for Deadline {
         // than batches.
         let own = older.saturating_add(1).saturating_mul(guard.saturating_add(self.sweep));
         let other = own.saturating_mul(self.writes_starved.saturating_add(1)).saturating_mul(self.sweep);
-        WaitBound { batches: own.saturating_add(other), idle: Nanos::ZERO }
+        WaitBound::of_batches(own.saturating_add(other))
     }
 }

@@ -9,15 +9,15 @@
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, SWITCH};
 use super::parts::backlog::Backlog;
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "fifo",
     summary: "Order of arrival; optionally merging queued neighbours.",
     source: "twins-2017, III (FIFO of IOFSL)",
+    conduct: Conduct::conserving("what arrived earlier on the lane"),
     params: &[
         ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Take queued neighbours along." },
         BATCH_REQUESTS,
@@ -61,8 +61,13 @@ impl Policy for Fifo {
         })
     }
 
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.backlog.take(view, view.group(oldest), oldest, batch);
+        Choice::Serve
+    }
+
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let ahead = view.table.older_than(slot, view.groups() == 1);
-        WaitBound { batches: ahead, idle: Nanos::ZERO }
+        WaitBound::of_batches(ahead)
     }
 }

@@ -12,12 +12,13 @@
 use super::params::{BATCH_BYTES, Range};
 use super::parts::file_turns::{FileTurns, Order};
 use super::parts::runs::Runs;
-use super::{ParamInfo, PolicyInfo};
+use super::{Conduct, ParamInfo, PolicyInfo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "hbrr",
     summary: "Round robin over files, a few aggregated requests a turn.",
     source: "twins-2017, III (HBRR of IOFSL)",
+    conduct: Conduct::conserving("(older requests of the same queue + 1) turns of every queue"),
     params: &[
         ParamInfo {
             name: "quantum_requests",

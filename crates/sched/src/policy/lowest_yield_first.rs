@@ -18,14 +18,12 @@
 
 use std::any::Any;
 
-use rustc_hash::FxHashMap;
-
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_ON, Range};
 use super::parts::flows::{Flows, hull_bytes};
 use super::parts::phases::{Job, Phases};
 use super::parts::tournament::{Contender, Tournament};
 use super::parts::turns::Turns;
-use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
@@ -35,6 +33,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lowest-yield-first",
     summary: "The application that got least since its I/O phase began goes first.",
     source: "Benoit et al., INRIA RR-9502 (GreedyYield)",
+    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: &[
         ParamInfo {
             name: "measure",
@@ -57,7 +56,6 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             flows,
             groups: (0..setup.lanes).map(|_| Tournament::default()).collect(),
             turns: Turns::default(),
-            flights: FxHashMap::default(),
             params: params.clone(),
         }))
     },
@@ -76,11 +74,9 @@ struct LowestYield {
     in_bytes: bool,
     phases: Phases,
     /// By application, each with its place in the tournament of its lane group.
-    flows: Flows<u32, Option<u32>>,
+    flows: Flows<u32, Option<u32>, Flight>,
     groups: Vec<Tournament>,
     turns: Turns,
-    /// By the first request of the batch.
-    flights: FxHashMap<Slot, Flight>,
 }
 
 /// A batch in flight.
@@ -145,7 +141,7 @@ impl Policy for LowestYield {
             let estimate = view.cost.ttp(view.table.op(first), bytes);
             let got = &mut self.phases.job_mut(job).got;
             *got = got.saturating_add(if self.in_bytes { bytes } else { estimate.0 });
-            self.flights.insert(batch[0], Flight { job, estimate });
+            self.flows.depart(batch[0], Flight { job, estimate });
             self.refile(view, flow);
             if view.groups() > 1 {
                 self.refile_all(view, job);
@@ -157,11 +153,11 @@ impl Policy for LowestYield {
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        WaitBound { batches: self.flows.guarded_wait(view, slot), idle: Nanos::ZERO }
+        WaitBound::of_batches(self.flows.guarded_wait(view, slot))
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
+        let Some(flight) = self.flows.returned(done) else { return };
         if !self.in_bytes {
             let got = &mut self.phases.job_mut(flight.job).got;
             *got = got.saturating_add(done.service.0).saturating_sub(flight.estimate.0);
@@ -178,15 +174,11 @@ impl Policy for LowestYield {
         })
     }
 
-    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
-        Some(Box::new((self.in_bytes, self.phases.known())))
-    }
-
-    fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
-        if let Ok(known) = legacy.downcast::<(bool, Vec<Job>)>()
-            && known.0 == self.in_bytes
+    fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
+        if let Ok(old) = old.downcast::<LowestYield>()
+            && old.in_bytes == self.in_bytes
         {
-            self.phases.recall(known.1);
+            self.phases.recall(old.phases.known());
         }
     }
 }

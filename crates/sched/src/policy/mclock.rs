@@ -20,34 +20,42 @@
 //!
 //! Choices: requests that no rule fits form a class of weight 1 without reservation and limit; a reservation above
 //! its limit is refused; tags are this server's, over all its lanes (a client over several servers needs dmClock's
-//! counts on its requests: not here), while the virtual time at which a newcomer starts is its lane's. Several rules may be changed live: classes whose rule keeps its name keep their
+//! counts on its requests: not here), while queues, and the virtual time at which a newcomer starts, are its lane's. Several rules may be changed live: classes whose rule keeps its name keep their
 //! tags. `merge=on` (not in the original) sends a request's queued neighbours of the same class along.
 //!
-//! Wait: reservations that exceed the device would starve those without; so after `guard_batches` batches of a lane
-//! that left out its oldest request of a class without limit, that one goes, and after so many by reservations while
-//! somebody within the limit waited, one goes by weight (0 switches the guards off). A class with a limit waits for it, its lane idle if need be; this is the rule's purpose and does not switch itself off. Then
-//! the bound is one of time: every outstanding request goes before it at the limit's rate, as long as its lane has
-//! room then. Else work-conserving.
+//! Wait: reservations that exceed the device, and greater weights, would starve others. So after `guard_batches` batches of
+//! a lane that left out its oldest request of a class without limit, that one goes; the same for the oldest of the classes that have
+//! a limit and are within it; and after so many by reservations while others within their limits waited, one goes by weight (0
+//! switches the guards off). A class at its limit waits, its lane idle if need be; this is the rule's purpose and does not
+//! switch itself off: one batch at the limit's rate for each older request of the class. Else work-conserving.
 
 use std::any::Any;
 
-use rustc_hash::FxHashMap;
-
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
+use super::parts::class_flows::{ClassFlows, Flight};
 use super::parts::classes::{Classes, Each};
-use super::parts::flows::{Flows, hull_bytes, refile};
+use super::parts::flows::refile;
+use super::parts::rules;
 use super::parts::turns::Turns;
-use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::{Nanos, Op};
+use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "mclock",
     summary: "Reservation, weight and limit for each class.",
     source: "mClock (Gulati et al., OSDI 2010)",
+    conduct: Conduct {
+        idles: |params| {
+            rules::parse(params.text("rules")).is_ok_and(|all| all.iter().any(|r| r.settings.contains_key("limit")))
+        },
+        ..Conduct::conserving(
+            "(older requests + 1) × (guard_batches + 1) batches; with a limit, twice that and its rate",
+        )
+    },
     params: &[
         ParamInfo {
             name: "rules",
@@ -103,11 +111,13 @@ struct Filed {
     reservation: Tag,
     weight: Tag<u128>,
     limit: Tag,
+    /// Of a class with a limit that is within it, the oldest request.
+    allowed: u64,
 }
 
 impl Default for Filed {
     fn default() -> Self {
-        Filed { reservation: NO_TAG, weight: NO_WEIGHT, limit: NO_TAG }
+        Filed { reservation: NO_TAG, weight: NO_WEIGHT, limit: NO_TAG, allowed: u64::MAX }
     }
 }
 
@@ -118,6 +128,9 @@ struct Group {
     weights: SortedSet<(Tag<u128>, u32)>,
     /// Waiting for them.
     limited: SortedSet<(Tag, u32)>,
+    /// Those that have a limit and are within it, by their oldest request; and the batches that left out the first.
+    allowed: SortedSet<(u64, u32)>,
+    left_out: u64,
     /// The weight tag served last.
     virtual_now: u128,
     /// Batches by reservations that somebody within the limit waited for.
@@ -133,19 +146,13 @@ enum Phase {
 struct Mclock {
     params: Params,
     in_device_time: bool,
-    classes: Classes<Tags>,
+    /// Of a batch in flight it is noted whether it went by a reservation.
+    queues: ClassFlows<Tags, Filed>,
     /// By rule, and of those whom no rule fits.
     shares: Vec<Share>,
-    /// By class; of a batch in flight twice its class is noted, and one more when it went by a reservation.
-    flows: Flows<u32, Filed>,
     groups: Vec<Group>,
     turns: Turns,
     guard_batches: u64,
-    /// What batches in flight were thought to cost, by their first request; where costs are device time.
-    estimates: FxHashMap<Slot, Nanos>,
-    capacity: u64,
-    /// Requests and bytes of a batch at most, as far as has been seen.
-    longest: (u64, u64),
 }
 
 /// What a cost takes at a rate.
@@ -172,41 +179,34 @@ impl Mclock {
             shares.push(share);
         }
         shares.push(Share { reservation: 0.0, weight: 1.0, limit: 0.0 });
-        let merge = params.on("merge");
         let in_device_time = params.text("unit") == "device";
-        let mut flows = Flows::new(params, setup, params.integer("guard_batches"));
-        if in_device_time {
-            flows.list_parties(setup);
-        }
         Ok(Mclock {
             in_device_time,
+            queues: ClassFlows::new(params, setup, classes, in_device_time),
             shares,
-            flows,
             groups: (0..setup.lanes).map(|_| Group::default()).collect(),
             turns: Turns::default(),
             guard_batches: params.integer("guard_batches"),
-            estimates: FxHashMap::default(),
-            capacity: u64::from(setup.capacity),
-            longest: match merge {
-                true => (params.integer("batch_requests"), params.integer("batch_bytes")),
-                false => (1, 1),
-            },
             params: params.clone(),
-            classes,
         })
     }
 
     fn share(&self, class: u32) -> Share {
-        self.shares[self.classes.get(class).rule]
+        self.shares[self.queues.classes.get(class).rule]
+    }
+
+    /// Until when a class is at its limit.
+    fn limited_until(&self, class: u32) -> Nanos {
+        if self.share(class).limit > 0.0 { self.queues.classes.get(class).account.limit } else { Nanos::ZERO }
     }
 
     /// Files a flow anew after a change of its class's tags or of its oldest request, or closes it.
     fn refile(&mut self, view: &View<'_>, flow: u32) {
-        let (group, class) = self.flows.key(flow);
-        let (share, tags) = (self.share(class), self.classes.get(class).account);
+        let (group, class) = self.queues.flows.key(flow);
+        let (share, tags) = (self.share(class), self.queues.classes.get(class).account);
         let g = &mut self.groups[group];
         let mut fresh = Filed::default();
-        let oldest = self.flows.oldest(view, flow);
+        let oldest = self.queues.flows.oldest(view, flow);
         if let Some(oldest) = oldest {
             let seq = view.table.seq(oldest);
             let arrival = view.table.arrival(oldest).min(view.now);
@@ -217,26 +217,36 @@ impl Mclock {
                 true => fresh.limit = (tags.limit, seq),
                 false => fresh.weight = (tags.weight.max(g.virtual_now), seq),
             }
+            if share.limit > 0.0 && fresh.limit == NO_TAG {
+                fresh.allowed = seq;
+            }
         }
-        let old = self.flows.data(flow);
+        let old = self.queues.flows.data(flow);
         refile(&mut g.reservations, flow, old.reservation, fresh.reservation, NO_TAG);
         refile(&mut g.weights, flow, old.weight, fresh.weight, NO_WEIGHT);
         refile(&mut g.limited, flow, old.limit, fresh.limit, NO_TAG);
+        refile(&mut g.allowed, flow, old.allowed, fresh.allowed, u64::MAX);
         *old = fresh;
         if oldest.is_none() {
-            self.flows.close(flow);
+            self.queues.flows.close(flow);
         }
     }
 
     /// The class's tags have moved on since a flow was filed (it sent something in another group).
     fn is_stale(&self, flow: u32, filed: impl Fn(&Tags) -> bool) -> bool {
-        filed(&self.classes.get(self.flows.key(flow).1).account)
+        filed(&self.queues.classes.get(self.queues.flows.key(flow).1).account)
     }
 
     /// The flow of a group that sends next and the phase, or when there will be one.
     fn next(&mut self, view: &View<'_>, group: usize) -> Result<(u32, Phase), Nanos> {
         // Each look puts one flow right.
         while let Some((_, flow)) = self.groups[group].limited.first().filter(|f| f.0.0 <= view.now) {
+            self.refile(view, flow);
+        }
+        while let Some((_, flow)) = self.groups[group].allowed.first().filter(|_| self.is_left_out(group)) {
+            if self.limited_until(self.queues.flows.key(flow).1) <= view.now {
+                return Ok((flow, Phase::Weight));
+            }
             self.refile(view, flow);
         }
         let mut reserved = None;
@@ -257,7 +267,7 @@ impl Mclock {
             }
         }
         while let Some(((tag, _), flow)) = self.groups[group].weights.first() {
-            let limited = self.share(self.flows.key(flow).1).limit > 0.0;
+            let limited = self.share(self.queues.flows.key(flow).1).limit > 0.0;
             if self.is_stale(flow, |t| t.weight > tag || (limited && t.limit > view.now)) {
                 self.refile(view, flow);
             } else {
@@ -271,24 +281,29 @@ impl Mclock {
         Err(until.min(limited))
     }
 
-    fn cost(&self, requests: u32, device: Nanos) -> f64 {
-        if self.in_device_time { device.as_secs_f64() } else { f64::from(requests) }
+    /// Too many batches left out the oldest request of those that have a limit and are within it.
+    fn is_left_out(&self, group: usize) -> bool {
+        self.guard_batches > 0 && self.groups[group].left_out >= self.guard_batches
     }
 
+    fn cost(&self, requests: u64, device: Nanos) -> f64 {
+        if self.in_device_time { device.as_secs_f64() } else { requests as f64 }
+    }
+
+    /// Sends what a flow has next, on the account of a phase.
     fn serve(&mut self, view: &View<'_>, flow: u32, phase: Phase, batch: &mut Vec<Slot>) -> Option<Choice> {
-        let (group, class) = self.flows.key(flow);
-        let first = self.flows.first(view, flow)?;
+        let first = self.queues.flows.first(view, flow)?;
         if !view.open(view.table.lane(first)) {
             return Some(Choice::until_event(WaitReason::LanesBusy));
         }
-        let filed = self.flows.data(flow);
+        let (group, class) = self.queues.flows.key(flow);
+        let filed = self.queues.flows.data(flow);
         let due = if filed.reservation == NO_TAG { view.now } else { filed.reservation.0 };
         let weight = Some(filed.weight).filter(|w| *w != NO_WEIGHT).map(|w| w.0);
-        self.flows.take(view, first, batch);
-        let (requests, share) = (batch.len() as u32, self.share(class));
-        let estimate = view.cost.ttp(view.table.op(first), hull_bytes(view, batch));
-        let cost = self.cost(requests, estimate);
-        let (g, tags) = (&mut self.groups[group], &mut self.classes.get_mut(class).account);
+        let taken = self.queues.take(view, first, batch);
+        let (cost, share) = (self.cost(taken.requests, taken.estimate), self.share(class));
+        let (g, tags) = (&mut self.groups[group], &mut self.queues.classes.get_mut(class).account);
+        g.left_out = if g.allowed.first().is_none_or(|first| first.1 == flow) { 0 } else { g.left_out + 1 };
         if phase == Phase::Constraint {
             tags.reservation = due.max(tags.reservation) + span(cost, share.reservation);
         }
@@ -303,10 +318,8 @@ impl Mclock {
             Phase::Constraint if g.weights.len() > usize::from(weight.is_some()) => g.reserved_run += 1,
             Phase::Constraint => {}
         }
-        self.flows.depart(batch[0], class << 1 | u32::from(phase == Phase::Constraint));
-        if self.in_device_time {
-            self.estimates.insert(batch[0], estimate);
-        }
+        let flight = Flight { class, on_account: phase == Phase::Constraint, estimate: taken.estimate };
+        self.queues.flows.depart(batch[0], flight);
         self.refile(view, flow);
         Some(Choice::Serve)
     }
@@ -318,32 +331,27 @@ impl Policy for Mclock {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        self.longest.1 = self.longest.1.max(view.table.len_bytes(slot));
         let groups = &self.groups;
-        let class = self.classes.of(&view.who(slot), |c| {
+        let class = self.queues.class_of(view, slot, |c| {
             let t = c.account;
             let in_use = || groups.iter().all(|g| t.weight > g.virtual_now);
             t.reservation <= view.now && t.limit <= view.now && !in_use()
         });
-        self.classes.get_mut(class).held += 1;
-        let free = self.share(class).limit == 0.0;
-        let (flow, _) = self.flows.push(view, class, slot, free);
-        // A late request may be older than what the flow was filed by.
-        if self.flows.oldest(view, flow) == Some(slot) {
+        if let Some(flow) = self.queues.push(view, class, slot, self.share(class).limit == 0.0) {
             self.refile(view, flow);
         }
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        let Some(flow) = self.flows.remove(view, slot) else { return };
-        self.classes.get_mut(self.flows.key(flow).1).held -= 1;
-        self.refile(view, flow);
+        if let Some(flow) = self.queues.remove(view, slot) {
+            self.refile(view, flow);
+        }
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
-            if let Some(flow) = self.flows.due(view, group) {
+        let choice = turns.go_round_lanes(view, |group| {
+            if let Some(flow) = self.queues.flows.due(view, group) {
                 return self.serve(view, flow, Phase::Weight, batch);
             }
             match self.next(view, group) {
@@ -355,28 +363,29 @@ impl Policy for Mclock {
         choice
     }
 
+    fn is_withheld(&self, view: &View<'_>, slot: Slot) -> bool {
+        self.queues.class(slot).is_some_and(|class| self.limited_until(class) > view.now)
+    }
+
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        let Some(class) = self.flows.of(slot).map(|f| self.flows.key(f).1) else {
-            return WaitBound { batches: 0, idle: Nanos::ZERO };
-        };
-        let (share, tags) = (self.share(class), self.classes.get(class).account);
+        let Some(class) = self.queues.class(slot) else { return WaitBound::of_batches(0) };
+        let (share, guarded) = (self.share(class), self.queues.flows.guarded_wait(view, slot));
         if share.limit == 0.0 {
-            return WaitBound { batches: self.flows.guarded_wait(view, slot), idle: Nanos::ZERO };
+            return WaitBound::of_batches(guarded);
         }
-        let (requests, bytes) = self.longest;
-        let device = view.cost.ttp(Op::Read, bytes).max(view.cost.ttp(Op::Write, bytes));
-        let longest = span(self.cost(requests as u32, device), share.limit).0;
-        let debt = tags.limit.since(view.now).0;
-        WaitBound { batches: u64::MAX, idle: Nanos(longest.saturating_mul(self.capacity + 1).saturating_add(debt)) }
+        let longest = self.cost(self.queues.longest.0, self.queues.longest_device(view));
+        let paid = span(longest, share.limit).0.saturating_mul(self.queues.paying(view, slot));
+        let idle = Nanos(paid) + self.limited_until(class).since(view.now);
+        // The guards of classes with and without limits take turns.
+        WaitBound { batches: guarded.saturating_mul(2), idle, by_rule: true }
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(note) = self.flows.returned(done) else { return };
-        let (class, by_reservation) = (note >> 1, note & 1 == 1);
+        let Some(Flight { class, on_account: by_reservation, estimate }) = self.queues.returned(done) else { return };
+        if !self.in_device_time {
+            return;
+        }
         let share = self.share(class);
-        let held = &mut self.classes.get_mut(class).held;
-        *held = held.saturating_sub(done.slots.len() as u32);
-        let Some(estimate) = self.estimates.remove(&done.slots[0]) else { return };
         let (more, less) = (done.service - estimate, estimate - done.service);
         let at_rate = |span: Nanos, rate: f64| Nanos::from_secs_f64(span.as_secs_f64() / rate);
         let correct = |tag: &mut Nanos, rate: f64| {
@@ -384,7 +393,7 @@ impl Policy for Mclock {
                 *tag = (*tag + at_rate(more, rate)).since(at_rate(less, rate));
             }
         };
-        let tags = &mut self.classes.get_mut(class).account;
+        let tags = &mut self.queues.classes.get_mut(class).account;
         let [more_v, less_v] = [more, less].map(|span| u128::from(at_rate(span, share.weight).0));
         tags.weight = (tags.weight + more_v).saturating_sub(less_v);
         correct(&mut tags.limit, share.limit);
@@ -392,22 +401,22 @@ impl Policy for Mclock {
             correct(&mut tags.reservation, share.reservation);
         }
         if less > Nanos::ZERO {
-            for flow in self.flows.of_party(class) {
+            for flow in self.queues.flows.of_party(class) {
                 self.refile(view, flow);
             }
         }
     }
 
     fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
-        let (rule, class) = match self.classes.find(who) {
-            Ok(class) => (self.classes.get(class).rule, Some(self.classes.get(class))),
+        let (rule, class) = match self.queues.classes.find(who) {
+            Ok(class) => (self.queues.classes.get(class).rule, Some(self.queues.classes.get(class))),
             Err(rule) => (rule, None),
         };
         let share = self.shares[rule];
         let unit = if self.in_device_time { "s of device time per second" } else { "requests/s" };
         let rate = |r: f64| if r > 0.0 { format!("{r} {unit}") } else { "none".into() };
-        let name = self.classes.rules.get(rule).map_or("no rule fits".into(), |r| format!("rule {}", r.name));
-        let each = match self.classes.each(rule) {
+        let name = self.queues.classes.rules.get(rule).map_or("no rule fits".into(), |r| format!("rule {}", r.name));
+        let each = match self.queues.classes.each(rule) {
             Each::Rule => String::new(),
             each => format!(" for each {}", each.word()),
         };
@@ -420,33 +429,19 @@ impl Policy for Mclock {
         ))
     }
 
-    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
-        let kept = self.classes.all().map(|c| (self.classes.name(c).to_string(), c.key, c.account)).collect();
-        let virtual_now = self.groups.iter().map(|g| g.virtual_now).collect();
-        Some(Box::new(Legacy { kept, virtual_now, in_device_time: self.in_device_time }))
-    }
-
-    fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
-        let Ok(legacy) = legacy.downcast::<Legacy>() else { return };
-        if legacy.in_device_time != self.in_device_time {
+    /// Classes whose rule keeps its name go on with their tags.
+    fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
+        let Ok(old) = old.downcast::<Mclock>() else { return };
+        if old.in_device_time != self.in_device_time {
             return;
         }
-        for (group, virtual_now) in self.groups.iter_mut().zip(legacy.virtual_now) {
-            group.virtual_now = virtual_now;
+        for (group, old) in self.groups.iter_mut().zip(&old.groups) {
+            group.virtual_now = old.virtual_now;
         }
-        for (name, key, tags) in legacy.kept {
-            let Some(rule) = self.classes.rules.iter().position(|r| r.name == name) else { continue };
-            if (self.classes.each(rule) == Each::Rule) == key.is_none() {
-                let class = key.map_or(rule as u32, |key| self.classes.named(rule, key, |_| false));
-                self.classes.get_mut(class).account = tags;
+        for class in old.queues.classes.all() {
+            if let Some(mine) = self.queues.classes.counterpart(&old.queues.classes, class) {
+                self.queues.classes.get_mut(mine).account = class.account;
             }
         }
     }
-}
-
-/// Tags to be gone on with.
-struct Legacy {
-    kept: Vec<(String, Option<u64>, Tags)>,
-    virtual_now: Vec<u128>,
-    in_device_time: bool,
 }

@@ -3,6 +3,8 @@
 //! A policy sees requests that nothing older conflicts with, and lanes with or without room. It decides
 //! order, aggregation and waiting; the core does the rest (conflicts, barriers, limits, counting).
 
+mod agios;
+mod auto;
 mod crr;
 mod deadline;
 mod fifo;
@@ -13,7 +15,7 @@ mod mlf;
 mod none;
 mod orr;
 pub mod params;
-mod parts;
+pub(crate) mod parts;
 mod scan;
 mod set10;
 mod sjf;
@@ -27,7 +29,9 @@ mod wfq;
 mod wscan;
 
 use std::any::Any;
+use std::sync::Arc;
 
+use impresario_foresight::PredictedQueues;
 use rustc_hash::FxHashSet;
 
 use crate::cost::CostModel;
@@ -35,7 +39,7 @@ use crate::names::{Names, Who};
 use crate::occupied::{Occupied, Round};
 use crate::spec::PolicySpec;
 use crate::table::{Slot, Table};
-use crate::types::{ConnId, JobId, LaneId, Nanos, Op};
+use crate::types::{ConnId, LaneId, Nanos, Op};
 pub use params::{ParamInfo, Params, PolicyError};
 
 /// Why nothing is dispatched now.
@@ -85,7 +89,7 @@ impl Choice {
         Choice::Wait { until: Nanos::MAX, reason }
     }
 
-    /// Of two waits the one that ends first; of equally long ones the one with more to say than that lanes are busy.
+    /// Of a wait and a dispatch the dispatch. Of two waits the one that ends first; of equally long ones the one with more to say than that lanes are busy.
     pub(crate) fn sooner(self, other: Choice) -> Choice {
         let says = |reason| match reason {
             WaitReason::Empty => 0,
@@ -98,6 +102,7 @@ impl Choice {
             {
                 self
             }
+            (serve, Choice::Wait { .. }) if !matches!(serve, Choice::Wait { .. }) => serve,
             _ => other,
         }
     }
@@ -183,6 +188,12 @@ impl View<'_> {
         }
     }
 
+    /// The lanes that have queued requests and room, and are not held, round from one of them.
+    pub(crate) fn open_lanes(&self, first: usize) -> impl Iterator<Item = usize> {
+        let round = if self.total_open { self.startable.round_from(first) } else { Round::of_none() };
+        round.filter(|lane| self.lanes[*lane].hold_until <= self.now)
+    }
+
     /// The group of a request.
     pub fn group(&self, slot: Slot) -> usize {
         if self.shared_space { 0 } else { self.table.lane(slot).index() }
@@ -192,10 +203,19 @@ impl View<'_> {
 /// How long a request may wait, as far as the policy decides it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WaitBound {
-    /// Batches of its lane (or node) dispatched before it at most, whatever arrives meanwhile.
+    /// Batches of its lane dispatched before it at most, whatever arrives meanwhile.
     pub batches: u64,
-    /// Time that the policy lets its lane idle before it at most.
+    /// Time that the policy lets its lane idle before it at most; [`Nanos::MAX`]: any time.
     pub idle: Nanos,
+    /// A rule may withhold it ([`Policy::is_withheld`]): batches count only while none does.
+    pub by_rule: bool,
+}
+
+impl WaitBound {
+    /// Of a request for which no rule idles its lane.
+    pub(crate) const fn of_batches(batches: u64) -> WaitBound {
+        WaitBound { batches, idle: Nanos::ZERO, by_rule: false }
+    }
 }
 
 /// A batch that ended, as policies are told.
@@ -215,7 +235,7 @@ pub struct Done<'a> {
 }
 
 /// A scheduling policy.
-pub trait Policy: Send {
+pub trait Policy: Any + Send {
     /// Its name and all its parameters, as they are in force.
     fn spec(&self) -> PolicySpec;
 
@@ -231,12 +251,28 @@ pub trait Policy: Send {
     /// reads that need not touch.
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice;
 
+    /// Serves an open lane, whose oldest queued request is shown. Asked where requests are not split at lanes and
+    /// [`select`](Policy::select) waits for a busy lane only. MUST decide as `select` does, but may wait for its own
+    /// reasons only; the batch begins on that lane.
+    ///
+    /// Unless the policy says otherwise, the request goes alone and outside its accounts: no other could use the lane.
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.dequeue(view, oldest);
+        batch.push(oldest);
+        Choice::Serve
+    }
+
     /// The worst-case wait of a queued request from now.
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound;
 
-    /// True for a policy that hands everything over at once: lane limits do not apply.
-    fn unlimited(&self) -> bool {
+    /// A rule (a rate, a limit) keeps a queued request from going at present, whatever else is queued.
+    fn is_withheld(&self, _view: &View<'_>, _slot: Slot) -> bool {
         false
+    }
+
+    /// It hands everything over at once: limits of batches in flight do not apply.
+    fn unlimited(&self) -> bool {
+        info(&self.spec().name).is_some_and(|info| info.conduct.unlimited)
     }
 
     /// Batches in flight at a lane at most, where the policy wants fewer than are configured.
@@ -250,22 +286,17 @@ pub trait Policy: Send {
     /// A connection became ready, or ceased to be; the view knows.
     fn readiness(&mut self, _view: &View<'_>, _conn: ConnId) {}
 
-    /// Other nodes granted device time to an application since the last such word.
-    fn peer_shares(&mut self, _view: &View<'_>, _job: JobId, _granted: Nanos) {}
-
     /// What it does with such a request at present, in words; `None` where that does not depend on who asks.
     fn explain(&self, _who: &Who, _now: Nanos) -> Option<String> {
         None
     }
 
-    /// What a policy of the same name should go on with after a change of parameters (tokens, shares); asked of the
-    /// old one, given to the new one before it receives any request.
-    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
-        None
-    }
+    /// What a recorded run foretells, or nothing any more. Requests that are queued already need not profit.
+    fn foresee(&mut self, _queues: Option<Arc<PredictedQueues>>) {}
 
-    /// Takes over what [`legacy`](Policy::legacy) gave.
-    fn inherit(&mut self, _legacy: Box<dyn Any + Send>) {}
+    /// Goes on with what the policy before it learnt (tokens, shares, quanta, histories), where that is of its kind:
+    /// after a change of parameters. Called before it receives the queued requests in order of arrival.
+    fn take_over(&mut self, _view: &View<'_>, _old: Box<dyn Any>) {}
 }
 
 /// What a policy is built for.
@@ -273,10 +304,14 @@ pub trait Policy: Send {
 pub struct Setup {
     /// Lanes below the scheduler.
     pub lanes: u16,
+    /// Requests are not split at lanes; see [`CoreConfig::shared_space`](crate::CoreConfig::shared_space).
+    pub shared_space: bool,
     /// Position of this node among its like, from 0.
     pub node_rank: u32,
     /// Most requests outstanding.
     pub capacity: u32,
+    /// What is below sorts by itself; see [`CoreConfig::sorted_below`](crate::CoreConfig::sorted_below).
+    pub sorted_below: bool,
 }
 
 /// What is told of a policy before it is built.
@@ -287,20 +322,56 @@ pub struct PolicyInfo {
     pub summary: &'static str,
     /// Paper and section, or other source.
     pub source: &'static str,
+    /// What it may do with lanes and connections, and how long a request may wait.
+    pub conduct: Conduct,
     /// Its parameters.
     pub params: &'static [ParamInfo],
     build: Build,
+}
+
+/// What drivers and the laws must know of a policy.
+#[derive(Clone, Copy)]
+pub struct Conduct {
+    /// It hands everything over at once: limits of batches in flight do not apply.
+    pub unlimited: bool,
+    /// Reads that nobody asked for may be started beside its requests.
+    pub speculates: bool,
+    /// With these parameters it may let a lane idle though requests for it are queued; it says until when.
+    pub idles: fn(&Params) -> bool,
+    /// It asks whether connections can take data, and serves only those that can (2002: `select()`).
+    pub minds_connections: bool,
+    /// With these parameters only the first access of a connection may go, in order of arrival.
+    pub in_order: fn(&Params) -> bool,
+    /// The worst-case wait of a request, in words; [`Policy::wait_bound`] computes it.
+    pub wait: &'static str,
+}
+
+impl Conduct {
+    /// Of a policy that never lets a lane idle.
+    pub const fn conserving(wait: &'static str) -> Conduct {
+        Conduct {
+            unlimited: false,
+            speculates: true,
+            idles: |_| false,
+            minds_connections: false,
+            in_order: |_| false,
+            wait,
+        }
+    }
 }
 
 type Build = fn(&Params, &Setup) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// All policies, by name.
 pub const POLICIES: &[PolicyInfo] = &[
+    auto::INFO,
     none::INFO,
     fifo::INFO,
     hbrr::INFO,
     mlf::INFO,
     mlf::AIOLI,
+    agios::INFO,
+    agios::CAUSAL,
     to::INFO,
     to::AGGREGATING,
     sjf::INFO,
@@ -320,9 +391,24 @@ pub const POLICIES: &[PolicyInfo] = &[
     lowest_yield_first::INFO,
 ];
 
+/// True for policies that ask whether connections can take data (2002: `select()`).
+pub fn minds_connections(spec: &PolicySpec) -> bool {
+    info(&spec.name).is_some_and(|info| info.conduct.minds_connections)
+}
+
+/// True for policies beside which reads that nobody asked for may be started.
+pub fn speculates(spec: &PolicySpec) -> bool {
+    info(&spec.name).is_none_or(|info| info.conduct.speculates)
+}
+
+/// What is told of a policy, by its name.
+pub fn info(name: &str) -> Option<&'static PolicyInfo> {
+    POLICIES.iter().find(|p| p.name == name)
+}
+
 /// Builds a policy, or says in one line what is wrong with its name or a parameter.
 pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError> {
-    let Some(info) = POLICIES.iter().find(|p| p.name == spec.name) else {
+    let Some(info) = info(&spec.name) else {
         return Err(PolicyError::Unknown {
             name: spec.name.clone(),
             known: POLICIES.iter().map(|p| p.name).collect::<Vec<_>>().join(", "),
@@ -334,5 +420,5 @@ pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, Policy
 
 /// Checks a policy for a server with `lanes` lanes without keeping it.
 pub fn check(spec: &PolicySpec, lanes: u16) -> Result<(), PolicyError> {
-    build(spec, &Setup { lanes, node_rank: 0, capacity: 1 }).map(|_| ())
+    build(spec, &Setup { lanes, shared_space: false, node_rank: 0, capacity: 1, sorted_below: false }).map(|_| ())
 }

@@ -5,15 +5,16 @@
 
 use std::collections::VecDeque;
 
-use super::{Choice, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::{LaneId, Nanos};
+use crate::types::LaneId;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "none",
     summary: "Hand every request over at once, in order of arrival.",
     source: "the papers' baseline without a scheduler",
+    conduct: Conduct { unlimited: true, speculates: false, ..Conduct::conserving("what arrived earlier on the lane") },
     params: &[],
     build: |params, setup| {
         Ok(Box::new(Unscheduled { params: params.clone(), lanes: vec![VecDeque::new(); usize::from(setup.lanes)] }))
@@ -60,11 +61,7 @@ impl Policy for Unscheduled {
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         // A request that a conflict held back is handed over late; older ones may still follow it.
-        WaitBound { batches: view.table.older_than(slot, view.groups() == 1) + self.queued(), idle: Nanos::ZERO }
-    }
-
-    fn unlimited(&self) -> bool {
-        true
+        WaitBound::of_batches(view.table.older_than(slot, view.groups() == 1) + self.queued())
     }
 }
 

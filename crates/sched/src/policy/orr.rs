@@ -16,12 +16,13 @@
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, Range};
 use super::parts::file_turns::{FileTurns, Order};
 use super::parts::runs::Runs;
-use super::{ParamInfo, PolicyInfo};
+use super::{Conduct, ParamInfo, PolicyInfo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "orr",
     summary: "Round robin over files, in offset order within one.",
     source: "Lustre network request scheduler, ORR",
+    conduct: Conduct::conserving("(older requests of the same queue + 1) × guard_batches turns of every queue"),
     params: &[
         ParamInfo {
             name: "quantum_requests",

@@ -6,13 +6,14 @@
 use std::collections::VecDeque;
 
 use super::PolicyInfo;
-use super::parts::jobs::{GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE, TURN};
+use super::parts::jobs::{self, GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE, TURN};
 use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "scan",
     summary: "Ready connections by offset from the last one, wrapping.",
     source: "server-side-scheduling-2002, 4, Opt 2",
+    conduct: jobs::CONDUCT,
     params: &[PIECE, TURN, GUARD, JOB_ORDER, SIEVE],
     build: |params, setup| Ok(Jobs::boxed(params, setup, Scan, Nanos::ZERO)),
 };

@@ -21,15 +21,13 @@
 
 use std::any::Any;
 
-use rustc_hash::FxHashMap;
-
 use super::lowest_yield_first::PHASE_GAP;
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_ON, Range};
 use super::parts::flows::{Flows, hull_bytes};
 use super::parts::phases::{Job, Phases};
 use super::parts::rules::{self, Rule};
 use super::parts::turns::Turns;
-use super::{Choice, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
@@ -40,6 +38,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "set10",
     summary: "Applications in sets by the period of their I/O phases: alone within a set, shares between sets.",
     source: "IO-SETS (Boito et al., IEEE TPDS 2023)",
+    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: &[
         ParamInfo {
             name: "rules",
@@ -121,11 +120,9 @@ struct Set10 {
     unknown_s: f64,
     phases: Phases,
     /// By lane group and application; with the set and the place of the phase by which it is filed.
-    flows: Flows<u32, Option<(usize, u64)>>,
+    flows: Flows<u32, Option<(usize, u64)>, Flight>,
     groups: Vec<Group>,
     turns: Turns,
-    /// By the first request of the batch.
-    flights: FxHashMap<Slot, Flight>,
 }
 
 impl Set10 {
@@ -147,7 +144,6 @@ impl Set10 {
             flows: Flows::new(params, setup, params.integer("guard_batches")),
             groups: (0..setup.lanes).map(|_| Group::default()).collect(),
             turns: Turns::default(),
-            flights: FxHashMap::default(),
             params: params.clone(),
         })
     }
@@ -217,7 +213,7 @@ impl Policy for Set10 {
                 }
                 g.used[set] += virtual_ns(set, estimate);
                 let job = self.flows.key(flow).1;
-                self.flights.insert(batch[0], Flight { job, group, set, estimate });
+                self.flows.depart(batch[0], Flight { job, group, set, estimate });
             }
             if self.flows.is_empty(flow) {
                 self.close(flow);
@@ -229,11 +225,11 @@ impl Policy for Set10 {
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        WaitBound { batches: self.flows.guarded_wait(view, slot), idle: Nanos::ZERO }
+        WaitBound::of_batches(self.flows.guarded_wait(view, slot))
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(flight) = done.slots.first().and_then(|s| self.flights.remove(s)) else { return };
+        let Some(flight) = self.flows.returned(done) else { return };
         let used = &mut self.groups[flight.group].used[flight.set];
         *used = (*used + virtual_ns(flight.set, done.service)).saturating_sub(virtual_ns(flight.set, flight.estimate));
         self.phases.left(flight.job, done.slots.len() as u32, view.now);
@@ -245,13 +241,9 @@ impl Policy for Set10 {
         Some(format!("job {}: period {period_s:.3} s, {source}; set {set}, weight 1e{}", who.job, -set))
     }
 
-    fn legacy(&mut self) -> Option<Box<dyn Any + Send>> {
-        Some(Box::new(self.phases.known()))
-    }
-
-    fn inherit(&mut self, legacy: Box<dyn Any + Send>) {
-        if let Ok(known) = legacy.downcast::<Vec<Job>>() {
-            self.phases.recall(*known);
+    fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
+        if let Ok(old) = old.downcast::<Set10>() {
+            self.phases.recall(old.phases.known());
         }
     }
 }

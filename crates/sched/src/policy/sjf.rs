@@ -13,15 +13,16 @@
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::ranked::Ranked;
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
 use crate::spec::PolicySpec;
 use crate::table::{Arrival, Slot};
-use crate::types::{FileId, Nanos, Op};
+use crate::types::{FileId, Op};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "sjf",
     summary: "Shortest job first: the file and operation with the fewest queued bytes, lowest offset first.",
     source: "AGIOS, public library version 2 (SJF)",
+    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: &[
         ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Take along what touches the lowest offset." },
         BATCH_REQUESTS,
@@ -65,8 +66,13 @@ impl Policy for Sjf {
         self.turns.go_round(view, |group| self.queues.serve(view, group, batch))
     }
 
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.queues.take(view, oldest, batch);
+        Choice::Serve
+    }
+
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let older = view.table.older_than(slot, view.groups() == 1);
-        WaitBound { batches: self.queues.wait_bound(older), idle: Nanos::ZERO }
+        WaitBound::of_batches(self.queues.wait_bound(older))
     }
 }

@@ -5,26 +5,28 @@
 //! the point is the order on the disk. Jobs, pieces and guards: see `jobs.rs`; the guard serves the job with the oldest
 //! access among those that are ready.
 //!
-//! Waiting: the lane idles while the connection whose turn it is takes no data, for at most `patience_us`; then that
-//! job is passed over until it is ready. `patience_us=0` waits without end, as the paper's rule does.
+//! Waiting: the lane idles while the connection whose turn it is takes no data, for at most `patience_us` between two
+//! batches; then the jobs that are not ready are passed over until they are. `patience_us=0` waits without end, as the
+//! paper's rule does: a connection that never takes data stops the lane, and no bound of idle time is stated.
 
 use std::collections::VecDeque;
 
-use super::PolicyInfo;
 use super::params::{ParamInfo, Range};
-use super::parts::jobs::{GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE};
+use super::parts::jobs::{self, GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE};
+use super::{Conduct, PolicyInfo};
 use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "sstf",
     summary: "Every connection by offset from the last one, waited for if need be.",
     source: "server-side-scheduling-2002, 4, Opt 4",
+    conduct: Conduct { idles: |_| true, ..jobs::CONDUCT },
     params: &[
         ParamInfo {
             name: "patience_us",
             default: "50000",
             range: Range::Integer(0, 60_000_000),
-            doc: "How long a connection that takes no data is waited for, microseconds; 0: without end.",
+            doc: "How long a lane idles for connections that take no data between two batches, microseconds; 0: without end.",
         },
         PIECE,
         GUARD,

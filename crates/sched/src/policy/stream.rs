@@ -6,13 +6,14 @@
 use std::collections::VecDeque;
 
 use super::PolicyInfo;
-use super::parts::jobs::{GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, SIEVE, TURN};
+use super::parts::jobs::{self, GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, SIEVE, TURN};
 use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "stream",
     summary: "Ready connections in order of arrival, each while it takes data.",
     source: "server-side-scheduling-2002, 4, Opt 1",
+    conduct: jobs::CONDUCT,
     params: &[PIECE, TURN, GUARD, JOB_ORDER, SIEVE],
     build: |params, setup| Ok(Jobs::boxed(params, setup, Stream, Nanos::ZERO)),
 };

@@ -18,7 +18,7 @@
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::ranked::Ranked;
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{FileId, Nanos, Op};
@@ -27,6 +27,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "sw",
     summary: "Server-side coordination: by arrival window, then application, then file and offset.",
     source: "H. Song et al., SC 2011 (AGIOS, public library: SW)",
+    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: &[
         ParamInfo {
             name: "window_ms",
@@ -98,8 +99,13 @@ impl Policy for Sw {
         self.turns.go_round(view, |group| self.queues.serve(view, group, batch))
     }
 
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.queues.take(view, oldest, batch);
+        Choice::Serve
+    }
+
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let older = view.table.older_than(slot, view.groups() == 1);
-        WaitBound { batches: self.queues.wait_bound(older), idle: Nanos::ZERO }
+        WaitBound::of_batches(self.queues.wait_bound(older))
     }
 }

@@ -11,15 +11,15 @@
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS};
 use super::parts::backlog::Backlog;
-use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "to",
     summary: "Time order: strict order of arrival over all lanes, one request a batch.",
     source: "AGIOS, public library version 2 (TO)",
+    conduct: Conduct::conserving("what arrived earlier on the lane"),
     params: &[],
     build: |params, setup| build(false, params, setup),
 };
@@ -28,6 +28,7 @@ pub(super) const AGGREGATING: PolicyInfo = PolicyInfo {
     name: "to-agg",
     summary: "Time order; the oldest request takes along what touches it.",
     source: "AGIOS, public library version 2 (TO-agg)",
+    conduct: Conduct::conserving("what arrived earlier on the lane"),
     params: &[
         ParamInfo { doc: "Requests per batch at most.", ..BATCH_REQUESTS },
         ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
@@ -76,8 +77,13 @@ impl Policy for TimeOrder {
         Choice::Serve
     }
 
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.backlog.take(view, view.group(oldest), oldest, batch);
+        Choice::Serve
+    }
+
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let ahead = view.table.older_than(slot, view.groups() == 1);
-        WaitBound { batches: ahead, idle: Nanos::ZERO }
+        WaitBound::of_batches(ahead)
     }
 }

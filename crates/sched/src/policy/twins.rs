@@ -34,11 +34,15 @@
 //! request of a queue leaves within n windows if its server has room then; the k-th within k times that. A
 //! hold costs at most `anticipation_us`, and never more than the rest of one window.
 
+use std::any::Any;
+
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::anticipation::{Anticipation, Stream};
+use super::parts::rounds::{Rounds, permutation, rotation};
 use super::parts::server_queues::ServerQueues;
-use super::{Choice, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
-use crate::occupied::Occupied;
+use super::{
+    Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason,
+};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{LaneId, Nanos};
@@ -47,6 +51,12 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "twins",
     summary: "Coordinated time windows: each I/O node serves one data server at a time.",
     source: "twins-2017, IV, Algorithm 1",
+    conduct: Conduct {
+        idles: |params| params.text("work_conserving") != "on" || params.integer("anticipation_us") > 0,
+        ..Conduct::conserving(
+            "older requests of its server (in offset order: as the guard allows), a round of windows each",
+        )
+    },
     params: &[
         ParamInfo {
             name: "window_us",
@@ -118,13 +128,8 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         "permutation" => permutation(setup.lanes, setup.node_rank),
         _ => rotation(setup.lanes, setup.node_rank),
     };
-    let mut place_of = vec![0; order.len()];
-    (0..).zip(&order).for_each(|(place, lane)| place_of[lane.index()] = place);
     Ok(Box::new(Twins {
-        window: Nanos::from_micros(params.integer("window_us")),
-        occupied: Occupied::new(order.len()),
-        order,
-        place_of,
+        rounds: Rounds::new(Nanos::from_micros(params.integer("window_us")), order),
         queues,
         lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
         reach_bytes: params.integer("batch_bytes"),
@@ -133,20 +138,14 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
             "idle" => Others::WhileIdle,
             _ => Others::Never,
         },
-        anticipation: (anticipation > Nanos::ZERO).then(|| Anticipation::new(anticipation)),
+        anticipation: (anticipation > Nanos::ZERO).then(|| Anticipation::new(anticipation, false, setup.lanes)),
         params: params.clone(),
     }))
 }
 
 struct Twins {
     params: Params,
-    window: Nanos,
-    /// The servers in this node's order.
-    order: Vec<LaneId>,
-    /// Each server's place in that order.
-    place_of: Vec<u16>,
-    /// The places whose servers have requests here.
-    occupied: Occupied,
+    rounds: Rounds,
     queues: ServerQueues,
     lane_requests: Option<u32>,
     reach_bytes: u64,
@@ -162,53 +161,16 @@ enum Others {
     Always,
 }
 
-fn rotation(n: u16, rank: u32) -> Vec<LaneId> {
-    (0..n).map(|i| LaneId(((u32::from(i) + rank % u32::from(n)) % u32::from(n)) as u16)).collect()
-}
-
-/// The `rank`-th permutation of `0..n` in lexicographic order, counting from 0 and wrapping.
-fn permutation(n: u16, rank: u32) -> Vec<LaneId> {
-    let mut left: Vec<LaneId> = (0..n).map(LaneId).collect();
-    let mut rank = u128::from(rank);
-    let mut order = Vec::with_capacity(left.len());
-    while !left.is_empty() {
-        // (n-1)! beyond 34! does not fit; a 32-bit rank never reaches into those places anyway.
-        let step = (1..left.len() as u128).try_fold(1u128, |f, i| f.checked_mul(i)).unwrap_or(u128::MAX);
-        order.push(left.remove(((rank / step) % left.len() as u128) as usize));
-        rank %= step;
-    }
-    order
-}
-
 impl Twins {
-    /// The place in the order of the server whose window it is, and when that window ends on the local clock.
-    fn current(&self, view: &View<'_>) -> (usize, Nanos) {
-        let window = view.shared_now.0 / self.window.0;
-        let left = self.window.0 - view.shared_now.0 % self.window.0;
-        ((window % self.order.len() as u64) as usize, view.now + Nanos(left))
-    }
-
     /// Until when the server is held, if it is.
     fn hold(&mut self, view: &View<'_>, lane: LaneId) -> Option<Nanos> {
         let anticipation = self.anticipation.as_mut()?;
-        let (stream, start) = anticipation.expected().filter(|e| e.0.0 == lane)?;
+        let (stream, start) = anticipation.expected(lane)?;
         if self.queues.goes_on(view, stream, start, start.saturating_add(self.reach_bytes)) {
-            anticipation.give_up(view.now);
+            anticipation.give_up(view.now, lane);
             return None;
         }
-        anticipation.hold(view.now)
-    }
-
-    /// The place of a request's server.
-    fn place_of(&self, view: &View<'_>, slot: Slot) -> usize {
-        self.place_of[view.table.lane(slot).index()].into()
-    }
-
-    /// Windows after that of a place until one whose server has something: nobody need wake for them.
-    fn windows_skipped(&self, place: usize) -> u64 {
-        let (after, places) = (place + 1, self.order.len());
-        let next = self.occupied.round_from(after % places).next().unwrap_or(after);
-        ((next + places - after) % places) as u64
+        anticipation.hold(view.now, lane)
     }
 
     /// The server has nothing queued and nothing in flight.
@@ -231,29 +193,29 @@ impl Policy for Twins {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        self.occupied.set(self.place_of(view, slot), true);
+        self.rounds.set_occupied(view.table.lane(slot), true);
         self.queues.insert(view, view.table.lane(slot), slot);
         if let Some(anticipation) = &mut self.anticipation
-            && let Some((stream, start)) = anticipation.expected()
+            && let Some((stream, start)) = anticipation.expected(view.table.lane(slot))
             && stream == Self::stream(view, slot)
             && (start..=start.saturating_add(self.reach_bytes)).contains(&view.table.start(slot))
         {
             // The fixed part of the cost is what turning elsewhere would have added.
-            anticipation.came(view.now, view.cost.ttp(stream.2, 0));
+            anticipation.came(view.now, stream.0, view.cost.ttp(stream.2, 0));
         }
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         self.queues.remove(view, slot);
-        self.occupied.set(self.place_of(view, slot), !self.queues.is_empty(view.table.lane(slot)));
+        let lane = view.table.lane(slot);
+        self.rounds.set_occupied(lane, !self.queues.is_empty(lane));
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        if self.occupied.is_empty() {
+        if self.rounds.is_empty() {
             return Choice::until_event(WaitReason::Empty);
         }
-        let (place, end) = self.current(view);
-        let home = self.order[place];
+        let (home, end) = self.rounds.current(view);
         if view.open(home)
             && let Some(until) = self.hold(view, home)
         {
@@ -264,28 +226,39 @@ impl Policy for Twins {
             Others::WhileIdle => self.is_idle(view, home),
             Others::Never => false,
         };
-        let mut servers = self.occupied.round_from(place).take_while(|at| others || *at == place);
-        if let Some(at) = servers.find(|at| view.open(self.order[*at]))
-            && self.queues.take(view, self.order[at], batch)
+        let mut servers = self.rounds.occupied_from(home).take_while(|server| others || *server == home);
+        if let Some(server) = servers.find(|server| view.open(*server))
+            && self.queues.take(view, server, batch)
         {
-            self.occupied.set(at, !self.queues.is_empty(self.order[at]));
+            drop(servers);
+            self.rounds.set_occupied(server, !self.queues.is_empty(server));
             return Choice::Serve;
         }
         let reason = if view.open(home) { WaitReason::Window } else { WaitReason::LanesBusy };
         let until = match self.others {
-            Others::Never => end + Nanos(self.window.0.saturating_mul(self.windows_skipped(place))),
+            // Nobody need wake for windows of servers that have nothing.
+            Others::Never => end + self.rounds.windows(self.rounds.skipped_after(home)),
             _ => end,
         };
         Choice::Wait { until, reason }
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let (place, end) = self.current(view);
+        let (home, end) = self.rounds.current(view);
         let (Some(anticipation), Some(&slot)) = (&mut self.anticipation, done.slots.first()) else { return };
         let stream = Self::stream(view, slot);
         let idle = view.lanes[stream.0.index()].in_flight_requests == 0;
-        if done.errno == 0 && idle && self.order[place] == stream.0 {
+        if done.errno == 0 && idle && home == stream.0 {
             anticipation.expect(view.now, stream, done.end, end);
+        }
+    }
+
+    /// Goes on with the accounts of streams, and with the scans where they stand.
+    fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
+        let Ok(old) = old.downcast::<Twins>() else { return };
+        self.queues.take_over(old.queues);
+        if let (Some(mine), Some(theirs)) = (&mut self.anticipation, old.anticipation) {
+            mine.take_over(theirs);
         }
     }
 
@@ -297,41 +270,7 @@ impl Policy for Twins {
             Some(_) => batches.saturating_add(1).saturating_mul(2).saturating_add(in_flight),
             None => batches.saturating_add(1),
         };
-        let round = self.window.0.saturating_mul(self.order.len() as u64);
-        let batches = if view.groups() == 1 { u64::MAX } else { batches };
-        WaitBound { batches, idle: Nanos(round.saturating_mul(windows)) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lanes(ids: &[u16]) -> Vec<LaneId> {
-        ids.iter().copied().map(LaneId).collect()
-    }
-
-    #[test]
-    fn permutations_in_lexicographic_order() {
-        let want = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0], [0, 1, 2]];
-        for (rank, want) in want.iter().enumerate() {
-            assert_eq!(permutation(3, rank as u32), lanes(want), "rank {rank}");
-        }
-        assert_eq!(permutation(200, u32::MAX).len(), 200);
-    }
-
-    /// The example of IV-B: with two servers, N0 goes S0, S1 and N1 goes S1, S0.
-    #[test]
-    fn two_nodes_start_at_different_servers() {
-        for order in ["rotation", "permutation"] {
-            let spec = PolicySpec::named("twins").with("order", order);
-            for (rank, first) in [(0, 0), (1, 1)] {
-                let setup = Setup { lanes: 2, node_rank: rank, capacity: 4 };
-                let params = Params::new("twins", INFO.params, &spec.params).unwrap();
-                let order = if order == "permutation" { permutation(2, rank) } else { rotation(2, rank) };
-                assert_eq!(order[0], LaneId(first));
-                assert!((INFO.build)(&params, &setup).is_ok());
-            }
-        }
+        let round = self.rounds.windows(view.lanes.len() as u64);
+        WaitBound { idle: Nanos(round.0.saturating_mul(windows)), ..WaitBound::of_batches(batches) }
     }
 }

@@ -23,7 +23,7 @@ use super::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF, Range};
 use super::parts::flows::Flows;
 use super::parts::rules::{self, Rule};
 use super::parts::turns::Turns;
-use super::{Choice, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use super::{Choice, Conduct, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
@@ -37,6 +37,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "wfq",
     summary: "Weighted fair queueing: deficit round robin over jobs (users, clients, files), quanta by rules.",
     source: "AGIOS, public library (WFQ); Shreedhar and Varghese, SIGCOMM 1995",
+    conduct: Conduct::conserving("the rounds that pay for the older requests of the queue and for this one"),
     params: &[
         ParamInfo {
             name: "by",
@@ -123,7 +124,7 @@ struct Wfq {
     batch_bytes: u64,
     capacity: u64,
     /// By lane group and whose.
-    queues: Flows<u64, Account>,
+    queues: Flows<u64, Account, ()>,
     rings: Vec<Ring>,
     turns: Turns,
 }
@@ -247,7 +248,7 @@ impl Policy for Wfq {
         let rounds = rounds.fold(1, u64::saturating_add);
         // A turn sends at most one batch that was saved for and then a quantum, byte by byte.
         let most = self.rules.iter().map(|r| r.1).max().unwrap_or(0).max(self.quantum) + 1;
-        WaitBound { batches: rounds.saturating_mul(self.capacity).saturating_mul(most), idle: Nanos::ZERO }
+        WaitBound::of_batches(rounds.saturating_mul(self.capacity).saturating_mul(most))
     }
 
     fn explain(&self, who: &Who, _: Nanos) -> Option<String> {

@@ -11,13 +11,14 @@ use std::collections::VecDeque;
 
 use super::PolicyInfo;
 use super::params::{ParamInfo, Range};
-use super::parts::jobs::{GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE, TURN};
+use super::parts::jobs::{self, GUARD, JOB_ORDER, JobId, JobQueue, JobRule, Jobs, PIECE, Position, SIEVE, TURN};
 use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "wscan",
     summary: "Ready connections within a window around the last offset, ascending; else the nearest.",
     source: "server-side-scheduling-2002, 4, Opt 3",
+    conduct: jobs::CONDUCT,
     params: &[
         ParamInfo {
             name: "window_bytes",

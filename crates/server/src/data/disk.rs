@@ -2,18 +2,21 @@
 //! else on one of a few threads; answered when the modelled device in front, if any, is done.
 
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use impresario_device as device;
-use impresario_engine::{Executor, Outcome, Started, Work, now};
+use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
+use impresario_foresight::Prediction;
 use impresario_sched::{Nanos, Op, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
 use impresario_wire::{Answer, Fault, FileKey, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
-use super::duty::Came;
 use super::modelled::{Meeting, Performed};
+use super::owed::{Came, Owed, Run};
+use super::read_ahead::ReadAhead;
 use crate::connection::Reply;
 use crate::listener::Vitals;
 use crate::outbox::hand_over_own_replies;
@@ -22,6 +25,8 @@ use crate::workers::{PATIENCE, Workers};
 
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
+/// Speculations that may be under way alone: a request waits behind these at most.
+pub(crate) const SPECULATIONS: u32 = 16;
 
 /// The folder of objects, and what is in front of it.
 pub(crate) struct Disk {
@@ -30,6 +35,8 @@ pub(crate) struct Disk {
     store: ObjectStore,
     device: Option<Arc<ModelledDevice>>,
     threads: Workers,
+    /// Reads ahead of the clients, if the configuration says so, and its threads.
+    read_ahead: Option<(ReadAhead, Workers)>,
 }
 
 /// What a batch brought.
@@ -42,13 +49,28 @@ pub(super) enum Done {
 }
 
 impl Disk {
-    pub(crate) fn new(vitals: Vitals, store: ObjectStore, device: Option<Arc<ModelledDevice>>) -> Arc<Disk> {
+    /// `read_ahead_bytes` are read ahead of the clients at most; 0, or with a modelled device, nothing is.
+    pub(crate) fn new(
+        vitals: Vitals,
+        store: ObjectStore,
+        device: Option<Arc<ModelledDevice>>,
+        read_ahead_bytes: u64,
+    ) -> Arc<Disk> {
         let threads = Workers::new("device", DEVICE_THREADS);
-        Arc::new_cyclic(|this| Disk { this: this.clone(), vitals, store, device, threads })
+        let wanted = read_ahead_bytes > 0 && device.is_none() && !store.in_memory();
+        let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * SPECULATIONS as usize));
+        let read_ahead = wanted.then(ahead);
+        Arc::new_cyclic(|this| Disk { this: this.clone(), vitals, store, device, threads, read_ahead })
+    }
+
+    /// Something is read before it is asked for.
+    pub(super) fn reads_ahead(&self) -> bool {
+        self.read_ahead.is_some()
     }
 
     pub(crate) fn stop(&self) {
         self.device.iter().for_each(|device| device.stop());
+        self.read_ahead.iter().for_each(|(_, threads)| threads.stop(PATIENCE));
         self.threads.stop(PATIENCE);
     }
 
@@ -107,6 +129,9 @@ impl Disk {
             status.insert("device".into(), told);
         }
         status.insert("device_threads_waiting".into(), self.threads.waiting().into());
+        if let Some((read_ahead, _)) = &self.read_ahead {
+            status.insert("read_ahead".into(), read_ahead.describe());
+        }
     }
 
     /// Does a batch, waiting for the device if need be.
@@ -149,31 +174,49 @@ impl Disk {
 }
 
 impl Executor<Item> for Disk {
-    fn start(&self, work: Work<Item>) -> Started<Item> {
+    fn start(&self, mut work: Work<Item>) -> Started<Item> {
         hand_over_own_replies();
         if let Some(device) = &self.device {
             self.start_modelled(device, work);
             return Started::Pending;
         }
         let started = now();
+        let along = take_speculation(&mut work);
+        if work.parts.is_empty() {
+            self.read_ahead(along, Some(work.ticket));
+            return Started::Pending;
+        }
         if let Some(result) = self.perform_at_once(&work) {
             let Work { batch, parts, ticket, .. } = work;
             let bytes = answer(batch.extent.lane_offset, parts, &result);
+            // What was asked for is done; nothing waits for the rest.
+            self.read_ahead(along, None);
             return Started::Finished(ticket, outcome(&result, bytes, started, now()));
+        }
+        if work.batch.op == Op::Read
+            && let Some((read_ahead, _)) = &self.read_ahead
+        {
+            read_ahead.device_read();
         }
         self.on_a_thread(move |disk| {
             let started = now();
+            if let Some((file, extent)) = along {
+                disk.store.will_read(file, work.batch.extent.lane_offset..extent.end);
+            }
             let result = disk.perform(&work);
             complete((work, result), started, now);
         });
         Started::Pending
     }
 
-    fn piece(&self, item: &mut Item, from: u64, len: u64, last: bool) -> Item {
+    /// Room in the queue may depend on this connection's own replies having left.
+    fn before_waiting(&self) {
+        hand_over_own_replies();
+    }
+
+    fn piece(&self, item: &mut Item, from: u64, len: u64, _last: bool) -> Item {
         let payload = item.payload.as_ref().map(|p| p.part(from as usize..(from + len) as usize));
-        // A duty that was whole has become one of pieces; there is always one to give.
-        let duty = item.duty.piece(from, len, last).unwrap_or_else(|| unreachable!("a duty divides"));
-        Item { file: item.file, payload, duty }
+        Item { file: item.file, payload, owed: item.owed.piece(from, len) }
     }
 }
 
@@ -212,6 +255,35 @@ impl Disk {
         }
     }
 
+    /// A request came that will be scheduled. What should be read before it is asked for.
+    pub(super) fn foresee(&self, op: Op, file: FileKey, (offset, len): (u64, u64), client: u64) -> Vec<Prediction> {
+        let Some((read_ahead, _)) = &self.read_ahead else { return Vec::new() };
+        read_ahead.observe(&self.store, op, file.0, offset..offset.saturating_add(len), client)
+    }
+
+    /// Reads what nobody asked for into the page cache, on a thread of its own; then ends its batch, if it is one.
+    fn read_ahead(&self, speculation: Option<(u64, Range<u64>)>, ticket: Option<Ticket<Item>>) {
+        let (Some(this), Some((file, extent))) = (self.this.upgrade(), speculation) else { return };
+        let Some((_, threads)) = &self.read_ahead else { return };
+        threads.run(Box::new(move || {
+            let (started, len) = (now(), extent.end - extent.start);
+            let in_memory = |at: u64| matches!(this.store.read_cached(file, at, &mut [0]), Some(Ok(1)));
+            let mut read = Ok(());
+            if !(in_memory(extent.start) && in_memory(extent.end - 1)) {
+                this.store.will_read(file, extent.clone());
+                read = this.store.wait_for(file, extent);
+                if let (Ok(()), Some((read_ahead, _))) = (&read, &this.read_ahead) {
+                    read_ahead.fetched(len, now().since(started).0);
+                }
+            }
+            // A request for these bytes will report an error itself.
+            let (errno, bytes_done) = read.map_or_else(|error| (errno_of(&error), 0), |()| (0, len));
+            if let Some(ticket) = ticket {
+                ticket.complete(Outcome { errno, bytes_done, started, finished: now() });
+            }
+        }));
+    }
+
     fn on_a_thread(&self, job: impl FnOnce(&Disk) + Send + 'static) {
         if let Some(this) = self.this.upgrade() {
             self.threads.run(Box::new(move || job(&this)));
@@ -239,9 +311,19 @@ fn outcome(result: &io::Result<Done>, bytes_done: u64, started: Nanos, finished:
     Outcome { errno, bytes_done, started, finished }
 }
 
+/// Takes what nobody asked for out of a batch; it is the last part.
+fn take_speculation(work: &mut Work<Item>) -> Option<(u64, Range<u64>)> {
+    let along = work.parts.pop_if(|(_, item)| matches!(item.owed, Owed::Nothing));
+    let (request, item) = along?;
+    let extent = request.extent.lane_offset..request.extent.end();
+    work.batch.extent.len = extent.start - work.batch.extent.lane_offset;
+    Some((item.file.0, extent))
+}
+
 /// Answers every part of a batch that begins at `start`; gives the bytes moved.
 fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) -> u64 {
     let mut bytes = 0;
+    let mut run = Run::default();
     for (request, mut item) in parts {
         let (from, len) = (request.extent.lane_offset - start, request.extent.len);
         // Before the reply, with which the permission to hold it goes.
@@ -250,20 +332,21 @@ fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) ->
             Ok(Done::Read(slice)) => {
                 let part = slice.part(from as usize..(from + len) as usize);
                 bytes += part.len() as u64;
-                item.duty.fulfil(Came::Read(part));
+                run.read(item.owed, part);
             }
             // What was written before the device was full was written.
             Ok(Done::Written(written, error)) => match error {
-                Some(error) if from + len > *written => item.duty.fulfil(Came::Failed(fault_of(error))),
+                Some(error) if from + len > *written => item.owed.fulfil(Came::Failed(fault_of(error))),
                 _ => {
                     bytes += len;
-                    item.duty.fulfil(Came::Written(len));
+                    item.owed.fulfil(Came::Written(len));
                 }
             },
-            Ok(Done::Barrier) => item.duty.fulfil(Came::Done),
-            Err(error) => item.duty.fulfil(Came::Failed(fault_of(error))),
+            Ok(Done::Barrier) => item.owed.fulfil(Came::Done),
+            Err(error) => item.owed.fulfil(Came::Failed(fault_of(error))),
         }
     }
+    run.send();
     bytes
 }
 

@@ -5,14 +5,14 @@
 //! device is done. Nobody can tell: conflicting requests wait until the batch is completed.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use impresario_base::lock::Mutex;
 use impresario_engine::Work;
 use impresario_store::Timing;
 
 use super::Item;
 use super::disk::Done;
-use crate::payload::lock;
 
 /// A batch with what came of it.
 pub(super) type Performed = (Work<Item>, io::Result<Done>);
@@ -28,7 +28,7 @@ impl Meeting {
 
     /// The work is done; both come back if the time was over already.
     pub(super) fn performed(&self, performed: Performed) -> Option<(Performed, Timing)> {
-        let mut met = lock(&self.0);
+        let mut met = self.0.lock();
         match met.1.take() {
             Some(timing) => Some((performed, timing)),
             None => {
@@ -40,7 +40,7 @@ impl Meeting {
 
     /// The modelled time is over; both come back if the work was done already.
     pub(super) fn timed(&self, timing: Timing) -> Option<(Performed, Timing)> {
-        let mut met = lock(&self.0);
+        let mut met = self.0.lock();
         match met.0.take() {
             Some(performed) => Some((performed, timing)),
             None => {

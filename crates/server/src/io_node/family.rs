@@ -1,14 +1,15 @@
 //! A request that was cut at the boundaries of data servers: its parts come back in any order, it is answered once.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use impresario_base::lock::Mutex;
 use impresario_layout::{Layout, Piece};
 use impresario_node::Parent;
 use impresario_wire::{Answer, Fault};
 
 use crate::connection::Reply;
 use crate::outbox::Bulk;
-use crate::payload::{Buffer, Slice, lock};
+use crate::payload::{Buffer, Slice};
 
 /// The request and what is known of its parts.
 pub(super) struct Family {
@@ -77,7 +78,7 @@ impl Family {
     /// A part was read, as far as its object goes.
     pub(super) fn part_read(self: &Arc<Self>, index: usize, bytes: Slice) -> Complete {
         let len = bytes.len() as u64;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(slot) = state.read.get_mut(index) {
             *slot = Some(bytes);
         }
@@ -86,12 +87,12 @@ impl Family {
 
     /// A part was written, or a barrier was reached.
     pub(super) fn part_completed(self: &Arc<Self>, bytes: u64) -> Complete {
-        self.part_done(&mut lock(&self.state), 0, bytes)
+        self.part_done(&mut self.state.lock(), 0, bytes)
     }
 
     /// A part failed; the first failure is what the client hears.
     pub(super) fn part_failed(self: &Arc<Self>, fault: &Fault) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.fault.get_or_insert_with(|| fault.clone());
         self.part_done(&mut state, fault.errno, 0);
     }

@@ -2,21 +2,22 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use impresario_base::lock::Mutex;
 use impresario_client::{ClientError, Identity, Striped, TrafficCount};
 use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
 use impresario_layout::Layout;
 use impresario_node::{DispatchQueue, Entry};
 use impresario_sched::{Op, Request};
-use impresario_wire::{Answer, FileKey, Who};
+use impresario_wire::{Answer, Fault, FileKey, Who};
 
 use super::family::{Complete, Short};
 use super::{Answering, IoSettings, Item};
 use crate::data_servers::DataServers;
 use crate::listener::Vitals;
 use crate::outbox::{Bulk, hand_over_own_replies};
-use crate::payload::{Slice, lock};
+use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
 
 /// A batch that the policy released.
@@ -73,7 +74,7 @@ impl Forwarder {
     pub(super) fn stop(&self) {
         self.threads.stop(PATIENCE);
         // Dropped unreported, they complete as EIO.
-        let left = lock(&self.queue).drain();
+        let left = self.queue.lock().drain();
         drop(left);
     }
 
@@ -82,7 +83,7 @@ impl Forwarder {
         for count in [requests_in, bytes_in, forwarded, forwarded_bytes, failed] {
             count.store(0, Ordering::Relaxed);
         }
-        *lock(&self.before) = self.identity.traffic.now();
+        *self.before.lock() = self.identity.traffic.now();
     }
 
     /// The sizes of requests on their way (twins-2017, Table I): `request` as clients sent them, `forwarded` as
@@ -93,10 +94,10 @@ impl Forwarder {
         let (requests, bytes) = (read(&self.counts.requests_in), read(&self.counts.bytes_in));
         let (out, out_bytes) = (read(&self.counts.forwarded), read(&self.counts.forwarded_bytes));
         let (waiting, in_flight) = {
-            let queue = lock(&self.queue);
+            let queue = self.queue.lock();
             (queue.len(), queue.in_flight())
         };
-        let (traffic, before) = (self.identity.traffic.now(), *lock(&self.before));
+        let (traffic, before) = (self.identity.traffic.now(), *self.before.lock());
         let sent = traffic.requests() - before.requests();
         let sent_bytes = traffic.read_bytes + traffic.written_bytes - before.read_bytes - before.written_bytes;
         serde_json::json!({
@@ -116,7 +117,7 @@ impl Forwarder {
 
     /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
     fn forward_next(&self) {
-        let Some(entries) = lock(&self.queue).pop() else { return };
+        let Some(entries) = self.queue.lock().pop() else { return };
         let started = now();
         let (mut tickets, mut parts) = (Vec::with_capacity(entries.len()), Vec::new());
         for entry in entries {
@@ -131,7 +132,7 @@ impl Forwarder {
             let rest = parts.split_off(same);
             self.forward_group(std::mem::replace(&mut parts, rest), &mut forwarded);
         }
-        lock(&self.queue).done();
+        self.queue.lock().done();
         let finished = now();
         for (ticket, len) in tickets {
             let errno = forwarded.errno;
@@ -142,11 +143,8 @@ impl Forwarder {
 
     /// Forwards touching parts of one file and operation as one request, and answers them.
     ///
-    /// It travels under the name of its first member. The data servers' fence therefore judges that client's
-    /// epoch alone; those of the others were judged when they reached this node. A late copy of a write that its
-    /// client has meanwhile repeated by another way can so slip past the fence when it is merged behind a neighbour's,
-    /// and undo a newer write of that client to the same bytes. And when the first one is fenced, all are told so,
-    /// and their clients send them again.
+    /// It travels under the name of its first member; a write names the others too, so that the data servers' fence
+    /// judges every client's epoch.
     fn forward_group(&self, parts: Vec<(Request, Item)>, forwarded: &mut Forwarded) {
         let Some((request, item)) = parts.first() else { return };
         let start = parts.iter().map(|(r, _)| r.extent.lane_offset).min().unwrap_or_default();
@@ -207,14 +205,15 @@ impl Forwarder {
 
     fn write(&self, target: &Target, start: u64, end: u64, parts: Vec<(Request, Item)>) -> Option<i32> {
         self.counts.out(end - start);
+        let whos = senders(&parts);
         let pieces: Vec<&[u8]> =
             parts.iter().flat_map(|(_, item)| item.payload.slices()).map(|slice| &**slice).collect();
         let written = match (target.server, pieces.as_slice()) {
             (Some(server), pieces) => {
                 let pieces: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-                self.striped.lane_write(&target.who, server, target.file, start, &pieces)
+                self.striped.lane_write(&whos, server, target.file, start, &pieces)
             }
-            (None, [whole]) => self.striped.write(&target.who, target.file, &target.layout, start, whole),
+            (None, [whole]) => self.striped.write_merged(&whos, target.file, &target.layout, start, whole),
             (None, pieces) => {
                 let mut merged = self.vitals.pool().buffer((end - start) as usize);
                 let mut rest = &mut *merged;
@@ -223,12 +222,23 @@ impl Forwarder {
                     front.copy_from_slice(piece.get(..front.len()).unwrap_or(&[]));
                     rest = back;
                 }
-                self.striped.write(&target.who, target.file, &target.layout, start, &merged)
+                self.striped.write_merged(&whos, target.file, &target.layout, start, &merged)
             }
         };
         drop(pieces);
-        if let Err(error) = written {
-            return Some(fail_all(parts, &error));
+        match written {
+            Ok(_) => {}
+            // One of them has left its epoch: the others' bytes are as good as before.
+            Err(error) if error.errno() == Fault::FENCED && whos.len() > 1 => {
+                let mut failed = None;
+                for (request, item) in parts {
+                    let (start, end) = (request.extent.lane_offset, request.extent.end());
+                    let target = Target { who: item.who, ..*target };
+                    failed = self.write(&target, start, end, vec![(request, item)]).or(failed);
+                }
+                return failed;
+            }
+            Err(error) => return Some(fail_all(parts, &error)),
         }
         for (request, mut item) in parts {
             // Before the reply, with which the permission to hold it goes.
@@ -280,17 +290,14 @@ impl Executor<Item> for Forwarder {
             }
         }
         self.counts.taken(batch.op, &parts);
-        let entry = Entry {
-            op: batch.op,
-            file,
-            space: if self.split { batch.extent.lane.0 } else { 0 },
-            offset: batch.extent.lane_offset,
-            len: batch.extent.len,
-            token: Load { parts, ticket },
-        };
-        lock(&self.queue).push(entry);
+        let entry = Entry::of(&batch, file, self.split, Load { parts, ticket });
+        self.queue.lock().push(entry);
         self.uncalled.fetch_add(1, Ordering::Release);
         Started::Pending
+    }
+
+    fn before_waiting(&self) {
+        hand_over_own_replies();
     }
 
     /// A window that opens releases many requests together: threads that were called for the first of them would take it
@@ -337,6 +344,17 @@ impl Counts {
 fn done(bytes_done: u64) -> Outcome {
     let at = now();
     Outcome { errno: 0, bytes_done, started: at, finished: at }
+}
+
+/// The clients whose bytes are sent together, each with every epoch that it sent some under.
+fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
+    let mut whos: Vec<Who> = Vec::with_capacity(1);
+    for (_, Item { who, .. }) in parts {
+        if !whos.iter().any(|known| (known.client, known.epoch) == (who.client, who.epoch)) {
+            whos.push(*who);
+        }
+    }
+    whos
 }
 
 /// Answers all parts with the failure; gives its errno.

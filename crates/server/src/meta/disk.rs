@@ -1,31 +1,30 @@
 //! Every change that the metadata server makes to its local file system, one method each.
 //!
-//! They go through one place so that a test can stop the server before any of them ([`StepHook`]) and so
-//! that it can be seen at a glance what is ever changed.
+//! All changes pass through this file, so that a test can stop the server before any of them ([`StepHook`]) and a
+//! reader sees the full list.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use impresario_base::lock::Mutex;
 use impresario_wire::message::{SetTime, Time};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
 };
 use rustix::io::{Errno, Result};
 
-use super::lock;
-
-/// Called with the name of a step before it changes anything; tests stop the server there.
+/// Called with the name of a step before the step changes anything; tests stop the server there.
 pub type StepHook = Arc<dyn Fn(&'static str) + Send + Sync>;
 
-/// The local file system, to write to.
+/// The local file system, for writing.
 pub(super) struct Disk {
     hook: Option<StepHook>,
-    /// May change owners and is not held up by permission bits.
+    /// The server runs as root: it may change owners, and permission bits do not block it.
     pub(super) root: bool,
-    /// Changes of metadata become durable in the order in which they were made, so that what must not be
-    /// overtaken needs no fsync of its own. True of the journals of ext4 and XFS, and (trivially) of tmpfs.
+    /// The file system makes metadata changes durable in the order in which they were made, so that ordering needs no
+    /// fsync. True of the journals of ext4 and XFS, and (trivially) of tmpfs.
     pub(super) ordered: bool,
-    /// Held while permission bits are widened for a moment.
+    /// Held while permission bits are temporarily widened.
     widening: Mutex<()>,
 }
 
@@ -33,13 +32,14 @@ const EXT4_MAGIC: i64 = 0xef53;
 const XFS_MAGIC: i64 = 0x5846_5342;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// How a file of the name space is opened: never through a link, never waiting for the other end of a pipe.
+/// Flags for opening a file of the name space: never through a symbolic link, never waiting for the other end of a
+/// pipe.
 const FILE_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 impl Disk {
-    pub(super) fn new(folder: impl AsFd, hook: Option<StepHook>) -> Result<Disk> {
+    pub(super) fn new(directory: impl AsFd, hook: Option<StepHook>) -> Result<Disk> {
         #[allow(clippy::unnecessary_cast, reason = "its width differs between architectures")]
-        let magic = rustix::fs::fstatfs(folder)?.f_type as i64;
+        let magic = rustix::fs::fstatfs(directory)?.f_type as i64;
         let ordered = [EXT4_MAGIC, XFS_MAGIC, TMPFS_MAGIC].contains(&magic);
         Ok(Disk { hook, root: rustix::process::geteuid().is_root(), ordered, widening: Mutex::new(()) })
     }
@@ -50,23 +50,39 @@ impl Disk {
         }
     }
 
-    /// Makes an empty file, private to the server, open for reading and writing.
-    pub(super) fn make_file(&self, folder: impl AsFd, name: &str) -> Result<OwnedFd> {
+    /// Replaces the file `changes`; gives it open for appending.
+    pub(super) fn replace_changes(&self, top: impl AsFd, notes: &[u8]) -> Result<OwnedFd> {
+        self.step("replace_changes");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&top, "changes.new", flags | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)?;
+        write_all(&file, notes)?;
+        rustix::fs::renameat(&top, "changes.new", &top, "changes")?;
+        Ok(file)
+    }
+
+    /// Appends to the file `changes`.
+    pub(super) fn append_change(&self, file: impl AsFd, note: &[u8]) -> Result<()> {
+        self.step("append_change");
+        write_all(file, note)
+    }
+
+    /// Creates an empty file, private to the server, open for reading and writing.
+    pub(super) fn make_file(&self, directory: impl AsFd, name: &str) -> Result<OwnedFd> {
         self.step("make_file");
-        rustix::fs::openat(folder, name, FILE_FLAGS | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)
+        rustix::fs::openat(directory, name, FILE_FLAGS | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)
     }
 
-    pub(super) fn make_dir(&self, folder: impl AsFd, name: &str) -> Result<()> {
+    pub(super) fn make_dir(&self, directory: impl AsFd, name: &str) -> Result<()> {
         self.step("make_dir");
-        rustix::fs::mkdirat(folder, name, Mode::RWXU)
+        rustix::fs::mkdirat(directory, name, Mode::RWXU)
     }
 
-    pub(super) fn make_symlink(&self, target: &[u8], folder: impl AsFd, name: &str) -> Result<()> {
+    pub(super) fn make_symlink(&self, target: &[u8], directory: impl AsFd, name: &str) -> Result<()> {
         self.step("make_symlink");
-        rustix::fs::symlinkat(target, folder, name)
+        rustix::fs::symlinkat(target, directory, name)
     }
 
-    /// Gives a name's node a second name.
+    /// Gives the node behind a name a second name.
     pub(super) fn link(&self, from: impl AsFd, name: &[u8], to: impl AsFd, new_name: &[u8]) -> Result<()> {
         self.step("link");
         rustix::fs::linkat(from, name, to, new_name, AtFlags::empty())
@@ -78,14 +94,14 @@ impl Disk {
         rustix::fs::linkat(CWD, proc_path(file), to, new_name, AtFlags::SYMLINK_FOLLOW)
     }
 
-    pub(super) fn unlink(&self, folder: impl AsFd, name: &[u8]) -> Result<()> {
+    pub(super) fn unlink(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
         self.step("unlink");
-        rustix::fs::unlinkat(folder, name, AtFlags::empty())
+        rustix::fs::unlinkat(directory, name, AtFlags::empty())
     }
 
-    pub(super) fn remove_dir(&self, folder: impl AsFd, name: &[u8]) -> Result<()> {
+    pub(super) fn remove_dir(&self, directory: impl AsFd, name: &[u8]) -> Result<()> {
         self.step("remove_dir");
-        rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
+        rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
     }
 
     pub(super) fn rename(
@@ -104,7 +120,7 @@ impl Disk {
     pub(super) fn set_attribute(&self, node: impl AsFd, name: &str, value: &[u8]) -> Result<()> {
         self.step("set_attribute");
         let set = || rustix::fs::fsetxattr(node.as_fd(), name, value, XattrFlags::empty());
-        // Attributes ask for the bits of the moment, not for those at the open.
+        // The kernel checks attribute writes against the current permission bits, not those at open time.
         match set() {
             Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, set),
             other => other,
@@ -124,16 +140,16 @@ impl Disk {
         rustix::fs::ftruncate(file, len_bytes)
     }
 
-    /// Sets the times of a node that may be open as a mere place (`O_PATH`).
+    /// Sets the times of a node, which may be open with `O_PATH` only.
     pub(super) fn set_times(&self, node: impl AsFd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
         self.step("set_times");
         let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
         rustix::fs::utimensat(node, "", &times, AtFlags::EMPTY_PATH)
     }
 
-    /// Sets the owner of a node that may be open as a mere place.
+    /// Sets the owner of a node, which may be open with `O_PATH` only.
     pub(super) fn set_owner(&self, node: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-        // The kernel takes this number for "leave it".
+        // The kernel reads this number as "leave it".
         if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
             return Err(Errno::INVAL);
         }
@@ -142,10 +158,10 @@ impl Disk {
         rustix::fs::chownat(node, "", uid.map(Uid::from_raw), gid.map(Gid::from_raw), flags)
     }
 
-    /// Sets the permission bits of a node that may be open as a mere place.
+    /// Sets the permission bits of a node, which may be open with `O_PATH` only.
     pub(super) fn set_mode(&self, node: impl AsFd, mode: u32) -> Result<()> {
         self.step("set_mode");
-        let _alone = (!self.root).then(|| lock(&self.widening));
+        let _alone = (!self.root).then(|| self.widening.lock());
         rustix::fs::chmod(proc_path(node), Mode::from_raw_mode(mode & 0o7777))
     }
 
@@ -160,12 +176,12 @@ impl Disk {
     }
 
     /// Opens a file for reading and writing, whatever its permission bits say.
-    pub(super) fn open_file(&self, folder: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
-        match rustix::fs::openat(folder.as_fd(), name, FILE_FLAGS, Mode::empty()) {
+    pub(super) fn open_file(&self, directory: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
+        match rustix::fs::openat(directory.as_fd(), name, FILE_FLAGS, Mode::empty()) {
             Err(Errno::ACCESS) if !self.root => {
-                let place = rustix::fs::openat(folder, name, PLACE_FLAGS, Mode::empty())?;
+                let place = rustix::fs::openat(directory, name, PATH_FLAGS, Mode::empty())?;
                 let path = proc_path(&place);
-                // Through the link in /proc, which is the one to follow.
+                // Through the symbolic link in /proc, the one link to follow.
                 let open = || rustix::fs::openat(CWD, &path, FILE_FLAGS.difference(OFlags::NOFOLLOW), Mode::empty());
                 self.widened(&place, 0o600, open)
             }
@@ -173,13 +189,13 @@ impl Disk {
         }
     }
 
-    /// A folder of the server's own, by its name.
-    pub(super) fn open_dir_in(&self, folder: impl AsFd, name: &str) -> Result<OwnedFd> {
+    /// Opens one of the server's own directories by name.
+    pub(super) fn open_dir_in(&self, directory: impl AsFd, name: &str) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(folder, name, flags, Mode::empty())
+        rustix::fs::openat(directory, name, flags, Mode::empty())
     }
 
-    /// Reads an attribute of a node that may be open as a mere place; gives its length.
+    /// Reads an attribute of a node, which may be open with `O_PATH` only; returns its length.
     pub(super) fn attribute(&self, node: impl AsFd, name: &str, value: &mut [u8]) -> Result<usize> {
         let path = proc_path(node.as_fd());
         let mut get = || match rustix::fs::fgetxattr(node.as_fd(), name, &mut *value) {
@@ -192,7 +208,7 @@ impl Disk {
         }
     }
 
-    /// Opens a folder for reading, given as a place, whatever its permission bits say.
+    /// Opens for reading a directory given by an `O_PATH` descriptor, whatever its permission bits say.
     pub(super) fn open_dir(&self, place: impl AsFd) -> Result<OwnedFd> {
         let open = || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -204,10 +220,10 @@ impl Disk {
         }
     }
 
-    /// Without root's rights, permission bits hold up the owner too. They are widened for one system call; a
-    /// crash just then leaves them widened, which is why this is the exception.
+    /// Without root, permission bits block the owner too. They are widened for one system call. A crash at that instant
+    /// leaves them widened, so this is the exception, not the rule.
     fn widened<T>(&self, node: impl AsFd, bits: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _alone = lock(&self.widening);
+        let _alone = self.widening.lock();
         let path = proc_path(node.as_fd());
         let mode = rustix::fs::fstat(node)?.st_mode & 0o7777;
         self.step("widen");
@@ -219,14 +235,22 @@ impl Disk {
     }
 }
 
-/// How a node is opened that is only to be looked at or to be named from.
-pub(super) const PLACE_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Flags for a node that is only examined or linked from.
+pub(super) const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// How a folder is opened that is only to be named from. Unlike with [`PLACE_FLAGS`], a symbolic link in its place is
-/// told as one.
-pub(super) const FOLDER_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Flags for a directory that only serves as the start of a path. Unlike [`PATH_FLAGS`], a symbolic link in its place
+/// is reported as such.
+pub(super) const DIRECTORY_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The path by which the kernel finds what a descriptor stands for.
+/// The /proc path that leads the kernel to the node behind a descriptor.
+fn write_all(file: impl AsFd, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        let written = rustix::io::write(&file, bytes)?;
+        bytes = bytes.get(written..).unwrap_or_default();
+    }
+    Ok(())
+}
+
 fn proc_path(node: impl AsFd) -> String {
     format!("/proc/self/fd/{}", node.as_fd().as_raw_fd())
 }
@@ -240,7 +264,7 @@ fn timespec(time: Option<SetTime>) -> Result<Timespec> {
     })
 }
 
-/// The last modification, as the local file system has it.
+/// Modification time on the local file system.
 pub(super) fn mtime_of(stat: &Stat) -> Time {
     Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }
 }

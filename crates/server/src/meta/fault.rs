@@ -1,4 +1,4 @@
-//! How a failure becomes the one line that a client is told: what was tried, on what, why, and the remedy.
+//! How a failure becomes the one line that a client sees: the operation, its object, the reason and the remedy.
 
 use std::io;
 
@@ -8,16 +8,16 @@ use rustix::io::Errno;
 /// The result of a metadata operation.
 pub(super) type Outcome<T> = Result<T, Fault>;
 
-/// A failure with a text of our own.
+/// A failure with our own message.
 pub(super) fn fault(errno: Errno, message: impl Into<String>) -> Fault {
     Fault { errno: errno.raw_os_error(), message: message.into() }
 }
 
-/// A path as people read it: at most 200 bytes of it, control characters escaped.
+/// A path for people: at most 200 bytes, control characters escaped.
 pub(super) fn show(path: &[u8]) -> String {
     const SHOWN_MAX_BYTES: usize = 200;
     if path.is_empty() {
-        return "the root folder".into();
+        return "the root directory".into();
     }
     let shown = path.get(..SHOWN_MAX_BYTES).unwrap_or(path);
     let text: String = String::from_utf8_lossy(shown).chars().flat_map(escape).collect();
@@ -29,9 +29,9 @@ fn escape(c: char) -> impl Iterator<Item = char> {
     plain.into_iter().chain(c.is_control().then(|| c.escape_default()).into_iter().flatten())
 }
 
-/// Adds what was tried and on what to a bare error number.
+/// Adds the operation and its object to a bare error number.
 pub(super) trait Explain<T> {
-    /// `doing` completes "cannot …", e.g. `remove`.
+    /// `doing` completes "cannot …", for example `remove`.
     fn explain(self, doing: &str, path: &[u8]) -> Outcome<T>;
 }
 
@@ -41,35 +41,35 @@ impl<T> Explain<T> for rustix::io::Result<T> {
     }
 }
 
-/// What the data servers' failure means for a metadata operation.
+/// Translates a data server's failure for a metadata operation.
 pub(super) fn data_fault(error: &io::Error, doing: &str, path: &[u8]) -> Fault {
     let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
-    fault(errno, format!("cannot {doing} {}: the data servers say: {error}", show(path)))
+    fault(errno, format!("cannot {doing} {}: data servers: {error}", show(path)))
 }
 
-/// Running out of descriptors is the server's shortage, not the client's.
+/// The server running out of descriptors is its own shortage, not the client's.
 fn outward(errno: Errno) -> Errno {
     if errno == Errno::MFILE { Errno::NFILE } else { errno }
 }
 
 fn reason(errno: Errno) -> String {
     let text = match errno {
-        Errno::NOENT => "no such file or folder",
-        Errno::EXIST => "it exists",
-        Errno::NOTDIR => "a part of the path is not a folder",
-        Errno::ISDIR => "it is a folder",
-        Errno::NOTEMPTY => "the folder is not empty",
-        Errno::LOOP => "a symbolic link is in the way; whoever walks the tree must follow it",
-        Errno::NAMETOOLONG => "a name is longer than 255 bytes, or the path too long",
-        Errno::NOSPC => "the metadata server's file system is full; free space or inodes in its folder",
+        Errno::NOENT => "no such file or directory",
+        Errno::EXIST => "it already exists",
+        Errno::NOTDIR => "a part of the path is not a directory",
+        Errno::ISDIR => "it is a directory",
+        Errno::NOTEMPTY => "the directory is not empty",
+        Errno::LOOP => "a component of the path is a symbolic link; resolve it on the client",
+        Errno::NAMETOOLONG => "a name is longer than 255 bytes, or the path is too long",
+        Errno::NOSPC => "the metadata server's file system is full; free space or inodes there",
         Errno::DQUOT => "the metadata server's quota is used up",
         Errno::ROFS => "the metadata server's file system is read-only",
         Errno::MFILE | Errno::NFILE => {
             "the metadata server is out of file descriptors; raise its limit (ulimit -n) and restart it"
         }
-        Errno::ACCESS | Errno::PERM => "the user the metadata server runs as may not do that; run it as root",
+        Errno::ACCESS | Errno::PERM => "the user that the metadata server runs as lacks permission; run it as root",
         Errno::FBIG => "too large for the metadata server's file system (ext4: 16 TiB)",
-        Errno::OPNOTSUPP => "not possible for this kind of node",
+        Errno::OPNOTSUPP => "not supported for this kind of node",
         Errno::STALE => "the file is gone",
         _ => "",
     };
@@ -87,9 +87,9 @@ mod tests {
     #[test]
     fn a_fault_names_operation_path_and_reason() {
         let fault = Err::<(), _>(Errno::NOTEMPTY).explain("remove", b"a/b").unwrap_err();
-        assert_eq!((fault.errno, fault.message.as_str()), (39, "cannot remove a/b: the folder is not empty"));
+        assert_eq!((fault.errno, fault.message.as_str()), (39, "cannot remove a/b: the directory is not empty"));
         let fault = Err::<(), _>(Errno::XDEV).explain("rename", b"").unwrap_err();
-        assert_eq!(fault.message, "cannot rename the root folder: invalid cross-device link");
+        assert_eq!(fault.message, "cannot rename the root directory: invalid cross-device link");
         assert_eq!(Err::<(), _>(Errno::MFILE).explain("open", b"f").unwrap_err().errno, 23);
     }
 

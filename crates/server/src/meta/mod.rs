@@ -1,55 +1,55 @@
-//! The metadata server: one name space, kept as a folder tree of a local file system.
+//! The metadata server: one name space, stored as a directory tree on a local file system.
 //!
 //! | file | question |
 //! |---|---|
-//! | `service` | what comes in and goes out |
-//! | `home` | what lies in the server's folder, and how it is claimed |
-//! | `disk` | what is ever changed there |
-//! | `tree` | how a path becomes a place |
-//! | `record` | what is kept in extended attributes |
-//! | `making` | how names come into being |
-//! | `changing` | how attributes are changed |
+//! | `service` | which calls arrive, and which answers leave |
+//! | `directory` | what the server's directory contains, and how the server claims it |
+//! | `disk` | every change to the local file system |
+//! | `tree` | how a path resolves to a local directory entry |
+//! | `record` | what the extended attributes hold |
+//! | `create` | how names are created |
+//! | `attributes` | how attributes change |
 //! | `sizes` | who knows a file's size |
-//! | `removal` | how names and files go |
-//! | `listing` | how folders are read |
-//! | `opens` | who has what open |
-//! | `care` | what is done behind the clients' backs |
-//! | `objects` | what is asked of the data servers |
-//! | `status`, `fault` | what is told |
+//! | `removal` | how names and files are removed |
+//! | `listing` | how directories are read |
+//! | `opens` | which client has which file open |
+//! | `background` | tasks that run after the reply |
+//! | `objects` | calls to the data servers |
+//! | `status`, `fault` | what the server reports |
 //!
-//! **Atomic and crash-safe by the local file system.** Every operation becomes visible by one system call
-//! (`linkat`, `renameat2`, `unlinkat`, …), and what has to go with it can be told from what lies on disk if the
-//! server stops between any two steps: a file's second names in `writers/` and `orphans/` say what is left to do.
-//! Nothing in memory is needed to continue.
+//! **Atomic and crash-safe by the local file system.** Every operation becomes visible through one system call
+//! (`linkat`, `renameat2`, `unlinkat`, …). If the server stops between any two steps, the state on disk says what is
+//! left to do: a file's extra names in `writers/` and `orphans/`. Recovery needs nothing from memory.
 //!
-//! **What later features will find.** *Locks* belong beside the opens: a session and a handle name their owner, and
-//! they end with it; they are not kept on disk, clients claim them again after a restart as they do opens. *Hard
-//! links*: key, layout and times are the inode's, not the name's; the last name is told by the number of links less
-//! the ones that are ours (`OpenFile::links` guards that sum), so `linkat` under the name locks is all that is
-//! missing. *User extended attributes* go beside ours under a prefix of their own (`user.impresario.x.`), so that no
-//! name of a user's can hide a record. *Failover*: all state is in one folder; a second server that opens it
-//! elsewhere does what a restart does, and clients come back with `Reopen`.
+//! **Hooks for later features.** *Locks* belong beside the opens: a session and a handle identify their owner, and they
+//! end with it. They are not kept on disk; after a restart clients claim them again, as they do opens. *Hard links*:
+//! key, layout and times belong to the inode, not to the name. The last name is found from the link count minus our own
+//! links (`OpenFile::links` guards that sum), so only `linkat` under the name locks is missing. *User extended
+//! attributes* go beside ours under their own prefix (`user.impresario.x.`), so no user attribute can hide a record.
+//! *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
+//! clients come back with `Reopen`.
 //!
-//! **Without root's rights** the server works on files that its user owns: owners asked for are not kept, and where
-//! permission bits hold up the owner (opening a file of mode 0444 for writing) they are widened for the moment of
-//! that system call; a crash exactly then leaves them widened. Folders without `w` or `x` for their owner hold up
-//! the server as they would hold up the owner.
+//! **Without root** the server works on files that its user owns. Requested owners are not stored. Where permission
+//! bits block the owner (opening a file of mode 0444 for writing), the server widens them for that one system call; a
+//! crash at that instant leaves them widened. Directories without `w` or `x` for their owner block the server as they
+//! would block the owner.
 //!
 //! **Power failures.** What must not be overtaken is made durable first: a mark before its file's objects change, a
-//! removal before the objects go. What only has to keep its order relies on the journals of ext4 and XFS, which keep
-//! it; on other file systems an fsync does. As everywhere, names are durable after `Fsync` or `FsyncDir` only. An
-//! ext4 made without a journal keeps no order and is not to be used.
+//! removal before the objects are removed. What only has to keep its order relies on the journal of ext4 or XFS; on
+//! other file systems an fsync keeps it. As everywhere, names are durable only after `Fsync` or `FsyncDir`. An ext4
+//! without a journal keeps no order and must not be used.
 //!
-//! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use);
-//! files waiting to be settled 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB.
+//! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use); files
+//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB.
 
-mod care;
-mod changing;
+mod attributes;
+mod background;
+mod changes;
+mod create;
+mod directory;
 mod disk;
 mod fault;
-mod home;
 mod listing;
-mod making;
 mod objects;
 mod opens;
 mod record;
@@ -59,17 +59,10 @@ mod sizes;
 mod status;
 mod tree;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use impresario_wire::message::Fault;
 
+pub use directory::StartError;
 pub use disk::StepHook;
-pub use home::StartError;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};
-
-/// Locks, whatever happened to an earlier holder: what these locks guard is consistent at every step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

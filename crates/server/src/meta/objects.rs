@@ -1,25 +1,23 @@
-//! What the metadata server asks of the data servers, and a stand-in that keeps objects in memory.
+//! The metadata server's view of the data servers, and a stand-in that keeps objects in memory.
 
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::message::{FileKey, ObjectInfo, Statfs, Time};
 use rustc_hash::FxHashMap;
 
-use super::lock;
-
-/// The objects of files, on the data servers. Calls may take long, but each ends by a deadline of its own.
+/// The objects of files, on the data servers. Calls may take long, but each has its own deadline.
 pub trait Objects: Send + Sync {
-    /// Length and last modification of a file as its objects tell them; zeros when it has none.
+    /// Length and last modification of a file according to its objects; zeros if it has none.
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo>;
-    /// Cuts or extends the file's objects to what a file of `len_bytes` has.
+    /// Truncates or extends the file's objects to those of a file of `len_bytes`.
     fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()>;
-    /// Removes the file's objects; none to remove is a success.
+    /// Removes the file's objects; succeeds if there are none.
     fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()>;
-    /// Totals over the data servers; `files` and `files_free` are not looked at.
+    /// Totals over the data servers; `files` and `files_free` are ignored.
     fn statfs(&self) -> io::Result<Statfs>;
 }
 
@@ -39,10 +37,10 @@ struct MemoryFile {
 }
 
 impl MemoryObjects {
-    /// What a client's write of `len_bytes` at `offset` does to the objects.
+    /// Applies a client's write of `len_bytes` at `offset` to the objects.
     pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, len_bytes: u64) {
         let mtime = self.now();
-        let mut files = lock(&self.files);
+        let mut files = self.files.lock();
         let state = files.entry(file).or_insert_with(|| MemoryFile { lanes: vec![0; layout.pcount.into()], mtime });
         state.mtime = mtime;
         for range in layout.lane_ranges(offset, len_bytes) {
@@ -63,17 +61,17 @@ impl MemoryObjects {
         self.delay_us.store(delay.as_micros() as u64, Ordering::SeqCst);
     }
 
-    /// Files that have objects.
+    /// Keys of the files that have objects.
     pub fn files(&self) -> Vec<FileKey> {
-        lock(&self.files).keys().copied().collect()
+        self.files.lock().keys().copied().collect()
     }
 
-    /// Calls made so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// The present, never the same twice.
+    /// The current time, never the same twice.
     fn now(&self) -> Time {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let tick = self.ticks.fetch_add(1, Ordering::SeqCst) % 1000;
@@ -96,7 +94,7 @@ impl MemoryObjects {
 impl Objects for MemoryObjects {
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
         self.enter()?;
-        let files = lock(&self.files);
+        let files = self.files.lock();
         let Some(state) = files.get(&file) else { return Ok(ObjectInfo::default()) };
         let size = (0..layout.pcount).zip(&state.lanes).map(|(k, len)| layout.file_len(k, *len)).max().unwrap_or(0);
         Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum() })
@@ -105,7 +103,7 @@ impl Objects for MemoryObjects {
     fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
         self.enter()?;
         let mtime = self.now();
-        let mut files = lock(&self.files);
+        let mut files = self.files.lock();
         if len_bytes == 0 && !files.contains_key(&file) {
             return Ok(());
         }
@@ -116,7 +114,7 @@ impl Objects for MemoryObjects {
 
     fn unlink(&self, file: FileKey, _layout: &Layout) -> io::Result<()> {
         self.enter()?;
-        lock(&self.files).remove(&file);
+        self.files.lock().remove(&file);
         Ok(())
     }
 

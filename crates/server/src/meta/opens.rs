@@ -1,29 +1,29 @@
-//! Who has what open: the table of files in use, and the sessions with their handles.
+//! Open files: the table of files in use, and the sessions with their handles.
 //!
-//! A file is in the table while somebody has it open or an operation needs it to stay (a *pin*). The table's
-//! lock is held for look-ups only, never across a system call that may wait, let alone a call to data servers.
+//! A file is in the table while a client has it open or an operation needs it to stay (a *pin*). The table's lock is
+//! held for look-ups only, never across a system call that may wait, let alone a call to data servers.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::message::{FileKey, Time, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
-use super::care::Job;
+use super::background::Job;
 use super::fault::{Outcome, fault};
-use super::lock;
 use super::service::Meta;
 
-/// Most sessions.
+/// Largest number of sessions.
 const SESSIONS_MAX: usize = 65_536;
-/// Most opens of one session.
+/// Largest number of opens of one session.
 const SESSION_OPENS_MAX: usize = 65_536;
-/// Most opens of all sessions.
+/// Largest number of opens of all sessions.
 const OPENS_MAX: usize = 1 << 20;
 
 /// A file of the name space that is in use.
@@ -33,10 +33,10 @@ pub(super) struct OpenFile {
     pub(super) layout: Layout,
     /// Open for reading and writing.
     pub(super) fd: OwnedFd,
-    /// Held while the file's size is settled or cut and while a writer is admitted; data servers may be
-    /// waited for under it.
+    /// Held while the file's size is settled or truncated and while a writer is admitted; may be held while waiting for
+    /// data servers.
     pub(super) gate: Mutex<()>,
-    /// Held while the file gains or loses a name in `writers/` or `orphans/`; never for long.
+    /// Held briefly while the file gains or loses a name in `writers/` or `orphans/`.
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
     pub(super) seen: Mutex<Time>,
@@ -44,17 +44,17 @@ pub(super) struct OpenFile {
 
 struct Slot {
     file: Arc<OpenFile>,
-    /// Operations under way.
+    /// Running operations that need the file.
     pins: u32,
     readers: u32,
     writers: u32,
-    /// It has lost its last name of the name space.
+    /// It has lost its last name in the name space.
     removed: bool,
-    /// Its objects are being removed: nobody may come any more.
+    /// Its objects are being removed: no new open is admitted.
     reaping: bool,
     /// Its last opener vanished without closing it and may come back.
     linger: bool,
-    /// Where it was last known to be.
+    /// Its last known path.
     path: Box<[u8]>,
 }
 
@@ -67,35 +67,35 @@ pub(super) struct Opens {
 #[derive(Default)]
 struct Table {
     slots: FxHashMap<u64, Slot>,
-    /// Files with a name in `writers/`: whose sizes the data servers know. By inode, which cannot be given to
-    /// another file while that name exists.
+    /// Files with a name in `writers/`, whose sizes only the data servers know. Keyed by inode, which the file system
+    /// cannot reuse while that name exists.
     marks: FxHashMap<u64, Mark>,
     readers: usize,
     writers: usize,
 }
 
-/// That the data servers know a file's size.
+/// A file whose size only the data servers know.
 struct Mark {
     key: FileKey,
-    /// A writer vanished: what it had sent may still be on its way to the data servers, by an I/O node or a queue,
-    /// so its size is not written down before this.
+    /// Set when a writer vanished: data it sent may still be on its way to the data servers, so the size must not be
+    /// settled before this instant.
     settle_from: Option<Instant>,
 }
 
-/// What came of looking for a file in the table.
+/// The result of looking up a file in the table.
 pub(super) enum Found<'m> {
-    /// It is there and pinned.
+    /// In use, now pinned.
     Pinned(Pin<'m>),
-    /// It is there but has no name any more.
+    /// In use, but it has no name any more.
     Removed,
-    /// It is not in use.
+    /// Not in use.
     Absent,
 }
 
 impl Meta {
-    /// Pins a file that is in use. Removed files are found only when they are `wanted_removed`.
+    /// Pins a file that is in use. Removed files are found only if `wanted_removed`.
     pub(super) fn pin(&self, ino: u64, wanted_removed: bool) -> Found<'_> {
-        match lock(&self.opens.table).slots.get_mut(&ino) {
+        match self.opens.table.lock().slots.get_mut(&ino) {
             None => Found::Absent,
             Some(slot) if slot.reaping || (slot.removed && !wanted_removed) => Found::Removed,
             Some(slot) => {
@@ -105,8 +105,8 @@ impl Meta {
         }
     }
 
-    /// Brings a file into the table, pinned; or pins it when somebody was faster. `removed`: it is an orphan.
-    pub(super) fn bring(&self, file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
+    /// Adds a file to the table and pins it; if another thread was faster, pins that one. `removed`: it is an orphan.
+    pub(super) fn insert_pinned(&self, file: OpenFile, path: &[u8], removed: bool) -> Found<'_> {
         let ino = file.ino;
         let slot = Slot {
             file: Arc::new(file),
@@ -119,7 +119,7 @@ impl Meta {
             path: path.into(),
         };
         let unused = {
-            let mut table = lock(&self.opens.table);
+            let mut table = self.opens.table.lock();
             match table.slots.contains_key(&ino) {
                 true => Some(slot),
                 false => table.slots.insert(ino, slot),
@@ -130,26 +130,26 @@ impl Meta {
         self.pin(ino, removed)
     }
 
-    /// Pins a file through an open of a session.
+    /// Pins a file through a handle of a session.
     pub(super) fn pin_handle(&self, session: &Session, handle: u64) -> Outcome<Pin<'_>> {
-        let held = lock(&session.handles).open.get(&handle).map(|held| held.file.clone());
+        let held = session.handles.lock().open.get(&handle).map(|held| held.file.clone());
         held.and_then(|file| self.pin_again(file)).ok_or_else(|| no_handle(handle))
     }
 
     fn pin_again(&self, file: Arc<OpenFile>) -> Option<Pin<'_>> {
-        let mut table = lock(&self.opens.table);
+        let mut table = self.opens.table.lock();
         let slot = table.slots.get_mut(&file.ino).filter(|slot| Arc::ptr_eq(&slot.file, &file))?;
         slot.pins += 1;
         drop(table);
         Some(Pin { meta: self, file })
     }
 
-    /// Takes a removed file that nobody uses, to remove its objects; from now on nobody finds it. None when
-    /// it is in use.
+    /// Claims a removed, unused file for the removal of its objects; from now on look-ups do not find it. `None` if it
+    /// is in use.
     pub(super) fn claim(&self, file: OpenFile) -> Option<Arc<OpenFile>> {
         let ino = file.ino;
         let file = Arc::new(file);
-        let mut table = lock(&self.opens.table);
+        let mut table = self.opens.table.lock();
         if table.slots.contains_key(&ino) {
             return None;
         }
@@ -169,22 +169,22 @@ impl Meta {
 
     /// Ends a claim.
     pub(super) fn forget(&self, ino: u64) {
-        let gone = lock(&self.opens.table).slots.remove(&ino);
+        let gone = self.opens.table.lock().slots.remove(&ino);
         drop(gone);
     }
 
     fn unpin(&self, ino: u64) {
-        let mut table = lock(&self.opens.table);
+        let mut table = self.opens.table.lock();
         let Some(slot) = table.slots.get_mut(&ino) else { return };
         slot.pins -= 1;
         if slot.pins + slot.readers + slot.writers > 0 {
-            // Readers do not mind, but nobody else would settle it before they go.
+            // Readers do not need the settled size, but nothing else would settle the file before they close it.
             let unsettled = slot.pins + slot.writers == 0 && !slot.removed;
             let key = slot.file.key;
             if let Some(mark) = table.marks.get(&ino).filter(|_| unsettled) {
                 let wait = mark.wait();
                 drop(table);
-                self.care.push(Job::Settle(key), wait);
+                self.background.push(Job::Settle(key), wait);
             }
             return;
         }
@@ -193,15 +193,15 @@ impl Meta {
         drop(table);
         let grace = if slot.linger { self.options.grace } else { Duration::ZERO };
         match (slot.removed, settle_in) {
-            (true, _) => self.care.push(Job::Reap(slot.file.key), grace),
-            (false, Some(wait)) => self.care.push(Job::Settle(slot.file.key), wait),
+            (true, _) => self.background.push(Job::Reap(slot.file.key), grace),
+            (false, Some(wait)) => self.background.push(Job::Settle(slot.file.key), wait),
             (false, None) => {}
         }
     }
 }
 
 impl Mark {
-    /// How long its size must not be written down yet.
+    /// How long its size must not be settled yet.
     fn wait(&self) -> Duration {
         self.settle_from.map_or(Duration::ZERO, |from| from.saturating_duration_since(Instant::now()))
     }
@@ -210,7 +210,7 @@ impl Mark {
 impl Opens {
     /// Counts an open of a pinned file.
     pub(super) fn admit(&self, ino: u64, write: bool) -> Outcome<()> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         if table.readers + table.writers >= OPENS_MAX {
             return Err(fault(Errno::NFILE, format!("the metadata server has {OPENS_MAX} open files; close some")));
         }
@@ -224,7 +224,7 @@ impl Opens {
 
     /// Ends an open of a pinned file. `vanished`: its client did not close it.
     pub(super) fn leave(&self, ino: u64, write: bool, vanished: bool) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let total = if write { &mut table.writers } else { &mut table.readers };
         *total = total.saturating_sub(1);
         if let Some(slot) = table.slots.get_mut(&ino) {
@@ -234,80 +234,80 @@ impl Opens {
         }
     }
 
-    /// Opens for writing of a file.
+    /// Number of writers of a file.
     pub(super) fn writers_of(&self, ino: u64) -> u32 {
-        lock(&self.table).slots.get(&ino).map_or(0, |slot| slot.writers)
+        self.table.lock().slots.get(&ino).map_or(0, |slot| slot.writers)
     }
 
-    /// The key of a file whose size the data servers know.
+    /// The key of a file whose size only the data servers know.
     pub(super) fn mark_of(&self, ino: u64) -> Option<FileKey> {
-        lock(&self.table).marks.get(&ino).map(|mark| mark.key)
+        self.table.lock().marks.get(&ino).map(|mark| mark.key)
     }
 
     /// Which of these are marked.
     pub(super) fn marked_among(&self, inos: impl Iterator<Item = u64>) -> Vec<bool> {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         match table.marks.is_empty() {
             true => Vec::new(),
             false => inos.map(|ino| table.marks.contains_key(&ino)).collect(),
         }
     }
 
-    /// Notes that a file has, or is about to have, a name in `writers/`.
+    /// Records that a file has, or is about to have, a name in `writers/`.
     pub(super) fn set_mark(&self, ino: u64, key: FileKey) {
-        lock(&self.table).marks.insert(ino, Mark { key, settle_from: None });
+        self.table.lock().marks.insert(ino, Mark { key, settle_from: None });
     }
 
-    /// Has a marked file's size not written down for a while.
+    /// Delays the settling of a marked file.
     pub(super) fn put_off_settling(&self, ino: u64, by: Duration) {
-        if let Some(mark) = lock(&self.table).marks.get_mut(&ino) {
+        if let Some(mark) = self.table.lock().marks.get_mut(&ino) {
             mark.settle_from = Some(Instant::now() + by);
         }
     }
 
-    /// Whether a file is marked and its size may be written down now.
+    /// Whether a file is marked and may be settled now.
     pub(super) fn may_settle(&self, ino: u64) -> bool {
-        lock(&self.table).marks.get(&ino).is_some_and(|mark| mark.wait().is_zero())
+        self.table.lock().marks.get(&ino).is_some_and(|mark| mark.wait().is_zero())
     }
 
-    /// Notes that a file's name in `writers/` is gone.
+    /// Records that a file's name in `writers/` is gone.
     pub(super) fn clear_mark(&self, ino: u64) {
-        lock(&self.table).marks.remove(&ino);
+        self.table.lock().marks.remove(&ino);
     }
 
-    /// Notes that a pinned file has lost its last name.
+    /// Records that a pinned file has lost its last name.
     pub(super) fn set_removed(&self, ino: u64) {
-        if let Some(slot) = lock(&self.table).slots.get_mut(&ino) {
+        if let Some(slot) = self.table.lock().slots.get_mut(&ino) {
             slot.removed = true;
         }
     }
 
     /// Whether a pinned file has lost its last name.
     pub(super) fn is_removed(&self, ino: u64) -> bool {
-        lock(&self.table).slots.get(&ino).is_some_and(|slot| slot.removed)
+        self.table.lock().slots.get(&ino).is_some_and(|slot| slot.removed)
     }
 
-    /// Notes a file's new path, if it is in use.
+    /// Records a file's new path, if it is in use.
     pub(super) fn moved(&self, ino: u64, path: &[u8]) {
-        if let Some(slot) = lock(&self.table).slots.get_mut(&ino) {
+        if let Some(slot) = self.table.lock().slots.get_mut(&ino) {
             slot.path = path.into();
         }
     }
 
-    /// Where a pinned file was last known to be.
+    /// Last known path of a pinned file.
     pub(super) fn path_of(&self, ino: u64) -> Vec<u8> {
-        lock(&self.table).slots.get(&ino).map_or_else(Vec::new, |slot| slot.path.to_vec())
+        self.table.lock().slots.get(&ino).map_or_else(Vec::new, |slot| slot.path.to_vec())
     }
 
-    /// How much there is.
+    /// Counts of open files.
     pub(super) fn counts(&self) -> OpenCounts {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let Table { slots, marks, readers, writers } = &*table;
         OpenCounts { files: slots.len(), readers: *readers, writers: *writers, marked: marks.len() }
     }
 }
 
-/// How much is open.
+/// Counts of open files.
 pub(super) struct OpenCounts {
     /// Files in use.
     pub(super) files: usize,
@@ -315,7 +315,7 @@ pub(super) struct OpenCounts {
     pub(super) readers: usize,
     /// Opens for writing.
     pub(super) writers: usize,
-    /// Files whose sizes the data servers know.
+    /// Files whose sizes only the data servers know.
     pub(super) marked: usize,
 }
 
@@ -338,11 +338,11 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Names a session until it is closed.
+/// Identifies a session until it is closed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SessionId(pub(super) u64);
 
-/// A client's connection and what it has open.
+/// A client's connection and its open files.
 pub(super) struct Session {
     pub(super) id: SessionId,
     who: Who,
@@ -371,11 +371,11 @@ pub(super) struct Sessions {
 impl Sessions {
     pub(super) fn start(&self, who: Who) -> Outcome<SessionId> {
         let id = SessionId(self.next_session.fetch_add(1, Ordering::Relaxed) + 1);
-        let mut by_id = lock(&self.by_id);
+        let mut by_id = self.by_id.lock();
         if by_id.len() >= SESSIONS_MAX {
             return Err(fault(
                 Errno::USERS,
-                format!("the metadata server has {SESSIONS_MAX} clients, which is all it takes"),
+                format!("the metadata server has {SESSIONS_MAX} clients, which is its limit"),
             ));
         }
         by_id.insert(id, Arc::new(Session { id, who, handles: Mutex::default() }));
@@ -383,14 +383,14 @@ impl Sessions {
     }
 
     pub(super) fn get(&self, id: SessionId) -> Outcome<Arc<Session>> {
-        let session = lock(&self.by_id).get(&id).cloned();
-        session.ok_or_else(|| fault(Errno::NOTCONN, "the session has ended; connect anew"))
+        let session = self.by_id.lock().get(&id).cloned();
+        session.ok_or_else(|| fault(Errno::NOTCONN, "the session has ended; reconnect"))
     }
 
-    /// Takes a session out, with what it had open.
+    /// Removes a session and returns what it had open.
     pub(super) fn end(&self, id: SessionId) -> Vec<(Arc<OpenFile>, bool)> {
-        let Some(session) = lock(&self.by_id).remove(&id) else { return Vec::new() };
-        let mut handles = lock(&session.handles);
+        let Some(session) = self.by_id.lock().remove(&id) else { return Vec::new() };
+        let mut handles = session.handles.lock();
         handles.ended = true;
         if !handles.open.is_empty() {
             tracing::info!(client = session.who.client.0, files = handles.open.len(), "a client left files open");
@@ -398,11 +398,11 @@ impl Sessions {
         std::mem::take(&mut handles.open).into_values().map(|held| (held.file, held.write)).collect()
     }
 
-    /// Gives a session a handle for a file that was admitted.
+    /// Gives a session a handle for an admitted file.
     pub(super) fn register(&self, session: &Session, pin: &Pin<'_>, write: bool) -> Outcome<u64> {
-        let mut handles = lock(&session.handles);
+        let mut handles = session.handles.lock();
         if handles.ended {
-            return Err(fault(Errno::NOTCONN, "the session has ended; connect anew"));
+            return Err(fault(Errno::NOTCONN, "the session has ended; reconnect"));
         }
         if handles.open.len() >= SESSION_OPENS_MAX {
             return Err(full());
@@ -413,19 +413,19 @@ impl Sessions {
     }
 
     pub(super) fn len(&self) -> usize {
-        lock(&self.by_id).len()
+        self.by_id.lock().len()
     }
 }
 
 impl Session {
     /// Refuses early what [`Sessions::register`] would refuse late.
     pub(super) fn check_room(&self) -> Outcome<()> {
-        if lock(&self.handles).open.len() >= SESSION_OPENS_MAX { Err(full()) } else { Ok(()) }
+        if self.handles.lock().open.len() >= SESSION_OPENS_MAX { Err(full()) } else { Ok(()) }
     }
 
-    /// Takes a handle out.
+    /// Removes a handle.
     pub(super) fn take(&self, handle: u64) -> Outcome<(Arc<OpenFile>, bool)> {
-        let held = lock(&self.handles).open.remove(&handle);
+        let held = self.handles.lock().open.remove(&handle);
         held.map(|held| (held.file, held.write)).ok_or_else(|| no_handle(handle))
     }
 }
@@ -439,7 +439,7 @@ fn no_handle(handle: u64) -> super::Fault {
 }
 
 impl Meta {
-    /// Ends an open: counts it out and pins the file for what is left to do.
+    /// Ends an open: counts it out and pins the file for the remaining work.
     pub(super) fn leave(&self, file: Arc<OpenFile>, write: bool, vanished: bool) -> Option<Pin<'_>> {
         let pin = self.pin_again(file)?;
         self.opens.leave(pin.ino, write, vanished);

@@ -1,7 +1,7 @@
-//! What is kept in extended attributes: a file's key and layout, and a folder's wish for the striping of new files.
+//! The contents of extended attributes: a file's key and layout, and a directory's default layout for new files.
 //!
-//! Both are little-endian and of fixed size; the first two bytes are the version. A later version may be
-//! longer; what this version does not know it refuses, so that nothing is misread.
+//! Both are little-endian and of fixed size; the first two bytes are the version. A later version may be longer. This
+//! version refuses what it does not know, so that nothing is misread.
 
 use std::os::fd::AsFd;
 
@@ -13,35 +13,35 @@ use super::disk::Disk;
 
 /// Attribute of a file: its [`Record`].
 pub(super) const FILE_ATTRIBUTE: &str = "user.impresario.file";
-/// Attribute of a folder: how files made in it are striped.
+/// Attribute of a directory: the default layout of files created in it.
 pub(super) const LAYOUT_ATTRIBUTE: &str = "user.impresario.layout";
 
 const VERSION: u16 = 1;
 /// Bytes of an encoded [`Record`].
 pub(super) const RECORD_BYTES: usize = 32;
-/// Bytes of an encoded striping wish.
-pub(super) const WISH_BYTES: usize = 12;
+/// Bytes of an encoded default layout.
+pub(super) const LAYOUT_REQUEST_BYTES: usize = 12;
 
-/// What a file carries for as long as it lives.
+/// The permanent properties of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
-    /// Names its objects.
+    /// Key of its objects.
     pub(super) key: FileKey,
-    /// Where its data lie.
+    /// Location of its data.
     pub(super) layout: Layout,
-    /// Modification time of its objects when the local one was last settled or set by hand: while the objects
-    /// still say this, nobody has written since, and the local time holds.
+    /// Modification time of its objects when the local time was last settled or set by hand. While the objects still
+    /// report this time, nothing has been written since, and the local time holds.
     pub(super) seen: Time,
 }
 
-/// Why an attribute is not believed.
+/// Why an attribute is not usable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum BadRecord {
-    /// Nothing there: not made by this server.
+    /// Absent: this server did not create the file.
     Missing,
-    /// Of another version, cut, or impossible.
+    /// Of another version, truncated, or invalid.
     Unknown,
-    /// It could not be read.
+    /// Unreadable.
     Io(Errno),
 }
 
@@ -87,25 +87,25 @@ impl Record {
     }
 }
 
-/// A folder's wish, encoded.
-pub(super) fn encode_wish(wish: &LayoutRequest) -> [u8; WISH_BYTES] {
-    let given = u16::from(wish.base.is_some())
-        | u16::from(wish.pcount.is_some()) << 1
-        | u16::from(wish.ssize_bytes.is_some()) << 2;
-    let mut bytes = [0; WISH_BYTES];
+/// Encodes a default layout.
+pub(super) fn encode_layout_request(request: &LayoutRequest) -> [u8; LAYOUT_REQUEST_BYTES] {
+    let given = u16::from(request.base.is_some())
+        | u16::from(request.pcount.is_some()) << 1
+        | u16::from(request.ssize_bytes.is_some()) << 2;
+    let mut bytes = [0; LAYOUT_REQUEST_BYTES];
     let mut out = Writer(&mut bytes);
     out.put(&VERSION.to_le_bytes());
     out.put(&given.to_le_bytes());
-    out.put(&wish.base.unwrap_or(0).to_le_bytes());
-    out.put(&wish.pcount.unwrap_or(0).to_le_bytes());
-    out.put(&wish.ssize_bytes.unwrap_or(0).to_le_bytes());
+    out.put(&request.base.unwrap_or(0).to_le_bytes());
+    out.put(&request.pcount.unwrap_or(0).to_le_bytes());
+    out.put(&request.ssize_bytes.unwrap_or(0).to_le_bytes());
     bytes
 }
 
-/// A folder's wish, decoded.
-pub(super) fn decode_wish(bytes: &[u8]) -> Option<LayoutRequest> {
+/// Decodes a default layout.
+pub(super) fn decode_layout_request(bytes: &[u8]) -> Option<LayoutRequest> {
     let mut from = Reader(bytes);
-    if bytes.len() != WISH_BYTES || u16::from_le_bytes(from.take()?) != VERSION {
+    if bytes.len() != LAYOUT_REQUEST_BYTES || u16::from_le_bytes(from.take()?) != VERSION {
         return None;
     }
     let given = u16::from_le_bytes(from.take()?);
@@ -168,13 +168,13 @@ mod tests {
             if let Some(record) = Record::decode(&bytes) {
                 prop_assert_eq!(&record.encode()[..], &bytes[..]);
             }
-            decode_wish(&bytes);
+            decode_layout_request(&bytes);
         }
 
         #[test]
-        fn a_wish_survives(base in any::<Option<u16>>(), pcount in any::<Option<u16>>(), ssize_bytes in any::<Option<u32>>()) {
-            let wish = LayoutRequest { base, pcount, ssize_bytes };
-            prop_assert_eq!(decode_wish(&encode_wish(&wish)), Some(wish));
+        fn a_layout_request_survives(base in any::<Option<u16>>(), pcount in any::<Option<u16>>(), ssize_bytes in any::<Option<u32>>()) {
+            let request = LayoutRequest { base, pcount, ssize_bytes };
+            prop_assert_eq!(decode_layout_request(&encode_layout_request(&request)), Some(request));
         }
     }
 }

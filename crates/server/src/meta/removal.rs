@@ -1,39 +1,39 @@
-//! How a file's last name goes, and the file after it: through `orphans/`, so that no crash loses track of its
-//! objects and whoever has it open keeps it.
+//! Removal of a file's last name, and then of the file: through `orphans/`, so that no crash loses track of its objects
+//! and an open file stays usable.
 //!
-//! A file that loses a name gets one in `orphans/` before, or by the same step. If it has no other left, it stays
-//! there until nobody has it open; then that is made durable, its objects are removed, then its mark, then the
-//! orphan. Whatever is found in `orphans/` at start was cut short: it is merely dropped when the file still has a
-//! name, and removed otherwise after a grace in which clients may come back for it ([`Meta::pin_for_reopen`]).
+//! A file that loses a name gets one in `orphans/` before, or in the same step. If it has no other name left, it stays
+//! there until its last opener closes it. Then the removal is made durable and its objects, its mark and the orphan are
+//! removed, in that order. An entry found in `orphans/` at start was interrupted: it is merely dropped if the file
+//! still has a name, and removed otherwise after a grace period in which clients may reopen it
+//! ([`Meta::pin_for_reopen`]).
 //!
-//! Names of files vanish under a lock of their own ([`NameLocks`]): what was looked at before a removal is
-//! still what is removed.
+//! File names are removed under their own locks ([`NameLocks`]), so the file that was checked is the file that is
+//! removed.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_wire::message::{FileKey, NodeKind};
 use rustc_hash::FxHasher;
 use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 
-use super::care::{Failure, Job};
+use super::background::{Failure, Job};
+use super::directory::{key_name, key_of, names_in};
 use super::disk::Disk;
 use super::fault::{Explain, Outcome, fault, show};
-use super::home::{key_name, key_of, names_in};
-use super::lock;
 use super::opens::{Found, OpenFile, Pin};
 use super::record::{BadRecord, Record};
 use super::service::Meta;
-use super::tree::{Place, kind_of};
+use super::tree::{EntryRef, kind_of};
 
 const STRIPES: usize = 256;
-/// How often an operation starts anew because others changed the same name under it.
+/// How often an operation restarts because others changed the same name.
 pub(super) const TRIES: usize = 100;
 
-/// Locks for names that go; a name's lock is found by its folder and itself.
+/// Locks for the removal of names, chosen by directory and name.
 pub(super) struct NameLocks([Mutex<()>; STRIPES]);
 
 impl Default for NameLocks {
@@ -43,22 +43,22 @@ impl Default for NameLocks {
 }
 
 impl NameLocks {
-    fn stripe(place: &Place<'_>) -> rustix::io::Result<usize> {
-        let folder = rustix::fs::fstat(place.folder())?.st_ino;
-        let hash = BuildHasherDefault::<FxHasher>::default().hash_one((folder, place.name));
+    fn stripe(entry: &EntryRef<'_>) -> rustix::io::Result<usize> {
+        let directory = rustix::fs::fstat(entry.directory())?.st_ino;
+        let hash = BuildHasherDefault::<FxHasher>::default().hash_one((directory, entry.name));
         Ok((hash >> 32) as usize % STRIPES)
     }
 
     fn lock(&self, stripe: usize) -> Option<MutexGuard<'_, ()>> {
-        self.0.get(stripe).map(lock)
+        self.0.get(stripe).map(Mutex::lock)
     }
 
-    pub(super) fn hold(&self, place: &Place<'_>) -> rustix::io::Result<impl Sized> {
-        Ok(self.lock(Self::stripe(place)?))
+    pub(super) fn hold(&self, entry: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
+        Ok(self.lock(Self::stripe(entry)?))
     }
 
-    /// Two names, in an order that is the same for everybody.
-    fn hold_both(&self, one: &Place<'_>, other: &Place<'_>) -> rustix::io::Result<impl Sized> {
+    /// Locks two names, always in the same order.
+    fn hold_both(&self, one: &EntryRef<'_>, other: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
         let (a, b) = (Self::stripe(one)?, Self::stripe(other)?);
         let first = self.lock(a.min(b));
         Ok((first, (a != b).then(|| self.lock(a.max(b)))))
@@ -66,78 +66,78 @@ impl NameLocks {
 }
 
 impl Meta {
-    /// Pins the file that a place names; it did so at a moment at which it was pinned.
-    pub(super) fn pin_at(&self, place: &Place<'_>, doing: &str) -> Outcome<Pin<'_>> {
-        let pin = self.pin_ours(place, doing)?;
-        pin.ok_or_else(|| bad_record(BadRecord::Missing, &format!("cannot {doing} {}", show(place.path))))
+    /// Pins the file at an entry; the entry named it at a moment when the pin was held.
+    pub(super) fn pin_at(&self, entry: &EntryRef<'_>, doing: &str) -> Outcome<Pin<'_>> {
+        let pin = self.pin_ours(entry, doing)?;
+        pin.ok_or_else(|| bad_record(BadRecord::Missing, &format!("cannot {doing} {}", show(entry.path))))
     }
 
-    /// The same; none when the file has no record: put there by hand, it has no objects to be taken care of.
-    fn pin_ours(&self, place: &Place<'_>, doing: &str) -> Outcome<Option<Pin<'_>>> {
+    /// The same; `None` if the file has no record: a file put there by hand has no objects to remove.
+    fn pin_ours(&self, entry: &EntryRef<'_>, doing: &str) -> Outcome<Option<Pin<'_>>> {
         for _ in 0..TRIES {
-            let fd = self.home.disk.open_file(place.folder(), place.name).explain(doing, place.path)?;
-            let stat = rustix::fs::fstat(&fd).explain(doing, place.path)?;
+            let fd = self.dir.disk.open_file(entry.directory(), entry.name).explain(doing, entry.path)?;
+            let stat = rustix::fs::fstat(&fd).explain(doing, entry.path)?;
             if kind_of(&stat) != Some(NodeKind::File) {
-                return Err(Errno::OPNOTSUPP).explain(doing, place.path);
+                return Err(Errno::OPNOTSUPP).explain(doing, entry.path);
             }
             match self.pin(stat.st_ino, false) {
                 Found::Pinned(pin) => return Ok(Some(pin)),
                 Found::Removed => continue,
                 Found::Absent => {}
             }
-            let file = match read_in(&self.home.disk, fd) {
+            let file = match read_in(&self.dir.disk, fd) {
                 Ok((file, _)) => file,
                 Err(BadRecord::Missing) => return Ok(None),
-                Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(place.path)))),
+                Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
             };
-            let Found::Pinned(pin) = self.bring(file, place.path, false) else { continue };
-            // Had it lost its name before it was pinned, its objects might be going already.
-            if place.stat().is_ok_and(|now| now.st_ino == pin.ino) {
+            let Found::Pinned(pin) = self.insert_pinned(file, entry.path, false) else { continue };
+            // If it had lost its name before the pin, its objects might already be being removed.
+            if entry.stat().is_ok_and(|now| now.st_ino == pin.ino) {
                 return Ok(Some(pin));
             }
         }
-        Err(Errno::BUSY).explain(doing, place.path)
+        Err(Errno::BUSY).explain(doing, entry.path)
     }
 
     /// Removes a name of a file or a symbolic link.
     pub(super) fn unlink(&self, path: &[u8]) -> Outcome<()> {
         let doing = "remove";
-        let place = self.home.place(path).and_then(|place| place.ok_or(Errno::ISDIR)).explain(doing, path)?;
-        let _name = self.names.hold(&place).explain(doing, path)?;
-        let stat = place.stat().explain(doing, path)?;
-        let remove = || self.home.disk.unlink(place.folder(), place.name);
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
+        let _name = self.names.hold(&entry).explain(doing, path)?;
+        let stat = entry.stat().explain(doing, path)?;
+        let remove = || self.dir.disk.unlink(entry.directory(), entry.name);
         match kind_of(&stat) {
             Some(NodeKind::Dir) => Err(Errno::ISDIR).explain(doing, path),
-            Some(NodeKind::File) => match self.pin_ours(&place, doing)? {
-                Some(pin) => self.orphan_by_rename(&pin, &place).explain(doing, path),
+            Some(NodeKind::File) => match self.pin_ours(&entry, doing)? {
+                Some(pin) => self.orphan_by_rename(&pin, &entry).explain(doing, path),
                 None => remove().explain(doing, path),
             },
             _ => remove().explain(doing, path),
         }
     }
 
-    /// Moves a pinned file's name to `orphans/`: one step, and one that a full disk allows.
-    fn orphan_by_rename(&self, pin: &Pin<'_>, place: &Place<'_>) -> rustix::io::Result<()> {
-        let (disk, orphans, name) = (&self.home.disk, &self.home.orphans, key_name(pin.key));
-        let _links = lock(&pin.links);
-        match disk.rename(place.folder(), place.name, orphans, name.as_bytes(), true) {
+    /// Moves a pinned file's name to `orphans/` in one step, which works on a full disk too.
+    fn orphan_by_rename(&self, pin: &Pin<'_>, entry: &EntryRef<'_>) -> rustix::io::Result<()> {
+        let (disk, orphans, name) = (&self.dir.disk, &self.dir.orphans, key_name(pin.key));
+        let _links = pin.links.lock();
+        match disk.rename(entry.directory(), entry.name, orphans, name.as_bytes(), true) {
             // The same file: a rename would leave both names.
-            Err(Errno::EXIST) => disk.unlink(place.folder(), place.name)?,
+            Err(Errno::EXIST) => disk.unlink(entry.directory(), entry.name)?,
             other => other?,
         }
         self.lost_a_name(pin)
     }
 
-    /// Gives a pinned file a name in `orphans/` before `replace` takes the one at `place`.
+    /// Gives a pinned file a name in `orphans/` before `replace` takes the one at `entry`.
     fn orphan_by_link(
         &self,
         pin: &Pin<'_>,
-        place: &Place<'_>,
+        entry: &EntryRef<'_>,
         replace: impl FnOnce() -> rustix::io::Result<()>,
     ) -> rustix::io::Result<()> {
-        let (disk, orphans, name) = (&self.home.disk, &self.home.orphans, key_name(pin.key));
-        let _links = lock(&pin.links);
-        match disk.link(place.folder(), place.name, orphans, name.as_bytes()) {
+        let (disk, orphans, name) = (&self.dir.disk, &self.dir.orphans, key_name(pin.key));
+        let _links = pin.links.lock();
+        match disk.link(entry.directory(), entry.name, orphans, name.as_bytes()) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
         }
@@ -148,21 +148,21 @@ impl Meta {
         self.lost_a_name(pin)
     }
 
-    /// A pinned file is an orphan unless it has another name. Under its links.
+    /// Makes a pinned file an orphan unless it has another name. Call under its `links` lock.
     fn lost_a_name(&self, pin: &Pin<'_>) -> rustix::io::Result<()> {
         let ours = 1 + u64::from(self.opens.mark_of(pin.ino).is_some());
         if links(&rustix::fs::fstat(&pin.fd)?) > ours {
-            return self.home.disk.unlink(&self.home.orphans, key_name(pin.key).as_bytes());
+            return self.dir.disk.unlink(&self.dir.orphans, key_name(pin.key).as_bytes());
         }
         self.opens.set_removed(pin.ino);
         Ok(())
     }
 
-    /// Renames; what is replaced goes like a removed file.
+    /// Renames; a replaced file is removed like any other.
     pub(super) fn rename(&self, from: &[u8], to: &[u8], no_replace: bool) -> Outcome<()> {
         let doing = "rename";
-        let source = self.home.place(from).and_then(|place| place.ok_or(Errno::BUSY)).explain(doing, from)?;
-        let target = self.home.place(to).and_then(|place| place.ok_or(Errno::BUSY)).explain("rename to", to)?;
+        let source = self.dir.entry(from).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, from)?;
+        let target = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("rename to", to)?;
         let _names = self.names.hold_both(&source, &target).explain(doing, from)?;
         for _ in 0..TRIES {
             let moved = source.stat().explain(doing, from)?;
@@ -171,11 +171,11 @@ impl Meta {
                 other => Some(other.explain("rename to", to)?),
             };
             let plain = |no_replace| {
-                self.home.disk.rename(source.folder(), source.name, target.folder(), target.name, no_replace)
+                self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
             let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
             let result = match replaced {
-                // A name that comes up meanwhile must not be replaced without being looked at.
+                // A name created meanwhile must not be replaced unchecked.
                 None => plain(true),
                 Some(_) if no_replace => Err(Errno::EXIST),
                 Some(there) if there.st_ino == moved.st_ino => return Ok(()),
@@ -205,37 +205,37 @@ impl Meta {
         Err(Errno::BUSY).explain(doing, from)
     }
 
-    /// Removes an empty folder.
+    /// Removes an empty directory.
     pub(super) fn rmdir(&self, path: &[u8]) -> Outcome<()> {
-        let place = self.home.place(path).and_then(|place| place.ok_or(Errno::BUSY)).explain("remove", path)?;
-        self.home.disk.remove_dir(place.folder(), place.name).explain("remove", path)
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("remove", path)?;
+        self.dir.disk.remove_dir(entry.directory(), entry.name).explain("remove", path)
     }
 
-    /// Makes the removals so far durable. Were a file's objects removed before that, a power failure could bring
-    /// back its name without its data; for a file that another was renamed over, that is what the rename was for.
+    /// Makes all removals so far durable. If a file's objects were removed before that, a power failure could bring
+    /// back its name without its data. For a file replaced by a rename, preventing that is the purpose of the rename.
     pub(super) fn sync_removals(&self) -> rustix::io::Result<()> {
-        let disk = &self.home.disk;
-        if disk.ordered { disk.sync(&self.home.orphans) } else { disk.sync_file_system(&self.home.orphans) }
+        let disk = &self.dir.disk;
+        if disk.ordered { disk.sync(&self.dir.orphans) } else { disk.sync_file_system(&self.dir.orphans) }
     }
 
     /// Removes the objects of a file without names and openers, then the file. Its removal is durable.
     pub(super) fn reap(&self, key: FileKey) -> Result<(), Failure> {
         let name = key_name(key);
         for _ in 0..TRIES {
-            let fd = match self.home.disk.open_file(&self.home.orphans, name.as_bytes()) {
+            let fd = match self.dir.disk.open_file(&self.dir.orphans, name.as_bytes()) {
                 Err(Errno::NOENT) => return Ok(()),
                 other => other?,
             };
             let (file, _) =
-                read_in(&self.home.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
+                read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
             if let Some(file) = self.claim(file) {
                 let result = self.reap_claimed(&file);
                 self.forget(ino);
                 return result;
             }
-            // In use: whoever leaves it last asks again, if it is known to be removed. One that opened it by a name
-            // that was just going may have brought it in without knowing.
+            // In use: the last opener queues the removal again if the table knows of it. An opener whose name was just
+            // being removed may have added the file without knowing.
             match self.pin(ino, true) {
                 Found::Pinned(pin) => {
                     self.note_removed(&pin);
@@ -250,20 +250,20 @@ impl Meta {
 
     fn reap_claimed(&self, file: &OpenFile) -> Result<(), Failure> {
         let marked = self.opens.mark_of(file.ino).is_some();
-        // One that still has a name is no orphan: a removal failed half way and could not be undone then.
+        // A file that still has a name is no orphan: a removal failed half-way and could not be undone.
         if links(&rustix::fs::fstat(&file.fd)?) <= 1 + u64::from(marked) {
-            self.heard(self.objects.unlink(file.key, &file.layout)).map_err(Failure::DataServers)?;
+            self.note_answer(self.objects.unlink(file.key, &file.layout)).map_err(Failure::DataServers)?;
             if marked {
                 self.unmark(file)?;
             }
         }
-        Ok(self.home.disk.unlink(&self.home.orphans, key_name(file.key).as_bytes())?)
+        Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?)
     }
 
-    /// Opens anew what a client had open before its connection or this server went.
+    /// Reopens what a client had open before its connection or this server ended.
     pub(super) fn pin_for_reopen(&self, path: &[u8], key: FileKey) -> Outcome<Pin<'_>> {
-        if let Ok(Some(place)) = self.home.place(path)
-            && let Ok(pin) = self.pin_at(&place, "reopen")
+        if let Ok(Some(entry)) = self.dir.entry(path)
+            && let Ok(pin) = self.pin_at(&entry, "reopen")
             && pin.key == key
         {
             return Ok(pin);
@@ -271,7 +271,7 @@ impl Meta {
         if let Some(pin) = self.pin_orphan(key) {
             return Ok(pin);
         }
-        // Somebody else renamed it; while it is marked it is found all the same.
+        // Another client renamed it; a marked file is still found by its mark.
         match self.pin_marked(key) {
             Ok(Some(pin)) => Ok(pin),
             _ => Err(Errno::STALE).explain("reopen", path),
@@ -280,18 +280,17 @@ impl Meta {
 
     fn pin_orphan(&self, key: FileKey) -> Option<Pin<'_>> {
         let name = key_name(key);
-        let fd = self.home.disk.open_file(&self.home.orphans, name.as_bytes()).ok()?;
-        let (file, _) = read_in(&self.home.disk, fd).ok()?;
-        let Found::Pinned(pin) = self.bring(file, b"", true) else { return None };
-        // As in `pin_ours`: it must still have been there once it was pinned.
+        let fd = self.dir.disk.open_file(&self.dir.orphans, name.as_bytes()).ok()?;
+        let (file, _) = read_in(&self.dir.disk, fd).ok()?;
+        let Found::Pinned(pin) = self.insert_pinned(file, b"", true) else { return None };
+        // As in `pin_ours`: it must still have existed once it was pinned.
         self.note_removed(&pin).then_some(pin)
     }
 
-    /// Notes of a file pinned by another way than its name that it has none any more; false when it has, or is
-    /// gone altogether.
+    /// Records that a file, pinned other than by name, has no name left; false if it has one or is gone altogether.
     pub(super) fn note_removed(&self, pin: &Pin<'_>) -> bool {
-        let _links = lock(&pin.links);
-        let there = rustix::fs::statat(&self.home.orphans, key_name(pin.key), AtFlags::SYMLINK_NOFOLLOW);
+        let _links = pin.links.lock();
+        let there = rustix::fs::statat(&self.dir.orphans, key_name(pin.key), AtFlags::SYMLINK_NOFOLLOW);
         let ours = 1 + u64::from(self.opens.mark_of(pin.ino).is_some());
         let removed = there.is_ok_and(|stat| stat.st_ino == pin.ino && links(&stat) == ours);
         if removed {
@@ -300,22 +299,22 @@ impl Meta {
         removed
     }
 
-    /// At start: what `writers/` and `orphans/` hold was cut short.
+    /// At start: entries of `writers/` and `orphans/` are interrupted operations.
     pub(super) fn recover(&self) -> rustix::io::Result<()> {
         self.recover_marks()?;
         self.recover_orphans()
     }
 
     fn recover_marks(&self) -> rustix::io::Result<()> {
-        let (disk, writers, orphans) = (&self.home.disk, &self.home.writers, &self.home.orphans);
+        let (disk, writers, orphans) = (&self.dir.disk, &self.dir.writers, &self.dir.orphans);
         for name in names_in(writers)? {
             let name = name?;
             let Some(key) = key_of(&name) else {
-                tracing::warn!(name = show(&name), "left alone in writers/: not a key");
+                tracing::warn!(name = show(&name), "ignored an entry of writers/: its name is not a key");
                 continue;
             };
             let fd = disk.open_file(writers, &name)?;
-            let (file, nlink) = match read_in(&self.home.disk, fd) {
+            let (file, nlink) = match read_in(&self.dir.disk, fd) {
                 Ok(read) => read,
                 Err(BadRecord::Missing) => {
                     // Its creation got no further than this.
@@ -324,29 +323,29 @@ impl Meta {
                 }
                 Err(bad) => {
                     let error = bad_record(bad, &show(&name)).message;
-                    tracing::error!(error, "left alone in writers/");
+                    tracing::error!(error, "ignored an entry of writers/");
                     continue;
                 }
             };
             if nlink == 1 {
-                // Made, but never given its name.
+                // Created, but never linked into the name space.
                 disk.rename(writers, &name, orphans, &name, true)?;
                 continue;
             }
             self.opens.set_mark(file.ino, key);
-            // Its writers may come back, and what they had sent may still be on its way.
+            // Its writers may come back, and data they sent may still be on its way.
             self.opens.put_off_settling(file.ino, self.options.grace);
-            self.care.push(Job::Settle(key), self.options.grace);
+            self.background.push(Job::Settle(key), self.options.grace);
         }
         Ok(())
     }
 
     fn recover_orphans(&self) -> rustix::io::Result<()> {
-        let (disk, orphans) = (&self.home.disk, &self.home.orphans);
+        let (disk, orphans) = (&self.dir.disk, &self.dir.orphans);
         for name in names_in(orphans)? {
             let name = name?;
             let Some(key) = key_of(&name) else {
-                tracing::warn!(name = show(&name), "left alone in orphans/: not a key");
+                tracing::warn!(name = show(&name), "ignored an entry of orphans/: its name is not a key");
                 continue;
             };
             let stat = rustix::fs::statat(orphans, &name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -354,22 +353,22 @@ impl Meta {
                 // It still has a name: its removal got no further than this.
                 disk.unlink(orphans, &name)?;
             } else {
-                self.care.push(Job::Reap(key), self.options.grace);
+                self.background.push(Job::Reap(key), self.options.grace);
             }
         }
         Ok(())
     }
 
-    /// Looks for what did not fit into the queue.
+    /// Finds the jobs that did not fit into the queue.
     pub(super) fn rescan(&self) -> Result<(), Failure> {
-        for name in names_in(&self.home.orphans)? {
+        for name in names_in(&self.dir.orphans)? {
             if let Some(key) = key_of(&name?) {
-                self.care.push(Job::Reap(key), Duration::ZERO);
+                self.background.push(Job::Reap(key), Duration::ZERO);
             }
         }
-        for name in names_in(&self.home.writers)? {
+        for name in names_in(&self.dir.writers)? {
             if let Some(key) = key_of(&name?) {
-                self.care.push(Job::Settle(key), Duration::ZERO);
+                self.background.push(Job::Settle(key), Duration::ZERO);
             }
         }
         Ok(())
@@ -377,11 +376,11 @@ impl Meta {
 
     /// Files in `orphans/`, up to `max`.
     pub(super) fn count_orphans(&self, max: usize) -> usize {
-        names_in(&self.home.orphans).map_or(0, |names| names.take(max).count())
+        names_in(&self.dir.orphans).map_or(0, |names| names.take(max).count())
     }
 }
 
-/// The file that an open descriptor stands for, as the table keeps it, with its number of names.
+/// The file behind an open descriptor, as the table keeps it, and its link count.
 pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRecord> {
     let stat = rustix::fs::fstat(&fd).map_err(BadRecord::Io)?;
     let record = Record::of(disk, &fd)?;
@@ -397,17 +396,17 @@ pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRe
     Ok((file, links(&stat)))
 }
 
-/// Number of names of a file, ours among them.
+/// Link count of a file, including our own names.
 #[allow(clippy::useless_conversion, reason = "its width differs between architectures")]
 fn links(stat: &Stat) -> u64 {
     u64::from(stat.st_nlink)
 }
 
-/// `what` names the file or says what could not be done with it.
+/// `what` names the file or the operation that failed.
 pub(super) fn bad_record(bad: BadRecord, what: &str) -> super::Fault {
     let why = match bad {
-        BadRecord::Missing => "not made by this server; remove it there, and bring it in through a mount".into(),
-        BadRecord::Unknown => "its record is none that this program understands; a later one may".into(),
+        BadRecord::Missing => "not created by this server; remove it there and copy it in through a mount".into(),
+        BadRecord::Unknown => "this program does not understand its record; a later version may".into(),
         BadRecord::Io(errno) => format!("its record cannot be read: {}", std::io::Error::from(errno)),
     };
     fault(Errno::IO, format!("{what}: {why}"))

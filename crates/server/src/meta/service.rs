@@ -1,4 +1,4 @@
-//! The metadata server as others see it: sessions, and a call in, an answer out.
+//! The metadata server's interface: sessions, and one answer for each call.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use impresario_layout::Layout;
 use impresario_wire::message::{Answer, MetaCall, Opened, Statfs, Target, Who};
 use rustix::io::Errno;
 
-use super::care::{self, Care};
+use super::background::{self, BackgroundTasks};
+use super::changes::Changes;
+use super::directory::{MetaDirectory, StartError};
 use super::disk::StepHook;
 use super::fault::{Explain, Outcome, data_fault};
-use super::home::{Home, StartError};
 use super::listing::Listings;
 use super::objects::Objects;
 use super::opens::{Opens, Pin, Session, SessionId, Sessions};
@@ -21,19 +22,19 @@ use super::removal::NameLocks;
 use super::status::{Operations, SESSION_END, SESSION_START, kind_of};
 use super::tree::check_path;
 
-/// What the metadata server is started with.
+/// Options of the metadata server.
 #[derive(Clone)]
 pub struct MetaOptions {
-    /// Its folder, on a local file system with user extended attributes. Made when it is not there.
+    /// Its directory, on a local file system with user extended attributes. Created if missing.
     pub dir: PathBuf,
     /// Number of data servers in the cluster.
     pub data_servers: u16,
-    /// Strip size of files whose folder says nothing, bytes.
+    /// Strip size of files whose directory has no default layout, bytes.
     pub stripe_bytes: u32,
-    /// Data servers per file whose folder says nothing.
+    /// Data servers per file whose directory has no default layout.
     pub stripe_count: u16,
-    /// How long a file without names is kept for a client that lost its connection, or for all clients after a
-    /// restart of the server.
+    /// How long a file without names is kept for a client that lost its connection, or for all clients after a restart
+    /// of the server.
     pub grace: Duration,
     /// For tests: called before each change of the local file system.
     pub before_step: Option<StepHook>,
@@ -53,25 +54,26 @@ impl MetaOptions {
     }
 }
 
-/// The metadata server without its listener. Dropping it ends its threads; nothing is lost by that, nor by a
-/// crash: what was under way is taken up at the next start.
+/// The metadata server without its listener. Dropping it ends its threads. Neither that nor a crash loses anything: the
+/// next start resumes unfinished work.
 pub struct MetaService {
-    meta: Arc<Meta>,
+    pub(super) meta: Arc<Meta>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What all parts of the metadata server share.
+/// State shared by all parts of the metadata server.
 pub(super) struct Meta {
-    pub(super) home: Home,
+    pub(super) dir: MetaDirectory,
     pub(super) objects: Arc<dyn Objects>,
     pub(super) options: MetaOptions,
     pub(super) opens: Opens,
     pub(super) sessions: Sessions,
-    pub(super) care: Care,
+    pub(super) background: BackgroundTasks,
+    pub(super) changes: Changes,
     pub(super) names: NameLocks,
     pub(super) listings: Listings,
     pub(super) operations: Operations,
-    /// Counts files made, to deal their first strips evenly.
+    /// Counts created files, to distribute their first strips evenly.
     pub(super) dealt: AtomicU64,
     /// Numbers names in `staging/`.
     pub(super) staged: AtomicU64,
@@ -79,16 +81,22 @@ pub(super) struct Meta {
 }
 
 impl MetaService {
-    /// Starts in a folder, taking up what an earlier run left.
+    /// Starts in a directory and resumes what an earlier run left.
     pub fn open(options: MetaOptions, objects: Arc<dyn Objects>) -> Result<MetaService, StartError> {
         Layout::new(0, options.stripe_count, options.stripe_bytes, options.data_servers)?;
-        let home = Home::open(&options.dir, options.before_step.clone())?;
+        let dir = MetaDirectory::open(&options.dir, options.before_step.clone())?;
+        let changes = Changes::open(&dir).map_err(|errno| StartError::Unusable {
+            dir: options.dir.clone(),
+            what: "its file `changes` cannot be read and rewritten",
+            source: errno.into(),
+        })?;
         let meta = Arc::new(Meta {
-            home,
+            dir,
+            changes,
             objects,
             opens: Opens::default(),
             sessions: Sessions::default(),
-            care: Care::default(),
+            background: BackgroundTasks::default(),
             names: NameLocks::default(),
             listings: Listings::default(),
             operations: Operations::default(),
@@ -98,12 +106,15 @@ impl MetaService {
             options,
         });
         let unusable = |what, source| StartError::Unusable { dir: meta.options.dir.clone(), what, source };
-        meta.recover().map_err(|errno| unusable("what an earlier run left cannot be taken up", errno.into()))?;
+        meta.recover()
+            .map_err(|errno| unusable("the work that an earlier run left cannot be resumed", errno.into()))?;
         let mut service = MetaService { meta: meta.clone(), threads: Vec::new() };
-        for i in 0..care::THREADS {
+        for i in 0..background::THREADS {
             let meta = service.meta.clone();
-            let thread = std::thread::Builder::new().name(format!("meta-care-{i}")).stack_size(256 << 10);
-            let thread = thread.spawn(move || meta.care()).map_err(|e| unusable("no thread can be started", e))?;
+            let thread = std::thread::Builder::new().name(format!("meta-background-{i}")).stack_size(256 << 10);
+            let thread = thread
+                .spawn(move || meta.run_background_tasks())
+                .map_err(|e| unusable("no thread can be started", e))?;
             service.threads.push(thread);
         }
         Ok(service)
@@ -117,18 +128,18 @@ impl MetaService {
         session
     }
 
-    /// A client's connection has ended: what it had open is closed.
+    /// A client's connection has ended: closes what it had open.
     pub fn close_session(&self, session: SessionId) {
         let began = Instant::now();
         for (file, write) in self.meta.sessions.end(session) {
-            // Settling is left to the threads: nobody waits for it here.
+            // The background threads settle the size; closing does not wait for it.
             drop(self.meta.leave(file, write, true));
         }
         self.meta.listings.forget(session);
         self.meta.operations.note(SESSION_END, began.elapsed(), false);
     }
 
-    /// Serves one call; calls may come from many threads at once, also of one session.
+    /// Serves one call. Many threads may call at once, also for one session.
     pub fn call(&self, session: SessionId, call: MetaCall) -> Answer {
         let (began, kind) = (Instant::now(), kind_of(&call));
         let answer = self.meta.sessions.get(session).and_then(|session| self.meta.serve(&session, call));
@@ -136,15 +147,15 @@ impl MetaService {
         answer.unwrap_or_else(Answer::Fault)
     }
 
-    /// Whether a call may wait for the disk or for data servers now; others are over within microseconds.
+    /// Whether a call may wait for the disk or the data servers now; other calls take microseconds.
     pub fn may_wait(&self, call: &MetaCall) -> bool {
         match call {
             MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs => true,
-            // A file that is there already is opened for writing.
+            // A file that already exists is opened for writing.
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::SetAttr { set, .. } if set.size.is_some() => true,
-            // Data servers are asked only about files that somebody writes.
+            // Data servers are asked only about files that are being written.
             MetaCall::GetAttr { .. }
             | MetaCall::SetAttr { .. }
             | MetaCall::Open { .. }
@@ -160,19 +171,18 @@ impl MetaService {
         self.meta.status()
     }
 
-    /// Waits until nothing is left to do behind the clients' backs that can be done now; false when `patience`
-    /// ends first.
+    /// Waits until no background job can run now; false if `patience` expires first.
     pub fn wait_idle(&self, patience: Duration) -> bool {
-        self.meta.care.wait_idle(patience)
+        self.meta.background.wait_idle(patience)
     }
 }
 
 impl Drop for MetaService {
     fn drop(&mut self) {
-        self.meta.care.stop();
+        self.meta.background.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a background thread of the metadata server had failed");
+                tracing::error!("a background thread of the metadata server panicked");
             }
         }
     }
@@ -184,10 +194,10 @@ impl Meta {
             check_path(path)?;
         }
         Ok(match call {
-            MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.home.place(&path) {
+            MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(match self.dir.entry(&path) {
                 Ok(Some(place)) => self.attr_at(&place)?,
-                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.home.names))?,
-                Err(errno) => return Err(errno).explain("look at", &path),
+                Ok(None) => self.attr_by(&path, || rustix::fs::fstat(&self.dir.names))?,
+                Err(errno) => return Err(errno).explain("get the attributes of", &path),
             }),
             MetaCall::GetAttr { target: Target::Handle(handle) } => {
                 let pin = self.pin_handle(session, handle)?;
@@ -205,8 +215,7 @@ impl Meta {
             }
             MetaCall::Open { path, write } => {
                 session.check_room()?;
-                let place =
-                    self.home.place(&path).and_then(|place| place.ok_or(Errno::ISDIR)).explain("open", &path)?;
+                let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::ISDIR)).explain("open", &path)?;
                 self.open_pinned(session, self.pin_at(&place, "open")?, write, &path).map(Answer::Opened)?
             }
             MetaCall::Reopen { path, file, write } => {
@@ -216,10 +225,10 @@ impl Meta {
             }
             MetaCall::Close { handle } => {
                 let (file, write) = session.take(handle)?;
-                if let Some(pin) = self.leave(file, write, false).filter(|_| write && !self.care.is_paused())
+                if let Some(pin) = self.leave(file, write, false).filter(|_| write && !self.background.is_paused())
                     && let Err(failure) = self.settle(&pin)
                 {
-                    tracing::warn!(key = pin.key.0, ?failure, "a size is settled later");
+                    tracing::warn!(key = pin.key.0, ?failure, "the size will be settled later");
                 }
                 Answer::Done
             }
@@ -229,7 +238,7 @@ impl Meta {
                 Answer::Done
             }
             MetaCall::FsyncDir { path } => {
-                self.sync_folders(&path).explain("make durable", &path)?;
+                self.sync_directories(&path).explain("sync", &path)?;
                 Answer::Done
             }
             MetaCall::Mkdir { path, mode, uid, gid } => Answer::Attr(self.mkdir(&path, mode, uid, gid)?),
@@ -247,8 +256,8 @@ impl Meta {
             }
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
             MetaCall::Readlink { path } => {
-                let place = self.home.place(&path).and_then(|place| place.ok_or(Errno::INVAL));
-                let said = place.and_then(|place| rustix::fs::readlinkat(place.folder(), place.name, Vec::new()));
+                let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::INVAL));
+                let said = place.and_then(|place| rustix::fs::readlinkat(place.directory(), place.name, Vec::new()));
                 Answer::Link(said.explain("read the link", &path)?.into_bytes())
             }
             MetaCall::Readdir { path, after, max } => Answer::Entries(self.readdir(session.id, &path, &after, max)?),
@@ -260,14 +269,14 @@ impl Meta {
         })
     }
 
-    /// Gives a session a handle of a pinned file.
+    /// Gives a session a handle to a pinned file.
     pub(super) fn open_pinned(&self, session: &Session, pin: Pin<'_>, write: bool, path: &[u8]) -> Outcome<Opened> {
         let fresh = self.admit(&pin, write, path)?;
-        self.hand_out(session, pin, write, fresh, path)
+        self.grant_handle(session, pin, write, fresh, path)
     }
 
-    /// The same, when the open was counted already. `local`: the local size is right still.
-    pub(super) fn hand_out(
+    /// The same, for an open that is already counted. `local`: the local size is still right.
+    pub(super) fn grant_handle(
         &self,
         session: &Session,
         pin: Pin<'_>,
@@ -288,7 +297,7 @@ impl Meta {
 
     fn statfs(&self) -> Outcome<Statfs> {
         let space = self.objects.statfs().map_err(|error| data_fault(&error, "ask for the free space of", b""))?;
-        let nodes = rustix::fs::fstatvfs(&self.home.names).explain("ask for the free inodes of", b"")?;
+        let nodes = rustix::fs::fstatvfs(&self.dir.names).explain("ask for the free inodes of", b"")?;
         Ok(Statfs { files: nodes.f_files, files_free: nodes.f_favail, ..space })
     }
 }

@@ -1,8 +1,9 @@
-//! What the metadata server tells about itself.
+//! Status and statistics of the metadata server.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use impresario_base::Histogram;
+use impresario_base::lock::Mutex;
 use impresario_wire::message::MetaCall;
 use serde_json::{Map, Value, json};
 
@@ -29,10 +30,8 @@ const KINDS: [&str; 19] = [
     "session_start",
     "session_end",
 ];
-/// Latencies are counted by powers of two of a microsecond; the last class is open.
-const CLASSES: usize = 26;
 
-/// What kind of operation a call is: its place in [`Operations`].
+/// The kind of a call, as an index of [`Operations`].
 pub(super) fn kind_of(call: &MetaCall) -> usize {
     match call {
         MetaCall::GetAttr { .. } => 0,
@@ -55,70 +54,51 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
     }
 }
 
-/// The place of the start of a session in [`Operations`].
+/// Index of session starts in [`Operations`].
 pub(super) const SESSION_START: usize = 17;
-/// The place of the end of a session in [`Operations`].
+/// Index of session ends in [`Operations`].
 pub(super) const SESSION_END: usize = 18;
 
-/// Operations done, by kind.
+/// Completed operations, by kind.
 #[derive(Default)]
-pub(super) struct Operations([Operation; KINDS.len()]);
+pub(super) struct Operations([Mutex<Operation>; KINDS.len()]);
 
 #[derive(Default)]
 struct Operation {
-    count: AtomicU64,
-    faults: AtomicU64,
-    total_ns: AtomicU64,
-    max_ns: AtomicU64,
-    classes: [AtomicU64; CLASSES],
+    faults: u64,
+    latency_ns: Histogram<5>,
 }
 
 impl Operations {
     pub(super) fn note(&self, kind: usize, took: Duration, fault: bool) {
         let Some(operation) = self.0.get(kind) else { return };
-        let ns = took.as_nanos() as u64;
-        operation.count.fetch_add(1, Relaxed);
-        operation.faults.fetch_add(fault.into(), Relaxed);
-        operation.total_ns.fetch_add(ns, Relaxed);
-        operation.max_ns.fetch_max(ns, Relaxed);
-        let class = (u64::BITS - (ns / 1000).leading_zeros()) as usize;
-        if let Some(count) = operation.classes.get(class.min(CLASSES - 1)) {
-            count.fetch_add(1, Relaxed);
-        }
+        let mut operation = operation.lock();
+        operation.faults += u64::from(fault);
+        operation.latency_ns.record(took.as_nanos() as u64);
     }
 
-    /// Kinds that occurred. Quantiles are upper ends of their class.
+    /// The kinds that occurred.
     fn as_json(&self) -> Value {
         let mut kinds = Map::new();
         for (name, operation) in KINDS.iter().zip(&self.0) {
-            let count = operation.count.load(Relaxed);
-            if count == 0 {
+            let operation = operation.lock();
+            let latency_ns = operation.latency_ns.summary();
+            if latency_ns.count == 0 {
                 continue;
             }
             kinds.insert(
                 (*name).into(),
                 json!({
-                    "count": count,
-                    "faults": operation.faults.load(Relaxed),
-                    "mean_us": operation.total_ns.load(Relaxed) as f64 / count as f64 / 1000.0,
-                    "p50_us": operation.quantile_us(count.div_ceil(2)),
-                    "p99_us": operation.quantile_us(count - count / 100),
-                    "max_us": operation.max_ns.load(Relaxed) as f64 / 1000.0,
+                    "count": latency_ns.count,
+                    "faults": operation.faults,
+                    "mean_us": latency_ns.mean / 1e3,
+                    "p50_us": latency_ns.p50 as f64 / 1e3,
+                    "p99_us": latency_ns.p99 as f64 / 1e3,
+                    "max_us": latency_ns.max as f64 / 1e3,
                 }),
             );
         }
         Value::Object(kinds)
-    }
-}
-
-impl Operation {
-    fn quantile_us(&self, rank: u64) -> u64 {
-        let mut below = 0;
-        let class = self.classes.iter().position(|count| {
-            below += count.load(Relaxed);
-            below >= rank
-        });
-        1 << class.unwrap_or(CLASSES - 1)
     }
 }
 
@@ -127,10 +107,10 @@ impl Meta {
     pub(super) fn status(&self) -> Value {
         const ORPHANS_COUNTED_MAX: usize = 10_000;
         let opens = self.opens.counts();
-        let (queued, overflowed, paused) = self.care.state();
+        let (queued, overflowed, paused) = self.background.state();
         json!({
             "role": "meta",
-            "dir": self.home.dir,
+            "dir": self.dir.dir,
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "sessions": self.sessions.len(),
             "open_files": opens.files,
@@ -158,12 +138,14 @@ mod tests {
         }
         operations.note(0, Duration::from_millis(2), true);
         operations.note(usize::MAX, Duration::ZERO, false);
-        let told = operations.as_json();
-        assert_eq!(told["getattr"]["count"], 100);
-        assert_eq!(told["getattr"]["faults"], 1);
-        assert_eq!(told["getattr"]["p50_us"], 4);
-        assert_eq!(told["getattr"]["p99_us"], 4);
-        assert_eq!(told["getattr"]["max_us"], 2000.0);
-        assert_eq!(told.as_object().unwrap().len(), 1);
+        let json = operations.as_json();
+        assert_eq!(json["getattr"]["count"], 100);
+        assert_eq!(json["getattr"]["faults"], 1);
+        assert_eq!(json["getattr"]["p50_us"], 3.0);
+        // Quantiles are exact to a step of the histogram.
+        let p99_us = json["getattr"]["p99_us"].as_f64().unwrap();
+        assert!((3.0..3.1).contains(&p99_us), "{p99_us}");
+        assert_eq!(json["getattr"]["max_us"], 2000.0);
+        assert_eq!(json.as_object().unwrap().len(), 1);
     }
 }

@@ -1,7 +1,7 @@
-//! How a path of the name space becomes a place on the local file system, and back into attributes.
+//! Resolution of a path in the name space to a local directory entry, and translation of its attributes.
 //!
-//! A client's path is checked first, then walked by the kernel with `openat2`: beneath `names/`, through no
-//! symbolic link. What is done to the last name is done relative to its folder's descriptor.
+//! A client's path is checked first, then walked by the kernel with `openat2`: beneath `names/`, through no symbolic
+//! link. Operations on the last name are relative to its directory's descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,44 +9,44 @@ use impresario_wire::message::{Attr, NodeKind, Time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, Result};
 
-use super::disk::{FOLDER_FLAGS, mtime_of};
+use super::directory::{BENEATH, MetaDirectory};
+use super::disk::{DIRECTORY_FLAGS, mtime_of};
 use super::fault::{Outcome, fault, show};
-use super::home::{BENEATH, Home};
 
 /// The kernel takes paths of up to 4095 bytes; longer ones are walked in pieces.
 const WALK_MAX_BYTES: usize = 4000;
 const NAME_MAX_BYTES: usize = 255;
 
-/// A name in a folder of the name space; whether it exists is another matter.
-pub(super) struct Place<'a> {
-    folder: Folder<'a>,
+/// A name in a directory of the name space, which may or may not exist.
+pub(super) struct EntryRef<'a> {
+    directory: Directory<'a>,
     /// The last name of the path.
     pub(super) name: &'a [u8],
-    /// The whole path, for messages and hints.
+    /// The whole path, for messages and as a hint.
     pub(super) path: &'a [u8],
 }
 
-enum Folder<'a> {
+enum Directory<'a> {
     Root(BorrowedFd<'a>),
     Below(OwnedFd),
 }
 
-impl Place<'_> {
-    /// The folder that holds the name.
-    pub(super) fn folder(&self) -> BorrowedFd<'_> {
-        match &self.folder {
-            Folder::Root(fd) => *fd,
-            Folder::Below(fd) => fd.as_fd(),
+impl EntryRef<'_> {
+    /// The directory that holds the name.
+    pub(super) fn directory(&self) -> BorrowedFd<'_> {
+        match &self.directory {
+            Directory::Root(fd) => *fd,
+            Directory::Below(fd) => fd.as_fd(),
         }
     }
 
-    /// What the name names now.
+    /// The node that the name refers to now.
     pub(super) fn stat(&self) -> Result<Stat> {
-        rustix::fs::statat(self.folder(), self.name, AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::statat(self.directory(), self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 }
 
-/// Refuses paths that no walk may take: `.`, `..`, empty and overlong names, NUL.
+/// Refuses invalid paths: with `.`, `..`, empty or overlong names, or NUL.
 pub(super) fn check_path(path: &[u8]) -> Outcome<()> {
     if path.is_empty() {
         return Ok(());
@@ -54,7 +54,7 @@ pub(super) fn check_path(path: &[u8]) -> Outcome<()> {
     for name in path.split(|byte| *byte == b'/') {
         let wrong = match name {
             b"" => "has an empty name (a leading, trailing or doubled slash)",
-            b"." | b".." => "has a name `.` or `..`; resolve it before asking",
+            b"." | b".." => "has a name `.` or `..`; resolve it on the client",
             _ if name.len() > NAME_MAX_BYTES => {
                 return Err(fault(Errno::NAMETOOLONG, format!("path {} has a name longer than 255 bytes", show(path))));
             }
@@ -66,7 +66,7 @@ pub(super) fn check_path(path: &[u8]) -> Outcome<()> {
     Ok(())
 }
 
-/// Folder and last name of a checked path; none for the root.
+/// Directory and last name of a checked path; `None` for the root.
 pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if path.is_empty() {
         return None;
@@ -77,8 +77,8 @@ pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     })
 }
 
-impl Home {
-    /// Walks a checked path and opens what is there.
+impl MetaDirectory {
+    /// Walks a checked path and opens its node.
     pub(super) fn walk(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
         let mut at: Option<OwnedFd> = None;
         let mut rest = path;
@@ -86,7 +86,7 @@ impl Home {
             rest.get(..WALK_MAX_BYTES).and_then(|piece| piece.iter().rposition(|byte| *byte == b'/'))
         {
             let (piece, beyond) = rest.split_at(slash);
-            at = Some(self.step_into(at.as_ref(), piece, FOLDER_FLAGS)?);
+            at = Some(self.step_into(at.as_ref(), piece, DIRECTORY_FLAGS)?);
             rest = beyond.get(1..).unwrap_or_default();
         }
         self.step_into(at.as_ref(), if rest.is_empty() { b"." } else { rest }, flags)
@@ -97,8 +97,8 @@ impl Home {
         let open = || rustix::fs::openat2(at, path, flags, Mode::empty(), BENEATH);
         for _ in 0..100 {
             match open() {
-                // Concurrent renames can make the kernel ask for another try, or find that what was there has left
-                // the name space in that moment (for `orphans/`).
+                // A concurrent rename can make the kernel request another try, or move the node out of the name space
+                // at that moment (to `orphans/`).
                 Err(Errno::AGAIN | Errno::INTR | Errno::XDEV) => std::thread::yield_now(),
                 other => return other,
             }
@@ -106,26 +106,26 @@ impl Home {
         open()
     }
 
-    /// The place of a checked path other than the root, which is `None`.
-    pub(super) fn place<'a>(&'a self, path: &'a [u8]) -> Result<Option<Place<'a>>> {
-        let Some((folder, name)) = split(path) else { return Ok(None) };
-        let folder = match folder {
-            b"" => Folder::Root(self.names.as_fd()),
-            _ => Folder::Below(self.walk(folder, FOLDER_FLAGS)?),
+    /// The entry of a checked path; `None` for the root.
+    pub(super) fn entry<'a>(&'a self, path: &'a [u8]) -> Result<Option<EntryRef<'a>>> {
+        let Some((directory, name)) = split(path) else { return Ok(None) };
+        let directory = match directory {
+            b"" => Directory::Root(self.names.as_fd()),
+            _ => Directory::Below(self.walk(directory, DIRECTORY_FLAGS)?),
         };
-        Ok(Some(Place { folder, name, path }))
+        Ok(Some(EntryRef { directory, name, path }))
     }
 
-    /// A folder by its path, open for reading, whatever its permission bits say.
-    pub(super) fn open_folder(&self, path: &[u8]) -> Result<OwnedFd> {
+    /// Opens a directory by path for reading, whatever its permission bits say.
+    pub(super) fn open_dir_by_path(&self, path: &[u8]) -> Result<OwnedFd> {
         match self.walk(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC) {
-            Err(Errno::ACCESS) if !self.disk.root => self.disk.open_dir(self.walk(path, FOLDER_FLAGS)?),
+            Err(Errno::ACCESS) if !self.disk.root => self.disk.open_dir(self.walk(path, DIRECTORY_FLAGS)?),
             other => other,
         }
     }
 }
 
-/// What a node is; none for what does not belong into a name space (devices, pipes, sockets).
+/// The kind of a node; `None` for nodes that do not belong in a name space (devices, pipes, sockets).
 pub(super) fn kind_of(stat: &Stat) -> Option<NodeKind> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Some(NodeKind::File),
@@ -154,7 +154,7 @@ pub(super) fn local_attr(stat: &Stat) -> Result<Attr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::disk::PLACE_FLAGS;
+    use crate::meta::disk::PATH_FLAGS;
 
     #[test]
     fn paths_that_no_walk_may_take() {
@@ -184,8 +184,8 @@ mod tests {
 
     #[test]
     fn deep_paths_are_walked_in_pieces() {
-        let dir = tempfile::tempdir().unwrap();
-        let home = Home::open(dir.path(), None).unwrap();
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = MetaDirectory::open(tmp.path(), None).unwrap();
         let name = [b'd'; 200];
         let mut path = Vec::new();
         for _ in 0..60 {
@@ -194,27 +194,27 @@ mod tests {
             }
             path.extend(name);
             let deeper = path.clone();
-            let place = home.place(&deeper).unwrap().unwrap();
-            rustix::fs::mkdirat(place.folder(), place.name, Mode::RWXU).unwrap();
+            let entry = dir.entry(&deeper).unwrap().unwrap();
+            rustix::fs::mkdirat(entry.directory(), entry.name, Mode::RWXU).unwrap();
         }
         assert!(path.len() > 12_000);
-        let found = home.walk(&path, PLACE_FLAGS).unwrap();
+        let found = dir.walk(&path, PATH_FLAGS).unwrap();
         assert_eq!(kind_of(&rustix::fs::fstat(found).unwrap()), Some(NodeKind::Dir));
         path.extend(b"/nothing");
-        assert_eq!(home.walk(&path, PLACE_FLAGS).unwrap_err(), Errno::NOENT);
+        assert_eq!(dir.walk(&path, PATH_FLAGS).unwrap_err(), Errno::NOENT);
     }
 
     #[test]
     fn no_path_leaves_the_name_space() {
-        let dir = tempfile::tempdir().unwrap();
-        let home = Home::open(dir.path(), None).unwrap();
-        std::os::unix::fs::symlink("/etc", dir.path().join("names/out")).unwrap();
-        std::os::unix::fs::symlink("..", dir.path().join("names/up")).unwrap();
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = MetaDirectory::open(tmp.path(), None).unwrap();
+        std::os::unix::fs::symlink("/etc", tmp.path().join("names/out")).unwrap();
+        std::os::unix::fs::symlink("..", tmp.path().join("names/up")).unwrap();
         for path in [&b"out/passwd"[..], b"up/keys"] {
-            assert_eq!(home.walk(path, PLACE_FLAGS).unwrap_err(), Errno::LOOP);
-            assert_eq!(home.place(path).err(), Some(Errno::LOOP));
+            assert_eq!(dir.walk(path, PATH_FLAGS).unwrap_err(), Errno::LOOP);
+            assert_eq!(dir.entry(path).err(), Some(Errno::LOOP));
         }
-        assert_eq!(home.place(b"out").unwrap().unwrap().stat().map(|s| kind_of(&s)), Ok(Some(NodeKind::Symlink)));
-        assert_eq!(home.walk(b"../keys", PLACE_FLAGS).unwrap_err(), Errno::XDEV, "the kernel refuses it by itself");
+        assert_eq!(dir.entry(b"out").unwrap().unwrap().stat().map(|s| kind_of(&s)), Ok(Some(NodeKind::Symlink)));
+        assert_eq!(dir.walk(b"../keys", PATH_FLAGS).unwrap_err(), Errno::XDEV, "the kernel refuses it by itself");
     }
 }

@@ -1,4 +1,4 @@
-//! What the metadata server's tests share: a server on a temporary folder, short calls, and a check of the folder.
+//! Shared by the metadata server's tests: a server on a temporary directory, short calls, and a check of the directory.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub fn at(p: &str) -> Target {
     Target::Path(path(p))
 }
 
-/// A time long past, so that nothing else happened then.
+/// A time in the distant past, which no other operation sets.
 pub fn past(secs: i64) -> Time {
     Time { secs, nanos: 123_456_789 }
 }
@@ -93,7 +93,7 @@ impl Server {
         self.done(MetaCall::Close { handle: opened.handle });
     }
 
-    /// Makes a file of `len` bytes.
+    /// Creates a file of `len` bytes.
     pub fn file(&self, p: &str, len: u64) -> Opened {
         let opened = self.create(p);
         self.write(&opened, 0, len);
@@ -144,7 +144,7 @@ impl Server {
         assert!(self.service.wait_idle(Duration::from_secs(20)), "background work does not end");
     }
 
-    /// Waits until nothing is left to do at all.
+    /// Waits until no work is left at all.
     pub fn quiet(&self) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -158,14 +158,14 @@ impl Server {
         }
     }
 
-    /// Every name with its kind, size and, when it lies in the past, time.
+    /// Every name with its kind, size and, if it lies in the past, time.
     pub fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
-        let mut folders = vec![String::new()];
-        while let Some(folder) = folders.pop() {
-            for entry in self.list(&folder, "", u32::MAX) {
+        let mut directories = vec![String::new()];
+        while let Some(directory) = directories.pop() {
+            for entry in self.list(&directory, "", u32::MAX) {
                 let name = String::from_utf8(entry.name).unwrap();
-                let full = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                let full = if directory.is_empty() { name } else { format!("{directory}/{name}") };
                 let attr = self.stat(&full);
                 assert_eq!(
                     (attr.size, attr.mtime),
@@ -176,7 +176,7 @@ impl Server {
                 let size = if attr.kind == NodeKind::File { attr.size } else { 0 };
                 tree.insert(full.clone(), format!("{:?} {:o} {size} {set}", attr.kind, attr.mode));
                 if attr.kind == NodeKind::Dir {
-                    folders.push(full);
+                    directories.push(full);
                 }
             }
         }
@@ -204,21 +204,20 @@ pub fn mtime(secs: i64) -> SetAttr {
     SetAttr { mtime: Some(SetTime::At(past(secs))), ..SetAttr::default() }
 }
 
-/// Looks through the folder of a server that nobody uses and that has nothing left to do: nothing may wait,
-/// every file must have a record, its own key, one name and the size of its objects, and no objects may be
-/// without a file.
-pub fn check_folder(dir: &Path, objects: &MemoryObjects) {
+/// Checks the directory of an idle server without pending work: nothing may wait, every file must have a record, its
+/// own key, one name and the size of its objects, and no objects may exist without a file.
+pub fn check_directory(dir: &Path, objects: &MemoryObjects) {
     for member in ["writers", "orphans", "staging"] {
         let left: Vec<_> = std::fs::read_dir(dir.join(member)).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.is_empty(), "left in {member}: {left:?}");
     }
     let mut keys = BTreeMap::new();
-    let mut folders = vec![dir.join("names")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
+    let mut directories = vec![dir.join("names")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
             let (file, meta) = (entry.as_ref().unwrap().path(), entry.unwrap().metadata().unwrap());
             if meta.is_dir() {
-                folders.push(file);
+                directories.push(file);
             } else if meta.is_file() {
                 use std::os::unix::fs::MetadataExt;
                 assert_eq!(meta.nlink(), 1, "{file:?}");

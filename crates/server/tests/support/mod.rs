@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use impresario_node::pieces::Gathering;
 use impresario_wire::{
     Answer, Call, ClientKey, FileKey, Hello, Kind, PROTOCOL_VERSION, Role, Welcome, Who, decode_body, frame,
 };
@@ -39,6 +40,10 @@ impl Pipe for UnixStream {
 pub struct Peer {
     pub pipe: Box<dyn Pipe>,
     pub next_id: u64,
+    /// Answers that come in pieces.
+    gathered: std::collections::HashMap<u64, (Gathering, Vec<u8>, bool)>,
+    /// Pieces that came, in order: (id, offset in the answer, bytes).
+    pub pieces: Vec<(u64, u32, usize)>,
 }
 
 pub fn who(client: u64) -> Who {
@@ -66,7 +71,7 @@ impl Peer {
             }
         };
         pipe.patience(Duration::from_secs(20));
-        Peer { pipe, next_id: 1 }
+        Peer { pipe, next_id: 1, gathered: Default::default(), pieces: Vec::new() }
     }
 
     /// Connects and greets.
@@ -89,6 +94,11 @@ impl Peer {
     pub fn send(&mut self, call: &Call, payload: &[u8]) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
+        let want = call.answer_bytes().unwrap_or(0);
+        if want > 0 {
+            let is_list = matches!(call, Call::ReadList { .. });
+            self.gathered.insert(id, (Gathering::new(want), vec![0; want.min(64 << 20) as usize], is_list));
+        }
         let mut bytes = encode(Kind::Call, id, call, payload.len());
         bytes.extend_from_slice(payload);
         self.pipe.write_all(&bytes).unwrap();
@@ -107,11 +117,30 @@ impl Peer {
         Ok((header.kind, header.id, body, payload))
     }
 
-    /// The next answer: (id, answer, payload).
+    /// The next answer: (id, answer, payload). Pieces are put together; bytes of a list that the object does not have are
+    /// zeros, those at the end of an answer are cut off.
     pub fn answer(&mut self) -> io::Result<(u64, Answer, Vec<u8>)> {
-        let (kind, id, body, payload) = self.frame()?;
-        assert_eq!(kind, Kind::Answer);
-        Ok((id, decode_body(&body).unwrap(), payload))
+        loop {
+            let (kind, id, body, payload) = self.frame()?;
+            assert_eq!(kind, Kind::Answer);
+            let answer = decode_body(&body).unwrap();
+            let Answer::Piece { at, missing } = answer else {
+                self.gathered.remove(&id);
+                return Ok((id, answer, payload));
+            };
+            self.pieces.push((id, at, payload.len()));
+            let (gathering, bytes, is_list) = self.gathered.get_mut(&id).expect("a piece of what was asked for");
+            gathering.piece(at.into(), payload.len() as u64, missing.into()).expect("a piece that has its place");
+            bytes[at as usize..][..payload.len()].copy_from_slice(&payload);
+            if gathering.is_complete() {
+                if !*is_list {
+                    bytes.truncate(gathering.whole_bytes() as usize);
+                }
+                let bytes = std::mem::take(bytes);
+                self.gathered.remove(&id);
+                return Ok((id, Answer::Data, bytes));
+            }
+        }
     }
 
     /// Sends a call and awaits its answer; nothing else may be under way.

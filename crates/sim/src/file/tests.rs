@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use impresario_config::document::value_at_mut;
 use impresario_device::{DeviceParams, FlashParams};
 
 use super::*;
@@ -80,13 +81,19 @@ fn a_good_file_is_one_point() {
 }
 
 #[test]
+fn metadata_of_other_programs_is_ignored() {
+    let with = format!("{GOOD}\n[metadata]\nclaims = [1]\n[[metadata.plots]]\nwhat = \"x\"\n");
+    assert_eq!(read(&with).unwrap().first(), read(GOOD).unwrap().first());
+}
+
+#[test]
 fn unknown_keys_name_the_nearest() {
     one("threads = 4", "thread = 4", "6:1", &["unknown key thread in io_nodes", "did you mean threads?"]);
-    one("name = \"b\"", "  colour = 1", "21:3", &["unknown key colour in application.1", "known are name, copies"]);
+    one("name = \"b\"", "  colour = 1", "21:3", &["unknown key colour in application[1]", "known are name, copies"]);
     one("title = \"t\"", "titel = \"t\"", "1:1", &["unknown key titel; did you mean title?"]);
-    one("[io_nodes]", "[ionodes]", "4:2", &["unknown key ionodes", "did you mean io_nodes?"]);
+    one("[io_nodes]", "[ionodes]", "4:2", &["unknown section ionodes", "did you mean io_nodes?"]);
     one("rpm = 5400", "rpn = 5400", "14:1", &["unknown key rpn in device.old", "did you mean rpm?"]);
-    one("which = 0", "which = 0\nfctor = 2", "29:1", &["unknown key fctor in fault.0", "did you mean factor?"]);
+    one("which = 0", "which = 0\nfctor = 2", "29:1", &["unknown key fctor in fault[0]", "did you mean factor?"]);
 }
 
 #[test]
@@ -102,7 +109,12 @@ fn wrong_types_say_what_to_write() {
     one("title = \"t\"", "assumptions = \"x\"", "1:15", &["assumptions must be a list of sentences"]);
     one("title = \"t\"", "network = 5", "1:11", &["network must be a section [network], not 5"]);
     one("policy = \"fifo\"", "policy = 7", "5:10", &["policy must be a name such as \"mlf\"", "not 7"]);
-    one("policy = \"fifo\"", "policy = { name = \"fifo\", x = [1] }", "5:10", &["policy must be a name", "numbers"]);
+    one(
+        "policy = \"fifo\"",
+        "policy = { name = \"fifo\", x = [1] }",
+        "5:31",
+        &["x of policy fifo must be a number", "not a list"],
+    );
     one("rpm = 5400", "rpm = \"fast\"", "14:7", &["rpm must be a whole number", "\"fast\""]);
     one("seed = 3", "seed = 1979-05-27", "2:8", &["whole number", "1979-05-27"]);
 }
@@ -113,7 +125,7 @@ fn words_are_listed() {
     one("what = \"slow-disk\"", "what = \"fire\"", "27:8", &["what is \"fire\"", "\"lost-io-node\""]);
     one("kind = \"disk\"", "kind = \"disc\"", "13:8", &["kind is \"disc\"", "did you mean disk?"]);
     one("kind = \"disk\"", "", "12:1", &["device.old has no kind"]);
-    one("at_s = 1.0", "", "24:1", &["fault.0 has no at_s; add it, for example: at_s = 1.5"]);
+    one("at_s = 1.0", "", "24:1", &["fault[0] has no at_s; add it, for example: at_s = 1.5"]);
     one("op = \"write\"", "op = [1]", "22:6", &["op"]);
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use impresario_base::Random;
 use impresario_device::{DeviceParams, FlashParams, Order};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::params::Range;
 use impresario_sched::policy::{self, POLICIES};
 
-use crate::Random;
 use crate::model::{
     Application, Clients, Collective, Device, Fault, FaultKind, IoNodes, Network, Operation, Pattern, RandomFaults,
     RankPlacement, Scenario, Servers,
@@ -15,30 +15,30 @@ use crate::model::{
 
 /// The scenario of a seed. The same seed gives the same scenario as long as the generator is not changed.
 pub fn scenario(seed: u64) -> Scenario {
-    let mut dice = Dice(Random::new(seed ^ 0x6675_7a7a));
-    let servers = 1 + dice.below(4) as u16;
-    let io_nodes = dice.often(2).then(|| io_nodes(&mut dice, servers));
+    let mut choices = Choices(Random::new(seed ^ 0x6675_7a7a));
+    let servers = 1 + choices.below(4) as u16;
+    let io_nodes = choices.often(2).then(|| io_nodes(&mut choices, servers));
     let io_count = io_nodes.as_ref().map_or(0, |io| io.count);
-    let applications: Vec<Application> = (0..=dice.below(3)).map(|i| application(&mut dice, i)).collect();
-    let device = match dice.below(4) {
+    let applications: Vec<Application> = (0..=choices.below(3)).map(|i| application(&mut choices, i)).collect();
+    let device = match choices.below(4) {
         0 => None,
         1 => Some(Device::Flash(FlashParams {
-            channels: dice.pick(&[1, 4, 32]),
-            read_us: dice.pick(&[0.0, 80.0, 500.0]),
+            channels: choices.pick(&[1, 4, 32]),
+            read_us: choices.pick(&[0.0, 80.0, 500.0]),
             ..FlashParams::default()
         })),
         _ => Some(Device::Disk(DeviceParams {
-            order: if dice.often(3) { Order::Elevator } else { Order::Arrival },
-            write_cache: dice.often(3),
-            read_ahead_bytes: dice.pick(&[0, 1 << 20]),
+            order: if choices.often(3) { Order::Elevator } else { Order::Arrival },
+            write_cache: choices.often(3),
+            read_ahead_bytes: choices.pick(&[0, 1 << 20]),
             ..DeviceParams::default()
         })),
     };
-    let mut servers = data_servers(&mut dice, servers);
+    let mut servers = data_servers(&mut choices, servers);
     if device.is_some() {
         servers.device = "d".into();
     }
-    let mut clients = clients(&mut dice);
+    let mut clients = clients(&mut choices);
     let asked: u64 = applications
         .iter()
         .map(|a| u64::from(a.copies) * u64::from(a.processes) * a.requests.min(u64::from(a.queue_depth)))
@@ -53,15 +53,15 @@ pub fn scenario(seed: u64) -> Scenario {
         title: format!("Seed {seed}"),
         seed: seed & (u64::MAX >> 1),
         time_limit_s: 300.0,
-        request_timeout_ms: dice.pick(&[50, 500, 10_000]),
-        network: network(&mut dice),
+        request_timeout_ms: choices.pick(&[50, 500, 10_000]),
+        network: network(&mut choices),
         clients,
         io_nodes,
-        fault: faults(&mut dice, servers.count, io_count),
-        random_faults: dice.often(4).then(|| RandomFaults {
-            mean_interval_s: dice.pick(&[0.01, 0.05, 0.5]),
-            mean_duration_s: dice.pick(&[0.001, 0.02, 0.2]),
-            count_max: dice.pick(&[1, 5, 20]),
+        fault: faults(&mut choices, servers.count, io_count),
+        random_faults: choices.often(4).then(|| RandomFaults {
+            mean_interval_s: choices.pick(&[0.01, 0.05, 0.5]),
+            mean_duration_s: choices.pick(&[0.001, 0.02, 0.2]),
+            count_max: choices.pick(&[1, 5, 20]),
         }),
         servers,
         device: device.map(|device| BTreeMap::from([("d".into(), device)])).unwrap_or_default(),
@@ -81,9 +81,9 @@ fn asked_at_once(a: &Application) -> u64 {
 }
 
 /// Choices under the seed.
-struct Dice(Random);
+struct Choices(Random);
 
-impl Dice {
+impl Choices {
     fn below(&mut self, n: u64) -> u64 {
         self.0.below(n)
     }
@@ -116,24 +116,26 @@ impl Dice {
 const SHORTEST_US: u64 = 100;
 
 /// Any policy that can be used over so many lanes, with its defaults or with some parameters anywhere in their range.
-fn policy_for(dice: &mut Dice, lanes: u16) -> PolicySpec {
+fn policy_for(choices: &mut Choices, lanes: u16) -> PolicySpec {
     loop {
-        let info = &POLICIES[dice.below(POLICIES.len() as u64) as usize];
+        let info = &POLICIES[choices.below(POLICIES.len() as u64) as usize];
         let plain = PolicySpec::named(info.name);
         let mut spec = plain.clone();
-        let change = dice.often(2);
+        let change = choices.often(2);
         for param in info.params {
-            if !change || !dice.often(3) {
+            if !change || !choices.often(3) {
                 continue;
             }
             let value = match param.range {
                 Range::Integer(low, high) => {
-                    let value = dice.between(low, high);
+                    let value = choices.between(low, high);
                     let time = param.name.ends_with("_us") && value > 0;
                     if time { value.max(SHORTEST_US).to_string() } else { value.to_string() }
                 }
-                Range::Decimal(low, high) => (low + (high - low) * dice.pick(&[0.0, 0.01, 0.1, 0.5, 1.0])).to_string(),
-                Range::Choice(words) => dice.pick(words).to_string(),
+                Range::Decimal(low, high) => {
+                    (low + (high - low) * choices.pick(&[0.0, 0.01, 0.1, 0.5, 1.0])).to_string()
+                }
+                Range::Choice(words) => choices.pick(words).to_string(),
                 Range::Text(_) => continue,
             };
             spec = spec.with(param.name, value);
@@ -147,99 +149,102 @@ fn policy_for(dice: &mut Dice, lanes: u16) -> PolicySpec {
     }
 }
 
-fn io_nodes(dice: &mut Dice, servers: u16) -> IoNodes {
+fn io_nodes(choices: &mut Choices, servers: u16) -> IoNodes {
     IoNodes {
-        count: 1 + dice.below(3) as u16,
-        policy: policy_for(dice, servers),
-        threads: dice.pick(&[1, 2, 16]),
-        handover_us: dice.pick(&[0.0, 50.0, 2000.0]),
-        merge_requests: dice.pick(&[1, 4, 16]),
-        dispatch_requests: dice.pick(&[1, 16, 256]),
-        split: dice.often(2),
-        cpu_us: dice.pick(&[0.0, 10.0, 300.0]),
-        clock_skew_us: dice.pick(&[0.0, 0.0, 100.0, 5000.0]),
-        timer_late_us: dice.pick(&[0.0, 0.0, 100.0, 3000.0]),
+        count: 1 + choices.below(3) as u16,
+        policy: policy_for(choices, servers),
+        threads: choices.pick(&[1, 2, 16]),
+        handover_us: choices.pick(&[0.0, 50.0, 2000.0]),
+        merge_requests: choices.pick(&[1, 4, 16]),
+        dispatch_requests: choices.pick(&[1, 16, 256]),
+        split: choices.often(2),
+        cpu_us: choices.pick(&[0.0, 10.0, 300.0]),
+        clock_skew_us: choices.pick(&[0.0, 0.0, 100.0, 5000.0]),
+        timer_late_us: choices.pick(&[0.0, 0.0, 100.0, 3000.0]),
     }
 }
 
-fn data_servers(dice: &mut Dice, count: u16) -> Servers {
-    let cache_bytes = dice.pick(&[0, 0, 256 << 10, 16 << 20]);
+fn data_servers(choices: &mut Choices, count: u16) -> Servers {
+    let cache_bytes = choices.pick(&[0, 0, 256 << 10, 16 << 20]);
     Servers {
         count,
-        stripe_bytes: dice.pick(&[512, 4096, 16 << 10, 64 << 10]),
-        stripe_count: dice.below(u64::from(count) + 1) as u16,
-        policy: policy_for(dice, 1),
-        in_flight: dice.pick(&[0, 1, 1, 2, 8]),
-        pieces: dice.often(2),
-        cpu_us: dice.pick(&[0.0, 10.0, 300.0]),
-        timer_late_us: dice.pick(&[0.0, 0.0, 100.0, 3000.0]),
-        copy_bytes_per_s: dice.pick(&[0.0, 0.0, 1e8]),
+        stripe_bytes: choices.pick(&[512, 4096, 16 << 10, 64 << 10]),
+        stripe_count: choices.below(u64::from(count) + 1) as u16,
+        policy: policy_for(choices, 1),
+        in_flight: choices.pick(&[0, 1, 1, 2, 8]),
+        pieces: choices.often(2),
+        cpu_us: choices.pick(&[0.0, 10.0, 300.0]),
+        // Not drawn: it would change what every seed stands for.
+        concurrency_us: 0.0,
+        timer_late_us: choices.pick(&[0.0, 0.0, 100.0, 3000.0]),
+        copy_bytes_per_s: choices.pick(&[0.0, 0.0, 1e8]),
         device: String::new(),
         cache_bytes,
-        read_ahead_bytes: dice.pick(&[0, 128 << 10]),
-        dirty_ratio: dice.pick(&[0.0, 0.2, 1.0]),
-        warm: cache_bytes > 0 && dice.often(3),
+        read_ahead_bytes: choices.pick(&[0, 128 << 10]),
+        dirty_ratio: choices.pick(&[0.0, 0.2, 1.0]),
+        warm: cache_bytes > 0 && choices.often(3),
+        earlier_runs: choices.pick(&[0, 0, 0, 1]),
     }
 }
 
-fn network(dice: &mut Dice) -> Network {
-    let rate = |dice: &mut Dice| dice.pick(&[0.0, 0.0, 1.25e7, 1.25e8]);
+fn network(choices: &mut Choices) -> Network {
+    let rate = |choices: &mut Choices| choices.pick(&[0.0, 0.0, 1.25e7, 1.25e8]);
     Network {
-        latency_us: dice.pick(&[0.0, 50.0, 1000.0]),
-        jitter_us: dice.pick(&[0.0, 20.0, 500.0]),
-        in_order: dice.pick(&[false, true]),
-        client_bytes_per_s: rate(dice),
-        io_node_bytes_per_s: rate(dice),
-        server_bytes_per_s: rate(dice),
-        quantum_bytes: dice.pick(&[1 << 10, 64 << 10]),
-        header_bytes: dice.pick(&[0, 128]),
-        socket_bytes: dice.pick(&[4 << 10, 64 << 10]),
+        latency_us: choices.pick(&[0.0, 50.0, 1000.0]),
+        jitter_us: choices.pick(&[0.0, 20.0, 500.0]),
+        in_order: choices.pick(&[false, true]),
+        client_bytes_per_s: rate(choices),
+        io_node_bytes_per_s: rate(choices),
+        server_bytes_per_s: rate(choices),
+        quantum_bytes: choices.pick(&[1 << 10, 64 << 10]),
+        header_bytes: choices.pick(&[0, 128]),
+        socket_bytes: choices.pick(&[4 << 10, 64 << 10]),
     }
 }
 
-fn clients(dice: &mut Dice) -> Clients {
+fn clients(choices: &mut Choices) -> Clients {
     Clients {
-        processes_per_node: dice.pick(&[1, 1, 2, 4]),
-        request_bytes_max: dice.pick(&[0, 0, 8192, 5000]),
-        read_ahead_bytes: dice.pick(&[0, 0, 128 << 10]),
-        cache_bytes: dice.pick(&[0, 0, 1 << 20]),
-        cpu_us: dice.pick(&[0.0, 20.0]),
-        placement: dice.pick(&[RankPlacement::Block, RankPlacement::Cyclic]),
+        processes_per_node: choices.pick(&[1, 1, 2, 4]),
+        request_bytes_max: choices.pick(&[0, 0, 8192, 5000]),
+        read_ahead_bytes: choices.pick(&[0, 0, 128 << 10]),
+        cache_bytes: choices.pick(&[0, 0, 1 << 20]),
+        cpu_us: choices.pick(&[0.0, 20.0]),
+        placement: choices.pick(&[RankPlacement::Block, RankPlacement::Cyclic]),
     }
 }
 
-fn application(dice: &mut Dice, nth: u64) -> Application {
-    let pattern = dice.pick(&[Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random]);
-    let processes = 1 + dice.below(6) as u32;
+fn application(choices: &mut Choices, nth: u64) -> Application {
+    let pattern = choices.pick(&[Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random]);
+    let processes = 1 + choices.below(6) as u32;
     let shared = pattern != Pattern::FilePerProcess;
-    let collective = (shared && dice.often(4)).then(|| Collective {
-        aggregators: dice.pick(&[0, 1, 2]).min(processes),
-        buffer_bytes: dice.pick(&[16 << 10, 100_000, 4 << 20]),
+    let collective = (shared && choices.often(4)).then(|| Collective {
+        aggregators: choices.pick(&[0, 1, 2]).min(processes),
+        buffer_bytes: choices.pick(&[16 << 10, 100_000, 4 << 20]),
     });
-    let op = dice.pick(&[Operation::Read, Operation::Write]);
+    let op = choices.pick(&[Operation::Read, Operation::Write]);
     Application {
         name: format!("a{nth}"),
-        copies: dice.pick(&[1, 1, 1, 2]),
+        copies: choices.pick(&[1, 1, 1, 2]),
         processes,
-        start_s: dice.pick(&[0.0, 0.0, 0.01, 0.3]),
+        start_s: choices.pick(&[0.0, 0.0, 0.01, 0.3]),
         op,
         pattern,
-        request_bytes: dice.pick(&[1, 512, 4096, 5000, 16 << 10, 64 << 10, 200_000]),
-        requests: 1 + dice.below(12),
-        regions: if pattern == Pattern::Strided { dice.pick(&[1, 1, 4]) } else { 1 },
-        queue_depth: if collective.is_some() { 1 } else { dice.pick(&[1, 1, 3, 16]) },
-        think_us: dice.pick(&[0.0, 0.0, 500.0]),
-        jitter_us: dice.pick(&[0.0, 100.0, 5000.0]),
-        barrier_requests: dice.pick(&[0, 0, 1, 3]),
-        sieve_bytes: if op == Operation::Read && collective.is_none() { dice.pick(&[0, 0, 64 << 10]) } else { 0 },
+        request_bytes: choices.pick(&[1, 512, 4096, 5000, 16 << 10, 64 << 10, 200_000]),
+        requests: 1 + choices.below(12),
+        regions: if pattern == Pattern::Strided { choices.pick(&[1, 1, 4]) } else { 1 },
+        queue_depth: if collective.is_some() { 1 } else { choices.pick(&[1, 1, 3, 16]) },
+        think_us: choices.pick(&[0.0, 0.0, 500.0]),
+        jitter_us: choices.pick(&[0.0, 100.0, 5000.0]),
+        barrier_requests: choices.pick(&[0, 0, 1, 3]),
+        sieve_bytes: if op == Operation::Read && collective.is_none() { choices.pick(&[0, 0, 64 << 10]) } else { 0 },
         collective,
         ..Application::default()
     }
 }
 
-fn faults(dice: &mut Dice, servers: u16, io_nodes: u16) -> Vec<Fault> {
-    let count = if dice.often(2) { 0 } else { dice.below(4) };
-    let one = |dice: &mut Dice| {
+fn faults(choices: &mut Choices, servers: u16, io_nodes: u16) -> Vec<Fault> {
+    let count = if choices.often(2) { 0 } else { choices.below(4) };
+    let one = |choices: &mut Choices| {
         let kinds = [
             FaultKind::SlowDisk,
             FaultKind::RestartedServer,
@@ -247,17 +252,17 @@ fn faults(dice: &mut Dice, servers: u16, io_nodes: u16) -> Vec<Fault> {
             FaultKind::LostIoNode,
             FaultKind::PartitionedIoNode,
         ];
-        let what = dice.pick(&kinds[..if io_nodes > 0 { 5 } else { 3 }]);
+        let what = choices.pick(&kinds[..if io_nodes > 0 { 5 } else { 3 }]);
         let of = if matches!(what, FaultKind::LostIoNode | FaultKind::PartitionedIoNode) { io_nodes } else { servers };
         Fault {
-            at_s: dice.pick(&[0.0, 0.001, 0.01, 0.05, 0.3]),
-            for_s: dice.pick(&[0.0001, 0.01, 0.2, 3.0]),
+            at_s: choices.pick(&[0.0, 0.001, 0.01, 0.05, 0.3]),
+            for_s: choices.pick(&[0.0001, 0.01, 0.2, 3.0]),
             what,
-            which: dice.below(u64::from(of)) as u32,
-            factor: dice.pick(&[1.0, 10.0, 1000.0]),
+            which: choices.below(u64::from(of)) as u32,
+            factor: choices.pick(&[1.0, 10.0, 1000.0]),
         }
     };
-    (0..count).map(|_| one(dice)).collect()
+    (0..count).map(|_| one(choices)).collect()
 }
 
 #[cfg(test)]

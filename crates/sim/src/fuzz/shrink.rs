@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use impresario_config::document::value_at_mut;
 use toml::{Table, Value};
 
 use super::Failure;
@@ -161,7 +162,7 @@ fn apply(values: &mut Table, path: &[String], change: &Change) -> bool {
     if around.is_empty() {
         return change_in(values, last, change);
     }
-    match file::value_at_mut(values, around) {
+    match value_at_mut(values, around) {
         Some(Value::Table(table)) => change_in(table, last, change),
         Some(Value::Array(array)) => match (last.parse::<usize>(), change) {
             (Ok(i), Change::Remove) if i < array.len() => {

@@ -7,8 +7,8 @@ mod show;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::codec::{FileInfo, OriginId, Outcome, Record, TraceOp};
 use impresario_sched::FileId;
-use impresario_sched::trace::{FileInfo, OriginId, Outcome, Record, TraceOp};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
@@ -37,6 +37,7 @@ pub struct Stats {
     /// Threads that read or wrote.
     pub threads: u64,
     /// Lengths of reads and writes, bytes.
+    #[serde(serialize_with = "count::serialize")]
     pub sizes: Histogram,
     /// The most frequent lengths, bytes.
     pub common_sizes: Common,
@@ -49,6 +50,7 @@ pub struct Stats {
     /// Requests that have one before.
     pub followed: u64,
     /// Time from one arrival to the next one, ns.
+    #[serde(serialize_with = "count::serialize")]
     pub gaps_ns: Histogram,
     /// Offset distance (twins-2017, Table II): the mean difference of the offsets of every two consecutive requests to a
     /// file, whoever sent them, bytes. `None` with fewer than two.
@@ -193,7 +195,7 @@ impl Running {
         if !self.seen {
             (s.first_ns, self.busy_until_ns) = (r.arrival.0, r.arrival.0);
         } else {
-            s.gaps_ns.add(r.arrival.0.saturating_sub(self.last_arrival_ns));
+            s.gaps_ns.record(r.arrival.0.saturating_sub(self.last_arrival_ns));
         }
         self.seen = true;
         s.first_ns = s.first_ns.min(r.arrival.0);
@@ -221,7 +223,7 @@ impl Running {
         s.threads += u64::from(new_thread);
         let bytes = if r.op == TraceOp::Read { &mut s.read_bytes } else { &mut s.written_bytes };
         *bytes = bytes.saturating_add(r.moved_bytes());
-        s.sizes.add(r.len);
+        s.sizes.record(r.len);
         s.common_sizes.add(r.len as i64);
         if let Some((offset, end)) = step {
             s.followed += 1;

@@ -2,32 +2,10 @@
 
 use std::fmt::Write;
 
+use impresario_base::units::{show_bytes, show_ns};
+
 use super::{Common, Histogram, Stats};
 use crate::TraceOp;
-
-/// Bytes for people.
-pub fn bytes(n: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let (mut value, mut unit) = (n, 0);
-    while value.abs() >= 1024.0 && unit + 1 < units.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    if value.fract().abs() < 0.05 || value.abs() >= 100.0 {
-        format!("{value:.0} {}", units[unit])
-    } else {
-        format!("{value:.1} {}", units[unit])
-    }
-}
-
-/// A time for people.
-pub fn time(ns: f64) -> String {
-    match ns {
-        n if n < 1e3 => format!("{n:.0} ns"),
-        n if n < 1e6 => format!("{:.1} µs", n / 1e3),
-        n if n < 1e9 => format!("{:.2} ms", n / 1e6),
-        n => format!("{:.2} s", n / 1e9),
-    }
-}
 
 pub fn text(s: &Stats) -> String {
     let mut out = String::new();
@@ -48,11 +26,16 @@ fn write(out: &mut String, s: &Stats) -> std::fmt::Result {
         writeln!(
             out,
             "  data               {} read, {} written",
-            bytes(s.read_bytes as f64),
-            bytes(s.written_bytes as f64)
+            show_bytes(s.read_bytes as f64),
+            show_bytes(s.written_bytes as f64)
         )?;
         writeln!(out, "  threads            {}", s.threads)?;
-        writeln!(out, "  sizes              {}{}", spread(&s.sizes, |n| bytes(n as f64)), common(&s.common_sizes))?;
+        writeln!(
+            out,
+            "  sizes              {}{}",
+            spread(&s.sizes, |n| show_bytes(n as f64)),
+            common(&s.common_sizes)
+        )?;
     }
     if let Some(sequential) = s.sequentiality() {
         let backward = 100.0 * s.backward as f64 / s.followed as f64;
@@ -64,23 +47,23 @@ fn write(out: &mut String, s: &Stats) -> std::fmt::Result {
         )?;
     }
     if let Some(distance) = s.offset_distance_bytes {
-        writeln!(out, "  offset distance    {}", bytes(distance))?;
+        writeln!(out, "  offset distance    {}", show_bytes(distance))?;
     }
-    writeln!(out, "  between arrivals   {}", spread(&s.gaps_ns, |n| time(n as f64)))?;
-    writeln!(out, "  time               {}", time(s.last_ns.saturating_sub(s.first_ns) as f64))?;
+    writeln!(out, "  between arrivals   {}", spread(&s.gaps_ns, |n| show_ns(n as f64)))?;
+    writeln!(out, "  time               {}", show_ns(s.last_ns.saturating_sub(s.first_ns) as f64))?;
     if s.waited_ns > 0 {
         let busy = 100.0 * s.busy_ns as f64 / (s.last_ns - s.first_ns).max(1) as f64;
         writeln!(
             out,
             "  waited             {} in all; something in flight {busy:.1} % of the time, {:.2} at once in the mean, {} at most",
-            time(s.waited_ns as f64),
+            show_ns(s.waited_ns as f64),
             s.in_flight_mean,
             s.in_flight_max
         )?;
     }
     if let (true, Some(over_all)) = (data > 0, s.bandwidth()) {
-        let busy = s.busy_bandwidth().map(|b| format!(", {}/s while something was in flight", bytes(b)));
-        writeln!(out, "  bandwidth          {}/s{}", bytes(over_all), busy.unwrap_or_default())?;
+        let busy = s.busy_bandwidth().map(|b| format!(", {}/s while something was in flight", show_bytes(b)));
+        writeln!(out, "  bandwidth          {}/s{}", show_bytes(over_all), busy.unwrap_or_default())?;
     }
     if s.open_ended > 0 {
         writeln!(out, "  unknown ends       {} requests: times of waiting are of the others", s.open_ended)?;
@@ -89,10 +72,10 @@ fn write(out: &mut String, s: &Stats) -> std::fmt::Result {
 }
 
 fn spread(h: &Histogram, show: impl Fn(u64) -> String) -> String {
-    match (h.range(), h.quantile(0.5)) {
-        (Some((min, max)), _) if min == max => format!("all {}", show(min)),
-        (Some((min, max)), Some(median)) => format!("{} to {}, median about {}", show(min), show(max), show(median)),
-        _ => "none".into(),
+    match h.range() {
+        Some((min, max)) if min == max => format!("all {}", show(min)),
+        Some((min, max)) => format!("{} to {}, median about {}", show(min), show(max), show(h.quantile(0.5))),
+        None => "none".into(),
     }
 }
 
@@ -103,5 +86,5 @@ fn common(c: &Common) -> String {
 }
 
 fn signed(n: i64) -> String {
-    if n < 0 { format!("−{}", bytes(n.unsigned_abs() as f64)) } else { bytes(n as f64) }
+    if n < 0 { format!("−{}", show_bytes(n.unsigned_abs() as f64)) } else { show_bytes(n as f64) }
 }

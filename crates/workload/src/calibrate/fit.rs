@@ -65,7 +65,7 @@ fn weighted(xy: &[(f64, f64)], weights: &[f64]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Dice;
+    use impresario_base::Random;
 
     fn points(times: impl Fn(f64) -> f64) -> Vec<Point> {
         let point = |i: u32| {
@@ -105,8 +105,8 @@ mod tests {
     #[test]
     fn a_known_line_is_recovered_from_noisy_points() {
         for seed in 0..20 {
-            let dice = std::cell::RefCell::new(Dice::new(seed));
-            let noise = || 1.0 + 0.05 * (2.0 * dice.borrow_mut().unit() - 1.0);
+            let random = std::cell::RefCell::new(Random::new(seed));
+            let noise = || 1.0 + 0.05 * (2.0 * random.borrow_mut().unit() - 1.0);
             let fit = fitted(&points(|x| (12_670_000.0 + x * 7.692) * noise()));
             near(fit.fixed_ns, 12_670_000.0, 0.05);
             near(fit.ps_per_byte, 7692.0, 0.15);

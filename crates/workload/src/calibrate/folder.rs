@@ -10,11 +10,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use impresario_config::calibration::{Described, Scope};
 
 use super::{BLOCK_BYTES, Device, Plan, Region, Stream, host, region_of, utc_now};
-use crate::random::{Dice, nonce};
-use crate::size::show_bytes;
+use crate::random::nonce;
 use crate::stop::Stop;
+use impresario_base::Random;
+use impresario_base::units::show_bytes;
 
-/// Scratch space unless told: on a device, and in memory. At most a quarter of what is free.
+/// Default scratch space: on a device, and in memory. At most a quarter of what is free.
 const REGION_BYTES: u64 = 1 << 30;
 const REGION_MEMORY_BYTES: u64 = 256 << 20;
 /// The scratch space leaves this part of what is free.
@@ -110,8 +111,8 @@ impl Aligned {
     /// Random bytes: what a device can neither compress nor know already.
     pub(super) fn random(len: usize, seed: u64) -> Aligned {
         let mut all = vec![0; len + BLOCK_BYTES as usize];
-        let mut dice = Dice::new(seed);
-        all.chunks_mut(8).for_each(|word| word.copy_from_slice(&dice.bits().to_le_bytes()[..word.len()]));
+        let mut random = Random::new(seed);
+        all.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next_u64().to_le_bytes()[..word.len()]));
         // The vector is never grown, so its bytes stay where they are.
         let from = all.as_ptr().align_offset(BLOCK_BYTES as usize).min(BLOCK_BYTES as usize);
         Aligned { all, from, len }
@@ -128,7 +129,7 @@ impl Aligned {
     /// Makes the first `len` bytes differ from those written before, block by block.
     pub(super) fn stamp(&mut self, stamp: u64, len: usize) -> &[u8] {
         for (nth, block) in self.bytes_mut()[..len].chunks_mut(BLOCK_BYTES as usize).enumerate() {
-            let word = crate::random::mix(stamp.wrapping_add(nth as u64)).to_le_bytes();
+            let word = impresario_base::random::mix(stamp.wrapping_add(nth as u64)).to_le_bytes();
             block.iter_mut().zip(word).for_each(|(byte, new)| *byte = new);
         }
         &self.bytes()[..len]
@@ -236,7 +237,7 @@ impl Stream for FolderStream<'_> {
     }
 }
 
-/// What the system tells of the device under a folder; what it does not tell is absent.
+/// What the system reports about the device under a folder; what it does not report is absent.
 #[derive(Default)]
 struct Below {
     file_system: Option<String>,

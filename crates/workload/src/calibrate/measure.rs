@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use impresario_config::calibration::{Pattern, Point, PointOp};
 
 use super::{BLOCK_BYTES, Device, Measured, Region, Span, Stream};
-use crate::random::Dice;
-use crate::size::show_bytes;
 use crate::stats::{mean, median};
 use crate::stop::Stop;
+use impresario_base::Random;
+use impresario_base::units::show_bytes;
 
 /// Requests at the start of a visit that are not counted: after other kinds, the first ones find the device elsewhere.
 const WARM_UP: usize = 2;
@@ -161,25 +161,25 @@ fn one(stream: &mut dyn Stream, op: PointOp, offset: u64, len: u64) -> Result<()
 struct Places<'a> {
     region: &'a Region,
     kind: Kind,
-    dice: Dice,
+    random: Random,
     next: u64,
 }
 
 impl<'a> Places<'a> {
     fn new(region: &'a Region, kind: Kind, number: u32, seed: u64) -> Places<'a> {
         // Sequential streams begin in parts of their own, anywhere there.
-        let mut dice = Dice::new(seed);
+        let mut random = Random::new(seed);
         let Span { start, len } = region.sequential;
         let part = len / u64::from(kind.streams.max(1));
         let room = part.saturating_sub(kind.size_bytes) / BLOCK_BYTES + 1;
-        let next = start + part / BLOCK_BYTES * BLOCK_BYTES * u64::from(number) + dice.below(room) * BLOCK_BYTES;
-        Places { region, kind, dice, next }
+        let next = start + part / BLOCK_BYTES * BLOCK_BYTES * u64::from(number) + random.below(room) * BLOCK_BYTES;
+        Places { region, kind, random, next }
     }
 
     fn next(&mut self) -> (PointOp, u64) {
         let size = self.kind.size_bytes;
         let op = match self.kind.op {
-            PointOp::Mixed if self.dice.below(2) == 0 => PointOp::Read,
+            PointOp::Mixed if self.random.below(2) == 0 => PointOp::Read,
             PointOp::Mixed => PointOp::Write,
             op => op,
         };
@@ -192,9 +192,9 @@ impl<'a> Places<'a> {
             }
             Pattern::Random => {
                 let spans = &self.region.random;
-                let nth = self.dice.below(spans.len() as u64) as usize;
+                let nth = self.random.below(spans.len() as u64) as usize;
                 let span = spans.get(nth).copied().unwrap_or(self.region.sequential);
-                span.start + self.dice.below(span.len.saturating_sub(size) / BLOCK_BYTES + 1) * BLOCK_BYTES
+                span.start + self.random.below(span.len.saturating_sub(size) / BLOCK_BYTES + 1) * BLOCK_BYTES
             }
         };
         (op, offset)
@@ -222,11 +222,11 @@ mod tests {
 
     #[test]
     fn the_interval_holds_the_median_in_95_of_100_cases() {
-        let mut dice = Dice::new(5);
+        let mut random = Random::new(5);
         for n in [8_u32, 25, 101] {
             let mut held = 0;
             for _ in 0..2000 {
-                let mut sample: Vec<f64> = (0..n).map(|_| dice.exponential(1.0)).collect();
+                let mut sample: Vec<f64> = (0..n).map(|_| random.exponential(1.0)).collect();
                 sample.sort_by(f64::total_cmp);
                 let reach = 0.98 * f64::from(n).sqrt();
                 let low = (f64::from(n) / 2.0 - reach).floor().max(1.0) as usize;

@@ -3,9 +3,9 @@
 use impresario_config::Calibration;
 use impresario_config::calibration::Point;
 
-use super::show::{CURVES, Scale, show_ns};
-use crate::report::{Line, Page};
-use crate::size::{show_bytes, show_seconds};
+use super::show::{CURVES, Scale};
+use crate::report::{Curve, Page};
+use impresario_base::units::{show_bytes, show_ns, show_seconds};
 
 /// The page.
 pub fn page(calibration: &Calibration) -> String {
@@ -38,7 +38,7 @@ pub fn page(calibration: &Calibration) -> String {
                 let (ns, part) = (p.median_ns as f64, p.spread_percent / 100.0);
                 (scale.y(ns * (1.0 - part).max(0.01)), scale.y(ns * (1.0 + part)))
             });
-            lines.push(Line {
+            lines.push(Curve {
                 label: (*name).into(),
                 points: points.iter().map(|p| place(p.size_bytes, p.median_ns as f64)).collect(),
                 whiskers: whiskers.collect(),

@@ -5,7 +5,7 @@ use std::fmt;
 use impresario_config::calibration::{Pattern, Point, PointOp};
 
 use super::Measured;
-use crate::size::{show_bytes, show_seconds};
+use impresario_base::units::{show_bytes, show_ns};
 
 /// Why a calibration is refused.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ const SPREAD_MAX_PERCENT: f64 = 80.0;
 const MEMORY_MARGIN: f64 = 0.5;
 /// Below this part of the other's time, and outside both intervals, a time is *much* less.
 const MUCH_LESS: f64 = 0.6;
-/// Times that differ by less than this tell of the processor (its pace, its caches, its neighbours), not of a device: a
+/// Times that differ by less than this are about the processor (its pace, its caches, its neighbours), not of a device: a
 /// copy of 4 KiB in memory takes 0.4 µs in one moment and 1 µs in the next, ns.
 const DIFFERENCE_MIN_NS: u64 = 5_000;
 /// Writes are in a cache when making them durable takes longer than this part of their time…
@@ -65,7 +65,7 @@ const FLUSH_SHARE_MAX: f64 = 0.5;
 /// …and longer than this in all, so that a jitter of fast devices is no verdict, ns.
 const FLUSH_MIN_NS: f64 = 20e6;
 
-/// Judges everything that was measured. `copy_ns` tells how long this machine takes to copy so many bytes in memory.
+/// Judges everything that was measured. `copy_ns` is how long this machine takes to copy a number of bytes in memory.
 pub fn check(measured: &[Measured], copy_ns: &dyn Fn(u64) -> f64) -> Result<(), Refusal> {
     for m in measured {
         check_point(&m.point, copy_ns)?;
@@ -96,10 +96,6 @@ fn name(p: &Point) -> String {
     format!("{} {}s of {}{streams}", p.pattern, p.op, show_bytes(p.size_bytes as f64))
 }
 
-fn time(ns: u64) -> String {
-    show_seconds(ns as f64 / 1e9)
-}
-
 fn check_point(p: &Point, copy_ns: &dyn Fn(u64) -> f64) -> Result<(), Refusal> {
     if p.samples < SAMPLES_MIN {
         return Err(Refusal {
@@ -113,7 +109,7 @@ fn check_point(p: &Point, copy_ns: &dyn Fn(u64) -> f64) -> Result<(), Refusal> {
         return Err(Refusal {
             check: Check::Unsteady,
             what: format!("the median of {} is known to ±{:.0} % only", name(p), p.spread_percent),
-            remedy: "measure when nobody else uses the device, or allow more time with --max-seconds",
+            remedy: "measure when no other program uses the device, or allow more time with --max-seconds",
         });
     }
     let copy = copy_ns(p.size_bytes);
@@ -123,8 +119,8 @@ fn check_point(p: &Point, copy_ns: &dyn Fn(u64) -> f64) -> Result<(), Refusal> {
             what: format!(
                 "{} take {}, but copying as many bytes within memory takes {} here",
                 name(p),
-                time(p.median_ns),
-                show_seconds(copy / 1e9)
+                show_ns(p.median_ns as f64),
+                show_ns(copy)
             ),
             remedy: "the file system moved no data (holes, compression or deduplication); measure another folder",
         });
@@ -151,11 +147,11 @@ fn check_sizes(small: &Point, large: &Point) -> Result<(), Refusal> {
         what: format!(
             "{} take {}, but {} take {}",
             name(large),
-            time(large.median_ns),
+            show_ns(large.median_ns as f64),
             name(small),
-            time(small.median_ns)
+            show_ns(small.median_ns as f64)
         ),
-        remedy: "somebody else used the device, or its cache took part; measure when it is idle, with a larger --size",
+        remedy: "another program used the device, or its cache took part; measure when it is idle, with a larger --size",
     })
 }
 
@@ -168,11 +164,11 @@ fn check_patterns(sequential: &Point, random: &Point) -> Result<(), Refusal> {
         what: format!(
             "{} take {}, but {} take {}",
             name(random),
-            time(random.median_ns),
+            show_ns(random.median_ns as f64),
             name(sequential),
-            time(sequential.median_ns)
+            show_ns(sequential.median_ns as f64)
         ),
-        remedy: "a cache holds the whole region, or somebody else used the device; measure when it is idle, with a \
+        remedy: "a cache holds the whole region, or another program used the device; measure when it is idle, with a \
                  larger --size",
     })
 }
@@ -187,8 +183,8 @@ fn check_flush(curve: &[&Measured]) -> Result<(), Refusal> {
         what: format!(
             "{} writes took {} in all, and making them durable afterwards {}",
             curve.first().map_or(Pattern::Random, |m| m.point.pattern),
-            show_seconds(writes / 1e9),
-            show_seconds(flushes / 1e9)
+            show_ns(writes),
+            show_ns(flushes)
         ),
         remedy: "a write cache took them; measure every write to its end with --sync, or switch the drive's cache off",
     })
@@ -299,7 +295,7 @@ mod tests {
         all[3].point.median_ns = 8_000;
         let refusal = check(&all, &|bytes| bytes as f64 / 20.0).unwrap_err();
         assert_eq!(refusal.check, Check::RandomIsFaster, "{refusal}");
-        assert!(refusal.to_string().contains("take 0.4 µs, but"), "{refusal}");
+        assert!(refusal.to_string().contains("take 409 ns, but"), "{refusal}");
     }
 
     #[test]

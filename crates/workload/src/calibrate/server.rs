@@ -19,11 +19,11 @@ use super::{BLOCK_BYTES, Device, Plan, REGION_MIN_REQUESTS, Region, Span, Stream
 use crate::random::nonce;
 use crate::stop::Stop;
 
-/// How long a server may take to tell its state.
+/// How long a server may take to report its state.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Scratch space unless told.
+/// Default scratch space.
 const REGION_BYTES: u64 = 256 << 20;
-/// On a modelled disk random requests go to so many places all over it at most, as those of many files would.
+/// On a modelled disk random requests go to at most this many places all over it, as those of many files would.
 const PLACES_MAX: u64 = 64;
 /// Fewer places are not all over the disk.
 const PLACES_MIN: u64 = 8;
@@ -126,9 +126,9 @@ fn spread_over_disk(bytes: u64, chunk: u64, plan: &Plan) -> Result<Region> {
         bail!(
             "{} of scratch space are too little to spread requests of {} over the disk: allow {} with --size, or measure \
              smaller --sizes",
-            crate::size::show_bytes(bytes as f64),
-            crate::size::show_bytes(largest as f64),
-            crate::size::show_bytes((least * (PLACES_MIN + 4)) as f64),
+            impresario_base::units::show_bytes(bytes as f64),
+            impresario_base::units::show_bytes(largest as f64),
+            impresario_base::units::show_bytes((least * (PLACES_MIN + 4)) as f64),
         );
     }
     let random = (1..=places).map(|nth| Span { start: nth * chunk, len: least }).collect();
@@ -165,8 +165,8 @@ impl Device for DataServer {
                 bail!(
                     "{} took a quarter of the time allowed for {} of {}: give less --size or more --max-seconds",
                     self.what,
-                    crate::size::show_bytes(filled as f64),
-                    crate::size::show_bytes(total as f64)
+                    impresario_base::units::show_bytes(filled as f64),
+                    impresario_base::units::show_bytes(total as f64)
                 );
             }
             let len = piece.min(total - filled);

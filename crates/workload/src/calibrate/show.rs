@@ -5,7 +5,7 @@ use std::fmt::Write;
 use impresario_config::Calibration;
 use impresario_config::calibration::{Pattern, Point, PointOp};
 
-use crate::size::{show_bytes, show_seconds};
+use impresario_base::units::{show_bytes, show_ns, show_seconds};
 
 /// The curves, their marks in the plot, and their names.
 pub(super) const CURVES: [(PointOp, Pattern, char, &str); 4] = [
@@ -61,11 +61,6 @@ pub fn text(calibration: &Calibration, width: usize) -> String {
     }
     out += "\n";
     out + &plot(calibration, width)
-}
-
-/// A time, also one of less than a microsecond.
-pub(super) fn show_ns(ns: f64) -> String {
-    if ns < 10_000.0 { format!("{:.1} µs", ns / 1e3) } else { show_seconds(ns / 1e9) }
 }
 
 /// Sizes by curves: median and spread.

@@ -6,9 +6,9 @@ use impresario_sim::sweep;
 use super::plots::{axis, bandwidth, byte_axis, curve, means, name_of, served, short, time_axis, time_line, together};
 use super::summary::{LAYERS, Summary};
 use super::{DETAILED_POINTS, Results, table};
-use crate::report::{Bar, Line, Page};
-use crate::size::{show_bytes, show_seconds};
+use crate::report::{Bar, Curve, Page};
 use crate::stats::Interval;
+use impresario_base::units::{show_bytes, show_seconds};
 
 /// Points that bars are drawn for; of more there is the table.
 const BARS_MAX: usize = 60;
@@ -124,9 +124,8 @@ fn bars(
     show: impl Fn(&Interval) -> String,
 ) {
     let bar = |(label, summary): &(String, Summary)| {
-        let i = value(summary);
-        let range = (i.n > 1).then_some((i.low, i.high));
-        Bar { label: label.clone(), value: i.mean, text: show(&i), range, baseline: false }
+        let mean = value(summary);
+        Bar::of(label, &mean, show(&mean))
     };
     page.text(what).bars(what, &run.iter().map(bar).collect::<Vec<_>>());
 }
@@ -139,11 +138,10 @@ fn sizes(page: &mut Page, run: &[(String, Summary)]) {
     let (end, y_marks) = byte_axis(most, "");
     let last = (layers.len() - 1).max(1) as f64;
     let x_marks: Vec<_> = layers.iter().enumerate().map(|(i, l)| (i as f64 / last, LAYERS[*l].to_string())).collect();
-    let line = |(label, s): &(String, Summary)| Line {
+    let line = |(label, s): &(String, Summary)| Curve {
         label: short(label),
         points: layers.iter().enumerate().map(|(i, l)| (i as f64 / last, s.sizes[*l] / end)).collect(),
-        whiskers: Vec::new(),
-        fit: Vec::new(),
+        ..Curve::default()
     };
     let what = "Mean size of a request on its way from the clients to the devices";
     page.text(what).lines(what, &run.iter().take(8).map(line).collect::<Vec<_>>(), &x_marks, &y_marks);
@@ -179,17 +177,17 @@ fn along(page: &mut Page, results: &Results) {
     xs.dedup();
     let every = xs.len().div_ceil(10);
     let x_marks: Vec<_> = xs.iter().step_by(every).map(|v| (place(*v), format!("{v}"))).collect();
-    let line = |(name, points): (String, Vec<(f64, Interval)>)| Line {
+    let line = |(name, points): (String, Vec<(f64, Interval)>)| Curve {
         label: short(&name),
         points: points.iter().map(|(x, i)| (place(*x), i.mean / end)).collect(),
         whiskers: match points.iter().all(|(_, i)| i.n > 1) {
             true => points.iter().map(|(_, i)| (i.low.max(0.0) / end, i.high / end)).collect(),
             false => Vec::new(),
         },
-        fit: Vec::new(),
+        ..Curve::default()
     };
     let what = format!("Makespan along {}", results.keys[key]);
-    let lines: Vec<Line> = curves.into_iter().take(15).map(line).collect();
+    let lines: Vec<Curve> = curves.into_iter().take(15).map(line).collect();
     page.text(&what).lines(&what, &lines, &x_marks, &y_marks);
 }
 
@@ -208,7 +206,7 @@ fn over_time(page: &mut Page, of: &str, outcome: &Outcome) {
     let curves: Vec<_> = bandwidth(outcome).into_iter().map(|(name, v)| (name, means(&v, many))).collect();
     let top = curves.iter().flat_map(|(_, v)| v).copied().fold(0.0, f64::max);
     let (y_end, y_marks) = byte_axis(top, "/s");
-    let lines: Vec<Line> = curves.into_iter().map(|(name, v)| curve(name, &v, interval_s, (x_end, y_end))).collect();
+    let lines: Vec<Curve> = curves.into_iter().map(|(name, v)| curve(name, &v, interval_s, (x_end, y_end))).collect();
     page.text("Bandwidth over time");
     let what = format!("Bandwidth over time{of}");
     page.lines(&what, &lines, &x_marks, &y_marks);

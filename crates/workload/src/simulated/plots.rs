@@ -2,11 +2,11 @@
 
 use impresario_sim::outcome::{ApplicationOutcome, Outcome, Served};
 
-use crate::report::{Line, Marks};
-use crate::size::{show_bytes, show_seconds};
+use crate::report::{Curve, Marks};
 use crate::stats::mean;
+use impresario_base::units::{show_bytes, show_seconds};
 
-/// Names are cut to so many characters where they stand beside a plot.
+/// Longest name beside a plot, characters; longer ones are cut.
 const NAME_CHARS: usize = 20;
 
 /// Applications with a colour of their own; the others share the next.
@@ -68,11 +68,11 @@ pub fn name_of(i: usize, all: &[ApplicationOutcome]) -> String {
 }
 
 /// A series as a curve: each value stands for its whole interval.
-pub fn curve(label: String, values: &[f64], interval_s: f64, ends: (f64, f64)) -> Line {
+pub fn curve(label: String, values: &[f64], interval_s: f64, ends: (f64, f64)) -> Curve {
     let (x_end, y_end) = ends;
     let x = |i: usize| (i as f64 * interval_s / x_end).min(1.0);
     let steps = values.iter().enumerate().flat_map(|(i, v)| [(x(i), v / y_end), (x(i + 1), v / y_end)]);
-    Line { label, points: steps.collect(), whiskers: Vec::new(), fit: Vec::new() }
+    Curve { label, points: steps.collect(), ..Curve::default() }
 }
 
 /// Intervals of a curve at most: more are narrower than the line.
@@ -83,7 +83,7 @@ pub fn together(intervals: usize) -> usize {
     intervals.div_ceil(INTERVALS).max(1)
 }
 
-/// The means of so many values each.
+/// The means of groups of values.
 pub fn means(values: &[f64], together: usize) -> Vec<f64> {
     values.chunks(together.max(1)).map(mean).collect()
 }
@@ -144,7 +144,7 @@ impl Places {
         (before + address.clamp(from, to) - from) as f64 / self.used as f64
     }
 
-    /// Where the stretches begin, of so many at most.
+    /// Where the stretches begin, up to a number of them.
     fn marks(&self, most: usize) -> Axis {
         let every = self.stretches.len().div_ceil(most.max(1)).max(1);
         let mark = |(from, _, before): &(u64, u64, u64)| (*before as f64 / self.used as f64, show_bytes(*from as f64));

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::Results;
 use super::summary::{LAYERS, Summary};
-use crate::size::{show_bytes, show_seconds};
 use crate::stats::Interval;
+use impresario_base::units::{show_bytes, show_seconds};
 
 /// The whole table, with its title.
 pub fn table(results: &Results) -> String {
@@ -33,7 +33,7 @@ pub fn table(results: &Results) -> String {
     out
 }
 
-/// Head and rows, for whoever shows them.
+/// Head and rows.
 pub fn cells(results: &Results) -> (Vec<String>, Vec<Vec<String>>) {
     let summaries: Vec<Summary> = results.points.iter().map(|p| Summary::of(&p.runs)).collect();
     let any = |f: &dyn Fn(&Summary) -> bool| summaries.iter().any(f);

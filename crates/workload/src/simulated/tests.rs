@@ -1,4 +1,4 @@
-//! Studies are run for real, and told the same whatever runs them.
+//! Studies are run for real, and their results do not depend on the number of threads.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ fn interference_is_time_together_over_time_alone() {
     for point in &results.points {
         let run = &point.runs[0];
         assert_eq!(run.alone_s.len(), 2);
-        // With one disk access at a time nobody is faster in company.
+        // With one disk access at a time no application is faster beside others.
         let factor = summary::interference(run).unwrap();
         assert!(factor > 1.0 && factor < 4.0, "{factor}");
         let by_hand =

@@ -6,18 +6,18 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_gpfs::Hint;
 use impresario_ring::order::{self, ANSWER_BYTES, Answer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::Giver;
-use crate::backend::locked;
 
 /// A program answers within this time; until then a worker waits, as for a file system.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub struct Inside {
 impl Inside {
     /// Whether the program can be asked.
     pub fn is_there(&self) -> bool {
-        locked(&self.socket).is_some()
+        self.socket.lock().is_some()
     }
 
     /// Whether it could not be asked when it should have been.
@@ -49,12 +49,12 @@ impl Inside {
     /// The program's thread is at the other end of this socket.
     pub fn connected(&self, socket: OwnedFd) {
         self.wanted.store(false, Relaxed);
-        *locked(&self.socket) = Some(Arc::new(socket));
+        *self.socket.lock() = Some(Arc::new(socket));
     }
 
     /// The program is asked no more; its thread notices.
     pub fn hang_up(&self) {
-        if let Some(socket) = locked(&self.socket).take() {
+        if let Some(socket) = self.socket.lock().take() {
             let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         }
     }
@@ -66,8 +66,8 @@ impl Giver for Inside {
     }
 
     fn give(&self, fd: BorrowedFd<'_>, hint: &Hint) -> io::Result<u32> {
-        let _turn = locked(&self.turn);
-        let socket = locked(&self.socket).clone().ok_or(io::ErrorKind::NotConnected)?;
+        let _turn = self.turn.lock();
+        let socket = self.socket.lock().clone().ok_or(io::ErrorKind::NotConnected)?;
         match ask(&socket, fd, hint) {
             Ok(Answer { errno: 0, accepted }) => Ok(accepted),
             Ok(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(i32::try_from(errno).unwrap_or(libc::EIO))),

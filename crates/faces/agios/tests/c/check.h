@@ -41,7 +41,7 @@ static inline void note(int64_t id) {
     atomic_store(&served, n + 1);
 }
 
-/* Waits at most 10 s until so many were served. */
+/* Waits at most 10 s until this many were served. */
 static inline void wait_served(int count) {
     for (int i = 0; i < 10000 && atomic_load(&served) < count; i++) sleep_ms(1);
     CHECK(atomic_load(&served) == count);

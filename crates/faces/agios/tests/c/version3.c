@@ -20,7 +20,7 @@ int main(void) {
     start_over();
     CHECK(agios_get_metrics_and_reset() == NULL);
     CHECK(agios_init(NULL, NULL, config("default_algorithm = \"TO\""), 0));
-    CHECK(!agios_add_request(a, RT_READ, 0, 10, 1, 0, NULL, NULL)); /* nobody would be called */
+    CHECK(!agios_add_request(a, RT_READ, 0, 10, 1, 0, NULL, NULL)); /* no callback could be called */
     for (int i = 1; i <= 3; i++) CHECK(agios_add_request(i < 3 ? a : b, i == 3 ? RT_WRITE : RT_READ, i * 100, i * 10, i, 0, own, &got[i]));
     wait_served(3);
     CHECK(got[1] == 1 && got[2] == 2 && got[3] == 3);

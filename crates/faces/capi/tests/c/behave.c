@@ -57,7 +57,7 @@ static void on_batch(void *arg, impresario_t *s, const impresario_batch_t *b) {
     atomic_fetch_add(&served, count);
 }
 
-/* Waits at most 10 s until so many were served. */
+/* Waits at most 10 s until this many were served. */
 static void wait_served(unsigned count) {
     for (int i = 0; i < 10000 && atomic_load(&served) < count; i++) sleep_ms(1);
     CHECK(atomic_load(&served) == count);
@@ -214,7 +214,7 @@ static void on_slow(void *arg, impresario_t *s, const impresario_request_t *r) {
     atomic_fetch_add(&served, 1);
 }
 
-/* A callback that blocks keeps nobody from submitting, and no other lane from going on. */
+/* A callback that blocks delays no submitter and no other lane. */
 static void slow(void) {
     impresario_t *s = make("fifo", on_slow, NULL, 4, 0);
     atomic_store(&blocked, 1);
@@ -393,7 +393,7 @@ static void full(void) {
     end(s);
 }
 
-/* What was not handed over comes back by its token; what was, is forgotten. */
+/* Undelivered requests are returned by token; delivered ones are forgotten. */
 static void tokens_come_back(void) {
     impresario_options_t o = IMPRESARIO_OPTIONS_INIT;
     o.lane_requests = 2;

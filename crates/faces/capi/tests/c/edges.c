@@ -45,7 +45,7 @@ static void enter_blocked(impresario_t *s, pthread_t *t) {
     while (!atomic_load(&entered)) sleep_ms(1);
 }
 
-/* A callback on a thread of the program is a callback: its end is waited for, or told to be missing. */
+/* A callback on a thread of the program is a callback: its end is waited for, or reported as missing. */
 static void inline_ending(void) {
     impresario_t *s = make(NULL, on_blocked, IMPRESARIO_INLINE);
     pthread_t t;
@@ -60,7 +60,7 @@ static void inline_ending(void) {
 
 static void *destroys(void *s) { return (void *)(intptr_t)impresario_destroy(s, 0, NULL, NULL); }
 
-/* Of several that destroy at once none is told "done" while a callback runs. */
+/* Of several concurrent destroys none returns success while a callback runs. */
 static void ended_by_several(void) {
     impresario_t *s = make(NULL, on_blocked, 1);
     pthread_t t, ending[2];

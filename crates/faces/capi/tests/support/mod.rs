@@ -102,9 +102,7 @@ pub fn succeed(command: &mut Command) -> String {
 
 /// A command under valgrind: memory errors and definite leaks fail.
 pub fn valgrind(program: &Path) -> Option<Command> {
-    let there = Command::new("valgrind").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !there.is_ok_and(|s| s.success()) {
-        eprintln!("valgrind is not installed: skipped");
+    if !impresario_testing::require("valgrind") {
         return None;
     }
     let mut command = Command::new("valgrind");

@@ -1,4 +1,4 @@
-//! Tests of the table of inode numbers: cases by hand, and random trees against a plain model.
+//! Tests of the inode table: cases by hand, and random trees against a plain model.
 
 use super::*;
 use proptest::prelude::*;
@@ -160,7 +160,7 @@ fn the_special_numbers_are_kept_free() {
     assert_eq!(path(&inodes, entered.number).as_deref(), Some("one"));
 }
 
-/// A change of the tree, by places in the lists of what there is.
+/// A change of the tree; numbers index the lists of existing nodes.
 #[derive(Clone, Debug)]
 enum Step {
     Make { parent: usize, name: u8, dir: bool },
@@ -185,7 +185,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..120)
 }
 
-/// A plain tree that the kernel and the server agree on.
+/// A plain tree on which the kernel and the server agree.
 #[derive(Default)]
 struct Model {
     /// number → (parent, name, is a directory)
@@ -209,20 +209,20 @@ impl Model {
     }
 
     fn named(&self, parent: u64, name: u8) -> Option<u64> {
-        self.places.iter().find(|(_, place)| (place.0, place.1) == (parent, name)).map(|(number, _)| *number)
+        self.places.iter().find(|(_, entry)| (entry.0, entry.1) == (parent, name)).map(|(number, _)| *number)
     }
 
     fn below(&self, number: u64) -> bool {
-        self.places.values().any(|place| place.0 == number)
+        self.places.values().any(|entry| entry.0 == number)
     }
 
     fn is_at_or_above(&self, upper: u64, lower: u64) -> bool {
-        upper == lower || self.places.get(&lower).is_some_and(|place| self.is_at_or_above(upper, place.0))
+        upper == lower || self.places.get(&lower).is_some_and(|entry| self.is_at_or_above(upper, entry.0))
     }
 
     /// Directories that the kernel holds, the root first.
     fn directories(&self) -> Vec<u64> {
-        let held = self.places.iter().filter(|(number, place)| place.2 && self.held.contains_key(number));
+        let held = self.places.iter().filter(|(number, entry)| entry.2 && self.held.contains_key(number));
         std::iter::once(ROOT).chain(held.map(|(number, _)| *number)).collect()
     }
 
@@ -277,15 +277,15 @@ proptest! {
                 }
                 Step::Remove { number } => {
                     if let Some(number) = model.pick(number).filter(|number| !model.below(*number)) {
-                        let place = model.places.remove(&number).unwrap();
-                        inodes.removed(place.0, &[b'a' + place.1]);
+                        let entry = model.places.remove(&number).unwrap();
+                        inodes.removed(entry.0, &[b'a' + entry.1]);
                     }
                 }
                 Step::Forget { number } => {
                     // The kernel keeps a directory as long as it keeps anything in it.
                     let held: Vec<u64> = model.held.keys().copied().collect();
                     let Some(number) = held.get(number % held.len().max(1)).copied() else { continue };
-                    if !model.places.iter().any(|(child, place)| place.0 == number && model.held.contains_key(child)) {
+                    if !model.places.iter().any(|(child, entry)| entry.0 == number && model.held.contains_key(child)) {
                         inodes.forget(number, model.held.remove(&number).unwrap());
                     }
                 }
@@ -300,7 +300,7 @@ proptest! {
         prop_assert_eq!(inodes.len(), 1, "nothing is left");
     }
 
-    /// Whatever a server answers: no loop, no panic, and everything goes when the kernel forgets it.
+    /// For any answers of a server: no loop, no panic, and the table empties when the kernel forgets.
     #[test]
     fn strange_answers_do_no_harm(answers in proptest::collection::vec((0u64..8, 0u8..3, 0u64..8, 0u8..5), 0..80)) {
         let inodes = Inodes::new();

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const DATA_SERVERS: usize = 4;
 
-/// A metadata server, four data servers and perhaps I/O nodes, on Unix sockets in a temporary folder.
+/// A metadata server, four data servers and perhaps I/O nodes, on Unix sockets in a temporary directory.
 pub struct Cluster {
     config: Config,
     // Stopped in this order: I/O nodes first, data servers last.
@@ -25,14 +25,13 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one, or says why the test is skipped. Every call of its clients ends within `timeout`.
+    /// Starts one; `None` without `/dev/fuse`, the test is then skipped. Every call of its clients ends within `timeout`.
     pub fn start(timeout: Duration) -> Option<Arc<Cluster>> {
         Cluster::with_io_nodes(timeout, 0)
     }
 
     pub fn with_io_nodes(timeout: Duration, io_nodes: usize) -> Option<Arc<Cluster>> {
-        if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
-            eprintln!("skipped: /dev/fuse cannot be used: {error}");
+        if !impresario_testing::require("fuse") {
             return None;
         }
         let dir = match std::env::var_os("IMPRESARIO_TEST_DIR") {
@@ -40,15 +39,15 @@ impl Cluster {
             None => TempDir::new().unwrap(),
         };
         let socket = |name: &str| format!("unix:{}", dir.path().join(name).display());
-        let folder = |name: &str| dir.path().join(format!("{name}.dir"));
+        let directory = |name: &str| dir.path().join(format!("{name}.dir"));
         let data = (0..DATA_SERVERS).map(|i| {
             let name = format!("data.{i}");
-            Data::new(&name, socket(&name), folder(&name))
+            Data::new(&name, socket(&name), directory(&name))
         });
         let io = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}"))));
         let config = Config {
             cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
-            meta: Meta { address: socket("meta"), dir: folder("meta") },
+            meta: Meta { address: socket("meta"), dir: directory("meta") },
             data: data.collect(),
             io: io.collect(),
             device: Default::default(),
@@ -59,7 +58,7 @@ impl Cluster {
         Some(Arc::new(Cluster { config, running: Mutex::new(running), _dir: dir }))
     }
 
-    /// A client of its own.
+    /// Its own client.
     pub fn client(&self) -> Arc<Client> {
         let options = ClientOptions {
             job: 1,
@@ -72,11 +71,11 @@ impl Cluster {
         Client::connect(&self.config, options).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A client of its own, mounted.
+    /// A node with its own client and mount.
     pub fn mount(self: &Arc<Cluster>, options: MountOptions) -> Node {
-        let folder = TempDir::new().unwrap();
-        let mounted = mount(self.client(), folder.path(), options).unwrap_or_else(|error| panic!("{error}"));
-        Node { mounted, folder, cluster: self.clone() }
+        let directory = TempDir::new().unwrap();
+        let mounted = mount(self.client(), directory.path(), options).unwrap_or_else(|error| panic!("{error}"));
+        Node { mounted, directory, cluster: self.clone() }
     }
 
     pub fn stop_data_server(&self, index: usize) {
@@ -99,22 +98,22 @@ impl Cluster {
     }
 }
 
-/// A mount: to the kernel and the cluster, a machine of its own.
+/// A mount. To the kernel and the cluster it is a machine of its own.
 pub struct Node {
-    // Unmounted before its folder and the cluster go.
+    // Unmounted before its directory and the cluster go.
     mounted: Mounted,
-    folder: TempDir,
+    directory: TempDir,
     cluster: Arc<Cluster>,
 }
 
 impl Node {
     /// The path of a name on this mount.
     pub fn at(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     pub fn mount_point(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     pub fn mounted(&self) -> &Mounted {
@@ -130,10 +129,10 @@ impl Node {
         self.cluster.mount(options)
     }
 
-    /// Drops the mount, keeps its folder.
-    pub fn keep_folder(self) -> TempDir {
+    /// Drops the mount, keeps its directory.
+    pub fn keep_directory(self) -> TempDir {
         drop(self.mounted);
-        self.folder
+        self.directory
     }
 
     /// Up to `len` bytes of a file as a client without a mount reads them.
@@ -151,7 +150,7 @@ impl Node {
         self.cluster.client().stat(name).unwrap()
     }
 
-    /// Lets other users into the root of the file system.
+    /// Lets other users enter the root of the file system.
     pub fn open_the_way(&self) {
         fs::set_permissions(self.mount_point(), fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -166,7 +165,7 @@ pub fn mounted_with(options: MountOptions) -> Option<Node> {
     Some(Cluster::start(Duration::from_secs(20))?.mount(options))
 }
 
-/// The errno of what must fail.
+/// The errno of a call that must fail.
 pub fn errno<T>(result: io::Result<T>) -> i32 {
     match result {
         Ok(_) => panic!("it succeeded"),

@@ -1,4 +1,4 @@
-//! Reading, writing and what is open.
+//! Reading, writing and open files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use impresario_fuse::MountOptions;
 
 use crate::cluster::{Node, mounted, mounted_with};
 
-/// Bytes that differ at every place.
+/// Bytes that differ at every position.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97 + (i >> 12)) >> 3) as u8).collect()
 }
@@ -21,7 +21,7 @@ fn a_write_is_with_the_servers_when_it_returns() {
     let bytes = pattern(1, 300_000);
     let mut file = File::create(node.at("f")).unwrap();
     file.write_all(&bytes).unwrap();
-    // Read past the kernel and past this mount, while the file is still open and nothing was synced.
+    // Read without the kernel and this mount, while the file is still open and unsynced.
     assert_eq!(node.read_past_the_mount("f", bytes.len()), bytes);
     file.write_all(b"more").unwrap();
     assert_eq!(node.read_past_the_mount("f", bytes.len() + 4)[bytes.len()..], *b"more");
@@ -54,7 +54,7 @@ fn holes_read_as_zeros() {
     want[100..104].copy_from_slice(b"near");
     want[5_000_000..].copy_from_slice(b"far");
     assert_eq!(fs::read(node.at("f")).unwrap(), want);
-    // A file is data to its end.
+    // A file without holes is data up to its end.
     let mut seeker = File::open(node.at("f")).unwrap();
     // SAFETY: plain calls on a descriptor that is open here.
     let (data, hole) = unsafe {

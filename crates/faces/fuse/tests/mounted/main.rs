@@ -1,6 +1,6 @@
-//! The file system as programs see it: servers in this process, mounted on a folder, used through the kernel.
+//! The file system as programs see it: servers in this process, mounted on a directory, used through the kernel.
 //!
-//! Each sentence of `doc/SEMANTICS.md` names a test here. Without `/dev/fuse` they skip and say so.
+//! Each sentence of `doc/SEMANTICS.md` names a test here. Without `/dev/fuse` they are skipped.
 
 mod cluster;
 mod files;

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use impresario_fuse::{MountError, MountOptions, mount};
+use impresario_testing::skip;
 
 use crate::cluster::{Cluster, errno, mounted, mounted_with};
 
@@ -22,14 +23,14 @@ fn a_busy_mount_says_who_uses_it() {
     open.read_to_string(&mut text).unwrap();
     assert_eq!(text, "text");
     drop(open);
-    // The kernel lets the file go a moment later.
+    // The kernel drops the file a moment later.
     let deadline = Instant::now() + Duration::from_secs(5);
     while let Err(error) = node.mounted().unmount() {
         assert!(Instant::now() < deadline, "{error}");
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(node.mounted().wait_for(Duration::ZERO).is_some_and(|outcome| outcome.is_ok()));
-    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the folder below");
+    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the directory below");
     node.mounted().unmount().unwrap();
 }
 
@@ -42,7 +43,7 @@ fn a_forced_unmount_ends_its_users() {
     assert!(node.mounted().wait_for(Duration::from_secs(5)).is_some(), "its threads have ended");
     let mut text = String::new();
     assert!([libc::ENOTCONN, libc::ECONNABORTED, libc::EIO].contains(&errno(open.read_to_string(&mut text))));
-    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the folder below");
+    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0, "the directory below");
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn somebody_else_unmounts() {
 fn dropping_unmounts() {
     let Some(node) = mounted() else { return };
     let point = node.mount_point().to_owned();
-    let kept = node.keep_folder();
+    let kept = node.keep_directory();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(point.to_str().unwrap()));
     drop(kept);
@@ -81,13 +82,13 @@ fn what_is_mounted_is_shown() {
 fn mount_points_that_cannot_be_used() {
     let Some(node) = mounted() else { return };
     let client = node.cluster().client();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let try_at = |path: &std::path::Path| mount(client.clone(), path, MountOptions::default()).unwrap_err();
 
-    let missing = folder.path().join("missing");
+    let missing = directory.path().join("missing");
     let error = try_at(&missing);
     assert!(matches!(error, MountError::MountPoint { .. }) && error.to_string().contains("missing"), "{error}");
-    let file = folder.path().join("file");
+    let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(matches!(try_at(&file), MountError::MountPoint { .. }));
     let error = try_at(node.mount_point());
@@ -97,10 +98,10 @@ fn mount_points_that_cannot_be_used() {
 #[test]
 fn a_dead_mount_is_recognised() {
     let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let point = folder.path().join("dead");
+    let directory = tempfile::tempdir().unwrap();
+    let point = directory.path().join("dead");
     fs::create_dir(&point).unwrap();
-    // What a killed process leaves: a mount whose device nobody has open any more.
+    // What a killed process leaves: a mount whose device has no open descriptor any more.
     let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let options = {
         use std::os::fd::AsRawFd;
@@ -115,7 +116,7 @@ fn a_dead_mount_is_recognised() {
     )
     .is_err()
     {
-        return eprintln!("skipped: needs root to leave a dead mount behind");
+        return skip("root", "a dead mount cannot be left behind");
     }
     drop(device);
     let error = mount(cluster.client(), &point, MountOptions::default()).unwrap_err();
@@ -131,19 +132,19 @@ fn an_unreachable_cluster_is_said_at_once() {
     let Some(cluster) = Cluster::start(Duration::from_millis(300)) else { return };
     let client = cluster.client();
     cluster.stop_meta_server();
-    let folder = tempfile::tempdir().unwrap();
-    let error = mount(client, folder.path(), MountOptions::default()).unwrap_err();
+    let directory = tempfile::tempdir().unwrap();
+    let error = mount(client, directory.path(), MountOptions::default()).unwrap_err();
     assert!(matches!(error, MountError::Cluster { .. }), "{error}");
 }
 
 #[test]
 fn unmounting_leaves_what_was_mounted_there_before() {
     let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let below = folder.path().join("below");
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("below");
     fs::create_dir(&below).unwrap();
     if rustix::mount::mount("none", &below, "tmpfs", rustix::mount::MountFlags::empty(), None).is_err() {
-        return eprintln!("skipped: needs root to mount something else first");
+        return skip("root", "nothing else can be mounted first");
     }
     fs::write(below.join("theirs"), "").unwrap();
     let mounted = mount(cluster.client(), &below, MountOptions::default()).unwrap();
@@ -163,13 +164,13 @@ fn a_mount_whose_connection_was_cut_is_taken_away() {
     let minor = line.split(' ').nth(2).unwrap().split(':').nth(1).unwrap();
     let control = tempfile::tempdir().unwrap();
     if rustix::mount::mount("none", control.path(), "fusectl", rustix::mount::MountFlags::empty(), None).is_err() {
-        return eprintln!("skipped: needs root to cut a connection");
+        return skip("root", "fusectl cannot be mounted to cut a connection");
     }
     fs::write(control.path().join(minor).join("abort"), "1").unwrap();
     rustix::mount::unmount(control.path(), rustix::mount::UnmountFlags::empty()).unwrap();
     assert!(node.mounted().wait_for(Duration::from_secs(5)).is_some(), "its threads have ended");
     assert_eq!(errno(fs::read_dir(&point)), libc::ENOTCONN);
-    let kept = node.keep_folder();
-    assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "the folder below");
+    let kept = node.keep_directory();
+    assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "the directory below");
     drop(kept);
 }

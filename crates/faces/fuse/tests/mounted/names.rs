@@ -1,4 +1,4 @@
-//! Names, attributes and what is not there.
+//! Names, attributes and missing entries.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use impresario_fuse::MountOptions;
+use impresario_testing::require;
 
 use crate::cluster::{errno, mounted, mounted_with};
 
@@ -110,7 +111,7 @@ fn only_one_makes_it() {
             }
         });
         assert_eq!(winners.load(Relaxed), 1);
-        // Without asking to be the one who makes it, everybody gets it.
+        // Without exclusive creation, every caller succeeds.
         std::thread::scope(|scope| {
             for i in 0..6 {
                 let node = if i % 2 == 0 { &node } else { &other };
@@ -167,7 +168,7 @@ fn listing_while_removing() {
     for i in 0..1500 {
         File::create(node.at(&format!("d/{i:05}"))).unwrap();
     }
-    // Every other name goes while the listing is under way, and new ones come.
+    // Every other name is removed during the listing, and new ones are added.
     let mut seen = Vec::new();
     for (i, entry) in fs::read_dir(node.at("d")).unwrap().enumerate() {
         seen.push(entry.unwrap().file_name().into_string().unwrap());
@@ -218,21 +219,21 @@ fn moving_a_directory_with_open_files_below() {
     fs::create_dir_all(node.at("a/b/c")).unwrap();
     fs::write(node.at("a/b/c/f"), "one").unwrap();
     let mut open = OpenOptions::new().append(true).open(node.at("a/b/c/f")).unwrap();
-    let folder = File::open(node.at("a/b/c")).unwrap();
+    let directory = File::open(node.at("a/b/c")).unwrap();
     fs::rename(node.at("a/b"), node.at("moved")).unwrap();
     open.write_all(b" two").unwrap();
     assert_eq!(open.metadata().unwrap().len(), 7);
     assert_eq!(fs::read_to_string(node.at("moved/c/f")).unwrap(), "one two");
     assert!(!node.at("a/b").exists());
-    assert!(folder.metadata().unwrap().is_dir(), "an open directory moves along");
-    folder.sync_all().unwrap();
-    // Looking at what is below while the directory goes to and fro never fails for what has the file open.
+    assert!(directory.metadata().unwrap().is_dir(), "an open directory moves along");
+    directory.sync_all().unwrap();
+    // An open file never sees an error while a directory above it is renamed back and forth.
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Relaxed) {
                 open.metadata().unwrap();
-                folder.metadata().unwrap();
+                directory.metadata().unwrap();
             }
         });
         for _ in 0..50 {
@@ -285,8 +286,7 @@ fn attributes_are_kept() {
         assert_eq!((seen.accessed().unwrap(), seen.modified().unwrap()), (accessed, modified));
         assert_eq!((seen.mode() & 0o7777, seen.len(), seen.nlink()), (0o1640, 14, 1));
     }
-    if !is_root() {
-        eprintln!("owners are not changed: needs root");
+    if !require("root") {
         return;
     }
     chown(node.at("f"), Some(1234), Some(2345)).unwrap();
@@ -302,11 +302,6 @@ fn attributes_are_kept() {
     std::os::unix::fs::lchown(node.at("l"), Some(99), None).unwrap();
     assert_eq!(fs::symlink_metadata(node.at("l")).unwrap().uid(), 99);
     assert_eq!(fs::metadata(node.at("f")).unwrap().uid(), 1234);
-}
-
-fn is_root() -> bool {
-    // SAFETY: no arguments, cannot fail.
-    unsafe { libc::geteuid() == 0 }
 }
 
 /// Runs a shell command as another user.
@@ -326,8 +321,8 @@ fn as_user(uid: u32, command: &str, path: &Path) -> bool {
 
 #[test]
 fn permissions_are_checked() {
-    if !is_root() {
-        return eprintln!("skipped: needs root to become another user");
+    if !require("root") {
+        return;
     }
     let Some(node) = mounted_with(MountOptions { allow_other: true, ..Default::default() }) else { return };
     node.open_the_way();
@@ -346,13 +341,13 @@ fn permissions_are_checked() {
     assert!(!as_user(5432, "rm -f \"$1/theirs\"", &node.at("d")), "the sticky bit");
     assert!(node.at("d/theirs").exists());
     let root_only = node.second(MountOptions::default());
-    assert!(!as_user(4321, "ls \"$1\"", root_only.mount_point()), "without allow_other nobody else gets in");
+    assert!(!as_user(4321, "ls \"$1\"", root_only.mount_point()), "without allow_other other users are refused");
 }
 
 #[test]
 fn set_user_id_goes_on_write() {
-    if !is_root() {
-        return eprintln!("skipped: needs root to become another user");
+    if !require("root") {
+        return;
     }
     let Some(node) = mounted_with(MountOptions { allow_other: true, ..Default::default() }) else { return };
     node.open_the_way();
@@ -380,8 +375,8 @@ fn set_user_id_goes_on_write() {
 
 #[test]
 fn set_group_id_directories() {
-    if !is_root() {
-        return eprintln!("skipped: needs root to change groups");
+    if !require("root") {
+        return;
     }
     let Some(node) = mounted() else { return };
     fs::create_dir(node.at("d")).unwrap();

@@ -1,4 +1,4 @@
-//! Several nodes on one cluster, and servers that go away.
+//! Several nodes on one cluster, and failing servers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -10,7 +10,7 @@ use impresario_fuse::MountOptions;
 use crate::cluster::{Cluster, Node, errno, mounted};
 use crate::files::pattern;
 
-/// Two nodes whose kernels may go by what they know for a long time: what is right then owes nothing to luck.
+/// Two nodes whose kernels may cache for a long time: a correct result then does not depend on luck.
 fn two_nodes() -> Option<(Node, Node)> {
     let patient = || MountOptions { cache_time: Duration::from_secs(600), ..Default::default() };
     let one = crate::cluster::mounted_with(patient())?;
@@ -126,7 +126,7 @@ fn removed_elsewhere_while_open() {
 #[test]
 fn a_number_used_again_elsewhere_is_not_mixed_up() {
     let Some((one, two)) = two_nodes() else { return };
-    // Local file systems hand out numbers again soon; node two still knows the old files by them.
+    // Local file systems reuse inode numbers soon; node two still knows the old files by them.
     for round in 0..30u64 {
         let bytes = pattern(round, 5000);
         fs::write(one.at("f"), &bytes).unwrap();
@@ -183,14 +183,14 @@ fn a_lost_data_server_gives_an_error_in_time() {
         let started = Instant::now();
         let failed = match what {
             "read" => errno(open.read_exact_at(&mut buffer, 0)),
-            // What it gave up may be written in part, so it stays away from what is read below.
+            // A write that it gave up may be done in part, so it stays away from the range that is read below.
             _ => errno(open.write_all_at(&buffer, 500_000)),
         };
         assert_eq!(failed, libc::EIO, "{what}");
         let waited = started.elapsed();
         assert!(waited >= timeout / 2 && waited < 3 * timeout, "{what} failed after {waited:?}");
     }
-    // The names do not depend on it, and nothing hangs.
+    // Names do not depend on it, and nothing hangs.
     fs::create_dir(node.at("d")).unwrap();
     assert!(fs::read_dir(node.mount_point()).unwrap().count() == 2);
     cluster.start_data_server(0);

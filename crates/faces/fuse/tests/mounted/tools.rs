@@ -1,4 +1,4 @@
-//! Programs that know nothing of us: cp, diff, tar, fio.
+//! Unmodified programs: cp, diff, tar, fio.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use impresario_fuse::MountOptions;
 
 use crate::cluster::{Node, mounted, mounted_with};
 
-/// Runs a program that must succeed and complain of nothing.
+/// Runs a program that must succeed without any complaint.
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -20,43 +20,35 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-fn installed(program: &str) -> bool {
-    let there = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !there {
-        eprintln!("skipped: {program} is not installed");
-    }
-    there
-}
-
-/// A tree of a few hundred files: the sources of this crate, many made ones, with links and odd names.
+/// A tree of a few hundred files: the sources of this crate and many generated ones, with links and odd names.
 fn some_tree(parent: &Path) -> PathBuf {
     let tree = parent.join("tree");
     run(Command::new("cp").arg("-r").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/.")).arg(&tree));
-    for folder in 0..20 {
-        let folder = tree.join(format!("folder {folder}/deeper"));
-        fs::create_dir_all(&folder).unwrap();
+    for directory in 0..20 {
+        let directory = tree.join(format!("directory {directory}/deeper"));
+        fs::create_dir_all(&directory).unwrap();
         for file in 0..20usize {
-            fs::write(folder.join(format!("file-{file}")), crate::files::pattern(file as u64, file * 7919)).unwrap();
+            fs::write(directory.join(format!("file-{file}")), crate::files::pattern(file as u64, file * 7919)).unwrap();
         }
     }
-    std::os::unix::fs::symlink("folder 1", tree.join("link")).unwrap();
+    std::os::unix::fs::symlink("directory 1", tree.join("link")).unwrap();
     std::os::unix::fs::symlink("/nowhere", tree.join("broken link")).unwrap();
     fs::write(tree.join("-odd\n\u{fc}name"), "odd").unwrap();
-    fs::set_permissions(tree.join("folder 3"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    fs::set_permissions(tree.join("directory 3"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     tree
 }
 
-/// Names, kinds, modes, owners, link texts and modification times (of all but directories' sizes) below a folder.
-fn listing(folder: &Path) -> String {
+/// Names, kinds, modes, owners, link targets and modification times (except sizes of directories) below a directory.
+fn listing(directory: &Path) -> String {
     let format = "%P %y %m %U %G %l %T@\\n";
-    let output = run(Command::new("find").arg(folder).args(["-mindepth", "1", "-printf", format]));
+    let output = run(Command::new("find").arg(directory).args(["-mindepth", "1", "-printf", format]));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort();
     lines.join("\n")
 }
 
-/// The attributes of all that is in two folders are the same; complains of the first difference.
+/// Compares the attributes of two trees; panics at the first difference.
 fn same_listing(left: &Path, right: &Path) {
     let (left, right) = (listing(left), listing(right));
     for (left, right) in left.lines().zip(right.lines()) {
@@ -73,7 +65,7 @@ fn cp_and_diff() {
     run(Command::new("cp").arg("-a").arg(&tree).arg(node.at("copy")));
     run(Command::new("diff").arg("-r").arg("--no-dereference").arg(&tree).arg(node.at("copy")));
     same_listing(&tree, &node.at("copy"));
-    // And on another node, with nothing cached; then back, and within.
+    // And on another node with cold caches; then back, and within.
     let fresh = node.second(MountOptions::default());
     run(Command::new("diff").arg("-r").arg("--no-dereference").arg(&tree).arg(fresh.at("copy")));
     run(Command::new("cp").arg("-a").arg(node.at("copy")).arg(node.at("again")));
@@ -114,7 +106,7 @@ fn fio(node: &Node, name: &str, args: &[&str]) {
         .arg(format!("--directory={}", node.mount_point().display()))
         .args(["--verify=crc32c", "--verify_fatal=1", "--group_reporting", "--fallocate=none", "--end_fsync=1"])
         .args(args);
-    // fio leaves files where it runs when a verification fails.
+    // fio leaves files in its working directory when a verification fails.
     let scratch = tempfile::tempdir().unwrap();
     let output = command.current_dir(scratch.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -123,7 +115,7 @@ fn fio(node: &Node, name: &str, args: &[&str]) {
 
 #[test]
 fn fio_verifies() {
-    if !installed("fio") {
+    if !impresario_testing::require("fio") {
         return;
     }
     let Some(node) = mounted() else { return };

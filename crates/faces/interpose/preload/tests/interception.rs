@@ -275,6 +275,15 @@ fn the_librarys_descriptors_are_out_of_the_programs_reach() {
     assert!(told.iter().all(|t| t.client == told[0].client));
 }
 
+/// A child of `vfork` that gives up rights runs in its parent's memory; the parent is served on.
+#[test]
+fn a_restricted_child_does_not_switch_its_parent_off() {
+    let stage = Stage::new(&[]);
+    let told = stage.told("restricted_child", Mode::Advise);
+    let first = of(&told, &stage.path("bytes")).next().unwrap();
+    assert_eq!(first, reads(&[(0, 10), (10, 7)]));
+}
+
 /// Whether there is a manager or not, programs behave as without the library.
 #[test]
 fn edges_with_and_without_a_manager() {

@@ -98,7 +98,7 @@ impl Stage {
         let mut compared = 0;
         for (name, script) in PROGRAMS {
             if run(Command::new("sh").args(["-c", &format!("command -v {name}")])).stdout.is_empty() {
-                eprintln!("{name} is not installed: skipped");
+                eprintln!("{name} is not installed and not compared");
                 continue;
             }
             // The folder's name is an argument, so that it is the same in messages.

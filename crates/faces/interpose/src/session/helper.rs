@@ -130,7 +130,7 @@ pub(super) fn wait_for_loader() {
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let ended = catch_unwind(serve).unwrap_or(Some(Line::NoHelper));
+    let ended = catch_unwind(serve).unwrap_or(Some(Notice::NoHelper));
     end_when_restricted();
     if let Some(line) = ended {
         log::say(line);
@@ -150,12 +150,12 @@ fn end_when_restricted() {
     }
 }
 
-fn serve() -> Option<Line> {
+fn serve() -> Option<Notice> {
     stand_apart();
     // SAFETY: names the calling thread, for those who list threads; past our own hook.
     unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, c"impresario".as_ptr()) };
     if !separate_descriptors() || !main_thread_is_there() {
-        return Some(Line::NoHelper);
+        return Some(Notice::NoHelper);
     }
     let library = match load() {
         Ok(library) => library,
@@ -198,8 +198,8 @@ fn separate_descriptors() -> bool {
     (0..3).all(|_| nowhere().is_ok())
 }
 
-fn load() -> Result<Library, Line> {
-    let name = library_name().ok_or(Line::NoGpfs)?;
+fn load() -> Result<Library, Notice> {
+    let name = library_name().ok_or(Notice::NoGpfs)?;
     LOADING.store(true, SeqCst);
     let inherited = HANDLE.swap(std::ptr::null_mut(), AcqRel);
     if !inherited.is_null() {
@@ -209,8 +209,8 @@ fn load() -> Result<Library, Line> {
     }
     // A program that calls it would share what it remembers of descriptors with this thread.
     let loaded = match Library::is_loaded(name) {
-        true => Err(Line::OwnGpfs),
-        false => Library::load(name).map_err(|_| Line::NoGpfs),
+        true => Err(Notice::OwnGpfs),
+        false => Library::load(name).map_err(|_| Notice::NoGpfs),
     };
     if let Ok(library) = &loaded {
         HANDLE.store(library.handle(), Release);

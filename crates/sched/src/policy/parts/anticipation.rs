@@ -6,9 +6,12 @@
 //! the expected request earns what that saved, the fixed part of its cost. A stream whose account does not
 //! cover a hold is not held for: holds that do not pay switch themselves off, and one more is
 //! tried every [`RETRY_BATCHES`] batches of the stream.
+//!
+//! *By lag*, a hold lasts no longer than the stream's next request usually takes to come (1.5 × the observed lag and
+//! [`LAG_MARGIN`]), and a stream of which no request ever followed another closely is not held for at all: files that
+//! are read once cost nothing.
 
-use rustc_hash::FxHashMap;
-
+use super::remembered::Remembered;
 use crate::types::{LaneId, Nanos, Op};
 
 /// A server, the stable key of a file, and an operation.
@@ -20,12 +23,18 @@ const FIRST_HOLDS: u64 = 4;
 const MOST_HOLDS: u64 = 16;
 /// Batches of a stream without credit until it is given one more hold.
 const RETRY_BATCHES: u32 = 64;
-/// Accounts kept; beyond, all begin anew (each can then lose `FIRST_HOLDS` holds again).
+/// Accounts kept.
 const STREAMS_MAX: usize = 4096;
+/// What a hold by lag lasts beyond 1.5 × the lag.
+const LAG_MARGIN: Nanos = Nanos(300_000);
 
 struct Account {
     credit_ns: u64,
     broke_batches: u32,
+    /// How long after a batch the next request came, as of late; `None` when it was never close.
+    lag: Option<Nanos>,
+    /// When the last batch ended, while nothing came since.
+    ended: Option<Nanos>,
 }
 
 /// What is expected after a batch.
@@ -39,61 +48,93 @@ struct Expected {
     held_since: Option<Nanos>,
 }
 
-/// The accounts, and the one request that is expected.
+/// The accounts, and the request that is expected at each server.
 pub(crate) struct Anticipation {
     longest: Nanos,
-    accounts: FxHashMap<Stream, Account>,
-    expected: Option<Expected>,
+    by_lag: bool,
+    accounts: Remembered<Stream, Account>,
+    expected: Vec<Option<Expected>>,
 }
 
 impl Anticipation {
-    /// Holds of at most `longest`.
-    pub fn new(longest: Nanos) -> Anticipation {
-        Anticipation { longest, accounts: FxHashMap::default(), expected: None }
+    /// Holds of so many servers of at most `longest`.
+    pub fn new(longest: Nanos, by_lag: bool, servers: u16) -> Anticipation {
+        let expected = (0..servers).map(|_| None).collect();
+        Anticipation { longest, by_lag, accounts: Remembered::new(STREAMS_MAX), expected }
+    }
+
+    /// Longest hold.
+    pub fn longest(&self) -> Nanos {
+        self.longest
+    }
+
+    /// The account of a stream, begun where there is none.
+    fn account(&mut self, stream: Stream) -> &mut Account {
+        let credit_ns = self.longest.0.saturating_mul(FIRST_HOLDS);
+        self.accounts.of(stream, || Account { credit_ns, broke_batches: 0, lag: None, ended: None })
+    }
+
+    /// The last batch of a stream ended and nothing of it is queued: the lag begins.
+    pub fn ended(&mut self, now: Nanos, stream: Stream) {
+        self.account(stream).ended = Some(now);
+    }
+
+    /// The first request of a stream since then: the lag ends.
+    pub fn arrived(&mut self, now: Nanos, stream: Stream) {
+        let longest = self.longest;
+        let Some(account) = self.accounts.get_mut(&stream) else { return };
+        let Some(lag) = account.ended.take().map(|ended| now.since(ended)) else { return };
+        account.lag = match account.lag {
+            _ if lag > longest => None,
+            None => Some(lag),
+            Some(usual) => Some(Nanos((usual.0 * 3 + lag.0) / 4).max(lag)),
+        };
     }
 
     /// A batch of a stream ended at offset `end`: its successor is expected until the hold would be too long, or until
     /// `limit`.
     pub fn expect(&mut self, now: Nanos, stream: Stream, end: u64, limit: Nanos) {
-        self.give_up(now);
-        if self.may_hold(stream) {
-            let until = (now + self.longest).min(limit);
-            self.expected = Some(Expected { stream, end, until, held_since: None });
+        self.give_up(now, stream.0);
+        if let Some(hold) = self.may_hold(stream) {
+            let until = (now + hold).min(limit);
+            self.expected[stream.0.index()] = Some(Expected { stream, end, until, held_since: None });
         }
     }
 
-    /// The stream and offset from which a request is expected.
-    pub fn expected(&self) -> Option<(Stream, u64)> {
-        self.expected.as_ref().map(|e| (e.stream, e.end))
+    /// The stream and offset from which a request is expected at a server.
+    pub fn expected(&self, server: LaneId) -> Option<(Stream, u64)> {
+        self.expected[server.index()].as_ref().map(|e| (e.stream, e.end))
     }
 
     /// Holds the server, or goes on to; until when. `None` when it was held long enough.
-    pub fn hold(&mut self, now: Nanos) -> Option<Nanos> {
-        match &mut self.expected {
+    pub fn hold(&mut self, now: Nanos, server: LaneId) -> Option<Nanos> {
+        match &mut self.expected[server.index()] {
             Some(e) if now < e.until => {
                 e.held_since.get_or_insert(now);
                 Some(e.until)
             }
             _ => {
-                self.give_up(now);
+                self.give_up(now, server);
                 None
             }
         }
     }
 
     /// The expected request is here: `saved` is what it would have cost more, had the server turned elsewhere.
-    pub fn came(&mut self, now: Nanos, saved: Nanos) {
-        self.settle(now, saved);
+    pub fn came(&mut self, now: Nanos, server: LaneId, saved: Nanos) {
+        self.settle(now, server, saved);
     }
 
-    /// Nothing is expected any more.
-    pub fn give_up(&mut self, now: Nanos) {
-        self.settle(now, Nanos::ZERO);
+    /// Nothing is expected at a server any more.
+    pub fn give_up(&mut self, now: Nanos, server: LaneId) {
+        self.settle(now, server, Nanos::ZERO);
     }
 
     /// Ends the hold, if there is one, and books it.
-    fn settle(&mut self, now: Nanos, earned: Nanos) {
-        let Some(Expected { stream, until, held_since: Some(since), .. }) = self.expected.take() else { return };
+    fn settle(&mut self, now: Nanos, server: LaneId, earned: Nanos) {
+        let Some(Expected { stream, until, held_since: Some(since), .. }) = self.expected[server.index()].take() else {
+            return;
+        };
         if let Some(account) = self.accounts.get_mut(&stream) {
             let most = self.longest.0.saturating_mul(MOST_HOLDS);
             let spent = now.min(until).since(since).0;
@@ -102,23 +143,36 @@ impl Anticipation {
         }
     }
 
-    /// The stream's account covers one more hold.
-    fn may_hold(&mut self, stream: Stream) -> bool {
-        if self.accounts.len() >= STREAMS_MAX && !self.accounts.contains_key(&stream) {
-            self.accounts.clear();
-        }
-        let first = Account { credit_ns: self.longest.0.saturating_mul(FIRST_HOLDS), broke_batches: 0 };
-        let account = self.accounts.entry(stream).or_insert(first);
-        if account.credit_ns >= self.longest.0 {
+    /// How long the stream is held for, if its account covers one more hold.
+    fn may_hold(&mut self, stream: Stream) -> Option<Nanos> {
+        let (longest, by_lag) = (self.longest, self.by_lag);
+        let account = self.account(stream);
+        let hold = match account.lag {
+            Some(lag) if by_lag => Nanos((lag.0 + lag.0 / 2).saturating_add(LAG_MARGIN.0)).min(longest),
+            None if by_lag => return None,
+            _ => longest,
+        };
+        if account.credit_ns >= longest.0 {
             account.broke_batches = 0;
-            return true;
+            return Some(hold);
         }
         account.broke_batches += 1;
         let retry = account.broke_batches >= RETRY_BATCHES;
         if retry {
-            (account.credit_ns, account.broke_batches) = (self.longest.0, 0);
+            (account.credit_ns, account.broke_batches) = (longest.0, 0);
         }
-        retry
+        retry.then_some(hold)
+    }
+
+    /// Goes on with the accounts of another one, after a change of parameters.
+    pub fn take_over(&mut self, other: Anticipation) {
+        let (ours, theirs) = (u128::from(self.longest.0), u128::from(other.longest.0.max(1)));
+        self.accounts = other.accounts;
+        // Credit is counted in holds, and holds have another length now.
+        self.accounts.for_each(|account| {
+            let credit = u128::from(account.credit_ns) * ours / theirs;
+            account.credit_ns = u64::try_from(credit).unwrap_or(u64::MAX);
+        });
     }
 }
 
@@ -130,17 +184,17 @@ mod tests {
 
     /// One hold per batch; those that succeed last 10 of at most 100 ns and save `saved`.
     fn holds(batches: u64, succeeds: impl Fn(u64) -> bool, saved: u64) -> (u64, Anticipation) {
-        let mut a = Anticipation::new(Nanos(100));
+        let mut a = Anticipation::new(Nanos(100), false, 1);
         let mut held = 0;
         for i in 0..batches {
             let now = Nanos(i * 1000);
             a.expect(now, STREAM, 0, Nanos::MAX);
-            if a.hold(now).is_some() {
+            if a.hold(now, LaneId(0)).is_some() {
                 held += 1;
                 if succeeds(i) {
-                    a.came(now + Nanos(10), Nanos(saved));
+                    a.came(now + Nanos(10), LaneId(0), Nanos(saved));
                 } else {
-                    assert_eq!(a.hold(now + Nanos(100)), None);
+                    assert_eq!(a.hold(now + Nanos(100), LaneId(0)), None);
                 }
             }
         }
@@ -169,23 +223,43 @@ mod tests {
         for i in 2000..2200 {
             let now = Nanos(i * 1000);
             a.expect(now, STREAM, 0, Nanos::MAX);
-            if a.hold(now).is_some() {
+            if a.hold(now, LaneId(0)).is_some() {
                 held += 1;
-                a.came(now + Nanos(10), Nanos(500));
+                a.came(now + Nanos(10), LaneId(0), Nanos(500));
             }
         }
         assert!(held > 130, "{held}");
     }
 
+    /// By lag: nothing is held for before a request followed closely, and then for 1.5 × that and the margin.
+    #[test]
+    fn holds_follow_the_observed_lag() {
+        let longest = Nanos::from_millis(5);
+        let mut a = Anticipation::new(longest, true, 1);
+        let after = |a: &mut Anticipation, now: Nanos| {
+            a.ended(now, STREAM);
+            a.expect(now, STREAM, 0, Nanos::MAX);
+            a.hold(now, LaneId(0)).map(|until| until - now)
+        };
+        assert_eq!(after(&mut a, Nanos(0)), None);
+        a.arrived(Nanos(200_000), STREAM);
+        assert_eq!(after(&mut a, Nanos(1_000_000)), Some(Nanos(600_000)));
+        a.arrived(Nanos(1_000_000) + Nanos::from_millis(4), STREAM);
+        assert_eq!(after(&mut a, Nanos(9_000_000)), Some(longest), "the longer of the last and the usual lag");
+        a.arrived(Nanos(9_000_000) + Nanos::from_millis(6), STREAM);
+        assert_eq!(after(&mut a, Nanos(99_000_000)), None, "it follows closely no more");
+    }
+
     #[test]
     fn accounts_are_bounded() {
-        let mut a = Anticipation::new(Nanos(100));
+        let mut a = Anticipation::new(Nanos(100), false, 1);
         for file in 0..10_000 {
             a.expect(Nanos(file), (LaneId(0), file, Op::Write), 0, Nanos::MAX);
-            assert!(a.accounts.len() <= STREAMS_MAX);
         }
-        assert_eq!(a.hold(Nanos(9_999)), Some(Nanos(10_099)));
-        a.give_up(Nanos(10_000));
-        assert_eq!(a.expected(), None);
+        let kept = (0..10_000).filter(|file| a.accounts.get(&(LaneId(0), *file, Op::Write)).is_some()).count();
+        assert_eq!(kept, STREAMS_MAX);
+        assert_eq!(a.hold(Nanos(9_999), LaneId(0)), Some(Nanos(10_099)));
+        a.give_up(Nanos(10_000), LaneId(0));
+        assert_eq!(a.expected(LaneId(0)), None);
     }
 }

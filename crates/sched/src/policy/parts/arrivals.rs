@@ -1,106 +1,181 @@
-//! The order of arrival of what a queue or lane holds, and the guard against starvation that goes by it.
+//! The order of arrival of what queues or lanes hold, and the guard against starvation that goes by it.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-use crate::policy::View;
 use crate::sorted::SortedSet;
-use crate::table::{Arrival, Slot, State};
+use crate::table::{Arrival, BySlot, Slot, Table};
 
-/// Requests in order of arrival. One that a conflict held back takes its place by its arrival too.
-#[derive(Default)]
+/// Lists of requests in order of arrival, by number. A request is in one of them at most.
 pub(crate) struct Arrivals {
-    order: SortedSet<Arrival>,
+    lists: Vec<List>,
+    links: BySlot<Links>,
+    /// (list, arrival) of those that were added after a younger one, because a conflict held them back; few.
+    late: SortedSet<(u32, Arrival)>,
 }
+
+/// The ends of a list, latecomers apart.
+#[derive(Clone, Copy)]
+struct List {
+    oldest: Slot,
+    newest: Slot,
+    /// The oldest of its latecomers.
+    late: Slot,
+}
+
+/// The neighbours of a request in its list.
+#[derive(Clone, Copy)]
+struct Links {
+    older: Slot,
+    newer: Slot,
+}
+
+const EMPTY: List = List { oldest: Slot::NONE, newest: Slot::NONE, late: Slot::NONE };
+/// Of a latecomer.
+const LATE: Slot = Slot(u32::MAX - 1);
 
 impl Arrivals {
-    /// Adds a request.
-    pub fn insert(&mut self, view: &View<'_>, slot: Slot) {
-        self.order.insert(view.table.arrival_order(slot));
+    /// So many lists of at most `capacity` requests together.
+    pub fn new(lists: usize, capacity: u32) -> Arrivals {
+        let links = BySlot::new(capacity, Links { older: Slot::NONE, newer: Slot::NONE });
+        Arrivals { lists: vec![EMPTY; lists], links, late: SortedSet::default() }
     }
 
-    /// Takes a request out, wherever it stands.
-    pub fn remove(&mut self, view: &View<'_>, slot: Slot) {
-        self.order.remove(&view.table.arrival_order(slot));
+    /// One more list.
+    pub fn add_list(&mut self) {
+        self.lists.push(EMPTY);
     }
 
-    /// Nothing is in it.
-    pub fn is_empty(&self) -> bool {
-        self.order.is_empty()
-    }
-
-    /// What arrived first.
-    pub fn oldest(&self, _: &View<'_>) -> Option<Arrival> {
-        self.order.first()
-    }
-}
-
-/// The same where most leave from the middle and only the oldest is asked for: those that left are dropped when they
-/// come to the front, or when they are the most.
-#[derive(Default)]
-pub(crate) struct LazyArrivals {
-    /// The least first.
-    order: BinaryHeap<Reverse<Arrival>>,
-    len: usize,
-}
-
-impl LazyArrivals {
-    /// Adds a request.
-    pub fn insert(&mut self, view: &View<'_>, slot: Slot) {
-        if self.order.len() > 2 * self.len + 64 {
-            self.order.retain(|a| is_queued(view, a.0));
+    /// Adds a request to a list. One that a conflict held back takes its place by its arrival too.
+    #[inline]
+    pub fn insert(&mut self, table: &Table, list: usize, slot: Slot) {
+        let ends = &mut self.lists[list];
+        let older = ends.newest;
+        if older == Slot::NONE {
+            ends.oldest = slot;
+        } else if table.seq(older) > table.seq(slot) {
+            self.links.set(slot, Links { older: LATE, newer: LATE });
+            return self.insert_late(list, table.arrival_order(slot), table);
+        } else {
+            self.links[older].newer = slot;
         }
-        if self.order.len() == self.order.capacity() {
-            // By an eighth, not double: memory follows the queue more closely.
-            self.order.reserve_exact((self.order.len() / 8).max(8));
+        ends.newest = slot;
+        self.links.set(slot, Links { older, newer: Slot::NONE });
+    }
+
+    /// Takes a request out of its list, wherever it stands.
+    #[inline]
+    pub fn remove(&mut self, table: &Table, list: usize, slot: Slot) {
+        let Links { older, newer } = self.links[slot];
+        if older == LATE {
+            return self.remove_late(list, table.arrival_order(slot));
         }
-        self.order.push(Reverse(view.table.arrival_order(slot)));
-        self.len += 1;
-    }
-
-    /// So many requests of it leave: they are dispatched or cancelled before anything else happens here.
-    pub fn leave(&mut self, requests: usize) {
-        self.len = self.len.saturating_sub(requests);
-    }
-
-    /// Nothing is in it.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// What arrived first.
-    pub fn oldest(&mut self, view: &View<'_>) -> Option<Arrival> {
-        while let Some(Reverse(first)) = self.order.peek() {
-            if is_queued(view, *first) {
-                return Some(*first);
-            }
-            self.order.pop();
+        match older.some() {
+            Some(older) => self.links[older].newer = newer,
+            None => self.lists[list].oldest = newer,
         }
-        None
+        match newer.some() {
+            Some(newer) => self.links[newer].older = older,
+            None => self.lists[list].newest = older,
+        }
+    }
+
+    fn insert_late(&mut self, list: usize, late: Arrival, table: &Table) {
+        self.late.insert((list as u32, late));
+        let first = &mut self.lists[list].late;
+        if first.some().is_none_or(|first| late < table.arrival_order(first)) {
+            *first = late.slot();
+        }
+    }
+
+    fn remove_late(&mut self, list: usize, late: Arrival) {
+        self.late.remove(&(list as u32, late));
+        if self.lists[list].late == late.slot() {
+            let next = self.late.at_or_after(&(list as u32, late)).filter(|next| next.0 == list as u32);
+            self.lists[list].late = next.map_or(Slot::NONE, |next| next.1.slot());
+        }
+    }
+
+    /// Nothing is in a list.
+    #[inline]
+    pub fn is_empty(&self, list: usize) -> bool {
+        let List { oldest, late, .. } = self.lists[list];
+        oldest == Slot::NONE && late == Slot::NONE
+    }
+
+    /// What arrived first of a list.
+    #[inline]
+    pub fn oldest(&self, table: &Table, list: usize) -> Option<Arrival> {
+        let List { oldest, late, .. } = self.lists[list];
+        let first = oldest.some().map(|oldest| table.arrival_order(oldest));
+        match late.some() {
+            None => first,
+            Some(late) => first.into_iter().chain([table.arrival_order(late)]).min(),
+        }
     }
 }
 
-/// The request is still the one that arrived then, and waits.
-fn is_queued(view: &View<'_>, arrival: Arrival) -> bool {
-    let slot = arrival.slot();
-    view.table.state(slot) == State::Queued && view.table.arrival_order(slot) == arrival
+/// What waits in lane groups, and how many batches left out the oldest request of each: after too many it goes next.
+pub(crate) struct Guards {
+    arrivals: Arrivals,
+    left_out: Vec<u64>,
+    batches: u64,
 }
 
-/// Counts the batches that left out the oldest request.
-#[derive(Default)]
-pub(crate) struct Guard {
-    left_out: u64,
-}
-
-impl Guard {
-    /// True when `guard_batches` batches (0: any number) left out the oldest request, so that it goes next.
-    pub fn is_due(&self, oldest: Option<Arrival>, guard_batches: u64) -> bool {
-        oldest.is_some() && guard_batches > 0 && self.left_out >= guard_batches
+impl Guards {
+    /// Of so many groups; `batches` batches (0: any number) may leave out a group's oldest request.
+    pub fn new(batches: u64, groups: usize, capacity: u32) -> Guards {
+        Guards { arrivals: Arrivals::new(groups, capacity), left_out: vec![0; groups], batches }
     }
 
-    /// A batch went, with the oldest request or without.
-    pub fn count(&mut self, with_oldest: bool) {
-        self.left_out = if with_oldest { 0 } else { self.left_out.saturating_add(1) };
+    /// A request is queued.
+    #[inline]
+    pub fn insert(&mut self, table: &Table, group: usize, slot: Slot) {
+        self.arrivals.insert(table, group, slot);
+    }
+
+    /// One is cancelled.
+    pub fn remove(&mut self, table: &Table, group: usize, slot: Slot) {
+        self.arrivals.remove(table, group, slot);
+    }
+
+    /// A batch goes, with the oldest request or without.
+    #[inline]
+    pub fn sent(&mut self, table: &Table, group: usize, batch: &[Slot]) {
+        let oldest = self.arrivals.oldest(table, group);
+        for &slot in batch {
+            self.arrivals.remove(table, group, slot);
+        }
+        let with_oldest = self.arrivals.oldest(table, group) != oldest;
+        self.left_out[group] = if with_oldest { 0 } else { self.left_out[group].saturating_add(1) };
+    }
+
+    /// A batch of requests goes that are not under the guard.
+    #[inline]
+    pub fn passed(&mut self, group: usize) {
+        let waits = !self.is_empty(group);
+        self.left_out[group] = if waits { self.left_out[group].saturating_add(1) } else { 0 };
+    }
+
+    /// The oldest request of a group when it goes next.
+    #[inline]
+    pub fn due(&self, table: &Table, group: usize) -> Option<Slot> {
+        if self.batches == 0 || self.left_out[group] < self.batches {
+            return None;
+        }
+        self.oldest(table, group)
+    }
+
+    /// What arrived first of a group.
+    pub fn oldest(&self, table: &Table, group: usize) -> Option<Slot> {
+        self.arrivals.oldest(table, group).map(Arrival::slot)
+    }
+
+    /// Nothing is queued in a group.
+    pub fn is_empty(&self, group: usize) -> bool {
+        self.arrivals.is_empty(group)
+    }
+
+    /// Batches that may go before a request when `older` requests are.
+    pub fn wait(&self, older: u64) -> u64 {
+        guarded_wait(older, self.batches)
     }
 }
 
@@ -114,44 +189,51 @@ pub(crate) fn guarded_wait(older: u64, guard_batches: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::cost::CostModel;
-    use crate::names::Names;
-    use crate::occupied::Occupied;
-    use crate::table::Table;
-    use crate::types::{Extent, FileId, LaneId, Nanos, Op, Request};
+    use std::collections::BTreeSet;
 
-    /// While the oldest stays, 10,000 younger ones come and go: what is remembered stays in proportion to what waits.
-    #[test]
-    fn those_that_left_are_forgotten() {
-        let (cost, names, not_ready, lanes) = (CostModel::default(), Names::default(), Default::default(), []);
-        let startable = Occupied::new(1);
-        let (mut table, mut arrivals) = (Table::new(64), LazyArrivals::default());
-        let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
-        let oldest = table.insert(&Request::new(Op::Read, extent)).unwrap();
-        for i in 0..10_000 {
-            let slot = if i == 0 { oldest } else { table.insert(&Request::new(Op::Read, extent)).unwrap() };
-            let view = View {
-                now: Nanos::ZERO,
-                shared_now: Nanos::ZERO,
-                table: &table,
-                cost: &cost,
-                names: &names,
-                pieces: false,
-                lanes: &lanes,
-                startable: &startable,
-                not_ready: &not_ready,
-                total_open: true,
-                shared_space: true,
-            };
-            arrivals.insert(&view, slot);
-            assert_eq!(arrivals.oldest(&view).map(|a| a.slot()), Some(oldest));
-            assert!(arrivals.order.len() <= 2 * arrivals.len + 65, "{} of {}", arrivals.order.len(), arrivals.len);
-            if i > 0 {
-                arrivals.leave(1);
-                table.remove(slot);
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::types::{Extent, FileId, LaneId, Op, Request};
+
+    proptest! {
+        /// Requests come and go in any order, some of them late: each list is that of a sorted set.
+        #[test]
+        fn lists_are_in_order_of_arrival(steps in proptest::collection::vec((0usize..3, 0usize..4, 0usize..64), 0..300)) {
+            let (mut table, mut arrivals) = (Table::new(1000), Arrivals::new(3, 1000));
+            let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
+            let mut held_back = Vec::new();
+            let mut expected = vec![BTreeSet::new(); 3];
+            for (list, what, which) in steps {
+                match what {
+                    0 | 1 => {
+                        let slot = table.insert(&Request::new(Op::Read, extent)).unwrap();
+                        if what == 0 {
+                            held_back.push(slot);
+                        } else {
+                            arrivals.insert(&table, list, slot);
+                            expected[list].insert(table.arrival_order(slot));
+                        }
+                    }
+                    2 if !held_back.is_empty() => {
+                        let slot = held_back.swap_remove(which % held_back.len());
+                        arrivals.insert(&table, list, slot);
+                        expected[list].insert(table.arrival_order(slot));
+                    }
+                    _ => {
+                        let Some(gone) = expected[list].iter().nth(which % expected[list].len().max(1)).copied() else {
+                            continue;
+                        };
+                        arrivals.remove(&table, list, gone.slot());
+                        table.remove(gone.slot());
+                        expected[list].remove(&gone);
+                    }
+                }
+                for (list, expected) in expected.iter().enumerate() {
+                    prop_assert_eq!(arrivals.oldest(&table, list), expected.first().copied());
+                    prop_assert_eq!(arrivals.is_empty(list), expected.is_empty());
+                }
             }
         }
-        assert_eq!(arrivals.len, 1);
     }
 }

@@ -1,23 +1,25 @@
 //! Queues in order of arrival, in which the oldest request may take along what touches it: `fifo`, `to`, `to-agg`,
 //! `wfq` and `twins`.
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
 use super::arrivals::Arrivals;
 use super::runs::{RunQueue, Runs};
 use crate::policy::{Params, Setup, View};
-use crate::table::Slot;
+use crate::table::{Arrival, Slot};
 use crate::types::{FileId, Op};
 
 /// Several such queues, each named by its number. Taking neighbours along stays within a queue.
 pub(crate) struct Backlog {
-    queues: Vec<Arrivals>,
+    queues: Arrivals,
     merging: Option<Merging>,
 }
 
 struct Merging {
     runs: Runs,
-    queues: FxHashMap<(u32, FileId, Op), RunQueue>,
+    by_key: FxHashMap<(u32, FileId, Op), u32>,
+    queues: Rows<RunQueue>,
 }
 
 impl Backlog {
@@ -25,35 +27,36 @@ impl Backlog {
     pub fn new(queues: usize, merge: bool, params: &Params, setup: &Setup) -> Backlog {
         let runs = || Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
         Backlog {
-            queues: (0..queues).map(|_| Arrivals::default()).collect(),
-            merging: merge.then(|| Merging { runs: runs(), queues: FxHashMap::default() }),
+            queues: Arrivals::new(queues, setup.capacity),
+            merging: merge.then(|| Merging { runs: runs(), by_key: FxHashMap::default(), queues: Rows::default() }),
         }
     }
 
-    /// One more queue; its number.
-    pub fn add_queue(&mut self) -> usize {
-        self.queues.push(Arrivals::default());
-        self.queues.len() - 1
+    /// One more queue.
+    pub fn add_queue(&mut self) {
+        self.queues.add_list();
     }
 
     /// Queues a request.
     pub fn insert(&mut self, view: &View<'_>, queue: usize, slot: Slot) {
-        self.queues[queue].insert(view, slot);
+        self.queues.insert(view.table, queue, slot);
         if let Some(m) = &mut self.merging {
             let key = (queue as u32, view.table.file(slot), view.table.op(slot));
-            m.runs.insert(m.queues.entry(key).or_default(), view.table, slot, 0, |_| 0);
+            let fresh = || m.queues.insert_over(RunQueue::renewed);
+            let q = *m.by_key.entry(key).or_insert_with(fresh);
+            m.runs.insert(&mut m.queues[q], view.table, slot, 0, |_| 0);
         }
     }
 
     /// Forgets a cancelled request.
     pub fn remove(&mut self, view: &View<'_>, queue: usize, slot: Slot) {
-        self.queues[queue].remove(view, slot);
+        self.queues.remove(view.table, queue, slot);
         self.with_run_queue(view, queue, slot, |runs, q| runs.remove(q, view.table, slot, |_| 0));
     }
 
     /// The queue has nothing.
     pub fn is_empty(&self, queue: usize) -> bool {
-        self.queues[queue].is_empty()
+        self.queues.is_empty(queue)
     }
 
     /// What goes next: the oldest request, or where merging the first of the run around it.
@@ -63,8 +66,8 @@ impl Backlog {
     }
 
     /// The request that arrived first.
-    pub fn oldest(&mut self, view: &View<'_>, queue: usize) -> Option<crate::table::Arrival> {
-        self.queues[queue].oldest(view)
+    pub fn oldest(&self, view: &View<'_>, queue: usize) -> Option<Arrival> {
+        self.queues.oldest(view.table, queue)
     }
 
     /// Bytes of the batch that starts with [`first`](Backlog::first): 1 at least, 16 TiB at most, so that sums fit 64
@@ -75,19 +78,19 @@ impl Backlog {
         run.max(view.table.len_bytes(first)).clamp(1, 1 << 44)
     }
 
-    /// Moves that batch out of the queue.
+    /// Moves that batch, or what begins with any other request, out of the queue.
     pub fn take(&mut self, view: &View<'_>, queue: usize, first: Slot, batch: &mut Vec<Slot>) {
         match self.merging {
             None => batch.push(first),
             Some(_) => self.with_run_queue(view, queue, first, |runs, q| {
-                runs.take(q, view.table, first, usize::MAX, batch, |_| 0);
+                runs.take_from(q, view.table, first, batch, |_| 0);
             }),
         }
         for &slot in &*batch {
-            self.queues[queue].remove(view, slot);
+            self.queues.remove(view.table, queue, slot);
         }
         // In a long queue the next one is far from any cache by now.
-        if let Some(next) = self.queues[queue].oldest(view) {
+        if let Some(next) = self.oldest(view, queue) {
             view.table.fetch(next.slot());
         }
     }
@@ -101,10 +104,11 @@ impl Backlog {
     ) {
         let Some(m) = &mut self.merging else { return };
         let key = (queue as u32, view.table.file(slot), view.table.op(slot));
-        if let Some(q) = m.queues.get_mut(&key) {
-            act(&mut m.runs, q);
-            if q.is_empty() {
-                m.queues.remove(&key);
+        if let Some(&q) = m.by_key.get(&key) {
+            act(&mut m.runs, &mut m.queues[q]);
+            if m.queues[q].is_empty() {
+                m.by_key.remove(&key);
+                m.queues.release(q);
             }
         }
     }

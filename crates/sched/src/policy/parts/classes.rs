@@ -3,6 +3,7 @@
 //! A class outlives its requests, by stable key. Those that are as good as new are forgotten when there are many;
 //! there are never more than [`CLASSES_MAX`] and one per rule.
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
 use super::rules::{self, Rule};
@@ -77,9 +78,8 @@ pub(in crate::policy) struct Class<A> {
 pub(in crate::policy) struct Classes<A> {
     pub rules: Vec<Rule>,
     each: Vec<Each>,
-    classes: Vec<Class<A>>,
+    classes: Rows<Class<A>>,
     by_key: FxHashMap<(usize, u64), u32>,
-    free: Vec<u32>,
     since_sweep: usize,
 }
 
@@ -92,7 +92,7 @@ impl<A: Default> Classes<A> {
         let each = rules.iter().map(Each::parse).collect::<Result<Vec<Each>, String>>()?;
         let whole = |rule| Class { rule, key: None, held: 0, account: A::default() };
         let classes = (0..=rules.len()).map(whole).collect();
-        Ok(Classes { rules, each, classes, by_key: FxHashMap::default(), free: Vec::new(), since_sweep: 0 })
+        Ok(Classes { rules, each, classes, by_key: FxHashMap::default(), since_sweep: 0 })
     }
 
     /// For whom a rule keeps accounts.
@@ -130,12 +130,12 @@ impl<A: Default> Classes<A> {
         self.since_sweep += 1;
         if self.by_key.len() >= CLASSES_MAX / 2 && self.since_sweep > SWEEP_EVERY {
             self.since_sweep = 0;
-            let (classes, free) = (&self.classes, &mut self.free);
+            let classes = &mut self.classes;
             self.by_key.retain(|_, c| {
-                let class = &classes[*c as usize];
+                let class = &classes[*c];
                 let keep = class.held > 0 || !as_new(class);
                 if !keep {
-                    free.push(*c);
+                    classes.release(*c);
                 }
                 keep
             });
@@ -144,34 +144,33 @@ impl<A: Default> Classes<A> {
             return rule as u32;
         }
         let fresh = Class { rule, key: Some(key), held: 0, account: A::default() };
-        let class = self.free.pop().unwrap_or(self.classes.len() as u32);
-        match self.classes.get_mut(class as usize) {
-            Some(place) => *place = fresh,
-            None => self.classes.push(fresh),
-        }
+        let class = self.classes.insert(fresh);
         self.by_key.insert((rule, key), class);
         class
     }
 
     /// A class.
     pub fn get(&self, class: u32) -> &Class<A> {
-        &self.classes[class as usize]
+        &self.classes[class]
     }
 
     /// A class, to be changed.
     pub fn get_mut(&mut self, class: u32) -> &mut Class<A> {
-        &mut self.classes[class as usize]
+        &mut self.classes[class]
     }
 
     /// All classes that are in use.
     pub fn all(&self) -> impl Iterator<Item = &Class<A>> {
         let whole = self.classes.iter().take(self.rules.len() + 1);
-        whole.chain(self.by_key.values().map(|c| &self.classes[*c as usize]))
+        whole.chain(self.by_key.values().map(|c| &self.classes[*c]))
     }
 
-    /// The name of a class's rule.
-    pub fn name(&self, class: &Class<A>) -> &str {
-        self.rules.get(class.rule).map_or("", |r| &r.name)
+    /// The class that goes on with another policy's class: of the rule of the same name and the same key.
+    pub fn counterpart<B>(&mut self, others: &Classes<B>, other: &Class<B>) -> Option<u32> {
+        let name = &others.rules.get(other.rule)?.name;
+        let rule = self.rules.iter().position(|r| r.name == *name)?;
+        let same = (self.each(rule) == Each::Rule) == other.key.is_none();
+        same.then(|| other.key.map_or(rule as u32, |key| self.named(rule, key, |_| false)))
     }
 }
 
@@ -201,7 +200,7 @@ mod tests {
         assert_eq!(c.find(&who(2, 5)), Err(1));
         let (a, b) = (c.of(&who(2, 5), |_| false), c.of(&who(3, 5), |_| false));
         assert!(a != b && c.find(&who(3, 5)) == Ok(b));
-        assert_eq!((c.get(b).key, c.name(c.get(b)), c.all().count()), (Some(3), "rest", 5));
+        assert_eq!((c.get(b).key, c.get(b).rule, c.all().count()), (Some(3), 1, 5));
         assert!(classes("a: * {each=pid}").err().unwrap().contains("each=pid in rule a is none of rule, job"));
         assert!(classes("a: * {rate=1}").err().unwrap().contains("it has: weight, each"));
     }

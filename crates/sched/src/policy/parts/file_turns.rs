@@ -1,5 +1,6 @@
 //! Round robin over files, as `hbrr` and `orr` do it: a queue per file and operation, turns of so many requests.
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
 use super::ring::Rings;
@@ -8,7 +9,7 @@ use super::turns::Turns;
 use crate::policy::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::{FileId, Nanos, Op};
+use crate::types::{FileId, Op};
 
 /// Which of its runs a queue sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,8 +40,7 @@ pub(in crate::policy) struct FileTurns {
     capacity: u64,
     runs: Runs,
     by_key: FxHashMap<Key, u32>,
-    queues: Vec<Queue>,
-    free: Vec<u32>,
+    queues: Rows<Queue>,
     rings: Rings,
     turns: Turns,
 }
@@ -58,8 +58,7 @@ impl FileTurns {
             capacity: u64::from(setup.capacity),
             runs,
             by_key: FxHashMap::default(),
-            queues: Vec::new(),
-            free: Vec::new(),
+            queues: Rows::default(),
             rings: Rings::new(usize::from(setup.lanes)),
             turns: Turns::default(),
             params: params.clone(),
@@ -67,22 +66,20 @@ impl FileTurns {
     }
 
     fn open(&mut self, key: Key) -> u32 {
-        let fresh = Queue { key, runs: RunQueue::default(), offset: 0, left_out: 0 };
-        let q = self.free.pop().unwrap_or(self.queues.len() as u32);
-        match self.queues.get_mut(q as usize) {
-            Some(queue) => *queue = fresh,
-            None => self.queues.push(fresh),
-        }
+        let q = self.queues.insert_over(|old| {
+            let runs = RunQueue::renewed(old.map(|old| &mut old.runs));
+            Queue { key, runs, offset: 0, left_out: 0 }
+        });
         self.by_key.insert(key, q);
         self.rings.join(key.0, q);
         q
     }
 
     fn close(&mut self, q: u32) {
-        let key = self.queues[q as usize].key;
+        let key = self.queues[q].key;
         self.by_key.remove(&key);
         self.rings.leave(key.0, q);
-        self.free.push(q);
+        self.queues.release(q);
     }
 }
 
@@ -94,12 +91,12 @@ impl Policy for FileTurns {
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         let key = key_of(view, slot);
         let q = self.by_key.get(&key).copied().unwrap_or_else(|| self.open(key));
-        self.runs.insert(&mut self.queues[q as usize].runs, view.table, slot, 0, |_| 0);
+        self.runs.insert(&mut self.queues[q].runs, view.table, slot, 0, |_| 0);
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let Some(&q) = self.by_key.get(&key_of(view, slot)) else { return };
-        let queue = &mut self.queues[q as usize];
+        let queue = &mut self.queues[q];
         self.runs.remove(&mut queue.runs, view.table, slot, |_| 0);
         if queue.runs.is_empty() {
             self.close(q);
@@ -110,7 +107,7 @@ impl Policy for FileTurns {
         let mut turns = std::mem::take(&mut self.turns);
         let choice = turns.go_round(view, |group| {
             let (q, spent) = self.rings.turn_and_spent(group)?;
-            let queue = &mut self.queues[q as usize];
+            let queue = &mut self.queues[q];
             let oldest = queue.runs.oldest()?;
             let (head, guarded) = match self.order {
                 Order::Oldest => (self.runs.run_of(oldest), false),
@@ -138,6 +135,16 @@ impl Policy for FileTurns {
         choice
     }
 
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        let Some(&q) = self.by_key.get(&key_of(view, oldest)) else { return Choice::until_event(WaitReason::Empty) };
+        let queue = &mut self.queues[q];
+        self.runs.take_from(&mut queue.runs, view.table, oldest, batch, |_| 0);
+        if queue.runs.is_empty() {
+            self.close(q);
+        }
+        Choice::Serve
+    }
+
     fn wait_bound(&self, _: &View<'_>, _: Slot) -> WaitBound {
         // Turns of its queue until it is the oldest and goes, at most `capacity` older ones before it.
         let turns = match self.order {
@@ -147,6 +154,6 @@ impl Policy for FileTurns {
         };
         // Between two of its turns every other queue, at most `capacity`, spends its quantum.
         let batches = turns.saturating_mul(self.capacity).saturating_mul(self.quantum);
-        WaitBound { batches, idle: Nanos::ZERO }
+        WaitBound::of_batches(batches)
     }
 }

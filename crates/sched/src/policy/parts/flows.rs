@@ -6,18 +6,19 @@
 
 use std::hash::Hash;
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::arrivals::{Guard, LazyArrivals, guarded_wait};
+use super::arrivals::Guards;
 use super::backlog::Backlog;
 use crate::policy::{Done, Params, Setup, View};
 use crate::sorted::SortedSet;
-use crate::table::Slot;
+use crate::table::{BySlot, Slot, State};
 
 const NOBODY: u32 = u32::MAX;
 
-/// In [`Flows::of_slot`]: not the flow of a queued request, but what was noted of a batch in flight.
+/// In [`Flows::of_slot`]: not the flow of a queued request, but the row of a batch in flight.
 const IN_FLIGHT: u32 = 1 << 31;
 
 struct Flow<P, D> {
@@ -31,36 +32,46 @@ struct Flow<P, D> {
     data: D,
 }
 
-/// The flows of a policy by group of lanes and party, each with data of the policy's. A flow is there while it has
+/// The flows of a policy by group of lanes and party, each with data `D` of the policy's; of batches in flight it notes `F`. A flow is there while it has
 /// requests; its number is small and used again.
-pub(in crate::policy) struct Flows<P, D> {
+pub(in crate::policy) struct Flows<P, D, F> {
     by_key: FxHashMap<(u32, P), u32>,
-    flows: Vec<Flow<P, D>>,
-    free: Vec<u32>,
+    flows: Rows<Flow<P, D>>,
     /// A flow of each party, the others being its neighbours; where they are listed and there are several lanes.
     by_party: Option<FxHashMap<P, u32>>,
-    /// The flow of each queued request; or what is noted of the batch in flight that it begins.
-    of_slot: Vec<u32>,
+    /// The flow of each queued request; or the row of the batch in flight that it begins.
+    of_slot: BySlot<u32>,
+    flights: Rows<F>,
     backlog: Backlog,
-    guard_batches: u64,
-    /// Per group, of the requests under the guard.
-    guards: Vec<(LazyArrivals, Guard)>,
+    /// Groups are lanes, though they share one space.
+    by_lane: bool,
+    /// By group, with the requests under the guard.
+    guards: Guards,
 }
 
-impl<P: Copy + Eq + Hash, D: Default> Flows<P, D> {
+impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
     /// With the aggregation that `merge`, `batch_requests` and `batch_bytes` ask for; `guard_batches` 0: no guard.
-    pub fn new(params: &Params, setup: &Setup, guard_batches: u64) -> Flows<P, D> {
-        let guards = if guard_batches == 0 { 0 } else { setup.lanes };
+    pub fn new(params: &Params, setup: &Setup, guard_batches: u64) -> Self {
         Flows {
             by_key: FxHashMap::default(),
-            flows: Vec::new(),
-            free: Vec::new(),
+            flows: Rows::default(),
             by_party: None,
-            of_slot: Vec::new(),
+            of_slot: BySlot::new(setup.capacity, NOBODY),
+            flights: Rows::default(),
             backlog: Backlog::new(0, params.on("merge"), params, setup),
-            guard_batches,
-            guards: (0..guards).map(|_| Default::default()).collect(),
+            by_lane: false,
+            guards: Guards::new(guard_batches, setup.lanes.into(), setup.capacity),
         }
+    }
+
+    /// Keeps the flows of lanes apart, though they share one space: what one lane may not send yet holds no other up.
+    pub fn by_lane(mut self) -> Self {
+        self.by_lane = true;
+        self
+    }
+
+    fn group(&self, view: &View<'_>, slot: Slot) -> usize {
+        if self.by_lane { view.table.lane(slot).index() } else { view.group(slot) }
     }
 
     /// Lists the flows of each party, for [`of_party`](Flows::of_party); to be called before there are any.
@@ -71,48 +82,37 @@ impl<P: Copy + Eq + Hash, D: Default> Flows<P, D> {
     /// Queues a request of its group of lanes, under the guard or not (as all of its flow); returns its flow, and whether
     /// the flow is new.
     pub fn push(&mut self, view: &View<'_>, party: P, slot: Slot, guarded: bool) -> (u32, bool) {
-        let key = (view.group(slot) as u32, party);
+        let group = self.group(view, slot);
+        let key = (group as u32, party);
         let known = self.by_key.get(&key).copied();
         let flow = known.unwrap_or_else(|| self.open(key, guarded));
-        if self.of_slot.len() <= slot.index() {
-            let (have, want) = (self.of_slot.len(), slot.index() + 1);
-            if self.of_slot.capacity() < want {
-                self.of_slot.reserve_exact(want + want / 2 - have); // memory follows the queue closely
-            }
-            self.of_slot.resize(want, NOBODY);
-        }
-        self.of_slot[slot.index()] = flow;
-        self.flows[flow as usize].queued += 1;
+        self.of_slot.set(slot, flow);
+        self.flows[flow].queued += 1;
         self.backlog.insert(view, flow as usize, slot);
-        if guarded && let Some((arrivals, _)) = self.guards.get_mut(view.group(slot)) {
-            arrivals.insert(view, slot);
+        if guarded {
+            self.guards.insert(view.table, group, slot);
         }
         (flow, known.is_none())
     }
 
     fn open(&mut self, (group, party): (u32, P), guarded: bool) -> u32 {
         let fresh = Flow { party, group, queued: 0, next: NOBODY, previous: NOBODY, guarded, data: D::default() };
-        let flow = match self.free.pop() {
-            Some(flow) => {
-                self.flows[flow as usize] = fresh;
-                flow
-            }
-            None => {
-                self.flows.push(fresh);
-                self.backlog.add_queue() as u32
-            }
-        };
+        let known = self.flows.capacity();
+        let flow = self.flows.insert(fresh);
+        if self.flows.capacity() > known {
+            self.backlog.add_queue();
+        }
         self.by_key.insert((group, party), flow);
         if let Some(before) = self.by_party.as_mut().and_then(|p| p.insert(party, flow)) {
-            self.flows[flow as usize].next = before;
-            self.flows[before as usize].previous = flow;
+            self.flows[flow].next = before;
+            self.flows[before].previous = flow;
         }
         flow
     }
 
     /// The flow of a queued request.
     pub fn of(&self, slot: Slot) -> Option<u32> {
-        self.of_slot.get(slot.index()).copied().filter(|f| *f < IN_FLIGHT)
+        Some(self.of_slot.get(slot)).filter(|f| *f < IN_FLIGHT)
     }
 
     /// The flows of a party in all groups; they must be listed.
@@ -121,39 +121,42 @@ impl<P: Copy + Eq + Hash, D: Default> Flows<P, D> {
             Some(by_party) => by_party.get(&party),
             None => self.by_key.get(&(0, party)),
         };
-        let next = |flow: &u32| Some(self.flows[*flow as usize].next).filter(|f| *f != NOBODY);
+        let next = |flow: &u32| Some(self.flows[*flow].next).filter(|f| *f != NOBODY);
         std::iter::successors(first.copied(), next).collect()
     }
 
     /// The group of lanes and the party of a flow.
     pub fn key(&self, flow: u32) -> (usize, P) {
-        let flow = &self.flows[flow as usize];
+        let flow = &self.flows[flow];
         (flow.group as usize, flow.party)
     }
 
-    /// Notes something (below 2^31 - 1) of the batch that was taken out with `first` at its head.
-    pub fn depart(&mut self, first: Slot, note: u32) {
-        self.of_slot[first.index()] = IN_FLIGHT | note;
+    /// Notes something of the batch that was taken out with `first` at its head.
+    pub fn depart(&mut self, first: Slot, note: F) {
+        self.of_slot[first] = IN_FLIGHT | self.flights.insert(note);
     }
 
     /// What was noted of a batch that comes back; once.
-    pub fn returned(&mut self, done: &Done<'_>) -> Option<u32> {
-        let place = self.of_slot.get_mut(done.slots.first()?.index())?;
-        (*place >= IN_FLIGHT && *place != NOBODY).then(|| std::mem::replace(place, NOBODY) & !IN_FLIGHT)
+    pub fn returned(&mut self, done: &Done<'_>) -> Option<F> {
+        let first = *done.slots.first()?;
+        let row = Some(self.of_slot.get(first)).filter(|row| *row >= IN_FLIGHT && *row != NOBODY)? & !IN_FLIGHT;
+        self.of_slot[first] = NOBODY;
+        self.flights.release(row);
+        Some(self.flights[row])
     }
 
     /// What the policy keeps with a flow.
     pub fn data(&mut self, flow: u32) -> &mut D {
-        &mut self.flows[flow as usize].data
+        &mut self.flows[flow].data
     }
 
     /// The flow has nothing left; it is to be closed.
     pub fn is_empty(&self, flow: u32) -> bool {
-        self.flows[flow as usize].queued == 0
+        self.flows[flow].queued == 0
     }
 
     /// The flow's oldest request.
-    pub fn oldest(&mut self, view: &View<'_>, flow: u32) -> Option<Slot> {
+    pub fn oldest(&self, view: &View<'_>, flow: u32) -> Option<Slot> {
         self.backlog.oldest(view, flow as usize).map(|a| a.slot())
     }
 
@@ -168,27 +171,23 @@ impl<P: Copy + Eq + Hash, D: Default> Flows<P, D> {
     }
 
     /// The flow of a group's oldest request, when the guard says that it goes now.
-    pub fn due(&mut self, view: &View<'_>, group: usize) -> Option<u32> {
-        let (arrivals, guard) = self.guards.get_mut(group)?;
-        let oldest = arrivals.oldest(view);
+    pub fn due(&self, view: &View<'_>, group: usize) -> Option<u32> {
         // A flow sends its oldest first, so this is what goes.
-        oldest.filter(|_| guard.is_due(oldest, self.guard_batches)).and_then(|a| self.of(a.slot()))
+        self.guards.due(view.table, group).and_then(|oldest| self.of(oldest))
     }
 
     /// Moves the batch that begins with [`first`](Flows::first) out of its flow; returns the flow.
     pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) -> u32 {
-        let flow = self.of_slot[first.index()];
+        let flow = self.of_slot[first];
         self.backlog.take(view, flow as usize, first, batch);
-        self.flows[flow as usize].queued -= batch.len() as u32;
-        if let Some((arrivals, guard)) = self.guards.get_mut(view.group(first)) {
-            let oldest = arrivals.oldest(view);
-            guard.count(oldest.is_none_or(|o| batch.contains(&o.slot())));
-            if self.flows[flow as usize].guarded {
-                arrivals.leave(batch.len());
-            }
+        self.flows[flow].queued -= batch.len() as u32;
+        let group = self.flows[flow].group as usize;
+        match self.flows[flow].guarded {
+            true => self.guards.sent(view.table, group, batch),
+            false => self.guards.passed(group),
         }
         for slot in &*batch {
-            self.of_slot[slot.index()] = NOBODY;
+            self.of_slot[*slot] = NOBODY;
         }
         flow
     }
@@ -197,36 +196,44 @@ impl<P: Copy + Eq + Hash, D: Default> Flows<P, D> {
     pub fn remove(&mut self, view: &View<'_>, slot: Slot) -> Option<u32> {
         let flow = self.of(slot)?;
         self.backlog.remove(view, flow as usize, slot);
-        self.flows[flow as usize].queued -= 1;
-        self.of_slot[slot.index()] = NOBODY;
-        if self.flows[flow as usize].guarded
-            && let Some((arrivals, _)) = self.guards.get_mut(view.group(slot))
-        {
-            arrivals.leave(1);
+        self.flows[flow].queued -= 1;
+        self.of_slot[slot] = NOBODY;
+        if self.flows[flow].guarded {
+            self.guards.remove(view.table, self.flows[flow].group as usize, slot);
         }
         Some(flow)
     }
 
     /// Closes an empty flow.
     pub fn close(&mut self, flow: u32) {
-        let Flow { group, party, next, previous, .. } = self.flows[flow as usize];
+        let Flow { group, party, next, previous, .. } = self.flows[flow];
         self.by_key.remove(&(group, party));
         if let Some(by_party) = &mut self.by_party {
-            match (self.flows.get(previous as usize).is_some(), next) {
-                (true, next) => self.flows[previous as usize].next = next,
+            match (self.flows.get(previous).is_some(), next) {
+                (true, next) => self.flows[previous].next = next,
                 (false, NOBODY) => drop(by_party.remove(&party)),
                 (false, next) => drop(by_party.insert(party, next)),
             }
-            if let Some(next) = self.flows.get_mut(next as usize) {
+            if let Some(next) = self.flows.get_mut(next) {
                 next.previous = previous;
             }
         }
-        self.free.push(flow);
+        self.flows.release(flow);
+    }
+
+    /// Requests that are older than a request and of its party, or may be, in all groups. Walks the table.
+    pub fn older_of_party(&self, view: &View<'_>, slot: Slot) -> u64 {
+        let party = |s| self.of(s).map(|f| self.flows[f].party);
+        let mine = party(slot);
+        let older = view.table.in_state(|s| matches!(s, State::Queued | State::Blocked)).into_iter();
+        // Whose the blocked ones will be is not known yet.
+        let may_be = |s: &Slot| view.table.state(*s) == State::Blocked || party(*s) == mine;
+        older.take_while(|s| *s != slot).filter(may_be).count() as u64
     }
 
     /// Batches of its lane that may go before a request under the guard.
     pub fn guarded_wait(&self, view: &View<'_>, slot: Slot) -> u64 {
-        guarded_wait(view.table.older_than(slot, view.groups() == 1), self.guard_batches)
+        self.guards.wait(view.table.older_than(slot, view.groups() == 1 && !self.by_lane))
     }
 }
 
@@ -262,8 +269,8 @@ mod tests {
         #[test]
         fn parties_are_listed(steps in proptest::collection::vec((0u32..4, 0u64..5), 0..200), lanes in 1u16..4) {
             let params = Params::new("test", &[MERGE_OFF, BATCH_REQUESTS, BATCH_BYTES], &Default::default()).unwrap();
-            let setup = Setup { lanes, node_rank: 0, capacity: 16 };
-            let mut flows: Flows<u64, ()> = Flows::new(&params, &setup, 0);
+            let setup = Setup { lanes, shared_space: false, node_rank: 0, capacity: 16, sorted_below: false };
+            let mut flows: Flows<u64, (), ()> = Flows::new(&params, &setup, 0);
             flows.list_parties(&setup);
             let mut open: Vec<((u32, u64), u32)> = Vec::new();
             for (group, party) in steps {

@@ -16,20 +16,30 @@
 //! - `sieve=on`: following reads of a job are read together with the holes between them where the cost model says
 //!   that this is cheaper than to skip them (2002, 2.1), up to a piece.
 //!
-//! Wait: each batch of an older access, and the request's own, lets `guard_batches` others pass. Work-conserving
-//! for jobs whose connection is ready, except where the rule waits.
+//! Wait: each piece of an older access, and each of the request's own, lets `guard_batches` others pass. Work-conserving
+//! for jobs whose connection is ready, except where the rule waits: `patience_us` before a batch at most.
 
 use std::collections::VecDeque;
 
-use rustc_hash::FxHashMap;
-
+use super::job_queue::Job;
+pub(in crate::policy) use super::job_queue::{JobId, JobQueue, Position};
 use super::turns::Turns;
 use crate::policy::params::{ParamInfo, Range, SWITCH};
-use crate::policy::{Choice, Params, Policy, Setup, View, WaitBound, WaitReason};
+use crate::policy::{Choice, Conduct, Params, Policy, Setup, View, WaitBound, WaitReason};
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
-use crate::table::{Slot, Table};
-use crate::types::{ConnId, FileId, Nanos, Op};
+use crate::table::Slot;
+use crate::types::{ConnId, Nanos, Op};
+
+/// What all four may do.
+pub(in crate::policy) const CONDUCT: Conduct = Conduct {
+    unlimited: false,
+    speculates: true,
+    idles: |_| false,
+    minds_connections: true,
+    in_order: |params| params.text("job_order") == "byte",
+    wait: "(pieces of older accesses + its own) × (guard_batches + 1) batches while its connection is ready",
+};
 
 /// The parameters that all four have.
 pub(in crate::policy) const PIECE: ParamInfo = ParamInfo {
@@ -63,157 +73,6 @@ pub(in crate::policy) const SIEVE: ParamInfo = ParamInfo {
     doc: "Read through holes between accesses of a job that are cheaper to read than to skip.",
 };
 
-/// Where a job would go on.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(in crate::policy) struct Position {
-    pub file: FileId,
-    pub offset: u64,
-}
-
-/// A job in a list that may outlive it: `arrival` tells whether the place was given to another.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(in crate::policy) struct JobId {
-    arrival: u64,
-    index: u32,
-}
-
-struct Job {
-    conn: ConnId,
-    accesses: VecDeque<Slot>,
-    id: JobId,
-    head: Position,
-    /// Arrival of its first access.
-    head_seq: u64,
-    ready: bool,
-    /// Waited for in vain; not considered until its connection is ready.
-    given_up: bool,
-    /// Its place among the jobs of its connection.
-    sibling: usize,
-}
-
-/// The jobs of one lane group.
-#[derive(Default)]
-pub(in crate::policy) struct JobQueue {
-    jobs: Vec<Option<Job>>,
-    free: Vec<u32>,
-    by_conn: FxHashMap<ConnId, Vec<u32>>,
-    /// Jobs that a rule may choose, by position; of equal ones the earlier first.
-    positions: SortedSet<(Position, JobId)>,
-    /// The ready ones by arrival of the job, and of their first access.
-    arrivals: SortedSet<JobId>,
-    ages: SortedSet<(u64, JobId)>,
-    /// Position of the last access or piece served.
-    pub last: Position,
-}
-
-impl JobQueue {
-    /// Ready jobs in order of arrival.
-    pub fn by_arrival(&self) -> impl Iterator<Item = JobId> {
-        std::iter::successors(self.arrivals.first(), |j| {
-            self.arrivals.at_or_after(&JobId { arrival: j.arrival, index: j.index + 1 })
-        })
-    }
-
-    /// The first job at or after a position.
-    pub fn at_or_after(&self, position: Position) -> Option<(Position, JobId)> {
-        self.positions.at_or_after(&(position, JobId { arrival: 0, index: 0 }))
-    }
-
-    /// The last job before a position.
-    pub fn before(&self, position: Position) -> Option<(Position, JobId)> {
-        self.positions.before(&(position, JobId { arrival: 0, index: 0 }))
-    }
-
-    /// Jobs in ascending order from a position on.
-    pub fn ascending(&self, from: Position) -> impl Iterator<Item = (Position, JobId)> {
-        std::iter::successors(self.at_or_after(from), |(p, j)| {
-            self.positions.at_or_after(&(*p, JobId { arrival: j.arrival, index: j.index + 1 }))
-        })
-    }
-
-    fn get(&self, id: JobId) -> Option<&Job> {
-        self.jobs.get(id.index as usize)?.as_ref().filter(|j| j.id == id)
-    }
-
-    fn job(&mut self, index: u32) -> Option<&mut Job> {
-        self.jobs.get_mut(index as usize)?.as_mut()
-    }
-
-    /// Enters a job into the orders in which it belongs.
-    fn file(&mut self, index: u32, waits: bool) {
-        let Some(Some(j)) = self.jobs.get(index as usize) else { return };
-        if j.ready || (waits && !j.given_up) {
-            self.positions.insert((j.head, j.id));
-        }
-        if j.ready {
-            self.arrivals.insert(j.id);
-            self.ages.insert((j.head_seq, j.id));
-        }
-    }
-
-    fn unfile(&mut self, index: u32) {
-        let Some(Some(j)) = self.jobs.get(index as usize) else { return };
-        self.positions.remove(&(j.head, j.id));
-        self.arrivals.remove(&j.id);
-        self.ages.remove(&(j.head_seq, j.id));
-    }
-
-    /// Begins a job with one access.
-    fn begin(&mut self, view: &View<'_>, slot: Slot) -> u32 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.jobs.push(None);
-            self.jobs.len() as u32 - 1
-        });
-        let (conn, seq) = (view.table.conn(slot), view.table.seq(slot));
-        let siblings = self.by_conn.entry(conn).or_default();
-        let sibling = siblings.len();
-        siblings.push(index);
-        self.jobs[index as usize] = Some(Job {
-            conn,
-            accesses: VecDeque::from([slot]),
-            id: JobId { arrival: seq, index },
-            head: position(view.table, slot),
-            head_seq: seq,
-            ready: view.ready(conn),
-            given_up: false,
-            sibling,
-        });
-        index
-    }
-
-    /// Drops a job without accesses, which is in no order any more.
-    fn end(&mut self, index: u32) {
-        let Some(job) = self.jobs.get_mut(index as usize).and_then(Option::take) else { return };
-        self.free.push(index);
-        if let Some(siblings) = self.by_conn.get_mut(&job.conn) {
-            siblings.swap_remove(job.sibling);
-            if let Some(moved) = siblings.get(job.sibling).copied() {
-                if let Some(moved) = self.jobs.get_mut(moved as usize).and_then(Option::as_mut) {
-                    moved.sibling = job.sibling;
-                }
-            } else if siblings.is_empty() {
-                self.by_conn.remove(&job.conn);
-            }
-        }
-    }
-
-    /// Puts a job back into the orders after its accesses changed, `head` being where its first one now begins.
-    fn renew(&mut self, table: &Table, index: u32, head: Option<Position>, waits: bool) {
-        let Some(job) = self.job(index) else { return };
-        match job.accesses.front().copied() {
-            Some(first) => {
-                (job.head, job.head_seq) = (head.unwrap_or_else(|| position(table, first)), table.seq(first));
-                self.file(index, waits);
-            }
-            None => self.end(index),
-        }
-    }
-}
-
-fn position(table: &Table, slot: Slot) -> Position {
-    Position { file: table.file(slot), offset: table.start(slot) }
-}
-
 /// What tells the four policies apart.
 pub(in crate::policy) trait JobRule: Send {
     /// Jobs whose connection is not ready are chosen too, and waited for.
@@ -230,8 +89,8 @@ struct Group {
     round: VecDeque<JobId>,
     /// Whose turn it is, and the bytes of it served.
     turn: Option<(JobId, u64)>,
-    /// The job that is not ready and waited for, and since when.
-    waiting: Option<(JobId, Nanos)>,
+    /// Since when, after the last batch, jobs that are not ready are waited for.
+    waiting_since: Option<Nanos>,
     /// Batches since the job with the oldest access was served.
     passed_over: u64,
 }
@@ -246,7 +105,6 @@ pub(in crate::policy) struct Jobs<R: JobRule> {
     free_order: bool,
     sieve: bool,
     patience: Nanos,
-    capacity: u64,
     groups: Vec<Group>,
     turns: Turns,
 }
@@ -254,8 +112,13 @@ pub(in crate::policy) struct Jobs<R: JobRule> {
 impl<R: JobRule + 'static> Jobs<R> {
     /// `patience` bounds the waiting of a rule that waits; zero: it does not end.
     pub fn boxed(params: &Params, setup: &Setup, rule: R, patience: Nanos) -> Box<dyn Policy> {
-        let group =
-            || Group { queue: JobQueue::default(), round: VecDeque::new(), turn: None, waiting: None, passed_over: 0 };
+        let group = || Group {
+            queue: JobQueue::new(setup),
+            round: VecDeque::new(),
+            turn: None,
+            waiting_since: None,
+            passed_over: 0,
+        };
         let unbounded = |n| if n == 0 { u64::MAX } else { n };
         Box::new(Jobs {
             rule,
@@ -265,7 +128,6 @@ impl<R: JobRule + 'static> Jobs<R> {
             free_order: params.text("job_order") == "free",
             sieve: params.on("sieve"),
             patience,
-            capacity: u64::from(setup.capacity),
             params: params.clone(),
             groups: (0..setup.lanes).map(|_| group()).collect(),
             turns: Turns::default(),
@@ -303,28 +165,11 @@ impl Group {
         None
     }
 
-    /// How long a job that is not ready is waited for; `None` when that is over.
-    fn wait_for(&mut self, now: Nanos, id: JobId, patience: Nanos) -> Option<Nanos> {
-        let since = match self.waiting {
-            Some((waited, since)) if waited == id => since,
-            _ => {
-                self.waiting = Some((id, now));
-                now
-            }
-        };
-        if patience == Nanos::ZERO {
-            return Some(Nanos::MAX);
-        }
-        Some(since + patience).filter(|until| *until > now)
-    }
-
-    /// Stops waiting for a job until its connection is ready.
-    fn give_up(&mut self, id: JobId) {
-        self.waiting = None;
-        self.queue.unfile(id.index);
-        if let Some(job) = self.queue.job(id.index) {
-            job.given_up = true;
-        }
+    /// Until when jobs that are not ready are waited for; `None` when that is over until the next batch.
+    fn wait_until(&mut self, now: Nanos, patience: Nanos) -> Option<Nanos> {
+        let since = *self.waiting_since.get_or_insert(now);
+        let until = if patience == Nanos::ZERO { Nanos::MAX } else { since + patience };
+        Some(until).filter(|until| *until > now)
     }
 }
 
@@ -345,9 +190,10 @@ impl<R: JobRule> Jobs<R> {
             if job.ready {
                 return Some(self.serve(view, g, id, batch));
             }
-            match group.wait_for(view.now, id, self.patience) {
+            match group.wait_until(view.now, self.patience) {
                 Some(until) => return Some(Choice::Wait { until, reason: WaitReason::Connection }),
-                None => group.give_up(id),
+                // It is considered again when its connection is ready.
+                None => group.queue.change(id.index, R::WAITS, |job| job.given_up = true),
             }
         }
     }
@@ -356,37 +202,37 @@ impl<R: JobRule> Jobs<R> {
     fn serve(&mut self, view: &View<'_>, g: usize, id: JobId, batch: &mut Vec<Slot>) -> Choice {
         let group = &mut self.groups[g];
         let was_oldest = group.queue.ages.first().is_some_and(|(_, oldest)| oldest == id);
-        group.queue.unfile(id.index);
-        let Some(job) = group.queue.job(id.index) else { return Choice::until_event(WaitReason::Empty) };
-        let at = job.head;
-        let mut bytes = 0;
-        let mut rest = None;
-        while let Some(&slot) = job.accesses.front() {
-            let (start, len) = (view.table.start(slot), view.table.len_bytes(slot));
-            if batch.is_empty() && len > self.piece_bytes && view.pieces {
+        let (piece_bytes, sieve) = (self.piece_bytes, self.sieve);
+        let (mut at, mut bytes, mut rest) = (group.queue.last, 0, None);
+        group.queue.change_accesses(view.table, id.index, R::WAITS, |job| {
+            at = job.head;
+            while let Some(&slot) = job.accesses.front() {
+                let (start, len) = (view.table.start(slot), view.table.len_bytes(slot));
+                if batch.is_empty() && len > piece_bytes && view.pieces {
+                    batch.push(slot);
+                    bytes = piece_bytes;
+                    rest = Some(Position { file: at.file, offset: start + bytes });
+                    break;
+                }
+                let hull = view.table.end(slot).saturating_sub(at.offset);
+                if let Some(&last) = batch.last()
+                    && !(sieve && hull <= piece_bytes && through(view, last, slot))
+                {
+                    break;
+                }
+                job.accesses.pop_front();
                 batch.push(slot);
-                bytes = self.piece_bytes;
-                rest = Some(Position { file: at.file, offset: start + bytes });
-                break;
+                bytes = hull;
             }
-            let hull = view.table.end(slot).saturating_sub(at.offset);
-            if let Some(&last) = batch.last()
-                && !(self.sieve && hull <= self.piece_bytes && through(view, last, slot))
-            {
-                break;
-            }
-            job.accesses.pop_front();
-            batch.push(slot);
-            bytes = hull;
-        }
-        group.queue.renew(view.table, id.index, rest, R::WAITS);
+            rest
+        });
         group.queue.last = at;
         let turn = group.turn.filter(|t| t.0 == id).map_or(0, |t| t.1);
         group.turn = Some((id, turn.saturating_add(bytes)));
-        group.waiting = None;
+        group.waiting_since = None;
         group.passed_over = if was_oldest { 0 } else { group.passed_over + 1 };
         match (rest, batch.len()) {
-            (Some(_), _) => Choice::ServePiece { len_bytes: self.piece_bytes },
+            (Some(_), _) => Choice::ServePiece { len_bytes: piece_bytes },
             (None, 1) => Choice::Serve,
             (None, _) => Choice::ServeThrough,
         }
@@ -406,7 +252,7 @@ fn through(view: &View<'_>, last: Slot, next: Slot) -> bool {
     together <= apart
 }
 
-impl<R: JobRule> Policy for Jobs<R> {
+impl<R: JobRule + 'static> Policy for Jobs<R> {
     fn spec(&self) -> PolicySpec {
         self.params.spec()
     }
@@ -415,39 +261,28 @@ impl<R: JobRule> Policy for Jobs<R> {
         let (conn, seq) = (view.table.conn(slot), view.table.seq(slot));
         let queue = &mut self.groups[view.group(slot)].queue;
         let job = if self.free_order { None } else { queue.by_conn.get(&conn).and_then(|jobs| jobs.first()).copied() };
-        let index = match job {
-            None => queue.begin(view, slot),
-            Some(index) => {
-                let Some(job) = queue.job(index) else { return };
-                // One that a conflict held back takes its place by arrival.
-                let place = job.accesses.iter().rposition(|s| view.table.seq(*s) < seq).map_or(0, |p| p + 1);
-                if place > 0 {
-                    job.accesses.insert(place, slot);
-                    return;
-                }
-                queue.unfile(index);
-                if let Some(job) = queue.job(index) {
-                    job.accesses.push_front(slot);
-                }
-                return queue.renew(view.table, index, None, R::WAITS);
-            }
-        };
-        queue.file(index, R::WAITS);
+        let Some(index) = job else { return queue.begin(view, slot, R::WAITS) };
+        // One that a conflict held back takes its place by arrival.
+        let place = |job: &Job| job.accesses.iter().rposition(|s| view.table.seq(*s) < seq).map_or(0, |p| p + 1);
+        match queue.jobs.at_mut(index).map(|job| (place(job), job)) {
+            Some((place @ 1.., job)) => job.accesses.insert(place, slot),
+            _ => queue.change_accesses(view.table, index, R::WAITS, |job| {
+                job.accesses.push_front(slot);
+                None
+            }),
+        }
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let queue = &mut self.groups[view.group(slot)].queue;
         let Some(siblings) = queue.by_conn.get(&view.table.conn(slot)) else { return };
         // The youngest are cancelled first when a connection ends.
-        let holds =
-            |i: &&u32| queue.jobs[**i as usize].as_ref().is_some_and(|j| j.accesses.iter().rev().any(|s| *s == slot));
+        let holds = |i: &&u32| queue.jobs.at(**i).is_some_and(|j| j.accesses.iter().rev().any(|s| *s == slot));
         let Some(index) = siblings.iter().rev().find(holds).copied() else { return };
-        queue.unfile(index);
-        if let Some(job) = queue.job(index) {
-            let at = job.accesses.iter().rposition(|s| *s == slot);
-            at.and_then(|at| job.accesses.remove(at));
-        }
-        queue.renew(view.table, index, None, R::WAITS);
+        queue.change_accesses(view.table, index, R::WAITS, |job| {
+            job.accesses.retain(|access| *access != slot);
+            None
+        });
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
@@ -457,15 +292,20 @@ impl<R: JobRule> Policy for Jobs<R> {
         choice
     }
 
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        // In order of bytes only the first access of a connection may go, so the oldest of the lane may have to wait.
+        let (group, lane) = (view.group(oldest), view.table.lane(oldest));
+        match self.groups[group].queue.ages_by_lane.get(lane.index()).and_then(SortedSet::first) {
+            Some((_, job)) => self.serve(view, group, job, batch),
+            None => Choice::until_event(WaitReason::LanesBusy),
+        }
+    }
+
     fn readiness(&mut self, view: &View<'_>, conn: ConnId) {
         let ready = view.ready(conn);
         for group in &mut self.groups {
             for index in group.queue.by_conn.get(&conn).cloned().unwrap_or_default() {
-                group.queue.unfile(index);
-                if let Some(job) = group.queue.job(index) {
-                    (job.ready, job.given_up) = (ready, false);
-                }
-                group.queue.file(index, R::WAITS);
+                group.queue.change(index, R::WAITS, |job| (job.ready, job.given_up) = (ready, false));
                 // A turn lasts until the connection takes no more.
                 group.turn = group.turn.filter(|(id, _)| ready || id.index != index);
             }
@@ -477,12 +317,13 @@ impl<R: JobRule> Policy for Jobs<R> {
         let pieces = |len: u64| if view.pieces { len.div_ceil(self.piece_bytes).max(1) } else { 1 };
         let older: u64 = view.table.older(slot, any_lane).map(pieces).fold(0, u64::saturating_add);
         let own = pieces(view.table.len_bytes(slot));
-        // Where a conflict held an older access back, or a lane is busy, its job may come after this one's.
-        let turns = older.saturating_add(own).saturating_add(self.capacity);
         let guard = if self.guard == 0 { u64::MAX } else { self.guard };
-        WaitBound {
-            batches: turns.saturating_mul(guard.saturating_add(1)),
-            idle: if R::WAITS { Nanos(self.patience.0.saturating_mul(self.capacity)) } else { Nanos::ZERO },
-        }
+        let batches = older.saturating_add(own).saturating_mul(guard.saturating_add(1));
+        let idle = match (R::WAITS, self.patience) {
+            (false, _) => Nanos::ZERO,
+            (true, Nanos::ZERO) => Nanos::MAX, // the paper's rule waits without end
+            (true, patience) => Nanos(patience.0.saturating_mul(batches.saturating_add(1))),
+        };
+        WaitBound { idle, ..WaitBound::of_batches(batches) }
     }
 }

@@ -5,6 +5,7 @@
 //! the next one begins. Applications are known by stable key and outlive their requests; of idle ones the
 //! [`JOBS_MAX`] last seen (or as many as are busy, if those are more) at most are remembered.
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
 use crate::policy::View;
@@ -52,8 +53,7 @@ impl Period {
 pub(in crate::policy) struct Phases {
     gap: Nanos,
     by_key: FxHashMap<u64, u32>,
-    jobs: Vec<Job>,
-    free: Vec<u32>,
+    jobs: Rows<Job>,
     next_order: u64,
     /// Applications in all at which idle ones are forgotten.
     forget_at: usize,
@@ -62,8 +62,7 @@ pub(in crate::policy) struct Phases {
 impl Phases {
     /// Phases are apart when nothing was outstanding for so long.
     pub fn new(gap: Nanos) -> Phases {
-        let (by_key, jobs, free) = (FxHashMap::default(), Vec::new(), Vec::new());
-        Phases { gap, by_key, jobs, free, next_order: 0, forget_at: JOBS_MAX }
+        Phases { gap, by_key: FxHashMap::default(), jobs: Rows::default(), next_order: 0, forget_at: JOBS_MAX }
     }
 
     /// A request came; returns its application.
@@ -72,7 +71,7 @@ impl Phases {
         let at = view.table.arrival(slot).min(view.now);
         let known = self.by_key.get(&key).copied();
         let id = known.unwrap_or_else(|| self.add(key));
-        let job = &mut self.jobs[id as usize];
+        let job = &mut self.jobs[id];
         if job.outstanding == 0 && (known.is_none() || at.since(job.idle_since) >= self.gap) {
             if known.is_some() {
                 job.period.add(at.since(job.began));
@@ -86,7 +85,7 @@ impl Phases {
 
     /// Requests of an application were cancelled, or are done.
     pub fn left(&mut self, id: u32, requests: u32, now: Nanos) {
-        let job = &mut self.jobs[id as usize];
+        let job = &mut self.jobs[id];
         job.outstanding = job.outstanding.saturating_sub(requests);
         if job.outstanding == 0 {
             job.idle_since = now;
@@ -99,23 +98,21 @@ impl Phases {
         }
         let period = Period::default();
         let fresh = Job { key, began: Nanos::ZERO, order: 0, got: 0, outstanding: 0, idle_since: Nanos::ZERO, period };
-        let id = self.free.pop().unwrap_or(self.jobs.len() as u32);
-        match self.jobs.get_mut(id as usize) {
-            Some(place) => *place = fresh,
-            None => self.jobs.push(fresh),
-        }
+        let id = self.jobs.insert(fresh);
         self.by_key.insert(key, id);
         id
     }
 
     /// Forgets the half of the idle ones that were idle for longest.
     fn forget(&mut self) {
-        let idle = |id: &u32| Some(self.jobs[*id as usize]).filter(|j| j.outstanding == 0);
+        let idle = |id: &u32| Some(self.jobs[*id]).filter(|j| j.outstanding == 0);
         let mut idle: Vec<(Nanos, u64)> =
             self.by_key.values().filter_map(|id| idle(id).map(|j| (j.idle_since, j.key))).collect();
         idle.sort_unstable();
         for (_, key) in &idle[..idle.len().div_ceil(2)] {
-            self.free.extend(self.by_key.remove(key));
+            if let Some(id) = self.by_key.remove(key) {
+                self.jobs.release(id);
+            }
         }
         // Where most are busy the next look comes only after as many new ones again.
         self.forget_at = JOBS_MAX.max(2 * (self.by_key.len() - idle.len() / 2));
@@ -123,12 +120,12 @@ impl Phases {
 
     /// An application.
     pub fn job(&self, id: u32) -> &Job {
-        &self.jobs[id as usize]
+        &self.jobs[id]
     }
 
     /// The same, to be changed.
     pub fn job_mut(&mut self, id: u32) -> &mut Job {
-        &mut self.jobs[id as usize]
+        &mut self.jobs[id]
     }
 
     /// An application by key.
@@ -146,7 +143,7 @@ impl Phases {
         for job in known {
             let id = self.add(job.key);
             let idle_since = if job.outstanding > 0 { Nanos::MAX } else { job.idle_since };
-            self.jobs[id as usize] = Job { outstanding: 0, idle_since, ..job };
+            self.jobs[id] = Job { outstanding: 0, idle_since, ..job };
             self.next_order = self.next_order.max(job.order + 1);
         }
     }
@@ -168,10 +165,10 @@ mod tests {
             forget_at = phases.forget_at;
         }
         assert_eq!((looks, phases.by_key.len()), (2, 4 * JOBS_MAX));
-        (0..phases.jobs.len() as u32).for_each(|id| phases.left(id, 1, Nanos(u64::from(id))));
+        (0..phases.jobs.capacity() as u32).for_each(|id| phases.left(id, 1, Nanos(u64::from(id))));
         for key in 0..20 * JOBS_MAX as u64 {
             phases.add(key + (1 << 40));
         }
-        assert!(phases.by_key.len() <= JOBS_MAX && phases.jobs.len() <= 4 * JOBS_MAX, "{}", phases.by_key.len());
+        assert!(phases.by_key.len() <= JOBS_MAX && phases.jobs.capacity() <= 4 * JOBS_MAX, "{}", phases.by_key.len());
     }
 }

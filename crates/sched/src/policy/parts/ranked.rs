@@ -6,13 +6,14 @@
 
 use std::hash::Hash;
 
+use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
-use super::arrivals::{Guard, LazyArrivals, guarded_wait};
+use super::arrivals::Guards;
 use super::runs::{RunQueue, Runs};
 use crate::policy::{Choice, Params, Setup, View, WaitReason};
 use crate::sorted::SortedSet;
-use crate::table::{Arrival, Slot};
+use crate::table::{Arrival, BySlot, Slot};
 
 /// What a queue's rank is made of: (its key, bytes queued, arrival of its oldest request).
 type RankOf<K, R> = fn(K, u64, Arrival) -> R;
@@ -25,41 +26,31 @@ struct Queue<K, R> {
     runs: RunQueue,
 }
 
-struct Group<R> {
-    order: SortedSet<(R, u32)>,
-    arrivals: LazyArrivals,
-    guard: Guard,
-}
-
 /// The queues of a policy. `K` tells them apart within a lane group; no two have the same rank `R` at a time.
 pub(crate) struct Ranked<K, R> {
     rank_of: RankOf<K, R>,
-    /// Batches that may leave out the oldest request; 0: any number.
-    guard_batches: u64,
     runs: Runs,
-    queues: Vec<Queue<K, R>>,
-    free: Vec<u32>,
+    queues: Rows<Queue<K, R>>,
     by_key: FxHashMap<(u32, K), u32>,
     /// The queue that each queued request is in.
-    queue_of: Vec<u32>,
-    groups: Vec<Group<R>>,
+    queue_of: BySlot<u32>,
+    /// By lane group: the queues by rank, and the guard.
+    orders: Vec<SortedSet<(R, u32)>>,
+    guards: Guards,
 }
 
 impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
     /// By the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches`.
     pub fn new(params: &Params, setup: &Setup, rank_of: RankOf<K, R>) -> Self {
         let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
-        let group =
-            || Group { order: SortedSet::default(), arrivals: LazyArrivals::default(), guard: Guard::default() };
         Ranked {
             rank_of,
-            guard_batches: params.integer("guard_batches"),
             runs: Runs::new(most, params.integer("batch_bytes"), setup.capacity),
-            queues: Vec::new(),
-            free: Vec::new(),
+            queues: Rows::default(),
             by_key: FxHashMap::default(),
-            queue_of: Vec::new(),
-            groups: (0..setup.lanes).map(|_| group()).collect(),
+            queue_of: BySlot::new(setup.capacity, 0),
+            orders: vec![SortedSet::default(); setup.lanes.into()],
+            guards: Guards::new(params.integer("guard_batches"), setup.lanes.into(), setup.capacity),
         }
     }
 
@@ -69,38 +60,28 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
             Some(&q) => q,
             None => self.open(group as u32, key),
         };
-        if self.queue_of.len() <= slot.index() {
-            self.queue_of.resize(slot.index() + 1, 0);
-        }
-        self.queue_of[slot.index()] = q;
-        self.groups[group].arrivals.insert(view, slot);
-        let queue = &mut self.queues[q as usize];
+        self.queue_of.set(slot, q);
+        self.guards.insert(view.table, group, slot);
+        let queue = &mut self.queues[q];
         queue.bytes += counted(view, slot);
         self.runs.insert(&mut queue.runs, view.table, slot, 0, |_| 0);
         self.refile(view, q);
     }
 
     fn open(&mut self, group: u32, key: K) -> u32 {
-        let queue = Queue { group, key, rank: None, bytes: 0, runs: RunQueue::default() };
-        let q = match self.free.pop() {
-            Some(q) => {
-                self.queues[q as usize] = queue;
-                q
-            }
-            None => {
-                self.queues.push(queue);
-                self.queues.len() as u32 - 1
-            }
-        };
+        let q = self.queues.insert_over(|old| {
+            let runs = RunQueue::renewed(old.map(|old| &mut old.runs));
+            Queue { group, key, rank: None, bytes: 0, runs }
+        });
         self.by_key.insert((group, key), q);
         q
     }
 
     /// Forgets a cancelled request.
     pub fn remove(&mut self, view: &View<'_>, slot: Slot) {
-        let q = self.queue_of[slot.index()];
-        let queue = &mut self.queues[q as usize];
-        self.groups[queue.group as usize].arrivals.leave(1);
+        let q = self.queue_of[slot];
+        let queue = &mut self.queues[q];
+        self.guards.remove(view.table, queue.group as usize, slot);
         queue.bytes -= counted(view, slot);
         self.runs.remove(&mut queue.runs, view.table, slot, |_| 0);
         self.refile(view, q);
@@ -108,24 +89,20 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
 
     /// Puts a queue where it ranks after a change, or drops it when it is empty.
     fn refile(&mut self, view: &View<'_>, q: u32) {
-        let queue = &mut self.queues[q as usize];
+        let queue = &mut self.queues[q];
         let oldest = queue.runs.oldest().map(|o| view.table.arrival_order(o));
         let rank = oldest.map(|oldest| (self.rank_of)(queue.key, queue.bytes, oldest));
         let old = std::mem::replace(&mut queue.rank, rank);
-        if old != rank {
-            let order = &mut self.groups[queue.group as usize].order;
-            old.map(|rank| order.remove(&(rank, q)));
-            rank.map(|rank| order.insert((rank, q)));
-        }
+        self.orders[queue.group as usize].replace(old.map(|rank| (rank, q)), rank.map(|rank| (rank, q)));
         if rank.is_none() {
             self.by_key.remove(&(queue.group, queue.key));
-            self.free.push(q);
+            self.queues.release(q);
         }
     }
 
     /// Nothing is queued in the group.
     pub fn is_empty(&self, group: usize) -> bool {
-        self.groups[group].arrivals.is_empty()
+        self.guards.is_empty(group)
     }
 
     /// What goes next: the run of the oldest request if it is due, else the lowest offset of the queue that ranks first.
@@ -133,8 +110,8 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         if let Some(due) = self.due(view, group) {
             return Some(due);
         }
-        let (_, q) = self.groups[group].order.first()?;
-        self.queues[q as usize].runs.next_ready(0)
+        let (_, q) = self.orders[group].first()?;
+        self.queues[q].runs.next_ready(0)
     }
 
     /// Puts what goes next into `batch` if its lane has room; `None` when nothing is queued.
@@ -153,43 +130,37 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
             return Some(due);
         }
         self.at_or_after(view, group, (low, high), offset).or_else(|| {
-            let order = &self.groups[group].order;
+            let order = &self.orders[group];
             let (_, q) = order.at_or_after(&(high, u32::MAX)).or_else(|| order.first())?;
-            self.queues[q as usize].runs.next_ready(0)
+            self.queues[q].runs.next_ready(0)
         })
     }
 
     /// What the queue that ranks from `low` to `high` has next at or after an offset.
     pub fn at_or_after(&self, view: &View<'_>, group: usize, (low, high): (R, R), offset: u64) -> Option<Slot> {
-        let (_, q) = self.groups[group].order.at_or_after(&(low, 0)).filter(|f| f.0 <= high)?;
-        self.queues[q as usize].runs.next_ready(offset).filter(|head| view.table.start(*head) >= offset)
+        let (_, q) = self.orders[group].at_or_after(&(low, 0)).filter(|f| f.0 <= high)?;
+        self.queues[q].runs.next_ready(offset).filter(|head| view.table.start(*head) >= offset)
     }
 
     fn due(&mut self, view: &View<'_>, group: usize) -> Option<Slot> {
-        let group = &mut self.groups[group];
-        let oldest = group.arrivals.oldest(view);
-        let due = group.guard.is_due(oldest, self.guard_batches);
-        oldest.filter(|_| due).map(|oldest| self.runs.run_of(oldest.slot()))
+        self.guards.due(view.table, group).map(|oldest| self.runs.run_of(oldest))
     }
 
-    /// Moves the run that begins with `first` into the batch.
+    /// Moves what begins with `first` into the batch: a run, or the rest of one.
     pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) {
-        let q = self.queue_of[first.index()];
-        let queue = &mut self.queues[q as usize];
-        let group = &mut self.groups[queue.group as usize];
-        self.runs.take(&mut queue.runs, view.table, first, usize::MAX, batch, |_| 0);
-        let oldest = group.arrivals.oldest(view);
-        group.guard.count(batch.iter().any(|s| Some(view.table.arrival_order(*s)) == oldest));
+        let q = self.queue_of[first];
+        let queue = &mut self.queues[q];
+        self.runs.take_from(&mut queue.runs, view.table, first, batch, |_| 0);
+        self.guards.sent(view.table, queue.group as usize, batch);
         for &slot in &*batch {
             queue.bytes -= counted(view, slot);
         }
-        group.arrivals.leave(batch.len());
         self.refile(view, q);
     }
 
     /// Batches before a request when `older` requests of its lane (or node) are.
     pub fn wait_bound(&self, older: u64) -> u64 {
-        guarded_wait(older, self.guard_batches)
+        self.guards.wait(older)
     }
 }
 

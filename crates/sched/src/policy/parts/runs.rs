@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::sorted::SortedSet;
-use crate::table::{Slot, Table};
+use crate::table::{BySlot, Numbered, Slot, Table};
 
 /// A virtual request, as the rule for readiness sees it.
 #[derive(Clone, Copy, Debug)]
@@ -53,31 +53,13 @@ const EMPTY: Node = Node {
 /// (start, head)
 type Key = (u64, u32);
 
-/// The pass from which a waiting run is ready, and its head, in one word ordered by the pass.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Due(u64);
-
-impl Due {
-    fn new(pass: u64, head: Slot) -> Due {
-        Due(pass.min(u64::MAX >> Table::SLOT_BITS) << Table::SLOT_BITS | u64::from(head.0))
-    }
-
-    fn pass(self) -> u64 {
-        self.0 >> Table::SLOT_BITS
-    }
-
-    fn head(self) -> Slot {
-        Slot((self.0 & ((1 << Table::SLOT_BITS) - 1)) as u32)
-    }
-}
-
 /// The runs of one file, operation and lane.
 #[derive(Default)]
 pub(crate) struct RunQueue {
     ready: SortedSet<Key>,
     waiting: SortedSet<Key>,
-    /// When waiting runs become ready; entries that were overtaken by a change are stale.
-    pending: BinaryHeap<Reverse<Due>>,
+    /// The passes from which waiting runs are ready, and their heads; entries that were overtaken by a change are stale.
+    pending: BinaryHeap<Reverse<Numbered>>,
     oldest: Option<Slot>,
     newest: Option<Slot>,
     len: u32,
@@ -85,6 +67,13 @@ pub(crate) struct RunQueue {
 }
 
 impl RunQueue {
+    /// An empty queue with the memory of one that became empty, if there is one.
+    pub fn renewed(old: Option<&mut RunQueue>) -> RunQueue {
+        let mut queue = old.map(std::mem::take).unwrap_or_default();
+        queue.pending.clear();
+        queue
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -107,10 +96,9 @@ impl RunQueue {
 
 /// The nodes of all queues of a policy, and the limits of a batch.
 pub(crate) struct Runs {
-    nodes: Vec<Node>,
+    nodes: BySlot<Node>,
     max_requests: u16,
     max_bytes: u64,
-    capacity: usize,
     /// Empty between calls; kept for its memory.
     scratch: Vec<Slot>,
 }
@@ -119,27 +107,32 @@ impl Runs {
     /// For at most `capacity` requests outstanding.
     pub fn new(max_requests: u64, max_bytes: u64, capacity: u32) -> Runs {
         Runs {
-            nodes: Vec::new(),
+            nodes: BySlot::new(capacity, EMPTY),
             max_requests: max_requests.clamp(1, u64::from(u16::MAX)) as u16,
             max_bytes: max_bytes.min(u64::from(u32::MAX)),
-            capacity: capacity as usize,
             scratch: Vec::new(),
         }
     }
 
     /// The figures of a run.
     pub fn run(&self, head: Slot) -> Run {
-        let n = &self.nodes[head.index()];
+        let n = &self.nodes[head];
         Run { count: u64::from(n.count), len: u64::from(n.len), pass_sum: n.pass_sum }
+    }
+
+    /// The requests of a run, in offset order.
+    pub fn members(&self, head: Slot) -> impl Iterator<Item = Slot> + '_ {
+        let after = |at: &Slot| Some(self.nodes[*at].next);
+        std::iter::successors(Some(head), after).take(self.nodes[head].count.into())
     }
 
     /// The head of the run that holds a queued request.
     pub fn run_of(&mut self, slot: Slot) -> Slot {
         let mut at = slot;
-        while self.nodes[at.index()].count == 0 {
-            let up = self.nodes[at.index()].link;
-            if self.nodes[up.index()].count == 0 {
-                self.nodes[at.index()].link = self.nodes[up.index()].link;
+        while self.nodes[at].count == 0 {
+            let up = self.nodes[at].link;
+            if self.nodes[up].count == 0 {
+                self.nodes[at].link = self.nodes[up].link;
             }
             at = up;
         }
@@ -148,23 +141,15 @@ impl Runs {
 
     /// Queues a request that arrived in `pass`, aggregating it with the runs that it touches.
     pub fn insert(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
-        if self.nodes.len() <= slot.index() {
-            let (have, want) = (self.nodes.len(), slot.index() + 1);
-            if self.nodes.capacity() < want {
-                let roomy = (want + want / 2).min(self.capacity).max(want);
-                self.nodes.reserve_exact(roomy - have);
-            }
-            self.nodes.resize(want, EMPTY);
-        }
         let newest = q.newest.replace(slot);
         match newest {
-            Some(newest) => self.nodes[newest.index()].newer = slot,
+            Some(newest) => self.nodes[newest].newer = slot,
             None => q.oldest = Some(slot),
         }
         q.len += 1;
         let len = u32::try_from(table.len_bytes(slot)).unwrap_or(u32::MAX);
         let older = newest.unwrap_or(Slot::NONE);
-        self.nodes[slot.index()] = Node { older, link: slot, pass_sum: pass, len, count: 1, ..EMPTY };
+        self.nodes.set(slot, Node { older, link: slot, pass_sum: pass, len, count: 1, ..EMPTY });
         self.place(q, table, slot, pass, ready_at);
     }
 
@@ -176,15 +161,14 @@ impl Runs {
         let first_of = |keys: [Option<Key>; 2]| keys.into_iter().flatten().min().map(|k| Slot(k.1));
         let left = ready.0.max(waiting.0).map(|k| Slot(k.1));
         let mut right = first_of([ready.1, waiting.1]);
-        let mut head = slot;
-        if let Some(left) = left.filter(|l| self.may_join(table, *l, slot)) {
-            self.unfile(q, table, left);
+        let left = left.filter(|l| self.may_join(table, *l, slot));
+        if let Some(left) = left {
             self.add(table, left, slot);
-            head = left;
         }
+        let head = left.unwrap_or(slot);
         // A long read may close several gaps at once.
         while let Some(next) = right {
-            let tail = self.nodes[head.index()].link;
+            let tail = self.nodes[head].link;
             // An overlapping read may reach past its neighbour's start; the parts must stay in offset order.
             if !self.may_join(table, head, next) || table.start(tail) > table.start(next) {
                 break;
@@ -194,12 +178,12 @@ impl Runs {
             let from = (table.start(next).saturating_add(1), 0);
             right = first_of([q.ready.at_or_after(&from), q.waiting.at_or_after(&from)]);
         }
-        self.file(q, table, head, pass, ready_at);
+        self.file(q, table, (head, left.is_some()), pass, ready_at);
     }
 
     /// True when run `b`, which starts no earlier than `a`, touches it and both fit a batch.
     fn may_join(&self, table: &Table, a: Slot, b: Slot) -> bool {
-        let (na, nb) = (&self.nodes[a.index()], &self.nodes[b.index()]);
+        let (na, nb) = (&self.nodes[a], &self.nodes[b]);
         let (start, end_a) = (table.start(a), table.start(a).saturating_add(u64::from(na.len)));
         let end_b = table.start(b).saturating_add(u64::from(nb.len));
         end_a >= table.start(b)
@@ -209,65 +193,76 @@ impl Runs {
 
     /// Adds a single request into run `a`, which starts no later, at its place in offset order.
     fn add(&mut self, table: &Table, a: Slot, slot: Slot) {
-        let tail = self.nodes[a.index()].link;
+        let tail = self.nodes[a].link;
         if table.start(tail) <= table.start(slot) {
             return self.append(table, a, slot);
         }
         // Only overlapping reads come here; a run is at most one batch long.
         let mut before = a;
-        while table.start(self.nodes[before.index()].next) <= table.start(slot) {
-            before = self.nodes[before.index()].next;
+        while table.start(self.nodes[before].next) <= table.start(slot) {
+            before = self.nodes[before].next;
         }
-        let (after, pass) = (self.nodes[before.index()].next, self.nodes[slot.index()].pass_sum);
-        self.nodes[before.index()].next = slot;
+        let (after, pass) = (self.nodes[before].next, self.nodes[slot].pass_sum);
+        self.nodes[before].next = slot;
         let len = (table.end(slot) - table.start(a)) as u32;
-        let n = &mut self.nodes[slot.index()];
+        let n = &mut self.nodes[slot];
         (n.next, n.link, n.count) = (after, a, 0);
-        let n = &mut self.nodes[a.index()];
+        let n = &mut self.nodes[a];
         (n.len, n.count, n.pass_sum) = (n.len.max(len), n.count + 1, n.pass_sum + pass);
     }
 
     /// Appends run `b` to run `a`; `a` may end inside or right before `b`.
     fn append(&mut self, table: &Table, a: Slot, b: Slot) {
-        let nb = self.nodes[b.index()];
-        let tail = self.nodes[a.index()].link;
-        self.nodes[tail.index()].next = b;
+        let nb = self.nodes[b];
+        let tail = self.nodes[a].link;
+        self.nodes[tail].next = b;
         let len = (table.start(b).saturating_add(u64::from(nb.len)) - table.start(a)) as u32;
-        let n = &mut self.nodes[a.index()];
+        let n = &mut self.nodes[a];
         (n.link, n.len, n.count, n.pass_sum) = (nb.link, n.len.max(len), n.count + nb.count, n.pass_sum + nb.pass_sum);
-        let n = &mut self.nodes[b.index()];
+        let n = &mut self.nodes[b];
         (n.link, n.count) = (a, 0);
     }
 
-    fn file(&mut self, q: &mut RunQueue, table: &Table, head: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
+    /// Files a run in the offset order where it belongs, be it filed already or not.
+    fn file(
+        &mut self,
+        q: &mut RunQueue,
+        table: &Table,
+        (head, filed): (Slot, bool),
+        pass: u64,
+        ready_at: impl Fn(&Run) -> u64,
+    ) {
         let ready_pass = ready_at(&self.run(head));
-        let key = (table.start(head), head.0);
         let ready = ready_pass <= pass;
-        self.nodes[head.index()].ready = ready;
-        if ready {
-            q.ready.insert(key);
-        } else {
-            q.waiting.insert(key);
-            q.waiting_len += 1;
+        if !filed || self.nodes[head].ready != ready {
+            if filed {
+                self.unfile(q, table, head);
+            }
+            let order = if ready { &mut q.ready } else { &mut q.waiting };
+            order.insert((table.start(head), head.0));
+            q.waiting_len += u32::from(!ready);
+            self.nodes[head].ready = ready;
+        }
+        if !ready {
             if q.pending.len() > 2 * q.waiting_len as usize + 8 {
                 // Mostly stale entries: keep one per waiting run.
                 let nodes = &self.nodes;
                 let mut entries: Vec<_> = std::mem::take(&mut q.pending).into_vec();
-                entries.retain(|Reverse(d)| nodes.get(d.head().index()).is_some_and(|n| n.count > 0 && !n.ready));
-                entries.sort_unstable_by_key(|Reverse(d)| (d.head(), d.pass()));
-                entries.dedup_by_key(|Reverse(d)| d.head());
+                entries.retain(|Reverse(d)| nodes[Slot(d.whose())].count > 0 && !nodes[Slot(d.whose())].ready);
+                entries.sort_unstable_by_key(|Reverse(d)| (Slot(d.whose()), d.number()));
+                entries.dedup_by_key(|Reverse(d)| Slot(d.whose()));
                 q.pending = entries.into();
             }
             if q.pending.len() == q.pending.capacity() {
                 q.pending.reserve_exact((q.pending.len() / 4).max(4));
             }
-            q.pending.push(Reverse(Due::new(ready_pass, head)));
+            q.pending.push(Reverse(Numbered::new(ready_pass, head.0)));
         }
     }
 
     fn unfile(&mut self, q: &mut RunQueue, table: &Table, head: Slot) {
         let key = (table.start(head), head.0);
-        if self.nodes[head.index()].ready {
+        if self.nodes[head].ready {
             q.ready.remove(&key);
         } else if q.waiting.remove(&key) {
             q.waiting_len -= 1;
@@ -276,21 +271,21 @@ impl Runs {
 
     /// Moves the runs that are ready in `pass` from the waiting to the ready.
     pub fn promote(&mut self, q: &mut RunQueue, table: &Table, pass: u64, ready_at: impl Fn(&Run) -> u64) {
-        while let Some(&Reverse(due)) = q.pending.peek().filter(|e| e.0.pass() <= pass) {
+        while let Some(&Reverse(due)) = q.pending.peek().filter(|e| e.0.number() <= pass) {
             q.pending.pop();
-            let head = due.head();
-            let n = self.nodes[head.index()];
+            let head = Slot(due.whose());
+            let n = self.nodes[head];
             if n.count == 0 || n.ready || !q.waiting.remove(&(table.start(head), head.0)) {
                 continue; // stale
             }
             let ready_pass = ready_at(&self.run(head));
             if ready_pass <= pass {
-                self.nodes[head.index()].ready = true;
+                self.nodes[head].ready = true;
                 q.ready.insert((table.start(head), head.0));
                 q.waiting_len -= 1;
             } else {
                 q.waiting.insert((table.start(head), head.0));
-                q.pending.push(Reverse(Due::new(ready_pass, head)));
+                q.pending.push(Reverse(Numbered::new(ready_pass, head.0)));
             }
         }
     }
@@ -300,7 +295,22 @@ impl Runs {
         if !q.ready.is_empty() {
             return Some(pass);
         }
-        q.pending.peek().map(|e| e.0.pass().max(pass))
+        q.pending.peek().map(|e| e.0.number().max(pass))
+    }
+
+    /// Shows the requests of a queue in order of arrival, each with the pass in which it arrived (of a virtual request,
+    /// the mean).
+    pub fn for_each(&self, q: &RunQueue, mut show: impl FnMut(Slot, u64)) {
+        let mut next = q.oldest;
+        while let Some(slot) = next {
+            let mut head = slot;
+            while self.nodes[head].count == 0 {
+                head = self.nodes[head].link;
+            }
+            let run = self.run(head);
+            show(slot, run.pass_sum / run.count);
+            next = self.nodes[slot].newer.some();
+        }
     }
 
     /// Takes the first `limit` requests of a run out of the queue, in offset order; what is left stays queued.
@@ -325,6 +335,36 @@ impl Runs {
         self.scratch = parts;
     }
 
+    /// Takes a request and what follows it in its run without a gap out of the queue, in offset order.
+    pub fn take_from(
+        &mut self,
+        q: &mut RunQueue,
+        table: &Table,
+        first: Slot,
+        out: &mut Vec<Slot>,
+        ready_at: impl Fn(&Run) -> u64 + Copy,
+    ) {
+        let head = self.run_of(first);
+        let scratch = std::mem::take(&mut self.scratch);
+        let (mut parts, pass) = self.dissolve(q, table, head, scratch);
+        let (mut begun, mut end) = (false, table.start(first));
+        parts.retain(|slot| {
+            begun |= *slot == first;
+            let goes = begun && table.start(*slot) <= end;
+            if goes {
+                end = end.max(table.end(*slot));
+                out.push(*slot);
+            }
+            !goes
+        });
+        for &slot in &*out {
+            self.forget(q, slot);
+        }
+        self.place_again(q, table, &parts, pass, ready_at);
+        parts.clear();
+        self.scratch = parts;
+    }
+
     /// Takes one request out of the middle of things (it was cancelled).
     pub fn remove(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, ready_at: impl Fn(&Run) -> u64 + Copy) {
         let head = self.run_of(slot);
@@ -337,11 +377,11 @@ impl Runs {
     /// Takes a run out of the offset orders: its requests, and the mean of the passes in which they arrived.
     fn dissolve(&mut self, q: &mut RunQueue, table: &Table, head: Slot, mut parts: Vec<Slot>) -> (Vec<Slot>, u64) {
         self.unfile(q, table, head);
-        let run = self.nodes[head.index()];
+        let run = self.nodes[head];
         let mut at = head;
         for _ in 0..run.count {
             parts.push(at);
-            at = self.nodes[at.index()].next;
+            at = self.nodes[at].next;
         }
         (parts, run.pass_sum / u64::from(run.count.max(1)))
     }
@@ -357,7 +397,7 @@ impl Runs {
     ) {
         for &part in parts {
             let len = u32::try_from(table.len_bytes(part)).unwrap_or(u32::MAX);
-            let n = &mut self.nodes[part.index()];
+            let n = &mut self.nodes[part];
             (n.next, n.link, n.count, n.len, n.pass_sum) = (Slot::NONE, part, 1, len, pass);
         }
         for &part in parts {
@@ -367,16 +407,35 @@ impl Runs {
 
     /// Takes a request out of the order of arrival.
     fn forget(&mut self, q: &mut RunQueue, slot: Slot) {
-        let Node { older, newer, .. } = self.nodes[slot.index()];
+        let Node { older, newer, .. } = self.nodes[slot];
         match older.some() {
-            Some(o) => self.nodes[o.index()].newer = newer,
+            Some(o) => self.nodes[o].newer = newer,
             None => q.oldest = newer.some(),
         }
         match newer.some() {
-            Some(n) => self.nodes[n.index()].older = older,
+            Some(n) => self.nodes[n].older = older,
             None => q.newest = older.some(),
         }
-        self.nodes[slot.index()].count = 0;
+        self.nodes[slot].count = 0;
         q.len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Extent, FileId, LaneId, Op, Request};
+
+    /// What was due of the queue before is not due of the next.
+    #[test]
+    fn a_renewed_queue_has_nothing_due() {
+        let (mut table, mut runs, mut q) = (Table::new(4), Runs::new(8, 1 << 20, 4), RunQueue::default());
+        let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 1 };
+        let slot = table.insert(&Request::new(Op::Read, extent)).unwrap();
+        runs.insert(&mut q, &table, slot, 0, |_| 7);
+        assert_eq!(runs.ready_from(&q, 0), Some(7));
+        runs.remove(&mut q, &table, slot, |_| 7);
+        assert!(q.is_empty());
+        assert_eq!(runs.ready_from(&RunQueue::renewed(Some(&mut q)), 0), None);
     }
 }

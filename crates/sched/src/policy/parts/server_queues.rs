@@ -99,6 +99,15 @@ impl ServerQueues {
         true
     }
 
+    /// Has the scans go on from where others stand.
+    pub fn take_over(&mut self, others: ServerQueues) {
+        if let (ServerQueues::Offset { stands, .. }, ServerQueues::Offset { stands: theirs, .. }) = (self, others)
+            && stands.len() == theirs.len()
+        {
+            *stands = theirs;
+        }
+    }
+
     /// Batches of its server that may go before a request when `older` requests are.
     pub fn wait_bound(&self, older: u64) -> u64 {
         match self {

@@ -11,11 +11,19 @@ pub(crate) struct Turns {
 impl Turns {
     /// Asks one group that can start something after the other what it would do, until one serves; `None` from a group that can
     /// do nothing. Else the wait that ends first.
-    pub fn go_round(&mut self, view: &View<'_>, mut ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
-        let groups = view.groups();
+    pub fn go_round(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
+        let first = if self.next < view.groups() { self.next } else { 0 };
+        self.round(view.startable_groups(first), ask)
+    }
+
+    /// The same over lanes, though they share one space.
+    pub fn go_round_lanes(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
+        self.round(view.open_lanes(if self.next < view.lanes.len() { self.next } else { 0 }), ask)
+    }
+
+    fn round(&mut self, groups: impl Iterator<Item = usize>, mut ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         let mut wait = Choice::until_event(WaitReason::Empty);
-        let first = if self.next < groups { self.next } else { 0 };
-        for group in view.startable_groups(first) {
+        for group in groups {
             match ask(group) {
                 None => {}
                 Some(choice @ Choice::Wait { .. }) => wait = choice.sooner(wait),

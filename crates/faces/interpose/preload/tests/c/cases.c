@@ -211,6 +211,20 @@ static void forks(const char *self) {
     CHECK(read(fd, buf, 7) == 7 && right(buf, 172, 7) && close(fd) == 0);
 }
 
+/* A child in our memory that restricts itself leaves us alone. */
+static void restricted_child(void) {
+    int fd = open(path, O_RDONLY), status;
+    CHECK(read(fd, buf, 10) == 10);
+    pid_t pid = vfork();
+    if (pid == 0) {
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        execl("/bin/true", "true", NULL);
+        _exit(9);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    CHECK(read(fd, buf, 7) == 7 && right(buf, 10, 7) && close(fd) == 0);
+}
+
 /* A child that reads at once and is gone. */
 static void hasty(void) {
     int fd = open(path, O_RDONLY);
@@ -510,6 +524,7 @@ int main(int argc, char **argv) {
     CASE("executes", executes());
     CASE("locks", locks());
     CASE("sandboxed", sandboxed());
+    CASE("restricted_child", restricted_child());
     CASE("long", long_run(argv[4]));
     return 2;
 }

@@ -1,0 +1,193 @@
+//! Counts of non-negative numbers by size, in bounded memory, with quantiles.
+
+use serde::Serialize;
+
+/// A histogram with 2^`STEPS_LOG2` steps for each power of two: a quantile is off by at most one step, which is
+/// 2^−`STEPS_LOG2` of the value (25 % with 2, 3 % with 5). Values below 2^(`STEPS_LOG2` + 1) are counted exactly. Memory is
+/// 8 bytes for each step up to the largest value.
+#[derive(Clone, PartialEq)]
+pub struct Histogram<const STEPS_LOG2: u32> {
+    counts: Vec<u64>,
+    count: u64,
+    sum: u128,
+    min: u64,
+    max: u64,
+}
+
+impl<const STEPS_LOG2: u32> Default for Histogram<STEPS_LOG2> {
+    fn default() -> Self {
+        Histogram { counts: Vec::new(), count: 0, sum: 0, min: u64::MAX, max: 0 }
+    }
+}
+
+impl<const STEPS_LOG2: u32> std::fmt::Debug for Histogram<STEPS_LOG2> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.summary().fmt(f)
+    }
+}
+
+impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
+    #[inline]
+    fn bucket(value: u64) -> usize {
+        let shift = (63 - (value | 1).leading_zeros()).saturating_sub(STEPS_LOG2);
+        ((shift as usize) << STEPS_LOG2) + (value >> shift) as usize
+    }
+
+    /// The least value of a bucket, and the next bucket's (the largest value for the last one).
+    fn bounds(bucket: usize) -> (u64, u64) {
+        let shift = (bucket >> STEPS_LOG2).saturating_sub(1);
+        let low = ((bucket - (shift << STEPS_LOG2)) as u64) << shift;
+        (low, low.saturating_add(1 << shift))
+    }
+
+    /// Counts one value.
+    #[inline]
+    pub fn record(&mut self, value: u64) {
+        self.record_times(value, 1);
+    }
+
+    /// Counts a value several times.
+    #[inline]
+    pub fn record_times(&mut self, value: u64, times: u64) {
+        let bucket = Self::bucket(value);
+        if bucket >= self.counts.len() {
+            self.grow(bucket);
+        }
+        self.counts[bucket] += times;
+        self.count += times;
+        self.sum += u128::from(value) * u128::from(times);
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+
+    #[cold]
+    fn grow(&mut self, bucket: usize) {
+        self.counts.resize(bucket + 1, 0);
+    }
+
+    /// Values counted.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Arithmetic mean, exact; 0 of nothing.
+    pub fn mean(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
+    }
+
+    /// The largest value; 0 of nothing.
+    pub fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// The smallest and the largest value, if there are any.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        (self.count > 0).then_some((self.min, self.max))
+    }
+
+    /// The value below which a share `q` (0 to 1) of the values lies, interpolated within its step; 0 of nothing.
+    pub fn quantile(&self, q: f64) -> u64 {
+        let target = q.clamp(0.0, 1.0) * self.count as f64;
+        let mut below = 0.0;
+        for (bucket, &n) in self.counts.iter().enumerate().filter(|(_, n)| **n > 0) {
+            let n = n as f64;
+            if below + n >= target {
+                let (low, high) = Self::bounds(bucket);
+                let value = low + ((high - low) as f64 * ((target - below) / n)) as u64;
+                return value.clamp(self.min, self.max);
+            }
+            below += n;
+        }
+        self.max
+    }
+
+    /// The steps in which there are values: the least value of the step and how many values it holds.
+    pub fn steps(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(bucket, n)| (Self::bounds(bucket).0, *n))
+    }
+
+    /// Count, mean and quantiles.
+    pub fn summary(&self) -> Summary {
+        Summary {
+            count: self.count,
+            mean: self.mean(),
+            p50: self.quantile(0.5),
+            p90: self.quantile(0.9),
+            p99: self.quantile(0.99),
+            max: self.max,
+        }
+    }
+}
+
+/// What is reported of a histogram. The unit is in the name of the field that holds it.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Summary {
+    /// Values counted.
+    pub count: u64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// Largest value.
+    pub max: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quantiles_of<const STEPS_LOG2: u32>(allowed: f64) {
+        let mut h = Histogram::<STEPS_LOG2>::default();
+        assert_eq!((h.quantile(0.99), h.max(), h.range(), h.mean()), (0, 0, None, 0.0));
+        (1..=100_000).for_each(|v| h.record(v));
+        for (q, exact) in [(0.5, 50_000.0), (0.99, 99_000.0), (0.001, 100.0)] {
+            let found = h.quantile(q) as f64;
+            assert!((found / exact - 1.0).abs() <= allowed, "{STEPS_LOG2}, {q}: {found}");
+        }
+        assert_eq!((h.quantile(0.0), h.quantile(1.0), h.range()), (1, 100_000, Some((1, 100_000))));
+        assert_eq!((h.count(), h.mean()), (100_000, 50_000.5));
+        assert_eq!(h.steps().map(|(_, n)| n).sum::<u64>(), 100_000);
+    }
+
+    #[test]
+    fn quantiles_are_within_a_step() {
+        quantiles_of::<0>(0.5);
+        quantiles_of::<2>(0.05);
+        quantiles_of::<5>(0.02);
+    }
+
+    #[test]
+    fn one_value_is_every_quantile() {
+        for value in [0, 3, 1_000_003, u64::MAX] {
+            let mut h = Histogram::<2>::default();
+            h.record_times(value, 3);
+            assert_eq!((h.quantile(0.01), h.quantile(0.99), h.count()), (value, value, 3));
+        }
+    }
+
+    fn every_value_of<const STEPS_LOG2: u32>() {
+        let mut last = 0;
+        for value in (0..100_000).chain((17..64).flat_map(|b| [(1 << b) - 1, 1 << b, (1 << b) + 1])).chain([u64::MAX]) {
+            let bucket = Histogram::<STEPS_LOG2>::bucket(value);
+            let (low, high) = Histogram::<STEPS_LOG2>::bounds(bucket);
+            assert!(bucket >= last, "{value}");
+            assert!(low <= value && (value < high || high == u64::MAX), "{value}: {low} to {high}");
+            assert!(
+                (high - low) as f64 <= (value as f64 / f64::from(1 << STEPS_LOG2)).max(1.0),
+                "{value}: {low} to {high}"
+            );
+            last = bucket;
+        }
+    }
+
+    #[test]
+    fn every_value_has_its_step() {
+        every_value_of::<0>();
+        every_value_of::<2>();
+        every_value_of::<5>();
+    }
+}

@@ -1,0 +1,14 @@
+//! What every room needs once. It knows nothing of requests, files or servers.
+
+pub mod histogram;
+pub mod lock;
+pub mod prefetch;
+pub mod random;
+pub mod slab;
+pub mod statistics;
+pub mod time;
+pub mod units;
+
+pub use histogram::Histogram;
+pub use random::Random;
+pub use time::Nanos;

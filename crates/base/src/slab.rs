@@ -1,0 +1,263 @@
+//! Tables of things with short lives: [`Slab`] gives each a key that is never given again, [`Rows`] only a number.
+
+use std::ops::{Index, IndexMut};
+
+use crate::prefetch::fetch;
+
+/// The key of a thing in a [`Slab`]; stale once the thing is gone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Key {
+    /// Its index, which another thing gets once this one is gone.
+    pub index: u32,
+    /// How many things had the index before.
+    pub generation: u32,
+}
+
+impl Key {
+    /// Names nothing.
+    pub const NONE: Key = Key { index: u32::MAX, generation: 0 };
+}
+
+/// A table by key; its memory is that of the most things that were in it at a time.
+#[derive(Debug)]
+pub struct Slab<T> {
+    entries: Vec<(u32, Option<T>)>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Slab { entries: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Adds a thing; its key.
+    pub fn insert(&mut self, thing: T) -> Key {
+        self.insert_with(|_| thing)
+    }
+
+    /// Adds a thing that holds its own key.
+    pub fn insert_with(&mut self, thing: impl FnOnce(Key) -> T) -> Key {
+        match self.free.pop() {
+            Some(index) => {
+                let entry = &mut self.entries[index as usize];
+                let key = Key { index, generation: entry.0 };
+                entry.1 = Some(thing(key));
+                key
+            }
+            None => {
+                let key = Key { index: self.entries.len() as u32, generation: 0 };
+                self.entries.push((0, Some(thing(key))));
+                key
+            }
+        }
+    }
+
+    /// The thing of a key, if it is still there.
+    #[inline]
+    pub fn get(&self, key: Key) -> Option<&T> {
+        let entry = self.entries.get(key.index as usize)?;
+        if entry.0 == key.generation { entry.1.as_ref() } else { None }
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let entry = self.entries.get_mut(key.index as usize)?;
+        if entry.0 == key.generation { entry.1.as_mut() } else { None }
+    }
+
+    /// Takes the thing of a key out.
+    pub fn remove(&mut self, key: Key) -> Option<T> {
+        let entry = self.entries.get_mut(key.index as usize)?;
+        if entry.0 != key.generation {
+            return None;
+        }
+        let thing = entry.1.take()?;
+        entry.0 = entry.0.wrapping_add(1);
+        self.free.push(key.index);
+        Some(thing)
+    }
+
+    /// Fetches the thing of a key into the processor's caches.
+    #[inline]
+    pub fn fetch(&self, key: Key) {
+        self.entries.get(key.index as usize).inspect(|entry| fetch(*entry));
+    }
+
+    /// The thing at an index, whatever its key.
+    #[inline]
+    pub fn at(&self, index: u32) -> Option<&T> {
+        self.entries.get(index as usize)?.1.as_ref()
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.entries.get_mut(index as usize)?.1.as_mut()
+    }
+
+    /// Takes the thing at an index out.
+    pub fn remove_at(&mut self, index: u32) -> Option<T> {
+        self.remove(self.key_at(index)?)
+    }
+
+    /// The key of the thing at an index.
+    pub fn key_at(&self, index: u32) -> Option<Key> {
+        let (generation, thing) = self.entries.get(index as usize)?;
+        thing.as_ref().map(|_| Key { index, generation: *generation })
+    }
+
+    /// Things in it.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them by index.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+        self.entries.iter().enumerate().filter_map(|(index, (generation, thing))| {
+            thing.as_ref().map(|thing| (Key { index: index as u32, generation: *generation }, thing))
+        })
+    }
+}
+
+impl<T> Index<Key> for Slab<T> {
+    type Output = T;
+    /// # Panics
+    /// When the thing is gone.
+    fn index(&self, key: Key) -> &T {
+        self.get(key).expect("a thing that is in the slab")
+    }
+}
+
+/// Rows by number. A released row keeps its contents until its number is given to another; nothing checks that a number
+/// is in use.
+#[derive(Clone, Debug)]
+pub struct Rows<T> {
+    rows: Vec<T>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Rows<T> {
+    fn default() -> Self {
+        Rows { rows: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> FromIterator<T> for Rows<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(rows: I) -> Self {
+        Rows { rows: rows.into_iter().collect(), free: Vec::new() }
+    }
+}
+
+impl<T> Rows<T> {
+    /// Adds a row; its number is the one released last, or the next new one.
+    #[inline]
+    pub fn insert(&mut self, row: T) -> u32 {
+        self.insert_over(|_| row)
+    }
+
+    /// Adds a row that may take parts, such as memory, of the released one whose number it gets.
+    #[inline]
+    pub fn insert_over(&mut self, row: impl FnOnce(Option<&mut T>) -> T) -> u32 {
+        match self.free.pop() {
+            Some(number) => {
+                let old = &mut self.rows[number as usize];
+                *old = row(Some(old));
+                number
+            }
+            None => {
+                self.rows.push(row(None));
+                self.rows.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Gives a number back. It must be in use.
+    #[inline]
+    pub fn release(&mut self, number: u32) {
+        self.free.push(number);
+    }
+
+    /// The row of a number that was given at some time.
+    #[inline]
+    pub fn get(&self, number: u32) -> Option<&T> {
+        self.rows.get(number as usize)
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.rows.get_mut(number as usize)
+    }
+
+    /// Rows that there is memory for: numbers given at some time.
+    pub fn capacity(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// All rows by number, released ones among them.
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.rows.iter()
+    }
+}
+
+impl<T> Index<u32> for Rows<T> {
+    type Output = T;
+    #[inline]
+    fn index(&self, number: u32) -> &T {
+        &self.rows[number as usize]
+    }
+}
+
+impl<T> IndexMut<u32> for Rows<T> {
+    #[inline]
+    fn index_mut(&mut self, number: u32) -> &mut T {
+        &mut self.rows[number as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_number_is_given_again() {
+        let mut rows: Rows<char> = ['a', 'b'].into_iter().collect();
+        assert_eq!(rows.insert('c'), 2);
+        rows.release(0);
+        assert_eq!(rows[0], 'a', "a released row stays until its number is given again");
+        assert_eq!((rows.insert('d'), rows.capacity()), (0, 3));
+        rows[1] = 'e';
+        assert_eq!((rows.get(1), rows.get(9)), (Some(&'e'), None));
+        assert_eq!(rows.iter().collect::<String>(), "dec");
+    }
+
+    #[test]
+    fn a_thing_may_hold_its_key() {
+        let mut slab = Slab::default();
+        let key = slab.insert_with(|key| key);
+        assert_eq!((slab.get(key), slab.at(0), slab[key]), (Some(&key), Some(&key), key));
+        assert_eq!(slab.remove_at(0), Some(key));
+        assert_eq!(slab.remove_at(0), None);
+        assert_ne!(slab.insert_with(|key| key), key);
+    }
+
+    #[test]
+    fn keys_are_not_given_twice() {
+        let mut slab = Slab::default();
+        let a = slab.insert('a');
+        assert_eq!(slab.remove(a), Some('a'));
+        let b = slab.insert('b');
+        assert_eq!((a.index, slab.get(a), slab.get(b)), (b.index, None, Some(&'b')));
+        assert_eq!(slab.remove(a), None);
+        assert_eq!(slab.get(Key::NONE), None);
+        assert_eq!((slab.len(), slab.iter().count()), (1, 1));
+    }
+}

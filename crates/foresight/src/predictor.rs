@@ -1,0 +1,254 @@
+//! What will be asked of many files, each read by any number of clients: the streams of an object that its data server
+//! sees interleaved, strides of single readers, phases.
+//!
+//! An observation costs time logarithmic in the streams of the file; memory is bounded by [`Limits`]. What may be
+//! predicted is bounded twice: each stream has an account that stops it where it does not pay, and of all bytes demanded
+//! only a share may be wasted.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+use crate::account::Account;
+use crate::file::FileStreams;
+use crate::phases::NextPhase;
+
+/// Bytes that may be wasted, or outstanding without any hit yet, before shares of what was demanded count.
+const SLACK_BYTES: u64 = 32 << 20;
+/// When the waste is used up, a stream may still have this part of its own hits outstanding.
+const PROVEN_PART: u64 = 50;
+
+/// Bounds of a [`Predictor`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Longest predicted extent, bytes; at least a page. Default: 4 MiB.
+    pub piece_bytes: u64,
+    /// Predicted and not yet read, bytes: of one stream. Default: 4 MiB.
+    pub stream_bytes: u64,
+    /// The same of all streams together. Default: 64 MiB.
+    pub budget_bytes: u64,
+    /// Files remembered; the one idle longest is forgotten first. Each takes up to 40 KiB when it is read in strides by
+    /// many readers, 10 KiB when it is not. Default: 512.
+    pub files: usize,
+    /// Bytes that may be wasted of a hundred demanded, beyond a constant of 32 MiB; streams that were
+    /// right so far may add two. Default: 3.
+    pub waste_percent: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { piece_bytes: 4 << 20, stream_bytes: 4 << 20, budget_bytes: 64 << 20, files: 512, waste_percent: 3 }
+    }
+}
+
+/// Whose request it is. Requests of one file are compared with one another whoever their reader is; a reader's own
+/// strides are looked for as well.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Source {
+    /// The file or object.
+    pub file: u64,
+    /// A client, process or connection.
+    pub reader: u64,
+}
+
+/// An extent that will probably be asked for. It counts as outstanding until it is read, written, late or
+/// [declined](Predictor::declined).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Prediction {
+    /// Of this file.
+    pub file: u64,
+    /// The stream that it belongs to, unique within the file.
+    pub stream: u32,
+    /// The bytes, never empty.
+    pub extent: Range<u64>,
+    /// When it will be asked for at the stream's present pace.
+    pub expected_at_ns: u64,
+    /// How likely that is, 0 to 1: the share of the stream's predictions that came true.
+    pub confidence: f64,
+}
+
+/// Sums over all streams since the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Totals {
+    /// Bytes observed.
+    pub demand_bytes: u64,
+    /// Bytes predicted.
+    pub predicted_bytes: u64,
+    /// Of these, bytes read afterwards.
+    pub hit_bytes: u64,
+    /// Of these, bytes not read in time.
+    pub wasted_bytes: u64,
+    /// Of these, bytes that a write or a truncation covered, or that were declined.
+    pub dropped_bytes: u64,
+    /// Of these, bytes still to come.
+    pub outstanding_bytes: u64,
+    /// Device time of the bytes hit, as far as [`Predictor::fetched`] was called.
+    pub gained_ns: u64,
+    /// Device time of the bytes wasted.
+    pub lost_ns: u64,
+    /// Times that an account was stopped.
+    pub stops: u64,
+    /// Bytes that were not predicted because a budget was used up.
+    pub withheld_bytes: u64,
+}
+
+/// What all files share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) totals: Totals,
+    /// Device time of a byte read ahead, a moving average, ps.
+    pub(crate) fetch_ps_per_byte: u64,
+    /// Of predictions that a file's first read alone gave rise to, because it began where the file does.
+    pub(crate) openings: Account,
+}
+
+impl Shared {
+    pub(crate) fn fetch_ns(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.fetch_ps_per_byte) / 1000) as u64
+    }
+
+    /// What may be outstanding of all streams, bytes: the slack and what was hit, so that an unknown load is approached
+    /// in steps.
+    fn outstanding_max(&self) -> u64 {
+        (SLACK_BYTES + self.totals.hit_bytes).min(self.limits.budget_bytes)
+    }
+
+    /// What one of so many streams may have outstanding, so that the others get their part, bytes.
+    pub(crate) fn part_of(&self, streams: usize) -> u64 {
+        (self.outstanding_max() / streams.max(1) as u64).min(self.limits.stream_bytes)
+    }
+
+    /// Whether so many bytes more may be outstanding, for a stream that has `hit` and `outstanding` bytes.
+    pub(crate) fn may_predict(&self, bytes: u64, hit: u64, outstanding: u64) -> bool {
+        let Totals { demand_bytes, wasted_bytes, outstanding_bytes, .. } = self.totals;
+        let waste_max = SLACK_BYTES + demand_bytes / 100 * self.limits.waste_percent;
+        let proven = outstanding + bytes <= hit / PROVEN_PART;
+        outstanding_bytes + bytes <= self.outstanding_max() && (wasted_bytes + bytes <= waste_max || proven)
+    }
+}
+
+/// Predicts the requests of many files.
+#[derive(Debug)]
+pub struct Predictor {
+    shared: Shared,
+    files: FxHashMap<u64, FileStreams>,
+    /// Files for the clock that finds one to forget.
+    clock: VecDeque<u64>,
+}
+
+impl Predictor {
+    /// One that has seen nothing.
+    pub fn new(limits: Limits) -> Predictor {
+        let limits = Limits {
+            piece_bytes: limits.piece_bytes.max(crate::PAGE_BYTES),
+            stream_bytes: limits.stream_bytes.max(limits.piece_bytes),
+            files: limits.files.max(1),
+            ..limits
+        };
+        let shared = Shared { limits, totals: Totals::default(), fetch_ps_per_byte: 0, openings: Account::default() };
+        Predictor { shared, files: FxHashMap::default(), clock: VecDeque::new() }
+    }
+
+    /// A read of `extent`, not empty, was asked for at `at_ns`. What it makes likely and was not predicted before.
+    pub fn observe(&mut self, source: Source, extent: Range<u64>, at_ns: u64) -> Vec<Prediction> {
+        if extent.start >= extent.end || extent.end > i64::MAX as u64 {
+            return Vec::new();
+        }
+        self.shared.totals.demand_bytes += extent.end - extent.start;
+        self.shared.openings.demanded(extent.end - extent.start);
+        self.look_after_one(at_ns);
+        if !self.files.contains_key(&source.file) {
+            self.make_room(at_ns);
+            self.files.insert(source.file, FileStreams::default());
+            self.clock.push_back(source.file);
+        }
+        let Some(file) = self.files.get_mut(&source.file) else { return Vec::new() };
+        file.observe(&mut self.shared, source, extent, at_ns)
+    }
+
+    /// The file ends here as far as is known: nothing is predicted beyond, until a read goes further.
+    pub fn ends_at(&mut self, file: u64, len_bytes: u64) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.ends_at(len_bytes);
+        }
+    }
+
+    /// These bytes were written or cut off: predictions of them are dropped, without a judgement.
+    pub fn changed(&mut self, file: u64, extent: Range<u64>) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.drop_predictions(&mut self.shared, &extent);
+            file.may_grow(extent.end);
+        }
+    }
+
+    /// A prediction was not acted on.
+    pub fn declined(&mut self, prediction: &Prediction) {
+        if let Some(file) = self.files.get_mut(&prediction.file) {
+            file.drop_predictions(&mut self.shared, &prediction.extent);
+        }
+    }
+
+    /// Predicted bytes were read from the device in so much time: the unit of what predictions gain and lose.
+    pub fn fetched(&mut self, bytes: u64, took_ns: u64) {
+        if bytes > 0 {
+            let ps = (u128::from(took_ns) * 1000 / u128::from(bytes)).min(1 << 40) as u64;
+            let before = self.shared.fetch_ps_per_byte;
+            self.shared.fetch_ps_per_byte = if before == 0 { ps } else { (before * 7 + ps) / 8 };
+        }
+    }
+
+    /// Requests will not be observed for a while: what is outstanding is dropped, without a judgement.
+    pub fn rest(&mut self) {
+        for file in self.files.values_mut() {
+            file.drop_predictions(&mut self.shared, &(0..u64::MAX));
+        }
+    }
+
+    /// The file is gone.
+    pub fn forget(&mut self, file: u64) {
+        if let Some(mut gone) = self.files.remove(&file) {
+            gone.drop_predictions(&mut self.shared, &(0..u64::MAX));
+            self.clock.retain(|other| *other != file);
+        }
+    }
+
+    /// When the file's next phase of I/O begins, if its phases are regular.
+    pub fn next_phase(&self, file: u64) -> Option<NextPhase> {
+        self.files.get(&file)?.next_phase()
+    }
+
+    /// Sums over all streams.
+    pub fn totals(&self) -> Totals {
+        self.shared.totals
+    }
+
+    /// Predictions of one file that has been idle may be late.
+    fn look_after_one(&mut self, at_ns: u64) {
+        if let Some(file) = self.clock.pop_front() {
+            if let Some(streams) = self.files.get_mut(&file) {
+                streams.expire(&mut self.shared, at_ns);
+            }
+            self.clock.push_back(file);
+        }
+    }
+
+    /// Forgets files until there is room for one more: those not used since the clock passed them last.
+    fn make_room(&mut self, at_ns: u64) {
+        while self.files.len() >= self.shared.limits.files {
+            let Some(file) = self.clock.pop_front() else { return };
+            let Some(streams) = self.files.get_mut(&file) else { continue };
+            if streams.take_used() {
+                self.clock.push_back(file);
+                continue;
+            }
+            streams.end(&mut self.shared, at_ns);
+            self.files.remove(&file);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "predictor_tests.rs"]
+mod tests;

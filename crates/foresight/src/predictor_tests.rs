@@ -1,0 +1,328 @@
+//! What is predicted of loads as a data server sees them, and what hostile ones can make it waste.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const MS: u64 = 1_000_000;
+
+/// A generator for tests (Marsaglia's xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// Reads, a millisecond apart; the bytes among them that were predicted before.
+fn run(predictor: &mut Predictor, reads: impl IntoIterator<Item = (u64, u64, u64)>) -> Totals {
+    for (i, (reader, start, len)) in reads.into_iter().enumerate() {
+        for p in predictor.observe(Source { file: 1, reader }, start..start + len, i as u64 * MS) {
+            assert!(
+                p.extent.start < p.extent.end && p.extent.end - p.extent.start <= predictor.shared.limits.piece_bytes
+            );
+            assert!((0.0..=1.0).contains(&p.confidence) && p.expected_at_ns >= i as u64 * MS);
+        }
+        check(predictor);
+    }
+    predictor.totals()
+}
+
+/// The bytes hit by further reads.
+fn run_more(predictor: &mut Predictor, reads: impl IntoIterator<Item = (u64, u64, u64)>) -> u64 {
+    let before = predictor.totals().hit_bytes;
+    run(predictor, reads).hit_bytes - before
+}
+
+fn check(predictor: &Predictor) {
+    let t = predictor.totals();
+    let outstanding: u64 = predictor.files.values().map(FileStreams::check).sum();
+    assert_eq!(outstanding, t.outstanding_bytes);
+    assert_eq!(t.predicted_bytes, t.hit_bytes + t.wasted_bytes + t.dropped_bytes + t.outstanding_bytes);
+    assert!(t.outstanding_bytes <= predictor.shared.limits.budget_bytes);
+    let limits = &predictor.shared.limits;
+    let waste_max = SLACK_BYTES + t.demand_bytes * (limits.waste_percent + 2) / 100 + limits.budget_bytes;
+    assert!(t.wasted_bytes <= waste_max, "{t:?}");
+    assert!(predictor.files.len() <= limits.files && predictor.clock.len() == predictor.files.len());
+}
+
+fn predictor() -> Predictor {
+    Predictor::new(Limits::default())
+}
+
+#[test]
+fn interleaved_streams_of_one_object() {
+    // 32 clients, each a contiguous segment of 4 MiB, 64 KiB at a time, in turns.
+    let reads = (0..64).flat_map(|i| (0..32).map(move |c| (c, c * 4 * MIB + i * 64 * KIB, 64 * KIB)));
+    let t = run(&mut predictor(), reads);
+    assert!(t.hit_bytes * 100 >= t.demand_bytes * 90, "{t:?}");
+    assert!(t.wasted_bytes + t.outstanding_bytes <= t.demand_bytes / 20, "segments end where the next begins: {t:?}");
+}
+
+#[test]
+fn a_file_that_is_read_again_is_predicted_again() {
+    let mut p = predictor();
+    let segments = || (0..64).flat_map(|i| (0..8).map(move |c| (c, c * 4 * MIB + i * 64 * KIB, 64 * KIB)));
+    let in_turns = || (0..2048).map(|i| (i % 8, i * 16 * KIB, 16 * KIB));
+    for pass in 0..3 {
+        let hits = [run_more(&mut p, segments()), run_more(&mut p, in_turns())];
+        assert!(hits.iter().all(|hits| hits * 100 >= 32 * MIB * 85), "pass {pass}: {hits:?}");
+    }
+    assert!(p.totals().wasted_bytes <= 8 * MIB, "{:?}", p.totals());
+}
+
+#[test]
+fn the_clients_need_not_be_told_apart() {
+    let reads = (0..64).flat_map(|i| (0..32).map(move |c| (0, c * 4 * MIB + i * 64 * KIB, 64 * KIB)));
+    let t = run(&mut predictor(), reads);
+    assert!(t.hit_bytes * 100 >= t.demand_bytes * 90, "{t:?}");
+}
+
+#[test]
+fn processes_in_turns_are_one_stream() {
+    // Each of 16 processes reads every 16th block of 16 KiB; those of one round arrive in any order.
+    let mut random = Random(9);
+    let mut reads = Vec::new();
+    for round in 0..256u64 {
+        let mut ranks: Vec<u64> = (0..16).collect();
+        for i in (1..16).rev() {
+            ranks.swap(i, random.below(i as u64 + 1) as usize);
+        }
+        reads.extend(ranks.into_iter().map(|r| (r, (round * 16 + r) * 16 * KIB, 16 * KIB)));
+    }
+    let t = run(&mut predictor(), reads);
+    assert!(t.hit_bytes * 100 >= t.demand_bytes * 85, "{t:?}");
+    assert!(t.wasted_bytes == 0 && t.outstanding_bytes <= 6 * MIB, "one window and a half: {t:?}");
+}
+
+#[test]
+fn a_stride_with_large_gaps() {
+    for backward in [false, true] {
+        let at = |i: u64| if backward { (600 - i) * 5 * MIB } else { i * 5 * MIB };
+        let t = run(&mut predictor(), (0..500).map(|i| (7, at(i), 64 * KIB)));
+        assert!(t.hit_bytes * 100 >= t.demand_bytes * 90, "{t:?}");
+        assert!(t.wasted_bytes + t.outstanding_bytes <= 4 * MIB, "{t:?}");
+    }
+}
+
+#[test]
+fn two_readers_with_strides_of_their_own() {
+    let reads = (0..400).flat_map(|i| [(1, i * 3 * MIB, 16 * KIB), (2, (4 << 30) + i * 7 * MIB, 128 * KIB)]);
+    let t = run(&mut predictor(), reads);
+    assert!(t.hit_bytes * 100 >= t.demand_bytes * 85, "{t:?}");
+}
+
+#[test]
+fn random_reads_are_left_alone() {
+    let mut random = Random(77);
+    let t = run(&mut predictor(), (0..5000).map(|i| (i % 8, random.below(1 << 20) * 16 * KIB, 16 * KIB)));
+    assert_eq!(t.predicted_bytes, 0, "{t:?}");
+    // In a file so small that half of it is read, neighbours are common.
+    let t = run(&mut predictor(), (0..5000).map(|i| (i % 8, random.below(5120) * 16 * KIB, 16 * KIB)));
+    assert!(t.predicted_bytes <= t.demand_bytes / 20, "{t:?}");
+}
+
+#[test]
+fn the_file_ends() {
+    let mut p = predictor();
+    run(&mut p, (0..4).map(|i| (1, i * 256 * KIB, 256 * KIB)));
+    p.ends_at(1, 1200 * KIB);
+    p.changed(1, 0..u64::MAX / 4);
+    let after = p.observe(Source { file: 1, reader: 1 }, 1024 * KIB..1100 * KIB, 9 * MS);
+    assert!(after.is_empty(), "a change may have moved the end: nothing is predicted twice {after:?}");
+    let mut p = predictor();
+    p.observe(Source { file: 1, reader: 1 }, 4 * KIB..256 * KIB, 0);
+    p.ends_at(1, 800 * KIB);
+    let t = run(&mut p, (1..3).map(|i| (1, i * 256 * KIB, 256 * KIB)));
+    assert_eq!(t.predicted_bytes, 288 * KIB);
+}
+
+#[test]
+fn writes_drop_what_they_cover() {
+    let mut p = predictor();
+    run(&mut p, (0..8).map(|i| (1, i * 64 * KIB, 64 * KIB)));
+    let before = p.totals();
+    assert!(before.outstanding_bytes >= 128 * KIB);
+    p.changed(1, 512 * KIB..512 * KIB + 1);
+    assert_eq!(p.totals().dropped_bytes, 1);
+    p.forget(1);
+    let t = p.totals();
+    assert_eq!((t.outstanding_bytes, t.wasted_bytes, t.dropped_bytes), (0, 0, before.outstanding_bytes));
+    check(&p);
+}
+
+#[test]
+fn the_first_read_of_a_file_predicts_while_files_are_read_on() {
+    let mut p = predictor();
+    for file in 0..50 {
+        let mut first = None;
+        for i in 0..32 {
+            let at = (file * 1000 + i) * MS;
+            let found = p.observe(Source { file, reader: 1 }, i * 128 * KIB..(i + 1) * 128 * KIB, at);
+            p.ends_at(file, 4 * MIB);
+            first = first.or(Some(found.len()));
+        }
+        assert_eq!(first, Some(1), "file {file}");
+    }
+    let before = p.totals();
+    // Files of which only the head is read: it is tried a few times, and then hardly ever.
+    for file in 50..2050 {
+        p.observe(Source { file, reader: 1 }, 0..128 * KIB, file * 1000 * MS);
+    }
+    let wasted =
+        p.totals().wasted_bytes + p.totals().outstanding_bytes - before.wasted_bytes - before.outstanding_bytes;
+    let predicted = p.totals().predicted_bytes - before.predicted_bytes;
+    assert!(predicted <= 2000 * MIB / 20 && wasted <= predicted, "{predicted} {:?}", p.totals());
+}
+
+#[test]
+fn a_declined_prediction_costs_nothing() {
+    let mut p = predictor();
+    for i in 0..64 {
+        let predictions = p.observe(Source { file: 1, reader: 1 }, i * 64 * KIB..(i + 1) * 64 * KIB, i * MS);
+        predictions.iter().for_each(|prediction| p.declined(prediction));
+    }
+    let t = p.totals();
+    assert!(t.predicted_bytes > 0 && t.outstanding_bytes == 0 && t.hit_bytes + t.wasted_bytes == 0);
+}
+
+#[test]
+fn time_is_accounted_for() {
+    let mut p = predictor();
+    p.fetched(MIB, 10 * MS);
+    let t = run(&mut p, (0..64).map(|i| (1, i * 64 * KIB, 64 * KIB)));
+    let ms = t.hit_bytes * 10 / MIB;
+    assert!(t.gained_ns.abs_diff(ms * MS) < 20 * MS && t.lost_ns == 0, "{t:?}");
+    // The reader stops; its last predictions are late some seconds later.
+    p.observe(Source { file: 2, reader: 1 }, 5..6, 1_000_000 * MS);
+    p.observe(Source { file: 2, reader: 1 }, 9..10, 1_000_001 * MS);
+    let t = p.totals();
+    assert!(t.outstanding_bytes == 0 && t.wasted_bytes > 0 && t.lost_ns > 0, "{t:?}");
+}
+
+#[test]
+fn predictions_come_at_the_readers_pace() {
+    let mut p = predictor();
+    let mut last = Vec::new();
+    for i in 0..100u64 {
+        // 64 KiB each 10 ms.
+        let new = p.observe(Source { file: 1, reader: 1 }, i * 64 * KIB..(i + 1) * 64 * KIB, i * 10 * MS);
+        last = if new.is_empty() { last } else { new.into_iter().map(|p| (i, p)).collect() };
+    }
+    let (i, p) = last.last().unwrap();
+    let blocks_ahead = p.extent.start / (64 * KIB) - i - 1;
+    let wait_ms = (p.expected_at_ns - i * 10 * MS) / MS;
+    assert!(wait_ms.abs_diff(blocks_ahead * 10) <= 15, "{wait_ms} ms for {blocks_ahead} blocks");
+    assert!(p.confidence > 0.7, "{}", p.confidence);
+}
+
+#[test]
+fn phases_of_a_file() {
+    let mut p = predictor();
+    for round in 0..6u64 {
+        for i in 0..20 {
+            let extent = (round * 64 + i) * MIB..(round * 64 + i) * MIB + 4096;
+            p.observe(Source { file: 3, reader: 1 }, extent, round * 1000 * MS + i * MS);
+        }
+    }
+    let next = p.next_phase(3).unwrap();
+    assert_eq!((next.expected_at_ns, next.offset), (6000 * MS, Some(6 * 64 * MIB)));
+    assert!(p.next_phase(4).is_none());
+}
+
+#[test]
+fn a_hundred_thousand_streams() {
+    let mut p = predictor();
+    for i in 0..4u64 {
+        for file in 0..100_000u64 {
+            p.observe(
+                Source { file, reader: file % 1000 },
+                i * 64 * KIB..(i + 1) * 64 * KIB,
+                (i * 100_000 + file) * 1000,
+            );
+        }
+    }
+    check(&p);
+    assert!(p.files.len() <= 512);
+}
+
+/// Patterns that look like streams: a few requests in a row, then elsewhere. Waste stays within its share.
+#[test]
+fn short_streams_waste_little() {
+    for in_a_row in [3, 4, 6, 10, 30] {
+        let mut p = predictor();
+        let mut random = Random(in_a_row);
+        let reads = (0..40_000 / in_a_row).flat_map(|_| {
+            let start = random.below(1 << 20) * MIB;
+            (0..in_a_row).map(move |i| (1, start + i * 64 * KIB, 64 * KIB))
+        });
+        let t = run(&mut p, reads);
+        assert!(t.wasted_bytes + t.outstanding_bytes <= t.demand_bytes / 20 + 2 * SLACK_BYTES, "{in_a_row}: {t:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_comes_back_is_predicted_again() {
+    let mut p = predictor();
+    let mut random = Random(3);
+    let hostile = (0..4000).flat_map(|_| {
+        let start = random.below(1 << 20) * MIB;
+        (0..3).map(move |i| (1, start + i * 64 * KIB, 64 * KIB))
+    });
+    run(&mut p, hostile);
+    assert!(p.totals().stops > 0, "{:?}", p.totals());
+    let before = p.totals();
+    let t = run(&mut p, (0..16_000).map(|i| (1, (1 << 50) + i * 64 * KIB, 64 * KIB)));
+    assert!(t.hit_bytes - before.hit_bytes > 500 * MIB, "{before:?} {t:?}");
+}
+
+fn any_read() -> impl Strategy<Value = (u64, u64, u64, u64, u8)> {
+    (0u64..4, prop_oneof![0..64 * MIB, any::<u64>()], 1u64..3 * MIB, 0u64..3_000, 0u8..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is read, written and removed, in whatever order: sums agree, limits hold, and nothing is predicted that
+    /// is predicted already.
+    #[test]
+    fn any_requests(steps in prop::collection::vec(any_read(), 1..400), small in any::<bool>()) {
+        let limits = match small {
+            true => Limits { piece_bytes: 0, stream_bytes: 0, budget_bytes: 64 * KIB, files: 2, waste_percent: 0 },
+            false => Limits::default(),
+        };
+        let mut p = Predictor::new(limits);
+        let (mut at_ns, mut next) = (0, [0u64; 4]);
+        for (file, offset, len, wait_ms, kind) in steps {
+            at_ns += wait_ms * MS / 10;
+            let extent = offset..offset.saturating_add(len);
+            match kind {
+                0 => p.changed(file, extent),
+                1 => p.forget(file),
+                2 => p.ends_at(file, offset),
+                3 => p.fetched(len, offset),
+                4 => drop(p.observe(Source { file, reader: offset % 3 }, extent, at_ns)),
+                _ => {
+                    // Mostly streams.
+                    let start = next[file as usize];
+                    next[file as usize] = start + len;
+                    let predictions = p.observe(Source { file, reader: 1 }, start..start + len, at_ns);
+                    for (i, a) in predictions.iter().enumerate() {
+                        prop_assert!(a.extent.start < a.extent.end);
+                        prop_assert!(predictions[..i].iter().all(|b| a.extent.end <= b.extent.start || b.extent.end <= a.extent.start));
+                    }
+                    if let Some(declined) = predictions.first().filter(|_| kind == 5) {
+                        p.declined(declined);
+                    }
+                }
+            }
+            check(&p);
+        }
+    }
+}

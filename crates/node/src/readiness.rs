@@ -1,0 +1,56 @@
+//! When a connection can take data: what the policies over jobs (`stream`, `scan`, `wscan`, `sstf`) ask.
+//!
+//! In server-side-scheduling-2002 (4) a connection is ready while its socket buffer takes data. Here it is ready until
+//! more than a limit of answer bytes is under way to it, and again once half of that has arrived: without the gap a
+//! connection at the limit would change with every packet.
+
+/// Whether one connection can take data. A data server drives it with what its socket reports, the simulator with what
+/// its network carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Readiness {
+    ready: bool,
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Readiness { ready: true }
+    }
+}
+
+impl Readiness {
+    /// True while the connection can take data.
+    pub fn is_ready(self) -> bool {
+        self.ready
+    }
+
+    /// Takes note that `under_way_bytes` of answers are on their way, of which `limit_bytes` make the connection busy.
+    /// Returns the new state when it changed.
+    pub fn observe(&mut self, under_way_bytes: u64, limit_bytes: u64) -> Option<bool> {
+        let ready = match self.ready {
+            true => under_way_bytes <= limit_bytes,
+            false => under_way_bytes <= limit_bytes / 2,
+        };
+        let changed = ready != self.ready;
+        self.ready = ready;
+        changed.then_some(ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_up_to_the_limit_and_again_from_half_of_it() {
+        let mut connection = Readiness::default();
+        let states: Vec<_> = [0, 100, 101, 51, 101, 50, 100].iter().map(|n| connection.observe(*n, 100)).collect();
+        assert_eq!(states, [None, None, Some(false), None, None, Some(true), None]);
+        assert!(connection.is_ready());
+    }
+
+    #[test]
+    fn without_a_limit_anything_that_waits_makes_it_busy() {
+        let mut connection = Readiness::default();
+        assert_eq!([connection.observe(1, 0), connection.observe(0, 0)], [Some(false), Some(true)]);
+    }
+}

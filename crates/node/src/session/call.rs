@@ -1,0 +1,203 @@
+//! One call of a client: repeated until it is answered, has failed for good, or its time is over.
+
+use impresario_sched::Nanos;
+
+use super::{Epoch, pause};
+
+/// What may be done about a call whose answer did not come.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Rights {
+    /// It may be sent again though a copy of it was sent: it only reads, or servers recognise its copies.
+    pub repeat: bool,
+    /// It is sent in the name of this client, whose epochs are ours to begin.
+    pub ours: bool,
+    /// It makes sense on one connection only.
+    pub bound: bool,
+    /// A server that was too busy to begin it may be asked again.
+    pub again_when_busy: bool,
+}
+
+/// What a server answered, as far as repetition goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The call was done, or failed for a reason of its own.
+    Final,
+    /// It came under an epoch that its client has left; it was not applied.
+    Fenced,
+    /// An I/O node lost its way to the data server; the call may have been applied.
+    PathLost,
+    /// The server is stopping and has not begun it.
+    Stopping,
+    /// The server had no room for it and has not begun it.
+    Busy,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The caller gets the answer.
+    Answer,
+    /// Send it again.
+    Again {
+        /// Not earlier.
+        at: Nanos,
+        /// On another connection than the one the answer came on.
+        elsewhere: bool,
+    },
+    /// The caller gets an error.
+    Fail(Failure),
+}
+
+/// Why a call failed without an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Its time is over.
+    Late,
+    /// Its connection was lost, and it may not be repeated: it may or may not have been applied.
+    Lost,
+    /// The peer broke the protocol; trying again would not help.
+    Protocol,
+}
+
+/// A call under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    rights: Rights,
+    /// By when it must have ended.
+    deadline: Nanos,
+    /// Under which the present copy was sent.
+    epoch: u32,
+    /// Answers that asked for another copy.
+    refusals: u32,
+    repeated: bool,
+}
+
+impl Call {
+    /// A call that ends by `deadline`.
+    pub fn new(rights: Rights, deadline: Nanos) -> Call {
+        Call { rights, deadline, epoch: 0, refusals: 0, repeated: false }
+    }
+
+    /// By when it must have ended.
+    pub fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    /// Moves the deadline.
+    pub fn set_deadline(&mut self, deadline: Nanos) {
+        self.deadline = deadline;
+    }
+
+    /// It is sent in the name of this client.
+    pub fn is_ours(&self) -> bool {
+        self.rights.ours
+    }
+
+    /// A copy before the present one may have been applied.
+    pub fn is_repeated(&self) -> bool {
+        self.repeated
+    }
+
+    /// The epoch under which the present copy was sent.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// A copy is sent: under this epoch.
+    pub fn stamp(&mut self, epoch: &Epoch) -> u32 {
+        self.epoch = epoch.now();
+        self.epoch
+    }
+
+    /// An answer came. When another copy is to be sent under a newer epoch, that epoch has begun.
+    pub fn answered(&mut self, now: Nanos, verdict: Verdict, epoch: &Epoch) -> Step {
+        let elsewhere = match verdict {
+            Verdict::Fenced | Verdict::PathLost if self.rights.ours => {
+                epoch.leave(self.epoch);
+                self.repeated |= verdict == Verdict::PathLost;
+                false
+            }
+            Verdict::Stopping if !self.rights.bound => true,
+            Verdict::Busy if self.rights.again_when_busy => false,
+            _ => return Step::Answer,
+        };
+        self.refusals = self.refusals.saturating_add(1);
+        // The first refusal is mostly another thread having just begun an epoch: no reason to wait.
+        let wait = if self.refusals > 1 { pause(self.refusals - 2) } else { Nanos(0) };
+        Step::Again { at: Nanos(now.0.saturating_add(wait.0)).min(self.deadline), elsewhere }
+    }
+
+    /// The connection was lost with the call outstanding; the thread that gave it up has begun a new epoch before.
+    pub fn lost(&mut self, now: Nanos, broke_protocol: bool) -> Step {
+        if broke_protocol {
+            return Step::Fail(Failure::Protocol);
+        }
+        if !self.rights.repeat {
+            return Step::Fail(Failure::Lost);
+        }
+        self.repeated = true;
+        self.again(now)
+    }
+
+    /// Nothing has gone wrong but the time: may another copy leave?
+    pub fn again(&self, now: Nanos) -> Step {
+        if now >= self.deadline { Step::Fail(Failure::Late) } else { Step::Again { at: now, elsewhere: false } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITE: Rights = Rights { repeat: true, ours: true, bound: false, again_when_busy: true };
+    const END: Nanos = Nanos(1_000_000_000);
+
+    #[test]
+    fn refusals_are_answered_with_a_new_epoch_and_growing_pauses() {
+        let (epoch, mut call) = (Epoch::new(7), Call::new(WRITE, END));
+        let mut now = Nanos(0);
+        for wait_ms in [0, 20, 40, 80, 160, 320] {
+            let sent = call.stamp(&epoch);
+            let Step::Again { at, elsewhere: false } = call.answered(now, Verdict::Fenced, &epoch) else { panic!() };
+            assert_eq!((at.0 - now.0, epoch.now()), (wait_ms * 1_000_000, sent + 1));
+            now = at;
+        }
+        assert!(!call.is_repeated(), "a fenced copy was not applied");
+        call.stamp(&epoch);
+        assert_eq!(call.answered(now, Verdict::PathLost, &epoch), Step::Again { at: END, elsewhere: false });
+        assert!(call.is_repeated());
+        assert_eq!(call.again(END), Step::Fail(Failure::Late));
+    }
+
+    #[test]
+    fn an_epoch_that_was_left_meanwhile_is_not_left_again() {
+        let (epoch, mut call) = (Epoch::new(0), Call::new(WRITE, END));
+        call.stamp(&epoch);
+        epoch.give_up();
+        call.answered(Nanos(0), Verdict::Fenced, &epoch);
+        assert_eq!(epoch.now(), 1);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_passed_on_as_it_is() {
+        let (epoch, mut call) = (Epoch::new(0), Call::new(Rights::default(), END));
+        call.stamp(&epoch);
+        for verdict in [Verdict::Final, Verdict::Fenced, Verdict::PathLost, Verdict::Busy] {
+            assert_eq!(call.answered(Nanos(0), verdict, &epoch), Step::Answer, "{verdict:?}");
+        }
+        assert_eq!(epoch.now(), 0);
+        assert_eq!(call.lost(Nanos(0), false), Step::Fail(Failure::Lost));
+        assert_eq!(call.lost(Nanos(0), true), Step::Fail(Failure::Protocol));
+    }
+
+    #[test]
+    fn a_stopping_server_sends_calls_elsewhere_unless_they_are_bound_to_it() {
+        let epoch = Epoch::new(0);
+        let mut call = Call::new(WRITE, END);
+        assert_eq!(call.answered(Nanos(3), Verdict::Stopping, &epoch), Step::Again { at: Nanos(3), elsewhere: true });
+        let mut bound = Call::new(Rights { bound: true, ..WRITE }, END);
+        assert_eq!(bound.answered(Nanos(3), Verdict::Stopping, &epoch), Step::Answer);
+        assert_eq!(call.lost(Nanos(5), false), Step::Again { at: Nanos(5), elsewhere: false });
+        assert_eq!(call.lost(END, false), Step::Fail(Failure::Late));
+    }
+}

@@ -1,0 +1,98 @@
+//! A peer that says nothing: slow, or dead?
+
+use impresario_sched::Nanos;
+
+/// How long a silent peer is put up with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// A peer that is silent for so long with calls outstanding is given up; after half of it it is asked for a sign of
+    /// life, which every server gives at once.
+    pub silence: Nanos,
+    /// There are other ways to go. Without one a peer is only given up when a call's time is over.
+    pub has_other_ways: bool,
+}
+
+/// What a connection has heard of its peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Silence {
+    last_heard: Nanos,
+    /// A sign of life was asked for since.
+    pinged: bool,
+}
+
+/// What is to be done about a silent peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sign {
+    /// Nothing.
+    Wait,
+    /// Ask it for a sign of life.
+    Ping,
+    /// It is dead: leave it. It has been silent for this long.
+    GiveUp(Nanos),
+}
+
+impl Silence {
+    /// A peer that has just been heard.
+    pub fn new(now: Nanos) -> Silence {
+        Silence { last_heard: now, pinged: false }
+    }
+
+    /// When something came last.
+    pub fn last_heard(&self) -> Nanos {
+        self.last_heard
+    }
+
+    /// Something came.
+    pub fn heard(&mut self, now: Nanos) {
+        *self = Silence::new(now);
+    }
+
+    /// Judges the silence over a call that was sent at `sent`; `is_late`: its time is over.
+    pub fn judge(&mut self, now: Nanos, sent: Nanos, is_late: bool, patience: &Patience) -> Sign {
+        let silent = now.0.saturating_sub(self.last_heard.max(sent).0);
+        if silent >= patience.silence.0 && (is_late || patience.has_other_ways) {
+            return Sign::GiveUp(Nanos(silent));
+        }
+        if patience.has_other_ways && !is_late && !self.pinged && silent >= patience.silence.0 / 2 {
+            self.pinged = true;
+            return Sign::Ping;
+        }
+        Sign::Wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(silence: &mut Silence, now: u64, is_late: bool, has_other_ways: bool) -> Sign {
+        silence.judge(Nanos(now), Nanos(0), is_late, &Patience { silence: Nanos(100), has_other_ways })
+    }
+
+    #[test]
+    fn a_dead_peer_is_pinged_once_and_given_up() {
+        let mut silence = Silence::new(Nanos(0));
+        assert_eq!(judge(&mut silence, 49, false, true), Sign::Wait);
+        assert_eq!(judge(&mut silence, 50, false, true), Sign::Ping);
+        assert_eq!(judge(&mut silence, 99, false, true), Sign::Wait);
+        assert_eq!(judge(&mut silence, 100, false, true), Sign::GiveUp(Nanos(100)));
+    }
+
+    #[test]
+    fn a_slow_peer_that_answers_pings_is_kept() {
+        let mut silence = Silence::new(Nanos(0));
+        for round in 0..10 {
+            assert_eq!(judge(&mut silence, round * 60 + 50, false, true), Sign::Ping);
+            silence.heard(Nanos(round * 60 + 60));
+        }
+    }
+
+    #[test]
+    fn without_another_way_only_the_end_of_a_call_ends_the_wait() {
+        let mut silence = Silence::new(Nanos(0));
+        assert_eq!(judge(&mut silence, 1000, false, false), Sign::Wait);
+        assert_eq!(judge(&mut silence, 1000, true, false), Sign::GiveUp(Nanos(1000)));
+        silence.heard(Nanos(990));
+        assert_eq!(judge(&mut silence, 1000, true, false), Sign::Wait, "late, but not dead");
+    }
+}

@@ -1,0 +1,429 @@
+//! The laws of the core's contract (architecture, *The core's contract*), watched while a core is driven: by random
+//! scripts (the tests beside this file) and by the simulator.
+//!
+//! Everything here is looked at from outside the core, by what it was given and what it gave: every accepted byte
+//! is dispatched exactly once; conflicting requests keep their order; no wait exceeds the policy's bound; no lane idles while
+//! there is work for it, except for a wait that the policy may state ([`Conduct`]); a connection that cannot take data is
+//! left alone. It costs about as much as the core itself, and more where many requests of one file conflict.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustc_hash::FxHashMap;
+
+use crate::policy::{self, Conduct, Params};
+use crate::{
+    Batch, BatchId, Core, CoreConfig, FileId, LaneId, LaneStatus, Nanos, Next, Op, PolicySpec, Request, RequestId,
+    WaitBound, WaitReason,
+};
+
+#[cfg(test)]
+mod script;
+#[cfg(test)]
+mod tests;
+
+/// Violations kept.
+pub const VIOLATIONS_MAX: usize = 20;
+/// A wait may be noticed so much late, ns.
+const TOLERANCE_NS: u64 = 1_000;
+
+struct Known {
+    request: Request,
+    order: u64,
+    sent: u64,
+    flying: u32,
+    cancelled: bool,
+    /// What the policy promised, and how much its lane had been dispatched and had idled by then.
+    bound: Option<WaitBound>,
+    batches_before: u64,
+    idle_before: u64,
+    /// Batches of it, and batches of others while a rule withheld it.
+    own: u64,
+    withheld: u64,
+}
+
+impl Known {
+    fn waits(&self) -> bool {
+        !self.cancelled && self.sent < self.request.extent.len
+    }
+}
+
+#[derive(Clone, Default)]
+struct Lane {
+    limit: Option<u32>,
+    in_flight: u32,
+    /// Batches dispatched and time idled away since the beginning.
+    batches: u64,
+    idle: u64,
+    /// Idle time before which does not count any more.
+    idle_floor: u64,
+    hold_until: u64,
+}
+
+/// Watches one core.
+pub struct Laws {
+    policy: String,
+    shared_space: bool,
+    total_limit: u32,
+    pieces: bool,
+    /// Its policy hands everything over at once: limits do not apply.
+    unlimited: bool,
+    conduct: Conduct,
+    may_idle: bool,
+    in_order: bool,
+    not_ready: BTreeSet<u32>,
+    known: BTreeMap<RequestId, Known>,
+    /// Those that wait and that a rule may withhold.
+    withheld: BTreeSet<RequestId>,
+    /// Outstanding requests by file, lane (0 where all share one space) and offset, and the longest that there was.
+    places: BTreeSet<(FileId, u16, u64, RequestId)>,
+    longest: u64,
+    /// Outstanding writes of files.
+    writes: FxHashMap<FileId, u32>,
+    flying: BTreeMap<BatchId, Batch>,
+    lanes: Vec<Lane>,
+    order: u64,
+    looked: u64,
+    /// When the core asked to be asked again.
+    due: u64,
+    violations: Vec<String>,
+}
+
+fn conflict(a: &Request, b: &Request, shared_space: bool) -> bool {
+    let same = a.extent.file == b.extent.file && (shared_space || a.extent.lane == b.extent.lane);
+    let overlap = a.extent.lane_offset < b.extent.end() && b.extent.lane_offset < a.extent.end();
+    let harmless = |op: Op| matches!(op, Op::Read | Op::Sync);
+    same && overlap && !(harmless(a.op) && harmless(b.op))
+}
+
+/// What a policy may do, and with its parameters whether it may idle and serves accesses of a connection in order.
+///
+/// # Panics
+/// For a policy that no core accepts.
+fn conduct(spec: &PolicySpec) -> (Conduct, bool, bool) {
+    let info = policy::info(&spec.name).unwrap_or_else(|| panic!("there is no policy {}", spec.name));
+    let params = Params::new(info.name, info.params, &spec.params).unwrap_or_else(|e| panic!("{e}"));
+    (info.conduct, (info.conduct.idles)(&params), (info.conduct.in_order)(&params))
+}
+
+impl Laws {
+    /// Laws for a core that has nothing yet.
+    pub fn new(config: &CoreConfig, core: &Core) -> Laws {
+        let mut laws = Laws {
+            policy: String::new(),
+            shared_space: config.shared_space,
+            total_limit: config.total_requests.max(1),
+            pieces: config.pieces,
+            unlimited: false,
+            conduct: Conduct::conserving(""),
+            may_idle: false,
+            in_order: false,
+            not_ready: BTreeSet::new(),
+            known: BTreeMap::new(),
+            withheld: BTreeSet::new(),
+            places: BTreeSet::new(),
+            longest: 0,
+            writes: FxHashMap::default(),
+            flying: BTreeMap::new(),
+            lanes: vec![Lane::default(); usize::from(config.lanes.max(1))],
+            order: 0,
+            looked: 0,
+            due: u64::MAX,
+            violations: Vec::new(),
+        };
+        laws.switched(core);
+        laws
+    }
+
+    /// Another policy is in force, or the same with other parameters: what was promised holds no more.
+    pub fn switched(&mut self, core: &Core) {
+        let status = core.status();
+        (self.conduct, self.may_idle, self.in_order) = conduct(&status.policy);
+        let limit = |l: &LaneStatus| l.limit_batches;
+        self.lanes.iter_mut().zip(&status.lanes).for_each(|(lane, l)| lane.limit = limit(l));
+        self.unlimited = self.conduct.unlimited;
+        self.policy = status.policy.to_string();
+        self.known.values_mut().for_each(|k| k.bound = None);
+        self.withheld.clear();
+    }
+
+    /// A lane is held by its driver.
+    pub fn held(&mut self, now: Nanos, lane: LaneId, until: Nanos) {
+        self.pass_time(now.0);
+        self.lanes[lane.index()].hold_until = until.0;
+    }
+
+    fn violated(&mut self, now: u64, what: String) {
+        if self.violations.len() < VIOLATIONS_MAX {
+            self.violations.push(format!("{:.9} s, {}: {what}", now as f64 / 1e9, self.policy));
+        }
+    }
+
+    /// What was found wrong since the last call, in words.
+    pub fn take_violations(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.violations)
+    }
+
+    fn is_blocked(&self, k: &Known) -> bool {
+        if !self.writes.contains_key(&k.request.extent.file) {
+            return false;
+        }
+        let (file, lane, start, _) = self.place(RequestId(0), &k.request);
+        let from = (file, lane, start.saturating_sub(self.longest), RequestId(0));
+        let near = self.places.range(from..(file, lane, k.request.extent.end(), RequestId(0)));
+        let older = |o: &&Known| o.order < k.order && (o.waits() || o.flying > 0);
+        let mut conflicts = near.filter_map(|place| self.known.get(&place.3)).filter(older);
+        conflicts.any(|o| conflict(&o.request, &k.request, self.shared_space))
+    }
+
+    fn place(&self, id: RequestId, request: &Request) -> (FileId, u16, u64, RequestId) {
+        let lane = if self.shared_space { 0 } else { request.extent.lane.0 };
+        (request.extent.file, lane, request.extent.lane_offset, id)
+    }
+
+    fn is_ready(&self, request: &Request) -> bool {
+        !self.conduct.minds_connections || !request.op.is_data() || !self.not_ready.contains(&request.conn.0)
+    }
+
+    /// An older access of the same connection goes first, though at another lane.
+    fn has_older_sibling(&self, k: &Known) -> bool {
+        let mut all = self.known.values().filter(|o| o.request.conn == k.request.conn && o.request.op.is_data());
+        self.in_order && self.shared_space && all.any(|o| o.waits() && o.order < k.order && !self.is_blocked(o))
+    }
+
+    fn total_open(&self) -> bool {
+        self.unlimited || (self.flying.len() as u64) < u64::from(self.total_limit)
+    }
+
+    fn lane_open(&self, lane: usize) -> bool {
+        self.lanes[lane].in_flight < self.lanes[lane].limit.unwrap_or(u32::MAX)
+    }
+
+    /// Time went on: lanes with room idled.
+    fn pass_time(&mut self, now: u64) {
+        let from = std::mem::replace(&mut self.looked, now);
+        if now == from {
+            return;
+        }
+        let (total_open, overdue) = (self.total_open(), now > self.due);
+        for i in 0..self.lanes.len() {
+            let open = self.lane_open(i);
+            let lane = &mut self.lanes[i];
+            if total_open && open {
+                lane.idle += now - from;
+            }
+            // While the node is full, the lane held, or a timer late, times at which a lane would have had its turn pass
+            // without the policy's doing.
+            if !total_open || overdue || lane.hold_until > from {
+                lane.idle_floor = lane.idle;
+            }
+        }
+    }
+
+    /// A request was accepted; to be told before the core is asked again.
+    pub fn pushed(&mut self, now: u64, core: &Core, id: RequestId, request: &Request) {
+        self.pass_time(now);
+        let bound = core.wait_bound(Nanos(now), id).filter(|_| self.is_ready(request));
+        self.order += 1;
+        self.places.insert(self.place(id, request));
+        self.longest = self.longest.max(request.extent.len);
+        if request.op != Op::Read {
+            *self.writes.entry(request.extent.file).or_default() += 1;
+        }
+        let lane = &self.lanes[request.extent.lane.index()];
+        let known = Known {
+            request: *request,
+            order: self.order,
+            sent: 0,
+            flying: 0,
+            cancelled: false,
+            bound,
+            batches_before: lane.batches,
+            idle_before: lane.idle,
+            own: 0,
+            withheld: 0,
+        };
+        if bound.is_some_and(|b| b.by_rule) {
+            self.withheld.insert(id);
+        }
+        if self.known.insert(id, known).is_some() {
+            self.violated(now, "an identity was given twice".into());
+        }
+    }
+
+    fn forget(&mut self, id: RequestId) {
+        let Some(k) = self.known.remove(&id) else { return };
+        self.places.remove(&self.place(id, &k.request));
+        self.withheld.remove(&id);
+        let file = k.request.extent.file;
+        if k.request.op != Op::Read
+            && let Some(count) = self.writes.get_mut(&file)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.writes.remove(&file);
+            }
+        }
+    }
+
+    /// The core was asked.
+    pub fn said(&mut self, now: u64, core: &Core, said: &Next) {
+        self.pass_time(now);
+        match said {
+            Next::Dispatch(batch) => {
+                self.dispatched(now, batch);
+                let passed = |id: &RequestId| batch.op.is_data() && batch.parts.iter().all(|p| p.id != *id);
+                for id in self.withheld.iter().filter(|id| passed(id) && core.is_withheld(Nanos(now), **id)) {
+                    if let Some(k) = self.known.get_mut(id).filter(|k| k.request.extent.lane == batch.extent.lane) {
+                        k.withheld += 1;
+                    }
+                }
+            }
+            Next::Wait { until, reason } => {
+                self.due = until.0;
+                self.waits(now, until.0, *reason);
+            }
+        }
+    }
+
+    fn dispatched(&mut self, now: u64, batch: &Batch) {
+        let mut wrong = Vec::new();
+        let lane = batch.extent.lane.index();
+        if !(self.unlimited || self.total_open() && self.lane_open(lane)) {
+            wrong.push(format!("a batch for lane {lane}, which has no room"));
+        }
+        if self.lanes[lane].hold_until > now {
+            wrong.push(format!("a batch for lane {lane}, which is held"));
+        }
+        let mut end = batch.extent.lane_offset;
+        for part in &batch.parts {
+            let Some(k) = self.known.get(&part.id) else {
+                wrong.push("law 1: a request that is not outstanding was dispatched".to_string());
+                continue;
+            };
+            let rest = k.request.extent.len.saturating_sub(k.sent);
+            if !k.waits()
+                || (part.from, part.lane_offset) != (k.sent, k.request.extent.lane_offset.saturating_add(k.sent))
+            {
+                wrong.push(format!("law 1: dispatched twice or out of order: {part:?} of {:?}", k.request));
+            }
+            if !(part.len == rest || self.pieces && part.len > 0 && part.len < rest && batch.parts.len() == 1) {
+                wrong.push(format!("law 1: a piece of {} bytes where {rest} are left", part.len));
+            }
+            if self.is_blocked(k) {
+                wrong.push(format!("law 2: an older request that conflicts is outstanding: {:?}", k.request));
+            }
+            if !self.is_ready(&k.request) {
+                wrong.push(format!("connection {} cannot take data", k.request.conn.0));
+            }
+            let elsewhere = !self.shared_space && k.request.extent.lane != batch.extent.lane;
+            if k.request.op != batch.op || k.request.extent.file != batch.extent.file || elsewhere {
+                wrong.push(format!("a batch is of one file, lane and operation: {:?}", k.request));
+            }
+            if part.lane_offset > end && !(self.conduct.minds_connections && batch.op == Op::Read) {
+                wrong.push(format!("the parts of a batch do not touch at {end}"));
+            }
+            wrong.extend(self.too_late(k));
+            end = end.max(part.lane_offset.saturating_add(part.len));
+        }
+        if end != batch.extent.end() {
+            wrong.push(format!("a batch ends at {}, its parts at {end}", batch.extent.end()));
+        }
+        for part in &batch.parts {
+            if let Some(k) = self.known.get_mut(&part.id) {
+                (k.sent, k.flying, k.own) = (k.sent.saturating_add(part.len), k.flying + 1, k.own + 1);
+            }
+        }
+        // Barriers pass the policy by.
+        self.lanes[lane].batches += u64::from(batch.op.is_data());
+        self.lanes[lane].in_flight += 1;
+        self.flying.insert(batch.id, batch.clone());
+        wrong.into_iter().for_each(|what| self.violated(now, what));
+    }
+
+    /// Whether a request that is dispatched now waited longer than was promised.
+    fn too_late(&self, k: &Known) -> Option<String> {
+        let (bound, lane) = (k.bound?, &self.lanes[k.request.extent.lane.index()]);
+        let batches = lane.batches - k.batches_before - k.own - k.withheld;
+        if batches > bound.batches {
+            return Some(format!("law 3: {batches} batches before it, bound {}: {:?}", bound.batches, k.request));
+        }
+        let idle = lane.idle - k.idle_before.max(lane.idle_floor);
+        let late = !(self.shared_space && self.in_order) && idle > bound.idle.0.saturating_add(TOLERANCE_NS);
+        late.then(|| format!("law 3: the lane idled {idle} ns, bound {} ns: {:?}", bound.idle.0, k.request))
+    }
+
+    fn waits(&mut self, now: u64, until: u64, reason: WaitReason) {
+        if until <= now {
+            self.violated(now, format!("a wait until {until} ns, which is past"));
+        }
+        let stated = self.may_idle
+            && match reason {
+                WaitReason::Connection => !self.not_ready.is_empty(),
+                WaitReason::Empty => false,
+                _ => until < u64::MAX,
+            };
+        let is_open = |lane: usize| self.lane_open(lane) && self.lanes[lane].hold_until <= now;
+        let open: Vec<bool> = (0..self.lanes.len()).map(is_open).collect();
+        if stated || !self.total_open() || !open.contains(&true) {
+            return;
+        }
+        let could_go = |k: &&Known| {
+            let free = k.waits() && open[k.request.extent.lane.index()] && self.is_ready(&k.request);
+            free && !self.is_blocked(k) && !self.has_older_sibling(k)
+        };
+        if let Some(k) = self.known.values().find(could_go) {
+            let what = format!("law 4: idle ({reason:?} until {until} ns) with work: {:?}", k.request);
+            self.violated(now, what);
+        }
+    }
+
+    /// A batch ended.
+    pub fn completed(&mut self, now: u64, batch: BatchId) {
+        self.pass_time(now);
+        let Some(batch) = self.flying.remove(&batch) else { return };
+        self.lanes[batch.extent.lane.index()].in_flight -= 1;
+        for part in batch.parts {
+            let Some(k) = self.known.get_mut(&part.id) else { continue };
+            k.flying -= 1;
+            if k.flying == 0 && !k.waits() {
+                self.forget(part.id);
+            }
+        }
+    }
+
+    /// Requests were cancelled.
+    pub fn cancelled(&mut self, now: u64, ids: &[RequestId]) {
+        self.pass_time(now);
+        for id in ids {
+            if let Some(k) = self.known.get_mut(id) {
+                k.cancelled = true;
+                if k.flying == 0 {
+                    self.forget(*id);
+                }
+            }
+        }
+    }
+
+    /// A connection is gone, and these requests with it.
+    pub fn disconnected(&mut self, now: u64, conn: u32, ids: &[RequestId]) {
+        self.cancelled(now, ids);
+        if self.known.values().any(|k| k.waits() && k.request.conn.0 == conn) {
+            self.violated(now, format!("connection {conn} was cancelled, but has requests queued"));
+        }
+        self.readiness(now, conn, true);
+    }
+
+    /// A connection can, or can no longer, take data. Where policies mind, bounds are of ready connections.
+    pub fn readiness(&mut self, now: u64, conn: u32, ready: bool) {
+        self.pass_time(now);
+        let changed = if ready { self.not_ready.remove(&conn) } else { self.not_ready.insert(conn) };
+        if changed && self.conduct.minds_connections {
+            self.known.values_mut().filter(|k| k.request.conn.0 == conn).for_each(|k| k.bound = None);
+        }
+    }
+
+    /// Nothing is outstanding any more, as far as the laws saw.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.flying.is_empty() && self.writes.is_empty()
+    }
+}

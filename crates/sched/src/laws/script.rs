@@ -1,0 +1,406 @@
+//! Random scripts for every policy: requests, completions, cancellations, holds and switches. A new policy joins by a
+//! line in [`specs`].
+
+use std::sync::Arc;
+
+use impresario_base::random::Random;
+use impresario_foresight::{PredictedQueues, Recorded};
+
+use super::*;
+use crate::{Cancelled, ClientId, Completion, ConnId, Event, Extent, JobId, UserId};
+
+/// (policy, number of lanes)
+pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
+    let p = PolicySpec::named;
+    vec![
+        (p("none"), 1),
+        (p("none"), 3),
+        (p("fifo"), 1),
+        (p("fifo").with("merge", "on").with("batch_requests", 5), 3),
+        (p("hbrr"), 1),
+        (p("hbrr").with("quantum_requests", 3), 3),
+        (p("mlf"), 1),
+        (p("mlf").with("window_us", 0), 1),
+        (p("mlf").with("batch_requests", 4).with("guard_batches", 2), 3),
+        (p("mlf").with("growth", "double").with("quantum_bytes", 512), 1),
+        (p("mlf").with("pass_us", 50), 2),
+        (p("mlf").with("weights", "a: user=0 & op=read {weight=8}; b: op=write {weight=0.1}"), 1),
+        (p("mlf").with("reads_ahead_requests", 100).with("batch_requests", 3), 2),
+        (p("aioli").with("hold_us", 10), 1),
+        (p("aioli").with("hold_us", 5).with("window_us", 0).with("quantum_bytes", 1024), 3),
+        (p("agios"), 1),
+        (p("agios").with("wait_us", 30).with("batch_requests", 4).with("pass_us", 10), 3),
+        (p("agios-causal"), 1),
+        (p("agios-causal").with("wait_us", 20).with("window_us", 200).with("guard_batches", 3), 3),
+        (p("stream"), 1),
+        (p("stream").with("turn_bytes", 2048).with("piece_bytes", 1024).with("guard_batches", 7), 3),
+        (p("scan"), 1),
+        (p("scan").with("job_order", "free").with("guard_batches", 3).with("sieve", "off"), 2),
+        (p("wscan").with("window_bytes", 8192), 1),
+        (p("wscan").with("window_bytes", 0).with("piece_bytes", 512).with("guard_batches", 5), 2),
+        (p("sstf"), 1),
+        (p("sstf").with("patience_us", 5).with("job_order", "free").with("piece_bytes", 700), 2),
+        (p("sstf").with("patience_us", 0).with("guard_batches", 4), 1),
+        (p("to"), 1),
+        (p("to"), 3),
+        (p("to-agg"), 1),
+        (p("to-agg").with("batch_requests", 4), 3),
+        (p("sjf"), 1),
+        (p("sjf").with("merge", "off").with("guard_batches", 3), 3),
+        (p("sw").with("window_ms", 1), 1),
+        (p("sw").with("guard_batches", 4).with("batch_requests", 3), 3),
+        (p("wfq"), 1),
+        (p("wfq").with("quantum_bytes", 1024).with("by", "file").with("merge", "on"), 3),
+        (p("wfq").with("by", "client").with("rules", "a: op=read {quantum_bytes=700}; b: * {}"), 2),
+        (p("twins").with("window_us", 20).with("in_flight_per_server", 1).with("merge", "on"), 4),
+        (p("twins").with("window_us", 30).with("order_within", "offset").with("guard_batches", 3), 3),
+        (p("twins").with("window_us", 25).with("merge", "on").with("work_conserving", "on"), 3),
+        (
+            p("twins")
+                .with("window_us", 50)
+                .with("order_within", "offset")
+                .with("merge", "on")
+                .with("anticipation_us", 9),
+            3,
+        ),
+        (p("twins").with("window_us", 40).with("work_conserving", "on").with("anticipation_us", 30), 2),
+        (p("twins").with("window_us", 40).with("work_conserving", "idle").with("anticipation_us", 30), 2),
+        (p("twins").with("window_us", 20), 4),
+        (p("twins").with("window_us", 35).with("order", "permutation"), 3),
+        (p("crr"), 1),
+        (p("crr").with("quantum_requests", 2).with("merge", "on").with("batch_requests", 3), 3),
+        (p("orr"), 1),
+        (p("orr").with("quantum_requests", 3).with("guard_batches", 2), 3),
+        (p("deadline").with("read_expire_ms", 0), 1),
+        (p("deadline").with("sweep_batches", 3).with("guard_batches", 5).with("batch_requests", 4), 3),
+        (p("tbf"), 1),
+        (p("tbf").with("rules", TBF_LIMITS), 1),
+        (p("tbf").with("rules", TBF_LIMITS).with("merge", "on").with("batch_requests", 4), 3),
+        (p("tbf").with("rules", TBF_SHARES).with("guard_batches", 5).with("merge", "on"), 3),
+        (p("mclock"), 1),
+        (p("mclock").with("rules", MCLOCK_LIMITS).with("guard_batches", 7), 2),
+        (p("mclock").with("rules", MCLOCK_LIMITS).with("unit", "device").with("merge", "on"), 1),
+        (p("mclock").with("rules", MCLOCK_SHARES).with("guard_batches", 4), 3),
+        (p("set10").with("phase_gap_ms", 1), 1),
+        (p("set10").with("rules", "a: job=1 {period_s=1000}").with("guard_batches", 6), 3),
+        (p("lowest-yield-first").with("phase_gap_ms", 1), 1),
+        (p("lowest-yield-first").with("measure", "bytes").with("guard_batches", 5).with("merge", "off"), 3),
+    ]
+}
+
+/// Limits small enough to be met often within a script, large enough that it ends.
+const TBF_LIMITS: &str = "w: op=write {requests_per_s=30000, burst=2}; f: file=1|2 {bytes_per_s=1e8, burst=8192, \
+                          each=file, under=all}; j: job=1 {requests_per_s=40000, each=client, under=all}; \
+                          t: file=0 {device=300, burst=0.02}; all: job=2 {device=500}";
+const TBF_SHARES: &str = "w: op=write {requests_per_s=3000, borrow=on, under=all}; j: job=1|2 {bytes_per_s=1e6, each=job, \
+                          borrow=on}; all: file=3 {device=0.1, borrow=on}";
+const MCLOCK_LIMITS: &str = "a: job=1 {limit=40000, weight=3}; b: file=1 {reservation=10000, limit=30000}; \
+                             c: * {reservation=50, each=client}";
+const MCLOCK_SHARES: &str = "a: op=write {reservation=30000, each=job}; b: * {weight=0.01, each=client}";
+
+/// How a script goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Load {
+    /// Anything at random.
+    Mixed,
+    /// One stream that ascends without end beside a few others, which is what starves whoever an order leaves behind.
+    Ascending,
+    /// The same at the lowest offsets.
+    Low,
+    /// What a stream leaves behind.
+    Victims,
+}
+
+/// A run as scripts are, for the policies that go by recorded ones.
+fn recorded_run(rng: &mut Random) -> Arc<PredictedQueues> {
+    let request = |_| {
+        let arrival_ns = rng.below(1_000_000);
+        Recorded {
+            file: rng.below(4),
+            write: rng.below(3) == 0,
+            offset: rng.below(60) * 1024,
+            len: [512, 1024, 1024, 1024, 4096][rng.below(5) as usize],
+            arrival_ns,
+            completed_ns: (rng.below(8) > 0).then(|| arrival_ns + rng.below(100_000)),
+        }
+    };
+    Arc::new(PredictedQueues::new((0..400).map(request)))
+}
+
+pub(super) struct Script {
+    pub(super) core: Core,
+    pub(super) laws: Laws,
+    pub(super) rng: Random,
+    pub(super) now: Nanos,
+    pub(super) lanes: u16,
+    pub(super) load: Load,
+    pub(super) flying: Vec<(Batch, Nanos)>,
+    pub(super) log: Vec<String>,
+    pub(super) pushed: u64,
+}
+
+impl Script {
+    pub(super) fn new(spec: &PolicySpec, lanes: u16, seed: u64) -> Script {
+        let mut rng = Random::new(seed);
+        let config = CoreConfig {
+            shared_space: lanes > 1 && rng.below(2) == 0,
+            pieces: rng.below(2) == 0,
+            lanes,
+            lane_requests: 1 + rng.below(3) as u32,
+            total_requests: if rng.below(2) == 0 { u32::MAX } else { 2 },
+            node_rank: rng.below(9) as u32,
+            ..CoreConfig::single_lane(64)
+        };
+        let mut core = Core::new(config.clone(), spec).unwrap();
+        core.foresee(Some(recorded_run(&mut Random::new(seed ^ 0xa610))));
+        Script::on(core, &config, rng)
+    }
+
+    pub(super) fn on(core: Core, config: &CoreConfig, rng: Random) -> Script {
+        let laws = Laws::new(config, &core);
+        let (lanes, now) = (config.lanes, Nanos(1_000));
+        Script { core, laws, rng, now, lanes, load: Load::Mixed, flying: Vec::new(), log: Vec::new(), pushed: 0 }
+    }
+
+    pub(super) fn below(&mut self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+
+    /// A request: its operation, file, offset, length and connection by the load.
+    pub(super) fn request(&mut self) -> Request {
+        let lane = LaneId(self.below(u64::from(self.lanes)) as u16);
+        let streams = self.load == Load::Victims || (self.load != Load::Mixed && self.below(8) > 0);
+        let (op, file, offset, len) = if streams {
+            let offset = match self.load {
+                Load::Victims => 20 + 2 * self.pushed,
+                Load::Low => self.pushed % 3,
+                _ => 50 + 2 * self.pushed,
+            };
+            (Op::Read, 3, offset * 1024, 512)
+        } else {
+            let op = match self.below(20) {
+                0 => Op::Sync,
+                1 => Op::Truncate,
+                2..8 => Op::Write,
+                _ => Op::Read,
+            };
+            let len = [512, 1024, 1024, 1024, 4096][self.below(5) as usize];
+            (op, self.below(4) as u32, self.below(40) * 1024, len)
+        };
+        let (offset, len) = match op {
+            Op::Sync => (0, u64::MAX),
+            Op::Truncate => (offset, u64::MAX),
+            _ => (offset, len),
+        };
+        let extent = Extent { file: FileId(file), lane, file_offset: offset, lane_offset: offset, len };
+        // Who asks follows from the connection: four clients of two users, each with one or two jobs; the stream's is
+        // another.
+        let conn = match self.load {
+            Load::Victims => 0,
+            _ if streams => 5,
+            _ => self.below(5) as u32,
+        };
+        Request {
+            arrival: self.now,
+            conn: ConnId(conn),
+            client: ClientId(conn % 4),
+            job: JobId(conn % 3),
+            user: UserId(conn % 2),
+            ..Request::new(op, extent)
+        }
+    }
+
+    pub(super) fn push(&mut self) {
+        let mut request = self.request();
+        self.pushed += 1;
+        if self.core.room() == 0 {
+            assert!(self.core.push(self.now, &request).is_err());
+            return;
+        }
+        let id = self.core.push(self.now, &request).unwrap();
+        request.id = id;
+        assert_eq!(self.core.request(id), Some(request));
+        self.laws.pushed(self.now.0, &self.core, id, &request);
+    }
+
+    /// Asks for dispatches until there is none; until when.
+    pub(super) fn pump(&mut self) -> Nanos {
+        loop {
+            let said = self.core.next(self.now);
+            self.laws.said(self.now.0, &self.core, &said);
+            match said {
+                Next::Dispatch(batch) => {
+                    assert!(!batch.parts.is_empty());
+                    self.log.push(format!("{} {:?} {:?}", self.now.0, batch.extent, batch.parts));
+                    self.flying.push((batch, self.now));
+                }
+                Next::Wait { until, .. } => return until,
+            }
+        }
+    }
+
+    pub(super) fn complete(&mut self) {
+        if self.flying.is_empty() {
+            return;
+        }
+        let at = self.below(self.flying.len() as u64) as usize;
+        let (batch, started) = self.flying.swap_remove(at);
+        let mut completion = Completion::of(&batch, started, self.now);
+        if self.below(10) == 0 {
+            (completion.errno, completion.bytes_done) = (5, 0);
+        }
+        self.core.event(self.now, Event::Completed(completion));
+        self.core.event(self.now, Event::Completed(completion)); // reported twice: ignored
+        self.laws.completed(self.now.0, batch.id);
+    }
+
+    /// Time goes on, but no further than to when the core wants to be asked.
+    pub(super) fn advance(&mut self, by: u64) {
+        let due = self.laws.due.saturating_sub(self.now.0).max(1);
+        self.now += Nanos(by.min(due));
+    }
+
+    pub(super) fn cancel(&mut self) {
+        let known: Vec<RequestId> = self.laws.known.keys().copied().collect();
+        if !known.is_empty() {
+            let id = known[self.below(known.len() as u64) as usize];
+            let k = &self.laws.known[&id];
+            let expected = if k.flying == 0 { Cancelled::Removed } else { Cancelled::InFlight };
+            let then = if k.flying == 0 { Cancelled::Unknown } else { Cancelled::InFlight };
+            assert_eq!(self.core.cancel(self.now, id), expected);
+            assert_eq!(self.core.cancel(self.now, id), then);
+            self.laws.cancelled(self.now.0, &[id]);
+        }
+        if self.below(8) == 0 {
+            let conn = self.below(5) as u32;
+            let mut gone = self.core.cancel_connection(self.now, ConnId(conn));
+            gone.sort();
+            let mine = self.laws.known.iter().filter(|(_, k)| k.waits() && k.request.conn.0 == conn);
+            assert_eq!(gone, mine.map(|(id, _)| *id).collect::<Vec<_>>());
+            self.laws.disconnected(self.now.0, conn, &gone);
+        }
+    }
+
+    pub(super) fn change_readiness(&mut self) {
+        let conn = self.below(5) as u32;
+        let ready = self.laws.not_ready.contains(&conn);
+        self.be_ready(conn, ready);
+    }
+
+    pub(super) fn be_ready(&mut self, conn: u32, ready: bool) {
+        self.core.event(self.now, Event::Ready { connection: ConnId(conn), ready });
+        self.laws.readiness(self.now.0, conn, ready);
+    }
+
+    pub(super) fn hold(&mut self) {
+        let lane = LaneId(self.below(u64::from(self.lanes)) as u16);
+        let until = self.now + Nanos(self.below(30_000));
+        self.core.hold(lane, until);
+        self.laws.held(self.now, lane, until);
+    }
+
+    pub(super) fn switch(&mut self, to: &PolicySpec) {
+        self.core.reconfigure(self.now, to).unwrap();
+        self.laws.switched(&self.core);
+    }
+
+    /// One step. Devices keep up, but only just.
+    pub(super) fn step(&mut self, switches: &[PolicySpec]) {
+        match self.below(10) {
+            0..5 => self.push(),
+            5..8 => self.complete(),
+            8 => {
+                let by = self.below(40_000);
+                self.advance(by);
+            }
+            _ => match self.below(6) {
+                0 => self.hold(),
+                1 if !switches.is_empty() => {
+                    let to = &switches[self.below(switches.len() as u64) as usize];
+                    self.switch(to);
+                }
+                2 => self.change_readiness(),
+                _ => self.cancel(),
+            },
+        }
+        self.pump();
+    }
+
+    /// Steps of pushes and completions only, with ever the same load.
+    pub(super) fn flood(&mut self, loads: &[(Load, u32)]) {
+        for (load, steps) in loads {
+            self.load = *load;
+            for _ in 0..*steps {
+                (0..2).for_each(|_| self.push());
+                self.pump();
+                // The first requests are there together before the first batch comes back.
+                if self.pushed > 8 {
+                    self.advance(1_000);
+                    self.complete();
+                    self.pump();
+                }
+            }
+        }
+    }
+
+    /// Lets everything outstanding finish; bounded by what there is.
+    pub(super) fn finish(&mut self) {
+        for conn in 0..6 {
+            self.be_ready(conn, true);
+        }
+        for _ in 0..200_000 {
+            let until = self.pump();
+            if self.core.is_empty() {
+                break;
+            }
+            if self.flying.is_empty() {
+                assert!(until < Nanos::MAX, "work is left and nothing would ever wake the scheduler");
+                self.advance(u64::MAX);
+            } else {
+                self.advance(3_000);
+                self.complete();
+            }
+        }
+        assert!(self.core.is_empty() && self.laws.is_empty(), "everything ends");
+        assert!(matches!(self.core.next(self.now), Next::Wait { until: Nanos::MAX, reason: WaitReason::Empty }));
+        let status = self.core.status();
+        assert_eq!((status.queued, status.blocked, status.in_flight_batches), (0, 0, 0), "gauges are back at zero");
+    }
+
+    pub(super) fn judge(&mut self) {
+        assert_eq!(self.laws.take_violations(), Vec::<String>::new());
+    }
+}
+
+pub(super) fn seeds(default: u64) -> Vec<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    match number("LAWS_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..number("LAWS_SEEDS").unwrap_or(default)).collect(),
+    }
+}
+
+/// Names the seed when an assertion fails inside.
+pub(super) fn replayable<R>(what: &str, seed: u64, run: impl FnOnce() -> R) -> R {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+        .unwrap_or_else(|_| panic!("{what} failed; replay it with LAWS_SEED={seed}"))
+}
+
+pub(super) fn run(
+    spec: &PolicySpec,
+    lanes: u16,
+    seed: u64,
+    load: Load,
+    steps: u32,
+    switches: &[PolicySpec],
+) -> Vec<String> {
+    let mut script = Script::new(spec, lanes, seed);
+    for step in 0..steps {
+        // What streams starve has come before.
+        script.load = if step > 40 { load } else { Load::Mixed };
+        script.step(switches);
+    }
+    script.finish();
+    script.judge();
+    script.log
+}

@@ -1,0 +1,266 @@
+//! The laws over random scripts, for every policy; and what each law says of a core that breaks it.
+//!
+//! A failure names its seed; `LAWS_SEED=n` replays that one alone, `LAWS_SEEDS=n` runs more than the usual number.
+
+use impresario_base::random::Random;
+
+use super::script::{Load, Script, replayable, run, seeds, specs};
+use super::*;
+use crate::policy::{Choice, Done, Policy, Setup, View};
+use crate::table::Slot;
+use crate::{Completion, ConnId, Event, Extent, Part};
+
+#[test]
+fn every_policy_keeps_the_laws() {
+    for (spec, lanes) in specs() {
+        for seed in seeds(40) {
+            let (load, steps) = match seed % 8 {
+                5 => (Load::Ascending, 1_000),
+                6 => (Load::Low, 1_000),
+                _ => (Load::Mixed, 300),
+            };
+            replayable(&format!("{spec} on {lanes} lanes"), seed, || run(&spec, lanes, seed, load, steps, &[]));
+        }
+    }
+}
+
+/// Law 5.
+#[test]
+fn the_same_seed_gives_the_same_schedule() {
+    for (spec, lanes) in specs() {
+        let log = || run(&spec, lanes, 4711, Load::Mixed, 400, &[]);
+        let (first, second) = (log(), log());
+        assert!(first.len() > 10 && first == second, "{spec}");
+    }
+}
+
+/// Law 6: a live switch between any two policies loses and repeats nothing.
+#[test]
+fn live_switches_between_every_ordered_pair() {
+    for (from, from_lanes) in specs() {
+        for (to, to_lanes) in specs() {
+            let lanes = from_lanes.max(to_lanes);
+            for seed in seeds(1) {
+                let switch = || run(&from, lanes, seed, Load::Mixed, 300, std::slice::from_ref(&to));
+                replayable(&format!("{from} → {to}"), seed, switch);
+            }
+        }
+    }
+}
+
+/// Acts by one policy, and promises what another one would keep: a guard that is broken.
+struct Broken {
+    acts: Box<dyn Policy>,
+    promises: Box<dyn Policy>,
+}
+
+impl Policy for Broken {
+    fn spec(&self) -> PolicySpec {
+        self.promises.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        self.acts.enqueue(view, slot);
+        self.promises.enqueue(view, slot);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        self.acts.dequeue(view, slot);
+        self.promises.dequeue(view, slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let choice = self.acts.select(view, batch);
+        if matches!(choice, Choice::Serve | Choice::ServeThrough) {
+            batch.iter().for_each(|slot| self.promises.dequeue(view, *slot));
+        }
+        choice
+    }
+
+    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        self.acts.completed(view, done);
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        self.promises.wait_bound(view, slot)
+    }
+}
+
+/// Eight requests, and then one stream that never ends and that the policy prefers. What was promised by `promised` and
+/// done by `acts`.
+fn starve(promised: &PolicySpec, acts: &PolicySpec, lanes: u16, load: Load) -> Vec<String> {
+    let config = CoreConfig { lanes, pieces: false, ..CoreConfig::single_lane(64) };
+    let mut core = Core::new(config.clone(), promised).unwrap();
+    let setup = Setup { lanes, shared_space: false, node_rank: 0, capacity: 64, sorted_below: false };
+    let build = |spec| policy::build(spec, &setup).unwrap();
+    core.install(Box::new(Broken { acts: build(acts), promises: build(promised) }));
+    let mut script = Script::on(core, &config, Random::new(7));
+    script.flood(&[(Load::Victims, 4), (load, 6_000)]);
+    script.finish();
+    script.laws.take_violations()
+}
+
+/// Law 3 is not vacuous: a policy whose guard is broken on purpose exceeds its stated bound within some thousand steps,
+/// and one whose guard works does not.
+#[test]
+fn a_broken_guard_is_found() {
+    let p = PolicySpec::named;
+    let tbf = p("tbf").with("rules", "v: job=0 {requests_per_s=0.01, borrow=on}; s: * {requests_per_s=1e9, borrow=on}");
+    let mclock = p("mclock").with("rules", "v: job=0 {weight=0.001}; s: * {reservation=1e9}");
+    let limited = p("mclock").with("rules", "v: job=0 {limit=1e6, weight=0.001}; s: * {reservation=1e9}");
+    let twins = p("twins").with("window_us", 20).with("order_within", "offset");
+    for (spec, lanes, load) in [
+        (p("mlf").with("window_us", 0).with("batch_requests", 1), 1, Load::Low),
+        (p("aioli").with("window_us", 0).with("batch_requests", 1), 1, Load::Low),
+        (tbf, 1, Load::Ascending),
+        (mclock, 1, Load::Ascending),
+        (limited, 1, Load::Ascending),
+        (twins.clone(), 2, Load::Ascending),
+        (p("sstf"), 1, Load::Ascending),
+        (p("wscan").with("window_bytes", 4096), 1, Load::Ascending),
+        (p("sjf").with("merge", "off"), 1, Load::Low),
+        (p("deadline").with("sweep_batches", 1), 1, Load::Ascending),
+    ] {
+        let guarded = |batches: u32| spec.clone().with("guard_batches", batches);
+        assert_eq!(starve(&guarded(1), &guarded(1), lanes, load), Vec::<String>::new(), "{spec}");
+        let found = starve(&guarded(1), &guarded(0), lanes, load);
+        assert!(found.iter().any(|v| v.contains("law 3") && v.contains("batches before it")), "{spec}: {found:?}");
+    }
+    // Bounds of idle time as well: windows and rates that are longer or lower than stated.
+    let found = starve(&twins, &twins.clone().with("window_us", 5_000), 2, Load::Mixed);
+    assert!(found.iter().any(|v| v.contains("law 3: the lane idled")), "{found:?}");
+    let rate = |rate| p("tbf").with("rules", format!("all: * {{requests_per_s={rate}}}"));
+    let found = starve(&rate("100000"), &rate("1000"), 1, Load::Mixed);
+    assert!(found.iter().any(|v| v.contains("law 3: the lane idled")), "{found:?}");
+}
+
+/// `sstf patience_us=0` waits without end and says so; its other bounds hold while a connection is not ready.
+#[test]
+fn patience_without_end_is_stated() {
+    for (patience, idle) in [(0, Nanos::MAX), (5, Nanos::from_micros(5 * (257 + 1)))] {
+        let spec = PolicySpec::named("sstf").with("patience_us", patience);
+        let mut core = Core::new(CoreConfig::single_lane(8), &spec).unwrap();
+        core.event(Nanos(0), Event::Ready { connection: ConnId(1), ready: false });
+        let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 10 };
+        let mut read = |conn| {
+            let request = Request { conn: ConnId(conn), ..Request::new(Op::Read, extent) };
+            core.push(Nanos(0), &request).unwrap()
+        };
+        let (id, _) = (read(2), read(1));
+        assert_eq!(core.wait_bound(Nanos(0), id).unwrap().idle, idle);
+    }
+}
+
+/// Several connections that take no data are waited for together: `patience_us` between two batches, not each.
+#[test]
+fn patience_is_for_all_connections_between_two_batches() {
+    let spec = PolicySpec::named("sstf").with("patience_us", 5);
+    let mut core = Core::new(CoreConfig::single_lane(8), &spec).unwrap();
+    for conn in 0..4 {
+        core.event(Nanos(0), Event::Ready { connection: ConnId(conn), ready: conn == 3 });
+        let at = u64::from(conn) * 100;
+        let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: at, lane_offset: at, len: 10 };
+        core.push(Nanos(0), &Request { conn: ConnId(conn), ..Request::new(Op::Read, extent) }).unwrap();
+    }
+    let wait = Next::Wait { until: Nanos(5_000), reason: WaitReason::Connection };
+    assert_eq!(core.next(Nanos(0)), wait);
+    assert_eq!(core.next(Nanos(4_000)), wait);
+    let Next::Dispatch(batch) = core.next(Nanos(5_000)) else { panic!("three were waited for") };
+    assert_eq!(batch.extent.lane_offset, 300);
+}
+
+#[test]
+fn refusals_say_why_and_change_nothing() {
+    let mut core = Core::new(CoreConfig::single_lane(8), &PolicySpec::named("fifo")).unwrap();
+    let extent = Extent { file: FileId(0), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 10 };
+    let id = core.push(Nanos(0), &Request::new(Op::Read, extent)).unwrap();
+    let p = PolicySpec::named;
+    for (spec, says) in [
+        (p("twins"), "one lane only"),
+        (p("fastest"), "there is no policy \"fastest\"; there are: auto, none, fifo, hbrr, mlf, "),
+        (p("mlf").with("quantum", 1), "no parameter \"quantum\"; it has: quantum_bytes"),
+        (p("mlf").with("quantum_bytes", 0), "\"0\" is not a whole number from 512"),
+        (p("fifo").with("merge", "maybe"), "\"maybe\" is not one of on, off"),
+    ] {
+        let error = core.reconfigure(Nanos(1), &spec).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+        assert_eq!(core.status().policy.name, "fifo");
+    }
+    let Next::Dispatch(batch) = core.next(Nanos(2)) else { panic!() };
+    assert_eq!(batch.parts[0].id, id);
+}
+
+fn request(op: Op, offset: u64) -> Request {
+    let extent = Extent { file: FileId(1), lane: LaneId(0), file_offset: offset, lane_offset: offset, len: 100 };
+    Request::new(op, extent)
+}
+
+fn watched(spec: &PolicySpec) -> (Core, Laws) {
+    let config = CoreConfig::single_lane(100);
+    let core = Core::new(config.clone(), spec).unwrap();
+    let laws = Laws::new(&config, &core);
+    (core, laws)
+}
+
+#[test]
+fn a_core_that_keeps_them_is_not_accused() {
+    let (mut core, mut laws) = watched(&PolicySpec::named("fifo").with("merge", "on"));
+    for i in 0..20 {
+        let r = request(if i % 3 == 0 { Op::Write } else { Op::Read }, i % 7 * 100);
+        let id = core.push(Nanos(i), &r).unwrap();
+        laws.pushed(i, &core, id, &r);
+    }
+    for now in 20.. {
+        let said = core.next(Nanos(now));
+        laws.said(now, &core, &said);
+        let Next::Dispatch(batch) = said else { break };
+        core.event(Nanos(now), Event::Completed(Completion::of(&batch, Nanos(now), Nanos(now))));
+        laws.completed(now, batch.id);
+    }
+    assert!(core.is_empty() && laws.is_empty());
+    assert_eq!(laws.take_violations(), Vec::<String>::new());
+}
+
+/// What a broken core would say, told to the laws.
+#[test]
+fn each_breach_is_named() {
+    let (mut core, mut laws) = watched(&PolicySpec::named("fifo"));
+    let (first, second) = (request(Op::Write, 0), request(Op::Write, 50));
+    let a = core.push(Nanos(0), &first).unwrap();
+    laws.pushed(0, &core, a, &first);
+    let b = core.push(Nanos(0), &second).unwrap();
+    laws.pushed(0, &core, b, &second);
+    let batch = |id, offset, from| Batch {
+        id: BatchId(9),
+        extent: Extent { lane_offset: offset, ..first.extent },
+        op: Op::Write,
+        parts: [Part { id, from, len: 100, lane_offset: offset }].into_iter().collect(),
+    };
+    let mut accused = |said: Next, what: &str| {
+        laws.said(5, &core, &said);
+        let violations = laws.take_violations();
+        assert!(violations.iter().any(|v| v.contains(what)), "{what}: {violations:?}");
+    };
+    accused(Next::Wait { until: Nanos(9), reason: WaitReason::Quantum }, "law 4");
+    accused(Next::Wait { until: Nanos(5), reason: WaitReason::Quantum }, "which is past");
+    accused(Next::Dispatch(batch(b, 50, 0)), "law 2");
+    accused(Next::Dispatch(batch(a, 10, 10)), "law 1: dispatched twice or out of order");
+    accused(Next::Dispatch(batch(a, 0, 0)), "law 1: dispatched twice");
+    accused(Next::Dispatch(batch(a, 0, 0)), "no room");
+    accused(Next::Dispatch(batch(RequestId(77), 0, 0)), "law 1: a request that is not outstanding");
+}
+
+/// One batch in flight at a time over all lanes.
+#[test]
+fn a_node_that_sends_one_batch_at_a_time() {
+    for (spec, _) in specs().into_iter().filter(|s| s.1 == 1) {
+        for seed in 0..4 {
+            let config = CoreConfig { lanes: 4, shared_space: true, total_requests: 1, ..CoreConfig::single_lane(64) };
+            let core = Core::new(config.clone(), &spec).unwrap();
+            let mut script = Script::on(core, &config, Random::new(seed));
+            (0..300).for_each(|_| script.step(&[]));
+            script.finish();
+            script.judge();
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! `agios` and `agios-causal`: `mlf` that waits for the requests which a recorded run foretells (agios-2013, IV).
+//!
+//! `agios` is the paper literally: agios-2013's `mlf` (no windows), and before a virtual request is served the question
+//! whether it is as large as the aggregation predicted for it; if not it waits, once, for the predicted span minus the time
+//! since its first request arrived (`parts/foreseen.rs`). The paper bounds neither the wait nor the distance from the
+//! predicted instant at which a request still counts as the predicted one: `wait_us` and `bound_percent` do.
+//!
+//! `agios-causal` is ours, for shallow hand-offs below the scheduler, where the paper's rule waits for requests that
+//! cannot arrive before others are served: it has the windows and anticipation of `mlf`, waits only for requests that the
+//! recorded run did not see caused by each other, for `wait_us` at most, keeps the lane meanwhile if it is in a window of
+//! the file, and keeps an account for each file that ends waiting where it does not pay.
+//!
+//! Without a recorded run, or for files and requests that it does not have, both are `mlf` with these parameters.
+//!
+//! Wait: as `mlf`; before each batch the lane may idle `wait_us` longer.
+
+use super::mlf::{self, params};
+use super::params::Range;
+use super::parts::foreseen::Foreseen;
+use super::{Conduct, ParamInfo, PolicyInfo};
+use crate::types::Nanos;
+use impresario_foresight::Rule;
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "agios",
+    summary: "mlf that waits once for the aggregation which a recorded run foretells.",
+    source: "agios-2013, IV",
+    conduct: CONDUCT,
+    params: LITERAL_PARAMS,
+    build: |given, setup| {
+        let overlap = given.integer("overlap_percent") as f64 / 100.0;
+        mlf::build(given, setup, Some(foreseen(given, setup, Rule::Worth { overlap })))
+    },
+};
+
+pub(super) const CAUSAL: PolicyInfo = PolicyInfo {
+    name: "agios-causal",
+    summary: "mlf that waits briefly for predicted requests that no answer has to cause, where that pays.",
+    source: "ours, after agios-2013, IV",
+    conduct: CONDUCT,
+    params: CAUSAL_PARAMS,
+    build: |given, setup| mlf::build(given, setup, Some(foreseen(given, setup, Rule::Causal))),
+};
+
+const CONDUCT: Conduct = Conduct {
+    idles: |_| true,
+    ..Conduct::conserving(
+        "(older requests of the lane + 1) × (256 × guard_batches + 1) batches, and wait_us before each",
+    )
+};
+
+const LITERAL_PARAMS: &[ParamInfo] = &literal_params();
+const CAUSAL_PARAMS: &[ParamInfo] = &causal_params();
+
+const BOUND: ParamInfo = ParamInfo {
+    name: "bound_percent",
+    default: "100",
+    range: Range::Integer(0, 1_000_000),
+    doc: "A request is the predicted one if it comes no further from the predicted time since its file's first than this \
+          part of it and 1 s.",
+};
+
+const WAIT: ParamInfo = ParamInfo {
+    name: "wait_us",
+    default: "1000000",
+    range: Range::Integer(1, 60_000_000),
+    doc: "Longest wait for predicted neighbours, microseconds; no longer aggregation is predicted.",
+};
+
+const OVERLAP: ParamInfo = ParamInfo {
+    name: "overlap_percent",
+    default: "50",
+    range: Range::Integer(0, 100),
+    doc: "How much of a wait other queues are expected to use (the paper's factor alpha) until that is measured.",
+};
+
+const fn literal_params() -> [ParamInfo; 15] {
+    let [a, b, c, d, e, mut window, mut anticipation, f, g, h, i, j] = params("8192", "off", "0");
+    (window.default, anticipation.default) = ("0", "0");
+    [a, b, c, d, e, window, anticipation, f, g, h, i, j, OVERLAP, WAIT, BOUND]
+}
+
+const fn causal_params() -> [ParamInfo; 14] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = params("8192", "off", "0");
+    [a, b, c, d, e, f, g, h, i, j, k, l, ParamInfo { default: "2000", ..WAIT }, BOUND]
+}
+
+fn foreseen(given: &super::Params, setup: &super::Setup, rule: Rule) -> Foreseen {
+    let wait = Nanos::from_micros(given.integer("wait_us"));
+    let limits = (given.integer("batch_requests"), given.integer("batch_bytes"));
+    let bound = given.integer("bound_percent") as f64 / 100.0;
+    Foreseen::new(rule, wait, limits, bound, setup.lanes.into())
+}

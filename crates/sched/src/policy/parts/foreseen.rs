@@ -1,0 +1,335 @@
+//! Waiting for the requests that a recorded run foretells (agios-2013, IV.C).
+//!
+//! A request that arrives is linked to its prediction: the same file, operation, offset and length, and about as long after
+//! the first request of its file. When a virtual request is about to be served that is smaller than the aggregation
+//! predicted for it, it is held, once; a mark on its requests survives its growth.
+//!
+//! - [`Rule::Worth`], the paper's: until the predicted span, from the aggregation's first arrival to its last, has
+//!   passed since its own first request arrived. α is measured: how much of such waits the lane spent on other queues.
+//! - [`Rule::Causal`], ours: only for requests that the recorded run did not see caused by each other, only while some have
+//!   not arrived, and for no longer than `wait`. Each file has an account in device time: a wait costs what it lasted,
+//!   and earns what a batch takes, at most the fixed part of its cost, if the aggregation became whole. Where that does not pay, a file's waits
+//!   stop, and one is tried again every [`RETRY_BATCHES`] batches.
+
+use std::sync::Arc;
+
+use impresario_foresight::{Aggregations, Group, GroupLimits, PredictedQueues, Rule};
+use rustc_hash::FxHashMap;
+
+use super::anticipation::Stream;
+use super::remembered::Remembered;
+use super::runs::{Run, Runs};
+use crate::policy::View;
+use crate::table::Slot;
+use crate::types::{Nanos, Op};
+
+/// A request may come so much earlier or later than predicted, besides the configured part of the predicted time.
+const BOUND: Nanos = Nanos(1_000_000_000);
+/// A file of which nothing came for so long begins anew: the next request is its first.
+const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
+/// α is followed in steps of this, so that aggregations are seldom computed again.
+const OVERLAP_STEP: f64 = 0.125;
+/// What a causal wait lasts beyond 1.5 × the predicted span.
+const MARGIN: Nanos = Nanos(200_000);
+/// Accounts kept.
+const ACCOUNTS_MAX: usize = 4096;
+/// Waits that a new account may lose, and that one may save up for.
+const FIRST_WAITS: i64 = 1;
+const MOST_WAITS: i64 = 4;
+/// Batches of a file whose account is empty until it may try one more wait.
+const RETRY_BATCHES: u32 = 256;
+
+/// What is known of a queued request.
+#[derive(Clone, Copy, Default)]
+struct Linked {
+    group: Option<Group>,
+    /// Until when its virtual request is, or was, held; zero: it was not.
+    held_to: Nanos,
+}
+
+/// A hold that has begun.
+#[derive(Clone, Copy)]
+struct Hold {
+    since: Nanos,
+    requests: u64,
+    group: u32,
+    /// Device time of the lane until then.
+    busy_ns: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Account {
+    credit_ns: i64,
+    broke_batches: u32,
+    /// What a batch of the file takes of late, ns; 0 before the first.
+    service_ns: i64,
+}
+
+/// How much of a predicted group has arrived.
+#[derive(Clone, Copy)]
+struct Progress {
+    arrived: u32,
+    first: Nanos,
+}
+
+pub(in crate::policy) struct Foreseen {
+    rule: Rule,
+    /// Longest wait.
+    wait: Nanos,
+    limits: GroupLimits,
+    /// How far from its predicted instant a request may come, as a part of the predicted time.
+    bound_part: f64,
+    run: Option<(Arc<PredictedQueues>, Aggregations)>,
+    /// By slot; of requests that were never linked there may be none.
+    linked: Vec<Linked>,
+    /// First and last arrival of each file that is predicted.
+    begun: FxHashMap<u64, (Nanos, Nanos)>,
+    /// By group, where some are here and some are not.
+    progress: FxHashMap<u32, Progress>,
+    holds: FxHashMap<Stream, Hold>,
+    accounts: Remembered<Stream, Account>,
+    /// Measured α.
+    overlap: f64,
+    busy_ns: Vec<u64>,
+}
+
+impl Foreseen {
+    /// By the paper's rule, with α at first, or by causes.
+    pub fn new(rule: Rule, wait: Nanos, limits: (u64, u64), bound_part: f64, groups: usize) -> Foreseen {
+        let overlap = if let Rule::Worth { overlap } = rule { overlap } else { 0.0 };
+        let limits = GroupLimits { requests: limits.0 as u32, bytes: limits.1, span_ns: wait.0 };
+        Foreseen {
+            rule,
+            wait,
+            limits,
+            bound_part,
+            run: None,
+            linked: Vec::new(),
+            begun: FxHashMap::default(),
+            progress: FxHashMap::default(),
+            holds: FxHashMap::default(),
+            accounts: Remembered::new(ACCOUNTS_MAX),
+            overlap,
+            busy_ns: vec![0; groups],
+        }
+    }
+
+    /// Longest hold before a batch.
+    pub fn longest(&self) -> Nanos {
+        self.wait
+    }
+
+    /// Holds are of requests that cannot have caused one another: the lane may be kept for them.
+    pub fn is_causal(&self) -> bool {
+        self.rule == Rule::Causal
+    }
+
+    /// Another recorded run, or none. The same one again changes nothing.
+    pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
+        if let (Some(new), Some((old, _))) = (&queues, &self.run)
+            && Arc::ptr_eq(new, old)
+        {
+            return;
+        }
+        self.run = queues.filter(|q| !q.is_empty()).map(|queues| {
+            let aggregations = Aggregations::new(&queues, self.rule, self.limits);
+            (queues, aggregations)
+        });
+        self.linked.clear();
+        self.begun.clear();
+        self.progress.clear();
+        self.holds.clear();
+    }
+
+    /// A request arrived at its queue.
+    pub fn arrived(&mut self, view: &View<'_>, slot: Slot) {
+        let Some((queues, aggregations)) = &mut self.run else { return };
+        let (table, at) = (view.table, slot.index());
+        if let Some(linked) = self.linked.get_mut(at) {
+            *linked = Linked::default();
+        }
+        let (file, op) = (view.names.file(table.file(slot)), table.op(slot));
+        let queue = (file, op == Op::Write);
+        if !queues.knows(queue.0, queue.1) {
+            return;
+        }
+        let arrival = table.arrival(slot);
+        let (first, last) = self.begun.entry(file).or_insert((arrival, arrival));
+        if arrival.since(*last) > AGAIN_AFTER {
+            *first = arrival;
+        }
+        *last = arrival.max(*last);
+        let since = arrival.since(*first).0;
+        let place = (table.start(slot), table.len_bytes(slot));
+        let Some(id) = queues.find(queue, place, since, (BOUND.0, self.bound_part)) else { return };
+        let group = aggregations.group(queues, queue, id, |bytes| view.cost.ttp(op, bytes).0);
+        if group.requests < 2 {
+            return;
+        }
+        if self.linked.len() <= at {
+            self.linked.resize(at + 1, Linked::default());
+        }
+        self.linked[at].group = Some(group);
+        if self.rule == Rule::Causal {
+            let stale = Nanos(self.wait.0.saturating_mul(16).saturating_add(BOUND.0));
+            let progress = self.progress.entry(group.id()).or_insert(Progress { arrived: 0, first: arrival });
+            if arrival.since(progress.first) > stale {
+                *progress = Progress { arrived: 0, first: arrival };
+            }
+            progress.arrived += 1;
+            if progress.arrived >= group.requests {
+                self.progress.remove(&group.id());
+            }
+        }
+    }
+
+    /// Until when the virtual request that begins with `head` is held for its predicted neighbours; `None`: not at all.
+    pub fn hold(&mut self, view: &View<'_>, runs: &Runs, stream: Stream, head: Slot) -> Option<Nanos> {
+        self.run.as_ref()?;
+        let Run { count, len, .. } = runs.run(head);
+        let (mut first, mut held_to, mut best): (_, _, Option<Group>) = (Nanos::MAX, Nanos::ZERO, None);
+        for slot in runs.members(head) {
+            first = first.min(view.table.arrival(slot));
+            let linked = self.linked.get(slot.index()).copied().unwrap_or_default();
+            held_to = held_to.max(linked.held_to);
+            best = match (best, linked.group) {
+                (Some(a), Some(b)) if a.bytes >= b.bytes => Some(a),
+                (a, b) => b.or(a),
+            };
+        }
+        let group = best?;
+        if len >= group.bytes || count >= u64::from(group.requests) {
+            return None;
+        }
+        let incomplete = match self.rule {
+            Rule::Worth { .. } => true,
+            Rule::Causal => self.progress.contains_key(&group.id()),
+        };
+        if held_to > Nanos::ZERO {
+            return (incomplete && view.now < held_to).then_some(held_to);
+        }
+        let until = match self.rule {
+            Rule::Worth { .. } => first + Nanos(group.span_ns()),
+            Rule::Causal => {
+                let span = Nanos(group.span_ns().saturating_mul(3) / 2) + MARGIN;
+                (first + span).min(view.now + self.wait)
+            }
+        };
+        let holds = incomplete && until > view.now && self.pays(stream);
+        if holds {
+            let busy_ns = self.busy_ns[stream.0.index()];
+            self.holds.insert(stream, Hold { since: view.now, requests: count, group: group.id(), busy_ns });
+            self.mark(runs, head, until);
+        }
+        holds.then_some(until)
+    }
+
+    fn mark(&mut self, runs: &Runs, head: Slot, until: Nanos) {
+        for slot in runs.members(head) {
+            if self.linked.len() <= slot.index() {
+                self.linked.resize(slot.index() + 1, Linked::default());
+            }
+            self.linked[slot.index()].held_to = until;
+        }
+    }
+
+    /// Whether an account covers one more wait; the paper keeps none.
+    fn pays(&mut self, stream: Stream) -> bool {
+        if self.rule != Rule::Causal {
+            return true;
+        }
+        let wait = self.wait.0 as i64;
+        let account =
+            self.accounts.of(stream, || Account { credit_ns: wait * FIRST_WAITS, broke_batches: 0, service_ns: 0 });
+        account.credit_ns > 0
+    }
+
+    /// Requests of a queue were sent: a hold of theirs is over.
+    pub fn sent(&mut self, view: &View<'_>, stream: Stream, batch: &[Slot]) {
+        if self.run.is_none() {
+            return;
+        }
+        let mut held = false;
+        for slot in batch {
+            if let Some(linked) = self.linked.get_mut(slot.index()) {
+                held |= linked.held_to > Nanos::ZERO;
+                *linked = Linked::default();
+            }
+        }
+        let hold = if held { self.holds.remove(&stream) } else { None };
+        if self.rule == Rule::Causal {
+            self.book(view, stream, hold, batch.len() as u64);
+        } else if let Some(hold) = hold {
+            self.measure(view, stream, hold);
+        }
+    }
+
+    /// Books a wait, or counts a batch of a file that may not wait.
+    fn book(&mut self, view: &View<'_>, stream: Stream, hold: Option<Hold>, requests: u64) {
+        let wait = self.wait.0 as i64;
+        let Some(account) = self.accounts.get_mut(&stream) else { return };
+        match hold {
+            Some(hold) => {
+                // What one batch less saves: no more than a batch takes, which a drive that reads ahead makes short.
+                let fixed = (view.cost.ttp(stream.2, 0).0 as i64).min(account.service_ns);
+                // An aggregation that did not become whole needs another batch all the same.
+                let whole = requests > hold.requests && !self.progress.contains_key(&hold.group);
+                let earned = if whole { fixed } else { 0 };
+                let spent = view.now.since(hold.since).0 as i64;
+                account.credit_ns = (account.credit_ns + earned - spent).clamp(0, wait * MOST_WAITS);
+            }
+            None if account.credit_ns <= 0 => {
+                account.broke_batches += 1;
+                if account.broke_batches >= RETRY_BATCHES {
+                    (account.credit_ns, account.broke_batches) = (wait / 4, 0);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// How much of a wait other queues used: α.
+    fn measure(&mut self, view: &View<'_>, stream: Stream, hold: Hold) {
+        let waited = view.now.since(hold.since).0;
+        if waited == 0 {
+            return;
+        }
+        let busy = self.busy_ns[stream.0.index()].saturating_sub(hold.busy_ns);
+        let used = (busy as f64 / waited as f64).min(1.0);
+        self.overlap += (used - self.overlap) / 16.0;
+        let Some((_, aggregations)) = &mut self.run else { return };
+        if let Rule::Worth { overlap } = aggregations.rule()
+            && (overlap - self.overlap).abs() > OVERLAP_STEP
+        {
+            let overlap = (self.overlap / OVERLAP_STEP).round() * OVERLAP_STEP;
+            aggregations.set_rule(Rule::Worth { overlap });
+        }
+    }
+
+    /// A queued request was cancelled.
+    pub fn cancelled(&mut self, slot: Slot) {
+        if let Some(linked) = self.linked.get_mut(slot.index()) {
+            *linked = Linked::default();
+        }
+    }
+
+    /// A batch of a queue ended, which took so long.
+    pub fn completed(&mut self, stream: Stream, service: Nanos) {
+        if self.run.is_none() {
+            return;
+        }
+        self.busy_ns[stream.0.index()] = self.busy_ns[stream.0.index()].saturating_add(service.0);
+        if let Some(account) = self.accounts.get_mut(&stream) {
+            let took = service.0.min(i64::MAX as u64) as i64;
+            account.service_ns += (took - account.service_ns) / if account.service_ns == 0 { 1 } else { 8 };
+        }
+    }
+
+    /// Goes on with what another one measured, after a change of parameters.
+    pub fn take_over(&mut self, other: Foreseen) {
+        if self.busy_ns.len() == other.busy_ns.len() {
+            (self.begun, self.accounts) = (other.begun, other.accounts);
+            self.overlap = other.overlap;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Holding a run for its neighbours. The rule is ours; the case is that of aioli-2006, part 2 ("n synchronous accesses sent
+//! in a parallel way").
+//!
+//! A file whose run is shorter than its runs were of late is passed over until its newest request is so old, and four
+//! times that for the first of the run: the other processes of a synchronous parallel application are about to send
+//! theirs. Two holds of a file that gathered nothing end holding for its next 32 batches.
+
+use super::remembered::Remembered;
+use crate::types::{Nanos, Op};
+
+/// Files remembered at most.
+const FILES_MAX: usize = 16 << 10;
+/// Holds that gather nothing until holding stops, and batches until it is tried again.
+const PATIENCE: i8 = 2;
+const RETRY_BATCHES: i8 = 32;
+
+/// A file by its stable key, and an operation.
+type Stream = (u64, Op);
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct History {
+    /// Requests of its runs as of late: a larger one counts at once, smaller ones by a quarter each.
+    expected: u32,
+    /// Requests of the run that is being held; 0: none is.
+    held: u32,
+    /// Holds left before holding stops; below 0 so many batches until it is tried again.
+    credit: i8,
+}
+
+const FRESH: History = History { expected: 0, held: 0, credit: PATIENCE };
+
+impl History {
+    fn sent(&mut self, requests: u32) {
+        let less = self.expected.saturating_sub(requests);
+        self.expected = if less == 0 { requests } else { self.expected - less.div_ceil(4) };
+        match std::mem::take(&mut self.held) {
+            0 if self.credit < 0 => self.credit += 1,
+            0 if self.credit == 0 => self.credit = 1,
+            0 => {}
+            held if requests > held => self.credit = PATIENCE,
+            _ if self.credit <= 1 => self.credit = -RETRY_BATCHES,
+            _ => self.credit -= 1,
+        }
+    }
+}
+
+/// The holds of a policy.
+pub(in crate::policy) struct Holds {
+    hold: Nanos,
+    files: Remembered<Stream, History>,
+}
+
+impl Holds {
+    /// Holds of a run for `hold` after its newest request; none when that is zero.
+    pub fn new(hold: Nanos) -> Holds {
+        Holds { hold, files: Remembered::new(FILES_MAX) }
+    }
+
+    /// Runs are held at all.
+    pub fn any(&self) -> bool {
+        self.hold > Nanos::ZERO
+    }
+
+    /// Longest hold before one batch.
+    pub fn longest(&self) -> Nanos {
+        Nanos(self.hold.0.saturating_mul(4))
+    }
+
+    /// Until when a run of so many requests is held; `None`: not at all. Its first request arrived at `first`, the
+    /// newest of its file at `newest`.
+    pub fn until(&mut self, now: Nanos, file: Stream, requests: u64, first: Nanos, newest: Nanos) -> Option<Nanos> {
+        let until = (newest + self.hold).min(first + self.longest());
+        if self.hold == Nanos::ZERO || until <= now {
+            return None;
+        }
+        let history = self.files.get_mut(&file)?;
+        if history.credit <= 0 || requests >= u64::from(history.expected) {
+            return None;
+        }
+        if history.held == 0 {
+            history.held = requests.max(1) as u32;
+        }
+        Some(until)
+    }
+
+    /// A run was sent.
+    pub fn sent(&mut self, file: Stream, requests: usize) {
+        if self.hold > Nanos::ZERO {
+            self.files.of(file, || FRESH).sent(u32::try_from(requests).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// What was queued of a file was cancelled: nothing of it is held any more.
+    pub fn cancelled(&mut self, file: Stream) {
+        if let Some(history) = self.files.get_mut(&file) {
+            history.held = 0;
+        }
+    }
+
+    /// Goes on with what another one knows, after a change of parameters.
+    pub fn take_over(&mut self, other: Holds) {
+        self.files = other.files;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: Stream = (7, Op::Read);
+
+    fn is_held(holds: &mut Holds, requests: u64) -> bool {
+        holds.until(Nanos(5), FILE, requests, Nanos(5), Nanos(5)).is_some()
+    }
+
+    #[test]
+    fn holding_stops_when_it_does_not_pay_and_is_tried_again() {
+        let mut holds = Holds::new(Nanos(10));
+        assert!(!is_held(&mut holds, 1), "nothing is known of the file");
+        holds.sent(FILE, 4);
+        assert!(is_held(&mut holds, 3) && !is_held(&mut holds, 4));
+        holds.sent(FILE, 4);
+        for _ in 0..PATIENCE {
+            assert!(is_held(&mut holds, 1), "still patient");
+            holds.sent(FILE, 1);
+        }
+        assert!(!is_held(&mut holds, 0), "two holds in vain");
+        (0..=RETRY_BATCHES).for_each(|_| holds.sent(FILE, 4));
+        assert!(is_held(&mut holds, 3), "tried again");
+    }
+
+    /// A cancelled hold is no hold in vain.
+    #[test]
+    fn cancelling_a_held_run_clears_it() {
+        let mut holds = Holds::new(Nanos(10));
+        holds.sent(FILE, 4);
+        for _ in 0..9 {
+            assert!(is_held(&mut holds, 1));
+            holds.cancelled(FILE);
+            assert_eq!(holds.files.get(&FILE).map(|h| h.held), Some(0));
+        }
+        holds.sent(FILE, 4);
+        assert!(is_held(&mut holds, 1));
+    }
+
+    /// However many files are held at a time.
+    #[test]
+    fn memory_is_bounded() {
+        let mut holds = Holds::new(Nanos(10));
+        for file in 0..2 * FILES_MAX as u64 {
+            holds.sent((file, Op::Read), 4);
+            assert!(holds.until(Nanos(5), (file, Op::Read), 1, Nanos(5), Nanos(5)).is_some());
+        }
+        let known = (0..2 * FILES_MAX as u64).filter(|f| holds.files.get(&(*f, Op::Read)).is_some()).count();
+        assert_eq!(known, FILES_MAX);
+    }
+}

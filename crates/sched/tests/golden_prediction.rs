@@ -1,0 +1,182 @@
+//! `agios` and `agios-causal` with recorded runs (agios-2013, IV.C), worked by hand.
+
+use std::sync::Arc;
+
+use impresario_foresight::{PredictedQueues, Recorded};
+use impresario_sched::{
+    Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, LaneId, LinearCost, Nanos, Next, Op, PolicySpec,
+    Request, WaitReason,
+};
+
+/// One lane that takes one batch at a time; TTP is 10 ms and 1 ms for each 64 KiB. Requests have 8 KiB.
+struct Bench {
+    core: Core,
+    now: Nanos,
+}
+
+/// (offset in KiB, arrival in µs, completion in µs)
+type Run = [(u64, u64, u64)];
+
+fn foretold(run: &Run) -> Arc<PredictedQueues> {
+    Arc::new(PredictedQueues::new(run.iter().map(|(offset, arrival, completed)| Recorded {
+        file: 1,
+        write: false,
+        offset: offset << 10,
+        len: 8 << 10,
+        arrival_ns: arrival * 1000,
+        completed_ns: Some(completed * 1000),
+    })))
+}
+
+impl Bench {
+    fn new(spec: PolicySpec, run: &Run) -> Bench {
+        let linear = LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 15_258_789 / 1000 };
+        let config = CoreConfig { cost: CostModel::new(linear, linear), ..CoreConfig::single_lane(256) };
+        let mut core = Core::new(config, &spec).unwrap();
+        core.foresee(Some(foretold(run)));
+        Bench { core, now: Nanos::ZERO }
+    }
+
+    fn read(&mut self, at_us: u64, offset_kib: u64) {
+        self.now = us(at_us);
+        let (offset, len) = (offset_kib << 10, 8 << 10);
+        let extent = Extent { file: FileId(1), lane: LaneId(0), file_offset: offset, lane_offset: offset, len };
+        self.core.push(self.now, &Request { arrival: self.now, ..Request::new(Op::Read, extent) }).unwrap();
+    }
+
+    /// At an instant: (offset in KiB, requests) of the next batch, served in a millisecond; or until when it waits, µs.
+    fn next(&mut self, at_us: u64) -> Result<(u64, usize), u64> {
+        self.now = us(at_us);
+        match self.core.next(self.now) {
+            Next::Dispatch(batch) => {
+                let end = self.now + Nanos::from_millis(1);
+                self.core.event(end, Event::Completed(Completion::of(&batch, self.now, end)));
+                self.now = end;
+                Ok((batch.extent.lane_offset >> 10, batch.parts.len()))
+            }
+            Next::Wait { until: Nanos::MAX, .. } => Err(u64::MAX),
+            Next::Wait { until, reason } => {
+                assert_eq!(reason, WaitReason::Hold);
+                Err(until.0 / 1000)
+            }
+        }
+    }
+}
+
+fn us(us: u64) -> Nanos {
+    Nanos::from_micros(us)
+}
+
+fn agios() -> PolicySpec {
+    PolicySpec::named("agios").with("overlap_percent", 0)
+}
+
+fn causal() -> PolicySpec {
+    PolicySpec::named("agios-causal")
+}
+
+/// Fig. 4: three neighbours are predicted over 6 ms. The first waits that long, whoever joins it; all go together as soon
+/// as all are there.
+#[test]
+fn a_virtual_request_waits_for_the_aggregation_that_is_predicted() {
+    let run = [(0, 0, 50_000), (8, 2_000, 50_000), (16, 6_000, 50_000)];
+    let mut b = Bench::new(agios(), &run);
+    b.read(1_000, 0);
+    assert_eq!(b.next(1_000), Err(7_000), "6 ms after its own arrival");
+    b.read(3_500, 8);
+    assert_eq!(b.next(3_500), Err(7_000), "the mark survives its growth");
+    b.read(6_500, 16);
+    assert_eq!(b.next(6_500), Ok((0, 3)));
+    assert_eq!(b.next(8_000), Err(u64::MAX));
+}
+
+#[test]
+fn it_waits_once() {
+    let run = [(0, 0, 50_000), (8, 2_000, 50_000), (16, 6_000, 50_000)];
+    let mut b = Bench::new(agios(), &run);
+    b.read(0, 0);
+    assert_eq!(b.next(100), Err(6_000));
+    b.read(5_900, 8);
+    assert_eq!(b.next(6_000), Ok((0, 2)), "the third is late");
+    b.read(6_900, 16);
+    assert_eq!(b.next(7_000), Err(12_900), "the rule does not ask what has been served: it waits for itself");
+    assert_eq!(b.next(12_900), Ok((16, 1)));
+}
+
+/// TTP(8 KiB) is 10.125 ms, of 16 KiB 10.25 ms: neighbours further apart than 10 ms are not worth the wait.
+#[test]
+fn what_is_not_worth_the_wait_is_not_predicted() {
+    for (apart_us, said) in [(9_000, Err(9_000)), (11_000, Ok((0, 1)))] {
+        let mut b = Bench::new(agios(), &[(0, 0, 50_000), (8, apart_us, 50_000)]);
+        b.read(0, 0);
+        assert_eq!(b.next(0), said);
+    }
+    let half = agios().with("overlap_percent", 50);
+    let mut b = Bench::new(half, &[(0, 0, 50_000), (8, 19_000, 50_000)]);
+    b.read(0, 0);
+    assert_eq!(b.next(0), Err(19_000), "half of the wait costs nothing");
+    let mut b = Bench::new(agios().with("wait_us", 5_000), &[(0, 0, 50_000), (8, 9_000, 50_000)]);
+    b.read(0, 0);
+    assert_eq!(b.next(0), Ok((0, 1)), "longer than any wait may be");
+}
+
+/// Requests that the run does not have, or not at this time, are served as by mlf.
+#[test]
+fn mispredictions_cost_nothing() {
+    let run = [(0, 0, 50_000), (64, 8_000_000, 8_050_000), (72, 8_001_000, 8_050_000)];
+    for spec in [agios(), causal()] {
+        let mut b = Bench::new(spec.clone().with("bound_percent", 0), &run);
+        b.read(0, 512);
+        assert_eq!(b.next(0), Ok((512, 1)), "{spec}: another offset");
+        b.read(2_000, 64);
+        assert_eq!(b.next(2_000), Ok((64, 1)), "{spec}: 8 s early");
+        let mut b = Bench::new(spec.clone(), &run);
+        b.core.foresee(None);
+        b.read(0, 0);
+        assert_eq!(b.next(0), Ok((0, 1)), "{spec}: forgotten");
+    }
+}
+
+/// What a policy foresees stays over a change of policy.
+#[test]
+fn a_switch_keeps_the_recorded_run() {
+    let mut b = Bench::new(PolicySpec::named("fifo"), &[(0, 0, 50_000), (8, 2_000, 50_000)]);
+    b.core.reconfigure(us(0), &agios()).unwrap();
+    b.read(0, 0);
+    assert_eq!(b.next(0), Err(2_000));
+    b.core.reconfigure(us(10), &agios().with("batch_requests", 32)).unwrap();
+    assert_eq!(b.next(20), Err(2_000));
+}
+
+/// Four processes: the second pair's requests were sent when the first pair's had been answered, and follow at once.
+#[test]
+fn causes_are_not_waited_for() {
+    let run = [(0, 0, 900), (8, 300, 1_000), (16, 1_100, 2_000), (24, 1_300, 2_000)];
+    let mut b = Bench::new(causal(), &run);
+    b.read(0, 0);
+    assert_eq!(b.next(0), Err(650), "1.5 × the span of the first pair and 0.2 ms");
+    b.read(400, 8);
+    assert_eq!(b.next(400), Ok((0, 2)), "not for the second pair");
+    let mut b = Bench::new(agios(), &run);
+    b.read(0, 0);
+    assert_eq!(b.next(0), Err(1_300), "the paper's rule waits for it");
+}
+
+/// Neighbours that never come: the account is empty after one longest wait, and waiting ends.
+#[test]
+fn waiting_ends_where_it_does_not_pay() {
+    let run: Vec<(u64, u64, u64)> = (0..200)
+        .flat_map(|i| [(i * 100, i * 20_000, i * 20_000 + 9_000), (i * 100 + 8, i * 20_000 + 900, i * 20_000 + 9_000)])
+        .collect();
+    let mut b = Bench::new(causal(), &run);
+    let mut waited_us = 0;
+    for i in 0..200 {
+        let at = i * 20_000;
+        b.read(at, i * 100);
+        if let Err(until) = b.next(at) {
+            waited_us += until - at;
+            assert_eq!(b.next(until), Ok((i * 100, 1)));
+        }
+    }
+    assert!((2_000..4_000).contains(&waited_us), "{waited_us} µs");
+}

@@ -1,0 +1,166 @@
+//! What a request's batches owe its client: one answer, or the pieces of one as they come from the store.
+
+use std::sync::Arc;
+
+use impresario_base::lock::Mutex;
+use impresario_node::pieces::{Answering, Send};
+use impresario_wire::{Answer, Fault};
+
+use crate::connection::Reply;
+use crate::outbox::Bulk;
+use crate::payload::Slice;
+
+/// The answer owed for a request, or for a piece or extent of one. Dropped, it leaves the request to be answered with
+/// EIO.
+pub(crate) enum Owed {
+    /// A request of `len` bytes, answered with one frame.
+    Whole { reply: Reply, len: u64, reads: bool },
+    /// Bytes `at .. at + len` of an answer that has several.
+    Part { shared: Arc<Shared>, at: u64, len: u64 },
+    /// No answer: a read that nobody asked for yet.
+    Nothing,
+}
+
+/// The answer that several parts share.
+pub(crate) struct Shared {
+    reply: Reply,
+    state: Mutex<State>,
+}
+
+struct State {
+    answering: Answering,
+    len: u64,
+    fault: Option<Fault>,
+}
+
+/// What became of a request or part.
+pub(crate) enum Came {
+    Read(Slice),
+    Written(u64),
+    Done,
+    Failed(Fault),
+}
+
+impl Shared {
+    /// The answer to a request of `len` bytes; `reads`: its parts leave as they come.
+    pub(crate) fn new(reply: Reply, len: u64, reads: bool) -> Arc<Shared> {
+        let state = State { answering: Answering::new(len, reads), len, fault: None };
+        Arc::new(Shared { reply, state: Mutex::new(state) })
+    }
+
+    /// Sends bytes `at .. at + len` of the answer, of which the object has what is in `slices`.
+    fn read(&self, at: u64, len: u64, slices: Vec<Slice>) {
+        let send = self.state.lock().answering.done(len, 0);
+        if let Send::Piece { .. } = send {
+            let bulk = Bulk::Many(slices);
+            let missing = len - bulk.len_bytes() as u64;
+            self.reply.send_frame(&Answer::Piece { at: at as u32, missing: missing as u32 }, bulk);
+            // A failure of another piece waits for this one to have left.
+            let send = self.state.lock().answering.sent();
+            return self.end(send);
+        }
+        self.end(send);
+    }
+
+    fn ended(&self, len: u64, fault: Option<Fault>) {
+        let send = {
+            let mut state = self.state.lock();
+            let errno = fault.as_ref().map_or(0, |fault| fault.errno.max(1));
+            state.fault = state.fault.take().or(fault);
+            state.answering.done(len, errno)
+        };
+        self.end(send);
+    }
+
+    fn end(&self, send: Send) {
+        let Send::End { .. } = send else { return };
+        let (fault, len) = {
+            let mut state = self.state.lock();
+            (state.fault.take(), state.len)
+        };
+        let answer = fault.map_or(Answer::Written(len as u32), Answer::Fault);
+        self.reply.send_frame(&answer, Bulk::None);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Otherwise some part was given up, and the reply says so when it is dropped.
+        if self.state.get_mut().answering.is_over() {
+            self.reply.settle();
+        }
+    }
+}
+
+impl Owed {
+    /// What is owed for bytes `from .. from + len` of the request.
+    pub(crate) fn piece(&mut self, from: u64, piece_len: u64) -> Owed {
+        if let Owed::Whole { reply, len, reads } = self {
+            let (shared, len) = (Shared::new(reply.take(), *len, *reads), *len);
+            *self = Owed::Part { shared, at: 0, len };
+        }
+        match self {
+            Owed::Part { shared, at, .. } => Owed::Part { shared: shared.clone(), at: *at + from, len: piece_len },
+            Owed::Whole { .. } | Owed::Nothing => Owed::Nothing,
+        }
+    }
+
+    /// Answers, or adds to the answer.
+    pub(crate) fn fulfil(self, came: Came) {
+        match (self, came) {
+            (Owed::Nothing, _) => {}
+            (Owed::Whole { reply, .. }, came) => answer(reply, came),
+            (Owed::Part { shared, at, len }, Came::Read(slice)) => shared.read(at, len, vec![slice]),
+            (Owed::Part { shared, len, .. }, Came::Failed(fault)) => shared.ended(len, Some(fault)),
+            (Owed::Part { shared, len, .. }, _) => shared.ended(len, None),
+        }
+    }
+}
+
+/// Parts of one answer that follow one another and were read together: one frame takes them.
+#[derive(Default)]
+pub(crate) struct Run(Option<Parts>);
+
+struct Parts {
+    shared: Arc<Shared>,
+    at: u64,
+    len: u64,
+    have: u64,
+    slices: Vec<Slice>,
+}
+
+impl Run {
+    /// Answers what was read, now or with what follows.
+    pub(crate) fn read(&mut self, owed: Owed, slice: Slice) {
+        let Owed::Part { shared, at, len } = owed else { return owed.fulfil(Came::Read(slice)) };
+        let have = slice.len() as u64;
+        if let Some(parts) = &mut self.0
+            && Arc::ptr_eq(&parts.shared, &shared)
+            && parts.at + parts.len == at
+            && parts.have == parts.len
+        {
+            parts.len += len;
+            parts.have += have;
+            parts.slices.push(slice);
+            return;
+        }
+        self.send();
+        self.0 = Some(Parts { shared, at, len, have, slices: vec![slice] });
+    }
+
+    /// Sends what is held back.
+    pub(crate) fn send(&mut self) {
+        if let Some(Parts { shared, at, len, slices, .. }) = self.0.take() {
+            shared.read(at, len, slices);
+        }
+    }
+}
+
+fn answer(reply: Reply, came: Came) {
+    match came {
+        Came::Read(slice) => reply.send_data(Bulk::One(slice)),
+        Came::Written(bytes) => reply.send(&Answer::Written(bytes as u32)),
+        Came::Done => reply.send(&Answer::Done),
+        Came::Failed(fault) => reply.send(&Answer::Fault(fault)),
+    }
+}

@@ -1,0 +1,86 @@
+//! Changes of attributes, by path or by handle. Files go through the table, so that their sizes and times stay right;
+//! all other nodes are changed directly.
+
+use std::os::fd::AsFd;
+
+use impresario_wire::message::{Attr, NodeKind, SetAttr};
+use rustix::io::Errno;
+
+use super::disk::PATH_FLAGS;
+use super::fault::{Explain, Outcome};
+use super::opens::Pin;
+use super::service::Meta;
+use super::tree::kind_of;
+
+impl Meta {
+    /// Changes attributes of the node at a path.
+    pub(super) fn set_attr_at(&self, path: &[u8], set: &SetAttr) -> Outcome<Attr> {
+        let doing = "change";
+        let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
+        let stat = rustix::fs::fstat(&node).explain(doing, path)?;
+        let kind = kind_of(&stat).ok_or(Errno::OPNOTSUPP).explain(doing, path)?;
+        let through_table = set.size.is_some() || self.opens.mark_of(stat.st_ino).is_some();
+        if kind == NodeKind::File && through_table {
+            let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
+            let pin = self.pin_at(&entry, doing)?;
+            self.set_attr_of(&pin, set, path)?;
+            return self.attr_of(&pin, path);
+        }
+        if set.size.is_some() {
+            let errno = if kind == NodeKind::Dir { Errno::ISDIR } else { Errno::LOOP };
+            return Err(errno).explain("set the length of", path);
+        }
+        if kind == NodeKind::Symlink && set.mode.is_some() {
+            return Err(Errno::OPNOTSUPP).explain("set the mode of the link", path);
+        }
+        self.set_plain(&node, set).explain(doing, path)?;
+        self.attr_by(path, || rustix::fs::fstat(&node))
+    }
+
+    /// Changes attributes of a pinned file.
+    pub(super) fn set_attr_of(&self, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+        if let Some(len_bytes) = set.size {
+            self.truncate(pin, len_bytes, path)?;
+        }
+        if set.mtime.is_some() {
+            self.note_before_times(pin, path)?;
+        }
+        self.set_plain(&pin.fd, set).explain("change", path)
+    }
+
+    /// Changes what the local file system stores itself. The owner goes first: changing it clears set-id bits.
+    fn set_plain(&self, node: impl AsFd, set: &SetAttr) -> rustix::io::Result<()> {
+        let (disk, node) = (&self.dir.disk, node.as_fd());
+        if set.uid.is_some() || set.gid.is_some() {
+            disk.set_owner(node, set.uid, set.gid)?;
+        }
+        if let Some(mode) = set.mode {
+            disk.set_mode(node, mode)?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            disk.set_times(node, set.atime, set.mtime)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::disk::Disk;
+    use crate::meta::tree::local_attr;
+
+    #[test]
+    fn an_o_path_descriptor_is_enough_to_change_plain_attributes() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), "").unwrap();
+        let directory = std::fs::File::open(dir.path()).unwrap();
+        let disk = Disk::new(&directory, None).unwrap();
+        let node = rustix::fs::openat(&directory, "f", PATH_FLAGS, rustix::fs::Mode::empty()).unwrap();
+        disk.set_mode(&node, 0o4640).unwrap();
+        let at = impresario_wire::message::Time { secs: 981_173_106, nanos: 5 };
+        disk.set_times(&node, None, Some(impresario_wire::message::SetTime::At(at))).unwrap();
+        let attr = local_attr(&rustix::fs::fstat(&node).unwrap()).unwrap();
+        assert_eq!((attr.mode, attr.mtime), (0o4640, at));
+    }
+}

@@ -1,0 +1,289 @@
+//! Which changes were done: remembered in memory and, over restarts, in the file `changes`.
+//!
+//! A change is noted before it begins and again when it has ended, 32 bytes each. A restarted server thus knows which
+//! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
+//! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was.
+//!
+//! The file is not synced: it outlives the process, and a crash of the machine loses at most as much as it loses of
+//! the name space itself.
+
+use std::os::fd::OwnedFd;
+
+use impresario_base::lock::Mutex;
+use impresario_node::session::{Admission, Replies};
+use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, MetaCall, Target, Who};
+use rustix::io::Errno;
+
+use super::directory::MetaDirectory;
+use super::fault::{Outcome, fault};
+use super::opens::SessionId;
+use super::service::MetaService;
+
+/// Clients and changes that are remembered at least.
+const CLIENTS_MAX: usize = 4096;
+const REPLIES_MAX: usize = 16 << 10;
+/// The file is rewritten when it is longer, bytes.
+const FILE_MAX_BYTES: u64 = 4 * (REPLIES_MAX * NOTE_BYTES) as u64;
+const NOTE_BYTES: usize = 32;
+
+/// What is known of a change.
+#[derive(Clone)]
+enum Known {
+    /// It was done, with this answer.
+    Answered(Answer),
+    /// It made this file, or opened it.
+    Opened(FileKey),
+    /// An earlier run did it.
+    Done,
+    /// An earlier run began it.
+    Begun,
+}
+
+impl Known {
+    /// What an answer says; `None` when nothing was changed.
+    fn of(answer: &Answer) -> Option<Known> {
+        match answer {
+            Answer::Fault(_) => None,
+            Answer::Opened(opened) => Some(Known::Opened(opened.file)),
+            other => Some(Known::Answered(other.clone())),
+        }
+    }
+}
+
+/// The changes done lately.
+pub(super) struct Changes {
+    replies: Mutex<Replies<Known>>,
+    file: Mutex<File>,
+}
+
+struct File {
+    fd: OwnedFd,
+    len: u64,
+}
+
+/// A note in the file.
+#[derive(Clone, Copy)]
+struct Note {
+    kind: u32,
+    who: Who,
+    /// Of [`OPENED`].
+    key: FileKey,
+}
+
+const BEGUN: u32 = 1;
+const DONE: u32 = 2;
+const OPENED: u32 = 3;
+/// It failed without having changed anything.
+const FAILED: u32 = 4;
+
+impl Note {
+    fn encode(&self) -> [u8; NOTE_BYTES] {
+        let mut bytes = [0; NOTE_BYTES];
+        bytes[..4].copy_from_slice(&self.kind.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.who.epoch.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.who.client.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.who.sequence.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.key.0.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Note> {
+        let [k0, k1, k2, k3, e0, e1, e2, e3, rest @ ..] = bytes.first_chunk::<NOTE_BYTES>()?;
+        let (client, rest) = rest.split_first_chunk::<8>()?;
+        let (sequence, key) = rest.split_first_chunk::<8>()?;
+        let who = Who {
+            client: ClientKey(u64::from_le_bytes(*client)),
+            epoch: u32::from_le_bytes([*e0, *e1, *e2, *e3]),
+            sequence: u64::from_le_bytes(*sequence),
+            ..Who::default()
+        };
+        let kind = u32::from_le_bytes([*k0, *k1, *k2, *k3]);
+        let key = FileKey(u64::from_le_bytes(*key.first_chunk::<8>()?));
+        (BEGUN..=FAILED).contains(&kind).then_some(Note { kind, who, key })
+    }
+}
+
+impl Changes {
+    /// Takes up what earlier runs noted in the directory.
+    pub(super) fn open(directory: &MetaDirectory) -> rustix::io::Result<Changes> {
+        let mut replies = Replies::new(CLIENTS_MAX, REPLIES_MAX);
+        let noted = std::fs::read(directory.dir.join("changes")).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            _ => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        })?;
+        // What is torn or of unknown kind was not acknowledged.
+        for note in noted.chunks_exact(NOTE_BYTES).map_while(Note::decode) {
+            let known = match note.kind {
+                BEGUN => Some(Known::Begun),
+                DONE => Some(Known::Done),
+                OPENED => Some(Known::Opened(note.key)),
+                _ => None,
+            };
+            replies.restore(note.who.client.0, note.who.epoch, note.who.sequence, known);
+        }
+        let file = Mutex::new(write_anew(directory, &replies)?);
+        Ok(Changes { replies: Mutex::new(replies), file })
+    }
+
+    fn note(&self, directory: &MetaDirectory, note: Note) -> rustix::io::Result<()> {
+        let mut file = self.file.lock();
+        if file.len > FILE_MAX_BYTES {
+            *file = write_anew(directory, &self.replies.lock())?;
+        }
+        directory.disk.append_change(&file.fd, &note.encode())?;
+        file.len += NOTE_BYTES as u64;
+        Ok(())
+    }
+}
+
+/// Rewrites the file with the remembered changes.
+fn write_anew(directory: &MetaDirectory, replies: &Replies<Known>) -> rustix::io::Result<File> {
+    let mut bytes = Vec::new();
+    for (client, epoch, sequence, known) in replies.remembered() {
+        let (kind, key) = match known {
+            Known::Answered(_) | Known::Done => (DONE, FileKey(0)),
+            Known::Opened(key) => (OPENED, *key),
+            Known::Begun => (BEGUN, FileKey(0)),
+        };
+        let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
+        bytes.extend_from_slice(&Note { kind, who, key }.encode());
+    }
+    for (client, epoch, sequence) in replies.under_way() {
+        let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
+        bytes.extend_from_slice(&Note { kind: BEGUN, who, key: FileKey(0) }.encode());
+    }
+    Ok(File { fd: directory.disk.replace_changes(&directory.top, &bytes)?, len: bytes.len() as u64 })
+}
+
+/// True for calls that must not be done twice.
+fn is_change(call: &MetaCall) -> bool {
+    match call {
+        MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
+        MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
+        MetaCall::Unlink { .. } | MetaCall::Rename { .. } => true,
+        MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
+        MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
+        MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs => false,
+    }
+}
+
+/// True for calls that are of no harm whenever they come.
+fn only_looks(call: &MetaCall) -> bool {
+    matches!(call, MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs)
+}
+
+/// Ends a change however its service ends.
+struct UnderWay<'a> {
+    service: &'a MetaService,
+    who: Who,
+    known: Option<Known>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let changes = &self.service.meta.changes;
+        let (kind, key) = match &self.known {
+            None => (FAILED, FileKey(0)),
+            Some(Known::Opened(key)) => (OPENED, *key),
+            Some(_) => (DONE, FileKey(0)),
+        };
+        // Without the second note, a restarted server takes the change for one that had begun.
+        if let Err(error) = changes.note(&self.service.meta.dir, Note { kind, who: self.who, key }) {
+            tracing::warn!(%error, "the end of a change could not be noted");
+        }
+        changes.replies.lock().end(self.who.client.0, self.who.sequence, self.known.take());
+    }
+}
+
+impl MetaService {
+    /// Serves one call of a client: a change once, whatever copies of it come. A client without a key is served
+    /// without that.
+    pub fn call_from(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
+        if who.client == ClientKey::default() {
+            return self.call(session, call);
+        }
+        self.admit_from(session, who, call).unwrap_or_else(Answer::Fault)
+    }
+
+    fn admit_from(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
+        let (changes, client) = (&self.meta.changes, who.client.0);
+        if !is_change(&call) {
+            let is_current = changes.replies.lock().note(client, who.epoch);
+            return if is_current || only_looks(&call) { Ok(self.call(session, call)) } else { Err(fenced(who)) };
+        }
+        // Not in the `match`: its lock would be held through it.
+        let admission = changes.replies.lock().begin(client, who.epoch, who.sequence);
+        match admission {
+            Admission::New => self.change(session, who, call),
+            Admission::Done(Known::Answered(answer)) => Ok(answer),
+            Admission::Done(Known::Opened(file)) => Ok(match call {
+                MetaCall::Create { path, .. } => self.call(session, MetaCall::Reopen { path, file, write: true }),
+                other => self.call(session, other),
+            }),
+            Admission::Done(Known::Done) => Ok(self.answer_again(session, call)),
+            Admission::Done(Known::Begun) => {
+                let is_current = changes.replies.lock().note(client, who.epoch);
+                if is_current { Ok(self.finish(session, who, call)) } else { Err(fenced(who)) }
+            }
+            Admission::Busy => {
+                Err(fault(Errno::BUSY, "an earlier copy of this change, or one given up before it, is being served"))
+            }
+            Admission::Fenced => Err(fenced(who)),
+        }
+    }
+
+    fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
+        let mut under_way = UnderWay { service: self, who, known: None };
+        self.meta
+            .changes
+            .note(&self.meta.dir, Note { kind: BEGUN, who, key: FileKey(0) })
+            .map_err(|errno| fault(errno, "the metadata server cannot note the change in its directory"))?;
+        let answer = self.call(session, call);
+        under_way.known = Known::of(&answer);
+        Ok(answer)
+    }
+
+    /// The answer to a change that an earlier run of the server did.
+    fn answer_again(&self, session: SessionId, call: MetaCall) -> Answer {
+        match call {
+            MetaCall::SetAttr { target, .. } => self.call(session, MetaCall::GetAttr { target }),
+            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } => {
+                self.call(session, MetaCall::GetAttr { target: Target::Path(path) })
+            }
+            _ => Answer::Done,
+        }
+    }
+
+    /// Does a change that an earlier run of the server had begun, unless the name space shows that it was done.
+    fn finish(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
+        let answer = self.call(session, call.clone());
+        let answer = self.unless_done(session, call, answer);
+        drop(UnderWay { service: self, who, known: Known::of(&answer) });
+        answer
+    }
+
+    /// The answer, or what says that the change was done before.
+    fn unless_done(&self, session: SessionId, call: MetaCall, answer: Answer) -> Answer {
+        let Answer::Fault(Fault { errno, .. }) = &answer else { return answer };
+        match (Errno::from_raw_os_error(*errno), &call) {
+            (Errno::NOENT, MetaCall::Unlink { .. } | MetaCall::Rmdir { .. }) => Answer::Done,
+            (Errno::NOENT, MetaCall::Rename { to, .. }) => {
+                match self.call(session, MetaCall::GetAttr { target: Target::Path(to.clone()) }) {
+                    Answer::Attr(_) => Answer::Done,
+                    _ => answer,
+                }
+            }
+            (Errno::EXIST, MetaCall::Create { path, .. }) => {
+                self.call(session, MetaCall::Open { path: path.clone(), write: true })
+            }
+            (Errno::EXIST, MetaCall::Mkdir { .. } | MetaCall::Symlink { .. }) => self.answer_again(session, call),
+            _ => answer,
+        }
+    }
+}
+
+fn fenced(who: Who) -> Fault {
+    let epoch = who.epoch;
+    let message = format!("a call of epoch {epoch} came after the client had begun a newer one; it was not done");
+    Fault { errno: Fault::FENCED, message }
+}

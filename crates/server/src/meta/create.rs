@@ -1,0 +1,242 @@
+//! Creation of names: files, directories and symbolic links appear whole or not at all; and the striping of new files.
+//!
+//! A file is created as its own mark, `writers/<key>`. Its record, owner and mode are set there, then it is linked into
+//! place. So it has a record before it has a name, and its first writer needs no further mark. An interrupted creation
+//! is found in `writers/` without another name. Directories and symbolic links are created in `staging/` and renamed
+//! into place.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use impresario_base::lock::Mutex;
+use impresario_layout::Layout;
+use impresario_wire::message::{Attr, LayoutRequest, Opened, Time};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+
+use super::directory::key_name;
+use super::disk::PATH_FLAGS;
+use super::fault::{Explain, Outcome, fault, show};
+use super::opens::{Found, OpenFile, Pin, Session};
+use super::record::{
+    FILE_ATTRIBUTE, LAYOUT_ATTRIBUTE, LAYOUT_REQUEST_BYTES, Record, decode_layout_request, encode_layout_request,
+};
+use super::removal::TRIES;
+use super::service::Meta;
+use super::tree::{EntryRef, local_attr};
+
+const SETGID: u32 = 0o2000;
+/// Longest target of a symbolic link, bytes.
+const LINK_MAX_BYTES: usize = 4095;
+
+impl Meta {
+    /// Creates a file and opens it for writing; `owned` is mode, uid and gid.
+    pub(super) fn create(
+        &self,
+        session: &Session,
+        path: &[u8],
+        owned: [u32; 3],
+        exclusive: bool,
+        request: Option<LayoutRequest>,
+    ) -> Outcome<Opened> {
+        session.check_room()?;
+        let doing = "create";
+        let root = if exclusive { Errno::EXIST } else { Errno::ISDIR };
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(root)).explain(doing, path)?;
+        for _ in 0..TRIES {
+            match entry.stat() {
+                Ok(_) if exclusive => return Err(Errno::EXIST).explain(doing, path),
+                Ok(_) => match self.pin_at(&entry, "open") {
+                    Err(gone) if gone.errno == Errno::NOENT.raw_os_error() => continue,
+                    pin => return self.open_pinned(session, pin?, true, path),
+                },
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno).explain(doing, path),
+            }
+            let layout = self.layout_for(&entry, request)?;
+            match self.make_file(&entry, layout, owned)? {
+                Some(pin) => return self.grant_handle(session, pin, true, true, path),
+                None if exclusive => return Err(Errno::EXIST).explain(doing, path),
+                None => {}
+            }
+        }
+        Err(Errno::BUSY).explain(doing, path)
+    }
+
+    /// A new file with one writer; `None` if the name was taken meanwhile.
+    fn make_file(&self, entry: &EntryRef<'_>, layout: Layout, owned: [u32; 3]) -> Outcome<Option<Pin<'_>>> {
+        let doing = "create";
+        let (disk, writers) = (&self.dir.disk, &self.dir.writers);
+        let key = self.dir.new_key().explain(doing, entry.path)?;
+        let name = key_name(key);
+        let fd = disk.make_file(writers, &name).explain(doing, entry.path)?;
+        let record = Record { key, layout, seen: Time::default() };
+        let prepared = disk
+            .set_attribute(&fd, FILE_ATTRIBUTE, &record.encode())
+            .and_then(|()| self.set_ownership(&fd, entry, owned, 0))
+            .and_then(|()| rustix::fs::fstat(&fd));
+        let undo = |errno| {
+            let _ = disk.unlink(writers, name.as_bytes());
+            Err(errno)
+        };
+        let ino = prepared.or_else(undo).explain(doing, entry.path)?.st_ino;
+        let file = OpenFile {
+            ino,
+            key,
+            layout,
+            fd,
+            gate: Mutex::default(),
+            links: Mutex::default(),
+            seen: Mutex::new(record.seen),
+        };
+        // In the table, marked and with its writer before any other call can find it.
+        self.opens.set_mark(ino, key);
+        let pin = match self.insert_pinned(file, entry.path, false) {
+            Found::Pinned(pin) => pin,
+            Found::Removed | Found::Absent => return Err(Errno::BUSY).explain(doing, entry.path),
+        };
+        let admitted = self.opens.admit(ino, true);
+        let linked = match admitted {
+            Ok(()) => disk.link(writers, name.as_bytes(), entry.directory(), entry.name),
+            Err(full) => {
+                let _ = disk.unlink(writers, name.as_bytes());
+                self.opens.clear_mark(ino);
+                return Err(full);
+            }
+        };
+        if let Err(errno) = linked {
+            self.opens.leave(ino, true, false);
+            disk.unlink(writers, name.as_bytes()).explain("undo the creation of", entry.path)?;
+            self.opens.clear_mark(ino);
+            return if errno == Errno::EXIST { Ok(None) } else { Err(errno).explain(doing, entry.path) };
+        }
+        Ok(Some(pin))
+    }
+
+    /// Gives a new node its owner and mode. `extra`: mode bits that it gets in a directory with set-group-id.
+    fn set_ownership(
+        &self,
+        node: &OwnedFd,
+        entry: &EntryRef<'_>,
+        owned: [u32; 3],
+        extra: u32,
+    ) -> rustix::io::Result<()> {
+        let [mode, uid, gid] = owned;
+        let directory = rustix::fs::fstat(entry.directory())?;
+        let inherits = directory.st_mode & SETGID != 0;
+        // Without root, everything belongs to the user that the server runs as.
+        if self.dir.disk.root {
+            let gid = if inherits { directory.st_gid } else { gid };
+            self.dir.disk.set_owner(node, Some(uid), Some(gid))?;
+        }
+        self.dir.disk.set_mode(node, if inherits { mode | extra } else { mode })
+    }
+
+    /// Creates a directory; it inherits the default layout of its parent.
+    pub(super) fn mkdir(&self, path: &[u8], mode: u32, uid: u32, gid: u32) -> Outcome<Attr> {
+        let doing = "create the directory";
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
+        let request = self.default_layout_of(&entry)?;
+        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
+        let made = disk.make_dir(staging, &name).and_then(|()| {
+            let prepared = disk.open_dir_in(staging, &name).and_then(|node| {
+                if let Some(request) = request {
+                    disk.set_attribute(&node, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))?;
+                }
+                self.set_ownership(&node, &entry, [mode, uid, gid], SETGID)?;
+                disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
+                local_attr(&rustix::fs::fstat(&node)?)
+            });
+            prepared.inspect_err(|_| {
+                let _ = disk.remove_dir(staging, name.as_bytes());
+            })
+        });
+        made.explain(doing, path)
+    }
+
+    /// Creates a symbolic link.
+    pub(super) fn symlink(&self, path: &[u8], target: &[u8], uid: u32, gid: u32) -> Outcome<Attr> {
+        let doing = "create the symbolic link";
+        let wrong = match target {
+            [] => Some((Errno::NOENT, "is empty")),
+            _ if target.len() > LINK_MAX_BYTES => Some((Errno::NAMETOOLONG, "is longer than 4095 bytes")),
+            _ if target.contains(&0) => Some((Errno::INVAL, "has a NUL byte")),
+            _ => None,
+        };
+        if let Some((errno, wrong)) = wrong {
+            return Err(fault(errno, format!("cannot {doing} {}: its target {wrong}", show(path))));
+        }
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
+        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
+        let made = disk.make_symlink(target, staging, &name).and_then(|()| {
+            let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {
+                if disk.root {
+                    let directory = rustix::fs::fstat(entry.directory())?;
+                    let gid = if directory.st_mode & SETGID != 0 { directory.st_gid } else { gid };
+                    disk.set_owner(&node, Some(uid), Some(gid))?;
+                }
+                disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
+                local_attr(&rustix::fs::fstat(&node)?)
+            });
+            prepared.inspect_err(|_| {
+                let _ = disk.unlink(staging, name.as_bytes());
+            })
+        });
+        made.explain(doing, path)
+    }
+
+    fn staging_name(&self) -> String {
+        format!("{:x}", self.staged.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The layout of a new file: as requested, else the default of its directory, else of the cluster.
+    fn layout_for(&self, entry: &EntryRef<'_>, asked: Option<LayoutRequest>) -> Outcome<Layout> {
+        let directory = self.default_layout_of(entry)?.unwrap_or_default();
+        let asked = asked.unwrap_or_default();
+        let request = LayoutRequest {
+            base: asked.base.or(directory.base),
+            pcount: asked.pcount.or(directory.pcount),
+            ssize_bytes: asked.ssize_bytes.or(directory.ssize_bytes),
+        };
+        self.resolve(&request, || self.dealt.fetch_add(1, Ordering::Relaxed), entry.path)
+    }
+
+    fn resolve(&self, request: &LayoutRequest, deal: impl FnOnce() -> u64, path: &[u8]) -> Outcome<Layout> {
+        let options = &self.options;
+        let base = request.base.unwrap_or_else(|| (deal() % u64::from(options.data_servers.max(1))) as u16);
+        let pcount = request.pcount.unwrap_or(options.stripe_count);
+        let ssize_bytes = request.ssize_bytes.unwrap_or(options.stripe_bytes);
+        Layout::new(base, pcount, ssize_bytes, options.data_servers)
+            .map_err(|error| fault(Errno::INVAL, format!("cannot stripe {}: {error}", show(path))))
+    }
+
+    /// The default layout that the directory of an entry gives to new files, if any.
+    fn default_layout_of(&self, entry: &EntryRef<'_>) -> Outcome<Option<LayoutRequest>> {
+        let mut bytes = [0; 2 * LAYOUT_REQUEST_BYTES];
+        let len = match self.dir.disk.attribute(entry.directory(), LAYOUT_ATTRIBUTE, &mut bytes) {
+            Err(Errno::NODATA) => return Ok(None),
+            Err(Errno::RANGE) => 0,
+            other => other.explain("read the striping of the directory of", entry.path)?,
+        };
+        bytes.get(..len).and_then(decode_layout_request).map(Some).ok_or_else(|| {
+            let why = "this program does not understand the default layout of its directory; set it again";
+            fault(Errno::IO, format!("cannot stripe {}: {why}", show(entry.path)))
+        })
+    }
+
+    /// Sets the default layout of files created in a directory.
+    pub(super) fn set_layout(&self, path: &[u8], request: Option<LayoutRequest>) -> Outcome<()> {
+        let doing = "set the striping of";
+        let directory = self.dir.open_dir_by_path(path).explain(doing, path)?;
+        match request {
+            None => self.dir.disk.remove_attribute(&directory, LAYOUT_ATTRIBUTE).explain(doing, path),
+            Some(request) => {
+                self.resolve(&request, || 0, path)?;
+                self.dir
+                    .disk
+                    .set_attribute(&directory, LAYOUT_ATTRIBUTE, &encode_layout_request(&request))
+                    .explain(doing, path)
+            }
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! The metadata server's directory: its contents, its creation, check and claim at start, and file keys.
+//!
+//! ```text
+//! format    version and identity; written last when the directory is created
+//! keys      file keys below this count may be in use
+//! changes   changes of the name space that were done, for their clients that ask again
+//! lock      held while a server runs here
+//! names/    the name space
+//! writers/  <key>: another name of a file whose objects may be newer
+//! orphans/  <key>: another name of a file that lost its last name in the name space
+//! staging/  directories and links on their way into the name space; emptied at start
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use impresario_base::lock::Mutex;
+use impresario_wire::message::FileKey;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, XattrFlags};
+use rustix::io::Errno;
+
+use super::disk::{Disk, PATH_FLAGS, StepHook};
+
+const FORMAT: u32 = 1;
+/// Keys are reserved on disk in blocks of this many.
+const KEYS_PER_RESERVATION: u64 = 1 << 16;
+/// A key is the directory's identity, shifted left by this many bits, plus a count.
+const COUNT_BITS: u32 = 40;
+const MEMBERS: [&str; 10] =
+    ["changes", "changes.new", "format", "keys", "keys.new", "lock", "names", "writers", "orphans", "staging"];
+
+/// Why the metadata server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The directory cannot be created, read or written.
+    #[error(
+        "the metadata directory {dir} cannot be used: {what}: {source}; give [meta] dir a directory that this user can write"
+    )]
+    Unusable {
+        /// The directory.
+        dir: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The directory belongs to something else.
+    #[error(
+        "the metadata directory {dir} is not empty and is not a metadata directory (it has {found}); give [meta] dir an empty one"
+    )]
+    Foreign {
+        /// The directory.
+        dir: PathBuf,
+        /// A name found in it.
+        found: String,
+    },
+    /// Another server uses it.
+    #[error(
+        "the metadata directory {dir} is in use by another server; stop that one, or give [meta] dir another directory"
+    )]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A file of the directory has unexpected content.
+    #[error(
+        "{file} says {found:?}; this program understands {wanted}; use the program that made the directory, or restore the file"
+    )]
+    Unknown {
+        /// The file.
+        file: PathBuf,
+        /// Its content, truncated.
+        found: String,
+        /// What this program understands.
+        wanted: &'static str,
+    },
+    /// The file system or the kernel lacks a feature.
+    #[error("the metadata directory {dir} cannot be used: {what} ({source}); {remedy}")]
+    Lacking {
+        /// The directory.
+        dir: PathBuf,
+        /// The missing feature.
+        what: &'static str,
+        /// The error that showed it.
+        source: io::Error,
+        /// The remedy.
+        remedy: &'static str,
+    },
+    /// The default striping is impossible.
+    #[error("the default striping cannot be: {0}")]
+    Striping(#[from] impresario_layout::LayoutError),
+}
+
+/// The directory, open and claimed.
+pub(super) struct MetaDirectory {
+    pub(super) dir: PathBuf,
+    pub(super) disk: Disk,
+    pub(super) names: OwnedFd,
+    pub(super) writers: OwnedFd,
+    pub(super) orphans: OwnedFd,
+    pub(super) staging: OwnedFd,
+    pub(super) top: OwnedFd,
+    /// Holds the claim.
+    _lock: OwnedFd,
+    identity: u64,
+    keys: Mutex<Keys>,
+}
+
+/// Counts for new keys: from `next` up to but not including `end`.
+struct Keys {
+    next: u64,
+    end: u64,
+}
+
+impl MetaDirectory {
+    /// Claims the directory; creates it if it is missing or empty.
+    pub(super) fn open(dir: &Path, hook: Option<StepHook>) -> Result<MetaDirectory, StartError> {
+        let unusable = |what| move |errno: Errno| StartError::Unusable { dir: dir.into(), what, source: errno.into() };
+        std::fs::create_dir_all(dir).map_err(|source| StartError::Unusable {
+            dir: dir.into(),
+            what: "it cannot be created",
+            source,
+        })?;
+        let top = open_dir_at(CWD, dir).map_err(unusable("it cannot be opened"))?;
+        let named = read_file(&top, "format").map_err(unusable("its file `format` cannot be read"))?;
+        if named.is_none() {
+            refuse_foreign(dir, &top)?;
+        }
+        let claim = claim(dir, &top)?;
+        let disk = Disk::new(&top, hook).map_err(unusable("its file system cannot be asked"))?;
+        let identity = match named {
+            Some(text) => parse_format(dir, &text)?,
+            None => found(&top).map_err(unusable("it cannot be written"))?,
+        };
+        let member = |name: &str| open_dir_at(&top, name);
+        let dir = MetaDirectory {
+            names: member("names").map_err(unusable("its directory `names` cannot be opened"))?,
+            writers: member("writers").map_err(unusable("its directory `writers` cannot be opened"))?,
+            orphans: member("orphans").map_err(unusable("its directory `orphans` cannot be opened"))?,
+            staging: member("staging").map_err(unusable("its directory `staging` cannot be opened"))?,
+            keys: Mutex::new(first_keys(dir, &top)?),
+            dir: dir.into(),
+            disk,
+            top,
+            _lock: claim,
+            identity,
+        };
+        dir.clear_staging().map_err(unusable("its directory `staging` cannot be emptied"))?;
+        dir.probe()?;
+        Ok(dir)
+    }
+
+    /// A key that no file ever had.
+    pub(super) fn new_key(&self) -> rustix::io::Result<FileKey> {
+        let mut keys = self.keys.lock();
+        if keys.next == keys.end {
+            let end = keys.end + KEYS_PER_RESERVATION;
+            if end >> COUNT_BITS != 0 {
+                return Err(Errno::NOSPC);
+            }
+            write_durably(&self.top, "keys", &format!("{end}\n"))?;
+            keys.end = end;
+        }
+        let count = keys.next;
+        keys.next += 1;
+        Ok(FileKey(self.identity << COUNT_BITS | count))
+    }
+
+    fn clear_staging(&self) -> rustix::io::Result<()> {
+        for name in names_in(&self.staging)? {
+            let name = name?;
+            if self.disk.unlink(&self.staging, &name) == Err(Errno::ISDIR) {
+                self.disk.remove_dir(&self.staging, &name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries every needed feature, so that a missing one shows at start and not in the middle of a create.
+    fn probe(&self) -> Result<(), StartError> {
+        let lacking = |what, remedy| {
+            move |errno: Errno| StartError::Lacking { dir: self.dir.clone(), what, source: errno.into(), remedy }
+        };
+        let write = "give [meta] dir a directory on a writable local file system with free space";
+        let file =
+            self.disk.make_file(&self.staging, "probe").map_err(lacking("no file can be created in it", write))?;
+        rustix::fs::fsetxattr(&file, "user.impresario.probe", b"1", XattrFlags::empty()).map_err(lacking(
+            "its file system keeps no user extended attributes",
+            "use ext4, XFS or btrfs, or tmpfs from Linux 6.6 on",
+        ))?;
+        rustix::fs::openat2(&self.staging, "probe", PATH_FLAGS, Mode::empty(), BENEATH)
+            .map_err(lacking("the kernel lacks openat2", "use Linux 5.10 or later"))?;
+        self.disk
+            .link_open(&file, &self.staging, "probe.2")
+            .map_err(lacking("no second name can be given to a file", "use a local file system, and mount /proc"))?;
+        let (from, to) = (b"probe", b"probe.3");
+        self.disk
+            .rename(&self.staging, from, &self.staging, to, true)
+            .map_err(lacking("it lacks renameat2 with RENAME_NOREPLACE", "use ext4, XFS, btrfs or tmpfs"))?;
+        self.clear_staging().map_err(lacking("no file can be removed from it", write))
+    }
+}
+
+/// Path resolution stays within the directory and follows no symbolic link.
+pub(super) const BENEATH: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+/// The name of a file in `writers/` and `orphans/`.
+pub(super) fn key_name(key: FileKey) -> String {
+    format!("{:016x}", key.0)
+}
+
+/// The key that a name in `writers/` or `orphans/` encodes.
+pub(super) fn key_of(name: &[u8]) -> Option<FileKey> {
+    let text = std::str::from_utf8(name).ok().filter(|text| text.len() == 16)?;
+    u64::from_str_radix(text, 16).ok().map(FileKey).filter(|key| key_name(*key).as_bytes() == name)
+}
+
+/// The names in a directory, unordered, without `.` and `..`.
+pub(super) fn names_in(directory: impl AsFd) -> rustix::io::Result<impl Iterator<Item = rustix::io::Result<Vec<u8>>>> {
+    let entries = rustix::fs::Dir::read_from(directory)?;
+    Ok(entries.filter_map(|entry| match entry {
+        Ok(entry) => {
+            let name = entry.file_name().to_bytes();
+            (name != b"." && name != b"..").then(|| Ok(name.to_vec()))
+        }
+        Err(errno) => Some(Err(errno)),
+    }))
+}
+
+fn open_dir_at(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(at, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Reads a small text file of the directory; `None` if it is missing.
+fn read_file(top: &OwnedFd, name: &str) -> rustix::io::Result<Option<String>> {
+    let file = match rustix::fs::openat(top, name, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        other => other?,
+    };
+    let mut bytes = [0; 256];
+    let len = rustix::io::read(file, &mut bytes[..])?;
+    Ok(Some(String::from_utf8_lossy(bytes.get(..len).unwrap_or_default()).into_owned()))
+}
+
+/// Replaces a small file as a whole and makes it durable.
+fn write_durably(top: &OwnedFd, name: &str, text: &str) -> rustix::io::Result<()> {
+    let new = format!("{name}.new");
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(top, &new, flags, Mode::RUSR | Mode::WUSR)?;
+    if rustix::io::write(&file, text.as_bytes())? != text.len() {
+        return Err(Errno::NOSPC);
+    }
+    rustix::fs::fsync(&file)?;
+    rustix::fs::renameat(top, &new, top, name)?;
+    rustix::fs::fsync(top)
+}
+
+/// A directory without `format` must be empty, or left by an interrupted first start.
+fn refuse_foreign(dir: &Path, top: &OwnedFd) -> Result<(), StartError> {
+    let unusable =
+        |errno: Errno| StartError::Unusable { dir: dir.into(), what: "it cannot be listed", source: errno.into() };
+    for name in names_in(top).map_err(unusable)? {
+        let name = name.map_err(unusable)?;
+        let ours = MEMBERS.iter().any(|member| member.as_bytes() == name) || name == b"format.new";
+        let fresh = name != b"names"
+            || open_dir_at(top, "names").and_then(|names| Ok(names_in(names)?.next().is_none())).map_err(unusable)?;
+        if !ours || !fresh {
+            return Err(StartError::Foreign { dir: dir.into(), found: super::fault::show(&name) });
+        }
+    }
+    Ok(())
+}
+
+fn claim(dir: &Path, top: &OwnedFd) -> Result<OwnedFd, StartError> {
+    let unusable =
+        |errno: Errno| StartError::Unusable { dir: dir.into(), what: "it cannot be written", source: errno.into() };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(top, "lock", flags, Mode::RUSR | Mode::WUSR).map_err(unusable)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(StartError::InUse { dir: dir.into() }),
+        Err(errno) => Err(unusable(errno)),
+    }
+}
+
+/// Creates the contents of a new directory; `format` last, as the sign that it is complete.
+fn found(top: &OwnedFd) -> rustix::io::Result<u64> {
+    for (name, mode) in [("names", 0o755), ("writers", 0o700), ("orphans", 0o700), ("staging", 0o700)] {
+        match rustix::fs::mkdirat(top, name, Mode::RWXU) {
+            Err(Errno::EXIST) => {}
+            other => other?,
+        }
+        rustix::fs::fchmod(open_dir_at(top, name)?, Mode::from_raw_mode(mode))?;
+    }
+    // Above the count, keys carry a random number of this directory, so that data servers with leftover objects of an
+    // earlier metadata directory never see those keys again.
+    let mut drawn = [0; 4];
+    getrandom::fill(&mut drawn).map_err(|_| Errno::IO)?;
+    let identity = u64::from(u32::from_le_bytes(drawn)) >> (32 - (u64::BITS - COUNT_BITS)) | 1;
+    write_durably(top, "keys", "0\n")?;
+    write_durably(top, "format", &format!("impresario-meta {FORMAT} {identity:06x}\n"))?;
+    Ok(identity)
+}
+
+fn parse_format(dir: &Path, text: &str) -> Result<u64, StartError> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let identity = match words[..] {
+        ["impresario-meta", version, identity] if version == FORMAT.to_string() => {
+            u64::from_str_radix(identity, 16).ok()
+        }
+        _ => None,
+    };
+    identity.filter(|identity| identity >> (u64::BITS - COUNT_BITS) == 0).ok_or_else(|| StartError::Unknown {
+        file: dir.join("format"),
+        found: super::fault::show(text.trim_end().as_bytes()),
+        wanted: "version 1 (`impresario-meta 1 <identity>`)",
+    })
+}
+
+/// Treats counts reserved earlier as used. Nothing is reserved until the first file is created.
+fn first_keys(dir: &Path, top: &OwnedFd) -> Result<Keys, StartError> {
+    let text = read_file(top, "keys").map_err(|errno| StartError::Unusable {
+        dir: dir.into(),
+        what: "its file `keys` cannot be read",
+        source: errno.into(),
+    })?;
+    let count = text.as_deref().and_then(|text| text.trim_end().parse::<u64>().ok());
+    count.map(|count| Keys { next: count, end: count }).ok_or_else(|| StartError::Unknown {
+        file: dir.join("keys"),
+        found: super::fault::show(text.unwrap_or_else(|| "nothing".into()).trim_end().as_bytes()),
+        wanted: "a count of issued keys",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(dir: &Path) -> Result<MetaDirectory, StartError> {
+        MetaDirectory::open(dir, None)
+    }
+
+    #[test]
+    fn keys_are_never_issued_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut last = FileKey(0);
+        for _ in 0..3 {
+            let dir = start(dir.path()).unwrap();
+            for _ in 0..10 {
+                let key = dir.new_key().unwrap();
+                assert!(key > last, "{key:?} after {last:?}");
+                last = key;
+            }
+        }
+        let dir = start(dir.path()).unwrap();
+        let many: std::collections::BTreeSet<_> =
+            (0..2 * KEYS_PER_RESERVATION).map(|_| dir.new_key().unwrap()).collect();
+        assert_eq!(many.len() as u64, 2 * KEYS_PER_RESERVATION);
+        assert!(*many.first().unwrap() > last);
+    }
+
+    #[test]
+    fn one_server_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = start(dir.path()).unwrap();
+        let refused = start(dir.path()).err().unwrap().to_string();
+        assert!(refused.contains("in use by another server") && refused.contains("stop that one"), "{refused}");
+        drop(first);
+        start(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_foreign_directory_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+        let refused = start(dir.path()).err().unwrap().to_string();
+        assert!(refused.contains("thesis.tex") && refused.contains("give [meta] dir an empty one"), "{refused}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_interrupted_first_start_is_resumed() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["names", "writers"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("keys.new"), "").unwrap();
+        start(dir.path()).unwrap().new_key().unwrap();
+        std::fs::remove_file(dir.path().join("format")).unwrap();
+        std::fs::write(dir.path().join("names/a"), "").unwrap();
+        assert!(
+            matches!(start(dir.path()), Err(StartError::Foreign { .. })),
+            "names without a format belong to something else"
+        );
+    }
+
+    #[test]
+    fn unknown_versions_and_broken_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(start(dir.path()).unwrap());
+        std::fs::write(dir.path().join("keys"), "many\n").unwrap();
+        let refused = start(dir.path()).err().unwrap().to_string();
+        assert!(refused.contains("/keys says \"many\""), "{refused}");
+        std::fs::write(dir.path().join("format"), "impresario-meta 2 000001\n").unwrap();
+        let refused = start(dir.path()).err().unwrap().to_string();
+        assert!(refused.contains("impresario-meta 2") && refused.contains("version 1"), "{refused}");
+    }
+
+    #[test]
+    fn missing_attributes_or_permissions_are_reported_at_start() {
+        let refused = start(Path::new("/proc/impresario")).err().unwrap().to_string();
+        assert!(refused.contains("/proc/impresario") && refused.contains("[meta] dir"), "{refused}");
+        let refused = start(Path::new("/dev/null/x")).err().unwrap().to_string();
+        assert!(refused.contains("cannot be created"), "{refused}");
+    }
+
+    #[test]
+    fn key_names_are_read_back_and_others_are_not() {
+        assert_eq!(key_of(key_name(FileKey(0xabc)).as_bytes()), Some(FileKey(0xabc)));
+        for bad in ["abc", "0000000000000ABC", "+00000000000000a", "zzzzzzzzzzzzzzzz", ""] {
+            assert_eq!(key_of(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Changes of names are applied once, though copies of them are delayed, repeated through another I/O node, or find a
+//! restarted metadata server.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use impresario_base::lock::Mutex;
+use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_server::Started;
+use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, Role, Who};
+use support::{Cluster, Peer, eventually, fault};
+
+/// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
+/// the client has gone meanwhile.
+struct SlowLink {
+    address: String,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    stuck: AtomicBool,
+    /// Bytes held back, and bytes that the server has answered in all.
+    held: AtomicUsize,
+    answered: AtomicUsize,
+    servers: Mutex<Vec<TcpStream>>,
+}
+
+impl SlowLink {
+    fn to(server: &str) -> SlowLink {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let shared = Arc::new(Shared {
+            stuck: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
+            servers: Mutex::default(),
+        });
+        let (here, server) = (shared.clone(), server.to_string());
+        std::thread::spawn(move || {
+            while let Ok((client, _)) = listener.accept() {
+                if here.stuck.load(Ordering::SeqCst) {
+                    continue; // closed at once: the client goes elsewhere
+                }
+                let Ok(server) = TcpStream::connect(&server) else { continue };
+                here.servers.lock().push(server.try_clone().unwrap());
+                let (from, to, shared) = (client.try_clone().unwrap(), server.try_clone().unwrap(), here.clone());
+                std::thread::spawn(move || shared.carry_there(from, to));
+                let shared = here.clone();
+                std::thread::spawn(move || shared.carry_back(server, client));
+            }
+        });
+        SlowLink { address, shared }
+    }
+
+    fn stick(&self) {
+        self.shared.stuck.store(true, Ordering::SeqCst);
+    }
+
+    fn held(&self) -> usize {
+        self.shared.held.load(Ordering::SeqCst)
+    }
+
+    /// Delivers what was held back and waits until the server has answered it.
+    fn heal(&self) {
+        assert!(self.held() > 0, "nothing is held back");
+        let before = self.shared.answered.load(Ordering::SeqCst);
+        self.shared.stuck.store(false, Ordering::SeqCst);
+        eventually("the server answers what was held back", || self.shared.answered.load(Ordering::SeqCst) > before);
+    }
+}
+
+impl Shared {
+    fn carry_there(&self, mut client: TcpStream, mut server: TcpStream) {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let got = client.read(&mut buffer).unwrap_or(0);
+            self.held.fetch_add(if self.stuck.load(Ordering::SeqCst) { got } else { 0 }, Ordering::SeqCst);
+            while self.stuck.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if got == 0 || server.write_all(&buffer[..got]).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn carry_back(&self, mut server: TcpStream, mut client: TcpStream) {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(got @ 1..) = server.read(&mut buffer) {
+            self.answered.fetch_add(got, Ordering::SeqCst);
+            // The client may be gone: what the server says is of interest all the same.
+            let _ = client.write_all(&buffer[..got]);
+        }
+        let _ = client.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for SlowLink {
+    fn drop(&mut self) {
+        self.shared.stuck.store(false, Ordering::SeqCst);
+        self.shared.servers.lock().iter().for_each(|server| drop(server.shutdown(Shutdown::Both)));
+    }
+}
+
+/// Two I/O nodes, of which the first is behind a link that can get stuck.
+struct Bed {
+    link: SlowLink,
+    client: Arc<Client>,
+    meta: Option<Started>,
+    cluster: Cluster,
+    _io: [Started; 2],
+}
+
+impl Bed {
+    fn start() -> Bed {
+        let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 2_000);
+        let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+        cluster.config.meta.address = meta.address().to_string();
+        let io = [cluster.start_io(|_| {}), cluster.start_io(|_| {})];
+        let link = SlowLink::to(io[0].address());
+        let mut config = cluster.config.clone();
+        config.io[0].address = link.address.clone();
+        let client = Client::connect(&config, ClientOptions { via: Via::IoNode(0), ..Default::default() }).unwrap();
+        Bed { link, client, meta: Some(meta), cluster, _io: io }
+    }
+
+    fn write_new(&self, path: &str, bytes: &[u8]) {
+        let options = CreateOptions { exclusive: true, ..CreateOptions::default() };
+        let file = self.client.create(path, options).unwrap();
+        assert_eq!(file.write_at(bytes, 0).unwrap(), bytes.len());
+        file.sync().unwrap();
+        file.close().unwrap();
+    }
+
+    #[track_caller]
+    fn assert_holds(&self, path: &str, bytes: &[u8]) {
+        let file = self.client.open(path, false).unwrap_or_else(|error| panic!("{path} is gone: {error}"));
+        let mut read = vec![0; bytes.len() + 1];
+        let got = file.read_at(&mut read, 0).unwrap();
+        assert_eq!(&read[..got], bytes, "{path}");
+    }
+
+    /// A client that goes to the metadata server directly.
+    fn another_client(&self) -> Arc<Client> {
+        Client::connect(&self.cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
+    }
+
+    fn restart_meta(&mut self) {
+        drop(self.meta.take());
+        self.meta = Some(impresario_server::start(&self.cluster.config, "meta").unwrap());
+    }
+}
+
+#[test]
+fn a_delayed_unlink_does_not_remove_a_file_made_since() {
+    let bed = Bed::start();
+    bed.write_new("f", b"old");
+    bed.link.stick();
+    bed.client.unlink("f").unwrap();
+    bed.write_new("f", b"made since");
+    bed.link.heal();
+    bed.assert_holds("f", b"made since");
+}
+
+#[test]
+fn a_delayed_rename_does_not_move_a_file_made_since() {
+    let bed = Bed::start();
+    bed.write_new("a", b"old");
+    bed.link.stick();
+    bed.client.rename("a", "b", false).unwrap();
+    bed.write_new("a", b"made since");
+    bed.link.heal();
+    bed.assert_holds("a", b"made since");
+    bed.assert_holds("b", b"old");
+}
+
+#[test]
+fn a_delayed_truncate_does_not_cut_what_was_written_since() {
+    let bed = Bed::start();
+    bed.write_new("f", b"old contents");
+    bed.link.stick();
+    let cut = impresario_wire::SetAttr { size: Some(0), ..Default::default() };
+    bed.client.set_attr("f", cut).unwrap();
+    let file = bed.client.open("f", true).unwrap();
+    file.write_at(b"written since", 0).unwrap();
+    file.sync().unwrap();
+    bed.link.heal();
+    bed.assert_holds("f", b"written since");
+}
+
+#[test]
+fn a_delayed_exclusive_create_does_not_come_back() {
+    let bed = Bed::start();
+    bed.link.stick();
+    bed.write_new("f", b"short-lived");
+    bed.client.unlink("f").unwrap();
+    bed.link.heal();
+    let error = bed.client.stat("f").map(|attr| panic!("it is there: {attr:?}")).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOENT, "{error}");
+}
+
+#[test]
+fn a_restarted_metadata_server_remembers_which_changes_were_given_up() {
+    let mut bed = Bed::start();
+    // Its first metadata call is the one that gets stuck: io.0 passes it on over a new connection.
+    let other = bed.another_client();
+    other.create("f", CreateOptions::default()).unwrap().close().unwrap();
+    bed.link.stick();
+    bed.client.unlink("f").unwrap();
+    bed.write_new("f", b"made since");
+    bed.restart_meta();
+    bed.link.heal();
+    bed.assert_holds("f", b"made since");
+}
+
+/// The answer to a change is lost, and with it the metadata server's memory: asked again, it says what it said.
+#[test]
+fn a_restarted_metadata_server_does_no_change_twice() {
+    let mut bed = Bed::start();
+    let address = bed.cluster.config.meta.address.clone();
+    let who = |sequence, epoch| Who { client: ClientKey(77), epoch, sequence, ..Who::default() };
+    let ask = |sequence, epoch, call: &MetaCall| {
+        let call = Call::Meta { who: who(sequence, epoch), call: call.clone() };
+        Peer::connect(&address, Role::Meta, 77).call(&call, &[]).0
+    };
+    let path = |name: &str| name.as_bytes().to_vec();
+    let create = MetaCall::Create { path: path("f"), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+    let mkdir = MetaCall::Mkdir { path: path("d"), mode: 0o755, uid: 0, gid: 0 };
+    let rename = MetaCall::Rename { from: path("d"), to: path("e"), no_replace: true };
+    let unlink = MetaCall::Unlink { path: path("g") };
+    let Answer::Opened(created) = ask(1, 0, &create) else { panic!("not created") };
+    let Answer::Attr(made) = ask(2, 0, &mkdir) else { panic!("not made") };
+    assert_eq!(ask(4, 0, &unlink), ask(4, 0, &unlink), "a change that failed may be tried again");
+    for round in 1..4 {
+        match ask(1, round, &create) {
+            Answer::Opened(again) => assert_eq!(again.file, created.file),
+            other => panic!("{other:?}"),
+        }
+        match ask(2, round, &mkdir) {
+            Answer::Attr(again) => assert_eq!(again.ino, made.ino),
+            other => panic!("{other:?}"),
+        }
+        bed.restart_meta();
+    }
+    assert_eq!(ask(3, 4, &rename), Answer::Done);
+    bed.restart_meta();
+    assert_eq!(ask(3, 5, &rename), Answer::Done);
+    // Failed before the restarts, and given up since.
+    assert_eq!(fault(ask(4, 0, &unlink)).0, Fault::FENCED);
+}

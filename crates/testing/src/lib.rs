@@ -1,0 +1,126 @@
+//! What a test needs from the machine: `/dev/fuse`, root's rights, a program. A test that cannot run says so here, so
+//! that it is counted as skipped and not as passed.
+//!
+//! - `IMPRESARIO_REQUIRE` (`fuse,root`, or `all`) lists needs that must be met: a test without one fails.
+//! - `IMPRESARIO_SKIPPED` names a file; every skip appends a line to it. The test harness hides what passing tests
+//!   print, so `scripts/test.sh` counts these lines.
+//!
+//! ```
+//! # use impresario_testing::require;
+//! fn a_test_that_mounts() {
+//!     if !require("fuse") {
+//!         return;
+//!     }
+//!     // …
+//! }
+//! # a_test_that_mounts();
+//! ```
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Write;
+
+/// Whether the machine has what the test needs: `fuse` (`/dev/fuse` can be opened), `root` (the effective user is root),
+/// or else a program of that name in `PATH`. When not, the test is [skipped](skip).
+#[track_caller]
+pub fn require(need: &str) -> bool {
+    let lacking = match need {
+        "fuse" => File::options().read(true).write(true).open("/dev/fuse").err().map(|e| format!("/dev/fuse: {e}")),
+        "root" => (!is_root()).then(|| "needs root's rights".to_string()),
+        program => (!installed(program)).then(|| format!("{program} is not installed")),
+    };
+    match lacking {
+        None => true,
+        Some(why) => {
+            skip(need, why);
+            false
+        }
+    }
+}
+
+/// Records that the running test, or a part of it, is skipped because the machine lacks `need`; the test returns after
+/// this call.
+///
+/// # Panics
+/// When `IMPRESARIO_REQUIRE` lists the need.
+#[track_caller]
+pub fn skip(need: &str, why: impl Display) {
+    let demanded = std::env::var("IMPRESARIO_REQUIRE").unwrap_or_default();
+    assert!(!demands(&demanded, need), "IMPRESARIO_REQUIRE={demanded}, but {need} is missing here: {why}");
+    let thread = std::thread::current();
+    // The harness gives a test's thread the test's name, except when it runs tests one by one on its own thread.
+    let test = match thread.name() {
+        Some(name) if name != "main" => name.to_string(),
+        _ => std::panic::Location::caller().to_string(),
+    };
+    eprintln!("skipped: {test}: {need}: {why}");
+    if let Some(path) = std::env::var_os("IMPRESARIO_SKIPPED") {
+        let program = std::env::args_os().next().unwrap_or_default();
+        let line = format!("{}\t{test}\t{need}: {why}\n", program.display());
+        // One write, so that lines of tests that run at the same time stay whole.
+        let written =
+            File::options().create(true).append(true).open(&path).and_then(|mut f| f.write_all(line.as_bytes()));
+        written.unwrap_or_else(|e| panic!("IMPRESARIO_SKIPPED={}: {e}", path.display()));
+    }
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn installed(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+}
+
+fn demands(list: &str, need: &str) -> bool {
+    list.split(',').map(str::trim).any(|word| word == need || word == "all")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_list_demands_its_words_or_all() {
+        assert!(demands("fuse,root", "root") && demands(" fuse , root ", "fuse") && demands("all", "fio"));
+        assert!(!demands("", "root") && !demands("fuse", "root") && !demands("fuse-too", "fuse"));
+    }
+
+    /// Not a test by itself: the next one runs it in a process of its own.
+    #[test]
+    #[ignore = "run by another test as a process"]
+    fn lacks_a_program() {
+        assert!(!require("no-such-program-anywhere"));
+        skip("a second thing", "is missing too");
+    }
+
+    #[test]
+    fn skips_are_recorded_and_fail_where_they_are_demanded() {
+        let record = std::env::temp_dir().join(format!("impresario-skipped-{}", std::process::id()));
+        let run = |demanded: &str| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--ignored", "--exact", "tests::lacks_a_program"]).env("IMPRESARIO_SKIPPED", &record);
+            command.env("IMPRESARIO_REQUIRE", demanded).output().unwrap()
+        };
+        assert!(run("fuse,root").status.success());
+        let lines = std::fs::read_to_string(&record).unwrap();
+        std::fs::remove_file(&record).unwrap();
+        let fields: Vec<Vec<&str>> = lines.lines().map(|line| line.split('\t').skip(1).collect()).collect();
+        let why = "no-such-program-anywhere: no-such-program-anywhere is not installed";
+        assert_eq!(
+            fields,
+            [["tests::lacks_a_program", why], ["tests::lacks_a_program", "a second thing: is missing too"]]
+        );
+
+        let refused = run("no-such-program-anywhere");
+        assert!(!refused.status.success() && !record.exists());
+        let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+        assert!(
+            said.contains("IMPRESARIO_REQUIRE=no-such-program-anywhere, but no-such-program-anywhere is missing"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,380 @@
+//! Traces written while requests are served: the thread that serves hands each ended request to a bounded buffer, another
+//! thread writes. A request that finds the buffer full is counted as not traced; nothing waits for the trace, and an error
+//! (a full disk) ends the trace and nothing else.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use impresario_base::lock::{Condvar, Mutex};
+use impresario_sched::{Ended, FileId, Nanos, Observer};
+use rustc_hash::FxHashMap;
+
+use crate::codec::{FileInfo, Header, Origin, OriginId, Outcome, PATH_BYTES_MAX, Record};
+use crate::{TraceError, Writer};
+
+/// Requests after which the writer is woken; it wakes by itself after [`WAKE_AFTER`].
+const WAKE_REQUESTS: usize = 4096;
+const WAKE_AFTER: Duration = Duration::from_millis(250);
+/// A killed process loses what ended so recently at most, besides what is in the buffer.
+const FLUSH_AFTER: Duration = Duration::from_secs(1);
+/// Files of one trace; requests to further ones are not traced. Some 100 bytes of memory each.
+const FILES_MAX: usize = 1 << 18;
+/// Requesters of one trace told apart; further ones count as one. Some 300 bytes each.
+const ORIGINS_MAX: usize = 1 << 16;
+
+/// How a trace is written.
+#[derive(Clone, Debug)]
+pub struct LiveOptions {
+    /// What is true of the whole trace.
+    pub header: Header,
+    /// The instant that becomes the trace's zero; [`Header::clock_unix_ns`] is the wall clock at this instant.
+    pub zero: Nanos,
+    /// Memory for ended requests that are not written yet, bytes; half of it each for those arriving and those being
+    /// written.
+    pub buffer_bytes: usize,
+    /// The file ends at about this size.
+    pub limit_bytes: u64,
+}
+
+/// Says the path behind a file's key, where it is known.
+pub type PathOf = Box<dyn FnMut(u64) -> Option<Vec<u8>> + Send>;
+
+/// The stable key of a file that has only a name: FNV-1a of 64 bits, never 0.
+pub fn key_of_name(name: &[u8]) -> u64 {
+    let hash = name
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    hash.max(1)
+}
+
+/// What is told of a trace being written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LiveStatus {
+    /// Its file.
+    pub path: PathBuf,
+    /// Requests in it.
+    pub requests: u64,
+    /// Its length, bytes, without what is in memory.
+    pub bytes: u64,
+    /// Requests that are not in it, because the buffer was full, there were too many files, or it had ended.
+    pub not_traced: u64,
+    /// Why it ended by itself.
+    pub failure: Option<String>,
+}
+
+struct Buffer {
+    ended: Vec<Ended>,
+    closing: bool,
+}
+
+struct Shared {
+    buffer: Mutex<Buffer>,
+    bell: Condvar,
+    capacity: usize,
+    /// The writer has given up.
+    over: AtomicBool,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    not_traced: AtomicU64,
+    failure: Mutex<Option<String>>,
+}
+
+/// A trace that is being written. It is an [`Observer`]: engines hand it what ends. Dropped, it is finished like by
+/// [`Recorder::finish`].
+pub struct Recorder {
+    shared: Arc<Shared>,
+    path: PathBuf,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Recorder {
+    /// Begins a trace in a new file. `complain` is called once if it ends by itself, `path_of` at a file's first request;
+    /// both on the writer's thread.
+    pub fn create(
+        path: &Path,
+        options: &LiveOptions,
+        path_of: Option<PathOf>,
+        complain: impl FnOnce(&TraceError) + Send + 'static,
+    ) -> Result<Arc<Recorder>, TraceError> {
+        let writer = Writer::create(path, &options.header)?.limited(options.limit_bytes);
+        let capacity = (options.buffer_bytes / 2 / size_of::<Ended>()).max(1);
+        let shared = Arc::new(Shared {
+            buffer: Mutex::new(Buffer { ended: Vec::with_capacity(capacity), closing: false }),
+            bell: Condvar::new(),
+            capacity,
+            over: AtomicBool::new(false),
+            requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(writer.written_bytes()),
+            not_traced: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        });
+        let thread = std::thread::Builder::new().name("trace".into()).stack_size(256 << 10).spawn({
+            let (shared, zero) = (Arc::clone(&shared), options.zero);
+            move || {
+                shared.write(
+                    Scribe { writer, zero, path_of, files: FxHashMap::default(), origins: Default::default() },
+                    complain,
+                )
+            }
+        });
+        let thread = thread.map_err(|e| TraceError::io(path, e))?;
+        Ok(Arc::new(Recorder { shared, path: path.into(), thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// How far it is.
+    pub fn status(&self) -> LiveStatus {
+        let shared = &self.shared;
+        LiveStatus {
+            path: self.path.clone(),
+            requests: shared.requests.load(Ordering::Relaxed),
+            bytes: shared.bytes.load(Ordering::Relaxed),
+            not_traced: shared.not_traced.load(Ordering::Relaxed),
+            failure: shared.failure.lock().clone(),
+        }
+    }
+
+    /// Writes what is in memory, closes the trace, and says what is in it.
+    pub fn finish(&self) -> LiveStatus {
+        self.shared.buffer.lock().closing = true;
+        self.shared.bell.notify_all();
+        if let Some(thread) = self.thread.lock().take() {
+            // It ends after writing; a panic in it was reported where it happened.
+            let _ = thread.join();
+        }
+        self.status()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl Observer for Recorder {
+    fn ended(&self, request: &Ended) {
+        let shared = &*self.shared;
+        let mut buffer = shared.buffer.lock_spinning();
+        if buffer.ended.len() >= shared.capacity || buffer.closing || shared.over.load(Ordering::Relaxed) {
+            shared.not_traced.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        buffer.ended.push(*request);
+        if buffer.ended.len() == WAKE_REQUESTS.min(shared.capacity) {
+            drop(buffer);
+            shared.bell.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    /// The writer's thread.
+    fn write(&self, mut scribe: Scribe, complain: impl FnOnce(&TraceError)) {
+        let mut batch = Vec::with_capacity(self.capacity);
+        let (mut flushed, mut flushed_records) = (Instant::now(), 0);
+        let failure = loop {
+            let mut buffer = self.buffer.lock();
+            if !buffer.closing && buffer.ended.len() < WAKE_REQUESTS.min(self.capacity) {
+                buffer = self.bell.wait_timeout(buffer, WAKE_AFTER).0;
+            }
+            std::mem::swap(&mut buffer.ended, &mut batch);
+            let closing = buffer.closing;
+            drop(buffer);
+            let mut pushed = Ok(());
+            for (at, ended) in batch.iter().enumerate() {
+                pushed = scribe.push(ended, &self.not_traced);
+                if pushed.is_err() {
+                    self.not_traced.fetch_add((batch.len() - at) as u64, Ordering::Relaxed);
+                    break;
+                }
+            }
+            batch.clear();
+            let records = scribe.writer.records();
+            self.requests.store(records, Ordering::Relaxed);
+            if pushed.is_ok() && records > flushed_records && (closing || flushed.elapsed() >= FLUSH_AFTER) {
+                pushed = scribe.writer.flush();
+                (flushed, flushed_records) = (Instant::now(), records);
+            }
+            self.bytes.store(scribe.writer.written_bytes(), Ordering::Relaxed);
+            match pushed {
+                Err(failure) => break failure,
+                Ok(()) if !closing => {}
+                Ok(()) => match scribe.writer.finish() {
+                    Ok(file) => {
+                        let bytes = file.metadata().map_or(0, |m| m.len());
+                        return self.bytes.store(bytes, Ordering::Relaxed);
+                    }
+                    Err(failure) => break failure,
+                },
+            }
+        };
+        // Under the lock, so that every request is either counted here or by `ended`.
+        let mut buffer = self.buffer.lock();
+        self.over.store(true, Ordering::Relaxed);
+        let unwritten = std::mem::take(&mut buffer.ended).len() as u64;
+        drop(buffer);
+        self.not_traced.fetch_add(unwritten, Ordering::Relaxed);
+        *self.failure.lock() = Some(failure.to_string());
+        complain(&failure);
+    }
+}
+
+/// Makes records of ended requests.
+struct Scribe {
+    writer: Writer,
+    zero: Nanos,
+    path_of: Option<PathOf>,
+    files: FxHashMap<u64, FileId>,
+    origins: FxHashMap<(u64, u64, u32), OriginId>,
+}
+
+impl Scribe {
+    fn push(&mut self, ended: &Ended, not_traced: &AtomicU64) -> Result<(), TraceError> {
+        let Some(file) = self.file(ended.file)? else {
+            not_traced.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        };
+        let origin = self.origin(ended)?;
+        let len = if ended.op.is_data() { ended.len } else { 0 };
+        let outcome = match ended.errno {
+            0 if ended.moved_bytes < len => Outcome::Short(ended.moved_bytes),
+            0 => Outcome::Whole,
+            errno => Outcome::Failed(errno.unsigned_abs()),
+        };
+        self.writer.push(&Record {
+            op: ended.op.into(),
+            file,
+            origin,
+            lane: ended.lane,
+            offset: ended.offset,
+            len,
+            arrival: ended.arrival - self.zero,
+            duration: Some(ended.finished.since(ended.arrival)),
+            outcome,
+        })
+    }
+
+    /// The trace's number of a file; `None` beyond the limit.
+    fn file(&mut self, key: u64) -> Result<Option<FileId>, TraceError> {
+        if let Some(id) = self.files.get(&key) {
+            return Ok(Some(*id));
+        }
+        if self.files.len() >= FILES_MAX {
+            return Ok(None);
+        }
+        let mut path = self.path_of.as_mut().and_then(|path_of| path_of(key)).unwrap_or_default();
+        path.truncate(PATH_BYTES_MAX);
+        let id = self.writer.file(&FileInfo { path, key, size_bytes: None })?;
+        self.files.insert(key, id);
+        Ok(Some(id))
+    }
+
+    fn origin(&mut self, ended: &Ended) -> Result<OriginId, TraceError> {
+        let who = (ended.client, ended.job, ended.user);
+        if let Some(id) = self.origins.get(&who) {
+            return Ok(*id);
+        }
+        if self.origins.len() >= ORIGINS_MAX {
+            return self.writer.origin(&Origin { label: "others".into(), ..Origin::default() });
+        }
+        let id = self.writer.origin(&Origin {
+            // Clients have keys of 64 bits; a process of a trace has a number of 32.
+            process: self.origins.len() as u32 + 1,
+            user: ended.user,
+            job: if ended.job == 0 { String::new() } else { ended.job.to_string() },
+            label: format!("client {:x}", ended.client),
+            ..Origin::default()
+        })?;
+        self.origins.insert(who, id);
+        Ok(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use impresario_sched::{LaneId, Op};
+
+    use super::*;
+    use crate::{Ending, Trace, TraceOp};
+
+    fn options(buffer_bytes: usize) -> LiveOptions {
+        LiveOptions { header: Header::default(), zero: Nanos(1000), buffer_bytes, limit_bytes: 1 << 30 }
+    }
+
+    fn request(i: u64) -> Ended {
+        Ended {
+            arrival: Nanos(2000 + i * 137_000),
+            finished: Nanos(2000 + i * 137_000 + 80_000 + i % 7),
+            file: 0xdead_beef,
+            client: i % 4,
+            job: 3,
+            offset: i * 65_536,
+            len: 65_536,
+            moved_bytes: 65_536,
+            user: 1000,
+            errno: 0,
+            lane: LaneId(0),
+            op: Op::Read,
+        }
+    }
+
+    #[test]
+    fn what_ends_is_in_the_trace_once_in_at_most_12_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let recorder = Recorder::create(&path, &options(8 << 20), None, |e| panic!("{e}")).unwrap();
+        let count = 40_000;
+        (0..count).for_each(|i| recorder.ended(&request(i)));
+        recorder.ended(&Ended { op: Op::Sync, len: u64::MAX, moved_bytes: 0, errno: 5, ..request(count) });
+        let told = recorder.finish();
+        assert_eq!((told.requests, told.not_traced, told.failure), (count + 1, 0, None));
+        assert!(told.bytes <= count * 12, "{} bytes", told.bytes);
+        let trace = Trace::load(&path).unwrap();
+        assert_eq!(
+            (trace.ending, trace.records.len() as u64, trace.files[0].key),
+            (Ending::Closed, count + 1, 0xdead_beef)
+        );
+        for (i, r) in trace.records[..count as usize].iter().enumerate() {
+            let wanted = request(i as u64);
+            assert_eq!((r.offset, r.len, r.arrival), (wanted.offset, wanted.len, wanted.arrival - Nanos(1000)));
+            assert_eq!(r.completion(), Some(wanted.finished - Nanos(1000)));
+        }
+        let last = trace.records.last().unwrap();
+        assert_eq!((last.op, last.len, last.outcome), (TraceOp::Sync, 0, Outcome::Failed(5)));
+        recorder.ended(&request(0));
+        assert_eq!(recorder.finish().not_traced, 1, "after the end");
+    }
+
+    /// A buffer for one request: most are lost, none waits, and what is there and what is not sum up.
+    #[test]
+    fn what_finds_the_buffer_full_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let recorder = Recorder::create(&path, &options(1), None, |e| panic!("{e}")).unwrap();
+        (0..50_000).for_each(|i| recorder.ended(&request(i)));
+        let told = recorder.finish();
+        assert!(told.not_traced > 0);
+        assert_eq!(told.requests + told.not_traced, 50_000);
+        assert_eq!(Trace::load(&path).unwrap().records.len() as u64, told.requests);
+    }
+
+    #[test]
+    fn a_trace_that_reaches_its_limit_ends_with_a_message() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.imt");
+        let (complained, heard) = std::sync::mpsc::channel();
+        let small = LiveOptions { limit_bytes: 100_000, ..options(64 << 20) };
+        let recorder = Recorder::create(&path, &small, None, move |e| complained.send(e.to_string()).unwrap()).unwrap();
+        (0..100_000).for_each(|i| recorder.ended(&request(i)));
+        assert!(heard.recv_timeout(Duration::from_secs(20)).unwrap().contains("limit of 100000 bytes"));
+        recorder.ended(&request(0));
+        let told = recorder.finish();
+        assert!(told.failure.is_some() && told.not_traced > 50_000);
+        let trace = Trace::load(&path).unwrap();
+        assert!(trace.records.len() > 5_000 && trace.ending == Ending::Unclosed);
+        assert!(std::fs::metadata(&path).unwrap().len() < 200_000);
+    }
+}

@@ -1,0 +1,406 @@
+//! Frames on a stream: sending one without copying its payload, receiving them through one buffer.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::{Duration, Instant};
+
+use impresario_wire::{FrameHeader, HEADER_BYTES, Limits};
+use rustix::event::PollFlags;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use crate::{PIECES_MAX, Stream, TransportError};
+
+/// Size of a client's receive buffer, bytes: header, body and payload of a small answer come with one system call.
+const BUFFER_BYTES: usize = 64 << 10;
+/// What is read ahead of a large payload, bytes: the rest of it goes straight to where it stays.
+const GLANCE_BYTES: usize = 4 << 10;
+/// A wait without a deadline looks up at least so often.
+const IDLE_MAX: Duration = Duration::from_secs(3600);
+
+/// How long a server waits for a frame once its first byte has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Longest pause between two bytes; the tick of the stream.
+    pub stall: Duration,
+    /// Longest time for the whole frame, however slowly it trickles.
+    pub frame: Duration,
+}
+
+impl Pace {
+    fn stalled(&self) -> TransportError {
+        TransportError::Stalled { stall_s: self.stall.as_secs(), frame_s: self.frame.as_secs() }
+    }
+}
+
+/// Sends a frame: `head` (header and body), then `payload`. Waits while the peer does not take it, until the deadline.
+pub fn send_frame(
+    stream: &Stream,
+    head: &[u8],
+    payload: &[IoSlice<'_>],
+    deadline: Instant,
+) -> Result<(), TransportError> {
+    let mut unsent = Unsent::new(head, payload);
+    while !unsent.push(stream)? {
+        stream.wait(PollFlags::OUT, deadline)?;
+    }
+    Ok(())
+}
+
+/// What of a frame has not left yet.
+pub struct Unsent<'a> {
+    head: &'a [u8],
+    payload: &'a [IoSlice<'a>],
+    /// Bytes of the payload's first piece that have left.
+    skip: usize,
+}
+
+impl<'a> Unsent<'a> {
+    /// All of a frame.
+    pub fn new(head: &'a [u8], payload: &'a [IoSlice<'a>]) -> Unsent<'a> {
+        Unsent { head, payload, skip: 0 }
+    }
+
+    /// Sends what the socket takes without waiting; true when everything has left.
+    pub fn push(&mut self, stream: &Stream) -> Result<bool, TransportError> {
+        while !self.head.is_empty() || !self.payload.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let sent = if self.payload.is_empty() {
+                rustix::net::send(stream, self.head, flags)
+            } else {
+                let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+                let count = self.fill(&mut pieces);
+                let none = &mut SendAncillaryBuffer::default();
+                rustix::net::sendmsg(stream, pieces.get(..count).unwrap_or(&[]), none, flags)
+            };
+            match sent {
+                Ok(sent) => self.advance(sent),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(TransportError::Closed),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    fn fill<'p>(&self, pieces: &mut [IoSlice<'p>; PIECES_MAX]) -> usize
+    where
+        'a: 'p,
+    {
+        let first = self.payload.first().and_then(|piece| piece.get(self.skip..)).unwrap_or(&[]);
+        let rest = self.payload.iter().skip(1).map(|piece| &**piece);
+        let unsent = [self.head, first].into_iter().chain(rest).filter(|piece| !piece.is_empty());
+        let mut count = 0;
+        for (slot, piece) in pieces.iter_mut().zip(unsent) {
+            *slot = IoSlice::new(piece);
+            count += 1;
+        }
+        count
+    }
+
+    fn advance(&mut self, sent: usize) {
+        let of_head = sent.min(self.head.len());
+        self.head = self.head.get(of_head..).unwrap_or(&[]);
+        self.skip += sent - of_head;
+        while let Some((first, rest)) = self.payload.split_first()
+            && self.skip >= first.len()
+        {
+            self.skip -= first.len();
+            self.payload = rest;
+        }
+    }
+}
+
+/// Cuts a stream into frames.
+pub struct FrameReader {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// A header whose body has not come yet.
+    header: Option<FrameHeader>,
+    /// Size of the buffer while no frame needs more, bytes.
+    buffer_bytes: usize,
+    /// By when the present frame must be complete, where frames are paced.
+    frame_until: Option<Instant>,
+}
+
+impl Default for FrameReader {
+    fn default() -> Self {
+        FrameReader::new(BUFFER_BYTES)
+    }
+}
+
+impl FrameReader {
+    /// A reader whose buffer has this size; longer bodies make it grow for as long as they need it.
+    pub fn new(buffer_bytes: usize) -> FrameReader {
+        let buffer_bytes = buffer_bytes.max(HEADER_BYTES);
+        FrameReader { buffer: vec![0; buffer_bytes], start: 0, end: 0, header: None, buffer_bytes, frame_until: None }
+    }
+
+    /// The next frame's header and body, when both are here. Its payload is to be taken before the next frame.
+    pub fn take_frame(&mut self, limits: &Limits) -> Result<Option<(FrameHeader, &[u8])>, TransportError> {
+        if !self.is_complete(limits)? {
+            return Ok(None);
+        }
+        let Some(header) = self.header.take() else { return Ok(None) };
+        let from = self.start;
+        self.start += header.body_len as usize;
+        Ok(Some((header, self.buffer.get(from..self.start).unwrap_or(&[]))))
+    }
+
+    /// Takes at most `len` bytes of payload out of what was received with the frame.
+    pub fn take_payload(&mut self, len: usize) -> &[u8] {
+        let from = self.start;
+        self.start += len.min(self.end - self.start);
+        self.buffer.get(from..self.start).unwrap_or(&[])
+    }
+
+    /// Receives more bytes with one system call. `large` says that a large payload is due: then not much more than
+    /// a header is read ahead of it.
+    pub fn fill(&mut self, stream: &Stream, large: bool, deadline: Instant) -> Result<(), TransportError> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        // The checked length of a body bounds how far the buffer ever grows.
+        let need = self.header.map_or(HEADER_BYTES, |header| header.body_len as usize);
+        if self.start + need > self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            self.buffer.resize(need.max(self.buffer_bytes), 0);
+        } else if self.buffer.len() > self.buffer_bytes
+            && self.end <= self.buffer_bytes
+            && self.start + need <= self.buffer_bytes
+        {
+            self.buffer.truncate(self.buffer_bytes);
+            self.buffer.shrink_to_fit();
+        }
+        let to = if large { (self.start + need).max(self.end + 1).max(GLANCE_BYTES) } else { self.buffer.len() };
+        let to = to.min(self.buffer.len());
+        let room = self.buffer.get_mut(self.end..to).unwrap_or(&mut []);
+        match stream.receive(&mut [IoSliceMut::new(room)], deadline) {
+            Ok(got) => self.end += got,
+            Err(TransportError::Closed) if self.start < self.end || self.header.is_some() => {
+                return Err(TransportError::Truncated);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Waits for the next frame until the deadline.
+    pub fn next_frame(
+        &mut self,
+        stream: &Stream,
+        limits: &Limits,
+        deadline: Instant,
+    ) -> Result<(FrameHeader, &[u8]), TransportError> {
+        while !self.is_complete(limits)? {
+            self.fill_until(stream, deadline)?;
+        }
+        self.take_frame(limits)?.ok_or(TransportError::Truncated)
+    }
+
+    /// Receives a payload, or as much of it as `into` holds.
+    pub fn read_payload(&mut self, stream: &Stream, into: &mut [u8], deadline: Instant) -> Result<(), TransportError> {
+        let held = self.take_payload(into.len());
+        let mut at = held.len();
+        into.split_at_mut(at).0.copy_from_slice(held);
+        while at < into.len() {
+            let rest = into.get_mut(at..).unwrap_or(&mut []);
+            match stream.receive(&mut [IoSliceMut::new(rest)], deadline) {
+                Ok(got) => at += got,
+                Err(TransportError::TimedOut) if Instant::now() < deadline => {}
+                Err(TransportError::Closed) => return Err(TransportError::Truncated),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next frame for as long as the peer is silent, and no longer than `pace` allows once it has begun.
+    pub fn next_frame_paced(
+        &mut self,
+        stream: &Stream,
+        limits: &Limits,
+        pace: &Pace,
+    ) -> Result<(FrameHeader, &[u8]), TransportError> {
+        self.frame_until = None;
+        while !self.is_complete(limits)? {
+            if self.start < self.end || self.header.is_some() {
+                self.fill_paced(stream, pace)?;
+                continue;
+            }
+            match self.fill(stream, false, Instant::now() + IDLE_MAX) {
+                Err(TransportError::TimedOut) => {}
+                other => other?,
+            }
+        }
+        self.take_frame(limits)?.ok_or(TransportError::Truncated)
+    }
+
+    /// Receives the payload of a paced frame, or as much of it as `into` holds.
+    pub fn read_payload_paced(&mut self, stream: &Stream, into: &mut [u8], pace: &Pace) -> Result<(), TransportError> {
+        let held = self.take_payload(into.len());
+        let mut at = held.len();
+        into.split_at_mut(at).0.copy_from_slice(held);
+        while at < into.len() {
+            let rest = into.get_mut(at..).unwrap_or(&mut []);
+            let until = self.paced_until(pace)?;
+            match stream.receive(&mut [IoSliceMut::new(rest)], until) {
+                Ok(got) => at += got,
+                Err(TransportError::TimedOut) => return Err(pace.stalled()),
+                Err(TransportError::Closed) => return Err(TransportError::Truncated),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away the payload of a paced frame, so that the next frame can be read.
+    pub fn skip_payload_paced(&mut self, stream: &Stream, mut len: usize, pace: &Pace) -> Result<(), TransportError> {
+        loop {
+            len -= self.take_payload(len).len();
+            if len == 0 {
+                return Ok(());
+            }
+            match self.fill_paced(stream, pace) {
+                Err(TransportError::Closed) => return Err(TransportError::Truncated),
+                other => other?,
+            }
+        }
+    }
+
+    /// Reads on without looking at it until the peer closes or `deadline` has come: a socket closed with unread data in
+    /// it would be reset, and the peer could not read why.
+    pub fn drain(&mut self, stream: &Stream, deadline: Instant) {
+        for _ in 0..64 {
+            (self.start, self.end) = (0, 0);
+            if self.fill(stream, false, deadline).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn fill_paced(&mut self, stream: &Stream, pace: &Pace) -> Result<(), TransportError> {
+        let until = self.paced_until(pace)?;
+        match self.fill(stream, false, until) {
+            Err(TransportError::TimedOut) => Err(pace.stalled()),
+            other => other,
+        }
+    }
+
+    /// By when the present frame must be complete.
+    fn paced_until(&mut self, pace: &Pace) -> Result<Instant, TransportError> {
+        let now = Instant::now();
+        let until = *self.frame_until.get_or_insert(now + pace.frame);
+        if now >= until { Err(pace.stalled()) } else { Ok(until) }
+    }
+
+    fn fill_until(&mut self, stream: &Stream, deadline: Instant) -> Result<(), TransportError> {
+        loop {
+            match self.fill(stream, false, deadline) {
+                Err(TransportError::TimedOut) if Instant::now() < deadline => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn is_complete(&mut self, limits: &Limits) -> Result<bool, TransportError> {
+        if self.header.is_none() {
+            impresario_wire::frame::check_start(self.held())?;
+            if self.held().len() >= HEADER_BYTES {
+                self.header = Some(FrameHeader::decode(self.held(), limits)?);
+                self.start += HEADER_BYTES;
+            }
+        }
+        Ok(self.header.is_some_and(|header| self.held().len() >= header.body_len as usize))
+    }
+
+    fn held(&self) -> &[u8] {
+        self.buffer.get(self.start..self.end).unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use impresario_wire::{Answer, Kind, frame};
+    use std::os::unix::net::UnixStream;
+
+    const LIMITS: Limits = Limits { max_payload_bytes: 4096 };
+    const TICK: Duration = Duration::from_millis(50);
+
+    fn pair(tick: Duration) -> (Stream, Stream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Stream::from_unix(ours, tick).unwrap(), Stream::from_unix(theirs, tick).unwrap())
+    }
+
+    fn in_s(seconds: u64) -> Instant {
+        Instant::now() + Duration::from_secs(seconds)
+    }
+
+    fn call(id: u64, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = frame::encode(Kind::Answer, id, &Answer::Written(7), payload.len() as u32).unwrap();
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    #[test]
+    fn paced_frames_arrive_whole_through_a_small_buffer() {
+        let (ours, theirs) = pair(TICK);
+        let pace = Pace { stall: TICK, frame: Duration::from_secs(60) };
+        let all = [call(1, &[1; 1000]), call(2, &[2; 1000]), call(3, b""), call(4, b"x")].concat();
+        send_frame(&theirs, &all, &[], in_s(10)).unwrap();
+        let mut reader = FrameReader::new(100);
+        let mut payload = vec![0; 1000];
+        assert_eq!(reader.next_frame_paced(&ours, &LIMITS, &pace).unwrap().0.id, 1);
+        reader.read_payload_paced(&ours, &mut payload, &pace).unwrap();
+        assert!(payload.iter().all(|byte| *byte == 1));
+        assert_eq!(reader.next_frame_paced(&ours, &LIMITS, &pace).unwrap().0.id, 2);
+        reader.skip_payload_paced(&ours, 1000, &pace).unwrap();
+        assert_eq!(reader.next_frame_paced(&ours, &LIMITS, &pace).unwrap().0.id, 3);
+        assert_eq!(reader.next_frame_paced(&ours, &LIMITS, &pace).unwrap().0.payload_len, 1);
+        reader.skip_payload_paced(&ours, 1, &pace).unwrap();
+        drop(theirs);
+        assert!(matches!(reader.next_frame_paced(&ours, &LIMITS, &pace), Err(TransportError::Closed)));
+    }
+
+    #[test]
+    fn a_peer_may_be_silent_between_frames_and_not_within_one() {
+        let (ours, theirs) = pair(TICK);
+        let pace = Pace { stall: TICK, frame: Duration::from_secs(60) };
+        let frame = call(1, &[1; 10]);
+        let (most, rest) = frame.split_at(frame.len() - 3);
+        let mut reader = FrameReader::new(100);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(TICK * 4);
+                send_frame(&theirs, most, &[], in_s(10)).unwrap();
+            });
+            // Silence of several ticks before the frame does not matter.
+            reader.next_frame_paced(&ours, &LIMITS, &pace).unwrap();
+        });
+        let broken = reader.read_payload_paced(&ours, &mut [0; 10], &pace);
+        assert!(matches!(broken, Err(TransportError::Stalled { .. })), "{broken:?}");
+        send_frame(&theirs, rest, &[], in_s(10)).unwrap();
+    }
+
+    #[test]
+    fn a_frame_that_trickles_is_given_up_in_the_end() {
+        let (ours, theirs) = pair(TICK * 100);
+        let pace = Pace { stall: TICK * 100, frame: TICK * 4 };
+        let frame = call(1, &[]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for byte in frame.chunks(1) {
+                    if send_frame(&theirs, byte, &[], in_s(10)).is_err() {
+                        return;
+                    }
+                    std::thread::sleep(TICK);
+                }
+            });
+            let broken = FrameReader::new(100).next_frame_paced(&ours, &LIMITS, &pace).map(|(header, _)| header);
+            assert!(matches!(broken, Err(TransportError::Stalled { .. })), "{broken:?}");
+            ours.shut_down();
+        });
+    }
+}

@@ -1,0 +1,191 @@
+//! A connected socket whose every wait is bounded.
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_config::Address;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{RecvFlags, Shutdown};
+
+use crate::TransportError;
+
+/// Pieces given to one system call at most.
+pub const PIECES_MAX: usize = 64;
+/// Name look-ups under way at once in this process; more mean that the resolver hangs.
+const LOOKUPS_MAX: usize = 16;
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub struct Stream {
+    socket: Socket,
+    /// Bound of one blocking receive: the granularity at which deadlines are looked at.
+    tick: Duration,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Socket::Tcp(s) => s.as_fd(),
+            Socket::Unix(s) => s.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// Connects within `timeout`. `tick` bounds a single blocking receive.
+    pub fn connect(address: &Address, timeout: Duration, tick: Duration) -> io::Result<Stream> {
+        let socket = match address {
+            Address::Tcp { host, port } => Socket::Tcp(connect_tcp(host, *port, timeout)?),
+            Address::Unix(path) => Socket::Unix(connect_unix(path, timeout)?),
+        };
+        Stream::new(socket, tick)
+    }
+
+    /// Takes over a connection that was accepted.
+    pub fn from_tcp(stream: TcpStream, tick: Duration) -> io::Result<Stream> {
+        Stream::new(Socket::Tcp(stream), tick)
+    }
+
+    /// Takes over a connection that was accepted.
+    pub fn from_unix(stream: UnixStream, tick: Duration) -> io::Result<Stream> {
+        Stream::new(Socket::Unix(stream), tick)
+    }
+
+    fn new(socket: Socket, tick: Duration) -> io::Result<Stream> {
+        if let Socket::Tcp(tcp) = &socket {
+            tcp.set_nodelay(true)?;
+            // A machine that vanishes while nothing is under way is noticed after about a minute. A kernel that refuses
+            // these settings is no reason to refuse a peer.
+            let _ = sockopt::set_socket_keepalive(tcp, true);
+            let _ = sockopt::set_tcp_keepidle(tcp, Duration::from_secs(30));
+            let _ = sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10));
+            let _ = sockopt::set_tcp_keepcnt(tcp, 3);
+        }
+        let stream = Stream { socket, tick: tick.max(Duration::from_millis(1)) };
+        sockopt::set_socket_timeout(&stream, Timeout::Recv, Some(stream.tick))?;
+        Ok(stream)
+    }
+
+    /// Receives what has come, at least a byte; `TimedOut` after a tick or at the deadline, whatever is first.
+    /// An end of the stream is `Closed`.
+    pub fn receive(&self, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<usize, TransportError> {
+        if deadline.saturating_duration_since(Instant::now()) < self.tick {
+            self.wait(PollFlags::IN, deadline)?;
+        }
+        loop {
+            let got = match &mut *into {
+                // Cheaper than a list of one.
+                [one] => rustix::net::recv(self, &mut **one, RecvFlags::empty()).map(|(got, _)| got),
+                several => rustix::io::readv(self, several),
+            };
+            return match got {
+                Ok(0) => Err(TransportError::Closed),
+                Ok(got) => Ok(got),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::AGAIN) => Err(TransportError::TimedOut),
+                Err(rustix::io::Errno::CONNRESET) => Err(TransportError::Closed),
+                Err(errno) => Err(errno.into()),
+            };
+        }
+    }
+
+    /// Waits for the socket until the deadline and returns what it is ready for.
+    pub fn wait(&self, interest: PollFlags, deadline: Instant) -> Result<PollFlags, TransportError> {
+        let mut fds = [PollFd::new(self, interest)];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut fds, Some(&left)) {
+                Ok(0) => return Err(TransportError::TimedOut),
+                Ok(_) => return Ok(fds.iter().fold(PollFlags::empty(), |all, fd| all | fd.revents())),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// True when the peer has closed or the connection is lost, as far as this machine knows. Never waits.
+    pub fn has_hung_up(&self) -> bool {
+        let signs = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        self.wait(PollFlags::RDHUP, Instant::now()).is_ok_and(|ready| ready.intersects(signs))
+    }
+
+    /// Ends the connection in both directions and wakes the threads that wait on it.
+    pub fn shut_down(&self) {
+        let _ = rustix::net::shutdown(self, Shutdown::Both);
+    }
+}
+
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + timeout;
+    let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("the host name {host:?} has no address"));
+    for address in look_up(host, port, timeout)? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            // A connection to a free port of this machine can meet itself when that port was picked for our side.
+            Ok(stream) if stream.local_addr()? == address => last = io::ErrorKind::ConnectionRefused.into(),
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The resolver has no deadline of its own, so it is asked on a thread that may be left behind.
+fn look_up(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
+    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+    if let Ok(number) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(number, port)]);
+    }
+    if UNDER_WAY.fetch_add(1, Ordering::AcqRel) >= LOOKUPS_MAX {
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "looking up host names hangs; check the resolver"));
+    }
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let name = (host.to_string(), port);
+    let spawned = std::thread::Builder::new().name("look-up".into()).spawn(move || {
+        let found = name.to_socket_addrs().map(Iterator::collect);
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+        let _ = sender.send(found);
+    });
+    if let Err(error) = spawned {
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+        return Err(error);
+    }
+    receiver.recv_timeout(timeout).unwrap_or_else(|_| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("looking up the host name {host:?} took too long")))
+    })
+}
+
+/// Connecting to a Unix socket waits while its server's queue is full; the send timeout bounds that.
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout.max(Duration::from_millis(1))))?;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    sockopt::set_socket_timeout(&socket, Timeout::Send, None)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,98 @@
+//! A disk of our own to measure on: a file behind a loop device with ext4. Needs root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::programs::BlockDevice;
+
+/// A mounted loop device; unmounted and detached when dropped.
+#[derive(Debug)]
+pub struct LoopDisk {
+    mount: PathBuf,
+    name: String,
+    /// The folder of an image that belongs to the disk.
+    _folder: Option<TempDir>,
+}
+
+impl LoopDisk {
+    /// Makes and mounts a disk of `size_bytes` in a new folder below `parent`, with the kernel's usual read-ahead of
+    /// 128 KiB.
+    pub fn new(parent: &Path, size_bytes: u64) -> Result<LoopDisk> {
+        let folder = tempfile::Builder::new().prefix("impresario-disk-").tempdir_in(parent)?;
+        let image = folder.path().join("image");
+        make_image(&image, size_bytes)?;
+        let mount = folder.path().join("mount");
+        let mut disk = LoopDisk::attach(&image, &mount, false)?;
+        disk._folder = Some(folder);
+        disk.device()?.set_read_ahead_kib(128)?;
+        Ok(disk)
+    }
+
+    /// Mounts an image that holds a file system on the new folder `mount`. `direct`: past the page cache of the file system
+    /// below, whose requests are then those of the device.
+    pub(super) fn attach(image: &Path, mount: &Path, direct: bool) -> Result<LoopDisk> {
+        let mut losetup = Command::new("losetup");
+        losetup.args(["--find", "--show"]);
+        if direct {
+            losetup.arg("--direct-io=on");
+        }
+        let name = tool(losetup.arg(image))?;
+        let disk = LoopDisk { mount: mount.into(), name, _folder: None };
+        fs::create_dir(mount)?;
+        tool(Command::new("mount").args(["-o", "noatime"]).arg(&disk.name).arg(mount))?;
+        Ok(disk)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Name of the device, `/dev/loopN`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device.
+    pub fn device(&self) -> Result<BlockDevice> {
+        BlockDevice::under(&self.mount)
+    }
+}
+
+impl Drop for LoopDisk {
+    fn drop(&mut self) {
+        detach(&self.mount, &self.name);
+    }
+}
+
+/// Unmounts and detaches a loop device. A mount that is still in use goes lazily, so that a straggler cannot keep the image.
+pub(super) fn detach(mount: &Path, name: &str) {
+    let unmounted = Command::new("umount").arg(mount).output().is_ok_and(|output| output.status.success());
+    if !unmounted {
+        let _ = Command::new("umount").arg("--lazy").arg(mount).output();
+    }
+    let _ = Command::new("losetup").arg("--detach").arg(name).output();
+}
+
+/// Makes a sparse image with an empty ext4 file system. Its tables are written now: the kernel would else do it in the
+/// background, while something is measured.
+pub(super) fn make_image(image: &Path, size_bytes: u64) -> Result<()> {
+    fs::File::create(image)?.set_len(size_bytes).context("making the image of a disk")?;
+    let eager = "lazy_itable_init=0,lazy_journal_init=0";
+    tool(Command::new("mkfs.ext4").args(["-q", "-F", "-E", eager]).arg(image))?;
+    Ok(())
+}
+
+/// Runs a program to its end; what it printed, or an error with what it complained of.
+pub fn tool(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("starting {name}; is its package installed?"))?;
+    if !output.status.success() {
+        bail!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+}

@@ -1,0 +1,156 @@
+//! The kernel-disk bed: a modelled disk below a real Linux storage stack.
+//!
+//! ```text
+//! data server's folder → ext4 → page cache, read-ahead → mq-deadline → loop device (direct I/O) → FUSE image → disk model
+//! ```
+//!
+//! Everything above the image is the kernel that users have; only the time of a request to the platter is modelled. The
+//! model serves in elevator order with 32 requests outstanding, as a drive with command queueing does.
+
+mod image;
+mod loop_disk;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use fuser::BackgroundSession;
+use impresario_base::lock::Mutex;
+use impresario_device::{DeviceParams, Order};
+use impresario_store::{DeviceStatus, ModelledDevice};
+use tempfile::TempDir;
+
+use crate::programs::{BlockDevice, Counts};
+pub use loop_disk::{LoopDisk, tool};
+
+/// What the folders of beds are called; the number of the process follows.
+const PREFIX: &str = "impresario-kernel-disk-";
+/// Space on a disk, bytes; a sparse file.
+const SIZE_BYTES: u64 = 8 << 30;
+/// Largest request of the loop device, KiB: what FUSE takes in one piece.
+const REQUEST_MAX_KIB: &str = "1024";
+/// The kernel's read-ahead of a disk unless it is set (a loop device has another).
+const READ_AHEAD_KIB: u32 = 128;
+/// The scheduler that distributions give rotating disks.
+const SCHEDULER: &str = "mq-deadline";
+
+/// One disk. Dropping it unmounts and removes everything.
+pub struct KernelDisk {
+    // Dropped in this order.
+    disk: Option<LoopDisk>,
+    image: Option<BackgroundSession>,
+    model: Arc<ModelledDevice>,
+    device: BlockDevice,
+    began: Mutex<Counts>,
+    _folder: TempDir,
+}
+
+impl KernelDisk {
+    /// Makes a disk below `parent`, which should lie in memory. Needs root, `/dev/fuse` and loop devices.
+    pub fn new(parent: &Path, params: &DeviceParams) -> Result<KernelDisk> {
+        if !rustix::process::geteuid().is_root() {
+            bail!(
+                "a modelled disk below the real kernel needs root (loop devices, mounts): run as root, or use --device disk"
+            );
+        }
+        let folder = tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir_in(parent)?;
+        let at = |name: &str| folder.path().join(name);
+        loop_disk::make_image(&at("bytes"), SIZE_BYTES)?;
+        let model = ModelledDevice::start(&DeviceParams { order: Order::Elevator, ..params.clone() })
+            .context("starting the model of a disk")?;
+        fs::create_dir(at("fuse"))?;
+        let bytes = fs::File::options().read(true).write(true).open(at("bytes"))?;
+        let session = image::mount(bytes, model.clone(), &at("fuse"))?;
+        // From here on what is dropped takes the mounts away.
+        let image = Some(session);
+        let disk = LoopDisk::attach(&at("fuse").join(image::IMAGE), &at("disk"), true)?;
+        fs::write(at("loop"), disk.name())?;
+        let device = disk.device()?;
+        device.set_queue("max_sectors_kb", REQUEST_MAX_KIB)?;
+        device.set_queue("scheduler", SCHEDULER)?;
+        device.set_queue("rotational", "1")?;
+        device.set_read_ahead_kib(READ_AHEAD_KIB)?;
+        let began = Mutex::new(device.counts()?);
+        Ok(KernelDisk { disk: Some(disk), image, model, device, began, _folder: folder })
+    }
+
+    /// Folder on the disk's file system.
+    pub fn path(&self) -> &Path {
+        self.disk.as_ref().map_or(Path::new("/"), LoopDisk::path)
+    }
+
+    /// Begins counting anew, with nothing left in the drive's memory. Empties no cache of the kernel.
+    pub fn reset(&self) -> Result<()> {
+        self.model.reset();
+        *self.began.lock() = self.device.counts()?;
+        Ok(())
+    }
+
+    /// Requests at the device since [`KernelDisk::reset`], as the kernel counts them.
+    pub fn counts(&self) -> Result<Counts> {
+        let began = *self.began.lock();
+        Ok(self.device.counts()?.since(began))
+    }
+
+    /// The model's own account.
+    pub fn status(&self) -> DeviceStatus {
+        self.model.status()
+    }
+}
+
+impl Drop for KernelDisk {
+    fn drop(&mut self) {
+        drop(self.disk.take());
+        if let Some(image) = self.image.take()
+            && let Err(error) = image.umount_and_join()
+        {
+            tracing::warn!(%error, "unmounting a modelled disk");
+        }
+    }
+}
+
+/// Takes away what killed processes left of their disks below `parent`; returns the folders removed.
+pub fn remove_stale(parent: &Path) -> Result<Vec<PathBuf>> {
+    let mut removed = Vec::new();
+    for entry in fs::read_dir(parent).with_context(|| format!("listing {}", parent.display()))?.flatten() {
+        let Some(owner) = owner_of(&entry.file_name().to_string_lossy()) else { continue };
+        if Path::new(&format!("/proc/{owner}")).exists() {
+            continue;
+        }
+        let folder = entry.path();
+        if let Ok(name) = fs::read_to_string(folder.join("loop")) {
+            loop_disk::detach(&folder.join("disk"), &name);
+        }
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(folder.join("fuse")).output();
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+        removed.push(folder);
+    }
+    Ok(removed)
+}
+
+/// The process that made a disk's folder, by the folder's name.
+fn owner_of(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_stand_in_the_names_of_folders() {
+        assert_eq!(owner_of("impresario-kernel-disk-4711-abCd1"), Some(4711));
+        assert_eq!(owner_of("impresario-kernel-disk-x-abCd1"), None);
+        assert_eq!(owner_of("impresario-bench-4711"), None);
+    }
+
+    #[test]
+    fn without_root_it_says_what_it_needs() {
+        if rustix::process::geteuid().is_root() {
+            return;
+        }
+        let error = KernelDisk::new(Path::new("/tmp"), &DeviceParams::default()).err().map(|e| e.to_string());
+        assert!(error.is_some_and(|e| e.contains("needs root")));
+    }
+}

@@ -1,0 +1,118 @@
+//! What a long command shows on standard error, how Ctrl-C ends it, and how it writes its results as JSON.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::compare;
+use crate::stop::Stop;
+use impresario_base::units::show_seconds;
+
+/// A second signal after this time ends the program at once. A sooner one is a copy of the first: `timeout` and some
+/// shells send a signal to the program and again to its process group.
+const IMPATIENCE: Duration = Duration::from_secs(1);
+
+/// Sets the returned flag at Ctrl-C and SIGTERM. A second signal, more than a second later, ends the program and its
+/// servers at once and leaves the cluster's folder behind.
+pub fn catch_signals() -> Result<Stop> {
+    let stop = Stop::new();
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("catching signals")?;
+    let flag = stop.clone();
+    let listen = move || {
+        let mut first: Option<Instant> = None;
+        for _ in signals.forever() {
+            flag.set();
+            if first.get_or_insert_with(Instant::now).elapsed() > IMPATIENCE {
+                std::process::exit(130);
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listen).context("catching signals")?;
+    Ok(stop)
+}
+
+/// Writes a value as JSON to the file that the user named, if any.
+pub fn write_json(path: Option<&Path>, value: &impl serde::Serialize) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// One line that changes on a terminal; a line for every step elsewhere.
+pub struct Progress {
+    terminal: bool,
+    shown: bool,
+    /// When the last of many frequent steps was shown.
+    shown_at: Option<Instant>,
+}
+
+/// How often frequent steps are shown: on a terminal, and elsewhere.
+const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+impl Progress {
+    /// On standard error.
+    #[expect(clippy::new_without_default, reason = "it looks at standard error, so it is no plain default")]
+    pub fn new() -> Progress {
+        Progress { terminal: std::io::stderr().is_terminal(), shown: false, shown_at: None }
+    }
+
+    /// Shows a step in place of the previous one. Errors of standard error are ignored.
+    pub fn show(&mut self, text: &str) {
+        let mut err = std::io::stderr().lock();
+        if self.terminal {
+            // Cut rather than wrapped: a wrapped line could not be taken back.
+            let text: String = text.chars().take(110).collect();
+            _ = write!(err, "\r\x1b[K{text}");
+        } else {
+            _ = writeln!(err, "{text}");
+        }
+        _ = err.flush();
+        self.shown = true;
+    }
+
+    /// Shows a step of many, unless one was shown a moment ago.
+    pub fn show_now_and_then(&mut self, text: &str) {
+        let every = if self.terminal { EVERY.0 } else { EVERY.1 };
+        if self.shown_at.is_none_or(|at| at.elapsed() >= every) {
+            self.shown_at = Some(Instant::now());
+            self.show(text);
+        }
+    }
+
+    /// Leaves the line.
+    pub fn end(&mut self) {
+        if self.terminal && std::mem::take(&mut self.shown) {
+            _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+
+    /// A step of an experiment: a bar, what runs, what is left.
+    pub fn experiment(&mut self, p: &compare::Progress<'_>) {
+        let done = p.done;
+        let share = f64::from(done) / f64::from(p.wanted.max(1));
+        let filled = (share * 20.0) as usize;
+        let left = p.left.filter(|l| !l.is_zero());
+        let left = left.map_or(String::new(), |l| format!(", about {} left", show_seconds(l.as_secs_f64())));
+        let what = format!("pair {}, {}, {}", p.pair, p.case, p.system);
+        let text = match p.result {
+            // Elsewhere than on a terminal one line a run is enough.
+            None if !self.terminal => return,
+            None => what,
+            Some(r) => {
+                let doubt = if r.counts() { "" } else { ", does not count" };
+                format!("{what}: {}{doubt}", show_seconds(r.makespan_s))
+            }
+        };
+        self.show(&format!("[{:<20}] {done}/{}{left} · {text}", "#".repeat(filled.min(20)), p.wanted));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

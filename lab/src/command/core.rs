@@ -1,0 +1,56 @@
+//! `impresario-lab core`: the cost of a scheduling decision.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use impresario_base::units::parse_duration;
+use impresario_sched::{PolicySpec, policy};
+use impresario_workload::progress::{Progress, catch_signals, write_json};
+use serde_json::json;
+
+use crate::{core_bench, print, usage};
+
+/// Measure what a scheduling decision costs: time per request and memory per queued request
+#[derive(clap::Args)]
+pub struct Args {
+    /// Policies, with parameters as in fifo+merge=on [default: all]
+    #[arg(value_delimiter = ',', value_name = "POLICIES")]
+    policies: Vec<String>,
+    /// Requests that stay queued
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000, 100_000], value_name = "N")]
+    queued: Vec<usize>,
+    /// Longest time for one measurement
+    #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
+    patience: Duration,
+    /// Write every measurement to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut policies = Vec::new();
+    for text in &args.policies {
+        policies.push(impresario_workload::system::policy(text).map_err(usage)?);
+    }
+    if policies.is_empty() {
+        policies = policy::POLICIES.iter().map(|p| PolicySpec::named(p.name)).collect();
+        policies.push(PolicySpec::named("fifo").with("merge", "on"));
+    }
+    for spec in &policies {
+        policy::check(spec, 4).map_err(|e| usage(e.to_string()))?;
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("impresario: this program was built without optimisation; these times say little");
+    }
+    let stop = catch_signals()?;
+    let mut line = Progress::new();
+    let results = core_bench::measure_all(&policies, &args.queued, args.patience, &stop, |r| {
+        line.show(&format!("{} {:?} {}: {:.0} ns a request", r.policy, r.mix, r.queued, r.ns_per_request));
+    })?;
+    line.end();
+    print(core_bench::table(&results).as_bytes())?;
+    write_json(args.json.as_deref(), &json!({ "results": results }))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,141 @@
+//! `impresario-lab datapath`: the data path beside a minimal TCP server.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use impresario_base::units::show_seconds;
+use impresario_sched::PolicySpec;
+use impresario_workload::children::Children;
+use impresario_workload::cluster::{self, OwnCluster, Plan};
+use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::stop::Stop;
+use impresario_workload::storage::Storage;
+use serde_json::json;
+
+use crate::{datapath, impresario, minimal, print, usage};
+
+/// Measure the data path beside a minimal TCP server that does plain pread and pwrite
+///
+/// No device model, folders in memory, one request outstanding per client, one and four data servers, directly
+/// and through an I/O node; the same clients, transport and verification for all.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Repetitions of every load and way
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repetitions: u32,
+    /// Numbers of data servers
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4], value_name = "N")]
+    servers: Vec<usize>,
+    /// Only loads whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Share of the full data volume
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    scale: f64,
+    /// Write every run to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The minimal server of the data path's yardstick
+#[derive(clap::Args)]
+#[command(hide = true)]
+pub struct MinimalServerArgs {
+    /// Folder of its files
+    #[arg(long)]
+    dir: PathBuf,
+    /// File that it writes its address to once it listens
+    #[arg(long)]
+    address_file: PathBuf,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut loads = datapath::loads(args.scale);
+    loads.retain(|l| args.only.as_ref().is_none_or(|text| l.name.contains(text)));
+    if loads.is_empty() {
+        let names: Vec<String> = datapath::loads(1.0).into_iter().map(|l| l.name).collect();
+        return Err(usage(format!("--only leaves no load; there are: {}", names.join("; "))));
+    }
+    let stop = catch_signals()?;
+    let mut samples = Vec::new();
+    let mut line = Progress::new();
+    for &servers in &args.servers {
+        // The same kind of folder and transport for all; those not being measured are idle.
+        let dir = cluster::folder(None)?;
+        let (_children, minimal) = minimal_cluster(servers, dir.path(), &stop)?;
+        let none = PolicySpec::named("none");
+        let plan = Plan {
+            data_servers: servers,
+            io_nodes: 1,
+            data_policy: none.clone(),
+            io_policy: none,
+            program: Some(impresario()?),
+            ..Plan::default()
+        };
+        let ours = OwnCluster::start(&plan, &stop)?;
+        let (direct, through) = (Storage::of(&ours).direct(), Storage::of(&ours));
+        let paths = [
+            datapath::Path { way: datapath::Way::Minimal, target: &minimal },
+            datapath::Path { way: datapath::Way::Direct, target: &direct },
+            datapath::Path { way: datapath::Way::IoNode, target: &through },
+        ];
+        let show = &mut |s: &datapath::Sample, left: Option<Duration>| {
+            let left = left.filter(|l| !l.is_zero());
+            let left = left.map_or(String::new(), |l| format!(" (about {} left)", show_seconds(l.as_secs_f64())));
+            let (load, way, speed) = (&s.load, s.way, s.result.bandwidth_mib_s);
+            line.show(&format!("{} servers, {load}, {way:?}: {speed:.0} MiB/s{left}", s.servers));
+        };
+        samples.extend(datapath::measure(&paths, servers, &loads, args.repetitions.max(1), &stop, show)?);
+    }
+    line.end();
+    print(datapath::table(&samples).as_bytes())?;
+    write_json(args.json.as_deref(), &json!({ "samples": samples }))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Minimal servers as processes of their own.
+pub(crate) fn minimal_cluster(servers: usize, dir: &Path, stop: &Stop) -> Result<(Children, minimal::Minimal)> {
+    let this = std::env::current_exe().context("finding this program's own file")?;
+    let mut children = Children::default();
+    let file = |i: usize, end: &str| dir.join(format!("minimal.{i}.{end}"));
+    for i in 0..servers {
+        let folder = file(i, "dir");
+        std::fs::create_dir(&folder)?;
+        let arguments = [
+            "minimal-server".into(),
+            "--dir".into(),
+            folder.display().to_string(),
+            "--address-file".into(),
+            file(i, "address").display().to_string(),
+        ];
+        children.start(&format!("minimal.{i}"), &this, &arguments, &file(i, "log"))?;
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut addresses = Vec::new();
+    for i in 0..servers {
+        let address = loop {
+            stop.check()?;
+            children.check()?;
+            match std::fs::read_to_string(file(i, "address")).ok().and_then(|t| t.parse().ok()) {
+                Some(address) => break address,
+                None if Instant::now() > deadline => bail!("the minimal server {i} did not start within 20 s"),
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        addresses.push(address);
+    }
+    let pids = children.pids().into_iter().map(|(_, pid)| pid).collect();
+    Ok((children, minimal::Minimal { servers: addresses, pids }))
+}
+
+pub fn minimal_server(args: &MinimalServerArgs) -> Result<ExitCode> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("listening on 127.0.0.1")?;
+    let new = args.address_file.with_extension("new");
+    std::fs::write(&new, listener.local_addr()?.to_string())?;
+    std::fs::rename(&new, &args.address_file)?;
+    minimal::serve(&listener, &args.dir)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,453 @@
+//! Figs. 8 to 10 of server-side-scheduling-2002 on a live cluster with modelled disks, beside their simulation.
+//!
+//! The figures' tasks, scaled down: 14 clients read one file over two data servers, by one call each (Fig. 8), by one
+//! list request of 16 regions to each server (Fig. 9), or by 32 calls for random blocks (Fig. 10), under Opt 1 to 4. The
+//! modelled disk has no page cache in front, so this is the paper's uncached case; the network is this machine's, so
+//! connections are nearly always ready. In each repetition the four run one after the other in random order, and gains
+//! over Opt 1 are those of one repetition. What the tasks read is verified after their time is taken.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use impresario_base::random::Random;
+use impresario_base::statistics::{Interval, mean};
+use impresario_client::{Client, ClientOptions, CreateOptions, File};
+use impresario_config::Config;
+use impresario_device::DeviceParams;
+use impresario_sim::Scenario;
+use impresario_sim::model::{Application, FileAt, Pattern, Servers};
+use impresario_workload::access::{FilePlace, Target};
+use impresario_workload::cluster::{OwnCluster, Plan};
+use impresario_workload::cpu::MachineTimes;
+use impresario_workload::progress::{Progress, catch_signals, write_json};
+use impresario_workload::result::why_not;
+use impresario_workload::stop::Stop;
+use impresario_workload::storage::Storage;
+use impresario_workload::system::{Switch, System};
+use serde::Serialize;
+
+use crate::reproduce::figure::policy;
+use crate::{impresario, print};
+
+const TASKS: u64 = 14;
+const SERVERS: usize = 2;
+/// Opt 1 to 4, with the parameters of the files in `lab/papers`.
+const OPTS_2002: [(&str, &str); 4] = [
+    ("opt1", "stream turn_bytes=0 guard_batches=0 sieve=off"),
+    ("opt2", "scan turn_bytes=0 guard_batches=0 sieve=off"),
+    ("opt3", "wscan turn_bytes=0 guard_batches=0 sieve=off window_bytes=56000000"),
+    ("opt4", "sstf patience_us=0 guard_batches=0 sieve=off"),
+];
+
+/// Regions of a strided call, and blocks of a task with random access, as in the paper.
+const REGIONS: u64 = 16;
+const BLOCKS: u64 = 32;
+/// After the barrier the tasks start within this time, as in the simulation.
+const START_WITHIN_US: u64 = 1000;
+const FILE: &str = "shared";
+
+/// Read Figs. 8 to 10 of server-side-scheduling-2002 on live data servers, beside the simulation
+///
+/// Starts two data servers with modelled disks and runs the paper's three access patterns under Opt 1 to 4 (stream,
+/// scan, wscan, sstf), paired, with list requests for the strided one. A run counts with at least 20 % of the CPU idle
+/// and a modelled disk that is not late.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario-lab live-2002
+  impresario-lab live-2002 --mib 28 --repetitions 8 --json live-2002.json")]
+pub struct Args {
+    /// Data of each server, MiB; 7 makes every task's share of every pattern a whole number of KiB
+    #[arg(long, default_value_t = 14, value_name = "N", value_parser = clap::value_parser!(u64).range(7..=448))]
+    mib: u64,
+    /// Repetitions of each pattern
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    repetitions: u64,
+    /// Only figures whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    only: String,
+    /// Take runs that do not count, too: for trying out on a busy machine
+    #[arg(long)]
+    uncounted: bool,
+    /// Write all figures to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// An access pattern of the paper.
+#[derive(Clone, Copy)]
+struct Figure {
+    name: &'static str,
+    pattern: Pattern,
+}
+
+const FIGURES: [Figure; 3] = [
+    Figure { name: "Fig. 8: single blocks", pattern: Pattern::Contiguous },
+    Figure { name: "Fig. 9: strided, 16 regions in a list", pattern: Pattern::Strided },
+    Figure { name: "Fig. 10: random, 32 blocks a task", pattern: Pattern::Random },
+];
+
+impl Figure {
+    /// Calls of a task, regions of a call and bytes of a region.
+    fn calls(&self, mib: u64) -> (u64, u64, u64) {
+        let (calls, regions) = match self.pattern {
+            Pattern::Strided => (1, REGIONS),
+            Pattern::Random => (BLOCKS, 1),
+            _ => (1, 1),
+        };
+        // Blocks hold whole words, of which the content is made.
+        (calls, regions, (mib << 20) * SERVERS as u64 / TASKS / calls / regions / 8 * 8)
+    }
+
+    /// The calls of a task, each a list of (offset, length).
+    fn plan(&self, task: u64, mib: u64, order: &[u64]) -> Vec<Vec<(u64, usize)>> {
+        let (calls, regions, bytes) = self.calls(mib);
+        let call = |i: u64| match self.pattern {
+            Pattern::Strided => (0..regions).map(|r| ((r * TASKS + task) * bytes, bytes as usize)).collect(),
+            Pattern::Random => vec![(order[(task * calls + i) as usize] * bytes, bytes as usize)],
+            _ => vec![(task * bytes, bytes as usize)],
+        };
+        (0..calls).map(call).collect()
+    }
+
+    fn scenario(&self, mib: u64, opt: &str, seed: u64, place: FilePlace) -> Scenario {
+        let (requests, regions, request_bytes) = self.calls(mib);
+        Scenario {
+            seed,
+            servers: Servers {
+                count: SERVERS as u16,
+                in_flight: 1,
+                pieces: true,
+                policy: policy(opt),
+                ..Servers::default()
+            },
+            application: vec![Application {
+                processes: TASKS as u32,
+                pattern: self.pattern,
+                request_bytes,
+                requests,
+                regions: regions as u32,
+                jitter_us: START_WITHIN_US as f64,
+                files: vec![FileAt { key: place.key, server: place.base }],
+                ..Application::default()
+            }],
+            ..Scenario::default()
+        }
+    }
+}
+
+/// One run under one of the four.
+#[derive(Clone, Copy, Serialize)]
+struct Run {
+    /// Mean time of a task, s.
+    task_mean_s: f64,
+    /// Time of the slowest task, s.
+    application_s: f64,
+}
+
+/// The four in one repetition.
+type Four = [Run; 4];
+
+/// One option of a figure, live and simulated.
+#[derive(Serialize)]
+struct Row {
+    figure: &'static str,
+    opt: &'static str,
+    policy: &'static str,
+    /// Repetitions that count.
+    counted: usize,
+    live: [Interval; 2],
+    simulated: [Interval; 2],
+    /// Gain over Opt 1 of the same repetition in the mean time of a task.
+    live_gain: Interval,
+    simulated_gain: Interval,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let figures: Vec<Figure> = FIGURES.into_iter().filter(|f| f.name.contains(&args.only)).collect();
+    if figures.is_empty() {
+        let names = FIGURES.map(|f| f.name).join("; ");
+        return Err(crate::usage(format!("the name of no figure contains {:?}; there are: {names}", args.only)));
+    }
+    let stop = catch_signals()?;
+    let plan = Plan {
+        data_servers: SERVERS,
+        io_nodes: 0,
+        device: Some(DeviceParams::default()),
+        in_flight_requests: 1,
+        program: Some(impresario()?),
+        ..Plan::default()
+    };
+    let cluster = OwnCluster::start(&plan, &stop)?;
+    let nonce = Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()) << 20;
+    let place = write_file(&cluster, args.mib, nonce)?;
+    let (mut rows, mut text, mut line) = (Vec::new(), String::new(), Progress::new());
+    for figure in figures {
+        let (mut live, mut simulated, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        for repetition in 0..args.repetitions {
+            line.show(&format!("{}, repetition {} of {}", figure.name, repetition + 1, args.repetitions));
+            simulated.push(simulate(figure, args.mib, repetition, place)?);
+            match repeat(&cluster, figure, args, repetition, nonce, &stop)? {
+                Ok(four) => live.push(four),
+                Err(why) => left_out.push(why),
+            }
+        }
+        let of = rows.len();
+        rows.extend(rows_of(figure.name, &live, &simulated));
+        table(&mut text, figure, args, &rows[of..], &left_out)?;
+    }
+    line.end();
+    write_json(args.json.as_deref(), &rows)?;
+    print(text.as_bytes())
+}
+
+/// The content of the file: words that say where they belong.
+fn content(nonce: u64, offset: u64, into: &mut [u8]) {
+    for (word, n) in into.chunks_mut(8).zip(offset / 8..) {
+        let bytes = (n ^ nonce).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+        word.copy_from_slice(&bytes[..word.len()]);
+    }
+}
+
+fn connect(config: &Config, name: &str) -> Result<Arc<Client>> {
+    let options = ClientOptions { name: name.into(), ..ClientOptions::default() };
+    Ok(Client::connect(config, options)?)
+}
+
+fn write_file(cluster: &OwnCluster, mib: u64, nonce: u64) -> Result<FilePlace> {
+    let file = connect(&cluster.config, "live-2002 prepares")?.create(FILE, CreateOptions::default())?;
+    let mut part = vec![0; 1 << 20];
+    for n in 0..mib * SERVERS as u64 {
+        content(nonce, n << 20, &mut part);
+        file.write_at(&part, n << 20)?;
+    }
+    file.sync()?;
+    let place = FilePlace { key: file.key().0, base: file.layout().base };
+    file.close()?;
+    Ok(place)
+}
+
+/// The four live, in random order; the reason when a run does not count, after a second try.
+fn repeat(
+    cluster: &OwnCluster,
+    figure: Figure,
+    args: &Args,
+    repetition: u64,
+    nonce: u64,
+    stop: &Stop,
+) -> Result<Result<Four, String>> {
+    let mut random = Random::new(repetition);
+    let mut turns: Vec<usize> = (0..4).collect();
+    random.shuffle(&mut turns);
+    let mut order: Vec<u64> = (0..TASKS * BLOCKS).collect();
+    random.shuffle(&mut order);
+    let mut four = [None; 4];
+    for opt in turns {
+        for last_try in [false, true] {
+            stop.check()?;
+            let (run, why) = run_live(cluster, figure, args.mib, OPTS_2002[opt].1, &order, nonce)?;
+            if why.is_empty() || args.uncounted {
+                four[opt] = Some(run);
+                break;
+            }
+            if last_try {
+                return Ok(Err(why.join("; ")));
+            }
+        }
+    }
+    let four: Option<Vec<Run>> = four.into_iter().collect();
+    four.and_then(|four| four.try_into().ok()).map(Ok).context("a run is missing")
+}
+
+fn run_live(
+    cluster: &OwnCluster,
+    figure: Figure,
+    mib: u64,
+    opt: &str,
+    order: &[u64],
+    nonce: u64,
+) -> Result<(Run, Vec<String>)> {
+    let storage = Storage::of(cluster);
+    let data_policy = Some(policy(opt));
+    storage.switch(&System { name: opt.into(), data_policy, io_policy: None, disk_order: None })?;
+    storage.cool()?;
+    storage.reset()?;
+    let barrier = Barrier::new(TASKS as usize + 1);
+    let (tasks, idle) = std::thread::scope(|scope| {
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let (calls, barrier, config) = (figure.plan(task, mib, order), &barrier, &cluster.config);
+                scope.spawn(move || {
+                    let opened = connect(config, "live-2002 task").and_then(|client| Ok(client.open(FILE, false)?));
+                    barrier.wait();
+                    let file = opened?;
+                    std::thread::sleep(Duration::from_micros(Random::new(task ^ nonce).below(START_WITHIN_US)));
+                    read_and_verify(&file, &calls, nonce)
+                })
+            })
+            .collect();
+        let before = MachineTimes::now();
+        barrier.wait();
+        let times: Result<Vec<f64>> = tasks
+            .into_iter()
+            .map(|task| task.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a task panicked"))))
+            .collect();
+        (times, before.zip(MachineTimes::now()).and_then(|(before, after)| after.idle_since(&before)))
+    });
+    let tasks = tasks?;
+    let why = why_not(&storage.observe()?, idle);
+    Ok((Run { task_mean_s: mean(&tasks), application_s: tasks.into_iter().fold(0.0, f64::max) }, why))
+}
+
+/// The time that a task's calls took, s.
+fn read_and_verify(file: &File, calls: &[Vec<(u64, usize)>], nonce: u64) -> Result<f64> {
+    let mut got: Vec<Vec<u8>> = calls.iter().map(|list| vec![0; list.iter().map(|e| e.1).sum()]).collect();
+    let started = Instant::now();
+    for (list, into) in calls.iter().zip(&mut got) {
+        match list.as_slice() {
+            [(offset, _)] => file.read_at(into, *offset).map(drop)?,
+            list => file.read_list(list, into).map(drop)?,
+        }
+    }
+    let took = started.elapsed().as_secs_f64();
+    for (list, got) in calls.iter().zip(&got) {
+        let mut rest = &got[..];
+        for (offset, len) in list {
+            let (mine, later) = rest.split_at(*len);
+            rest = later;
+            let mut wanted = vec![0; *len];
+            content(nonce, *offset, &mut wanted);
+            if mine != wanted {
+                bail!("{len} bytes at {offset} are not what was written");
+            }
+        }
+    }
+    Ok(took)
+}
+
+fn simulate(figure: Figure, mib: u64, seed: u64, place: FilePlace) -> Result<Four> {
+    let one = |opt: usize| -> Result<Run> {
+        let outcome = impresario_sim::run(&figure.scenario(mib, OPTS_2002[opt].1, seed, place))?;
+        let tasks = outcome.applications.first().context("the simulation has no application")?;
+        Ok(Run { task_mean_s: tasks.task_mean_s, application_s: outcome.makespan_s })
+    };
+    Ok([one(0)?, one(1)?, one(2)?, one(3)?])
+}
+
+fn rows_of(figure: &'static str, live: &[Four], simulated: &[Four]) -> Vec<Row> {
+    let times = |runs: &[Four], opt: usize| {
+        [|r: &Run| r.task_mean_s, |r: &Run| r.application_s]
+            .map(|of: fn(&Run) -> f64| Interval::of(&runs.iter().map(|four| of(&four[opt])).collect::<Vec<_>>()))
+    };
+    let gain = |runs: &[Four], opt: usize| {
+        Interval::of(&runs.iter().map(|four| 1.0 - four[opt].task_mean_s / four[0].task_mean_s).collect::<Vec<_>>())
+    };
+    let row = |(opt, (name, policy)): (usize, &(&'static str, &'static str))| Row {
+        figure,
+        opt: name,
+        policy,
+        counted: live.len(),
+        live: times(live, opt),
+        simulated: times(simulated, opt),
+        live_gain: gain(live, opt),
+        simulated_gain: gain(simulated, opt),
+    };
+    OPTS_2002.iter().enumerate().map(row).collect()
+}
+
+/// Whether both gains have a sign, and the same.
+fn agreement(live: &Interval, simulated: &Interval) -> &'static str {
+    let sign = |gain: &Interval| i32::from(gain.low > 0.0) - i32::from(gain.high < 0.0);
+    match (sign(live), sign(simulated)) {
+        (0, _) | (_, 0) => "unresolved",
+        (live, simulated) if live == simulated => "same sign",
+        _ => "opposite sign",
+    }
+}
+
+fn table(text: &mut String, figure: Figure, args: &Args, rows: &[Row], left_out: &[String]) -> Result<()> {
+    let Args { mib, repetitions, .. } = args;
+    writeln!(text, "{}; {mib} MiB a server, modelled disk, no cache", figure.name)?;
+    writeln!(
+        text,
+        "       mean time of a task, s   application, s          gain over Opt 1 in the task's time (95 %)"
+    )?;
+    writeln!(text, "          live      simulated    live     simulated   live                    simulated")?;
+    for row in rows {
+        let ([task, all], [sim_task, sim_all]) = (&row.live, &row.simulated);
+        let percent = |gain: &Interval| {
+            format!("{:+.1} % [{:+.1}, {:+.1}]", gain.mean * 100.0, gain.low * 100.0, gain.high * 100.0)
+        };
+        let seconds = |of: &Interval| if of.n == 0 { "–".into() } else { format!("{:.3}", of.mean) };
+        let (live_gain, sim_gain, verdict) = match row.opt {
+            _ if row.counted == 0 => ("–".into(), percent(&row.simulated_gain), ""),
+            "opt1" => (String::new(), String::new(), ""),
+            _ => {
+                (percent(&row.live_gain), percent(&row.simulated_gain), agreement(&row.live_gain, &row.simulated_gain))
+            }
+        };
+        writeln!(
+            text,
+            "  {:5} {:>8} {:>10} {:>11} {:>10}      {live_gain:24}{sim_gain:24}{verdict}",
+            row.opt,
+            seconds(task),
+            seconds(sim_task),
+            seconds(all),
+            seconds(sim_all)
+        )?;
+    }
+    let counted = rows.first().map_or(0, |row| row.counted);
+    let taken = if args.uncounted { "were taken, whether they count or not" } else { "count" };
+    writeln!(text, "  {counted} of {repetitions} repetitions {taken}")?;
+    for why in left_out {
+        writeln!(text, "  left out: {why}")?;
+    }
+    writeln!(text)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every pattern reads every byte of the file once.
+    #[test]
+    fn the_tasks_share_the_file() {
+        for figure in FIGURES {
+            let mut order: Vec<u64> = (0..TASKS * BLOCKS).collect();
+            Random::new(1).shuffle(&mut order);
+            let mut extents: Vec<(u64, usize)> =
+                (0..TASKS).flat_map(|task| figure.plan(task, 7, &order).concat()).collect();
+            extents.sort_unstable();
+            let mut at = 0;
+            for (offset, len) in extents {
+                assert_eq!(offset, at, "{}", figure.name);
+                at += len as u64;
+            }
+            assert_eq!(at, 14 << 20, "{}", figure.name);
+            assert!(figure.scenario(7, OPTS_2002[0].1, 1, FilePlace { key: 1, base: 0 }).check().is_empty());
+        }
+    }
+
+    #[test]
+    fn signs_are_compared_only_where_both_have_one() {
+        let gain = |low, high| Interval { mean: (low + high) / 2.0, low, high, n: 3 };
+        assert_eq!(agreement(&gain(0.1, 0.2), &gain(0.3, 0.4)), "same sign");
+        assert_eq!(agreement(&gain(-0.2, -0.1), &gain(0.3, 0.4)), "opposite sign");
+        assert_eq!(agreement(&gain(-0.1, 0.2), &gain(0.3, 0.4)), "unresolved");
+    }
+
+    #[test]
+    fn content_says_where_it_belongs() {
+        let mut whole = vec![0; 4096];
+        content(7, 0, &mut whole);
+        let mut part = vec![0; 1000];
+        content(7, 800, &mut part);
+        assert_eq!(whole[800..1800], part);
+        content(8, 800, &mut part);
+        assert_ne!(whole[800..1800], part);
+    }
+}

@@ -1,0 +1,150 @@
+//! `impresario-lab`: the project's own experiments. It is a user of the product: it drives clusters, simulations and
+//! guided programs from outside, and no crate of the product depends on it.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use impresario_workload::usage::{Usage, usage};
+
+mod codec;
+mod command {
+    pub mod core;
+    pub mod datapath;
+    pub mod goals;
+    pub mod guided;
+    pub mod reproduce;
+    pub mod validate;
+}
+mod concurrency;
+mod core_bench;
+mod datapath;
+mod goals;
+mod guided;
+mod link;
+mod live_2002;
+mod minimal;
+mod policies;
+mod prediction;
+mod reproduce;
+mod sim_cost;
+mod trace_cost;
+mod twins_options;
+mod validate;
+
+/// Experiments on Impresario: the papers' results beside ours, validation of the simulator, and the project's benchmarks
+///
+/// Commands that start a cluster or run programs under guided I/O use the program `impresario` in the same folder as
+/// this one, or the one that IMPRESARIO_PROGRAM names.
+#[derive(Parser)]
+#[command(name = "impresario-lab", version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Reproduce(command::reproduce::Args),
+    Validate(command::validate::Args),
+    Guided(command::guided::Args),
+    Goals(command::goals::Args),
+    Policies(policies::Args),
+    TwinsOptions(twins_options::Args),
+    Prediction(prediction::Args),
+    Datapath(command::datapath::Args),
+    Core(command::core::Args),
+    Concurrency(concurrency::Args),
+    Link(link::Args),
+    #[command(name = "live-2002")]
+    Live2002(live_2002::Args),
+    /// Measure what encoding and decoding a frame costs
+    Codec,
+    SimCost(sim_cost::Args),
+    TraceCost(trace_cost::Args),
+    MinimalServer(command::datapath::MinimalServerArgs),
+}
+
+/// Writes to standard output.
+fn print(text: &[u8]) -> Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text)?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The program `impresario` that runs servers and guided programs.
+fn impresario() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("IMPRESARIO_PROGRAM") {
+        return Ok(path.into());
+    }
+    let path = std::env::current_exe().context("finding this program's own file")?.with_file_name("impresario");
+    anyhow::ensure!(
+        path.is_file(),
+        "there is no {}: build it (make build), or set IMPRESARIO_PROGRAM to the program",
+        path.display()
+    );
+    Ok(path)
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(command) {
+        Ok(code) => code,
+        Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("impresario-lab: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Reproduce(args) => command::reproduce::run(args),
+        Command::Validate(args) => command::validate::run(args),
+        Command::Guided(args) => command::guided::run(args),
+        Command::Goals(args) => command::goals::run(args),
+        Command::Policies(args) => policies::run(&args),
+        Command::Prediction(args) => prediction::run(&args),
+        Command::TwinsOptions(args) => twins_options::run(&args),
+        Command::Datapath(args) => command::datapath::run(args),
+        Command::Core(args) => command::core::run(args),
+        Command::Concurrency(args) => concurrency::run(&args),
+        Command::Link(args) => link::run(&args),
+        Command::Live2002(args) => live_2002::run(&args),
+        Command::Codec => codec::run(),
+        Command::SimCost(args) => sim_cost::run(&args),
+        Command::TraceCost(args) => trace_cost::run(&args),
+        Command::MinimalServer(args) => command::datapath::minimal_server(&args),
+    }
+}
+
+/// A reader that went away, as in `| head`, is no failure.
+fn closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_explained() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands() {
+            assert!(command.get_about().is_some(), "{} is not explained", command.get_name());
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{}: {} is not explained", command.get_name(), arg.get_id());
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The papers' experiments in the simulator: every published result beside ours, with a verdict.
+//!
+//! A [`Figure`] is one file of `lab/papers`: a scenario, the systems that the paper compares in it (cells) and what the
+//! paper says (claims). [`campaign`] runs the cells, a seed a repetition and the same seeds for all systems; [`claim`]
+//! computes from the runs what each claim is about; [`report`] judges it by the rules of [`agreement`]. Machines are fixed
+//! in `lab/papers/devices.toml`.
+
+pub mod agreement;
+pub mod campaign;
+pub mod claim;
+pub mod figure;
+pub mod map;
+mod map_text;
+mod metric;
+pub mod page;
+pub mod papers;
+pub mod report;
+pub mod sweep;
+pub mod text;
+pub mod why;
+
+pub use campaign::{Effort, Step};
+pub use figure::Figure;
+pub use report::Report;
