@@ -11,7 +11,7 @@ use impresario_wire::{Attr, SetAttr};
 use crate::face::{Face, Outcome, fault};
 use crate::freshness::{Freshness, Mark, Verdict};
 use crate::handles::Handles;
-use crate::inodes::{Entered, EntryKey, number_of};
+use crate::inodes::{Entered, EntryKey};
 use crate::names::Maker;
 
 /// Largest read served, bytes; the kernel asks for at most 1 MiB.
@@ -89,7 +89,7 @@ impl Face {
         let mark = fresh.mark();
         let (file, attr) = self.at_name(entry.0, &entry.1, |path| self.client.open_with_attr(path, write))?;
         let handle = Handles::<OpenFile>::draw();
-        let is_meant = number_of(attr.ino) == number && self.inodes.opened(number, file.key(), handle);
+        let is_meant = self.inodes.number_for(attr.ino) == number && self.inodes.opened(number, file.key(), handle);
         if !is_meant {
             // Only where the kernel has checked the same permissions and nothing depends on its view of the size, as
             // the position of an append does.

@@ -4,6 +4,10 @@
 //! that the kernel holds, and builds a path by walking up. Numbers are the server's own, so that they stay the same
 //! when the kernel forgets a file and finds it again. An entry lives as long as the kernel holds its number (it counts
 //! look-ups and takes them back with `forget`) or another entry lies below it: the kernel's own cache bounds the table.
+//!
+//! A metadata server gives the number of a removed file to the next one at once. The kernel would take the same number
+//! with another generation for proof that its inode is broken, and every call that still uses the removed file would
+//! fail with EIO. So a file whose number the kernel still holds for another one goes by a stand-in until that is over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +24,14 @@ pub(crate) const ROOT: u64 = 1;
 /// Longest path that is built, bytes. The server would refuse longer ones.
 const PATH_MAX_BYTES: usize = 1 << 16;
 
+/// Stand-ins count up from here: no file system below a metadata server numbers its files so high.
+const STAND_INS: u64 = 1 << 62;
+
 /// Largest number of names marked as spared at a time.
 const SPARED_MAX: usize = 64;
 
-/// The kernel's number for a server's number: only 0 and 1 have a special meaning to the kernel.
-pub(crate) fn number_of(server_ino: u64) -> u64 {
+/// The kernel's number for a server's number unless it has a stand-in: only 0 and 1 have a special meaning to the kernel.
+fn number_of(server_ino: u64) -> u64 {
     if server_ino <= ROOT { server_ino | 1 << 63 } else { server_ino }
 }
 
@@ -60,6 +67,8 @@ struct Node {
     /// Entries whose parent this is.
     children: u64,
     generation: u64,
+    /// The number that the server uses, where this is a stand-in for it.
+    stands_for: Option<u64>,
     kind: NodeKind,
     /// The file behind the number, once it was opened.
     file: Option<FileKey>,
@@ -74,6 +83,9 @@ struct Node {
 struct Table {
     nodes: FxHashMap<u64, Node>,
     names: FxHashMap<EntryKey, u64>,
+    /// The server's numbers that have a stand-in, and which.
+    stand_ins: FxHashMap<u64, u64>,
+    stand_ins_drawn: u64,
     changes: u64,
     /// Names whose next open follows a retry that we forced: the kernel retries only once.
     spared: VecDeque<EntryKey>,
@@ -88,18 +100,7 @@ pub(crate) struct Inodes {
 impl Inodes {
     /// Creates a table that holds only the root.
     pub(crate) fn new() -> Inodes {
-        let root = Node {
-            entry: None,
-            was: None,
-            lookups: 1,
-            children: 0,
-            generation: 0,
-            kind: NodeKind::Dir,
-            file: None,
-            gone: false,
-            opens: Vec::new(),
-            fresh: Arc::default(),
-        };
+        let root = Node { lookups: 1, ..Node::new(NodeKind::Dir) };
         Inodes { table: Mutex::new(Table { nodes: FxHashMap::from_iter([(ROOT, root)]), ..Table::default() }) }
     }
 
@@ -114,24 +115,20 @@ impl Inodes {
     /// another node's renames), the entry gets no path, and the kernel looks it up again when needed.
     pub(crate) fn enter(&self, parent: u64, name: &[u8], attr: &Attr, asked: Changes) -> Entered {
         let mut table = self.table.lock();
-        let number = number_of(attr.ino);
-        let possible = table.nodes.contains_key(&parent) && !table.is_at_or_above(number, parent);
         let current = table.changes == asked.0;
-        let node = table.nodes.entry(number).or_insert_with(|| Node {
-            entry: None,
-            was: None,
-            lookups: 0,
-            children: 0,
-            generation: 0,
-            kind: attr.kind,
-            file: None,
-            gone: false,
-            opens: Vec::new(),
-            fresh: Arc::default(),
-        });
-        if node.kind != attr.kind || (node.gone && current) {
-            node.become_another(attr.kind);
+        let mut number = table.number_for(attr.ino);
+        if let Some(node) = table.nodes.get_mut(&number)
+            && (node.kind != attr.kind || (node.gone && current))
+        {
+            if node.lookups > 0 {
+                number = table.draw_stand_in(number_of(attr.ino));
+            } else {
+                node.become_another(attr.kind);
+            }
         }
+        let possible = table.nodes.contains_key(&parent) && !table.is_at_or_above(number, parent);
+        let stands_for = (number != number_of(attr.ino)).then(|| number_of(attr.ino));
+        let node = table.nodes.entry(number).or_insert_with(|| Node { stands_for, ..Node::new(attr.kind) });
         node.lookups += 1;
         node.fresh.kernel_has(attr);
         let entered = Entered { number, generation: node.generation, fresh: node.fresh.clone() };
@@ -140,6 +137,11 @@ impl Inodes {
             table.attach(number, parent, name);
         }
         entered
+    }
+
+    /// The number by which the kernel knows, or would learn, what the server calls `server_ino`.
+    pub(crate) fn number_for(&self, server_ino: u64) -> u64 {
+        self.table.lock().number_for(server_ino)
     }
 
     /// Records attributes sent to the kernel for a number that it already holds.
@@ -301,6 +303,22 @@ impl Inodes {
 }
 
 impl Node {
+    fn new(kind: NodeKind) -> Node {
+        Node {
+            entry: None,
+            was: None,
+            lookups: 0,
+            children: 0,
+            generation: 0,
+            stands_for: None,
+            kind,
+            file: None,
+            gone: false,
+            opens: Vec::new(),
+            fresh: Arc::default(),
+        }
+    }
+
     /// The number now belongs to another file.
     fn become_another(&mut self, kind: NodeKind) {
         self.generation += 1;
@@ -313,6 +331,23 @@ impl Node {
 }
 
 impl Table {
+    fn number_for(&self, server_ino: u64) -> u64 {
+        let number = number_of(server_ino);
+        self.stand_ins.get(&number).copied().unwrap_or(number)
+    }
+
+    /// A number that the kernel does not hold, for the file that the server calls `number` from now on.
+    fn draw_stand_in(&mut self, number: u64) -> u64 {
+        loop {
+            self.stand_ins_drawn += 1;
+            let drawn = STAND_INS + self.stand_ins_drawn;
+            if !self.nodes.contains_key(&drawn) {
+                self.stand_ins.insert(number, drawn);
+                return drawn;
+            }
+        }
+    }
+
     fn path(&self, number: u64) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let (mut at, mut len) = (number, 0);
@@ -396,7 +431,11 @@ impl Table {
             if node.lookups > 0 || node.children > 0 || !node.opens.is_empty() {
                 return;
             }
-            let Some((parent, name)) = self.nodes.remove(&at).and_then(|node| node.entry) else { return };
+            let Some(node) = self.nodes.remove(&at) else { return };
+            if let Some(number) = node.stands_for.filter(|number| self.stand_ins.get(number) == Some(&at)) {
+                self.stand_ins.remove(&number);
+            }
+            let Some((parent, name)) = node.entry else { return };
             self.names.remove(&(parent, name));
             if let Some(parent) = self.nodes.get_mut(&parent) {
                 parent.children = parent.children.saturating_sub(1);

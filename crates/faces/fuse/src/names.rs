@@ -12,7 +12,7 @@ use crate::attr::file_type;
 use crate::data::{OpenFile, without_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
-use crate::inodes::{Entered, ROOT, number_of};
+use crate::inodes::{Entered, ROOT};
 use crate::striping;
 
 /// Names requested at first, while it is unknown how many fit into the kernel's buffer; a page holds about 24.
@@ -79,7 +79,7 @@ impl Face {
 
     /// Checks that the path of `number` led to what the kernel means by it.
     pub(crate) fn must_be(&self, number: u64, attr: &Attr) -> Outcome<()> {
-        if number == ROOT || number_of(attr.ino) == number {
+        if number == ROOT || self.inodes.number_for(attr.ino) == number {
             return Ok(());
         }
         self.inodes.replaced_elsewhere(number);
@@ -263,7 +263,7 @@ impl Face {
                 return add(listed, &directory_attr(), 0);
             };
             let entered = self.inodes.enter(directory.number, listed.name, attr, asked);
-            let full = add(listed, attr, entered.generation);
+            let full = add(Listed { number: entered.number, ..listed }, attr, entered.generation);
             if full {
                 self.inodes.forget(entered.number, 1);
             }
@@ -308,7 +308,7 @@ impl Face {
                     continue;
                 }
                 let listed = Listed {
-                    number: number_of(attr.ino),
+                    number: self.inodes.number_for(attr.ino),
                     offset: own_count + cursor.position() + 1,
                     kind: file_type(attr.kind),
                     name: &name,
