@@ -268,6 +268,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
         Call::ObjectStat { .. } | Call::FileStat { .. } => true,
+        Call::Prefetch { .. } | Call::FilePrefetch { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,
         Call::Status
         | Call::Explain { .. }

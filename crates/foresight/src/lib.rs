@@ -6,6 +6,7 @@
 //!
 //! - [`Predictor`]: the streams of many files, each read by many clients: what a data server sees. Each stream has an
 //!   [`Account`] of what its predictions gained, which stops it where it does not pay. [`Phases`] of I/O are learnt too.
+//! - [`Hints`]: what clients themselves say that they will read.
 //! - [`Detector`]: strides of one reader in one file; its [`Forecast`] says which bytes come next.
 //! - [`ReadingOrder`]: a file whose extents are read in an order that a recorded run has shown.
 //! - [`PredictedQueues`]: the requests of a recorded run as a scheduler will queue them, and their [`Aggregations`].
@@ -16,6 +17,7 @@ mod account;
 mod detector;
 mod file;
 mod forecast;
+mod hints;
 mod majority;
 mod pattern;
 mod phases;
@@ -29,6 +31,7 @@ mod stream;
 pub use account::Account;
 pub use detector::{Detector, STREAMS_MAX, Seen};
 pub use forecast::Forecast;
+pub use hints::{HINT_PIECE_BYTES, HintTotals, Hints};
 pub use pattern::{Kind, Part, Pattern, Phase};
 pub use phases::{NextPhase, Phases};
 pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, Rule};

@@ -199,6 +199,11 @@ impl Predictor {
         }
     }
 
+    /// Predicted and not yet read, bytes of all streams together, at most: [`Limits::budget_bytes`] from now on.
+    pub fn set_budget(&mut self, budget_bytes: u64) {
+        self.shared.limits.budget_bytes = budget_bytes;
+    }
+
     /// Requests will not be observed for a while: what is outstanding is dropped, without a judgement.
     pub fn rest(&mut self) {
         for file in self.files.values_mut() {

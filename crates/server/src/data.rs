@@ -5,6 +5,7 @@ mod modelled;
 mod owed;
 mod read_ahead;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -91,7 +92,7 @@ impl DataServer {
             }
             return;
         }
-        let ahead = ahead.into_iter().map(|prediction| speculation(&submission, &prediction));
+        let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
         self.refuse(self.engine.submit_all(std::iter::once((submission, item)).chain(ahead)));
     }
 
@@ -113,10 +114,27 @@ impl DataServer {
             at += len;
             let submission = submission(conn, who, Op::Read, file, (offset, len));
             let ahead = self.foresee(Op::Read, file, (offset, len), who);
-            let ahead = ahead.into_iter().map(move |prediction| speculation(&submission, &prediction));
+            let ahead = ahead.into_iter().map(move |prediction| speculation(&submission, prediction.extent));
             std::iter::once((submission, Item { file, payload: None, owed })).chain(ahead)
         });
         self.refuse(self.engine.submit_all(requests));
+    }
+
+    /// A client says what it will read: new to the server, that becomes speculations.
+    fn take_hint(&self, conn: ConnId, who: Who, file: FileKey, extents: &Extents, reply: Reply) {
+        if let Err(bad) = extents.check(u64::MAX) {
+            return reply.fault(libc::EINVAL, bad.to_string());
+        }
+        if !self.fence.lock().admit(who.client.0, who.epoch) {
+            return reply.send(&Answer::Fault(stale(who)));
+        }
+        if !self.foresees.load(Relaxed) {
+            return reply.send(&Answer::Accepted(0));
+        }
+        let (accepted, fresh) = self.disk.hinted(file, extents, who.client.0);
+        reply.send(&Answer::Accepted(accepted));
+        let hint = submission(conn, who, Op::Read, file, (0, 0));
+        self.refuse(self.engine.submit_all(fresh.into_iter().map(|extent| speculation(&hint, extent))));
     }
 
     fn refuse(&self, refused: impl IntoIterator<Item = Refused<Item>>) {
@@ -182,6 +200,7 @@ impl Service for DataServer {
                 }
                 return self.submit_list(*conn, who, file, &extents, reply);
             }
+            Call::Prefetch { who, file, extents } => return self.take_hint(*conn, who, file, &extents, reply),
             Call::Read { who, file, lane_offset, len } => (who, file, Op::Read, (lane_offset, u64::from(len))),
             Call::Write { who, file, lane_offset } => (who, file, Op::Write, (lane_offset, payload_bytes)),
             Call::WriteMerged { who, others, file, lane_offset } => {
@@ -244,9 +263,9 @@ fn submission(conn: ConnId, who: Who, op: Op, file: FileKey, (offset, len): (u64
     }
 }
 
-/// The read of a predicted extent, on the heels of a request.
-fn speculation(after: &Submission, prediction: &Prediction) -> (Submission, Item) {
-    let (start, len) = (prediction.extent.start, prediction.extent.end - prediction.extent.start);
+/// The read of a predicted extent, on the heels of a request or hint.
+fn speculation(after: &Submission, extent: Range<u64>) -> (Submission, Item) {
+    let (start, len) = (extent.start, extent.end - extent.start);
     let submission = Submission { speculative: true, file_offset: start, lane_offset: start, len, ..*after };
     (submission, Item { file: FileKey(after.file), payload: None, owed: Owed::Nothing })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::POLICIES;
-use impresario_wire::{Answer, Call, Fault, FileKey, Role, Who};
+use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Role, Who};
 use support::{Cluster, Peer, eventually, fault, pattern, who};
 
 fn sync(file: u64) -> Call {
@@ -453,6 +453,88 @@ fn streams_are_read_ahead() {
     assert!(number("hit_bytes") > 4 << 20, "{told}");
     assert_eq!((number("wasted_bytes"), number("stopped")), (0, 0), "{told}");
     assert!(number("outstanding_bytes") <= 16 << 20, "{told}");
+}
+
+/// A data server whose folder lies on a device, with one object of 8 MiB that is not in memory. `None` where the build's
+/// folder is in memory itself.
+fn cold_object(policy: &str, read_ahead_bytes: u64) -> Option<(Cluster, Peer, tempfile::TempDir, Vec<u8>)> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cluster = Cluster::start(1, |config| {
+        config.data[0].dir = folder.path().into();
+        config.data[0].policy = PolicySpec::named(policy);
+        config.data[0].read_ahead_bytes = read_ahead_bytes;
+    });
+    let mut peer = cluster.peer(0, 1);
+    let bytes = pattern(7, 8 << 20);
+    for (i, part) in bytes.chunks(1 << 20).enumerate() {
+        assert_eq!(peer.write(1, 1, (i as u64) << 20, part), Answer::Written(1 << 20));
+    }
+    assert_eq!(peer.call(&sync(1), &[]).0, Answer::Done);
+    let object = std::fs::File::open(folder.path().join("objects/01/0000000000000001")).unwrap();
+    rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let in_memory = peer.status()["store"]["in_memory"] == true;
+    (!in_memory).then_some((cluster, peer, folder, bytes))
+}
+
+fn hint(file: u64, extents: &[(u64, u32)]) -> Call {
+    Call::Prefetch { who: who(1), file: FileKey(file), extents: Extents::of(extents) }
+}
+
+/// What a client says that it will read is in memory when it, or another, asks for it; and it is counted.
+#[test]
+fn hinted_bytes_are_read_before_they_are_asked_for() {
+    const MIB: u64 = 1 << 20;
+    let Some((cluster, mut peer, _folder, bytes)) = cold_object("auto", 4 << 20) else { return };
+    let told = |peer: &mut Peer, key: &str| {
+        let status = peer.status();
+        status.pointer(&format!("/read_ahead/{key}")).and_then(|n| n.as_u64()).unwrap_or_else(|| panic!("{status}"))
+    };
+    assert_eq!(peer.call(&hint(1, &[(MIB, 2 << 20), (5 * MIB + 1, 100)]), &[]).0, Answer::Accepted(2 * MIB + 4096));
+    assert_eq!(peer.call(&hint(1, &[(2 * MIB, 4096)]), &[]).0, Answer::Accepted(4096), "it is known already");
+    eventually("it was read", || told(&mut peer, "hints/fetched_bytes") == 2 * MIB + 4096);
+    assert_eq!(told(&mut peer, "hints/hinted_bytes"), 2 * MIB + 4096);
+    let mut other = cluster.peer(0, 2);
+    for at in (MIB..3 * MIB).step_by(256 << 10) {
+        assert!(other.read(2, 1, at, 256 << 10) == bytes[at as usize..][..256 << 10], "{at}");
+    }
+    assert_eq!(told(&mut peer, "waited_bytes"), 0, "nobody waited for the device");
+    assert_eq!(told(&mut peer, "hints/hit_bytes"), 2 * MIB);
+    // A write drops what it covers.
+    assert_eq!(peer.write(1, 1, 5 * MIB, &[1; 8192]), Answer::Written(8192));
+    assert_eq!((told(&mut peer, "hints/dropped_bytes"), told(&mut peer, "hints/outstanding_bytes")), (4096, 0));
+    // No more than the budget, and nothing that is not there.
+    let accepted = match peer.call(&hint(1, &[(0, u32::MAX), (1 << 60, u32::MAX)]), &[]).0 {
+        Answer::Accepted(bytes) => bytes,
+        other => panic!("{other:?}"),
+    };
+    let outstanding = told(&mut peer, "hints/outstanding_bytes") + told(&mut peer, "outstanding_bytes");
+    assert!(accepted > 0 && outstanding <= 4 * MIB, "{accepted} accepted, {outstanding} outstanding");
+    assert_eq!(told(&mut peer, "hints/refused_bytes"), 8 * MIB - accepted);
+    assert_eq!(peer.call(&hint(99, &[(0, 4096)]), &[]).0, Answer::Accepted(0));
+    // What is no list is refused, as is an epoch that is over.
+    for extents in [Extents::Pairs(Vec::new()), Extents::Strided { offset: 0, len: 1, stride: 9, count: u32::MAX }] {
+        let call = Call::Prefetch { who: who(1), file: FileKey(1), extents };
+        assert_eq!(fault(peer.call(&call, &[]).0).0, libc::EINVAL);
+    }
+    let newer = Call::Read { who: Who { epoch: 2, ..who(1) }, file: FileKey(1), lane_offset: 0, len: 10 };
+    assert_eq!(peer.call(&newer, &[]).0, Answer::Data);
+    assert_eq!(fault(peer.call(&hint(1, &[(0, 4096)]), &[]).0).0, Fault::FENCED);
+}
+
+#[test]
+fn hints_are_not_taken_where_nothing_is_read_ahead() {
+    for (policy, budget_bytes) in [("none", 4 << 20), ("auto", 0)] {
+        let Some((_cluster, mut peer, _folder, bytes)) = cold_object(policy, budget_bytes) else { return };
+        assert_eq!(peer.call(&hint(1, &[(0, 1 << 20)]), &[]).0, Answer::Accepted(0), "{policy}");
+        assert!(peer.read(1, 1, 0, 4096) == bytes[..4096]);
+    }
+    let cluster = Cluster::start(1, |config| {
+        config.data[0].device = Some("disk".into());
+        config.device.insert("disk".into(), Default::default());
+    });
+    let mut peer = cluster.peer(0, 1);
+    peer.write(1, 1, 0, &pattern(1, 8192));
+    assert_eq!(peer.call(&hint(1, &[(0, 8192)]), &[]).0, Answer::Accepted(0), "a modelled device");
 }
 
 /// Where everything is in memory there is nothing to gain: after some hundred reads foresight no longer looks at them.

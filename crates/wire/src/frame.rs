@@ -385,6 +385,15 @@ mod tests {
             }),
             (who(), any::<u64>(), proptest::collection::vec((any::<u64>(), any::<u32>()), 0..20))
                 .prop_map(|(who, f, pairs)| Call::ReadList { who, file: FileKey(f), extents: Extents::of(&pairs) }),
+            (who(), any::<u64>(), proptest::collection::vec(any::<(u64, u32)>(), 0..20))
+                .prop_map(|(who, f, pairs)| Call::Prefetch { who, file: FileKey(f), extents: Extents::of(&pairs) }),
+            (who(), any::<u64>(), any::<u64>()).prop_map(move |(who, offset, len)| Call::FilePrefetch {
+                who,
+                file: FileKey(7),
+                layout,
+                offset,
+                len,
+            }),
             (who(), any::<u64>(), any::<u64>()).prop_map(move |(who, f, offset)| Call::FileWrite {
                 who,
                 file: FileKey(f),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::list::Extents;
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -243,6 +243,29 @@ pub enum Call {
         /// Begin; else end.
         on: bool,
     },
+    /// Data server: these bytes of an object will probably be read. A hint: the server reads of them ahead what it has the
+    /// means for, and never more than the object has. Answer: [`Answer::Accepted`], at once.
+    Prefetch {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// What will be read; offsets are those of the object. Their lengths are not bounded by what an answer may carry.
+        extents: Extents,
+    },
+    /// I/O node: as [`Call::Prefetch`], of a file, passed on to its data servers. Answer: [`Answer::Accepted`].
+    FilePrefetch {
+        /// Sender.
+        who: Who,
+        /// File.
+        file: FileKey,
+        /// Its layout.
+        layout: Layout,
+        /// Offset in the file, bytes.
+        offset: u64,
+        /// Bytes that will be read; what lies beyond the end of the file does not count.
+        len: u64,
+    },
 }
 
 impl Call {
@@ -264,6 +287,8 @@ impl Call {
             Call::FileRead { who, .. }
             | Call::FileWrite { who, .. }
             | Call::FileSync { who, .. }
+            | Call::Prefetch { who, .. }
+            | Call::FilePrefetch { who, .. }
             | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
@@ -278,6 +303,8 @@ impl Call {
             Call::FileRead { who, .. }
             | Call::FileWrite { who, .. }
             | Call::FileSync { who, .. }
+            | Call::Prefetch { who, .. }
+            | Call::FilePrefetch { who, .. }
             | Call::Meta { who, .. } => Some(who),
             _ => None,
         }
@@ -582,6 +609,9 @@ pub enum Answer {
     Text(String),
     /// It failed.
     Fault(Fault),
+    /// Bytes of a hint that are, or are going to be, read ahead; 0 where nothing is read ahead or the sender's hints did
+    /// not pay.
+    Accepted(u64),
 }
 
 /// A failure that a server reports.

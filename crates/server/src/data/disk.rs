@@ -10,7 +10,7 @@ use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
 use impresario_foresight::Prediction;
 use impresario_sched::{Nanos, Op, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
-use impresario_wire::{Answer, Fault, FileKey, ObjectInfo, Time};
+use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
@@ -196,7 +196,7 @@ impl Executor<Item> for Disk {
         if work.batch.op == Op::Read
             && let Some((read_ahead, _)) = &self.read_ahead
         {
-            read_ahead.device_read();
+            read_ahead.waited(work.batch.extent.len);
         }
         self.on_a_thread(move |disk| {
             let started = now();
@@ -261,6 +261,12 @@ impl Disk {
         read_ahead.observe(&self.store, op, file.0, offset..offset.saturating_add(len), client)
     }
 
+    /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.
+    pub(super) fn hinted(&self, file: FileKey, extents: &Extents, client: u64) -> (u64, Vec<Range<u64>>) {
+        let Some((read_ahead, _)) = &self.read_ahead else { return (0, Vec::new()) };
+        read_ahead.hinted(&self.store, file.0, extents, client)
+    }
+
     /// Reads what nobody asked for into the page cache, on a thread of its own; then ends its batch, if it is one.
     fn read_ahead(&self, speculation: Option<(u64, Range<u64>)>, ticket: Option<Ticket<Item>>) {
         let (Some(this), Some((file, extent))) = (self.this.upgrade(), speculation) else { return };
@@ -271,9 +277,9 @@ impl Disk {
             let mut read = Ok(());
             if !(in_memory(extent.start) && in_memory(extent.end - 1)) {
                 this.store.will_read(file, extent.clone());
-                read = this.store.wait_for(file, extent);
+                read = this.store.wait_for(file, extent.clone());
                 if let (Ok(()), Some((read_ahead, _))) = (&read, &this.read_ahead) {
-                    read_ahead.fetched(len, now().since(started).0);
+                    read_ahead.fetched(file, extent, now().since(started).0);
                 }
             }
             // A request for these bytes will report an error itself.

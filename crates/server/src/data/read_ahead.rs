@@ -1,4 +1,5 @@
-//! Reads ahead of the clients: what foresight predicts of an object is read into the page cache before it is asked for.
+//! Reads ahead of the clients: what foresight predicts of an object, and what clients say that they will read of it
+//! (hints), is read into the page cache before it is asked for.
 //!
 //! The kernel's own read-ahead keeps one state for each open file, and a data server reads an object through one open
 //! file for all clients: streams of several clients disturb one another there. Here each has a stream of its own, with an
@@ -6,13 +7,14 @@
 //! with the request that they continue, or alone while little else is under way.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
 use impresario_engine::now;
-use impresario_foresight::{Limits, Prediction, Predictor, Source};
+use impresario_foresight::{Hints, Limits, Prediction, Predictor, Source};
 use impresario_sched::Op;
 use impresario_store::ObjectStore;
+use impresario_wire::Extents;
 use serde_json::{Value, json};
 
 /// After so many reads that all came from memory, with nothing read ahead from the device either, there is nothing to gain:
@@ -21,20 +23,81 @@ const AWAKE_READS: u32 = 512;
 
 /// What is read ahead, and what becomes of it.
 pub(super) struct ReadAhead {
+    /// What both kinds may have outstanding together, bytes.
+    budget_bytes: u64,
     predictor: Mutex<Predictor>,
+    hints: Mutex<Hints>,
+    /// Hints are outstanding.
+    is_hinted: AtomicBool,
     /// Reads until it sleeps; 0: it does.
     awake: AtomicU32,
+    /// Bytes of reads that had to wait for the device.
+    waited_bytes: AtomicU64,
 }
 
 impl ReadAhead {
     /// With a bound for what is read ahead and not yet asked for.
     pub(super) fn new(budget_bytes: u64) -> ReadAhead {
         let predictor = Mutex::new(Predictor::new(Limits { budget_bytes, ..Limits::default() }));
-        ReadAhead { predictor, awake: AtomicU32::new(AWAKE_READS) }
+        ReadAhead {
+            budget_bytes,
+            predictor,
+            hints: Mutex::default(),
+            is_hinted: AtomicBool::new(false),
+            awake: AtomicU32::new(AWAKE_READS),
+            waited_bytes: AtomicU64::new(0),
+        }
     }
 
-    /// The device was needed for a read.
-    pub(super) fn device_read(&self) {
+    /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.
+    pub(super) fn hinted(
+        &self,
+        store: &ObjectStore,
+        file: u64,
+        extents: &Extents,
+        client: u64,
+    ) -> (u64, Vec<Range<u64>>) {
+        let len_bytes = store.stat(file).map_or(0, |state| state.size);
+        let extents = extents.iter().map(|(start, len)| start..start.saturating_add(len.into()));
+        let predicted_bytes = self.predictor.lock().totals().outstanding_bytes;
+        self.with_hints(|hints| {
+            hints.expire(now().0);
+            let room_bytes = self.budget_bytes.saturating_sub(predicted_bytes + hints.totals().outstanding_bytes);
+            hints.hint(client, file, extents, len_bytes, room_bytes, now().0)
+        })
+    }
+
+    /// Lets the hints change; what they leave of the budget is for predictions.
+    fn with_hints<T>(&self, change: impl FnOnce(&mut Hints) -> T) -> T {
+        let mut hints = self.hints.lock();
+        let before = hints.totals().outstanding_bytes;
+        let changed = change(&mut hints);
+        let outstanding_bytes = hints.totals().outstanding_bytes;
+        if outstanding_bytes != before {
+            self.is_hinted.store(!hints.is_empty(), Relaxed);
+            self.predictor.lock().set_budget(self.budget_bytes.saturating_sub(outstanding_bytes));
+        }
+        changed
+    }
+
+    /// A request came: what becomes of the hints of these bytes.
+    fn observe_hints(&self, op: Op, file: u64, extent: Range<u64>) {
+        match op {
+            Op::Read => self.with_hints(|hints| hints.read(file, extent, now().0)),
+            Op::Write => self.with_hints(|hints| hints.changed(file, extent)),
+            Op::Truncate | Op::Unlink => self.with_hints(|hints| hints.changed(file, extent.start..u64::MAX)),
+            Op::Sync => {}
+        }
+    }
+
+    /// A read of so many bytes waits for the device.
+    pub(super) fn waited(&self, bytes: u64) {
+        self.waited_bytes.fetch_add(bytes, Relaxed);
+        self.wake();
+    }
+
+    /// The device was needed.
+    fn wake(&self) {
         if self.awake.load(Relaxed) != AWAKE_READS {
             self.awake.store(AWAKE_READS, Relaxed);
         }
@@ -49,6 +112,9 @@ impl ReadAhead {
         extent: Range<u64>,
         client: u64,
     ) -> Vec<Prediction> {
+        if self.is_hinted.load(Relaxed) {
+            self.observe_hints(op, file, extent.clone());
+        }
         let awake = self.awake.load(Relaxed);
         if awake == 0 {
             return Vec::new();
@@ -91,15 +157,23 @@ impl ReadAhead {
     }
 
     /// Predicted bytes were read from the device in so much time.
-    pub(super) fn fetched(&self, bytes: u64, took_ns: u64) {
-        self.device_read();
-        self.predictor.lock().fetched(bytes, took_ns);
+    pub(super) fn fetched(&self, file: u64, extent: Range<u64>, took_ns: u64) {
+        self.wake();
+        if self.is_hinted.load(Relaxed) {
+            self.hints.lock().fetched(file, extent.clone());
+        }
+        self.predictor.lock().fetched(extent.end - extent.start, took_ns);
     }
 
     /// For the server's status.
     pub(super) fn describe(&self) -> Value {
         let t = self.predictor.lock().totals();
+        let h = self.with_hints(|hints| {
+            hints.expire(now().0);
+            hints.totals()
+        });
         json!({
+            "waited_bytes": self.waited_bytes.load(Relaxed),
             "predicted_bytes": t.predicted_bytes,
             "hit_bytes": t.hit_bytes,
             "wasted_bytes": t.wasted_bytes,
@@ -108,6 +182,16 @@ impl ReadAhead {
             "gained_s": t.gained_ns as f64 / 1e9,
             "lost_s": t.lost_ns as f64 / 1e9,
             "stopped": t.stops,
+            "hints": {
+                "hinted_bytes": h.hinted_bytes,
+                "fetched_bytes": h.fetched_bytes,
+                "hit_bytes": h.hit_bytes,
+                "wasted_bytes": h.wasted_bytes,
+                "dropped_bytes": h.dropped_bytes,
+                "outstanding_bytes": h.outstanding_bytes,
+                "refused_bytes": h.refused_bytes,
+                "stopped": h.stops,
+            },
         })
     }
 }
