@@ -12,7 +12,8 @@ use crate::identity::{Identity, TrafficCount};
 use crate::link::{Link, LinkOptions};
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Striped, check_list, check_range, expect_done, unexpected};
+use crate::striped::{ROUND_BYTES, Striped, accepted, check_list, check_range, expect_done, unexpected};
+use crate::will_need::Hints;
 
 /// Which way a client's requests go.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -65,6 +66,7 @@ pub struct Client {
     meta: Arc<Link>,
     data: DataPath,
     pub(crate) opens: Opens,
+    pub(crate) hints: Hints,
 }
 
 enum DataPath {
@@ -120,7 +122,8 @@ impl Client {
             }
         };
         meta.session(Instant::now() + timeout)?;
-        let client = Arc::new(Client { identity, timeout, meta, data, opens: Opens::default() });
+        let client =
+            Arc::new(Client { identity, timeout, meta, data, opens: Opens::default(), hints: Hints::default() });
         Ok(client)
     }
 
@@ -246,6 +249,18 @@ impl Client {
             }
         }
         Ok(bytes.len())
+    }
+
+    /// Tells the data servers that `len` bytes of a file from `offset` on will be read. Returns how many of them are, or are
+    /// going to be, in their memory; see [`File::prefetch`](crate::File::prefetch).
+    pub fn prefetch(&self, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, ClientError> {
+        let who = self.identity.who();
+        match &self.data {
+            DataPath::Direct(striped) => striped.prefetch(&who, file, layout, offset, len),
+            DataPath::IoNode { .. } => {
+                accepted(&self.io(Call::FilePrefetch { who, file, layout: *layout, offset, len })?)
+            }
+        }
     }
 
     /// Makes a file's data durable. Its size and name are the metadata server's: see [`File::sync`](crate::File::sync).

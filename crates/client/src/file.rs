@@ -9,6 +9,7 @@ use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetA
 
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
+use crate::will_need::Hint;
 
 /// A file that is dropped without being closed waits at most so long for the metadata server.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -95,6 +96,23 @@ impl File {
         let written = self.inner.client.write(self.inner.key, &self.inner.layout, offset, bytes)?;
         self.inner.stay_registered(deadline)?;
         Ok(written)
+    }
+
+    /// Says that `len` bytes from `offset` on will be read soon, so that the data servers read them into memory meanwhile;
+    /// `u64::MAX` means to the end. Returns at once and promises nothing: data servers read ahead within their
+    /// `read_ahead_bytes`, after real requests, and ignore a client whose hints are not followed by reads, its own or
+    /// others'. A hint is dropped when many of this client's wait to be passed on. Coherence is not touched: nothing is kept
+    /// here.
+    pub fn will_need(&self, offset: u64, len: u64) {
+        let (file, layout) = (self.inner.key, self.inner.layout);
+        self.inner.client.hints.push(&self.inner.client, Hint { file, layout, offset, len });
+    }
+
+    /// As [`will_need`](File::will_need), and waits until the data servers have taken the hint (not until they have read).
+    /// Returns how many of the bytes are, or are going to be, in their memory: fewer than asked for at the end of the file
+    /// and where they have no more room, 0 where they read nothing ahead.
+    pub fn prefetch(&self, offset: u64, len: u64) -> Result<u64, ClientError> {
+        self.inner.client.prefetch(self.inner.key, &self.inner.layout, offset, len)
     }
 
     /// Makes data, size and attributes durable.

@@ -25,6 +25,7 @@ pub mod testing;
 mod tests;
 mod turn;
 mod unsynced;
+mod will_need;
 
 pub use client::{Client, ClientOptions, Via};
 pub use error::{ClientError, Errno, Peer};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, FileKey, ObjectInfo, Who};
+use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, ObjectInfo, Who};
 
 use crate::cut::{Cut, cut};
 use crate::error::ClientError;
@@ -18,6 +18,8 @@ pub(crate) use list::check_list;
 
 /// A request of an application is done in rounds of so many bytes, which bounds what is under way for it.
 pub(crate) const ROUND_BYTES: usize = 64 << 20;
+/// Longest extent in which a hint is told, bytes; with as many as a list may have, a hint reaches 2 TiB of an object.
+const HINT_EXTENT_BYTES: u32 = 2 << 30;
 
 /// The data servers of a cluster.
 pub struct Striped {
@@ -107,6 +109,30 @@ impl Striped {
             at += part.len() as u64;
         }
         Ok(bytes.len())
+    }
+
+    /// Tells the data servers that a range of a file will be read, as far as there is a file. Returns how many bytes they
+    /// have, or are going to have, in memory.
+    pub fn prefetch(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        offset: u64,
+        len: u64,
+    ) -> Result<u64, ClientError> {
+        self.check(layout, offset, 0)?;
+        let len = len.min(i64::MAX as u64 - offset);
+        let mut ops = Vec::new();
+        for range in layout.lane_ranges(offset, len) {
+            let starts = (range.lane_offset..range.lane_offset + range.len).step_by(HINT_EXTENT_BYTES as usize);
+            let end = range.lane_offset + range.len;
+            let extent = |start: u64| (start, (end - start).min(HINT_EXTENT_BYTES.into()) as u32);
+            let extents: Vec<_> = starts.take(LIST_EXTENTS_MAX).map(extent).collect();
+            let call = Call::Prefetch { who: *who, file, extents: Extents::of(&extents) };
+            ops.push(Op { link: self.server(range.server)?, call, payload: &[], into: None });
+        }
+        exchange(ops, self.deadline()).into_iter().map(|reply| accepted(&reply?)).sum()
     }
 
     /// Makes a file's objects durable on all its data servers.
@@ -334,6 +360,14 @@ fn read(reply: &Reply) -> Result<usize, ClientError> {
 
 pub(crate) fn expect_done(reply: &Reply) -> Result<(), ClientError> {
     if reply.answer == Answer::Done { Ok(()) } else { Err(unexpected(reply)) }
+}
+
+/// What a server took of a hint, bytes.
+pub(crate) fn accepted(reply: &Reply) -> Result<u64, ClientError> {
+    match reply.answer {
+        Answer::Accepted(bytes) => Ok(bytes),
+        _ => Err(unexpected(reply)),
+    }
 }
 
 /// The error for an answer that does not belong to its call.

@@ -323,6 +323,9 @@ fn forward_by(striped: &Arc<Striped>, mut meta: Serve) -> Serve {
             }
             Call::FileSync { who, file, layout } => striped.sync(who, *file, layout).map(|()| Answer::Done),
             Call::FileStat { file, layout } => striped.stat(*file, layout).map(Answer::Object),
+            Call::FilePrefetch { who, file, layout, offset, len } => {
+                striped.prefetch(who, *file, layout, *offset, *len).map(Answer::Accepted)
+            }
             _ => return meta(connection, call),
         };
         let answer = done.unwrap_or_else(|error| Answer::Fault(error.to_fault()));

@@ -35,6 +35,10 @@ pub(crate) use meta_proxy::Upstream;
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// Threads for what is not scheduled and has to ask data servers.
 const UNSCHEDULED_THREADS: usize = 4;
+/// Threads for clients' hints, so that these take nobody else's.
+const HINT_THREADS: usize = 2;
+/// Hints that wait for such a thread at most; more are dropped.
+const HINTS_MAX: usize = 64;
 
 /// A request, or its part on one data server, on its way through the engine.
 pub(crate) struct Item {
@@ -84,6 +88,7 @@ pub struct IoNode {
     fence: Mutex<Fence>,
     asked: Arc<Asked>,
     unscheduled: Workers,
+    hints: Workers,
     trace: RequestTrace<Item>,
 }
 
@@ -123,6 +128,7 @@ impl IoNode {
             fence: Mutex::new(Fence::new(FENCED_CLIENTS)),
             asked,
             unscheduled: Workers::new("unscheduled", UNSCHEDULED_THREADS),
+            hints: Workers::new("hints", HINT_THREADS),
             trace,
         }))
     }
@@ -133,6 +139,7 @@ impl IoNode {
         let _ = self.trace.stop(); // there may be none
         self.forwarder.stop();
         self.unscheduled.stop(PATIENCE);
+        self.hints.stop(PATIENCE);
     }
 
     /// Checks and schedules a request.
@@ -147,6 +154,22 @@ impl IoNode {
             (Op::Read | Op::Write, true) => self.submit_pieces(&request, payload, reply),
             (_, true) => self.submit_barriers(&request, reply),
         }
+    }
+
+    /// Passes a hint on to the data servers, past the scheduler: it carries no data, and they order what comes of it.
+    fn pass_hint(&self, request: FileRequest, reply: Reply) {
+        if let Err(fault) = self.check(&request) {
+            return reply.send(&Answer::Fault(fault));
+        }
+        if self.hints.waiting() >= HINTS_MAX {
+            return reply.send(&Answer::Accepted(0));
+        }
+        let striped = self.striped.clone();
+        let FileRequest { who, file, layout, offset, len, .. } = request;
+        self.hints.run(Box::new(move || match striped.prefetch(&who, file, &layout, offset, len) {
+            Ok(bytes) => reply.send(&Answer::Accepted(bytes)),
+            Err(error) => reply.send(&Answer::Fault(error.to_fault())),
+        }));
     }
 
     fn check(&self, request: &FileRequest) -> Result<(), Fault> {
@@ -291,6 +314,10 @@ impl Service for IoNode {
             }
             Call::FileSync { who, file, layout } => {
                 FileRequest { conn, who, file, layout, op: Op::Sync, offset: 0, len: u64::MAX }
+            }
+            Call::FilePrefetch { who, file, layout, offset, len } => {
+                let len = len.min((i64::MAX as u64).saturating_sub(offset));
+                return self.pass_hint(FileRequest { conn, who, file, layout, op: Op::Read, offset, len }, reply);
             }
             call @ Call::Meta { .. } => {
                 let proxy = session.meta.get_or_insert_with(|| MetaProxy::new(&self.upstream, &session.connection));

@@ -77,6 +77,35 @@ fn files_are_striped_and_come_back_whole_or_split() {
     }
 }
 
+/// A hint for a file goes to the data servers, in the name of the client that gave it.
+#[test]
+fn hints_are_passed_on() {
+    let folders: Vec<_> = (0..4).map(|_| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()).collect();
+    let mut cluster = Cluster::start(4, |config| {
+        for (data, folder) in config.data.iter_mut().zip(&folders) {
+            data.dir = folder.path().into();
+        }
+    });
+    let io = cluster.start_io(|_| {});
+    let mut peer = Peer::connect(io.address(), Role::Io, 1);
+    assert_eq!(peer.call(&write(1, 3, 0), &pattern(3, 1 << 20)).0, Answer::Written(1 << 20));
+    let hint = |file, offset, len| Call::FilePrefetch { who: who(1), file: FileKey(file), layout: LAYOUT, offset, len };
+    let in_memory = cluster.peer(0, 1).status()["store"]["in_memory"] == true;
+    let expected = if in_memory { 0 } else { 100 << 10 };
+    assert_eq!(peer.call(&hint(3, 64 << 10, 100 << 10), &[]).0, Answer::Accepted(expected));
+    let told = |server: usize| cluster.peer(server, 1).status()["read_ahead"]["hints"]["hinted_bytes"].as_u64();
+    let hinted: Vec<u64> = (0..4).map(|server| told(server).unwrap_or(0)).collect();
+    assert_eq!((hinted[0], hinted.iter().sum::<u64>()), (0, expected), "{hinted:?}: by the layout");
+    // To the end of the file, behind it, of no file; a layout and an offset that cannot be.
+    assert_eq!(peer.call(&hint(3, 1 << 19, u64::MAX), &[]).0, Answer::Accepted(if in_memory { 0 } else { 1 << 19 }));
+    assert_eq!(peer.call(&hint(3, 1 << 40, 4096), &[]).0, Answer::Accepted(0));
+    assert_eq!(peer.call(&hint(99, 0, 4096), &[]).0, Answer::Accepted(0));
+    assert_eq!(fault(peer.call(&hint(3, u64::MAX, 1), &[]).0).0, libc::EFBIG);
+    let layout = Layout { pcount: 0, ..LAYOUT };
+    let damaged = Call::FilePrefetch { who: who(1), file: FileKey(3), layout, offset: 0, len: 1 };
+    assert_eq!(fault(peer.call(&damaged, &[]).0).0, libc::EINVAL);
+}
+
 #[test]
 fn neighbours_of_many_clients_are_merged_and_each_gets_its_own() {
     for (split, policy) in

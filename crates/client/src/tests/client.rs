@@ -56,6 +56,53 @@ fn names_and_data_work_directly_and_through_an_io_node() {
 }
 
 #[test]
+fn hints_reach_the_data_servers_that_have_the_bytes() {
+    let cluster = FakeCluster::start(3, 1, 5000).unwrap();
+    // Hints, and the bytes in them.
+    let hinted = |cluster: &FakeCluster| {
+        let lists = cluster.objects.iter().flat_map(|server| server.log()).filter_map(|call| match call {
+            Call::Prefetch { extents, .. } => Some(extents.iter().map(|extent| u64::from(extent.1)).sum::<u64>()),
+            _ => None,
+        });
+        lists.fold((0, 0), |(hints, bytes), list| (hints + 1, bytes + list))
+    };
+    for (round, via) in [Via::Direct, Via::Auto].into_iter().enumerate() {
+        let client = connect(&cluster, via);
+        let file = client.create(format!("f{round}"), CreateOptions::default()).unwrap();
+        file.write_at(&content(0, 100_000), 0).unwrap();
+        let before = hinted(&cluster).1;
+        assert_eq!(file.prefetch(5_000, 10_000).unwrap(), 10_000);
+        assert_eq!(hinted(&cluster).1 - before, 10_000, "{via:?}: each byte once");
+        assert_eq!(file.prefetch(90_000, u64::MAX).unwrap(), 10_000, "{via:?}: to the end");
+        assert_eq!(file.prefetch(1 << 62, u64::MAX).unwrap(), 0);
+        assert_eq!(file.prefetch(7, 0).unwrap(), 0);
+        assert_eq!(file.prefetch(u64::MAX, 1).unwrap_err().errno(), libc::EFBIG);
+        // What nobody waits for arrives too, and what is nonsense does no harm.
+        let before = hinted(&cluster).0;
+        file.will_need(u64::MAX, 1);
+        file.will_need(0, 100);
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while hinted(&cluster).0 == before {
+            assert!(std::time::Instant::now() < deadline, "{via:?}: the hint did not arrive");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A program that hints more than can be passed on goes on, and ends, as if it had not.
+#[test]
+fn hints_for_a_dead_server_hold_nobody_up() {
+    let mut cluster = FakeCluster::start(1, 0, 20_000).unwrap();
+    let client = connect(&cluster, Via::Direct);
+    let file = client.create("f", CreateOptions::default()).unwrap();
+    cluster.data.clear();
+    let started = std::time::Instant::now();
+    (0..100_000).for_each(|at| file.will_need(at, 1));
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    file.close().unwrap();
+}
+
+#[test]
 fn clients_are_spread_evenly_over_the_io_nodes() {
     let cluster = FakeCluster::start(1, 3, 5000).unwrap();
     for placement_seed in 0..9 {
