@@ -485,7 +485,10 @@ mod tests {
         let mut set = DataSet::new(&w).unwrap();
         set.prepare(&memory, &Stop::new()).unwrap();
         let file = memory.connect(Identity { job: 0, node: None, wire_max_bytes: None, name: String::new() }).unwrap();
-        file.open(&set.path(1, 0), true).unwrap().write_at(&[0], 777).unwrap();
+        let file = file.open(&set.path(1, 0), true).unwrap();
+        let mut byte = [0];
+        file.read_at(&mut byte, 777).unwrap();
+        file.write_at(&[!byte[0]], 777).unwrap();
         let result = run(&memory, &mut set, &w, &checked(), &Stop::new()).unwrap();
         assert_eq!(result.verification.first[0].offset, 777);
     }
