@@ -21,11 +21,11 @@ const RUNS_MAX: usize = 64;
 const READERS_MAX: usize = 8;
 /// Predicted extents outstanding in one file.
 const OUTSTANDING_MAX: usize = 512;
-/// A run remembers so much behind its end; what is read further behind begins a new one.
-const BEHIND_BYTES: u64 = 8 << 20;
-/// What is read again so far behind a run's end, or farther, begins a new one too; of the old one this much is left, in
+/// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
 /// case its own reader goes on.
 const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
+/// What is read again of a run that nobody has read for so long begins a new one wherever it is, ns.
+const AGAIN_AFTER_NS: u64 = 1_000_000_000;
 /// Times that a run must have grown.
 const GROWN_MIN: u32 = 1;
 /// Requests of the file within which a run must grow again to count as growing.
@@ -153,13 +153,17 @@ impl FileStreams {
         let touched = self.runs.range(..=extent.start).next_back();
         let mut touched = touched.filter(|(_, run)| run.end >= extent.start).map(|(start, _)| *start);
         if let Some(start) = touched
-            && self.runs.get(&start).is_some_and(|run| extent.end + AGAIN.0 <= run.end)
+            && self.runs.get(&start).is_some_and(|run| self.reads_again(run, extent, at_ns))
             && let Some(run) = self.runs.remove(&start)
         {
-            self.runs.insert(run.end - AGAIN.1, run);
+            let left = run.end - AGAIN.1.min(run.end - extent.end);
+            match left < run.end {
+                true => _ = self.runs.insert(left, run),
+                false => self.end_stream(shared, run.stream),
+            }
             touched = None;
         }
-        let (mut start, mut run) = match touched.and_then(|start| Some((start, self.runs.remove(&start)?))) {
+        let (start, mut run) = match touched.and_then(|start| Some((start, self.runs.remove(&start)?))) {
             Some(found) => found,
             None => {
                 let stream = self.new_stream();
@@ -194,7 +198,6 @@ impl FileStreams {
             ledger.account.demanded(extent.end - extent.start);
             ledger.request(extent.end - extent.start, at_ns);
         }
-        start = start.max(run.end.saturating_sub(BEHIND_BYTES));
         self.runs.insert(start, run);
         if self.runs.len() > RUNS_MAX
             && let Some((&oldest, _)) = self.runs.iter().min_by_key(|(_, run)| run.extended)
@@ -203,6 +206,12 @@ impl FileStreams {
             self.end_stream(shared, gone.stream);
         }
         start
+    }
+
+    /// Whether a request is of a new pass over what a run holds.
+    fn reads_again(&self, run: &Run, extent: &Range<u64>, at_ns: u64) -> bool {
+        let idle_ns = || at_ns.saturating_sub(self.ledgers.get(&run.stream).map_or(0, |ledger| ledger.last_ns));
+        extent.end + AGAIN.0 <= run.end || extent.end <= run.end && idle_ns() >= AGAIN_AFTER_NS
     }
 
     /// What a growing run will read next and is not predicted yet.
@@ -276,6 +285,13 @@ impl FileStreams {
         let reach = match forecast.is_dense() {
             true => window,
             false => stride.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
+        };
+        // Far behind what was predicted: the reader has begun again.
+        let (low, high) = (extent.start.saturating_sub(2 * reach), extent.end.saturating_add(2 * reach));
+        let predicted_to = match forecast.stride_bytes() > 0 {
+            true if predicted_to > high => 0,
+            false if predicted_to < low => u64::MAX,
+            _ => predicted_to,
         };
         let (ahead, to) = match forecast.stride_bytes() > 0 {
             true => {

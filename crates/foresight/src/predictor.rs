@@ -183,10 +183,10 @@ impl Predictor {
         }
     }
 
-    /// A prediction was not acted on.
-    pub fn declined(&mut self, prediction: &Prediction) {
-        if let Some(file) = self.files.get_mut(&prediction.file) {
-            file.drop_predictions(&mut self.shared, &prediction.extent);
+    /// What was predicted of this extent was not acted on.
+    pub fn declined(&mut self, file: u64, extent: Range<u64>) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.drop_predictions(&mut self.shared, &extent);
         }
     }
 

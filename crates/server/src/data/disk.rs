@@ -272,13 +272,16 @@ impl Disk {
         let (Some(this), Some((file, extent))) = (self.this.upgrade(), speculation) else { return };
         let Some((_, threads)) = &self.read_ahead else { return };
         threads.run(Box::new(move || {
+            let Some((read_ahead, _)) = &this.read_ahead else { return };
             let (started, len) = (now(), extent.end - extent.start);
             let in_memory = |at: u64| matches!(this.store.read_cached(file, at, &mut [0]), Some(Ok(1)));
             let mut read = Ok(());
-            if !(in_memory(extent.start) && in_memory(extent.end - 1)) {
+            if in_memory(extent.start) && in_memory(extent.end - 1) {
+                read_ahead.was_there(file, extent);
+            } else {
                 this.store.will_read(file, extent.clone());
                 read = this.store.wait_for(file, extent.clone());
-                if let (Ok(()), Some((read_ahead, _))) = (&read, &this.read_ahead) {
+                if read.is_ok() {
                     read_ahead.fetched(file, extent, now().since(started).0);
                 }
             }

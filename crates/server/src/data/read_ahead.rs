@@ -147,13 +147,18 @@ impl ReadAhead {
                 let within = prediction.extent.end.min(end).max(prediction.extent.start);
                 let beyond = within..std::mem::replace(&mut prediction.extent.end, within);
                 if beyond.start < beyond.end {
-                    predictor.declined(&Prediction { extent: beyond, ..prediction.clone() });
+                    predictor.declined(prediction.file, beyond);
                 }
             }
             predictor.ends_at(file, end);
             predictions.retain(|p| !p.extent.is_empty());
         }
         predictions
+    }
+
+    /// Predicted bytes were in memory already: the prediction gained and cost nothing.
+    pub(super) fn was_there(&self, file: u64, extent: Range<u64>) {
+        self.predictor.lock().declined(file, extent);
     }
 
     /// Predicted bytes were read from the device in so much time.
