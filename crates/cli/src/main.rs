@@ -16,6 +16,7 @@ mod layout;
 mod mount;
 mod policy;
 mod ports;
+mod prefetch;
 mod serve;
 mod sim;
 mod status;
@@ -62,6 +63,7 @@ enum Command {
     Config(config_command::Command),
     #[command(subcommand)]
     Layout(layout::Command),
+    Prefetch(prefetch::Args),
     #[command(subcommand)]
     Assist(assist::Command),
     Bench(Box<bench::Args>),
@@ -118,6 +120,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Layout(command) => layout::run(command),
+        Command::Prefetch(args) => prefetch::run(args),
         Command::Assist(command) => assist::run(command),
         Command::Bench(args) => bench::run(*args),
         Command::Calibrate(args) => calibrate::run(args),

@@ -1,0 +1,71 @@
+//! `impresario prefetch` on a running cluster: what it brings into memory no later read waits for.
+
+mod support;
+
+use serde_json::Value;
+use support::{Cluster, PATIENCE, client, eventually, pattern, read_file, run, write_file};
+
+/// A number of the data servers' status, over all of them.
+fn sum(cluster: &Cluster, pointer: &str) -> u64 {
+    let of = |i: usize| cluster.state(&format!("data.{i}")).pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+    (0..2).map(of).sum()
+}
+
+/// Out of memory again, where the file system has another place for it.
+fn forget(cluster: &Cluster) {
+    for data in &cluster.config.data {
+        let folders = std::fs::read_dir(data.dir.join("objects")).unwrap();
+        for folder in folders.map(|folder| folder.unwrap().path()).filter(|path| path.is_dir()) {
+            for object in std::fs::read_dir(folder).unwrap() {
+                let object = std::fs::File::open(object.unwrap().path()).unwrap();
+                rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_prefetched_is_read_from_memory() {
+    for io_nodes in [0, 1] {
+        let cluster = Cluster::start(2, io_nodes, |_| {});
+        let writer = client(&cluster.config, 1);
+        let bytes = pattern(1, 1, 0, 16 << 20);
+        write_file(&writer, "input", &bytes);
+        forget(&cluster);
+        let config = cluster.path.to_str().unwrap();
+        if cluster.state("data.0")["store"]["in_memory"] == true {
+            let told = run(["prefetch", config, "/input"]);
+            assert!(told.code == 0 && told.out.contains("read nothing ahead"), "{told:?}");
+            continue;
+        }
+        let part = run(["prefetch", config, "/input", "--offset", "1m", "--length", "2m", "--json"]);
+        let told: Value = serde_json::from_str(&part.out).unwrap_or_else(|e| panic!("{e}: {part:?}"));
+        assert_eq!((told["asked_bytes"].as_u64(), told["accepted_bytes"].as_u64()), (Some(2 << 20), Some(2 << 20)));
+        assert_eq!(sum(&cluster, "/read_ahead/hints/hinted_bytes"), 2 << 20);
+        let whole = run(["prefetch", config, "input"]);
+        assert!(whole.code == 0 && whole.out.contains("16 MiB of 16 MiB"), "{whole:?}");
+        eventually("all of it is in memory", PATIENCE, || {
+            (sum(&cluster, "/read_ahead/hints/fetched_bytes") == 16 << 20).then_some(())
+        });
+        assert!(read_file(&client(&cluster.config, 2), "input") == bytes);
+        assert_eq!(sum(&cluster, "/read_ahead/waited_bytes"), 0, "no read waited for a device");
+        assert_eq!(sum(&cluster, "/read_ahead/hints/hit_bytes"), 16 << 20);
+        assert_eq!(sum(&cluster, "/read_ahead/hints/outstanding_bytes"), 0);
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let cluster = Cluster::start(1, 0, |config| config.data[0].read_ahead_bytes = 4 << 20);
+    write_file(&client(&cluster.config, 1), "input", &pattern(1, 1, 0, 8 << 20));
+    let config = cluster.path.to_str().unwrap();
+    let missing = run(["prefetch", config, "/nowhere"]);
+    assert!(missing.code == 1 && missing.err.contains("cannot open /nowhere"), "{missing:?}");
+    assert_eq!(run(["prefetch", config, "/input", "--length", "much"]).code, 2);
+    let beyond = run(["prefetch", config, "/input", "--offset", "1g"]);
+    assert!(beyond.code == 0 && beyond.out.contains("0 B of 0 B"), "{beyond:?}");
+    let much = run(["prefetch", config, "/input"]);
+    let in_memory = cluster.state("data.0")["store"]["in_memory"] == true;
+    let why = if in_memory { "read nothing ahead" } else { "4 MiB of 8 MiB are, or are going to be" };
+    assert!(much.code == 0 && much.out.contains(why), "{much:?}");
+}
