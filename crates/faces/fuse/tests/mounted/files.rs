@@ -64,6 +64,53 @@ fn holes_read_as_zeros() {
     assert_eq!(seeker.seek(SeekFrom::End(-3)).unwrap(), 5_000_000);
 }
 
+/// Which of a file's pages are in the page cache.
+fn resident(file: &File, len: usize) -> Vec<bool> {
+    let mut pages = vec![0u8; len.div_ceil(4096)];
+    // SAFETY: a mapping of its own, which nothing else uses and which is taken away before its address is forgotten; the
+    // vector has a byte for each of its pages.
+    unsafe {
+        let map = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(map, libc::MAP_FAILED);
+        let told = libc::mincore(map, len, pages.as_mut_ptr());
+        libc::munmap(map, len);
+        assert_eq!(told, 0);
+    }
+    pages.into_iter().map(|page| page & 1 != 0).collect()
+}
+
+#[test]
+fn advice_fills_and_empties_the_page_cache() {
+    const STEP: usize = 128 << 10;
+    let Some(node) = mounted() else { return };
+    let bytes = pattern(7, 4 << 20);
+    fs::write(node.at("f"), &bytes).unwrap();
+    let other = node.second(MountOptions::default());
+    let file = File::open(other.at("f")).unwrap();
+    assert!(resident(&file, bytes.len()).iter().all(|page| !page), "nothing was read on this node");
+    let advise = |offset: usize, len: usize, advice| {
+        // SAFETY: a plain call on a descriptor that is open here.
+        assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), offset as i64, len as i64, advice) }, 0);
+    };
+    // Within what an unprivileged mount may read ahead, so that the kernel cuts none of it.
+    for at in (1 << 20..2 << 20).step_by(STEP) {
+        advise(at, STEP, libc::POSIX_FADV_WILLNEED);
+    }
+    let (start, end) = ((1 << 20) / 4096, (2 << 20) / 4096);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while !resident(&file, bytes.len())[start..end].iter().all(|page| *page) {
+        assert!(std::time::Instant::now() < deadline, "what was advised did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let there = resident(&file, bytes.len());
+    assert!(!there[..start].iter().chain(&there[end..]).any(|page| *page), "and nothing else came");
+    let mut back = vec![0; 1 << 20];
+    assert_eq!(file.read_at(&mut back, 1 << 20).unwrap(), back.len());
+    assert!(back == bytes[1 << 20..2 << 20]);
+    advise(0, 0, libc::POSIX_FADV_DONTNEED);
+    assert!(!resident(&file, bytes.len())[start..end].iter().any(|page| *page), "released");
+}
+
 #[test]
 fn truncate_down_and_up() {
     let Some(node) = mounted() else { return };
