@@ -15,27 +15,37 @@ use crate::detector::{Detector, STREAMS_MAX};
 use crate::phases::{NextPhase, Phases};
 use crate::predictor::{Prediction, Shared, Source};
 
-/// Runs of one file.
-const RUNS_MAX: usize = 64;
-/// Readers of one file whose strides are looked for.
-const READERS_MAX: usize = 8;
+/// Runs of one file, and readers whose strides are looked for: of any file, and as long as all files together are below
+/// [`RUNS_OF_ALL`] and [`READERS_OF_ALL`].
+const RUNS_MAX: (usize, usize) = (64, 1024);
+const READERS_MAX: (usize, usize) = (8, 64);
+/// Runs of all files beyond which a file with more than its part gives one up for a new one.
+const RUNS_OF_ALL: usize = 32 << 10;
+/// The same for readers, which take up to 5 KiB each.
+const READERS_OF_ALL: usize = 4 << 10;
+/// Runs among which the one that grew longest ago makes room.
+const SAMPLED: usize = 8;
 /// Predicted extents outstanding in one file.
 const OUTSTANDING_MAX: usize = 512;
 /// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
 /// case its own reader goes on.
 const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
-/// What is read again of a run that nobody has read for so long begins a new one wherever it is, ns.
-const AGAIN_AFTER_NS: u64 = 1_000_000_000;
-/// Times that a run must have grown.
+/// A run that nobody has extended for so long is over: what is read again of it begins a new one wherever it is, and its
+/// bytes may be predicted again, ns.
+const OVER_AFTER_NS: u64 = 1_000_000_000;
+/// Times that a run must have grown: where so many runs do not and fewer do, neighbours may be there by chance.
 const GROWN_MIN: u32 = 1;
-/// Requests of the file within which a run must grow again to count as growing.
-const GROWS_WITHIN: u64 = 4 * RUNS_MAX as u64;
+const GROWN_MIN_BY_CHANCE: u32 = 3;
+const LONE_RUNS: usize = 16;
 /// Rounds that a stride's forecast must reach: it was right at least once.
 const ROUNDS_MIN: u64 = 8;
 /// Rounds predicted at a time.
 const ROUNDS_AHEAD_MAX: u64 = 64;
-/// Gaps up to here are read along by strided streams: they cost less than a request, bytes.
+/// Gaps up to here are read along by strided streams where the file has several readers: they cost less than a request,
+/// and others want them, bytes.
 const GAP_BYTES: u64 = 128 << 10;
+/// Where it has one reader, up to this part of its request.
+const GAP_PART: u64 = 4;
 /// The least that a stream predicts at a time, bytes.
 const WINDOW_BYTES_MIN: u64 = 1 << 20;
 /// A prediction is late after this and four times the time it was expected to take, ns.
@@ -46,11 +56,20 @@ const LATE_NS: u64 = 1_000_000_000;
 struct Run {
     end: u64,
     stream: u32,
+    /// Times that it has grown.
     grown: u32,
-    /// The last request that extended it, in requests of the file.
-    extended: u64,
+    /// When a request touched it last.
+    touched_ns: u64,
     /// Predicted up to here.
     predicted_to: u64,
+    /// The run that was read here before ended here: no farther is predicted before this one is read farther.
+    ended: Option<u64>,
+}
+
+impl Run {
+    fn is_over(&self, at_ns: u64) -> bool {
+        at_ns.saturating_sub(self.touched_ns) >= OVER_AFTER_NS
+    }
 }
 
 /// What is known of one stream's predictions.
@@ -85,9 +104,19 @@ impl Ledger {
 struct Strides {
     reader: u64,
     detector: Detector,
-    /// Each detector stream's number here, and how far it is predicted, in its direction.
-    streams: [Option<(u32, u64)>; STREAMS_MAX],
+    /// By the detector's numbers.
+    streams: [Option<Stride>; STREAMS_MAX],
     used: u64,
+}
+
+/// A detected stride.
+#[derive(Clone, Copy, Debug)]
+struct Stride {
+    stream: u32,
+    /// Predicted up to here, in its direction.
+    predicted_to: u64,
+    /// First byte of its last request.
+    last: u64,
 }
 
 #[derive(Debug)]
@@ -104,6 +133,10 @@ pub(crate) struct FileStreams {
     used: bool,
     len_bytes: Option<u64>,
     runs: BTreeMap<u64, Run>,
+    /// Of these, how many grow.
+    growing: usize,
+    /// Where the next runs are sampled.
+    hand: u64,
     readers: Vec<Strides>,
     ledgers: FxHashMap<u32, Ledger>,
     next_stream: u32,
@@ -134,8 +167,10 @@ impl FileStreams {
         let run = self.extend_run(shared, &extent, at_ns);
         let strided = self.observe_stride(shared, source.reader, &extent, at_ns);
         if self.account.pays() {
-            let extents = match self.runs.get(&run).is_some_and(|r| r.grown >= GROWN_MIN) {
-                true => self.run_ahead(shared, run),
+            let lone = self.runs.len() - self.growing;
+            let grown_min = if lone > LONE_RUNS.max(self.growing) { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
+            let extents = match self.runs.get(&run).is_some_and(|r| r.grown >= grown_min) {
+                true => self.run_ahead(shared, run, at_ns),
                 false => strided,
             };
             for (stream, extent) in extents {
@@ -152,18 +187,21 @@ impl FileStreams {
     fn extend_run(&mut self, shared: &mut Shared, extent: &Range<u64>, at_ns: u64) -> u64 {
         let touched = self.runs.range(..=extent.start).next_back();
         let mut touched = touched.filter(|(_, run)| run.end >= extent.start).map(|(start, _)| *start);
+        let mut ended = None;
         if let Some(start) = touched
-            && self.runs.get(&start).is_some_and(|run| self.reads_again(run, extent, at_ns))
-            && let Some(run) = self.runs.remove(&start)
+            && let Some(left) = self.runs.get(&start).and_then(|run| Self::left_of(run, extent, at_ns))
+            && let Some(run) = self.take_run(shared, start)
         {
-            let left = run.end - AGAIN.1.min(run.end - extent.end);
             match left < run.end {
-                true => _ = self.runs.insert(left, run),
-                false => self.end_stream(shared, run.stream),
+                true => self.put_run(shared, left, run),
+                false => {
+                    ended = Some(run.end);
+                    self.end_stream(shared, run.stream);
+                }
             }
             touched = None;
         }
-        let (start, mut run) = match touched.and_then(|start| Some((start, self.runs.remove(&start)?))) {
+        let (start, mut run) = match touched.and_then(|start| Some((start, self.take_run(shared, start)?))) {
             Some(found) => found,
             None => {
                 let stream = self.new_stream();
@@ -172,13 +210,15 @@ impl FileStreams {
                     ledger.opening = true;
                 }
                 let grown = if opening { GROWN_MIN } else { 0 };
-                (extent.start, Run { end: extent.start, stream, grown, extended: 0, predicted_to: 0 })
+                (extent.start, Run { end: extent.start, stream, grown, touched_ns: at_ns, predicted_to: 0, ended })
             }
         };
-        let grew = touched.is_some() && extent.end > run.end;
+        if touched.is_some() && extent.end > run.end {
+            run.grown = run.grown.saturating_add(1);
+        }
         run.end = run.end.max(extent.end);
         while let Some((&next, _)) = self.runs.range(start..=run.end).next() {
-            let Some(other) = self.runs.remove(&next) else { break };
+            let Some(other) = self.take_run(shared, next) else { break };
             run.end = run.end.max(other.end);
             run.predicted_to = run.predicted_to.max(other.predicted_to);
             // One with predictions outstanding keeps its number.
@@ -188,44 +228,68 @@ impl FileStreams {
             };
             self.join(keep, gone);
             run.stream = keep;
-            (run.grown, run.extended) = (run.grown.max(other.grown), run.extended.max(other.extended));
+            run.grown = run.grown.max(other.grown);
+            run.ended = run.ended.max(other.ended);
         }
-        if grew {
-            run.grown = if self.requests - run.extended <= GROWS_WITHIN { run.grown + 1 } else { 1 };
-        }
-        run.extended = self.requests;
+        run.touched_ns = at_ns;
         if let Some(ledger) = self.ledgers.get_mut(&run.stream) {
             ledger.account.demanded(extent.end - extent.start);
             ledger.request(extent.end - extent.start, at_ns);
         }
-        self.runs.insert(start, run);
-        if self.runs.len() > RUNS_MAX
-            && let Some((&oldest, _)) = self.runs.iter().min_by_key(|(_, run)| run.extended)
-            && let Some(gone) = self.runs.remove(&oldest)
-        {
-            self.end_stream(shared, gone.stream);
+        if self.runs.len() >= RUNS_MAX.1 || self.runs.len() >= RUNS_MAX.0 && shared.runs >= RUNS_OF_ALL {
+            self.drop_a_run(shared);
         }
+        self.put_run(shared, start, run);
         start
     }
 
-    /// Whether a request is of a new pass over what a run holds.
-    fn reads_again(&self, run: &Run, extent: &Range<u64>, at_ns: u64) -> bool {
-        let idle_ns = || at_ns.saturating_sub(self.ledgers.get(&run.stream).map_or(0, |ledger| ledger.last_ns));
-        extent.end + AGAIN.0 <= run.end || extent.end <= run.end && idle_ns() >= AGAIN_AFTER_NS
+    fn take_run(&mut self, shared: &mut Shared, start: u64) -> Option<Run> {
+        let run = self.runs.remove(&start)?;
+        shared.runs -= 1;
+        self.growing -= usize::from(run.grown >= GROWN_MIN);
+        Some(run)
+    }
+
+    fn put_run(&mut self, shared: &mut Shared, start: u64, run: Run) {
+        shared.runs += 1;
+        self.growing += usize::from(run.grown >= GROWN_MIN);
+        self.runs.insert(start, run);
+    }
+
+    /// Forgets the run that was touched longest ago, of a few; each time others.
+    fn drop_a_run(&mut self, shared: &mut Shared) {
+        let sample = self.runs.range(self.hand..).chain(self.runs.range(..self.hand)).take(SAMPLED);
+        let sample: Vec<(u64, u64)> = sample.map(|(start, run)| (run.touched_ns, *start)).collect();
+        self.hand = sample.last().map_or(0, |(_, start)| start + 1);
+        if let Some((_, oldest)) = sample.into_iter().min()
+            && let Some(gone) = self.take_run(shared, oldest)
+        {
+            self.end_stream(shared, gone.stream);
+        }
+    }
+
+    /// Where the rest of a run begins of which a request is a new pass; its end: there is no rest.
+    fn left_of(run: &Run, extent: &Range<u64>, at_ns: u64) -> Option<u64> {
+        match extent.end <= run.end {
+            true if run.is_over(at_ns) => Some(run.end),
+            true => (extent.end + AGAIN.0 <= run.end).then_some(run.end - AGAIN.1),
+            false => None,
+        }
     }
 
     /// What a growing run will read next and is not predicted yet.
-    fn run_ahead(&self, shared: &Shared, start: u64) -> Vec<(u32, Range<u64>)> {
-        let next = self.runs.range(start + 1..).next().map(|(next, _)| *next);
+    fn run_ahead(&self, shared: &Shared, start: u64, at_ns: u64) -> Vec<(u32, Range<u64>)> {
         let len = self.len_bytes;
-        let part = shared.part_of(self.runs.len());
+        let part = shared.part_of(self.growing);
         let Some(run) = self.runs.get(&start) else { return Vec::new() };
         let window = self.ledgers.get(&run.stream).map_or(0, |l| l.window_bytes.min(part));
         let from = run.predicted_to.max(run.end);
         if (from - run.end) * 2 > window {
             return Vec::new();
         }
-        let to = from.saturating_add(window).min(next.unwrap_or(u64::MAX)).min(len.unwrap_or(u64::MAX));
+        let to = from.saturating_add(window).min(len.unwrap_or(u64::MAX));
+        let to = run.ended.filter(|ended| run.end <= *ended).map_or(to, |ended| to.min(ended));
+        let to = self.next_run(run.end..to, at_ns).unwrap_or(to);
         if from >= to {
             return Vec::new();
         }
@@ -243,12 +307,15 @@ impl FileStreams {
         let at = match self.readers.iter().position(|r| r.reader == reader) {
             Some(at) => at,
             None => {
-                if self.readers.len() == READERS_MAX
-                    && let Some(oldest) = (0..READERS_MAX).min_by_key(|i| self.readers[*i].used)
+                let known = self.readers.len();
+                if (known >= READERS_MAX.1 || known >= READERS_MAX.0 && shared.readers >= READERS_OF_ALL)
+                    && let Some(oldest) = (0..known).min_by_key(|i| self.readers[*i].used)
                 {
+                    shared.readers -= 1;
                     let gone = self.readers.swap_remove(oldest);
-                    gone.streams.iter().flatten().for_each(|(stream, _)| self.end_stream(shared, *stream));
+                    gone.streams.iter().flatten().for_each(|stride| self.end_stream(shared, stride.stream));
                 }
+                shared.readers += 1;
                 self.readers.push(Strides {
                     reader,
                     detector: Detector::default(),
@@ -258,42 +325,48 @@ impl FileStreams {
                 self.readers.len() - 1
             }
         };
+        let gap_bytes = match self.readers.len() {
+            1 => ((extent.end - extent.start) / GAP_PART).min(GAP_BYTES),
+            _ => GAP_BYTES,
+        };
         let strides = &mut self.readers[at];
         strides.used = self.requests;
-        let seen = strides.detector.observe(extent, GAP_BYTES);
+        let seen = strides.detector.observe(extent, gap_bytes);
         let number = seen.stream;
         if seen.fresh
-            && let Some((stream, _)) = strides.streams[number].take()
+            && let Some(gone) = strides.streams[number].take()
         {
-            self.end_stream(shared, stream);
+            self.end_stream(shared, gone.stream);
             return Vec::new();
         }
         let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return Vec::new() };
+        let forward = forecast.stride_bytes() > 0;
+        let stride_bytes = forecast.stride_bytes().unsigned_abs();
+        let nothing = if forward { 0 } else { u64::MAX };
         let (stream, predicted_to) = match strides.streams[number] {
-            Some(known) => known,
+            Some(known) => {
+                // Back by more than a round: the reader has begun again.
+                let back = match forward {
+                    true => known.last.saturating_sub(extent.start),
+                    false => extent.start.saturating_sub(known.last),
+                };
+                (known.stream, if back > stride_bytes { nothing } else { known.predicted_to })
+            }
             None => {
                 self.next_stream = self.next_stream.wrapping_add(1);
                 self.ledgers.insert(self.next_stream, Ledger::default());
-                (self.next_stream, if forecast.stride_bytes() > 0 { 0 } else { u64::MAX })
+                (self.next_stream, nothing)
             }
         };
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return Vec::new() };
         ledger.account.demanded(extent.end - extent.start);
         ledger.request(extent.end - extent.start, at_ns);
         let window = ledger.window_bytes.min(shared.limits.stream_bytes);
-        let stride = forecast.stride_bytes().unsigned_abs();
         let reach = match forecast.is_dense() {
             true => window,
-            false => stride.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
+            false => stride_bytes.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
         };
-        // Far behind what was predicted: the reader has begun again.
-        let (low, high) = (extent.start.saturating_sub(2 * reach), extent.end.saturating_add(2 * reach));
-        let predicted_to = match forecast.stride_bytes() > 0 {
-            true if predicted_to > high => 0,
-            false if predicted_to < low => u64::MAX,
-            _ => predicted_to,
-        };
-        let (ahead, to) = match forecast.stride_bytes() > 0 {
+        let (ahead, to) = match forward {
             true => {
                 let end = extent.end.saturating_add(reach).min(self.len_bytes.unwrap_or(u64::MAX)).min(i64::MAX as u64);
                 (predicted_to.max(extent.end)..end, end)
@@ -303,13 +376,16 @@ impl FileStreams {
                 (start..predicted_to.min(extent.start), start)
             }
         };
-        strides.streams[number] = Some((stream, predicted_to));
+        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
         // Half of the reach at least, so that predictions are long and rare.
         if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
             return Vec::new();
         }
-        strides.streams[number] = Some((stream, to));
-        forecast.within(ahead).into_iter().map(|piece| (stream, piece)).collect()
+        let pieces = forecast.within(ahead);
+        if !pieces.is_empty() {
+            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
+        }
+        pieces.into_iter().map(|piece| (stream, piece)).collect()
     }
 
     /// Predicts of an extent what is neither predicted nor read already, as far as the budgets allow; how far that is.
@@ -324,11 +400,11 @@ impl FileStreams {
     ) -> u64 {
         let mut at = extent.start;
         while at < extent.end {
-            if let Some(end) = self.known_until(at) {
+            if let Some(end) = self.known_until(at, at_ns) {
                 at = end;
                 continue;
             }
-            let next_run = self.runs.range(at..extent.end).next().map(|(start, _)| *start);
+            let next_run = self.next_run(at..extent.end, at_ns);
             let next_prediction = self.outstanding.range(at..extent.end).next().map(|(start, _)| *start);
             let end = extent.end.min(at.saturating_add(shared.limits.piece_bytes));
             let end = end.min(next_run.unwrap_or(end)).min(next_prediction.unwrap_or(end));
@@ -358,9 +434,18 @@ impl FileStreams {
         extent.end
     }
 
+    /// The first byte of the first run of these bytes that is not over.
+    fn next_run(&self, within: Range<u64>, at_ns: u64) -> Option<u64> {
+        if within.start >= within.end {
+            return None;
+        }
+        self.runs.range(within).find(|(_, run)| !run.is_over(at_ns)).map(|(start, _)| *start)
+    }
+
     /// Where the run or the prediction ends that holds this byte.
-    fn known_until(&self, byte: u64) -> Option<u64> {
-        let run = self.runs.range(..=byte).next_back().map(|(_, run)| run.end);
+    fn known_until(&self, byte: u64, at_ns: u64) -> Option<u64> {
+        let run = self.runs.range(..=byte).next_back().map(|(_, run)| run).filter(|run| !run.is_over(at_ns));
+        let run = run.map(|run| run.end);
         let predicted = self.outstanding.range(..=byte).next_back().map(|(_, o)| o.end);
         run.max(predicted).filter(|end| *end > byte)
     }
@@ -501,6 +586,13 @@ impl FileStreams {
         self.expire(shared, at_ns);
         let streams: Vec<u32> = self.ledgers.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.end_stream(shared, stream));
+        self.leave(shared);
+    }
+
+    /// It counts no longer among all files.
+    pub(crate) fn leave(&self, shared: &mut Shared) {
+        shared.runs -= self.runs.len();
+        shared.readers -= self.readers.len();
     }
 
     pub(crate) fn ends_at(&mut self, len_bytes: u64) {
@@ -523,6 +615,11 @@ impl FileStreams {
     }
 
     #[cfg(test)]
+    pub(crate) fn runs_and_readers(&self) -> (usize, usize) {
+        (self.runs.len(), self.readers.len())
+    }
+
+    #[cfg(test)]
     pub(crate) fn check(&self) -> u64 {
         let outstanding: u64 = self.outstanding.iter().map(|(start, o)| o.end - start).sum();
         assert_eq!(outstanding, self.ledgers.values().map(|l| l.outstanding_bytes).sum::<u64>());
@@ -531,8 +628,9 @@ impl FileStreams {
         assert!(ranges().zip(ranges().skip(1)).all(disjoint));
         let runs = || self.runs.iter().map(|(s, r)| (s, r.end));
         assert!(runs().zip(runs().skip(1)).all(disjoint));
-        assert!(self.runs.len() <= RUNS_MAX && self.readers.len() <= READERS_MAX);
-        assert!(self.ledgers.len() <= RUNS_MAX + READERS_MAX * STREAMS_MAX);
+        assert!(self.runs.len() <= RUNS_MAX.1 && self.readers.len() <= READERS_MAX.1);
+        assert_eq!(self.growing, self.runs.values().filter(|run| run.grown >= GROWN_MIN).count());
+        assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * STREAMS_MAX);
         assert!(self.order.len() <= 4 * OUTSTANDING_MAX + OUTSTANDING_MAX);
         assert!(self.outstanding.keys().all(|start| self.order.contains(start)));
         outstanding

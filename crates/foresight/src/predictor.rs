@@ -28,8 +28,8 @@ pub struct Limits {
     pub stream_bytes: u64,
     /// The same of all streams together. Default: 64 MiB.
     pub budget_bytes: u64,
-    /// Files remembered; the one idle longest is forgotten first. Each takes up to 40 KiB when it is read in strides by
-    /// many readers, 10 KiB when it is not. Default: 512.
+    /// Files remembered; the one idle longest is forgotten first. Together they take up to 30 MiB, when many are read in
+    /// strides by many readers each. Default: 512.
     pub files: usize,
     /// Bytes that may be wasted of a hundred demanded, beyond a constant of 32 MiB; streams that were
     /// right so far may add two. Default: 3.
@@ -102,6 +102,9 @@ pub(crate) struct Shared {
     pub(crate) fetch_ps_per_byte: u64,
     /// Of predictions that a file's first read alone gave rise to, because it began where the file does.
     pub(crate) openings: Account,
+    /// Runs and readers of all files.
+    pub(crate) runs: usize,
+    pub(crate) readers: usize,
 }
 
 impl Shared {
@@ -147,7 +150,14 @@ impl Predictor {
             files: limits.files.max(1),
             ..limits
         };
-        let shared = Shared { limits, totals: Totals::default(), fetch_ps_per_byte: 0, openings: Account::default() };
+        let shared = Shared {
+            limits,
+            totals: Totals::default(),
+            fetch_ps_per_byte: 0,
+            openings: Account::default(),
+            runs: 0,
+            readers: 0,
+        };
         Predictor { shared, files: FxHashMap::default(), clock: VecDeque::new() }
     }
 
@@ -215,6 +225,7 @@ impl Predictor {
     pub fn forget(&mut self, file: u64) {
         if let Some(mut gone) = self.files.remove(&file) {
             gone.drop_predictions(&mut self.shared, &(0..u64::MAX));
+            gone.leave(&mut self.shared);
             self.clock.retain(|other| *other != file);
         }
     }
