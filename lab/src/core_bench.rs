@@ -1,5 +1,6 @@
 //! What a scheduling decision costs: nanoseconds per request and bytes per queued request, for every policy.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -9,6 +10,8 @@ use impresario_sched::{
 use serde::{Deserialize, Serialize};
 
 use impresario_base::Random;
+use impresario_base::statistics::Interval;
+use impresario_foresight::{PredictedQueues, Recorded};
 use impresario_workload::stop::Stop;
 
 /// Largest cost of a request with 10,000 queued, ns.
@@ -85,8 +88,65 @@ fn allocated_bytes() -> Option<u64> {
     None
 }
 
+/// A recorded run that foretells none of the requests of any mix, though as many as there may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unrelated {
+    /// Of other files.
+    Files,
+    /// Of the same files at other offsets.
+    Offsets,
+}
+
+impl Unrelated {
+    fn run(self) -> Arc<PredictedQueues> {
+        let files = if self == Unrelated::Files { 1 << 40 } else { 0 };
+        let request = |i: u64| Recorded {
+            file: files + i % 10_000,
+            write: i / 10_000 % 2 == 0,
+            offset: (i / 20_000) * 8192 + 512,
+            len: 8192,
+            arrival_ns: i * 1000,
+            completed_ns: Some(i * 1000 + 100_000),
+        };
+        Arc::new(PredictedQueues::new((0..PredictedQueues::REQUESTS_MAX as u64).map(request)))
+    }
+}
+
+/// What a recorded run that does not match costs a policy, with 1,000 queued: percent of the time per request more, for each
+/// pair of measurements without and with it.
+pub fn cost_of_unrelated(
+    spec: &PolicySpec,
+    (mix, run): (Mix, Unrelated),
+    pairs: u32,
+    patience: Duration,
+    stop: &Stop,
+) -> Result<Interval> {
+    let (run, mut random, mut more) = (run.run(), Random::new(3), Vec::new());
+    // The first pair warms up.
+    for pair in 0..=pairs.max(2) {
+        stop.check()?;
+        let (mut order, mut ns) = ([false, true], [0.0; 2]);
+        random.shuffle(&mut order);
+        for with in order {
+            let run = with.then(|| run.clone());
+            ns[usize::from(with)] = measure_with(spec, (mix, 1000), patience, run)?.ns_per_request;
+        }
+        more.extend((pair > 0).then(|| 100.0 * (ns[1] / ns[0] - 1.0)));
+    }
+    Ok(Interval::of(&more))
+}
+
 /// Measures one policy with one mix. Nothing else may allocate in this process meanwhile.
 pub fn measure(spec: &PolicySpec, mix: Mix, queued: usize, patience: Duration) -> Result<CoreResult> {
+    measure_with(spec, (mix, queued), patience, None)
+}
+
+fn measure_with(
+    spec: &PolicySpec,
+    (mix, queued): (Mix, usize),
+    patience: Duration,
+    foretold: Option<Arc<PredictedQueues>>,
+) -> Result<CoreResult> {
     // Lanes of an I/O node, since `twins` needs several; requests are not split, as in the papers.
     let lanes = 4;
     let pool = mix.requests(queued * 2, lanes);
@@ -94,6 +154,7 @@ pub fn measure(spec: &PolicySpec, mix: Mix, queued: usize, patience: Duration) -
     let config =
         CoreConfig { lanes, shared_space: true, lane_requests: 1, ..CoreConfig::single_lane(queued as u32 + 64) };
     let mut core = Core::new(config, spec).with_context(|| format!("policy {spec}"))?;
+    core.foresee(foretold);
     let mut now = Nanos::ZERO;
     for request in &pool[..queued] {
         core.push(now, &Request { arrival: now, ..*request })?;

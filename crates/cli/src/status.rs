@@ -17,7 +17,7 @@ use crate::{load, print};
 /// requests, requests in flight to the device or to the servers below, completed requests, the mean arriving request
 /// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer is shown as
 /// such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
-/// its cost model and how far measured times correct it.
+/// its cost model and how far measured times correct it, and how many requests came that earlier runs had foretold.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario status cluster/impresario.toml
@@ -180,7 +180,30 @@ fn table(config: &Config, states: &[State]) -> String {
     }
     states.iter().filter_map(modelled).for_each(|line| out += &line);
     states.iter().filter_map(cost).for_each(|line| out += &line);
+    states.iter().filter_map(earlier_runs).for_each(|line| out += &line);
     out
+}
+
+/// What a scheduler knows of earlier runs, and how much of it came true; `None` if it was given none.
+fn earlier_runs(state: &State) -> Option<String> {
+    let runs = state.report.as_ref().ok()?.get("earlier_runs")?;
+    if let Some(why) = runs.get("failure").and_then(Value::as_str) {
+        return Some(format!("{}: earlier runs: {why}\n", state.name));
+    }
+    let traces: Vec<&str> = runs.get("traces")?.as_array()?.iter().filter_map(Value::as_str).collect();
+    let more = if traces.len() > 1 { format!(" and {} more", traces.len() - 1) } else { String::new() };
+    let figure = |key: &str| runs.get(key).and_then(Value::as_u64).unwrap_or_default();
+    let used = match (state.number("/foretold/linked/arrived"), state.number("/foretold/linked/linked")) {
+        (Some(arrived), Some(linked)) => format!("{linked:.0} of the {arrived:.0} that came since are among them"),
+        _ => "the policy does not go by them".into(),
+    };
+    let (requests, files) = (figure("requests"), figure("files"));
+    let s = if files == 1 { "" } else { "s" };
+    Some(format!(
+        "{}: earlier runs: {requests} requests of {files} file{s} foretold by {}{more}; {used}\n",
+        state.name,
+        traces.first()?,
+    ))
 }
 
 /// The cost model of a scheduler and its correction; `None` if there is no scheduler.
@@ -233,8 +256,10 @@ mod tests {
             "policy": {"name": "twins", "window_us": "1000", "order": "rotation"}, "queued": 3, "in_flight_batches": 2,
             "cost": {"source": "calibration c.toml of /data", "correct": true, "read": {"ratio": 1.254, "observed": 40},
                      "write": {"ratio": 1.0, "observed": 0}},
+            "foretold": {"requests": 70, "linked": {"arrived": 12, "linked": 9}},
             "statistics": {"completed": 12, "failed": 0, "request_bytes": {"mean": 8192.0}, "batch_bytes": {"mean": 65536.0},
                            "queue_ns": {"mean": 2.5e6}, "service_ns": {"mean": 0.0}}},
+            "earlier_runs": {"traces": ["/t/io.0-5.imt", "/t/io.0-4.imt"], "requests": 70, "files": 2, "failure": null},
             "device": {"order": "elevator", "transfers": 7, "transfer_mean_bytes": 16384.0, "busy_s": 1.0, "measured_s": 4.0}});
         let state = |name: &str, report| State {
             name: name.into(),
@@ -254,6 +279,11 @@ mod tests {
             "io.0: modelled device, elevator order, 7 transfers of 16 KiB on average, busy 25 % of the time"
         );
         assert_eq!(lines[5], "io.0: cost model: calibration c.toml of /data; reads × 1.25 after 40 batches");
+        assert_eq!(
+            lines[6],
+            "io.0: earlier runs: 70 requests of 2 files foretold by /t/io.0-5.imt and 1 more; \
+             9 of the 12 that came since are among them"
+        );
         assert_eq!(lines[1].find("queued").map(|p| p + 6), lines[2].find(" 3 ").map(|p| p + 2), "{text}");
     }
 }

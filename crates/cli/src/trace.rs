@@ -3,8 +3,10 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+use impresario_client::{ClientError, admin};
 use impresario_trace::combine::{average, join};
 use impresario_trace::convert::{Format, ImportOptions, Imported, export, import};
 use impresario_trace::stats::{Collector, Stats};
@@ -29,10 +31,34 @@ pub enum Command {
     Start(Which),
     /// Have running servers end their traces, and show what is in them
     Stop(Which),
+    Load(LoadArgs),
+    /// Have running servers forget the earlier runs that they go by
+    Unload(Which),
     Info(InfoArgs),
     Stats(StatsArgs),
     Convert(ConvertArgs),
     Merge(MergeArgs),
+}
+
+/// Have running servers go by what traces of earlier runs foretell
+///
+/// Policies that go by earlier runs (agios, agios-causal) then know which requests are likely to come; `impresario
+/// status` tells how many of those that came were foretold. Each server reads its own traces, whole and aside from its
+/// requests, and what it knew before is replaced. A trace that another server wrote, that is damaged or not whole, or of
+/// whose files the server has none is refused, and nothing changes. All runs together may have 1,048,576 reads and writes; of
+/// several runs the mean is taken.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario trace start cluster/impresario.toml --all-data     run the program once, then
+  impresario trace stop cluster/impresario.toml --all-data
+  impresario trace load cluster/impresario.toml --all-data cluster/traces
+  impresario trace load cluster/impresario.toml --server data.0 cluster/traces/data.0-1790000000000.imt")]
+pub struct LoadArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Traces, or folders of which each server takes its newest traces (at most 16 runs in all), on the servers' machines
+    /// [default: earlier_runs of the server's section]
+    runs: Vec<PathBuf>,
 }
 
 /// Print a trace's origin, its size, and whether it is complete
@@ -150,18 +176,21 @@ fn format(name: &str) -> Result<Format, String> {
     })
 }
 
+/// How long a server may take to read traces.
+const LOAD_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Notes for the user go to standard error, beside the output.
 fn say(notes: &[String]) {
     notes.iter().for_each(|note| tracing::warn!("{note}"));
 }
 
-/// Has running servers begin or end a trace. All of them are asked, whatever one answers.
-fn switch(which: &Which, on: bool) -> Result<ExitCode> {
+/// Asks running servers for something. All of them are asked, whatever one answers.
+fn ask(which: &Which, of: impl Fn(&str, Duration) -> Result<String, ClientError>) -> Result<ExitCode> {
     let config = load(&which.config)?;
-    let timeout = std::time::Duration::from_millis(config.cluster.request_timeout_ms);
+    let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
     let mut failed = false;
     for server in chosen(&config, which)? {
-        match impresario_client::admin::trace(server.address(), on, timeout) {
+        match of(server.address(), timeout) {
             Ok(text) => print(format!("{}: {text}\n", server.name()).as_bytes()).map(drop)?,
             Err(error) => {
                 eprintln!("impresario: {} ({}): {error}", server.name(), server.address());
@@ -174,8 +203,13 @@ fn switch(which: &Which, on: bool) -> Result<ExitCode> {
 
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Start(which) => switch(&which, true),
-        Command::Stop(which) => switch(&which, false),
+        Command::Start(which) => ask(&which, |address, timeout| admin::trace(address, true, timeout)),
+        Command::Stop(which) => ask(&which, |address, timeout| admin::trace(address, false, timeout)),
+        Command::Load(LoadArgs { which, runs }) => {
+            let runs = runs.iter().map(std::path::absolute).collect::<std::io::Result<Vec<PathBuf>>>()?;
+            ask(&which, |address, timeout| admin::earlier_runs(address, Some(&runs), timeout.max(LOAD_PATIENCE)))
+        }
+        Command::Unload(which) => ask(&which, |address, timeout| admin::earlier_runs(address, None, timeout)),
         Command::Info(args) => info(&args),
         Command::Stats(args) => stats(&args),
         Command::Convert(args) => convert(&args),

@@ -72,6 +72,52 @@ fn mistakes_are_named() {
     good(dir, &["convert", "in.csv", "-o", "run.imt", "--overwrite"]);
 }
 
+/// Recorded, loaded and recognised, by a data server and an I/O node that are given one folder.
+#[test]
+fn servers_load_earlier_runs() {
+    let cluster = support::Cluster::start(1, 1, |config| {
+        let agios =
+            || impresario_sched::PolicySpec::named("agios").with("wait_us", 1000).with("bound_percent", 1_000_000);
+        (config.data[0].policy, config.io[0].policy) = (agios(), agios());
+        (config.data[0].trace, config.io[0].trace) = (Some("traces".into()), Some("traces".into()));
+        (config.data[0].trace_at_start, config.io[0].trace_at_start) = (false, false);
+    });
+    let (config, dir) = (cluster.path.display().to_string(), cluster.dir.path().to_path_buf());
+    let all = [&config, "--all-data", "--all-io"];
+    let with = |word: &'static str, more: &[&'static str]| [&[word], &all[..], more].concat();
+    support::write_file(&support::client(&cluster.config, 1), "a", &[7; 3 << 20]);
+    let (code, err) = bad(&dir, &with("load", &[]));
+    assert!(code == 1 && err.contains("io.0 has no earlier runs") && err.contains("data.0"), "{err}");
+    let (code, err) = bad(&dir, &with("load", &["none"]));
+    assert!(code == 1 && err.contains("No such file"), "{err}");
+    // An answer may leave before its request has ended.
+    let settle = || {
+        for name in ["data.0", "io.0"] {
+            support::eventually("nothing is in flight", support::PATIENCE, || {
+                (cluster.state(name)["engine"]["in_flight_batches"] == 0).then_some(())
+            });
+        }
+    };
+    settle();
+    good(&dir, &with("start", &[]));
+    assert_eq!(support::read_file(&support::client(&cluster.config, 2), "a").len(), 3 << 20);
+    settle();
+    good(&dir, &with("stop", &[]));
+    let told = good(&dir, &with("load", &["traces"]));
+    assert!(told.contains("data.0: 4 requests of 1 file foretold by") && told.contains("io.0: 4 requests"), "{told}");
+    assert_eq!(support::read_file(&support::client(&cluster.config, 3), "a").len(), 3 << 20);
+    let status = Command::new(env!("CARGO_BIN_EXE_impresario")).arg("status").arg(&cluster.path).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    let lines: Vec<&str> = status.lines().filter(|line| line.contains("earlier runs: 4 requests of 1 file ")).collect();
+    assert!(
+        lines.len() == 2 && lines.iter().all(|l| l.ends_with("; 4 of the 4 that came since are among them")),
+        "{status}"
+    );
+    assert!(good(&dir, &with("unload", &[])).contains("io.0: goes by no earlier run"));
+    let (code, err) = bad(&dir, &with("unload", &[]));
+    assert!(code == 1 && err.contains("no earlier runs loaded"), "{err}");
+}
+
 /// Switched on live and stopped; killed, the trace can be read up to its last whole block.
 #[test]
 fn servers_write_traces() {

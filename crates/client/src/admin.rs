@@ -2,6 +2,8 @@
 //!
 //! Unlike a client's calls these do not wait for a server that refuses connections to come back.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +54,14 @@ pub fn set_disk_order(address: &str, order: &str, timeout: Duration) -> Result<(
 /// Has an I/O node or data server begin or end a trace of its requests; says which.
 pub fn trace(address: &str, on: bool, timeout: Duration) -> Result<String, ClientError> {
     let reply = ask(address, Call::Trace { on }, timeout)?;
+    if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
+}
+
+/// Has an I/O node or data server go by what earlier runs foretell, of those traces or folders on its machine, or if there are
+/// none of those of its configuration; `None`: by no run any more. Says what it loaded.
+pub fn earlier_runs(address: &str, runs: Option<&[PathBuf]>, timeout: Duration) -> Result<String, ClientError> {
+    let runs = runs.map(|runs| runs.iter().map(|run| run.as_os_str().as_bytes().to_vec()).collect());
+    let reply = ask(address, Call::EarlierRuns { runs }, timeout)?;
     if let Answer::Text(text) = reply.answer { Ok(text) } else { Err(unexpected(&reply)) }
 }
 

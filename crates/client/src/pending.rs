@@ -276,7 +276,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         | Call::ResetStatistics
         | Call::SetDiskOrder { .. } => true,
         // Begun or ended already, the second copy would be refused.
-        Call::Trace { .. } => false,
+        Call::Trace { .. } | Call::EarlierRuns { .. } => false,
     }
 }
 

@@ -4,7 +4,7 @@
 //! its [`KeyPath`], and the reader turns that into a line of the file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use impresario_layout::Layout;
 use impresario_sched::{PolicyError, PolicySpec, policy};
@@ -17,6 +17,8 @@ use crate::{Address, nearest};
 const SERVERS_MAX: usize = 1024;
 const QUEUE_MAX: u64 = 1_000_000;
 const PAYLOAD_MAX_BYTES: u64 = 64 << 30;
+/// Entries of `earlier_runs`.
+const RUNS_MAX: usize = 16;
 /// One stream read ahead in full.
 const READ_AHEAD_MIN_BYTES: u64 = 4 << 20;
 
@@ -119,6 +121,7 @@ impl Config {
             }
             check_cost(&at, data.cost.as_deref(), found);
             check_trace(&at, data.trace.as_deref(), found);
+            check_runs(&at, &data.earlier_runs, found);
             // A data server schedules for one lane: its own device.
             found.policy(&at, &data.policy, 1);
             if let Some(device) = data.device.as_ref().filter(|d| !self.device.contains_key(*d)) {
@@ -148,6 +151,7 @@ impl Config {
             self.check_payload(&at, io.payload_bytes, found);
             check_cost(&at, io.cost.as_deref(), found);
             check_trace(&at, io.trace.as_deref(), found);
+            check_runs(&at, &io.earlier_runs, found);
             if lanes > 0 {
                 found.policy(&at, &io.policy, lanes);
             }
@@ -212,6 +216,18 @@ impl Config {
 fn check_trace(at: &KeyPath, folder: Option<&Path>, found: &mut Findings) {
     if let Some(folder) = folder.filter(|f| f.is_file()) {
         found.add(at, "trace", format!("{} is a file; name a folder for the traces", folder.display()));
+    }
+}
+
+/// Whether there are such traces is seen by the server when it starts, which serves without them too.
+fn check_runs(at: &KeyPath, runs: &[PathBuf], found: &mut Findings) {
+    if runs.len() > RUNS_MAX {
+        let why =
+            format!("{} runs are named, at most {RUNS_MAX} are taken; merge some (impresario trace merge)", runs.len());
+        found.add(at, "earlier_runs", why);
+    }
+    if runs.iter().any(|run| run.as_os_str().is_empty()) {
+        found.add(at, "earlier_runs", "a run in earlier_runs is empty; name a trace, or a folder of traces");
     }
 }
 

@@ -99,6 +99,10 @@ pub struct Data {
     /// With `trace`: begin a trace with the server, not only on command.
     #[serde(default = "yes")]
     pub trace_at_start: bool,
+    /// Traces of earlier runs, for policies that go by what these foretell: files, or folders of which the newest are taken
+    /// (at most 16 entries and 16 runs); relative to the configuration file. Empty: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_runs: Vec<PathBuf>,
 }
 
 /// An I/O node.
@@ -143,6 +147,10 @@ pub struct Io {
     /// With `trace`: begin a trace with the server, not only on command.
     #[serde(default = "yes")]
     pub trace_at_start: bool,
+    /// Traces of earlier runs, for policies that go by what these foretell: files, or folders of which the newest are taken
+    /// (at most 16 entries and 16 runs); relative to the configuration file. Empty: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_runs: Vec<PathBuf>,
 }
 
 /// One server of a cluster, found by its name.
@@ -204,8 +212,9 @@ impl Config {
 
     /// The files and folders that are relative to the configuration file, beside the servers' directories.
     pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
-        let data = self.data.iter_mut().flat_map(|data| [&mut data.cost, &mut data.trace]);
-        data.chain(self.io.iter_mut().flat_map(|io| [&mut io.cost, &mut io.trace])).flatten()
+        let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
+        let io = self.io.iter_mut().map(|io| (&mut io.cost, &mut io.trace, &mut io.earlier_runs));
+        data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs))
     }
 
     /// Number of data servers that a file is striped over by default.
@@ -246,6 +255,7 @@ impl Data {
             correct_cost: None,
             trace: None,
             trace_at_start: true,
+            earlier_runs: Vec::new(),
         }
     }
 }
@@ -267,6 +277,7 @@ impl Io {
             correct_cost: None,
             trace: None,
             trace_at_start: true,
+            earlier_runs: Vec::new(),
         }
     }
 }

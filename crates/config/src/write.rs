@@ -89,7 +89,7 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
         writeln!(out, "device = {}", text(device))?;
     }
     write_cost(out, data.cost.as_deref(), data.correct_cost)?;
-    write_trace(out, data.trace.as_deref(), data.trace_at_start)
+    write_trace(out, data.trace.as_deref(), data.trace_at_start, &data.earlier_runs)
 }
 
 fn write_cost(out: &mut String, cost: Option<&Path>, correct: Option<bool>) -> std::fmt::Result {
@@ -118,14 +118,24 @@ fn write_io(out: &mut String, io: &Io, explain: bool) -> std::fmt::Result {
     let payload = ("payload_bytes", io.payload_bytes, default.payload_bytes);
     optional(out, payload, note("limit of the memory for payloads, bytes"))?;
     write_cost(out, io.cost.as_deref(), io.correct_cost)?;
-    write_trace(out, io.trace.as_deref(), io.trace_at_start)
+    write_trace(out, io.trace.as_deref(), io.trace_at_start, &io.earlier_runs)
 }
 
-fn write_trace(out: &mut String, folder: Option<&Path>, at_start: bool) -> std::fmt::Result {
+fn write_trace(
+    out: &mut String,
+    folder: Option<&Path>,
+    at_start: bool,
+    earlier_runs: &[std::path::PathBuf],
+) -> std::fmt::Result {
     if let Some(folder) = folder {
         writeln!(out, "trace = {}", path(folder))?;
     }
-    optional(out, ("trace_at_start", at_start, true), None)
+    optional(out, ("trace_at_start", at_start, true), None)?;
+    if !earlier_runs.is_empty() {
+        let runs: Vec<String> = earlier_runs.iter().map(|run| path(run)).collect();
+        writeln!(out, "earlier_runs = [{}]", runs.join(", "))?;
+    }
+    Ok(())
 }
 
 fn text(text: &str) -> String {
@@ -185,6 +195,8 @@ mod tests {
         config.data[0].trace = Some("/var/traces \"0\"".into());
         config.io[1].trace = Some("/var/traces".into());
         config.io[1].trace_at_start = false;
+        config.data[0].earlier_runs = vec!["/var/traces \"0\"".into(), "/runs/mean.imt".into()];
+        config.io[0].earlier_runs = vec!["/var/traces".into()];
         config.io[0].policy = PolicySpec::named("twins").with("window_us", 1500).with("order", "permutation");
         config.io[1].split = true;
         config.io[1].merge_requests = 2;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_sched::{
     Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, Event, Extent, FileId, JobId, LaneId,
-    Nanos, Next, Observer, PolicyError, PolicySpec, Request, RequestId, Status, UserId, Who,
+    Nanos, Next, Observer, PolicyError, PolicySpec, PredictedQueues, Request, RequestId, Status, UserId, Who,
 };
 
 pub use clock::{Clocks, SharedTime, SystemClocks};
@@ -613,6 +613,15 @@ impl<T: Send + 'static> Engine<T> {
         let mut state = self.shared.lock();
         state.core.watch(observer.is_some());
         std::mem::replace(&mut state.observer, observer)
+    }
+
+    /// What a recorded run foretells is for the policies that go by it; `None`: nothing any more.
+    pub fn foresee(&self, queues: Option<Arc<PredictedQueues>>) {
+        let mut state = self.shared.lock();
+        // It may be large: it goes when the lock is free.
+        let before = state.core.foresee(queues);
+        self.shared.pump(state, now());
+        drop(before);
     }
 
     /// Policy, queue lengths, statistics.

@@ -34,7 +34,7 @@ pub use forecast::Forecast;
 pub use hints::{HINT_PIECE_BYTES, HintTotals, Hints};
 pub use pattern::{Kind, Part, Pattern, Phase};
 pub use phases::{NextPhase, Phases};
-pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, Rule};
+pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, Rule, part_key};
 pub use predictor::{Limits, Prediction, Predictor, Source, Totals};
 pub use reading_order::ReadingOrder;
 pub use replay::{Elapsed, ReadEnd, Storage, replay};

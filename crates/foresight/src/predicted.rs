@@ -16,12 +16,12 @@
 
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A request of a recorded run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recorded {
-    /// The file's stable key.
+    /// The file's stable key; of what one of several servers holds of it, its [`part_key`].
     pub file: u64,
     /// A write; else a read.
     pub write: bool,
@@ -33,6 +33,12 @@ pub struct Recorded {
     pub arrival_ns: u64,
     /// When it was done; `None` where that is not known.
     pub completed_ns: Option<u64>,
+}
+
+/// The key of what one lane (a server) holds of a file, where each lane has offsets of its own. That of lane 0 is the
+/// file's.
+pub fn part_key(file: u64, lane: u16) -> u64 {
+    file ^ u64::from(lane).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// A predicted request, by its place in the predicted queues.
@@ -114,8 +120,8 @@ pub struct PredictedQueues {
 }
 
 impl PredictedQueues {
-    /// Requests at most, some 80 bytes of memory each; later ones of a run are left out.
-    pub const REQUESTS_MAX: usize = 1 << 21;
+    /// Requests at most, some 130 bytes of memory each; later ones of a run are left out.
+    pub const REQUESTS_MAX: usize = 1 << 20;
 
     /// The predicted queues of a run. Order does not matter; of more than [`PredictedQueues::REQUESTS_MAX`] the first are
     /// taken.
@@ -165,7 +171,12 @@ impl PredictedQueues {
         self.requests.is_empty()
     }
 
-    /// Files of which something is predicted.
+    /// Of how many files something is predicted; on several lanes, of how many parts of files.
+    pub fn files(&self) -> usize {
+        self.queues.keys().map(|(file, _)| file).collect::<FxHashSet<_>>().len()
+    }
+
+    /// Whether something is predicted of a queue.
     pub fn knows(&self, file: u64, write: bool) -> bool {
         self.queues.contains_key(&(file, write))
     }

@@ -151,8 +151,29 @@ pub struct Status {
     pub lanes: Vec<LaneStatus>,
     /// The cost model in force and its correction.
     pub cost: CostStatus,
+    /// What a recorded run foretells; absent without one.
+    pub foretold: Option<Foretold>,
     /// What was done since the start or the last reset.
     pub statistics: Report,
+}
+
+/// What is told of the requests that a recorded run foretells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Foretold {
+    /// How many there are.
+    pub requests: u64,
+    /// Reads and writes that arrived at the policy since, and how many of them are foretold ones; absent under a policy that
+    /// does not go by recorded runs.
+    pub linked: Option<Linked>,
+}
+
+/// How many requests are those that a recorded run foretold.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
+pub struct Linked {
+    /// Requests that were looked at.
+    pub arrived: u64,
+    /// Those that were foretold.
+    pub linked: u64,
 }
 
 /// What is told of a lane.

@@ -22,7 +22,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use crate::conflicts::Conflicts;
-use crate::contract::{Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Next, Status};
+use crate::contract::{Cancelled, Completion, CoreConfig, Event, Foretold, Full, LaneStatus, Next, Status};
 use crate::correction::Corrector;
 use crate::ended::{Ended, Watch};
 use crate::names::{Names, Who};
@@ -725,9 +725,10 @@ impl Core {
     }
 
     /// What a recorded run foretells is for the policies that go by it; `None`: nothing any more. Stays over a switch.
-    pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
-        self.foreseen = queues;
-        self.policy.foresee(self.foreseen.clone());
+    /// Returns what was foretold before.
+    pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) -> Option<Arc<PredictedQueues>> {
+        self.policy.foresee(queues.clone());
+        std::mem::replace(&mut self.foreseen, queues)
     }
 
     /// From now on the requests that end are kept for [`Core::take_ended`], or no longer. Cancelled ones are not.
@@ -794,6 +795,10 @@ impl Core {
                 })
                 .collect(),
             cost: self.corrector.status(),
+            foretold: self
+                .foreseen
+                .as_ref()
+                .map(|run| Foretold { requests: run.len() as u64, linked: self.policy.linked() }),
             statistics: self.statistics.as_ref().map(|s| s.report()).unwrap_or_default(),
         }
     }

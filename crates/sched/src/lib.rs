@@ -23,10 +23,11 @@ mod throughput;
 pub mod types;
 
 pub use crate::core::Core;
-pub use contract::{Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Next, Status};
+pub use contract::{Cancelled, Completion, CoreConfig, Event, Foretold, Full, LaneStatus, Linked, Next, Status};
 pub use correction::{Corrector, CostStatus};
 pub use cost::{CostCurve, CostModel, CurveError, LinearCost, OpCost};
 pub use ended::{Ended, Observer};
+pub use impresario_foresight::PredictedQueues;
 pub use names::{Names, Who};
 pub use policy::{PolicyError, WaitBound, WaitReason};
 pub use spec::{PolicySpec, SpecError};

@@ -6,6 +6,7 @@ mod owed;
 mod read_ahead;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use impresario_sched::{ConnId, LaneId, Op, PolicySpec, policy};
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
 
 use crate::connection::{Connection, Reply};
+use crate::earlier_runs::EarlierRuns;
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
 use crate::payload::Slice;
@@ -49,6 +51,7 @@ pub struct DataServer {
     /// The policy lets predicted extents be read ahead.
     foresees: AtomicBool,
     trace: RequestTrace<Item>,
+    runs: Arc<EarlierRuns<Item>>,
 }
 
 impl DataServer {
@@ -58,12 +61,18 @@ impl DataServer {
         disk: Arc<Disk>,
         engine: EngineConfig,
         trace: TraceSettings,
+        earlier_runs: Vec<PathBuf>,
     ) -> Result<Arc<DataServer>, String> {
         let asked = Asked::new(&engine.policy);
         let lane_speculations = if disk.reads_ahead() { SPECULATIONS } else { 0 };
         let foresees = AtomicBool::new(policy::speculates(&engine.policy));
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
+        let holds = Box::new({
+            let disk = disk.clone();
+            move |file| disk.holds(file)
+        });
+        let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, engine.clone());
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
         Ok(Arc::new(DataServer {
             vitals,
@@ -73,6 +82,7 @@ impl DataServer {
             asked,
             foresees,
             trace,
+            runs,
         }))
     }
 
@@ -80,6 +90,7 @@ impl DataServer {
     pub(crate) fn stop(&self) {
         drop(self.engine.shutdown(DRAIN_MAX));
         let _ = self.trace.stop(); // there may be none
+        self.runs.stop();
         self.disk.stop();
     }
 
@@ -161,6 +172,7 @@ impl DataServer {
             }
             Call::SetDiskOrder { order } => self.disk.set_order(&order, reply),
             Call::Trace { on } => self.trace.serve(on, reply),
+            Call::EarlierRuns { runs } => self.runs.serve(runs, reply),
             Call::ResetStatistics => {
                 self.engine.reset_statistics();
                 self.disk.reset_statistics();
@@ -177,6 +189,7 @@ impl DataServer {
         let mut status = self.vitals.status();
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("trace".into(), self.trace.status());
+        status.insert("earlier_runs".into(), self.runs.status());
         self.disk.describe(&mut status);
         serde_json::Value::Object(status).to_string()
     }

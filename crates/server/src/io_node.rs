@@ -5,6 +5,7 @@ mod family;
 mod forward;
 mod meta_proxy;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use impresario_wire::{Answer, Call, Fault, FileKey, Who};
 use crate::connection::{Connection, Reply};
 use crate::data::{FENCED_CLIENTS, check_range};
 use crate::data_servers::DataServers;
+use crate::earlier_runs::EarlierRuns;
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
 use crate::payload::{Buffer, Slice};
@@ -74,6 +76,8 @@ pub(crate) struct IoSettings {
     pub(crate) upstream: Upstream,
     /// Its traces.
     pub(crate) trace: TraceSettings,
+    /// Traces of earlier runs.
+    pub(crate) earlier_runs: Vec<PathBuf>,
 }
 
 /// The I/O node's service.
@@ -90,6 +94,7 @@ pub struct IoNode {
     unscheduled: Workers,
     hints: Workers,
     trace: RequestTrace<Item>,
+    runs: Arc<EarlierRuns<Item>>,
 }
 
 /// What is kept for a client.
@@ -116,6 +121,9 @@ impl IoNode {
         let asked = Asked::new(&settings.engine.policy);
         let forwarder = Forwarder::new(vitals.clone(), &data, &settings);
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
+        // What the data servers hold of a file is not known here.
+        let (space, holds) = (settings.trace.space, Box::new(|_| true));
+        let runs = EarlierRuns::new(vitals.name(), space, settings.earlier_runs, holds, engine.clone());
         let trace = RequestTrace::new(vitals.name(), settings.trace, engine.clone());
         Ok(Arc::new(IoNode {
             vitals,
@@ -130,6 +138,7 @@ impl IoNode {
             unscheduled: Workers::new("unscheduled", UNSCHEDULED_THREADS),
             hints: Workers::new("hints", HINT_THREADS),
             trace,
+            runs,
         }))
     }
 
@@ -137,6 +146,7 @@ impl IoNode {
     pub(crate) fn stop(&self) {
         drop(self.engine.shutdown(DRAIN_MAX));
         let _ = self.trace.stop(); // there may be none
+        self.runs.stop();
         self.forwarder.stop();
         self.unscheduled.stop(PATIENCE);
         self.hints.stop(PATIENCE);
@@ -263,6 +273,7 @@ impl IoNode {
                 crate::data::set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply);
             }
             Call::Trace { on } => self.trace.serve(on, reply),
+            Call::EarlierRuns { runs } => self.runs.serve(runs, reply),
             Call::ResetStatistics => {
                 self.engine.reset_statistics();
                 self.forwarder.reset_statistics();
@@ -279,6 +290,7 @@ impl IoNode {
         status.insert("forward".into(), self.forwarder.status());
         status.insert("split".into(), self.split.into());
         status.insert("trace".into(), self.trace.status());
+        status.insert("earlier_runs".into(), self.runs.status());
         serde_json::Value::Object(status).to_string()
     }
 }

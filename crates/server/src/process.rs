@@ -172,7 +172,8 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         ..EngineConfig::new(data.policy.clone())
     };
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
-    let service = DataServer::new(server.vitals(), disk, engine, trace).map_err(unsuitable)?;
+    let runs = data.earlier_runs.clone();
+    let service = DataServer::new(server.vitals(), disk, engine, trace, runs).map_err(unsuitable)?;
     begin(&data.name, server, service, |service| service.stop())
 }
 
@@ -209,6 +210,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
             at_start: io.trace_at_start,
             space: if io.split { Space::Lane } else { Space::File },
         },
+        earlier_runs: io.earlier_runs.clone(),
     };
     let service = IoNode::new(server.vitals(), data, io_settings).map_err(unsuitable)?;
     begin(&io.name, server, service, |service| service.stop())

@@ -1,23 +1,32 @@
 //! What recorded runs foretell a scheduler: traces become predicted queues.
 
-use std::path::Path;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
-use impresario_foresight::{PredictedQueues, Recorded};
+use impresario_foresight::{PredictedQueues, Recorded, part_key};
 
+use crate::codec::EXTENSION;
 use crate::combine::average;
 use crate::live::key_of_name;
-use crate::{FileInfo, Header, Reader, Trace, TraceError, TraceOp};
+use crate::{Ending, FileInfo, Header, Reader, Space, Trace, TraceError, TraceOp};
+
+/// Runs whose mean is taken at most.
+pub const RUNS_MAX: usize = 16;
+/// Files of a run that are looked for on a server, before it counts as one with other files.
+const FILES_LOOKED_FOR: usize = 1 << 16;
 
 /// The predicted queues of a trace: its reads and writes, files by their stable keys, or by their names where a trace has no
-/// keys.
+/// keys; where its offsets are those of servers, what each of them holds of a file apart.
 pub fn predicted_queues(trace: &Trace) -> PredictedQueues {
     predicted_queues_by(trace, |file| if file.key == 0 { key_of_name(&file.path) } else { file.key })
 }
 
 /// The same with keys of the caller.
 pub fn predicted_queues_by(trace: &Trace, key: impl Fn(&FileInfo) -> u64) -> PredictedQueues {
+    let apart = trace.header.space == Space::Lane;
     PredictedQueues::new(trace.records.iter().filter(|r| r.op.is_data()).map(|r| Recorded {
-        file: key(trace.file(r.file)),
+        file: part_key(key(trace.file(r.file)), if apart { r.lane.0 } else { 0 }),
         write: r.op == TraceOp::Write,
         offset: r.offset,
         len: r.len,
@@ -36,57 +45,262 @@ pub fn mean_of(mut runs: Vec<Trace>) -> Result<Trace, String> {
     average(&runs).map(|mean| mean.trace)
 }
 
-/// Reads the traces of earlier runs. `fits` judges where each is from; its refusal is part of the error. A trace whose
-/// writer was killed counts as far as it goes; one that is damaged, of a later version, or no trace is an error.
-pub fn load_runs<P: AsRef<Path>>(
-    paths: &[P],
-    fits: impl Fn(&Header) -> Result<(), String>,
-) -> Result<PredictedQueues, TraceError> {
-    let mut runs = Vec::with_capacity(paths.len());
-    for path in paths {
-        let reader = Reader::open(path.as_ref())?;
-        fits(reader.header()).map_err(|why| TraceError::file(path.as_ref(), format!("{why}; nothing is predicted")))?;
-        runs.push(Trace::read(reader)?);
+/// The server that earlier runs are for.
+pub struct RunsOf<'a> {
+    /// Its name, which its traces have as command.
+    pub server: &'a str,
+    /// What its offsets are.
+    pub space: Space,
+    /// Whether it holds something of a file.
+    pub holds: &'a dyn Fn(u64) -> bool,
+}
+
+/// Earlier runs of a server.
+#[derive(Debug)]
+pub struct EarlierRuns {
+    /// What they foretell.
+    pub queues: PredictedQueues,
+    /// The traces that it is from.
+    pub traces: Vec<PathBuf>,
+    /// Traces in folders that were passed over, and why.
+    pub passed_over: Vec<String>,
+}
+
+impl RunsOf<'_> {
+    /// Reads traces of earlier runs: files, and folders, of which the newest traces of this server are taken. All of them
+    /// together have at most [`PredictedQueues::REQUESTS_MAX`] reads and writes. What is named must be whole, and of this
+    /// server; of a folder, what is not is passed over.
+    pub fn load<P: AsRef<Path>>(&self, paths: &[P]) -> Result<EarlierRuns, TraceError> {
+        let (mut runs, mut traces, mut passed_over) = (Vec::new(), Vec::new(), Vec::new());
+        let mut room = PredictedQueues::REQUESTS_MAX;
+        for path in paths.iter().map(AsRef::as_ref) {
+            let folder = path.is_dir();
+            let files = if folder { self.newest(path)? } else { vec![path.into()] };
+            let (before, passed) = (runs.len(), passed_over.len());
+            if before == RUNS_MAX {
+                let reason =
+                    format!("before it {RUNS_MAX} runs are named, the most; merge some (impresario trace merge)");
+                return Err(TraceError::file(path, reason));
+            }
+            for file in files.into_iter().take(RUNS_MAX - before) {
+                match self.run(&file, room) {
+                    Ok(run) => {
+                        room -= run.records.len();
+                        runs.push(run);
+                        traces.push(file);
+                    }
+                    Err(why) if folder => passed_over.push(why.to_string()),
+                    Err(why) => return Err(why),
+                }
+            }
+            if folder && runs.len() == before {
+                let why = match passed_over.get(passed) {
+                    Some(first) => format!("none of the traces of {} in it can be used: {first}", self.server),
+                    None => format!(
+                        "it holds no trace of {server}; record a run (impresario trace start, stop), whose file is named \
+                         {server}-NUMBER.{EXTENSION}",
+                        server = self.server
+                    ),
+                };
+                return Err(TraceError::file(path, why));
+            }
+        }
+        let first = paths.first().map_or(Path::new(""), AsRef::as_ref);
+        let mean = mean_of(runs).map_err(|why| TraceError::file(first, why))?;
+        let queues = predicted_queues(&mean);
+        if queues.is_empty() {
+            let why = "the runs have too little in common: no request is in more than half of them";
+            return Err(TraceError::file(first, why));
+        }
+        Ok(EarlierRuns { queues, traces, passed_over })
     }
-    let first = paths.first().map_or(Path::new(""), |p| p.as_ref());
-    let mean = mean_of(runs).map_err(|why| TraceError::file(first, why))?;
-    Ok(predicted_queues(&mean))
+
+    /// The traces of this server in a folder, as it names them, the newest first.
+    fn newest(&self, folder: &Path) -> Result<Vec<PathBuf>, TraceError> {
+        let number = |path: &Path| -> Option<u64> {
+            let name = path.file_name()?.to_str()?.strip_prefix(self.server)?.strip_prefix('-')?;
+            name.strip_suffix(EXTENSION)?.strip_suffix('.')?.parse().ok()
+        };
+        let entries = std::fs::read_dir(folder).map_err(|e| TraceError::io(folder, e))?;
+        let mut found: Vec<(u64, PathBuf)> =
+            entries.flatten().filter_map(|entry| Some((number(&entry.path())?, entry.path()))).collect();
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(found.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// Reads a whole trace of this server, of at most so many reads and writes.
+    fn run(&self, path: &Path, requests_max: usize) -> Result<Trace, TraceError> {
+        let refuse = |why: String| Err(TraceError::file(path, why));
+        let again = "record the run again (impresario trace start, stop)";
+        let mut reader = Reader::new(open(path)?, path)?;
+        let Header { command, space, .. } = reader.header();
+        if command != self.server || *space != self.space {
+            let by = if command.is_empty() { "another program" } else { command };
+            let how = if *space == self.space { "" } else { " with other offsets" };
+            let server = self.server;
+            return refuse(format!("it was recorded by {by}{how}, not by {server}; name a trace that {server} wrote"));
+        }
+        let mut records = Vec::new();
+        while let Some(record) = reader.next_record()? {
+            if !record.op.is_data() || record.len == 0 {
+                continue;
+            }
+            if records.len() == requests_max {
+                return refuse(format!(
+                    "the runs have more than {} reads and writes, the most that are kept in memory; record a shorter part",
+                    PredictedQueues::REQUESTS_MAX
+                ));
+            }
+            records.push(record);
+        }
+        match reader.ending() {
+            Some(Ending::Closed) if records.is_empty() => return refuse(format!("it has no reads or writes; {again}")),
+            Some(Ending::Closed) => {}
+            _ => {
+                return refuse(
+                    "its end is missing: it is still being written, was cut short, or its writer was killed; stop that \
+                     trace first, or keep what there is with `impresario trace convert`"
+                        .into(),
+                );
+            }
+        }
+        let trace = Trace::of(reader, records);
+        let known = trace.files.iter().take(FILES_LOOKED_FOR).any(|file| (self.holds)(file.key));
+        if !known {
+            let (files, server) = (trace.files.len(), self.server);
+            return refuse(format!(
+                "{server} holds none of its files ({files}); {again} with the files that are there now"
+            ));
+        }
+        Ok(trace)
+    }
+}
+
+/// Opens a regular file; anything else could block, or have no end.
+fn open(path: &Path) -> Result<File, TraceError> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = opened.map_err(|e| TraceError::io(path, e))?;
+    let is_file = file.metadata().map_err(|e| TraceError::io(path, e))?.is_file();
+    if is_file { Ok(file) } else { Err(TraceError::file(path, "it is no file; name a trace")) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::varied;
+    use crate::testing::{read_at, varied};
+
+    fn of(server: &str) -> RunsOf<'_> {
+        RunsOf { server, space: Space::Lane, holds: &|key| key == 77 }
+    }
+
+    /// As data.0 writes it: reads of 4 KiB of file 77, each `later` ns later than in the run before.
+    fn run(requests: u64, later: u64) -> Trace {
+        let header = Header { command: "data.0".into(), space: Space::Lane, ..Header::default() };
+        let mut builder = crate::Builder::new(header);
+        let key = 77;
+        let file = builder.file(FileInfo { key, ..FileInfo::default() }).unwrap();
+        builder.origin(Default::default()).unwrap();
+        (0..requests).for_each(|i| {
+            builder.push(read_at(file.0, i * 4096, 4096, i * (1_000_000 + later), Some(1000))).unwrap();
+        });
+        builder.build()
+    }
 
     #[test]
-    fn traces_become_predicted_queues_or_a_message() {
+    fn runs_become_predicted_queues() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let trace = varied();
-        trace.save(path("a.imt")).unwrap();
-        trace.save(path("b.imt")).unwrap();
-        let data = trace.records.iter().filter(|r| r.op.is_data() && r.len > 0).count();
-        assert!(data > 0);
-        let any = |_: &Header| Ok(());
-        assert_eq!(load_runs(&[path("a.imt")], any).unwrap().len(), data);
-        assert_eq!(load_runs(&[path("a.imt"), path("b.imt")], any).unwrap().len(), data);
-        let refused = |name: &str| load_runs(&[path(name)], any).unwrap_err().to_string();
-        let of_another = load_runs(&[path("a.imt")], |_| Err("it was written by another server".into()));
-        assert!(of_another.unwrap_err().to_string().ends_with("another server; nothing is predicted"));
-        let bytes = std::fs::read(path("a.imt")).unwrap();
-        // Cut short it counts up to the last whole block; with a wrong byte it does not.
+        run(100, 0).save(path("data.0-100.imt")).unwrap();
+        run(100, 500).save(path("data.0-99.imt")).unwrap();
+        run(100, 0).save(path("data.0-x.imt")).unwrap();
+        run(100, 0).save(path("data.01-100.imt")).unwrap();
+        let runs = of("data.0").load(&[path("data.0-100.imt")]).unwrap();
+        assert_eq!((runs.queues.len(), runs.queues.files(), runs.traces.len()), (100, 1, 1));
+        assert!(runs.queues.knows(77, false));
+        // Of a folder those that are named as this server names them, the newest first; their mean.
+        let runs = of("data.0").load(&[folder.path()]).unwrap();
+        assert_eq!(runs.traces, [path("data.0-100.imt"), path("data.0-99.imt")]);
+        let at = runs.queues.find((77, false), (99 * 4096, 4096), 99 * 1_000_250, (0, 0.0)).unwrap();
+        assert_eq!(runs.queues.arrival_ns(at), 99 * 1_000_250);
+        // What is not whole is passed over there, and told.
+        let bytes = std::fs::read(path("data.0-100.imt")).unwrap();
+        std::fs::write(path("data.0-101.imt"), &bytes[..bytes.len() - 3]).unwrap();
+        let runs = of("data.0").load(&[folder.path()]).unwrap();
+        assert_eq!((runs.traces.len(), runs.passed_over.len()), (2, 1));
+        assert!(runs.passed_over[0].contains("data.0-101.imt: its end is missing"), "{:?}", runs.passed_over);
+    }
+
+    /// Each tells the file, what is wrong and what to do.
+    #[test]
+    fn what_cannot_be_used_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let whole = run(20_000, 0);
+        whole.save(path("good.imt")).unwrap();
+        assert_eq!(of("data.0").load(&[path("good.imt")]).unwrap().queues.len(), 20_000);
+        let bytes = std::fs::read(path("good.imt")).unwrap();
         std::fs::write(path("cut.imt"), &bytes[..bytes.len() - 3]).unwrap();
-        assert_eq!(load_runs(&[path("cut.imt")], any).unwrap().len(), data);
+        std::fs::write(path("half.imt"), &bytes[..bytes.len() / 2]).unwrap();
+        std::fs::write(path("short.imt"), &bytes[..12]).unwrap();
+        std::fs::write(path("none.imt"), "").unwrap();
         let mut wrong = bytes.clone();
         wrong[bytes.len() / 2] ^= 0x55;
         std::fs::write(path("wrong.imt"), &wrong).unwrap();
-        assert!(refused("wrong.imt").contains("at byte"), "{}", refused("wrong.imt"));
         wrong.clone_from(&bytes);
         wrong[7] = 9;
         std::fs::write(path("later.imt"), &wrong).unwrap();
-        assert!(refused("later.imt").contains("version 9"), "{}", refused("later.imt"));
         std::fs::write(path("text.imt"), "hello, this is no trace").unwrap();
-        assert!(refused("text.imt").contains("text.imt"));
-        assert!(refused("none.imt").contains("No such file"));
+        varied().save(path("program.imt")).unwrap();
+        run(0, 0).save(path("empty.imt")).unwrap();
+        let mut other = run(3, 0);
+        other.files[0].key = 78;
+        other.save(path("other.imt")).unwrap();
+        let mut offsets = run(3, 0);
+        offsets.header.space = Space::File;
+        offsets.save(path("offsets.imt")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo.imt"), rustix::fs::Mode::RWXU).unwrap();
+        std::fs::create_dir(path("folder")).unwrap();
+        for (name, wanted) in [
+            ("cut.imt", "its end is missing"),
+            ("half.imt", "its end is missing"),
+            ("short.imt", "not a whole trace"),
+            ("none.imt", "not a whole trace"),
+            ("wrong.imt", "at byte"),
+            ("later.imt", "version 9"),
+            ("text.imt", "it is not a trace"),
+            ("missing.imt", "No such file"),
+            ("program.imt", "recorded by analyse --all"),
+            ("offsets.imt", "with other offsets"),
+            ("empty.imt", "no reads or writes"),
+            ("other.imt", "holds none of its files"),
+            ("fifo.imt", "it is no file"),
+            ("folder", "holds no trace of data.0"),
+        ] {
+            let told = of("data.0").load(&[path("good.imt"), path(name)]).unwrap_err().to_string();
+            assert!(told.contains(name) && told.contains(wanted), "{name}: {told}");
+        }
+        let told = of("data.1").load(&[path("good.imt")]).unwrap_err().to_string();
+        assert!(told.contains("recorded by data.0, not by data.1; name a trace that data.1 wrote"), "{told}");
+        let many = vec![path("good.imt"); RUNS_MAX + 1];
+        assert!(of("data.0").load(&many).unwrap_err().to_string().contains("merge some"));
+        // Each is read whole before anything comes of it, and the bound is for all together.
+        let most = run(PredictedQueues::REQUESTS_MAX as u64, 0);
+        most.save(path("most.imt")).unwrap();
+        assert_eq!(of("data.0").load(&[path("most.imt")]).unwrap().queues.len(), most.records.len());
+        let told = of("data.0").load(&[path("most.imt"), path("good.imt")]).unwrap_err().to_string();
+        assert!(told.contains("good.imt: the runs have more than 1048576 reads and writes"), "{told}");
+    }
+
+    /// Servers' parts of one file are apart where offsets are theirs.
+    #[test]
+    fn parts_of_a_file_are_told_apart_by_lanes() {
+        let mut trace = run(2, 0);
+        trace.records[1].lane = impresario_sched::LaneId(3);
+        trace.records[1].offset = 0;
+        let queues = predicted_queues(&trace);
+        assert_eq!((queues.len(), queues.files()), (2, 2));
+        assert!(queues.knows(77, false) && queues.knows(part_key(77, 3), false));
+        trace.header.space = Space::File;
+        assert_eq!(predicted_queues(&trace).files(), 1);
     }
 }

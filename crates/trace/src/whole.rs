@@ -44,14 +44,19 @@ impl Trace {
             }
             records.push(record);
         }
+        Ok(Trace::of(reader, records))
+    }
+
+    /// Of records that a reader gave.
+    pub(crate) fn of<R: std::io::Read>(reader: Reader<R>, mut records: Vec<Record>) -> Trace {
         records.sort_by_key(|r| r.arrival);
-        Ok(Trace {
+        Trace {
             header: reader.header().clone(),
             files: reader.files().to_vec(),
             origins: reader.origins().to_vec(),
             records,
             ending: reader.ending().unwrap_or(Ending::Unclosed),
-        })
+        }
     }
 
     /// Writes it to a new file.

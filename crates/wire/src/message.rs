@@ -266,6 +266,13 @@ pub enum Call {
         /// Bytes that will be read; what lies beyond the end of the file does not count.
         len: u64,
     },
+    /// I/O node or data server: go by what earlier runs foretell, or by none. Answer: [`Answer::Text`], what was loaded, or a
+    /// fault that says why not; then nothing has changed.
+    EarlierRuns {
+        /// Paths on the server's machine of traces or folders of traces; none: those of its configuration. `None`: forget the
+        /// runs that are loaded.
+        runs: Option<Vec<Vec<u8>>>,
+    },
 }
 
 impl Call {

@@ -24,6 +24,10 @@ pub struct Args {
     /// Longest time for one measurement
     #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
     patience: Duration,
+    /// Measure instead what a recorded run that foretells nothing of what comes costs, in so many pairs of measurements
+    /// [default policies: agios, agios-causal]
+    #[arg(long, value_name = "PAIRS")]
+    unrelated_run: Option<u32>,
     /// Write every measurement to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -34,7 +38,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     for text in &args.policies {
         policies.push(impresario_workload::system::policy(text).map_err(usage)?);
     }
-    if policies.is_empty() {
+    if policies.is_empty() && args.unrelated_run.is_some() {
+        policies = ["agios", "agios-causal"].map(PolicySpec::named).into();
+    } else if policies.is_empty() {
         policies = policy::POLICIES.iter().map(|p| PolicySpec::named(p.name)).collect();
         policies.push(PolicySpec::named("fifo").with("merge", "on"));
     }
@@ -46,6 +52,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let stop = catch_signals()?;
     let mut line = Progress::new();
+    if let Some(pairs) = args.unrelated_run {
+        let mut out = String::new();
+        for (spec, mix) in policies.iter().flat_map(|spec| core_bench::Mix::ALL.map(|mix| (spec, mix))) {
+            for run in [core_bench::Unrelated::Files, core_bench::Unrelated::Offsets] {
+                line.show(&format!("{spec} {mix:?}, a run of other {run:?}"));
+                let i = core_bench::cost_of_unrelated(spec, (mix, run), pairs, args.patience, &stop)?;
+                let (mean, low, high, n) = (i.mean, i.low, i.high, i.n);
+                out += &format!("{spec} {mix:?}, a run of other {run:?}: {mean:+.2} % [{low:+.2}, {high:+.2}] n={n}\n");
+            }
+        }
+        line.end();
+        return print(out.as_bytes());
+    }
     let results = core_bench::measure_all(&policies, &args.queued, args.patience, &stop, |r| {
         line.show(&format!("{} {:?} {}: {:.0} ns a request", r.policy, r.mix, r.queued, r.ns_per_request));
     })?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use impresario_base::random::Random;
-use impresario_foresight::{PredictedQueues, Recorded};
+use impresario_foresight::{PredictedQueues, Recorded, part_key};
 
 use super::*;
 use crate::{Cancelled, ClientId, Completion, ConnId, Event, Extent, JobId, UserId};
@@ -116,7 +116,7 @@ fn recorded_run(rng: &mut Random) -> Arc<PredictedQueues> {
     let request = |_| {
         let arrival_ns = rng.below(1_000_000);
         Recorded {
-            file: rng.below(4),
+            file: part_key(rng.below(4), rng.below(2) as u16),
             write: rng.below(3) == 0,
             offset: rng.below(60) * 1024,
             len: [512, 1024, 1024, 1024, 4096][rng.below(5) as usize],

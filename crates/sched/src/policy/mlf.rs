@@ -41,6 +41,7 @@ use super::parts::windows::{Dedicated, WINDOW_BATCHES, Windows};
 use super::{
     Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason,
 };
+use crate::contract::Linked;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{LaneId, Nanos};
@@ -352,6 +353,10 @@ impl Policy for Mlf {
         if let Some(foreseen) = &mut self.foreseen {
             foreseen.foresee(queues);
         }
+    }
+
+    fn linked(&self) -> Option<Linked> {
+        self.foreseen.as_ref().map(Foreseen::linked)
     }
 
     /// Goes on with quanta, histories, windows and accounts.

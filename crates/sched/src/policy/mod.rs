@@ -34,6 +34,7 @@ use std::sync::Arc;
 use impresario_foresight::PredictedQueues;
 use rustc_hash::FxHashSet;
 
+use crate::contract::Linked;
 use crate::cost::CostModel;
 use crate::names::{Names, Who};
 use crate::occupied::{Occupied, Round};
@@ -293,6 +294,11 @@ pub trait Policy: Any + Send {
 
     /// What a recorded run foretells, or nothing any more. Requests that are queued already need not profit.
     fn foresee(&mut self, _queues: Option<Arc<PredictedQueues>>) {}
+
+    /// How many requests were those of the recorded run; `None`: the policy does not go by any.
+    fn linked(&self) -> Option<Linked> {
+        None
+    }
 
     /// Goes on with what the policy before it learnt (tokens, shares, quanta, histories), where that is of its kind:
     /// after a change of parameters. Called before it receives the queued requests in order of arrival.

@@ -74,6 +74,11 @@ impl Disk {
         self.threads.stop(PATIENCE);
     }
 
+    /// There is something of this file.
+    pub(super) fn holds(&self, file: u64) -> bool {
+        self.store.stat(file).is_ok_and(|state| state.size > 0)
+    }
+
     /// Answers with the state of an object.
     pub(crate) fn stat(&self, file: FileKey, reply: Reply) {
         match self.store.stat(file.0) {

@@ -13,12 +13,13 @@
 
 use std::sync::Arc;
 
-use impresario_foresight::{Aggregations, Group, GroupLimits, PredictedQueues, Rule};
+use impresario_foresight::{Aggregations, Group, GroupLimits, PredictedQueues, Rule, part_key};
 use rustc_hash::FxHashMap;
 
 use super::anticipation::Stream;
 use super::remembered::Remembered;
 use super::runs::{Run, Runs};
+use crate::contract::Linked;
 use crate::policy::View;
 use crate::table::Slot;
 use crate::types::{Nanos, Op};
@@ -41,7 +42,7 @@ const RETRY_BATCHES: u32 = 256;
 
 /// What is known of a queued request.
 #[derive(Clone, Copy, Default)]
-struct Linked {
+struct Link {
     group: Option<Group>,
     /// Until when its virtual request is, or was, held; zero: it was not.
     held_to: Nanos,
@@ -81,7 +82,10 @@ pub(in crate::policy) struct Foreseen {
     bound_part: f64,
     run: Option<(Arc<PredictedQueues>, Aggregations)>,
     /// By slot; of requests that were never linked there may be none.
-    linked: Vec<Linked>,
+    links: Vec<Link>,
+    /// How many of them are part of an aggregation: while none is, no run is looked through.
+    grouped: usize,
+    counted: Linked,
     /// First and last arrival of each file that is predicted.
     begun: FxHashMap<u64, (Nanos, Nanos)>,
     /// By group, where some are here and some are not.
@@ -104,7 +108,9 @@ impl Foreseen {
             limits,
             bound_part,
             run: None,
-            linked: Vec::new(),
+            links: Vec::new(),
+            grouped: 0,
+            counted: Linked::default(),
             begun: FxHashMap::default(),
             progress: FxHashMap::default(),
             holds: FxHashMap::default(),
@@ -135,20 +141,28 @@ impl Foreseen {
             let aggregations = Aggregations::new(&queues, self.rule, self.limits);
             (queues, aggregations)
         });
-        self.linked.clear();
+        self.links.clear();
+        (self.grouped, self.counted) = (0, Linked::default());
         self.begun.clear();
         self.progress.clear();
         self.holds.clear();
     }
 
+    /// How many requests came since the run was given, and how many of them are its.
+    pub fn linked(&self) -> Linked {
+        self.counted
+    }
+
     /// A request arrived at its queue.
     pub fn arrived(&mut self, view: &View<'_>, slot: Slot) {
+        self.forget(slot);
         let Some((queues, aggregations)) = &mut self.run else { return };
+        self.counted.arrived += 1;
         let (table, at) = (view.table, slot.index());
-        if let Some(linked) = self.linked.get_mut(at) {
-            *linked = Linked::default();
+        let (mut file, op) = (view.names.file(table.file(slot)), table.op(slot));
+        if !view.shared_space {
+            file = part_key(file, table.lane(slot).0);
         }
-        let (file, op) = (view.names.file(table.file(slot)), table.op(slot));
         let queue = (file, op == Op::Write);
         if !queues.knows(queue.0, queue.1) {
             return;
@@ -162,14 +176,16 @@ impl Foreseen {
         let since = arrival.since(*first).0;
         let place = (table.start(slot), table.len_bytes(slot));
         let Some(id) = queues.find(queue, place, since, (BOUND.0, self.bound_part)) else { return };
+        self.counted.linked += 1;
         let group = aggregations.group(queues, queue, id, |bytes| view.cost.ttp(op, bytes).0);
         if group.requests < 2 {
             return;
         }
-        if self.linked.len() <= at {
-            self.linked.resize(at + 1, Linked::default());
+        if self.links.len() <= at {
+            self.links.resize(at + 1, Link::default());
         }
-        self.linked[at].group = Some(group);
+        self.links[at].group = Some(group);
+        self.grouped += 1;
         if self.rule == Rule::Causal {
             let stale = Nanos(self.wait.0.saturating_mul(16).saturating_add(BOUND.0));
             let progress = self.progress.entry(group.id()).or_insert(Progress { arrived: 0, first: arrival });
@@ -183,16 +199,25 @@ impl Foreseen {
         }
     }
 
+    /// A slot's request is no longer queued.
+    fn forget(&mut self, slot: Slot) -> Link {
+        let link = self.links.get_mut(slot.index()).map(std::mem::take).unwrap_or_default();
+        self.grouped -= usize::from(link.group.is_some());
+        link
+    }
+
     /// Until when the virtual request that begins with `head` is held for its predicted neighbours; `None`: not at all.
     pub fn hold(&mut self, view: &View<'_>, runs: &Runs, stream: Stream, head: Slot) -> Option<Nanos> {
-        self.run.as_ref()?;
+        if self.grouped == 0 {
+            return None;
+        }
         let Run { count, len, .. } = runs.run(head);
         let (mut first, mut held_to, mut best): (_, _, Option<Group>) = (Nanos::MAX, Nanos::ZERO, None);
         for slot in runs.members(head) {
             first = first.min(view.table.arrival(slot));
-            let linked = self.linked.get(slot.index()).copied().unwrap_or_default();
-            held_to = held_to.max(linked.held_to);
-            best = match (best, linked.group) {
+            let link = self.links.get(slot.index()).copied().unwrap_or_default();
+            held_to = held_to.max(link.held_to);
+            best = match (best, link.group) {
                 (Some(a), Some(b)) if a.bytes >= b.bytes => Some(a),
                 (a, b) => b.or(a),
             };
@@ -226,10 +251,10 @@ impl Foreseen {
 
     fn mark(&mut self, runs: &Runs, head: Slot, until: Nanos) {
         for slot in runs.members(head) {
-            if self.linked.len() <= slot.index() {
-                self.linked.resize(slot.index() + 1, Linked::default());
+            if self.links.len() <= slot.index() {
+                self.links.resize(slot.index() + 1, Link::default());
             }
-            self.linked[slot.index()].held_to = until;
+            self.links[slot.index()].held_to = until;
         }
     }
 
@@ -251,10 +276,7 @@ impl Foreseen {
         }
         let mut held = false;
         for slot in batch {
-            if let Some(linked) = self.linked.get_mut(slot.index()) {
-                held |= linked.held_to > Nanos::ZERO;
-                *linked = Linked::default();
-            }
+            held |= self.forget(*slot).held_to > Nanos::ZERO;
         }
         let hold = if held { self.holds.remove(&stream) } else { None };
         if self.rule == Rule::Causal {
@@ -308,9 +330,7 @@ impl Foreseen {
 
     /// A queued request was cancelled.
     pub fn cancelled(&mut self, slot: Slot) {
-        if let Some(linked) = self.linked.get_mut(slot.index()) {
-            *linked = Linked::default();
-        }
+        self.forget(slot);
     }
 
     /// A batch of a queue ended, which took so long.
@@ -328,8 +348,12 @@ impl Foreseen {
     /// Goes on with what another one measured, after a change of parameters.
     pub fn take_over(&mut self, other: Foreseen) {
         if self.busy_ns.len() == other.busy_ns.len() {
-            (self.begun, self.accounts) = (other.begun, other.accounts);
+            (self.begun, self.accounts, self.counted) = (other.begun, other.accounts, other.counted);
             self.overlap = other.overlap;
+            self.run = other.run.map(|(queues, _)| {
+                let aggregations = Aggregations::new(&queues, self.rule, self.limits);
+                (queues, aggregations)
+            });
         }
     }
 }
