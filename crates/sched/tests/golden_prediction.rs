@@ -180,3 +180,22 @@ fn waiting_ends_where_it_does_not_pay() {
     }
     assert!((2_000..4_000).contains(&waited_us), "{waited_us} µs");
 }
+
+/// A load that the run does not have is soon looked at by sample only; the run's own requests are found again at once.
+#[test]
+fn a_run_that_does_not_match_sleeps_and_wakes() {
+    let run: Vec<(u64, u64, u64)> = (0..64).map(|i| (i * 8, i, i + 1000)).collect();
+    let mut b = Bench::new(agios().with("wait_us", 1), &run);
+    let linked = |b: &Bench| b.core.status().foretold.and_then(|f| f.linked).unwrap();
+    let serve = |b: &mut Bench, offset_kib: u64| {
+        b.read(b.now.0 / 1000, offset_kib);
+        while let Err(until) = b.next(b.now.0 / 1000) {
+            b.now = us(until);
+        }
+    };
+    (0..900).for_each(|i| serve(&mut b, 100_000 + i * 8));
+    assert_eq!((linked(&b).arrived, linked(&b).linked), (900, 0));
+    (0..64).for_each(|i| serve(&mut b, i * 8));
+    let found = linked(&b).linked;
+    assert!((48..=64).contains(&found), "{found} of 64 are linked");
+}

@@ -40,6 +40,11 @@ const MOST_WAITS: i64 = 4;
 /// Batches of a file whose account is empty until it may try one more wait.
 const RETRY_BATCHES: u32 = 256;
 
+/// After so many requests in a row that were not foretold only every [`SAMPLE`]th is looked up, until one is: a run that does
+/// not match costs next to nothing.
+const ASLEEP_AFTER: u32 = 512;
+const SAMPLE: u32 = 16;
+
 /// What is known of a queued request.
 #[derive(Clone, Copy, Default)]
 struct Link {
@@ -86,6 +91,8 @@ pub(in crate::policy) struct Foreseen {
     /// How many of them are part of an aggregation: while none is, no run is looked through.
     grouped: usize,
     counted: Linked,
+    /// Requests since the last one that was foretold.
+    missed: u32,
     /// First and last arrival of each file that is predicted.
     begun: FxHashMap<u64, (Nanos, Nanos)>,
     /// By group, where some are here and some are not.
@@ -111,6 +118,7 @@ impl Foreseen {
             links: Vec::new(),
             grouped: 0,
             counted: Linked::default(),
+            missed: 0,
             begun: FxHashMap::default(),
             progress: FxHashMap::default(),
             holds: FxHashMap::default(),
@@ -142,7 +150,7 @@ impl Foreseen {
             (queues, aggregations)
         });
         self.links.clear();
-        (self.grouped, self.counted) = (0, Linked::default());
+        (self.grouped, self.counted, self.missed) = (0, Linked::default(), 0);
         self.begun.clear();
         self.progress.clear();
         self.holds.clear();
@@ -158,6 +166,10 @@ impl Foreseen {
         self.forget(slot);
         let Some((queues, aggregations)) = &mut self.run else { return };
         self.counted.arrived += 1;
+        self.missed = self.missed.wrapping_add(1).max(1);
+        if self.missed > ASLEEP_AFTER && !self.missed.is_multiple_of(SAMPLE) {
+            return;
+        }
         let (table, at) = (view.table, slot.index());
         let (mut file, op) = (view.names.file(table.file(slot)), table.op(slot));
         if !view.shared_space {
@@ -177,6 +189,7 @@ impl Foreseen {
         let place = (table.start(slot), table.len_bytes(slot));
         let Some(id) = queues.find(queue, place, since, (BOUND.0, self.bound_part)) else { return };
         self.counted.linked += 1;
+        self.missed = 0;
         let group = aggregations.group(queues, queue, id, |bytes| view.cost.ttp(op, bytes).0);
         if group.requests < 2 {
             return;
