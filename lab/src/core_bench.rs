@@ -102,7 +102,7 @@ impl Unrelated {
         let files = if self == Unrelated::Files { 1 << 40 } else { 0 };
         let request = |i: u64| Recorded {
             file: files + i % 10_000,
-            write: i / 10_000 % 2 == 0,
+            write: (i / 10_000).is_multiple_of(2),
             offset: (i / 20_000) * 8192 + 512,
             len: 8192,
             arrival_ns: i * 1000,

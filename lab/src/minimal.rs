@@ -239,8 +239,8 @@ fn reply(stream: &mut TcpStream) -> Result<u32> {
 }
 
 impl Process for MinimalClient {
-    fn make_dir(&self, _: &str) -> Result<()> {
-        Ok(())
+    fn make_dir(&self, _: &str) -> Result<bool> {
+        Ok(true)
     }
 
     fn create(&self, path: &str) -> Result<Box<dyn FileIo>> {

@@ -46,6 +46,16 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         self.record_times(value, 1);
     }
 
+    /// Counts what another one has counted.
+    pub fn merge(&mut self, other: &Histogram<STEPS_LOG2>) {
+        if self.counts.len() < other.counts.len() {
+            self.counts.resize(other.counts.len(), 0);
+        }
+        self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
+        (self.count, self.sum) = (self.count + other.count, self.sum + other.sum);
+        (self.min, self.max) = (self.min.min(other.min), self.max.max(other.max));
+    }
+
     /// Counts a value several times.
     #[inline]
     pub fn record_times(&mut self, value: u64, times: u64) {
@@ -151,6 +161,25 @@ mod tests {
         assert_eq!((h.quantile(0.0), h.quantile(1.0), h.range()), (1, 100_000, Some((1, 100_000))));
         assert_eq!((h.count(), h.mean()), (100_000, 50_000.5));
         assert_eq!(h.steps().map(|(_, n)| n).sum::<u64>(), 100_000);
+    }
+
+    #[test]
+    fn merged_is_as_counted_together() {
+        let (mut a, mut b, mut both) =
+            (Histogram::<5>::default(), Histogram::<5>::default(), Histogram::<5>::default());
+        for i in 0..1000u64 {
+            let value = i * i * 37;
+            if i % 3 == 0 {
+                a.record(value)
+            } else {
+                b.record(value)
+            }
+            both.record(value);
+        }
+        a.merge(&b);
+        assert!(a == both);
+        a.merge(&Histogram::default());
+        assert!(a == both);
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! `impresario trace`: traces of running servers, statistics of traces, and conversion from and to other formats.
+//! `impresario trace`: traces of running servers, statistics of traces, conversion from and to other formats, replay.
+
+mod replay;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use impresario_trace::{Ending, FileInfo, Header, Ordered, Origin, Reader, Space,
 use crate::policy::{Which, chosen};
 use crate::{load, print, usage};
 
-/// Record request traces on servers, examine them, and convert them from and to other formats
+/// Record request traces on servers, examine and replay them, and convert them from and to other formats
 ///
 /// A trace records reads and writes: by whom, when, and how long each took. Data servers and I/O nodes write traces, and so
 /// does `impresario assist record`; the planner of hints and the simulator read them. Darshan's extended tracing (as text), strace, fio's logs and CSV
@@ -38,6 +40,7 @@ pub enum Command {
     Stats(StatsArgs),
     Convert(ConvertArgs),
     Merge(MergeArgs),
+    Replay(replay::Args),
 }
 
 /// Have running servers go by what traces of earlier runs foretell
@@ -144,7 +147,7 @@ pub struct MergeArgs {
 }
 
 #[derive(clap::Args)]
-struct From {
+pub struct From {
     /// The format of the trace: imt, dxt, strace, fio2, fio3 or csv [default: detected from the content]
     #[arg(long = "from", value_name = "FORMAT", value_parser = format)]
     format: Option<Format>,
@@ -213,6 +216,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Info(args) => info(&args),
         Command::Stats(args) => stats(&args),
         Command::Convert(args) => convert(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Merge(MergeArgs { files, from, output, overwrite }) => {
             convert(&ConvertArgs { files, from, output, to: None, combine: Some(Combine::Average), overwrite })
         }

@@ -154,3 +154,76 @@ fn servers_write_traces() {
     assert_ne!(info["ending"].as_str(), Some("closed"));
     assert!(info["requests"].as_u64().unwrap() >= 20, "{info}");
 }
+
+/// What a live server records is made again on a folder and on the cluster, request for request.
+#[test]
+fn traces_are_replayed() {
+    let cluster = support::Cluster::start(1, 0, |config| {
+        config.data[0].trace = Some("traces".into());
+        config.data[0].trace_at_start = false;
+    });
+    let (config, dir) = (cluster.path.display().to_string(), cluster.dir.path().to_path_buf());
+    let settle = || {
+        support::eventually("nothing is in flight", support::PATIENCE, || {
+            (cluster.state("data.0")["engine"]["in_flight_batches"] == 0).then_some(())
+        });
+    };
+    let recorded = |during: &dyn Fn()| -> (String, Vec<u64>) {
+        settle();
+        good(&dir, &["start", &config, "--all-data"]);
+        during();
+        settle();
+        let told = good(&dir, &["stop", &config, "--all-data"]);
+        let path = told.split_once(": ").unwrap().1.split_once(": ").unwrap().0.to_string();
+        let trace = impresario_trace::Trace::load(&path).unwrap();
+        use impresario_trace::TraceOp::{Read, Sync, Write};
+        let count = |op| trace.records.iter().filter(|r| r.op == op && (op == Sync || r.len > 1)).count() as u64;
+        (path, [Read, Write, Sync].map(count).into())
+    };
+    let (path, counts) = recorded(&|| {
+        let client = support::client(&cluster.config, 1);
+        support::write_file(&client, "a", &[7; 3 << 20]);
+        support::write_file(&client, "b", &[8; 100_000]);
+        assert_eq!(support::read_file(&client, "a").len(), 3 << 20);
+    });
+    assert_eq!(counts, [3, 4, 2]);
+    std::fs::create_dir(dir.join("scratch")).unwrap();
+    let result = |name: &str| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(dir.join(name)).unwrap()).unwrap()
+    };
+    let figures = |json: &serde_json::Value| -> Vec<u64> {
+        ["reads", "writes", "syncs", "failed"].map(|key| json[key].as_u64().unwrap()).into()
+    };
+    // The two reads of one byte at the files' ends find nothing, as they did when they were recorded.
+    let told = good(&dir, &["replay", &path, "--folder", "scratch", "--timing", "scaled:2", "--json", "f.json"]);
+    let json = result("f.json");
+    let ends = figures(&json)[0] - counts[0];
+    assert!(ends <= 2 && told.contains("4 writes, 2 syncs") && told.contains("lateness"), "{told}");
+    assert_eq!(figures(&json)[1..], [4, 2, 0]);
+    assert_eq!(json["verification"]["mismatches"], 0);
+    assert_eq!(std::fs::read_dir(dir.join("scratch")).unwrap().count(), 0);
+    // On the cluster the servers see the same requests again, after those that make the files.
+    let args = ["replay", &path, "--config", &config, "--into", "again", "--keep"];
+    good(&dir, &args);
+    let (code, err) = bad(&dir, &args);
+    assert!(code == 1 && err.contains("again is there already"), "{err}");
+    let again = [&args[..], &["--overwrite", "--timing", "fast", "--json", "c.json"]].concat();
+    let (_, seen) = recorded(&|| drop(good(&dir, &again)));
+    assert_eq!(figures(&result("c.json")), figures(&json));
+    // To make the files takes a write for each MiB and a sync of each.
+    assert_eq!(seen, [counts[0], counts[1] + 4, counts[2] + 2]);
+    for (args, code, wanted) in [
+        (&["replay", &path][..], 2, "--folder"),
+        (&["replay", &path, "--folder", "none"], 2, "none is no folder"),
+        (&["replay", "none.imt", "--folder", "scratch"], 1, "No such file"),
+        (&["replay", &path, "--folder", "scratch", "--timing", "scaled:-1"], 2, "is no factor"),
+        (&["replay", &path, "--folder", "scratch", "--into", "../x"], 2, "is no name of a folder"),
+        (&["replay", &path, "--folder", "scratch", "--overwrite"], 2, "--into"),
+        (&["replay", &path, "--folder", "scratch", "--size-max", "1m"], 1, "--size-max"),
+    ] {
+        let (got, told) = bad(&dir, args);
+        assert!(got == code && told.contains(wanted), "{args:?}: {got} {told}");
+    }
+    std::fs::write(dir.join("scratch/text"), "hello").unwrap();
+    assert_eq!(bad(&dir, &["replay", "scratch/text", "--folder", "scratch"]).0, 1);
+}

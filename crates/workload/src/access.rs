@@ -53,8 +53,8 @@ pub trait Target: Sync {
 
 /// A client's view of the storage.
 pub trait Process: Send + Sync {
-    /// Makes a directory; no error when it exists.
-    fn make_dir(&self, path: &str) -> Result<()>;
+    /// Makes a directory; false, and no error, when it exists.
+    fn make_dir(&self, path: &str) -> Result<bool>;
     /// Makes a file, or opens it when it exists.
     fn create(&self, path: &str) -> Result<Box<dyn FileIo>>;
     /// Opens an existing file.
@@ -75,6 +75,8 @@ pub trait FileIo: Send + Sync {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize>;
     /// Makes it durable.
     fn sync(&self) -> Result<()>;
+    /// What this machine keeps of it in memory may go, so that reads come from the storage; only a wish.
+    fn forget(&self) {}
     /// Where its data lie, where the storage reports it.
     fn place(&self) -> Option<FilePlace> {
         None

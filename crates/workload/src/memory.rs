@@ -55,8 +55,8 @@ impl Client {
 }
 
 impl Process for Client {
-    fn make_dir(&self, _: &str) -> Result<()> {
-        Ok(())
+    fn make_dir(&self, _: &str) -> Result<bool> {
+        Ok(true)
     }
     fn create(&self, path: &str) -> Result<Box<dyn FileIo>> {
         let data = self.memory.files.lock().entry(path.into()).or_default().clone();

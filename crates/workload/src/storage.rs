@@ -221,10 +221,10 @@ fn observation(data: Vec<(String, Value)>, io: Vec<(String, Value)>) -> Observat
 struct Connected(Arc<Client>);
 
 impl Process for Connected {
-    fn make_dir(&self, path: &str) -> Result<()> {
+    fn make_dir(&self, path: &str) -> Result<bool> {
         match self.0.mkdir(path, 0o755, 0, 0) {
             Err(e) if e.errno() != libc::EEXIST => Err(e.into()),
-            _ => Ok(()),
+            made => Ok(made.is_ok()),
         }
     }
 
