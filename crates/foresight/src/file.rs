@@ -20,9 +20,9 @@ use crate::predictor::{Prediction, Shared, Source};
 const RUNS_MAX: (usize, usize) = (64, 1024);
 const READERS_MAX: (usize, usize) = (8, 64);
 /// Runs of all files beyond which a file with more than its part gives one up for a new one.
-const RUNS_OF_ALL: usize = 32 << 10;
+pub(crate) const RUNS_OF_ALL: usize = 32 << 10;
 /// The same for readers, which take up to 5 KiB each.
-const READERS_OF_ALL: usize = 4 << 10;
+pub(crate) const READERS_OF_ALL: usize = 4 << 10;
 /// Runs among which the one that grew longest ago makes room.
 const SAMPLED: usize = 8;
 /// Predicted extents outstanding in one file.

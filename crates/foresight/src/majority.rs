@@ -1,7 +1,7 @@
 //! The value that more than half of a list agree on.
 
 /// Boyer and Moore's vote, then a count: `None` when no value has more than half.
-pub(crate) fn majority(values: impl DoubleEndedIterator<Item = i64> + Clone) -> Option<i64> {
+pub(crate) fn majority(values: impl Iterator<Item = i64> + Clone) -> Option<i64> {
     let (mut candidate, mut votes) = (0, 0u32);
     for value in values.clone() {
         match votes {

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::file::{READERS_OF_ALL, RUNS_OF_ALL};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -458,4 +459,16 @@ fn loads_as_programs_make_them_in_several_passes() {
         let holds = |at: usize| passes[at].0 <= if at == 0 { missed_first } else { missed_later };
         assert!((0..4).all(|at| holds(at) && passes[at].1 <= wasted), "{name}: {passes:?}");
     }
+}
+
+#[test]
+fn streams_of_all_files_together_are_bounded() {
+    let mut p = predictor();
+    for i in 0..512 * 200u64 {
+        p.observe(Source { file: i % 512, reader: i / 512 }, (i / 512) * MIB..(i / 512) * MIB + 4 * KIB, i * MS);
+    }
+    check(&p);
+    // Whoever has 64 runs or 8 readers keeps them.
+    assert!((RUNS_OF_ALL..=RUNS_OF_ALL + 512).contains(&p.shared.runs), "{}", p.shared.runs);
+    assert!((READERS_OF_ALL..=READERS_OF_ALL + 512).contains(&p.shared.readers), "{}", p.shared.readers);
 }

@@ -143,7 +143,7 @@ impl Stream {
         for lag in 1..=LAGS {
             let known = self.reads.len().saturating_sub(lag);
             for window in WINDOWS.into_iter().take_while(|w| *w <= known) {
-                let stride = majority(self.strides(lag).take(window).collect::<Vec<_>>().into_iter());
+                let stride = majority(self.strides(lag).take(window));
                 if let Some(stride) = stride.filter(|s| *s != 0) {
                     return Some(self.predict(lag, stride, gap_bytes));
                 }
