@@ -57,11 +57,13 @@ impl KernelDisk {
         let folder = tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir_in(parent)?;
         let at = |name: &str| folder.path().join(name);
         loop_disk::make_image(&at("bytes"), SIZE_BYTES)?;
+        let flusher = Flusher::begin();
         let model = ModelledDevice::start(&DeviceParams { order: Order::Elevator, ..params.clone() })
             .context("starting the model of a disk")?;
         fs::create_dir(at("fuse"))?;
         let bytes = fs::File::options().read(true).write(true).open(at("bytes"))?;
         let session = image::mount(bytes, model.clone(), &at("fuse"))?;
+        drop(flusher);
         // From here on what is dropped takes the mounts away.
         let image = Some(session);
         let disk = LoopDisk::attach(&at("fuse").join(image::IMAGE), &at("disk"), true)?;
@@ -110,6 +112,24 @@ impl Drop for KernelDisk {
     }
 }
 
+/// Threads started while it lives serve a disk that the kernel writes to when memory is short: an allocation of theirs must
+/// not wait for such writes, that is for themselves (prctl(2), `PR_SET_IO_FLUSHER`).
+struct Flusher;
+
+impl Flusher {
+    fn begin() -> Flusher {
+        // Before Linux 5.6 or without the right, a bed in too little memory may hang.
+        let _ = rustix::process::configure_io_flusher_behavior(true);
+        Flusher
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        let _ = rustix::process::configure_io_flusher_behavior(false);
+    }
+}
+
 /// Takes away what killed processes left of their disks below `parent`; returns the folders removed.
 pub fn remove_stale(parent: &Path) -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
@@ -143,6 +163,18 @@ mod tests {
         assert_eq!(owner_of("impresario-kernel-disk-4711-abCd1"), Some(4711));
         assert_eq!(owner_of("impresario-kernel-disk-x-abCd1"), None);
         assert_eq!(owner_of("impresario-bench-4711"), None);
+    }
+
+    #[test]
+    fn threads_inherit_that_they_serve_a_disk() {
+        let is_flusher = || rustix::process::is_io_flusher().ok();
+        // Not everybody may.
+        let Some(false) = is_flusher() else { return };
+        let flusher = Flusher::begin();
+        let inherited = std::thread::spawn(is_flusher).join();
+        assert_eq!(inherited.ok(), Some(Some(true)));
+        drop(flusher);
+        assert_eq!(is_flusher(), Some(false));
     }
 
     #[test]
