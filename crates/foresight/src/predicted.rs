@@ -108,12 +108,20 @@ struct Predicted {
     round: u32,
 }
 
+/// A predicted queue.
+#[derive(Debug)]
+struct Queue {
+    /// Its requests.
+    range: Range<u32>,
+    bytes: u64,
+}
+
 /// The predicted queues of a recorded run.
 #[derive(Debug, Default)]
 pub struct PredictedQueues {
     /// By queue, round, offset.
     requests: Vec<Predicted>,
-    queues: FxHashMap<(u64, bool), Range<u32>>,
+    queues: FxHashMap<(u64, bool), Queue>,
     /// The requests of a place, in order of rounds: `places[range]`.
     by_place: FxHashMap<(u64, bool, u64, u64), Range<u32>>,
     places: Vec<u32>,
@@ -148,7 +156,8 @@ impl PredictedQueues {
         let mut places: Vec<((u64, bool, u64, u64), u32)> = Vec::with_capacity(all.len());
         for (at, ((file, write), p)) in all.into_iter().enumerate() {
             let at = at as u32;
-            predicted.queues.entry((file, write)).or_insert(at..at).end = at + 1;
+            let queue = predicted.queues.entry((file, write)).or_insert(Queue { range: at..at, bytes: 0 });
+            (queue.range.end, queue.bytes) = (at + 1, queue.bytes.saturating_add(p.len));
             places.push(((file, write, p.offset, p.len), at));
             predicted.requests.push(p);
         }
@@ -179,6 +188,11 @@ impl PredictedQueues {
     /// Whether something is predicted of a queue.
     pub fn knows(&self, file: u64, write: bool) -> bool {
         self.queues.contains_key(&(file, write))
+    }
+
+    /// Bytes of all requests of a queue; `None`: nothing is predicted of it.
+    pub fn bytes(&self, file: u64, write: bool) -> Option<u64> {
+        self.queues.get(&(file, write)).map(|queue| queue.bytes)
     }
 
     /// The prediction of a request that arrives `since_first_ns` after the first one of its file: of the same file,
@@ -266,7 +280,7 @@ impl Aggregations {
     }
 
     fn aggregate(&mut self, queues: &PredictedQueues, queue: (u64, bool), ttp_ns: impl Fn(u64) -> u64) {
-        let Some(range) = queues.queues.get(&queue) else { return };
+        let Some(Queue { range, .. }) = queues.queues.get(&queue) else { return };
         let alone = |at: u32| {
             let p = &queues.requests[at as usize];
             Group {
@@ -470,7 +484,9 @@ mod tests {
             let rule = if causal { Rule::Causal } else { Rule::Worth { overlap } };
             let limits = GroupLimits { requests: 5, bytes: 32 * KIB, span_ns: 20 * MS };
             let mut all = Aggregations::new(&queues, rule, limits);
-            for (queue, range) in &queues.queues {
+            for (queue, Queue { range, bytes }) in &queues.queues {
+                let requests = &queues.requests[range.start as usize..range.end as usize];
+                prop_assert_eq!(*bytes, requests.iter().map(|r| r.len).sum::<u64>());
                 let mut at = range.start;
                 while at < range.end {
                     let group = all.group(&queues, *queue, PredictedId(at), ttp);

@@ -1,6 +1,9 @@
-//! The rules of the AGIOS family worked by hand: `sjf`, `to`, `to-agg`, `sw`, `wfq`; and the public library's defects,
+//! The rules of the AGIOS family worked by hand: `sjf`, `srtf`, `to`, `to-agg`, `sw`, `wfq`; and the public library's defects,
 //! which no policy of ours has.
 
+use std::sync::Arc;
+
+use impresario_foresight::{PredictedQueues, Recorded};
 use impresario_sched::policy::POLICIES;
 use impresario_sched::{
     Batch, Cancelled, Completion, Core, CoreConfig, Event, Extent, FileId, JobId, LaneId, Nanos, Next, Op, PolicySpec,
@@ -75,6 +78,51 @@ fn sjf_looks_at_what_is_queued_now() {
     assert_eq!(next(&mut core, t), Some((1, 0, 1)), "16 are fewer than 24");
     assert_eq!(next(&mut core, t), Some((1, 8, 1)));
     assert_eq!(next(&mut core, t), Some((2, 200, 1)));
+}
+
+/// A run foretells 40 KiB of file 1's reads and 24 KiB of file 2's; of file 3 nothing. First those of which nothing is to come, by
+/// the fewest queued bytes; then file 2, of which 16 KiB are to come, before file 1 with 32, though less of that is queued.
+#[test]
+fn srtf_serves_the_file_with_the_fewest_bytes_to_come() {
+    let foretold = |file: u64, kib: u64| {
+        let request = move |i: u64| Recorded {
+            file,
+            write: false,
+            offset: i << 12,
+            len: 4 << 10,
+            arrival_ns: i,
+            completed_ns: None,
+        };
+        (0..kib / 4).map(request)
+    };
+    let run = || Arc::new(PredictedQueues::new(foretold(1, 40).chain(foretold(2, 24))));
+    let requests = || [read(1, 0, 8), read(2, 100, 4), read(2, 0, 4), read(3, 0, 64), read(4, 0, 32)];
+    let mut core = core(p("srtf"), 1);
+    core.foresee(Some(run()));
+    push(&mut core, requests());
+    assert_eq!(serve(&mut core), [(4, 0, 1), (3, 0, 1), (2, 0, 1), (2, 100, 1), (1, 0, 1)]);
+    // What was served has come: of file 1 28 KiB more leave 4, fewer than the 16 of file 2.
+    push(&mut core, [read(2, 200, 1), read(1, 8, 28)]);
+    assert_eq!(serve(&mut core), [(1, 8, 1), (2, 200, 1)]);
+    let told = core.status().foretold.unwrap();
+    assert_eq!((told.requests, told.linked.unwrap().arrived, told.linked.unwrap().linked), (16, 7, 5));
+    // More than was foretold: nothing is to come. A withdrawn request has not come.
+    let ids = push(&mut core, [read(1, 40, 400), read(2, 300, 15)]);
+    assert_eq!(core.cancel(Nanos(5), ids[0]), Cancelled::Removed);
+    push(&mut core, [read(1, 60, 1), read(2, 400, 1)]);
+    assert_eq!(serve(&mut core), [(2, 300, 1), (2, 400, 1), (1, 60, 1)]);
+    // After a pause the program runs again.
+    let later = Nanos::from_millis(60_000);
+    for r in [read(1, 0, 36), read(2, 0, 4)] {
+        core.push(later, &Request { arrival: later, ..r }).unwrap();
+    }
+    assert_eq!(next(&mut core, later), Some((1, 0, 1)));
+    assert_eq!(next(&mut core, later), Some((2, 0, 1)));
+    // Without a run it is sjf.
+    core.foresee(None);
+    push(&mut core, requests());
+    assert_eq!(serve(&mut core), [(1, 0, 1), (2, 0, 1), (2, 100, 1), (4, 0, 1), (3, 0, 1)]);
+    assert!(core.status().foretold.is_none());
 }
 
 #[test]

@@ -197,5 +197,5 @@ fn a_run_that_does_not_match_sleeps_and_wakes() {
     assert_eq!((linked(&b).arrived, linked(&b).linked), (900, 0));
     (0..64).for_each(|i| serve(&mut b, i * 8));
     let found = linked(&b).linked;
-    assert!((48..=64).contains(&found), "{found} of 64 are linked");
+    assert!((32..=64).contains(&found), "{found} of 64 are linked");
 }

@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
     patience: Duration,
     /// Measure instead what a recorded run that foretells nothing of what comes costs, in so many pairs of measurements
-    /// [default policies: agios, agios-causal]
+    /// [default policies: agios, agios-causal, srtf]
     #[arg(long, value_name = "PAIRS")]
     unrelated_run: Option<u32>,
     /// Write every measurement to a file
@@ -39,7 +39,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         policies.push(impresario_workload::system::policy(text).map_err(usage)?);
     }
     if policies.is_empty() && args.unrelated_run.is_some() {
-        policies = ["agios", "agios-causal"].map(PolicySpec::named).into();
+        policies = ["agios", "agios-causal", "srtf"].map(PolicySpec::named).into();
     } else if policies.is_empty() {
         policies = policy::POLICIES.iter().map(|p| PolicySpec::named(p.name)).collect();
         policies.push(PolicySpec::named("fifo").with("merge", "on"));

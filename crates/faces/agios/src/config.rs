@@ -73,6 +73,7 @@ const ALGORITHMS: &[(&str, &str)] = &[
     // Version 1 of the public library.
     ("TW", "sw"),
     ("EXCLUSIVE_TIME_WINDOW", "twins"),
+    ("SRTF", "srtf"),
 ];
 
 /// Keys of version 1 of the public library, and their later names.
@@ -259,6 +260,7 @@ mod tests {
             assert_eq!(policy(&format!("default_algorithm = \"{name}\";")).name, *here);
         }
         assert_eq!(policy("default_algorithm = \"mlf\"").name, "mlf", "our own names are welcome too");
+        assert_eq!(policy("default_algorithm = \"SRTF\""), PolicySpec::named("srtf"));
         let mlf = policy("default_algorithm = \"MLF\" mlf_quantum = 65536; waiting_time = 500000");
         assert_eq!(mlf.params["quantum_bytes"], "65536");
         assert_eq!((&*mlf.params["growth"], &*mlf.params["hold_us"]), ("double", "500"));
@@ -335,7 +337,7 @@ mod tests {
             ("mlf_quantum = \"8k\"", &["line 3", "mlf_quantum", "\"8k\""][..]),
             ("mlf_quantum = 1;\ndefault_algorithm = \"MLF\"", &["quantum_bytes", "\"1\""]),
             ("twins_window = 9999999", &["twins_window", "2000000"]),
-            ("default_algorithm = \"SRTF\"", &["line 3", "SRTF", "TWINS"]),
+            ("default_algorithm = \"SRTX\"", &["line 3", "SRTX", "TWINS"]),
             ("default_algorithm = 5", &["default_algorithm", "quotes"]),
             ("trace = 2", &["trace", "true or false"]),
             ("select_algorithm_period = -2", &["select_algorithm_period", "-1"]),

@@ -47,6 +47,8 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
         (p("to-agg").with("batch_requests", 4), 3),
         (p("sjf"), 1),
         (p("sjf").with("merge", "off").with("guard_batches", 3), 3),
+        (p("srtf"), 1),
+        (p("srtf").with("merge", "off").with("guard_batches", 3), 3),
         (p("sw").with("window_ms", 1), 1),
         (p("sw").with("guard_batches", 4).with("batch_requests", 3), 3),
         (p("wfq"), 1),

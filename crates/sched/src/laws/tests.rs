@@ -119,6 +119,7 @@ fn a_broken_guard_is_found() {
         (p("sstf"), 1, Load::Ascending),
         (p("wscan").with("window_bytes", 4096), 1, Load::Ascending),
         (p("sjf").with("merge", "off"), 1, Load::Low),
+        (p("srtf").with("merge", "off"), 1, Load::Low),
         (p("deadline").with("sweep_batches", 1), 1, Load::Ascending),
     ] {
         let guarded = |batches: u32| spec.clone().with("guard_batches", batches);

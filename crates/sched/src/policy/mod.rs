@@ -19,6 +19,7 @@ pub(crate) mod parts;
 mod scan;
 mod set10;
 mod sjf;
+mod srtf;
 mod sstf;
 mod stream;
 mod sw;
@@ -381,6 +382,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     to::INFO,
     to::AGGREGATING,
     sjf::INFO,
+    srtf::INFO,
     sw::INFO,
     wfq::INFO,
     twins::INFO,

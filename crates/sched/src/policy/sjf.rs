@@ -23,25 +23,28 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     summary: "Shortest job first: the file and operation with the fewest queued bytes, lowest offset first.",
     source: "AGIOS, public library version 2 (SJF)",
     conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
-    params: &[
-        ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Take along what touches the lowest offset." },
-        BATCH_REQUESTS,
-        BATCH_BYTES,
-        ParamInfo {
-            name: "guard_batches",
-            default: "64",
-            range: Range::Integer(0, 1_000_000),
-            doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
-        },
-    ],
+    params: PARAMS,
     build: |params, setup| {
         Ok(Box::new(Sjf {
-            queues: Ranked::new(params, setup, |_, bytes, oldest| (bytes, oldest)),
+            queues: Ranked::new(params, setup, |_, queue| (queue.bytes, queue.oldest)),
             params: params.clone(),
             turns: Turns::default(),
         }))
     },
 };
+
+/// Of `srtf` too.
+pub(super) const PARAMS: &[ParamInfo] = &[
+    ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Take along what touches the lowest offset." },
+    BATCH_REQUESTS,
+    BATCH_BYTES,
+    ParamInfo {
+        name: "guard_batches",
+        default: "64",
+        range: Range::Integer(0, 1_000_000),
+        doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+    },
+];
 
 struct Sjf {
     params: Params,

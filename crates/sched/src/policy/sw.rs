@@ -48,7 +48,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |params, setup| {
         Ok(Box::new(Sw {
             window: Nanos::from_millis(params.integer("window_ms")),
-            queues: Ranked::new(params, setup, |key, _, _| key),
+            queues: Ranked::new(params, setup, |key, _| key),
             params: params.clone(),
             turns: Turns::default(),
         }))

@@ -43,7 +43,7 @@ const RETRY_BATCHES: u32 = 256;
 /// After so many requests in a row that were not foretold only every [`SAMPLE`]th is looked up, until one is: a run that does
 /// not match costs next to nothing.
 const ASLEEP_AFTER: u32 = 512;
-const SAMPLE: u32 = 16;
+const SAMPLE: u32 = 32;
 
 /// What is known of a queued request.
 #[derive(Clone, Copy, Default)]

@@ -1,4 +1,5 @@
-//! Queues in offset order, the queue of the lowest rank first: the machinery of `sjf`, `sw` and `twins` in offset order.
+//! Queues in offset order, the queue of the lowest rank first: the machinery of `sjf`, `srtf`, `sw` and `twins` in
+//! offset order.
 //!
 //! What a queue is and how it ranks is the policy's. A queue serves its runs from its lowest offset, or goes on from
 //! where a scan stands. Such orders starve whoever ranks high: the guard has the oldest request of all go next
@@ -15,14 +16,24 @@ use crate::policy::{Choice, Params, Setup, View, WaitReason};
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, BySlot, Slot};
 
-/// What a queue's rank is made of: (its key, bytes queued, arrival of its oldest request).
-type RankOf<K, R> = fn(K, u64, Arrival) -> R;
+/// What a queue's rank is made of, besides its key.
+pub(crate) struct Contents {
+    /// Bytes queued.
+    pub bytes: u64,
+    /// Bytes that are expected besides, as the policy told with the last request.
+    pub to_come_bytes: u64,
+    /// Arrival of its oldest request.
+    pub oldest: Arrival,
+}
+
+type RankOf<K, R> = fn(K, Contents) -> R;
 
 struct Queue<K, R> {
     group: u32,
     key: K,
     rank: Option<R>,
     bytes: u64,
+    to_come_bytes: u64,
     runs: RunQueue,
 }
 
@@ -56,6 +67,11 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
 
     /// Queues a request in the queue of its key.
     pub fn insert(&mut self, view: &View<'_>, group: usize, key: K, slot: Slot) {
+        self.insert_expecting(view, group, key, slot, 0);
+    }
+
+    /// The same, of which so many bytes more are expected.
+    pub fn insert_expecting(&mut self, view: &View<'_>, group: usize, key: K, slot: Slot, to_come_bytes: u64) {
         let q = match self.by_key.get(&(group as u32, key)) {
             Some(&q) => q,
             None => self.open(group as u32, key),
@@ -64,6 +80,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         self.guards.insert(view.table, group, slot);
         let queue = &mut self.queues[q];
         queue.bytes += counted(view, slot);
+        queue.to_come_bytes = to_come_bytes;
         self.runs.insert(&mut queue.runs, view.table, slot, 0, |_| 0);
         self.refile(view, q);
     }
@@ -71,7 +88,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
     fn open(&mut self, group: u32, key: K) -> u32 {
         let q = self.queues.insert_over(|old| {
             let runs = RunQueue::renewed(old.map(|old| &mut old.runs));
-            Queue { group, key, rank: None, bytes: 0, runs }
+            Queue { group, key, rank: None, bytes: 0, to_come_bytes: 0, runs }
         });
         self.by_key.insert((group, key), q);
         q
@@ -91,7 +108,8 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
     fn refile(&mut self, view: &View<'_>, q: u32) {
         let queue = &mut self.queues[q];
         let oldest = queue.runs.oldest().map(|o| view.table.arrival_order(o));
-        let rank = oldest.map(|oldest| (self.rank_of)(queue.key, queue.bytes, oldest));
+        let Queue { key, bytes, to_come_bytes, .. } = *queue;
+        let rank = oldest.map(|oldest| (self.rank_of)(key, Contents { bytes, to_come_bytes, oldest }));
         let old = std::mem::replace(&mut queue.rank, rank);
         self.orders[queue.group as usize].replace(old.map(|rank| (rank, q)), rank.map(|rank| (rank, q)));
         if rank.is_none() {

@@ -38,7 +38,7 @@ impl ServerQueues {
         if !by_offset {
             return ServerQueues::Arrival(Backlog::new(setup.lanes.into(), params.on("merge"), params, setup));
         }
-        let queues = Ranked::new(params, setup, |key, _, _| key);
+        let queues = Ranked::new(params, setup, |key, _| key);
         let stands = vec![Stand { file_key: 0, op: Op::Read, offset: 0 }; setup.lanes.into()];
         ServerQueues::Offset { queues, stands }
     }

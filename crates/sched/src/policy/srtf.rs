@@ -1,0 +1,130 @@
+//! `srtf`: shortest remaining time first (AGIOS, public library version 1).
+//!
+//! One queue per file and operation. Of each a recorded run foretells so many bytes: the queue of which the fewest of them are
+//! neither served nor queued goes next, with its lowest offset. So a file is finished that the program is nearly through
+//! with, rather than one of which much is still to come.
+//!
+//! Where the source is silent we chose: of queues with equally much to come the one with the fewest queued bytes, then the
+//! one with the oldest request, which is `sjf`; that is also the whole rule without a recorded run, and for files that it
+//! does not have: nothing is to come of them. A file of which nothing came for [`AGAIN_AFTER`] begins its run anew. Reads and
+//! writes of a file have queues of their own, and parts on several lanes too.
+//!
+//! Wait: as `sjf`: after `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the
+//! guard off). Work-conserving.
+
+use std::sync::Arc;
+
+use impresario_foresight::{PredictedQueues, part_key};
+use rustc_hash::FxHashMap;
+
+use super::parts::ranked::Ranked;
+use super::parts::turns::Turns;
+use super::sjf::PARAMS;
+use super::{Choice, Conduct, Params, Policy, PolicyInfo, View, WaitBound};
+use crate::contract::Linked;
+use crate::spec::PolicySpec;
+use crate::table::{Arrival, Slot};
+use crate::types::{FileId, Nanos, Op};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "srtf",
+    summary: "Shortest remaining time first: the file of which a recorded run foretells the fewest bytes still to come.",
+    source: "AGIOS, public library version 1 (SRTF)",
+    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
+    params: PARAMS,
+    build: |params, setup| {
+        Ok(Box::new(Srtf {
+            queues: Ranked::new(params, setup, |_, queue| (queue.to_come_bytes, queue.bytes, queue.oldest)),
+            params: params.clone(),
+            turns: Turns::default(),
+            run: None,
+            begun: FxHashMap::default(),
+            counted: Linked::default(),
+        }))
+    },
+};
+
+/// A file of which nothing came for so long begins anew.
+const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
+
+struct Srtf {
+    params: Params,
+    queues: Ranked<(FileId, Op), (u64, u64, Arrival)>,
+    turns: Turns,
+    run: Option<Arc<PredictedQueues>>,
+    /// Of predicted queues: bytes that came, and when the last did.
+    begun: FxHashMap<(u64, bool), (u64, Nanos)>,
+    /// Linked are the requests of files that the run has.
+    counted: Linked,
+}
+
+/// The predicted queue of a request.
+fn queue_of(view: &View<'_>, slot: Slot) -> (u64, bool) {
+    let file = view.names.file(view.table.file(slot));
+    let lane = if view.shared_space { 0 } else { view.table.lane(slot).0 };
+    (part_key(file, lane), view.table.op(slot) == Op::Write)
+}
+
+impl Srtf {
+    /// Counts a request that came; what is still to come of its queue.
+    fn expect(&mut self, view: &View<'_>, slot: Slot) -> u64 {
+        let Some(run) = &self.run else { return 0 };
+        self.counted.arrived += 1;
+        let queue = queue_of(view, slot);
+        let Some(foretold) = run.bytes(queue.0, queue.1) else { return 0 };
+        self.counted.linked += 1;
+        let arrival = view.table.arrival(slot);
+        let (came, last) = self.begun.entry(queue).or_insert((0, arrival));
+        if arrival.since(*last) > AGAIN_AFTER {
+            *came = 0;
+        }
+        *came = came.saturating_add(view.table.len_bytes(slot));
+        *last = arrival.max(*last);
+        foretold.saturating_sub(*came)
+    }
+}
+
+impl Policy for Srtf {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        let to_come_bytes = self.expect(view, slot);
+        let key = (view.table.file(slot), view.table.op(slot));
+        self.queues.insert_expecting(view, view.group(slot), key, slot, to_come_bytes);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        if self.run.is_some()
+            && let Some((came, _)) = self.begun.get_mut(&queue_of(view, slot))
+        {
+            *came = came.saturating_sub(view.table.len_bytes(slot));
+        }
+        self.queues.remove(view, slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        self.turns.go_round(view, |group| self.queues.serve(view, group, batch))
+    }
+
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        self.queues.take(view, oldest, batch);
+        Choice::Serve
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        let older = view.table.older_than(slot, view.groups() == 1);
+        WaitBound::of_batches(self.queues.wait_bound(older))
+    }
+
+    fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
+        self.run = queues.filter(|queues| !queues.is_empty());
+        self.begun.clear();
+        self.counted = Linked::default();
+    }
+
+    fn linked(&self) -> Option<Linked> {
+        Some(self.counted)
+    }
+}
