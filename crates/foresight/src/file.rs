@@ -272,7 +272,7 @@ impl FileStreams {
     fn left_of(run: &Run, extent: &Range<u64>, at_ns: u64) -> Option<u64> {
         match extent.end <= run.end {
             true if run.is_over(at_ns) => Some(run.end),
-            true => (extent.end + AGAIN.0 <= run.end).then_some(run.end - AGAIN.1),
+            true => (extent.end + AGAIN.0 <= run.end).then(|| run.end - AGAIN.1),
             false => None,
         }
     }

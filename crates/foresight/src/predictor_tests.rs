@@ -472,3 +472,13 @@ fn streams_of_all_files_together_are_bounded() {
     assert!((RUNS_OF_ALL..=RUNS_OF_ALL + 512).contains(&p.shared.runs), "{}", p.shared.runs);
     assert!((READERS_OF_ALL..=READERS_OF_ALL + 512).contains(&p.shared.readers), "{}", p.shared.readers);
 }
+
+/// The beginning of a file is read again at once, by another client: nothing lies before it.
+#[test]
+fn the_first_bytes_of_a_file_are_read_twice() {
+    let mut p = Predictor::new(Limits::default());
+    for reader in 0..3 {
+        p.observe(Source { file: 1, reader }, 0..1, reader);
+    }
+    assert_eq!(p.totals().demand_bytes, 3);
+}
