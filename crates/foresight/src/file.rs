@@ -48,8 +48,10 @@ const GAP_BYTES: u64 = 128 << 10;
 const GAP_PART: u64 = 4;
 /// The least that a stream predicts at a time, bytes.
 const WINDOW_BYTES_MIN: u64 = 1 << 20;
-/// A prediction is late after this and four times the time it was expected to take, ns.
+/// A prediction is late after this and four times the time in which its stream will have read all of it, ns.
 const LATE_NS: u64 = 1_000_000_000;
+/// The same where the stream's pace is not known yet.
+const LATE_UNKNOWN_NS: u64 = 4_000_000_000;
 
 /// A range read lately without gaps; it begins at its key in the map.
 #[derive(Clone, Debug)]
@@ -88,6 +90,11 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// How long the stream takes to read so much.
+    fn time_ns(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.ps_per_byte) / 1000).min(1 << 60) as u64
+    }
+
     fn request(&mut self, bytes: u64, at_ns: u64) {
         if self.last_ns > 0 {
             let ps =
@@ -165,12 +172,13 @@ impl FileStreams {
         self.credit(shared, &extent);
         let mut predictions = Vec::new();
         let run = self.extend_run(shared, &extent, at_ns);
-        let strided = self.observe_stride(shared, source.reader, &extent, at_ns);
+        let lone = self.runs.len() - self.growing;
+        let grown_min = if lone > LONE_RUNS.max(self.growing) { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
+        let grows = self.runs.get(&run).is_some_and(|r| r.grown >= grown_min);
+        let strided = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
         if self.account.pays() {
-            let lone = self.runs.len() - self.growing;
-            let grown_min = if lone > LONE_RUNS.max(self.growing) { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
-            let extents = match self.runs.get(&run).is_some_and(|r| r.grown >= grown_min) {
-                true => self.run_ahead(shared, run, at_ns),
+            let extents = match grows {
+                true => self.run_ahead(shared, run, extent.end - extent.start, at_ns),
                 false => strided,
             };
             for (stream, extent) in extents {
@@ -233,6 +241,9 @@ impl FileStreams {
         }
         run.touched_ns = at_ns;
         if let Some(ledger) = self.ledgers.get_mut(&run.stream) {
+            if run.grown >= GROWN_MIN {
+                shared.stream_lives(ledger.last_ns, at_ns);
+            }
             ledger.account.demanded(extent.end - extent.start);
             ledger.request(extent.end - extent.start, at_ns);
         }
@@ -277,12 +288,12 @@ impl FileStreams {
         }
     }
 
-    /// What a growing run will read next and is not predicted yet.
-    fn run_ahead(&self, shared: &Shared, start: u64, at_ns: u64) -> Vec<(u32, Range<u64>)> {
+    /// What a growing run will read next and is not predicted yet, in whole requests as long as the last one.
+    fn run_ahead(&self, shared: &Shared, start: u64, request_bytes: u64, at_ns: u64) -> Vec<(u32, Range<u64>)> {
         let len = self.len_bytes;
-        let part = shared.part_of(self.growing);
         let Some(run) = self.runs.get(&start) else { return Vec::new() };
-        let window = self.ledgers.get(&run.stream).map_or(0, |l| l.window_bytes.min(part));
+        let window = self.ledgers.get(&run.stream).map_or(0, |l| l.window_bytes.min(shared.part(self.growing)));
+        let window = (window / request_bytes).max(1).saturating_mul(request_bytes);
         let from = run.predicted_to.max(run.end);
         if (from - run.end) * 2 > window {
             return Vec::new();
@@ -296,13 +307,15 @@ impl FileStreams {
         vec![(run.stream, from..to)]
     }
 
-    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet.
+    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet. It `counts` as a
+    /// stream unless a run is predicted in its place.
     fn observe_stride(
         &mut self,
         shared: &mut Shared,
         reader: u64,
         extent: &Range<u64>,
         at_ns: u64,
+        counts: bool,
     ) -> Vec<(u32, Range<u64>)> {
         let at = match self.readers.iter().position(|r| r.reader == reader) {
             Some(at) => at,
@@ -359,9 +372,12 @@ impl FileStreams {
             }
         };
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return Vec::new() };
+        if counts {
+            shared.stream_lives(ledger.last_ns, at_ns);
+        }
         ledger.account.demanded(extent.end - extent.start);
         ledger.request(extent.end - extent.start, at_ns);
-        let window = ledger.window_bytes.min(shared.limits.stream_bytes);
+        let window = ledger.window_bytes.min(shared.part(self.growing));
         let reach = match forecast.is_dense() {
             true => window,
             false => stride_bytes.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
@@ -418,11 +434,14 @@ impl FileStreams {
                 shared.totals.withheld_bytes += extent.end - at;
                 return at;
             }
-            let distance = ledger.outstanding_bytes;
-            let wait_ns = (u128::from(distance) * u128::from(ledger.ps_per_byte) / 1000).min(1 << 60) as u64;
+            let wait_ns = ledger.time_ns(ledger.outstanding_bytes);
             ledger.outstanding_bytes += bytes;
             let confidence = ledger.account.confidence();
-            let late_ns = at_ns.saturating_add(LATE_NS).saturating_add(wait_ns.saturating_mul(4));
+            let patience_ns = match ledger.ps_per_byte {
+                0 => LATE_UNKNOWN_NS,
+                _ => LATE_NS.saturating_add(ledger.time_ns(ledger.outstanding_bytes).saturating_mul(4)),
+            };
+            let late_ns = at_ns.saturating_add(patience_ns);
             self.outstanding.insert(at, Outstanding { end, stream, late_ns });
             self.order.push_back(at);
             shared.totals.outstanding_bytes += bytes;

@@ -10,12 +10,15 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use crate::PAGE_BYTES;
 use crate::account::Account;
 use crate::file::FileStreams;
 use crate::phases::NextPhase;
 
 /// Bytes that may be wasted, or outstanding without any hit yet, before shares of what was demanded count.
 const SLACK_BYTES: u64 = 32 << 20;
+/// Streams are counted over so long, ns.
+const BEAT_NS: u64 = 2_000_000_000;
 /// When the waste is used up, a stream may still have this part of its own hits outstanding.
 const PROVEN_PART: u64 = 50;
 
@@ -105,6 +108,9 @@ pub(crate) struct Shared {
     /// Runs and readers of all files.
     pub(crate) runs: usize,
     pub(crate) readers: usize,
+    /// Streams seen in this interval of [`BEAT_NS`] and in the one before.
+    streams: (usize, usize),
+    beat: u64,
 }
 
 impl Shared {
@@ -118,17 +124,33 @@ impl Shared {
         (SLACK_BYTES + self.totals.hit_bytes).min(self.limits.budget_bytes)
     }
 
-    /// What one of so many streams may have outstanding, so that the others get their part, bytes.
-    pub(crate) fn part_of(&self, streams: usize) -> u64 {
-        (self.outstanding_max() / streams.max(1) as u64).min(self.limits.stream_bytes)
+    /// A stream that is predicted was seen at `at_ns`, and before that at `last_ns`.
+    pub(crate) fn stream_lives(&mut self, last_ns: u64, at_ns: u64) {
+        let beat = at_ns / BEAT_NS;
+        if beat != self.beat {
+            self.streams = (0, if beat == self.beat + 1 { self.streams.0 } else { 0 });
+            self.beat = beat;
+        }
+        self.streams.0 += usize::from(last_ns / BEAT_NS != beat || last_ns == 0);
+    }
+
+    /// What one stream may have outstanding, so that the others get their part, bytes; its file has so many that grow.
+    pub(crate) fn part(&self, growing: usize) -> u64 {
+        let streams = self.streams.0.max(self.streams.1).max(growing).max(1) as u64;
+        // A stream is predicted anew when half of its window is left.
+        (self.outstanding_max() / 3 * 2 / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
     }
 
     /// Whether so many bytes more may be outstanding, for a stream that has `hit` and `outstanding` bytes.
     pub(crate) fn may_predict(&self, bytes: u64, hit: u64, outstanding: u64) -> bool {
-        let Totals { demand_bytes, wasted_bytes, outstanding_bytes, .. } = self.totals;
+        let Totals { demand_bytes, wasted_bytes, hit_bytes, outstanding_bytes, .. } = self.totals;
+        // What is outstanding comes true as often as what was before.
+        let doubtful =
+            u128::from(outstanding_bytes) * u128::from(wasted_bytes) / u128::from((wasted_bytes + hit_bytes).max(1));
         let waste_max = SLACK_BYTES + demand_bytes / 100 * self.limits.waste_percent;
         let proven = outstanding + bytes <= hit / PROVEN_PART;
-        outstanding_bytes + bytes <= self.outstanding_max() && (wasted_bytes + bytes <= waste_max || proven)
+        outstanding_bytes + bytes <= self.outstanding_max()
+            && (wasted_bytes + doubtful as u64 + bytes <= waste_max || proven)
     }
 }
 
@@ -145,7 +167,7 @@ impl Predictor {
     /// One that has seen nothing.
     pub fn new(limits: Limits) -> Predictor {
         let limits = Limits {
-            piece_bytes: limits.piece_bytes.max(crate::PAGE_BYTES),
+            piece_bytes: limits.piece_bytes.max(PAGE_BYTES),
             stream_bytes: limits.stream_bytes.max(limits.piece_bytes),
             files: limits.files.max(1),
             ..limits
@@ -157,6 +179,8 @@ impl Predictor {
             openings: Account::default(),
             runs: 0,
             readers: 0,
+            streams: (0, 0),
+            beat: 0,
         };
         Predictor { shared, files: FxHashMap::default(), clock: VecDeque::new() }
     }

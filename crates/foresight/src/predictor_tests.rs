@@ -182,7 +182,7 @@ fn random_reads_are_left_alone() {
     assert_eq!(t.predicted_bytes, 0, "{t:?}");
     // In a file so small that half of it is read, neighbours are common.
     let t = run(&mut predictor(), (0..5000).map(|i| (i % 8, random.below(5120) * 16 * KIB, 16 * KIB)));
-    assert!(t.predicted_bytes <= t.demand_bytes / 20, "{t:?}");
+    assert!(t.wasted_bytes + t.outstanding_bytes <= t.demand_bytes / 20, "{t:?}");
 }
 
 #[test]
@@ -481,4 +481,40 @@ fn the_first_bytes_of_a_file_are_read_twice() {
         p.observe(Source { file: 1, reader }, 0..1, reader);
     }
     assert_eq!(p.totals().demand_bytes, 3);
+}
+
+/// Each of 128 readers of four files gets 256 KiB a second: patience goes by the reader's pace, and there is room for all.
+#[test]
+fn many_slow_streams_share_the_budget() {
+    for (n, missed_later_percent) in [(8, 20), (32, 8)] {
+        let (mut p, mut clock_ns, len) = (predictor(), 0u64, 128 * KIB);
+        for pass in 0..3 {
+            let mut random = Random(pass + 5);
+            let mut waiting: Vec<(u64, u64)> = (0..128).map(|who| (who, 0)).collect();
+            let mut missed = 0;
+            while !waiting.is_empty() {
+                let (who, i) = waiting.remove(random.below(waiting.len().min(16) as u64) as usize);
+                let (file, start) = (1 + who / 32, ((who % 32) * n + i) * len);
+                clock_ns += 4 * MS;
+                let hits = p.totals().hit_bytes;
+                for prediction in p.observe(Source { file, reader: who }, start..start + len, clock_ns) {
+                    let beyond = prediction.extent.start.max(32 * n * len)..prediction.extent.end;
+                    if !beyond.is_empty() {
+                        p.declined(file, beyond);
+                    }
+                }
+                p.ends_at(file, 32 * n * len);
+                missed += u64::from(p.totals().hit_bytes - hits < len);
+                if i + 1 < n {
+                    waiting.push((who, i + 1));
+                }
+            }
+            check(&p);
+            let most = if pass == 0 { 45 } else { missed_later_percent };
+            assert!(missed * 100 <= 128 * n * most, "{n} requests each, pass {pass}: {missed} {:?}", p.totals());
+            clock_ns += 5_000 * MS;
+        }
+        let t = p.totals();
+        assert!(t.wasted_bytes * 1000 <= t.demand_bytes, "{t:?}");
+    }
 }
