@@ -151,6 +151,20 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
+    /// The parts of a range that are on their way, in order.
+    pub fn coming(&self, file: u32, start: u64, end: u64) -> Vec<Range<u64>> {
+        let (mut at, mut coming) = (start, Vec::new());
+        while at < end {
+            let state = self.look(file, at, end);
+            let (State::Present(to) | State::Coming(to) | State::Missing(to)) = state;
+            if matches!(state, State::Coming(_)) {
+                coming.push(at..to);
+            }
+            at = to;
+        }
+        coming
+    }
+
     /// True when the page that holds a byte is present.
     pub fn has(&self, file: u32, at: u64) -> bool {
         matches!(self.look(file, at, at + 1), State::Present(_))
@@ -266,6 +280,26 @@ impl<W: Copy> PageCache<W> {
             let gone = mask(from, to) & !chunk.dirty;
             self.present_pages -= u64::from((gone & chunk.present).count_ones());
             self.wasted_pages += u64::from((gone & chunk.unused).count_ones());
+            chunk.leave(gone);
+            self.drop_if_empty(i);
+        }
+    }
+
+    /// The whole pages from `start` on leave, dirty or not, as when a file is truncated there.
+    pub fn truncate(&mut self, file: u32, start: u64) {
+        let start = start.next_multiple_of(PAGE_BYTES);
+        let chunks: Vec<u64> = self.by_key.keys().copied().filter(|key| (key >> CHUNK_BITS) as u32 == file).collect();
+        for key in chunks {
+            let base = (key & ((1 << CHUNK_BITS) - 1)) * CHUNK_BYTES;
+            let Some(&i) = self.by_key.get(&key).filter(|_| base + CHUNK_BYTES > start) else { continue };
+            let gone = mask(start.max(base), base + CHUNK_BYTES);
+            let chunk = &mut self.chunks[i];
+            self.present_pages -= u64::from((gone & chunk.present).count_ones());
+            self.dirty_pages -= u64::from((gone & chunk.dirty).count_ones());
+            chunk.dirty &= !gone;
+            if chunk.dirty == 0 {
+                self.dirty.remove(&key);
+            }
             chunk.leave(gone);
             self.drop_if_empty(i);
         }
@@ -469,6 +503,23 @@ mod tests {
         c.remove(3, 0, 4096);
         c.arrive(3, 0, 4096, &mut Vec::new());
         assert!(!c.has(3, 0) && c.wasted_bytes() == 65_536);
+    }
+
+    #[test]
+    fn a_truncation_takes_whole_pages_dirty_or_not() {
+        let mut c: PageCache<()> = PageCache::new(MIB);
+        c.write(1, 0, 3 * CHUNK_BYTES, true);
+        c.write(2, 0, PAGE_BYTES, true);
+        c.claim(1, 3 * CHUNK_BYTES, 4 * CHUNK_BYTES, true);
+        c.truncate(1, CHUNK_BYTES + PAGE_BYTES + 1);
+        assert_eq!(c.look(1, CHUNK_BYTES, 2 * CHUNK_BYTES), State::Present(CHUNK_BYTES + 2 * PAGE_BYTES));
+        assert!(c.has(1, 0) && c.has(2, 0) && !c.has(1, CHUNK_BYTES + 2 * PAGE_BYTES));
+        assert!(matches!(c.look(1, 3 * CHUNK_BYTES, 4 * CHUNK_BYTES), State::Missing(_)));
+        assert_eq!(c.dirty_bytes(), CHUNK_BYTES + 3 * PAGE_BYTES);
+        c.arrive(1, 3 * CHUNK_BYTES, 4 * CHUNK_BYTES, &mut Vec::new());
+        assert!(!c.has(1, 3 * CHUNK_BYTES) && c.unused_bytes() == 0 && c.wasted_bytes() == 0);
+        c.truncate(1, 0);
+        assert_eq!((c.dirty_bytes(), c.clean(0, MIB).map(|r| r.0)), (PAGE_BYTES, Some(2)));
     }
 
     #[test]

@@ -56,6 +56,13 @@ impl Account {
         }
     }
 
+    /// Predicted bytes that were counted as hit had left memory before they were read.
+    pub fn lost(&mut self, bytes: u64, ns: u64) {
+        self.hit_bytes = self.hit_bytes.saturating_sub(bytes);
+        self.gained_ns = self.gained_ns.saturating_sub(ns);
+        self.wasted(bytes, ns);
+    }
+
     /// Bytes were asked for, predicted or not. A stopped account that has paused long enough may try again.
     pub fn demanded(&mut self, bytes: u64) {
         if self.paused_bytes > 0 {
@@ -117,6 +124,15 @@ mod tests {
         assert!(!account.pays(), "the second pause is twice as long");
         account.demanded(PAUSE_BYTES.0);
         assert!(account.pays());
+    }
+
+    #[test]
+    fn what_left_memory_is_no_hit() {
+        let mut account = Account::default();
+        account.hit(3 * FREE_BYTES, 30);
+        account.lost(2 * FREE_BYTES, 20);
+        assert_eq!((account.hit_bytes, account.wasted_bytes, account.gained_ns), (FREE_BYTES, 2 * FREE_BYTES, 10));
+        assert!(!account.pays());
     }
 
     #[test]

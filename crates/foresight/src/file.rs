@@ -14,6 +14,7 @@ use crate::account::Account;
 use crate::detector::{Detector, STREAMS_MAX};
 use crate::phases::{NextPhase, Phases};
 use crate::predictor::{Prediction, Shared, Source};
+use crate::reading_ahead::is_there;
 
 /// Runs of one file, and readers whose strides are looked for: of any file, and as long as all files together are below
 /// [`RUNS_OF_ALL`] and [`READERS_OF_ALL`].
@@ -30,6 +31,8 @@ const OUTSTANDING_MAX: usize = 512;
 /// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
 /// case its own reader goes on.
 const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
+/// Predicted parts of a file's requests between their arrival and their service.
+const EXPECTED_MAX: usize = 64;
 /// A run that nobody has extended for so long is over: what is read again of it begins a new one wherever it is, and its
 /// bytes may be predicted again, ns.
 const OVER_AFTER_NS: u64 = 1_000_000_000;
@@ -131,6 +134,33 @@ struct Outstanding {
     end: u64,
     stream: u32,
     late_ns: u64,
+    /// It is in memory up to here.
+    arrived_to: u64,
+}
+
+/// Bytes of a prediction.
+#[derive(Debug)]
+struct Taken {
+    extent: Range<u64>,
+    stream: u32,
+    /// They are in memory up to here.
+    arrived_to: u64,
+}
+
+impl Taken {
+    fn bytes(&self) -> u64 {
+        self.extent.end - self.extent.start
+    }
+
+    /// What has arrived of a range.
+    fn arrived_of(&self, range: &Range<u64>) -> Range<u64> {
+        range.start.max(self.extent.start)..range.end.min(self.extent.end).min(self.arrived_to)
+    }
+}
+
+/// How far a prediction that begins at `start` has arrived when an extent of it has, too.
+fn arrived_to(start: u64, end: u64, before: u64, extent: &Range<u64>) -> u64 {
+    if extent.start <= before.max(start) { before.max(extent.end.min(end)) } else { before }
 }
 
 /// One file.
@@ -151,6 +181,8 @@ pub(crate) struct FileStreams {
     outstanding: BTreeMap<u64, Outstanding>,
     /// First bytes of predictions in the order of time; some are gone already.
     order: VecDeque<u64>,
+    /// Predictions that were asked for lately; oldest first.
+    expected: VecDeque<Taken>,
     account: Account,
     phases: Phases,
 }
@@ -429,7 +461,7 @@ impl FileStreams {
             let hit = ledger.account.hit_bytes;
             if !ledger.account.pays()
                 || self.outstanding.len() >= OUTSTANDING_MAX
-                || !shared.may_predict(bytes, hit, ledger.outstanding_bytes)
+                || !shared.may_predict(bytes, hit, ledger.account.wasted_bytes + ledger.outstanding_bytes)
             {
                 shared.totals.withheld_bytes += extent.end - at;
                 return at;
@@ -442,7 +474,7 @@ impl FileStreams {
                 _ => LATE_NS.saturating_add(ledger.time_ns(ledger.outstanding_bytes).saturating_mul(4)),
             };
             let late_ns = at_ns.saturating_add(patience_ns);
-            self.outstanding.insert(at, Outstanding { end, stream, late_ns });
+            self.outstanding.insert(at, Outstanding { end, stream, late_ns, arrived_to: at });
             self.order.push_back(at);
             shared.totals.outstanding_bytes += bytes;
             shared.totals.predicted_bytes += bytes;
@@ -471,7 +503,13 @@ impl FileStreams {
 
     /// Predictions that a request proves right.
     fn credit(&mut self, shared: &mut Shared, extent: &Range<u64>) {
-        for (stream, bytes) in self.take_outstanding(extent) {
+        self.expected.retain(|e| e.extent.end <= extent.start || extent.end <= e.extent.start);
+        for taken in self.take_outstanding(extent) {
+            let (stream, bytes) = (taken.stream, taken.bytes());
+            if self.expected.len() == EXPECTED_MAX {
+                self.expected.pop_front();
+            }
+            self.expected.push_back(taken);
             shared.totals.outstanding_bytes -= bytes;
             shared.totals.hit_bytes += bytes;
             let ns = shared.fetch_ns(bytes);
@@ -509,39 +547,82 @@ impl FileStreams {
     }
 
     fn waste(&mut self, shared: &mut Shared, stream: u32, extent: &Range<u64>) {
-        for (_, bytes) in self.take_outstanding(extent) {
-            shared.totals.outstanding_bytes -= bytes;
-            shared.totals.wasted_bytes += bytes;
-            let ns = shared.fetch_ns(bytes);
-            shared.totals.lost_ns = shared.totals.lost_ns.saturating_add(ns);
-            let stops = self.account.stops;
-            self.account.wasted(bytes, ns);
-            shared.totals.stops += u64::from(self.account.stops - stops);
-            let Some(ledger) = self.ledgers.get_mut(&stream) else { continue };
-            ledger.outstanding_bytes -= bytes;
-            let stops = ledger.account.stops;
-            ledger.account.wasted(bytes, ns);
-            if ledger.opening {
-                shared.openings.wasted(bytes, ns);
+        for taken in self.take_outstanding(extent) {
+            shared.totals.outstanding_bytes -= taken.bytes();
+            if let Some(ledger) = self.ledgers.get_mut(&stream) {
+                ledger.outstanding_bytes -= taken.bytes();
             }
-            shared.totals.stops += u64::from(ledger.account.stops - stops);
-            ledger.window_bytes = (ledger.window_bytes / 2).max(WINDOW_BYTES_MIN);
+            self.judge_wasted(shared, stream, taken.bytes(), Account::wasted);
+        }
+    }
+
+    fn judge_wasted(&mut self, shared: &mut Shared, stream: u32, bytes: u64, judge: fn(&mut Account, u64, u64)) {
+        shared.totals.wasted_bytes += bytes;
+        let ns = shared.fetch_ns(bytes);
+        shared.totals.lost_ns = shared.totals.lost_ns.saturating_add(ns);
+        let stops = self.account.stops;
+        judge(&mut self.account, bytes, ns);
+        shared.totals.stops += u64::from(self.account.stops - stops);
+        let Some(ledger) = self.ledgers.get_mut(&stream) else { return };
+        let stops = ledger.account.stops;
+        judge(&mut ledger.account, bytes, ns);
+        if ledger.opening {
+            judge(&mut shared.openings, bytes, ns);
+        }
+        shared.totals.stops += u64::from(ledger.account.stops - stops);
+        ledger.window_bytes = (ledger.window_bytes / 2).max(WINDOW_BYTES_MIN);
+    }
+
+    /// Predicted bytes are in memory.
+    pub(crate) fn arrived(&mut self, extent: &Range<u64>) {
+        let first = self.outstanding.range(..=extent.start).next_back().map_or(extent.start, |(start, _)| *start);
+        for (start, o) in self.outstanding.range_mut(first..extent.end.max(first)) {
+            o.arrived_to = arrived_to(*start, o.end, o.arrived_to, extent);
+        }
+        for e in &mut self.expected {
+            e.arrived_to = arrived_to(e.extent.start, e.extent.end, e.arrived_to, extent);
+        }
+    }
+
+    /// A read of these bytes needed the device. What had arrived of them and is not in memory left it unused, and with it
+    /// what was asked for together with it.
+    pub(crate) fn missed(&mut self, shared: &mut Shared, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) {
+        let is_lost = |e: &Taken| {
+            let arrived = e.arrived_of(extent);
+            !arrived.is_empty() && !is_there(&arrived, in_memory)
+        };
+        let (lost, kept): (VecDeque<Taken>, VecDeque<Taken>) = self.expected.drain(..).partition(is_lost);
+        self.expected = kept;
+        for taken in lost {
+            let (stream, bytes) = (taken.stream, taken.bytes());
+            let ns = shared.fetch_ns(bytes);
+            shared.totals.hit_bytes = shared.totals.hit_bytes.saturating_sub(bytes);
+            shared.totals.gained_ns = shared.totals.gained_ns.saturating_sub(ns);
+            self.judge_wasted(shared, stream, bytes, Account::lost);
+            // The kernel reads on from here and would hide that the rest is gone, too.
+            let gone = |(start, o): &(&u64, &Outstanding)| {
+                let arrived = **start..o.arrived_to;
+                o.stream == stream && !arrived.is_empty() && !is_there(&arrived, in_memory)
+            };
+            let gone: Vec<Range<u64>> = self.outstanding.iter().filter(gone).map(|(start, o)| *start..o.end).collect();
+            gone.iter().for_each(|extent| self.waste(shared, stream, extent));
         }
     }
 
     /// Drops predictions without a judgement.
     pub(crate) fn drop_predictions(&mut self, shared: &mut Shared, extent: &Range<u64>) {
-        for (stream, bytes) in self.take_outstanding(extent) {
-            shared.totals.outstanding_bytes -= bytes;
-            shared.totals.dropped_bytes += bytes;
-            if let Some(ledger) = self.ledgers.get_mut(&stream) {
-                ledger.outstanding_bytes -= bytes;
+        self.expected.retain(|e| e.extent.end <= extent.start || extent.end <= e.extent.start);
+        for taken in self.take_outstanding(extent) {
+            shared.totals.outstanding_bytes -= taken.bytes();
+            shared.totals.dropped_bytes += taken.bytes();
+            if let Some(ledger) = self.ledgers.get_mut(&taken.stream) {
+                ledger.outstanding_bytes -= taken.bytes();
             }
         }
     }
 
-    /// Takes the predicted bytes within an extent out: stream and bytes of each prediction.
-    fn take_outstanding(&mut self, extent: &Range<u64>) -> Vec<(u32, u64)> {
+    /// Takes the predicted bytes within an extent out.
+    fn take_outstanding(&mut self, extent: &Range<u64>) -> Vec<Taken> {
         let before = self.outstanding.range(..extent.start).next_back().filter(|(_, o)| o.end > extent.start);
         let within = self.outstanding.range(extent.clone());
         let found: Vec<u64> = before.into_iter().chain(within).map(|(start, _)| *start).collect();
@@ -549,7 +630,7 @@ impl FileStreams {
         for start in found {
             let Some(o) = self.outstanding.remove(&start) else { continue };
             let inside = start.max(extent.start)..o.end.min(extent.end);
-            taken.push((o.stream, inside.end - inside.start));
+            taken.push(Taken { extent: inside.clone(), stream: o.stream, arrived_to: o.arrived_to });
             if start < inside.start {
                 self.outstanding.insert(start, Outstanding { end: inside.start, ..o });
             }
@@ -651,6 +732,8 @@ impl FileStreams {
         assert_eq!(self.growing, self.runs.values().filter(|run| run.grown >= GROWN_MIN).count());
         assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * STREAMS_MAX);
         assert!(self.order.len() <= 4 * OUTSTANDING_MAX + OUTSTANDING_MAX);
+        assert!(self.expected.len() <= EXPECTED_MAX);
+        assert!(self.outstanding.iter().all(|(start, o)| (*start..=o.end).contains(&o.arrived_to.max(*start))));
         assert!(self.outstanding.keys().all(|start| self.order.contains(start)));
         outstanding
     }

@@ -7,6 +7,7 @@
 //! - [`Predictor`]: the streams of many files, each read by many clients: what a data server sees. Each stream has an
 //!   [`Account`] of what its predictions gained, which stops it where it does not pay. [`Phases`] of I/O are learnt too.
 //! - [`Hints`]: what clients themselves say that they will read.
+//! - [`ReadingAhead`]: what a data server makes of its predictions: which it acts on, and when it sleeps.
 //! - [`Detector`]: strides of one reader in one file; its [`Forecast`] says which bytes come next.
 //! - [`ReadingOrder`]: a file whose extents are read in an order that a recorded run has shown.
 //! - [`PredictedQueues`]: the requests of a recorded run as a scheduler will queue them, and their [`Aggregations`].
@@ -23,6 +24,7 @@ mod pattern;
 mod phases;
 mod predicted;
 mod predictor;
+mod reading_ahead;
 mod reading_order;
 mod replay;
 mod run;
@@ -36,6 +38,7 @@ pub use pattern::{Kind, Part, Pattern, Phase};
 pub use phases::{NextPhase, Phases};
 pub use predicted::{Aggregations, Group, GroupLimits, PredictedId, PredictedQueues, Recorded, Rule, part_key};
 pub use predictor::{Limits, Prediction, Predictor, Source, Totals};
+pub use reading_ahead::{ALONE_MAX, ReadingAhead, is_there};
 pub use reading_order::ReadingOrder;
 pub use replay::{Elapsed, ReadEnd, Storage, replay};
 pub use run::{Access, Reader, RecordedRead, Run, Thread};

@@ -19,7 +19,7 @@ use crate::phases::NextPhase;
 const SLACK_BYTES: u64 = 32 << 20;
 /// Streams are counted over so long, ns.
 const BEAT_NS: u64 = 2_000_000_000;
-/// When the waste is used up, a stream may still have this part of its own hits outstanding.
+/// When the waste is used up, a stream may still have this part of its own hits outstanding or wasted.
 const PROVEN_PART: u64 = 50;
 
 /// Bounds of a [`Predictor`].
@@ -80,7 +80,7 @@ pub struct Totals {
     pub predicted_bytes: u64,
     /// Of these, bytes read afterwards.
     pub hit_bytes: u64,
-    /// Of these, bytes not read in time.
+    /// Of these, bytes not read in time, or no longer in memory when they were.
     pub wasted_bytes: u64,
     /// Of these, bytes that a write or a truncation covered, or that were declined.
     pub dropped_bytes: u64,
@@ -141,14 +141,15 @@ impl Shared {
         (self.outstanding_max() / 3 * 2 / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
     }
 
-    /// Whether so many bytes more may be outstanding, for a stream that has `hit` and `outstanding` bytes.
-    pub(crate) fn may_predict(&self, bytes: u64, hit: u64, outstanding: u64) -> bool {
+    /// Whether so many bytes more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
+    /// outstanding or wasted.
+    pub(crate) fn may_predict(&self, bytes: u64, hit: u64, not_hit: u64) -> bool {
         let Totals { demand_bytes, wasted_bytes, hit_bytes, outstanding_bytes, .. } = self.totals;
         // What is outstanding comes true as often as what was before.
         let doubtful =
             u128::from(outstanding_bytes) * u128::from(wasted_bytes) / u128::from((wasted_bytes + hit_bytes).max(1));
         let waste_max = SLACK_BYTES + demand_bytes / 100 * self.limits.waste_percent;
-        let proven = outstanding + bytes <= hit / PROVEN_PART;
+        let proven = not_hit + bytes <= hit / PROVEN_PART;
         outstanding_bytes + bytes <= self.outstanding_max()
             && (wasted_bytes + doubtful as u64 + bytes <= waste_max || proven)
     }
@@ -236,6 +237,22 @@ impl Predictor {
     /// Predicted and not yet read, bytes of all streams together, at most: [`Limits::budget_bytes`] from now on.
     pub fn set_budget(&mut self, budget_bytes: u64) {
         self.shared.limits.budget_bytes = budget_bytes;
+    }
+
+    /// Predicted bytes of a file are in memory now: a read of them that needs the device after all is
+    /// [told](Predictor::missed).
+    pub fn arrived(&mut self, file: u64, extent: &Range<u64>) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.arrived(extent);
+        }
+    }
+
+    /// The last read of these bytes needed the device. What had [arrived](Predictor::arrived) of them and is not in memory
+    /// left it unused: it was counted as hit and was wasted.
+    pub fn missed(&mut self, file: u64, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.missed(&mut self.shared, extent, in_memory);
+        }
     }
 
     /// Requests will not be observed for a while: what is outstanding is dropped, without a judgement.

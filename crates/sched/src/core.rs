@@ -258,7 +258,12 @@ impl Core {
         }
         if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
             let Extent { lane, file, lane_offset, .. } = request.extent;
-            self.speculations.changed(&mut self.ground.table, lane, file, lane_offset, request.extent.end());
+            // Where lanes share one space, the bytes are the same at all of them.
+            let all = 0..self.ground.lanes.len() as u16;
+            let lanes = if self.ground.config.shared_space { all } else { lane.0..lane.0 + 1 };
+            for lane in lanes.map(LaneId) {
+                self.speculations.changed(&mut self.ground.table, lane, file, lane_offset, request.extent.end());
+            }
         }
         if self.conflicts.enter(&self.ground.table, slot) {
             self.ground.table.set_state(slot, State::Blocked);
@@ -306,7 +311,8 @@ impl Core {
         }
         let mut lanes = (0..self.ground.lanes.len()).map(|lane| LaneId(lane as u16));
         let slot = lanes.find_map(|lane| {
-            let open = self.ground.view(now).open(lane);
+            // Requests that a rule keeps back for a while have the lane to themselves when it lets them go.
+            let open = self.ground.lanes[lane.index()].queued == 0 && self.ground.view(now).open(lane);
             open.then(|| self.speculations.alone(&mut self.ground.table, lane)).flatten()
         })?;
         let (extent, id) = (self.ground.table.extent(slot), self.ground.table.id(slot));

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use impresario_base::lock::Mutex;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
-use impresario_foresight::Prediction;
+use impresario_foresight::{ALONE_MAX, Prediction};
 use impresario_node::session::Fence;
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec, policy};
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
@@ -26,7 +26,6 @@ use crate::payload::Slice;
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
 pub(crate) use disk::Disk;
-use disk::SPECULATIONS;
 use owed::{Came, Owed, Shared};
 
 /// Clients whose epochs are remembered at least.
@@ -64,7 +63,7 @@ impl DataServer {
         earlier_runs: Vec<PathBuf>,
     ) -> Result<Arc<DataServer>, String> {
         let asked = Asked::new(&engine.policy);
-        let lane_speculations = if disk.reads_ahead() { SPECULATIONS } else { 0 };
+        let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
         let foresees = AtomicBool::new(policy::speculates(&engine.policy));
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;

@@ -76,6 +76,14 @@ pub(crate) fn nth(a: &Application, rank: u32, i: u64, seed: u64) -> Access {
             let blocks = processes * a.requests;
             one(0, shuffled(rank * a.requests + i, blocks, seed) * whole, whole)
         }
+        Pattern::Runs => {
+            // Two runs take the place of one of the greatest length.
+            let (blocks, longest) = (processes * a.requests, a.run_requests.max(1));
+            let of = |number: u64| mix(seed ^ mix((rank << 40) ^ (i / longest) ^ (number << 60)));
+            let (at, first_ends) = (i % longest, of(1) % longest);
+            let (start, nth) = if at < first_ends { (of(2), at) } else { (of(3), at - first_ends) };
+            one(0, start.wrapping_add(nth) % blocks * whole, whole)
+        }
     }
 }
 
@@ -132,6 +140,18 @@ mod tests {
                 assert_eq!(blocks, all, "{pattern:?}");
             }
         }
+    }
+
+    #[test]
+    fn runs_go_on_and_end() {
+        let a = Application { requests: 1000, run_requests: 8, ..application(Pattern::Runs, 1) };
+        let blocks: Vec<u64> = (0..1000).map(|i| nth(&a, 2, i, 5).offset / 100).collect();
+        assert!(blocks.iter().all(|block| *block < 3000));
+        let on = blocks.windows(2).filter(|w| w[1] == w[0] + 1).count();
+        assert!((700..900).contains(&on), "{on}");
+        let longest = blocks.chunk_by(|a, b| *b == a + 1).map(<[u64]>::len).max();
+        assert!(longest.is_some_and(|longest| (7..=16).contains(&longest)), "{longest:?}");
+        assert!(blocks.windows(2).any(|w| w[1] < w[0]), "some go back");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use impresario_device::DeviceParams;
 use impresario_layout::Layout;
 use impresario_sched::policy;
 
+use crate::access;
 use crate::model::{Device, FaultKind, Pattern, Scenario};
 
 /// What is wrong: key paths, and what each is and must be.
@@ -94,6 +95,13 @@ impl Scenario {
         c.rate("servers.copy_bytes_per_s", s.copy_bytes_per_s);
         c.whole("servers.cache_bytes", s.cache_bytes, 0, BYTES_MAX);
         c.whole("servers.read_ahead_bytes", s.read_ahead_bytes, 0, 1 << 30);
+        if s.foresight_bytes != 0 {
+            c.whole("servers.foresight_bytes", s.foresight_bytes, 4 << 20, 64 << 30);
+            if s.cache_bytes == 0 {
+                let message = "reading ahead needs a page cache; set servers.cache_bytes, or foresight_bytes = 0";
+                c.say("servers.foresight_bytes", message.into());
+            }
+        }
         c.real("servers.dirty_ratio", s.dirty_ratio, 0.0, 1.0);
         c.whole("servers.earlier_runs", s.earlier_runs.into(), 0, 16);
         if s.warm && s.cache_bytes == 0 {
@@ -117,6 +125,11 @@ impl Scenario {
     /// The device of the servers.
     pub(crate) fn device_params(&self) -> Device {
         self.device.get(&self.servers.device).cloned().unwrap_or_else(|| Device::Disk(DeviceParams::default()))
+    }
+
+    /// How many files its applications have.
+    fn files(&self) -> u64 {
+        self.application.iter().map(|a| u64::from(a.copies) * u64::from(access::files(a))).sum()
     }
 
     fn check_io_nodes(&self, c: &mut Complaints) {
@@ -147,6 +160,7 @@ impl Scenario {
             c.real(&key("start_s"), a.start_s, 0.0, 1e9);
             c.whole(&key("request_bytes"), a.request_bytes, 1, 1 << 40);
             c.whole(&key("requests"), a.requests, 1, 1 << 40);
+            c.whole(&key("run_requests"), a.run_requests, 1, 1 << 40);
             c.whole(&key("regions"), a.regions.into(), 1, 1 << 20);
             c.whole(&key("queue_depth"), a.queue_depth.into(), 1, 1 << 16);
             c.real(&key("think_us"), a.think_us, 0.0, 1e12);
@@ -222,10 +236,11 @@ impl Scenario {
             c.real(&key("for_s"), f.for_s, 0.0, 1e9);
             c.real(&key("factor"), f.factor, 1.0, 1e6);
             let (there, what) = match f.what {
-                FaultKind::LostIoNode | FaultKind::PartitionedIoNode => (io_nodes, "I/O nodes"),
-                _ => (self.servers.count, "data servers"),
+                FaultKind::LostIoNode | FaultKind::PartitionedIoNode => (io_nodes.into(), "I/O nodes"),
+                FaultKind::TruncatedFile | FaultKind::ReplacedFile => (self.files(), "files"),
+                _ => (self.servers.count.into(), "data servers"),
             };
-            if f.which >= u32::from(there) {
+            if u64::from(f.which) >= there {
                 c.say(&key("which"), format!("{} is not there: the scenario has {there} {what}, from 0", f.which));
             }
         }
@@ -271,6 +286,16 @@ mod tests {
             ),
             (|s| s.servers.stripe_count = 5, "servers.stripe_count", "5 is not a number from 0 to 4"),
             (|s| s.servers.warm = true, "servers.warm", "set servers.cache_bytes"),
+            (|s| s.servers.foresight_bytes = 4096, "servers.foresight_bytes", "4096 is not a number from 4194304 to"),
+            (|s| s.servers.foresight_bytes = 64 << 20, "servers.foresight_bytes", "set servers.cache_bytes"),
+            (
+                |s| {
+                    let what = FaultKind::TruncatedFile;
+                    s.fault.push(Fault { at_s: 0.0, for_s: 1.0, what, which: 1, factor: 1.0 });
+                },
+                "fault.0.which",
+                "1 is not there: the scenario has 1 files",
+            ),
             (
                 |s| {
                     let what = FaultKind::LostIoNode;

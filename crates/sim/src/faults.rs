@@ -1,5 +1,7 @@
 //! What goes wrong, by schedule and at random.
 
+use impresario_sched::Op;
+
 use crate::model::{FaultKind, Scenario};
 use crate::simulation::{Happening, Simulation};
 
@@ -92,6 +94,14 @@ impl Simulation {
                 self.cut[which as usize] += 1;
                 format!("I/O node {which} is cut off")
             }
+            FaultKind::TruncatedFile => {
+                self.at_all_servers(which, Op::Truncate, self.files[which as usize].len / 2);
+                format!("file {which} is cut off at the half")
+            }
+            FaultKind::ReplacedFile => {
+                self.at_all_servers(which, Op::Unlink, 0);
+                format!("file {which} is removed")
+            }
         };
         self.log(format!("{name} for {:.6} s", for_ns as f64 / 1e9));
     }
@@ -110,6 +120,20 @@ impl Simulation {
             FaultKind::RestartedServer | FaultKind::PartitionedServer => {
                 self.cut[self.io.len() + which as usize] -= 1;
                 self.log(format!("data server {which} is back"));
+            }
+            FaultKind::TruncatedFile | FaultKind::ReplacedFile => {
+                self.at_all_servers(which, Op::Truncate, self.files[which as usize].len);
+                self.log(format!("file {which} is whole again"));
+            }
+        }
+    }
+
+    /// Every data server of a file takes a barrier from the file's offset on. Servers that are cut off do not.
+    fn at_all_servers(&mut self, file: u32, op: Op, offset: u64) {
+        let layout = self.files[file as usize].layout;
+        for server in 0..self.servers.len() as u16 {
+            if let Some(k) = layout.position_of(server).filter(|_| self.cut[self.io.len() + usize::from(server)] == 0) {
+                self.barrier(server, file, op, layout.lane_len(k, offset));
             }
         }
     }

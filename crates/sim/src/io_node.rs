@@ -138,7 +138,7 @@ impl Simulation {
         loop {
             let n = &mut self.io[usize::from(node)];
             match n.station.next(self.now) {
-                Said::Batch(batch) => {
+                Said::Batch(batch, _) => {
                     let file = u64::from(batch.extent.file.0);
                     let process = batch.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
                     let entry = Entry::of(&batch, file, split, ());

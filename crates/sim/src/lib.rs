@@ -11,6 +11,7 @@ mod check;
 mod client;
 mod client_reads;
 mod collective;
+mod contents;
 mod earlier;
 mod events;
 mod faults;

@@ -166,6 +166,9 @@ pub struct Servers {
     pub cache_bytes: u64,
     /// The kernel's longest read-ahead window into that cache, bytes (default 128 KiB). Its state is kept for each object.
     pub read_ahead_bytes: u64,
+    /// Bytes that the server itself reads ahead of its clients at most, by what it foresees (4 MiB to 64 GiB; default 0: not
+    /// at all): `read_ahead_bytes` of a data server's configuration.
+    pub foresight_bytes: u64,
     /// Part of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: writes go through. The flusher
     /// works while more than half of that is dirty.
     pub dirty_ratio: f64,
@@ -198,6 +201,9 @@ pub enum Pattern {
     FilePerProcess,
     /// One shared file in blocks of `request_bytes`; each process reads its share of them in random order.
     Random,
+    /// One shared file in blocks of `request_bytes`; each process reads on for up to `run_requests` blocks, then from a
+    /// random place: what looks like streams and ends.
+    Runs,
     /// A list of accesses in `trace`.
     Trace,
 }
@@ -236,6 +242,8 @@ pub struct Application {
     pub request_bytes: u64,
     /// Requests per process (default 16).
     pub requests: u64,
+    /// With the pattern `runs`: the longest run, requests (1 to 2^40; default 8).
+    pub run_requests: u64,
     /// A request is a list of so many regions of `request_bytes`, each followed by those of the other processes
     /// (default 1): the strided call of server-side-scheduling-2002.
     pub regions: u32,
@@ -311,7 +319,7 @@ pub struct Fault {
     pub for_s: f64,
     /// What.
     pub what: FaultKind,
-    /// Which disk, I/O node, server or compute node, from 0.
+    /// Which disk, I/O node, server or file, from 0. Files are counted over all applications, copies one after the other.
     pub which: u32,
     /// `slow-disk`: every access takes so many times as long (default 10).
     #[serde(default = "ten")]
@@ -332,6 +340,10 @@ pub enum FaultKind {
     PartitionedServer,
     /// Messages to and from an I/O node are lost.
     PartitionedIoNode,
+    /// Another client cuts the second half of a file off, and grows it again at the end of the fault.
+    TruncatedFile,
+    /// Another client removes a file; a new one of its length is there at the end of the fault.
+    ReplacedFile,
 }
 
 /// Faults at random.
@@ -432,6 +444,7 @@ impl Default for Servers {
             device: String::new(),
             cache_bytes: 0,
             read_ahead_bytes: 128 << 10,
+            foresight_bytes: 0,
             dirty_ratio: 0.2,
             warm: false,
             earlier_runs: 0,
@@ -450,6 +463,7 @@ impl Default for Application {
             pattern: Pattern::Contiguous,
             request_bytes: 64 << 10,
             requests: 16,
+            run_requests: 8,
             regions: 1,
             queue_depth: 1,
             think_us: 0.0,

@@ -2,20 +2,30 @@
 //! device.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use impresario_device::{CHUNK_BYTES, DeviceQueue, Disk, Flash, Io, Op as IoOp, PageCache, ReadAhead};
+use impresario_foresight::{Prediction, ReadingAhead, Source};
 use impresario_node::session::Fence;
 use impresario_sched::{
-    Batch, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId,
+    Batch, BatchId, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Part, Request, RequestId,
+    UserId,
 };
 use rustc_hash::FxHashMap;
 
 use crate::calls::FENCED;
 use crate::client::EIO;
+use crate::contents::Contents;
 use crate::outcome::Served;
 use crate::simulation::{FENCED_CLIENTS, Happening, Simulation};
 use crate::station::{Said, Station};
 use impresario_base::slab::Key;
+
+/// What may be read ahead for nothing before it becomes clear that it is for nothing.
+const WASTE_FREE_BYTES: u64 = 32 << 20;
+/// In a smaller cache than this the pages of a few accesses push one another out before whoever waits for them has seen one,
+/// which no kernel does.
+const WASTE_CACHE_BYTES: u64 = 8 << 20;
 
 pub(crate) enum Storage {
     Disk { disk: Box<Disk>, queue: DeviceQueue<Key>, busy: bool, serving: Vec<Key> },
@@ -33,10 +43,13 @@ pub(crate) struct Job {
 }
 
 pub(crate) enum Work {
-    /// A batch; with a cache, how far a read has come.
-    Batch { batch: Batch, started: u64, at: u64 },
-    /// Pages of a file are read into the cache.
-    Fetch { file: u32, start: u64, end: u64 },
+    /// A batch; with a cache, how far a read has come and where it ends.
+    Batch { batch: Batch, started: u64, at: u64, end: u64 },
+    /// A batch that nobody asked for: so many fetches have not ended. One
+    /// `along` with requests, or behind them, is no batch.
+    Ahead { batch: Option<BatchId>, along: bool, started: u64, fetches: u32, file: u32, extent: Range<u64> },
+    /// Pages of a file are read into the cache, for such a batch or for requests.
+    Fetch { file: u32, start: u64, end: u64, ahead: Key },
     /// Dirty pages are written.
     Flush,
 }
@@ -48,6 +61,13 @@ pub(crate) struct Server {
     pub(crate) cache: Option<Box<PageCache<Key>>>,
     /// The kernel's read-ahead: one for each object, since a data server reads an object through one open file.
     pub(crate) read_ahead: FxHashMap<u32, ReadAhead>,
+    /// What the server itself reads ahead, and how much at most.
+    pub(crate) foresight: Option<ReadingAhead>,
+    foresight_bytes: u64,
+    /// The ends of objects that were cut off, bytes; the others are whole.
+    pub(crate) cut: FxHashMap<u32, u64>,
+    /// What its bytes are, while the laws are watched.
+    pub(crate) contents: Option<Box<Contents>>,
     /// Writes that wait until less is dirty.
     pub(crate) throttled: VecDeque<Key>,
     pub(crate) flushing: bool,
@@ -67,13 +87,23 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(station: Station, storage: Storage, cache: Option<Box<PageCache<Key>>>) -> Server {
+    pub(crate) fn new(
+        station: Station,
+        storage: Storage,
+        cache: Option<Box<PageCache<Key>>>,
+        foresight_bytes: u64,
+        checked: bool,
+    ) -> Server {
         Server {
             station,
             fence: Fence::new(FENCED_CLIENTS),
             storage,
             cache,
             read_ahead: FxHashMap::default(),
+            foresight: (foresight_bytes > 0).then(|| ReadingAhead::new(foresight_bytes)),
+            foresight_bytes,
+            cut: FxHashMap::default(),
+            contents: checked.then(Box::default),
             throttled: VecDeque::new(),
             flushing: false,
             flushed_to: 0,
@@ -123,6 +153,55 @@ impl Server {
         }
     }
 
+    /// A request comes to be scheduled. What is to be read ahead of it, within the object's `end`.
+    fn foresee(
+        &mut self,
+        op: Op,
+        file: u32,
+        extent: Range<u64>,
+        process: u32,
+        (now, end): (u64, u64),
+    ) -> Vec<Prediction> {
+        let Some(foresight) = &mut self.foresight else { return Vec::new() };
+        let key = u64::from(file);
+        let mut predictions = Vec::new();
+        match op {
+            Op::Read => {
+                predictions = foresight.read(Source { file: key, reader: process.into() }, extent, now);
+                foresight.within(&mut predictions, end);
+            }
+            Op::Write | Op::Truncate => foresight.changed(key, extent),
+            Op::Unlink => foresight.removed(key),
+            Op::Sync => {}
+        }
+        predictions
+    }
+
+    /// What the laws say of reading ahead: it stays within its bounds.
+    pub(crate) fn ahead_too_far(&self) -> Option<String> {
+        let totals = self.foresight.as_ref()?.totals();
+        let (bytes, budget) = (totals.outstanding_bytes, self.foresight_bytes);
+        (bytes > budget).then(|| format!("law 8: {bytes} bytes are predicted and not yet read, the budget is {budget}"))
+    }
+
+    /// What the laws say of what was read ahead for nothing: a small part of all that was read, beyond what it takes to
+    /// find out.
+    pub(crate) fn wasted_too_much(&self) -> Option<String> {
+        let (foresight, cache) = (self.foresight.as_ref()?, self.cache.as_ref()?);
+        if cache.capacity_bytes() < WASTE_CACHE_BYTES {
+            return None;
+        }
+        let totals = foresight.totals();
+        let demand = totals.demand_bytes;
+        let wasted = cache.wasted_bytes() + cache.unused_bytes();
+        let bound = WASTE_FREE_BYTES + self.foresight_bytes + demand / 20;
+        let what = || {
+            let much = format!("{wasted} bytes were read ahead for nothing while {demand} were asked for");
+            format!("law 9: {much}, the bound is {bound}; the account says {totals:?}")
+        };
+        (wasted > bound).then(what)
+    }
+
     /// Everything in memory is lost.
     fn forget(&mut self) {
         self.fence = Fence::new(FENCED_CLIENTS);
@@ -130,6 +209,10 @@ impl Server {
             cache.clear();
         }
         self.read_ahead.clear();
+        self.foresight = self.foresight.is_some().then(|| ReadingAhead::new(self.foresight_bytes));
+        if let Some(contents) = &mut self.contents {
+            contents.restarted();
+        }
         self.throttled.clear();
         self.flushing = false;
         self.peers.clear();
@@ -170,6 +253,7 @@ impl Simulation {
             self.note_first(target);
         }
         let conn = if from >= self.first_io { from - self.first_io } else { process };
+        let lane_end = self.lane_end(server, file);
         let s = &mut self.servers[usize::from(server)];
         if self.fencing && !s.fence.admit(u64::from(process), epoch) {
             return self.refuse(key, FENCED);
@@ -191,13 +275,19 @@ impl Simulation {
         let mut parts = 0;
         for &(offset, len) in extents {
             request.extent = Extent { file_offset: offset, lane_offset: offset, len, ..request.extent };
+            let ahead = s.foresee(request.op, file, offset..offset + len, process, (self.now, lane_end));
             if s.station.push(self.now, &request, key, process) {
                 parts += 1;
                 self.totals.servers.add(len);
             } else {
                 taken = false;
             }
+            for Prediction { extent: Range { start, end }, .. } in ahead {
+                let extent = Extent { file_offset: start, lane_offset: start, len: end - start, ..request.extent };
+                s.station.speculate(self.now, &Request { extent, ..request });
+            }
         }
+        let too_far = s.ahead_too_far();
         if parts > 0 {
             let peers = s.peers.len();
             *s.peers.entry(conn).or_insert(0) += parts;
@@ -211,6 +301,38 @@ impl Simulation {
         if !taken {
             self.refuse(key, EIO);
         }
+        too_far.into_iter().for_each(|what| self.violated(what));
+        self.pump_server(server);
+    }
+
+    /// Where a file ends in the space of a server, bytes.
+    pub(crate) fn lane_end(&self, server: u16, file: u32) -> u64 {
+        let whole = self.whole_lane(server, file);
+        self.servers[usize::from(server)].cut.get(&file).map_or(whole, |end| whole.min(*end))
+    }
+
+    /// The same while nothing is cut off.
+    pub(crate) fn whole_lane(&self, server: u16, file: u32) -> u64 {
+        let f = &self.files[file as usize];
+        f.layout.position_of(server).map_or(0, |k| f.layout.lane_len(k, f.len))
+    }
+
+    /// A barrier from elsewhere: a file is cut off at an offset, or grown up to there, or removed.
+    pub(crate) fn barrier(&mut self, server: u16, file: u32, op: Op, offset: u64) {
+        let (file_offset, len) = (offset, u64::MAX - offset);
+        let extent = Extent { file: FileId(file), lane: LaneId(0), file_offset, lane_offset: offset, len };
+        let (conn, client) = (ConnId(u32::MAX), ClientId(u32::MAX));
+        let request = Request { arrival: Nanos(self.now), conn, client, ..Request::new(op, extent) };
+        let end = self.lane_end(server, file);
+        let s = &mut self.servers[usize::from(server)];
+        s.foresee(op, file, offset..i64::MAX as u64, u32::MAX, (self.now, end));
+        if s.station.push(self.now, &request, Key::NONE, u32::MAX) {
+            let peers = s.peers.len();
+            *s.peers.entry(u32::MAX).or_insert(0) += 1;
+            let more = (s.peers.len() - peers) as f64;
+            self.recorder.change(self.now, |r| &mut r.peers, more);
+            self.recorder.change(self.now, |r| &mut r.outstanding, 1.0);
+        }
         self.pump_server(server);
     }
 
@@ -219,7 +341,7 @@ impl Simulation {
         loop {
             let s = &mut self.servers[index];
             match s.station.next(self.now) {
-                Said::Batch(batch) => self.start_batch(server, batch),
+                Said::Batch(batch, ahead) => self.start_batch(server, batch, ahead),
                 Said::Wait(until) => {
                     if until < s.station.alarm {
                         s.station.alarm = until;
@@ -237,34 +359,53 @@ impl Simulation {
         self.start_disk(server);
     }
 
-    fn start_batch(&mut self, server: u16, batch: Batch) {
+    fn start_batch(&mut self, server: u16, batch: Batch, ahead: Option<Part>) {
+        let (file, extent, op, started) = (batch.extent.file.0, batch.extent, batch.op, self.now);
+        let ahead = ahead.map(|part| part.lane_offset..part.lane_offset + part.len);
+        if batch.parts.is_empty() {
+            return ahead.into_iter().for_each(|range| self.start_ahead(server, file, range, Some(batch.id)));
+        }
+        if !op.is_data() {
+            self.cut_off(server, file, op, extent.lane_offset);
+        }
         let s = &mut self.servers[usize::from(server)];
-        let (file, extent, op) = (batch.extent.file.0, batch.extent, batch.op);
         let application = self.files[file as usize].application;
-        self.totals.batches.add(extent.len);
-        let read = op == Op::Read;
-        if read {
+        // What was cut off is neither in the cache nor on the device.
+        let mut end = extent.end();
+        if let (Op::Read, Some(cut)) = (op, s.cut.get(&file)) {
+            end = end.min(*cut).max(extent.lane_offset);
+        }
+        if op.is_data() {
+            self.totals.batches.add(extent.len);
+        }
+        if op == Op::Read {
             self.totals.read_bytes += extent.len;
         }
-        let work = Work::Batch { batch, started: self.now, at: extent.lane_offset };
+        let work = Work::Batch { batch, started, at: extent.lane_offset, end };
         let incarnation = s.station.incarnation;
         let cached = s.cache.is_some();
         let key = self.jobs.insert(Job { server, incarnation, application, work, accesses: 0 });
-        if !cached {
-            return self.access(
-                key,
-                file,
-                if read { IoOp::Read } else { IoOp::Write },
-                extent.lane_offset,
-                extent.end(),
-            );
-        }
-        if read {
-            self.count_hits(server, file, extent.lane_offset, extent.end());
-            self.read_ahead_of(server, application, file, extent.lane_offset, extent.end());
-            self.read_on(key);
-        } else {
-            self.write_cached(key);
+        match op {
+            Op::Read if cached => {
+                let there = self.count_hits(server, file, extent.lane_offset, end) == end - extent.lane_offset;
+                let s = &mut self.servers[usize::from(server)];
+                if let (Some(foresight), Some(cache), false) = (&mut s.foresight, &s.cache, there) {
+                    let asked = extent.lane_offset..end;
+                    foresight.device_read(file.into(), &asked, |at| cache.has(file, at));
+                }
+                match ahead {
+                    // What was asked for is there; nothing waits for the rest.
+                    Some(range) if there => self.start_ahead(server, file, range, None),
+                    Some(range) => self.will_read(server, file, extent.lane_offset, range),
+                    None => {}
+                }
+                self.read_ahead_of(server, application, file, extent.lane_offset, end);
+                self.read_on(key);
+            }
+            Op::Write if cached => self.write_cached(key),
+            Op::Read if end > extent.lane_offset => self.access(key, file, IoOp::Read, extent.lane_offset, end),
+            Op::Write => self.access(key, file, IoOp::Write, extent.lane_offset, end),
+            Op::Read | Op::Sync | Op::Truncate | Op::Unlink => self.batch_ended(key),
         }
     }
 
@@ -360,11 +501,17 @@ impl Simulation {
         }
         match job.work {
             Work::Batch { .. } => self.batch_ended(key),
-            Work::Fetch { file, start, end } => {
+            Work::Ahead { .. } => {} // its fetches have the accesses
+            Work::Fetch { file, start, end, ahead } => {
                 let server = job.server;
                 self.jobs.remove(key);
+                self.fetch_of_ahead_ended(ahead, start..end);
                 let mut woken = Vec::new();
-                if let Some(cache) = &mut self.servers[usize::from(server)].cache {
+                let s = &mut self.servers[usize::from(server)];
+                if let (Some(contents), Some(cache)) = (&mut s.contents, &s.cache) {
+                    contents.came(key, file, &cache.coming(file, start, end));
+                }
+                if let Some(cache) = &mut s.cache {
                     cache.arrive(file, start, end, &mut woken);
                 }
                 woken.into_iter().for_each(|job| self.read_on(job));
@@ -387,7 +534,8 @@ impl Simulation {
         let completion = Completion::of(&batch, Nanos(started), Nanos(self.now));
         let mut whole = 0;
         for part in &batch.parts {
-            if self.part_is_back(node, part.id, part.len, 0) {
+            let len = if batch.op.is_data() { part.len } else { 0 };
+            if self.part_is_back(node, part.id, len, 0) {
                 whole += 1;
                 let conn = self.servers[usize::from(server)].station.waiter(part.id).conn;
                 self.peer_has_less(server, conn, 1);

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use impresario_config::KeyPath;
 use impresario_device::{DeviceQueue, Disk, Flash, Op as IoOp, PageCache, Placement};
-use impresario_foresight::PredictedQueues;
+use impresario_foresight::{ALONE_MAX, PredictedQueues};
 use impresario_layout::Layout;
 use impresario_node::DispatchQueue;
 use impresario_node::session::{Fence, Routes};
 use impresario_sched::laws::VIOLATIONS_MAX;
-use impresario_sched::{CoreConfig, CostModel, Ended, LinearCost, Nanos, PolicyError, Table};
+use impresario_sched::{CoreConfig, CostModel, Ended, LinearCost, Nanos, PolicyError, Table, policy};
 
 use crate::access;
 use crate::client::{Application, Call, ClientNode, Op, People, Process};
@@ -345,11 +345,15 @@ impl Simulation {
             }
         }
         let s = &self.scenario.servers;
+        let foresight_bytes = if policy::speculates(&s.policy) { s.foresight_bytes } else { 0 };
         for index in 0..s.count {
             let config = CoreConfig {
                 lane_requests: unlimited(s.in_flight),
                 cost: cost.clone(),
                 pieces: s.pieces,
+                // A kernel with a page cache and an I/O scheduler, as on a server without a device model.
+                sorted_below: s.cache_bytes > 0,
+                lane_speculations: if foresight_bytes > 0 { ALONE_MAX } else { 0 },
                 statistics: false,
                 ..CoreConfig::single_lane(Table::CAPACITY_MAX)
             };
@@ -367,7 +371,7 @@ impl Simulation {
                 station.foresee(Some(Arc::clone(foretold)));
             }
             let cache = (s.cache_bytes > 0).then(|| Box::new(PageCache::new(s.cache_bytes)));
-            self.servers.push(Server::new(station, storage, cache));
+            self.servers.push(Server::new(station, storage, cache, foresight_bytes, self.checks));
         }
         Ok(())
     }
@@ -521,6 +525,7 @@ impl Simulation {
         }
         for (i, s) in self.servers.iter().enumerate() {
             wrong.extend(s.station.balance().err().map(|e| format!("data server {i}: {e}")));
+            wrong.extend(s.wasted_too_much().map(|e| format!("data server {i}: {e}")));
         }
         let (bound, silence) = (self.timeouts.silence_max_ns(), self.totals.silence_max);
         if silence > bound {

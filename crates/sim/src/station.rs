@@ -8,7 +8,8 @@ use impresario_foresight::PredictedQueues;
 use impresario_node::Readiness;
 use impresario_sched::laws::Laws;
 use impresario_sched::{
-    Batch, ConnId, Core, CoreConfig, Ended, Event, Nanos, Next, PolicyError, PolicySpec, Request, RequestId, policy,
+    Batch, ConnId, Core, CoreConfig, Ended, Event, Nanos, Next, Part, PolicyError, PolicySpec, Request, RequestId,
+    policy,
 };
 use rustc_hash::FxHashMap;
 
@@ -22,6 +23,8 @@ pub(crate) struct Waiter {
     pub(crate) process: u32,
     pub(crate) conn: u32,
     pub(crate) arrived: u64,
+    /// Nobody does: the core speculates.
+    ahead: bool,
     /// Bytes not handed to the device, and bytes that have not come back from it.
     pub(crate) undispatched: u64,
     pub(crate) undelivered: u64,
@@ -72,7 +75,8 @@ pub(crate) struct Station {
 
 /// What a core says when it is asked.
 pub(crate) enum Said {
-    Batch(Batch),
+    /// Requests to be served, if any, and what is read along or alone though nobody asked for it.
+    Batch(Batch, Option<Part>),
     /// Nothing; to be asked again then.
     Wait(u64),
 }
@@ -146,21 +150,49 @@ impl Station {
     /// Takes a request in; false when the core is full.
     pub(crate) fn push(&mut self, now: u64, request: &Request, call: Key, process: u32) -> bool {
         let Ok(id) = self.core.push(Nanos(now), request) else { return false };
+        // A barrier moves nothing.
+        let len = if request.op.is_data() { request.extent.len } else { 0 };
+        let conn = request.conn.0;
+        let waiter = Waiter { call, process, conn, arrived: now, ahead: false, undispatched: len, undelivered: len };
+        self.remember(id, waiter);
+        self.books.accepted += len;
+        self.books.requests += 1;
+        if let Some(laws) = &mut self.laws {
+            laws.pushed(now, &self.core, id, request);
+        }
+        self.forget_given_up(now);
+        true
+    }
+
+    /// Offers the core a read that nobody asked for.
+    pub(crate) fn speculate(&mut self, now: u64, request: &Request) {
+        let Some(id) = self.core.speculate(request) else { return };
+        let (conn, process) = (request.conn.0, request.client.0);
+        let waiter =
+            Waiter { call: Key::NONE, process, conn, arrived: now, ahead: true, undispatched: 0, undelivered: 0 };
+        self.remember(id, waiter);
+        if let Some(laws) = &mut self.laws {
+            laws.speculated(now, id, request);
+        }
+    }
+
+    fn remember(&mut self, id: RequestId, waiter: Waiter) {
         let slot = id.0 as u32 as usize;
-        let len = request.extent.len;
-        let waiter = Waiter { call, process, conn: request.conn.0, arrived: now, undispatched: len, undelivered: len };
         if slot < self.waiters.len() {
             self.waiters[slot] = waiter;
         } else {
             debug_assert_eq!(slot, self.waiters.len());
             self.waiters.push(waiter);
         }
-        self.books.accepted += len;
-        self.books.requests += 1;
-        if let Some(laws) = &mut self.laws {
-            laws.pushed(now, &self.core, id, request);
+    }
+
+    /// Nothing waits for what the core gave up.
+    fn forget_given_up(&mut self, now: u64) {
+        while let Some(id) = self.core.take_given_up() {
+            if let Some(laws) = &mut self.laws {
+                laws.given_up(now, id);
+            }
         }
-        true
     }
 
     /// Asks the core what to start.
@@ -169,15 +201,23 @@ impl Station {
         if let Some(laws) = &mut self.laws {
             laws.said(now, &self.core, &said);
         }
+        self.forget_given_up(now);
         match said {
-            Next::Dispatch(batch) => {
+            Next::Dispatch(mut batch) => {
+                let ahead = batch.parts.last().copied();
+                let ahead = ahead.filter(|part| self.waiters[part.id.0 as u32 as usize].ahead);
+                if let Some(part) = ahead {
+                    batch.parts.pop();
+                    batch.extent.len -= part.len;
+                }
                 for part in &batch.parts {
                     let waiter = &mut self.waiters[part.id.0 as u32 as usize];
-                    waiter.undispatched -= part.len;
+                    let len = if batch.op.is_data() { part.len } else { 0 };
+                    waiter.undispatched -= len;
                     self.wait_max = self.wait_max.max(now - waiter.arrived);
-                    self.books.dispatched += part.len;
+                    self.books.dispatched += len;
                 }
-                Said::Batch(batch)
+                Said::Batch(batch, ahead)
             }
             Next::Wait { until, .. } => Said::Wait(until.0),
         }

@@ -4,7 +4,8 @@
 //! Everything here is looked at from outside the core, by what it was given and what it gave: every accepted byte
 //! is dispatched exactly once; conflicting requests keep their order; no wait exceeds the policy's bound; no lane idles while
 //! there is work for it, except for a wait that the policy may state ([`Conduct`]); a connection that cannot take data is
-//! left alone. It costs about as much as the core itself, and more where many requests of one file conflict.
+//! left alone. A speculation starts at most once and only as a read, behind the read that it continues, or alone where no
+//! request could start instead and few others are under way; never once a change covers it. It costs about as much as the core itself, and more where many requests of one file conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +13,8 @@ use rustc_hash::FxHashMap;
 
 use crate::policy::{self, Conduct, Params};
 use crate::{
-    Batch, BatchId, Core, CoreConfig, FileId, LaneId, LaneStatus, Nanos, Next, Op, PolicySpec, Request, RequestId,
-    WaitBound, WaitReason,
+    Batch, BatchId, Core, CoreConfig, Extent, FileId, LaneId, LaneStatus, Nanos, Next, Op, Part, PolicySpec, Request,
+    RequestId, WaitBound, WaitReason,
 };
 
 #[cfg(test)]
@@ -41,6 +42,13 @@ struct Known {
     withheld: u64,
 }
 
+/// A read that nobody asked for and that has not started.
+struct Ahead {
+    extent: Extent,
+    /// A write, truncate or unlink that came later covers some of it.
+    covered: bool,
+}
+
 impl Known {
     fn waits(&self) -> bool {
         !self.cancelled && self.sent < self.request.extent.len
@@ -57,6 +65,8 @@ struct Lane {
     /// Idle time before which does not count any more.
     idle_floor: u64,
     hold_until: u64,
+    /// Speculations in flight alone.
+    alone: u32,
 }
 
 /// Watches one core.
@@ -72,6 +82,8 @@ pub struct Laws {
     in_order: bool,
     not_ready: BTreeSet<u32>,
     known: BTreeMap<RequestId, Known>,
+    ahead: BTreeMap<RequestId, Ahead>,
+    alone_limit: u32,
     /// Those that wait and that a rule may withhold.
     withheld: BTreeSet<RequestId>,
     /// Outstanding requests by file, lane (0 where all share one space) and offset, and the longest that there was.
@@ -119,6 +131,8 @@ impl Laws {
             in_order: false,
             not_ready: BTreeSet::new(),
             known: BTreeMap::new(),
+            ahead: BTreeMap::new(),
+            alone_limit: config.lane_speculations,
             withheld: BTreeSet::new(),
             places: BTreeSet::new(),
             longest: 0,
@@ -229,6 +243,14 @@ impl Laws {
         if request.op != Op::Read {
             *self.writes.entry(request.extent.file).or_default() += 1;
         }
+        if matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
+            let changed = &request.extent;
+            let covers = |a: &Extent| {
+                let same = a.file == changed.file && (self.shared_space || a.lane == changed.lane);
+                same && a.lane_offset < changed.end() && changed.lane_offset < a.end()
+            };
+            self.ahead.values_mut().filter(|a| covers(&a.extent)).for_each(|a| a.covered = true);
+        }
         let lane = &self.lanes[request.extent.lane.index()];
         let known = Known {
             request: *request,
@@ -247,6 +269,25 @@ impl Laws {
         }
         if self.known.insert(id, known).is_some() {
             self.violated(now, "an identity was given twice".into());
+        }
+    }
+
+    /// A read that nobody asked for was accepted; to be told before the core is asked again.
+    pub fn speculated(&mut self, now: u64, id: RequestId, request: &Request) {
+        self.pass_time(now);
+        let ahead = Ahead { extent: request.extent, covered: false };
+        if request.op != Op::Read || self.alone_limit == 0 {
+            self.violated(now, format!("law 7: speculation is of reads where it is allowed: {request:?}"));
+        }
+        if self.known.contains_key(&id) || self.ahead.insert(id, ahead).is_some() {
+            self.violated(now, "an identity was given twice".into());
+        }
+    }
+
+    /// The core gave a speculation up.
+    pub fn given_up(&mut self, now: u64, id: RequestId) {
+        if self.ahead.remove(&id).is_none() {
+            self.violated(now, "law 7: what was given up is not a speculation that waits".into());
         }
     }
 
@@ -271,7 +312,8 @@ impl Laws {
         match said {
             Next::Dispatch(batch) => {
                 self.dispatched(now, batch);
-                let passed = |id: &RequestId| batch.op.is_data() && batch.parts.iter().all(|p| p.id != *id);
+                let real = batch.parts.iter().any(|p| self.known.contains_key(&p.id));
+                let passed = |id: &RequestId| real && batch.op.is_data() && batch.parts.iter().all(|p| p.id != *id);
                 for id in self.withheld.iter().filter(|id| passed(id) && core.is_withheld(Nanos(now), **id)) {
                     if let Some(k) = self.known.get_mut(id).filter(|k| k.request.extent.lane == batch.extent.lane) {
                         k.withheld += 1;
@@ -295,7 +337,17 @@ impl Laws {
             wrong.push(format!("a batch for lane {lane}, which is held"));
         }
         let mut end = batch.extent.lane_offset;
-        for part in &batch.parts {
+        let mut real = false;
+        for (nth, part) in batch.parts.iter().enumerate() {
+            if let Some(ahead) = self.ahead.remove(&part.id) {
+                if nth + 1 < batch.parts.len() {
+                    wrong.push(format!("law 7: a speculation is before a request in a batch: {:?}", ahead.extent));
+                }
+                wrong.extend(self.speculation_is_wrong(now, batch, part, &ahead, (end, real)));
+                end = end.max(part.lane_offset.saturating_add(part.len));
+                continue;
+            }
+            real = true;
             let Some(k) = self.known.get(&part.id) else {
                 wrong.push("law 1: a request that is not outstanding was dispatched".to_string());
                 continue;
@@ -333,11 +385,58 @@ impl Laws {
                 (k.sent, k.flying, k.own) = (k.sent.saturating_add(part.len), k.flying + 1, k.own + 1);
             }
         }
-        // Barriers pass the policy by.
-        self.lanes[lane].batches += u64::from(batch.op.is_data());
+        // Barriers and speculations pass the policy by.
+        self.lanes[lane].batches += u64::from(batch.op.is_data() && real);
+        self.lanes[lane].alone += u32::from(!real);
         self.lanes[lane].in_flight += 1;
         self.flying.insert(batch.id, batch.clone());
         wrong.into_iter().for_each(|what| self.violated(now, what));
+    }
+
+    /// What is wrong with the start of a speculation behind requests that end at `end`, if there are `real` ones.
+    fn speculation_is_wrong(
+        &self,
+        now: u64,
+        batch: &Batch,
+        part: &Part,
+        ahead: &Ahead,
+        (end, real): (u64, bool),
+    ) -> Option<String> {
+        let Ahead { extent, covered } = ahead;
+        let lane = batch.extent.lane.index();
+        let here = (extent.file, extent.lane) == (batch.extent.file, batch.extent.lane) && batch.op == Op::Read;
+        let within = part.len > 0
+            && part.lane_offset >= extent.lane_offset
+            && part.lane_offset.saturating_add(part.len) == extent.end();
+        let why = if *covered {
+            "a change covers it"
+        } else if !here || !within || part.lane_offset != end {
+            "it is not the rest of what was accepted, behind the batch"
+        } else if real {
+            return None;
+        } else if self.lanes[lane].alone >= self.alone_limit {
+            "too many are under way alone"
+        } else if self.startable(now, Some(lane)).is_some() {
+            "a request could start instead"
+        } else {
+            return None;
+        };
+        Some(format!("law 7: a speculation starts though {why}: {extent:?}"))
+    }
+
+    /// A request that could start now, of a lane or of any.
+    fn startable(&self, now: u64, of: Option<usize>) -> Option<&Known> {
+        let is_open = |lane: usize| self.lane_open(lane) && self.lanes[lane].hold_until <= now;
+        let open: Vec<bool> = (0..self.lanes.len()).map(is_open).collect();
+        if !self.total_open() || !open.contains(&true) {
+            return None;
+        }
+        let could_go = |k: &&Known| {
+            let lane = k.request.extent.lane.index();
+            let free = k.waits() && open[lane] && of.is_none_or(|of| of == lane) && self.is_ready(&k.request);
+            free && !self.is_blocked(k) && !self.has_older_sibling(k)
+        };
+        self.known.values().find(could_go)
     }
 
     /// Whether a request that is dispatched now waited longer than was promised.
@@ -362,16 +461,7 @@ impl Laws {
                 WaitReason::Empty => false,
                 _ => until < u64::MAX,
             };
-        let is_open = |lane: usize| self.lane_open(lane) && self.lanes[lane].hold_until <= now;
-        let open: Vec<bool> = (0..self.lanes.len()).map(is_open).collect();
-        if stated || !self.total_open() || !open.contains(&true) {
-            return;
-        }
-        let could_go = |k: &&Known| {
-            let free = k.waits() && open[k.request.extent.lane.index()] && self.is_ready(&k.request);
-            free && !self.is_blocked(k) && !self.has_older_sibling(k)
-        };
-        if let Some(k) = self.known.values().find(could_go) {
+        if !stated && let Some(k) = self.startable(now, None) {
             let what = format!("law 4: idle ({reason:?} until {until} ns) with work: {:?}", k.request);
             self.violated(now, what);
         }
@@ -381,7 +471,10 @@ impl Laws {
     pub fn completed(&mut self, now: u64, batch: BatchId) {
         self.pass_time(now);
         let Some(batch) = self.flying.remove(&batch) else { return };
-        self.lanes[batch.extent.lane.index()].in_flight -= 1;
+        let lane = &mut self.lanes[batch.extent.lane.index()];
+        lane.in_flight -= 1;
+        let real = batch.parts.iter().any(|part| self.known.contains_key(&part.id));
+        lane.alone = lane.alone.saturating_sub(u32::from(!real));
         for part in batch.parts {
             let Some(k) = self.known.get_mut(&part.id) else { continue };
             k.flying -= 1;
@@ -424,6 +517,6 @@ impl Laws {
 
     /// Nothing is outstanding any more, as far as the laws saw.
     pub fn is_empty(&self) -> bool {
-        self.known.is_empty() && self.flying.is_empty() && self.writes.is_empty()
+        self.known.is_empty() && self.ahead.is_empty() && self.flying.is_empty() && self.writes.is_empty()
     }
 }

@@ -151,6 +151,7 @@ impl Script {
             lane_requests: 1 + rng.below(3) as u32,
             total_requests: if rng.below(2) == 0 { u32::MAX } else { 2 },
             node_rank: rng.below(9) as u32,
+            lane_speculations: rng.below(3) as u32,
             ..CoreConfig::single_lane(64)
         };
         let mut core = Core::new(config.clone(), spec).unwrap();
@@ -225,9 +226,30 @@ impl Script {
         self.laws.pushed(self.now.0, &self.core, id, &request);
     }
 
+    /// What may be asked for soon: often what continues a request that waits, or shares bytes with one.
+    pub(super) fn speculate(&mut self) {
+        let mut request = self.request();
+        let known: Vec<Extent> = self.laws.known.values().map(|k| k.request.extent).collect();
+        if !known.is_empty() && self.below(2) == 0 {
+            let near = known[self.below(known.len() as u64) as usize];
+            let start = near.end().saturating_sub(self.below(3) * 512).min(1 << 40);
+            request.extent = Extent { file_offset: start, lane_offset: start, len: 1 + self.below(8192), ..near };
+        }
+        if let Some(id) = self.core.speculate(&request) {
+            self.laws.speculated(self.now.0, id, &request);
+        }
+    }
+
+    fn forget_given_up(&mut self) {
+        while let Some(id) = self.core.take_given_up() {
+            self.laws.given_up(self.now.0, id);
+        }
+    }
+
     /// Asks for dispatches until there is none; until when.
     pub(super) fn pump(&mut self) -> Nanos {
         loop {
+            self.forget_given_up();
             let said = self.core.next(self.now);
             self.laws.said(self.now.0, &self.core, &said);
             match said {
@@ -303,15 +325,17 @@ impl Script {
 
     pub(super) fn switch(&mut self, to: &PolicySpec) {
         self.core.reconfigure(self.now, to).unwrap();
+        self.forget_given_up();
         self.laws.switched(&self.core);
     }
 
     /// One step. Devices keep up, but only just.
     pub(super) fn step(&mut self, switches: &[PolicySpec]) {
-        match self.below(10) {
+        match self.below(11) {
             0..5 => self.push(),
             5..8 => self.complete(),
-            8 => {
+            8 => self.speculate(),
+            9 => {
                 let by = self.below(40_000);
                 self.advance(by);
             }

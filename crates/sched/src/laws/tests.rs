@@ -251,6 +251,72 @@ fn each_breach_is_named() {
     accused(Next::Dispatch(batch(RequestId(77), 0, 0)), "law 1: a request that is not outstanding");
 }
 
+/// The same of reads that nobody asked for.
+#[test]
+fn each_breach_of_a_speculation_is_named() {
+    let config = CoreConfig { lane_requests: 9, lane_speculations: 1, ..CoreConfig::single_lane(100) };
+    let mut core = Core::new(config.clone(), &PolicySpec::named("fifo")).unwrap();
+    let mut laws = Laws::new(&config, &core);
+    let mut next = 0;
+    let mut ahead = |core: &mut Core, laws: &mut Laws, offset| {
+        let r = request(Op::Read, offset);
+        let id = core.speculate(&r).unwrap();
+        laws.speculated(5, id, &r);
+        next += 1;
+        (id, BatchId(next), r.extent)
+    };
+    let batch = |(id, batch, extent): (RequestId, BatchId, Extent), from: u64| Batch {
+        id: batch,
+        extent,
+        op: Op::Read,
+        parts: [Part { id, from, len: 100, lane_offset: extent.lane_offset + from }].into_iter().collect(),
+    };
+    let accused = |core: &Core, laws: &mut Laws, batch: Batch, what: &str| {
+        laws.said(5, core, &Next::Dispatch(batch));
+        let violations = laws.take_violations();
+        assert_eq!(violations.len(), usize::from(!what.is_empty()), "{what}: {violations:?}");
+        assert!(violations.iter().all(|v| v.contains(what)), "{what}: {violations:?}");
+    };
+    let (first, second, third) =
+        (ahead(&mut core, &mut laws, 0), ahead(&mut core, &mut laws, 1000), ahead(&mut core, &mut laws, 2000));
+    assert!(!laws.is_empty());
+    accused(&core, &mut laws, batch(first, 0), "");
+    accused(&core, &mut laws, batch(second, 0), "too many are under way alone");
+    laws.completed(5, first.1);
+    laws.completed(5, second.1);
+    laws.given_up(5, second.0);
+    assert!(laws.take_violations().concat().contains("not a speculation that waits"));
+    let write = request(Op::Write, 2050);
+    let id = core.push(Nanos(5), &write).unwrap();
+    laws.pushed(5, &core, id, &write);
+    accused(&core, &mut laws, batch(third, 0), "a change covers it");
+    laws.completed(5, third.1);
+    let fourth = ahead(&mut core, &mut laws, 3000);
+    accused(&core, &mut laws, batch(fourth, 0), "a request could start instead");
+    laws.completed(5, fourth.1);
+    let Next::Dispatch(written) = core.next(Nanos(5)) else { panic!() };
+    accused(&core, &mut laws, written, "");
+    let fifth = ahead(&mut core, &mut laws, 4000);
+    let mut moved = batch(fifth, 0);
+    moved.parts[0].lane_offset += 50;
+    moved.extent.len += 50;
+    accused(&core, &mut laws, moved, "not the rest of what was accepted");
+}
+
+/// A change reaches what would be read ahead through another lane of the same space.
+#[test]
+fn a_change_drops_what_it_covers_at_every_lane_of_one_space() {
+    let config = CoreConfig { lanes: 3, shared_space: true, lane_speculations: 1, ..CoreConfig::single_lane(100) };
+    let mut core = Core::new(config, &PolicySpec::named("fifo")).unwrap();
+    let at = |lane: u16, op| {
+        let r = request(op, 100);
+        Request { extent: Extent { lane: LaneId(lane), ..r.extent }, ..r }
+    };
+    let ahead = core.speculate(&at(2, Op::Read)).unwrap();
+    core.push(Nanos(0), &at(0, Op::Write)).unwrap();
+    assert_eq!(core.take_given_up(), Some(ahead));
+}
+
 /// One batch in flight at a time over all lanes.
 #[test]
 fn a_node_that_sends_one_batch_at_a_time() {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use impresario_device as device;
 use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
-use impresario_foresight::Prediction;
+use impresario_foresight::{ALONE_MAX, Prediction, is_there};
 use impresario_sched::{Nanos, Op, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
 use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectInfo, Time};
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use super::Item;
 use super::modelled::{Meeting, Performed};
 use super::owed::{Came, Owed, Run};
-use super::read_ahead::ReadAhead;
+use super::read_ahead::{ReadAhead, in_memory};
 use crate::connection::Reply;
 use crate::listener::Vitals;
 use crate::outbox::hand_over_own_replies;
@@ -25,8 +25,6 @@ use crate::workers::{PATIENCE, Workers};
 
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
-/// Speculations that may be under way alone: a request waits behind these at most.
-pub(crate) const SPECULATIONS: u32 = 16;
 
 /// The folder of objects, and what is in front of it.
 pub(crate) struct Disk {
@@ -58,7 +56,7 @@ impl Disk {
     ) -> Arc<Disk> {
         let threads = Workers::new("device", DEVICE_THREADS);
         let wanted = read_ahead_bytes > 0 && device.is_none() && !store.in_memory();
-        let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * SPECULATIONS as usize));
+        let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
         let read_ahead = wanted.then(ahead);
         Arc::new_cyclic(|this| Disk { this: this.clone(), vitals, store, device, threads, read_ahead })
     }
@@ -201,15 +199,18 @@ impl Executor<Item> for Disk {
         if work.batch.op == Op::Read
             && let Some((read_ahead, _)) = &self.read_ahead
         {
-            read_ahead.waited(work.batch.extent.len);
+            let extent = work.batch.extent;
+            let file = work.parts.first().map_or(0, |(_, item)| item.file.0);
+            read_ahead.waited(&self.store, file, &(extent.lane_offset..extent.end()));
         }
         self.on_a_thread(move |disk| {
             let started = now();
-            if let Some((file, extent)) = along {
-                disk.store.will_read(file, work.batch.extent.lane_offset..extent.end);
+            if let Some((file, extent)) = &along {
+                disk.store.will_read(*file, work.batch.extent.lane_offset..extent.end);
             }
             let result = disk.perform(&work);
             complete((work, result), started, now);
+            disk.await_along(along);
         });
         Started::Pending
     }
@@ -279,13 +280,12 @@ impl Disk {
         threads.run(Box::new(move || {
             let Some((read_ahead, _)) = &this.read_ahead else { return };
             let (started, len) = (now(), extent.end - extent.start);
-            let in_memory = |at: u64| matches!(this.store.read_cached(file, at, &mut [0]), Some(Ok(1)));
             let mut read = Ok(());
-            if in_memory(extent.start) && in_memory(extent.end - 1) {
+            if is_there(&extent, |at| in_memory(&this.store, file, at)) {
                 read_ahead.was_there(file, extent);
             } else {
                 this.store.will_read(file, extent.clone());
-                read = this.store.wait_for(file, extent.clone());
+                read = this.await_ahead(file, &extent);
                 if read.is_ok() {
                     read_ahead.fetched(file, extent, now().since(started).0);
                 }
@@ -296,6 +296,27 @@ impl Disk {
                 ticket.complete(Outcome { errno, bytes_done, started, finished: now() });
             }
         }));
+    }
+
+    /// Takes note when what was read along with a request is there.
+    fn await_along(&self, along: Option<(u64, Range<u64>)>) {
+        let (Some(this), Some((file, extent))) = (self.this.upgrade(), along) else { return };
+        let Some((_, threads)) = &self.read_ahead else { return };
+        // A request for these bytes will report an error itself.
+        threads.run(Box::new(move || drop(this.await_ahead(file, &extent))));
+    }
+
+    /// Waits until what is read ahead is there, and takes note step by step.
+    fn await_ahead(&self, file: u64, extent: &Range<u64>) -> io::Result<()> {
+        const STEP_BYTES: u64 = 512 << 10;
+        let mut at = extent.start;
+        while at < extent.end {
+            let to = (at + STEP_BYTES).min(extent.end);
+            self.store.wait_for(file, at..to)?;
+            self.read_ahead.iter().for_each(|(read_ahead, _)| read_ahead.arrived(file, &(extent.start..to)));
+            at = to;
+        }
+        Ok(())
     }
 
     fn on_a_thread(&self, job: impl FnOnce(&Disk) + Send + 'static) {

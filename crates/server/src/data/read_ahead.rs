@@ -7,30 +7,31 @@
 //! with the request that they continue, or alone while little else is under way.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
 use impresario_engine::now;
-use impresario_foresight::{Hints, Limits, Prediction, Predictor, Source};
+use impresario_foresight::{Hints, Prediction, ReadingAhead, Source};
 use impresario_sched::Op;
 use impresario_store::ObjectStore;
 use impresario_wire::Extents;
 use serde_json::{Value, json};
 
-/// After so many reads that all came from memory, with nothing read ahead from the device either, there is nothing to gain:
-/// requests are not looked at until the next one that needs the device.
-const AWAKE_READS: u32 = 512;
+/// Whether a byte of an object is in the page cache.
+pub(super) fn in_memory(store: &ObjectStore, file: u64, at: u64) -> bool {
+    matches!(store.read_cached(file, at, &mut [0]), Some(Ok(1)))
+}
 
 /// What is read ahead, and what becomes of it.
 pub(super) struct ReadAhead {
     /// What both kinds may have outstanding together, bytes.
     budget_bytes: u64,
-    predictor: Mutex<Predictor>,
+    rule: Mutex<ReadingAhead>,
     hints: Mutex<Hints>,
     /// Hints are outstanding.
     is_hinted: AtomicBool,
-    /// Reads until it sleeps; 0: it does.
-    awake: AtomicU32,
+    /// The rule sleeps, so that requests need not wait for its lock.
+    sleeps: AtomicBool,
     /// Bytes of reads that had to wait for the device.
     waited_bytes: AtomicU64,
 }
@@ -38,13 +39,12 @@ pub(super) struct ReadAhead {
 impl ReadAhead {
     /// With a bound for what is read ahead and not yet asked for.
     pub(super) fn new(budget_bytes: u64) -> ReadAhead {
-        let predictor = Mutex::new(Predictor::new(Limits { budget_bytes, ..Limits::default() }));
         ReadAhead {
             budget_bytes,
-            predictor,
+            rule: Mutex::new(ReadingAhead::new(budget_bytes)),
             hints: Mutex::default(),
             is_hinted: AtomicBool::new(false),
-            awake: AtomicU32::new(AWAKE_READS),
+            sleeps: AtomicBool::new(false),
             waited_bytes: AtomicU64::new(0),
         }
     }
@@ -59,7 +59,7 @@ impl ReadAhead {
     ) -> (u64, Vec<Range<u64>>) {
         let len_bytes = store.stat(file).map_or(0, |state| state.size);
         let extents = extents.iter().map(|(start, len)| start..start.saturating_add(len.into()));
-        let predicted_bytes = self.predictor.lock().totals().outstanding_bytes;
+        let predicted_bytes = self.rule.lock().totals().outstanding_bytes;
         self.with_hints(|hints| {
             hints.expire(now().0);
             let room_bytes = self.budget_bytes.saturating_sub(predicted_bytes + hints.totals().outstanding_bytes);
@@ -75,7 +75,7 @@ impl ReadAhead {
         let outstanding_bytes = hints.totals().outstanding_bytes;
         if outstanding_bytes != before {
             self.is_hinted.store(!hints.is_empty(), Relaxed);
-            self.predictor.lock().set_budget(self.budget_bytes.saturating_sub(outstanding_bytes));
+            self.rule.lock().set_budget(self.budget_bytes.saturating_sub(outstanding_bytes));
         }
         changed
     }
@@ -90,17 +90,11 @@ impl ReadAhead {
         }
     }
 
-    /// A read of so many bytes waits for the device.
-    pub(super) fn waited(&self, bytes: u64) {
-        self.waited_bytes.fetch_add(bytes, Relaxed);
-        self.wake();
-    }
-
-    /// The device was needed.
-    fn wake(&self) {
-        if self.awake.load(Relaxed) != AWAKE_READS {
-            self.awake.store(AWAKE_READS, Relaxed);
-        }
+    /// A read of these bytes waits for the device.
+    pub(super) fn waited(&self, store: &ObjectStore, file: u64, extent: &Range<u64>) {
+        self.waited_bytes.fetch_add(extent.end - extent.start, Relaxed);
+        self.rule.lock().device_read(file, extent, |at| in_memory(store, file, at));
+        self.sleeps.store(false, Relaxed);
     }
 
     /// A request came. What should be read ahead now, none of it beyond the object's end.
@@ -115,64 +109,51 @@ impl ReadAhead {
         if self.is_hinted.load(Relaxed) {
             self.observe_hints(op, file, extent.clone());
         }
-        let awake = self.awake.load(Relaxed);
-        if awake == 0 {
+        if self.sleeps.load(Relaxed) {
             return Vec::new();
         }
-        let mut predictor = self.predictor.lock();
-        if op == Op::Read {
-            // Several threads at once may count one read less: it only sleeps a little later.
-            self.awake.store(awake - 1, Relaxed);
-            if awake == 1 {
-                predictor.rest();
-                return Vec::new();
-            }
-        }
+        let mut rule = self.rule.lock();
         let mut predictions = Vec::new();
         match op {
-            Op::Read => predictions = predictor.observe(Source { file, reader: client }, extent, now().0),
-            Op::Write => predictor.changed(file, extent),
-            Op::Truncate => predictor.changed(file, extent.start..i64::MAX as u64),
-            Op::Unlink => predictor.forget(file),
+            Op::Read => {
+                predictions = rule.read(Source { file, reader: client }, extent, now().0);
+                self.sleeps.store(rule.sleeps(), Relaxed);
+            }
+            Op::Write => rule.changed(file, extent),
+            Op::Truncate => rule.changed(file, extent.start..i64::MAX as u64),
+            Op::Unlink => rule.removed(file),
             Op::Sync => {}
         }
-        if predictions.is_empty() {
-            return predictions;
-        }
-        drop(predictor);
-        let end = store.stat(file).map_or(0, |state| state.size);
-        if predictions.iter().any(|p| p.extent.end > end) {
-            let mut predictor = self.predictor.lock();
-            for prediction in &mut predictions {
-                let within = prediction.extent.end.min(end).max(prediction.extent.start);
-                let beyond = within..std::mem::replace(&mut prediction.extent.end, within);
-                if beyond.start < beyond.end {
-                    predictor.declined(prediction.file, beyond);
-                }
-            }
-            predictor.ends_at(file, end);
-            predictions.retain(|p| !p.extent.is_empty());
+        drop(rule);
+        if !predictions.is_empty() {
+            let end = store.stat(file).map_or(0, |state| state.size);
+            self.rule.lock().within(&mut predictions, end);
         }
         predictions
     }
 
     /// Predicted bytes were in memory already: the prediction gained and cost nothing.
     pub(super) fn was_there(&self, file: u64, extent: Range<u64>) {
-        self.predictor.lock().declined(file, extent);
+        self.rule.lock().was_there(file, extent);
     }
 
-    /// Predicted bytes were read from the device in so much time.
+    /// Predicted bytes have come into the page cache.
+    pub(super) fn arrived(&self, file: u64, extent: &Range<u64>) {
+        self.rule.lock().arrived(file, extent);
+    }
+
+    /// Predicted bytes were read alone from the device in so much time.
     pub(super) fn fetched(&self, file: u64, extent: Range<u64>, took_ns: u64) {
-        self.wake();
         if self.is_hinted.load(Relaxed) {
             self.hints.lock().fetched(file, extent.clone());
         }
-        self.predictor.lock().fetched(extent.end - extent.start, took_ns);
+        self.rule.lock().fetched(file, &extent, took_ns);
+        self.sleeps.store(false, Relaxed);
     }
 
     /// For the server's status.
     pub(super) fn describe(&self) -> Value {
-        let t = self.predictor.lock().totals();
+        let t = self.rule.lock().totals();
         let h = self.with_hints(|hints| {
             hints.expire(now().0);
             hints.totals()

@@ -8,6 +8,7 @@ use impresario_sched::PolicySpec;
 use impresario_sched::policy::params::Range;
 use impresario_sched::policy::{self, POLICIES};
 
+use crate::access;
 use crate::model::{
     Application, Clients, Collective, Device, Fault, FaultKind, IoNodes, Network, Operation, Pattern, RandomFaults,
     RankPlacement, Scenario, Servers,
@@ -49,7 +50,7 @@ pub fn scenario(seed: u64) -> Scenario {
     if clients.request_bytes_max > 0 {
         clients.request_bytes_max = clients.request_bytes_max.max(piece_least);
     }
-    Scenario {
+    let mut scenario = Scenario {
         title: format!("Seed {seed}"),
         seed: seed & (u64::MAX >> 1),
         time_limit_s: 300.0,
@@ -67,6 +68,49 @@ pub fn scenario(seed: u64) -> Scenario {
         device: device.map(|device| BTreeMap::from([("d".into(), device)])).unwrap_or_default(),
         application: applications,
         ..Scenario::default()
+    };
+    // Drawn last, so that the rest of a scenario is what its seed stood for before.
+    if choices.often(2) {
+        read_ahead(&mut choices, &mut scenario);
+    }
+    scenario
+}
+
+/// Data servers that read ahead, and what is hard on them: streams that end, files that change under them, little memory.
+fn read_ahead(choices: &mut Choices, scenario: &mut Scenario) {
+    let servers = &mut scenario.servers;
+    servers.foresight_bytes = choices.pick(&[4 << 20, 8 << 20, 64 << 20]);
+    servers.cache_bytes = choices.pick(&[256 << 10, 8 << 20, 16 << 20, 256 << 20]);
+    if choices.often(8) {
+        // One long enough to waste more than is free.
+        let application = Application {
+            processes: 1 + choices.below(4) as u32,
+            request_bytes: choices.pick(&[64 << 10, 256 << 10, 1 << 20]),
+            requests: 50 + choices.below(400),
+            ..Application::default()
+        };
+        scenario.application = vec![application];
+        servers.stripe_bytes = 1 << 20;
+        scenario.network.quantum_bytes = 1 << 20;
+        scenario.clients = Clients::default();
+    }
+    for application in &mut scenario.application {
+        if application.collective.is_none() && choices.often(2) {
+            application.pattern = Pattern::Runs;
+            application.regions = 1;
+            application.run_requests = choices.pick(&[1, 2, 3, 5, 9, 40]);
+        }
+    }
+    let files: u64 = scenario.application.iter().map(|a| u64::from(a.copies) * u64::from(access::files(a))).sum();
+    let changes = choices.below(4);
+    for _ in 0..changes {
+        scenario.fault.push(Fault {
+            at_s: choices.pick(&[0.0, 0.001, 0.01, 0.05, 0.3]),
+            for_s: choices.pick(&[0.0, 0.0001, 0.01, 0.2]),
+            what: choices.pick(&[FaultKind::TruncatedFile, FaultKind::ReplacedFile]),
+            which: choices.below(files) as u32,
+            factor: 1.0,
+        });
     }
 }
 
@@ -181,6 +225,7 @@ fn data_servers(choices: &mut Choices, count: u16) -> Servers {
         device: String::new(),
         cache_bytes,
         read_ahead_bytes: choices.pick(&[0, 128 << 10]),
+        foresight_bytes: 0,
         dirty_ratio: choices.pick(&[0.0, 0.2, 1.0]),
         warm: cache_bytes > 0 && choices.often(3),
         earlier_runs: choices.pick(&[0, 0, 0, 1]),
@@ -288,6 +333,6 @@ mod tests {
             |lanes| POLICIES.iter().filter(|p| policy::check(&PolicySpec::named(p.name), lanes).is_ok()).count();
         assert_eq!(below.len(), for_lanes(1), "{below:?}");
         assert_eq!(above.len(), for_lanes(4), "{above:?}");
-        assert_eq!((patterns.len(), faults.len()), (8, 5));
+        assert_eq!((patterns.len(), faults.len()), (10, 7));
     }
 }

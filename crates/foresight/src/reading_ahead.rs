@@ -1,0 +1,244 @@
+//! What a data server decides when it reads ahead of its clients: which requests it looks at, how much of a prediction is
+//! worth a read, and when there is nothing to gain. Real servers and the simulator drive the same machine; how bytes are
+//! fetched, and into what, is theirs.
+
+use std::ops::Range;
+
+use crate::predictor::{Limits, Prediction, Predictor, Source, Totals};
+
+/// After so many reads that all came from memory, with nothing read ahead from the device either, there is nothing to gain:
+/// requests are not looked at until the next one that needs the device.
+const AWAKE_READS: u32 = 512;
+
+/// Predicted extents that a server reads at a time without a request that they continue: a request waits behind these at
+/// most.
+pub const ALONE_MAX: u32 = 16;
+
+/// The predictions of a server's requests, and what became of them.
+#[derive(Debug)]
+pub struct ReadingAhead {
+    predictor: Predictor,
+    /// Reads until it sleeps; 0: it does.
+    awake_reads: u32,
+}
+
+impl ReadingAhead {
+    /// With a bound for what is read ahead and not yet asked for, bytes.
+    pub fn new(budget_bytes: u64) -> ReadingAhead {
+        let predictor = Predictor::new(Limits { budget_bytes, ..Limits::default() });
+        ReadingAhead { predictor, awake_reads: AWAKE_READS }
+    }
+
+    /// Requests need not be told at present, until [`device_read`](ReadingAhead::device_read) is.
+    pub fn sleeps(&self) -> bool {
+        self.awake_reads == 0
+    }
+
+    /// The device was needed for a read of these bytes. What had been read ahead of them and is not `in_memory` left it too
+    /// early, as under memory pressure: it was read for nothing.
+    pub fn device_read(&mut self, file: u64, extent: &Range<u64>, in_memory: impl Fn(u64) -> bool) {
+        self.awake_reads = AWAKE_READS;
+        self.predictor.missed(file, extent, &in_memory);
+    }
+
+    /// A read of `extent`, not empty, came at `at_ns`. What should be read before it is asked for, as far as the file
+    /// [reaches](ReadingAhead::within).
+    pub fn read(&mut self, source: Source, extent: Range<u64>, at_ns: u64) -> Vec<Prediction> {
+        if self.sleeps() {
+            return Vec::new();
+        }
+        self.awake_reads -= 1;
+        if self.sleeps() {
+            self.predictor.rest();
+            return Vec::new();
+        }
+        self.predictor.observe(source, extent, at_ns)
+    }
+
+    /// The file of these predictions ends at `end`: nothing is read beyond, nor predicted until a read goes further.
+    pub fn within(&mut self, predictions: &mut Vec<Prediction>, end: u64) {
+        for prediction in predictions.iter_mut().filter(|p| p.extent.end > end) {
+            let within = prediction.extent.end.min(end).max(prediction.extent.start);
+            let beyond = within..std::mem::replace(&mut prediction.extent.end, within);
+            self.predictor.declined(prediction.file, beyond);
+            self.predictor.ends_at(prediction.file, end);
+        }
+        predictions.retain(|p| !p.extent.is_empty());
+    }
+
+    /// These bytes of a file are about to be written or cut off.
+    pub fn changed(&mut self, file: u64, extent: Range<u64>) {
+        if !self.sleeps() {
+            self.predictor.changed(file, extent);
+        }
+    }
+
+    /// A file is about to be removed.
+    pub fn removed(&mut self, file: u64) {
+        self.predictor.forget(file);
+    }
+
+    /// Predicted bytes were in memory already: the prediction gained and cost nothing.
+    pub fn was_there(&mut self, file: u64, extent: Range<u64>) {
+        self.predictor.declined(file, extent);
+    }
+
+    /// Predicted and not yet read, bytes of all streams together, at most from now on.
+    pub fn set_budget(&mut self, budget_bytes: u64) {
+        self.predictor.set_budget(budget_bytes);
+    }
+
+    /// Predicted bytes have come into memory; those of one prediction come in order.
+    pub fn arrived(&mut self, file: u64, extent: &Range<u64>) {
+        self.predictor.arrived(file, extent);
+    }
+
+    /// Predicted bytes were read alone from the device in so much time.
+    pub fn fetched(&mut self, file: u64, extent: &Range<u64>, took_ns: u64) {
+        self.awake_reads = AWAKE_READS;
+        self.predictor.arrived(file, extent);
+        self.predictor.fetched(extent.end.saturating_sub(extent.start), took_ns);
+    }
+
+    /// Sums since the beginning.
+    pub fn totals(&self) -> Totals {
+        self.predictor.totals()
+    }
+}
+
+/// Whether a predicted extent, not empty, need not be read: its ends are in memory, and what is between them came with one
+/// of them.
+pub fn is_there(extent: &Range<u64>, in_memory: impl Fn(u64) -> bool) -> bool {
+    in_memory(extent.start) && in_memory(extent.end - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const SOURCE: Source = Source { file: 1, reader: 1 };
+
+    #[test]
+    fn it_sleeps_while_memory_has_everything_and_wakes_with_the_device() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        for i in 0..u64::from(AWAKE_READS) {
+            assert!(!ahead.sleeps(), "{i}");
+            ahead.read(SOURCE, i * 4096..(i + 1) * 4096, i);
+        }
+        assert!(ahead.sleeps());
+        assert_eq!(ahead.totals().outstanding_bytes, 0, "nothing stays outstanding that nobody will look at");
+        assert!(ahead.read(SOURCE, 4 * MIB..5 * MIB, 1000).is_empty());
+        ahead.device_read(1, &(0..4096), |_| false);
+        let predicted = (5..9).any(|i| !ahead.read(SOURCE, i * MIB..(i + 1) * MIB, 1001).is_empty());
+        assert!(predicted);
+    }
+
+    /// A page cache so small that what is read ahead is gone when it is asked for.
+    #[test]
+    fn memory_pressure_ends_it() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        let mut read_bytes = 0;
+        let reads = 16 << 10;
+        for i in 0..reads {
+            let extent = i * MIB / 4..(i + 1) * MIB / 4;
+            for p in ahead.read(SOURCE, extent.clone(), i * 1_000_000) {
+                read_bytes += p.extent.end - p.extent.start;
+                ahead.fetched(1, &p.extent, 1000);
+            }
+            ahead.device_read(1, &extent, |_| false);
+        }
+        assert!(read_bytes > MIB && read_bytes < 32 * MIB + reads * MIB / 4 / 20, "{read_bytes}");
+        let totals = ahead.totals();
+        assert!(
+            totals.hit_bytes < MIB && totals.wasted_bytes + totals.outstanding_bytes >= read_bytes - MIB,
+            "{totals:?}"
+        );
+        assert!(totals.stops > 0);
+    }
+
+    #[test]
+    fn what_is_still_on_its_way_or_there_is_not_lost() {
+        for arrives in [false, true] {
+            let mut ahead = ReadingAhead::new(64 * MIB);
+            for i in 0..64 {
+                let extent = i * MIB..(i + 1) * MIB;
+                let predicted = ahead.read(SOURCE, extent.clone(), i);
+                // Only the last page was missing.
+                ahead.device_read(1, &(extent.start..extent.end + 1), |at| arrives && at < extent.end);
+                predicted.iter().filter(|_| arrives).for_each(|p| ahead.arrived(1, &p.extent));
+            }
+            let totals = ahead.totals();
+            assert_eq!((totals.wasted_bytes, totals.stops), (0, 0), "{totals:?}");
+            assert!(totals.hit_bytes >= 60 * MIB);
+        }
+    }
+
+    /// Memory that loses what is read ahead every now and then, for ever: the loss stays in proportion to what is asked for,
+    /// however much was hit before.
+    #[test]
+    fn what_hits_mostly_does_not_waste_for_ever() {
+        let mut ahead = ReadingAhead::new(8 * MIB);
+        let (mut lost, reads) = (0, 40_000);
+        for i in 0..reads {
+            let extent = i * MIB / 4..(i + 1) * MIB / 4;
+            for p in ahead.read(SOURCE, extent.clone(), i * 1_000_000) {
+                ahead.fetched(1, &p.extent, 1000);
+            }
+            if i % 6 == 0 {
+                let before = ahead.totals().wasted_bytes;
+                ahead.device_read(1, &extent, |_| false);
+                lost += ahead.totals().wasted_bytes - before;
+            }
+        }
+        let bound = 32 * MIB + 8 * MIB + reads * MIB / 4 / 20;
+        assert!(lost > 32 * MIB && lost <= bound, "{lost} of at most {bound}: {:?}", ahead.totals());
+    }
+
+    /// Half of the window fits into memory: what is asked for first is gone before the rest has come.
+    #[test]
+    fn a_window_that_pushes_itself_out_is_found() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        let mut read_bytes = 0;
+        for i in 0..4096 {
+            let extent = i * MIB / 4..(i + 1) * MIB / 4;
+            for p in ahead.read(SOURCE, extent.clone(), i * 1_000_000) {
+                read_bytes += p.extent.end - p.extent.start;
+                ahead.arrived(1, &(p.extent.start..p.extent.start + MIB / 2));
+            }
+            ahead.device_read(1, &(extent.start..extent.start + 4096), |_| false);
+        }
+        assert!(ahead.totals().stops > 0 && read_bytes < 256 * MIB, "{read_bytes} {:?}", ahead.totals());
+    }
+
+    #[test]
+    fn nothing_is_read_beyond_the_end() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        let mut predictions = ahead.read(SOURCE, 0..MIB, 1);
+        assert_eq!(predictions.iter().map(|p| p.extent.clone()).next(), Some(MIB..5 * MIB));
+        ahead.within(&mut predictions, 3 * MIB);
+        assert_eq!(predictions.iter().map(|p| p.extent.clone()).collect::<Vec<_>>(), vec![MIB..3 * MIB]);
+        assert_eq!(ahead.totals().outstanding_bytes, 2 * MIB);
+        let mut predictions = ahead.read(SOURCE, MIB..3 * MIB, 2);
+        ahead.within(&mut predictions, 3 * MIB);
+        assert!(predictions.is_empty());
+        assert_eq!((ahead.totals().outstanding_bytes, ahead.totals().hit_bytes), (0, 2 * MIB));
+    }
+
+    #[test]
+    fn a_change_and_a_removal_take_predictions_back() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        assert!(!ahead.read(SOURCE, 0..MIB, 1).is_empty());
+        ahead.changed(1, 2 * MIB..u64::MAX);
+        assert_eq!(ahead.totals().outstanding_bytes, MIB);
+        ahead.removed(1);
+        let totals = ahead.totals();
+        assert_eq!((totals.outstanding_bytes, totals.wasted_bytes), (0, 0));
+    }
+
+    #[test]
+    fn an_extent_is_there_when_both_its_ends_are() {
+        assert!(is_there(&(10..20), |at| at == 10 || at == 19));
+        assert!(!is_there(&(10..20), |at| at < 15) && !is_there(&(10..20), |at| at >= 15));
+    }
+}
