@@ -324,10 +324,12 @@ impl FileStreams {
     fn run_ahead(&self, shared: &Shared, start: u64, request_bytes: u64, at_ns: u64) -> Vec<(u32, Range<u64>)> {
         let len = self.len_bytes;
         let Some(run) = self.runs.get(&start) else { return Vec::new() };
-        let window = self.ledgers.get(&run.stream).map_or(0, |l| l.window_bytes.min(shared.part(self.growing)));
-        let window = (window / request_bytes).max(1).saturating_mul(request_bytes);
+        let (wanted, part) = (self.ledgers.get(&run.stream).map_or(0, |l| l.window_bytes), shared.part(self.growing));
+        let window = (wanted.min(part) / request_bytes).max(1).saturating_mul(request_bytes);
         let from = run.predicted_to.max(run.end);
-        if (from - run.end) * 2 > window {
+        // Before the stream waits for it; but where there is too little room for all, one long piece beats two short ones.
+        let left_max = if part < wanted { 0 } else { window / 2 };
+        if from - run.end > left_max {
             return Vec::new();
         }
         let to = from.saturating_add(window).min(len.unwrap_or(u64::MAX));

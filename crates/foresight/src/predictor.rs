@@ -137,8 +137,7 @@ impl Shared {
     /// What one stream may have outstanding, so that the others get their part, bytes; its file has so many that grow.
     pub(crate) fn part(&self, growing: usize) -> u64 {
         let streams = self.streams.0.max(self.streams.1).max(growing).max(1) as u64;
-        // A stream is predicted anew when half of its window is left.
-        (self.outstanding_max() / 3 * 2 / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
+        (self.outstanding_max() / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
     }
 
     /// Whether so many bytes more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
