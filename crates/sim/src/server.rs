@@ -23,9 +23,6 @@ use impresario_base::slab::Key;
 
 /// What may be read ahead for nothing before it becomes clear that it is for nothing.
 const WASTE_FREE_BYTES: u64 = 32 << 20;
-/// In a smaller cache than this the pages of a few accesses push one another out before whoever waits for them has seen one,
-/// which no kernel does.
-const WASTE_CACHE_BYTES: u64 = 8 << 20;
 
 pub(crate) enum Storage {
     Disk { disk: Box<Disk>, queue: DeviceQueue<Key>, busy: bool, serving: Vec<Key> },
@@ -185,10 +182,10 @@ impl Server {
     }
 
     /// What the laws say of what was read ahead for nothing: a small part of all that was read, beyond what it takes to
-    /// find out.
+    /// find out. In a cache that is smaller than what may be read ahead, predictions push one another out.
     pub(crate) fn wasted_too_much(&self) -> Option<String> {
         let (foresight, cache) = (self.foresight.as_ref()?, self.cache.as_ref()?);
-        if cache.capacity_bytes() < WASTE_CACHE_BYTES {
+        if cache.capacity_bytes() < self.foresight_bytes {
             return None;
         }
         let totals = foresight.totals();
