@@ -182,10 +182,10 @@ impl Server {
     }
 
     /// What the laws say of what was read ahead for nothing: a small part of all that was read, beyond what it takes to
-    /// find out. In a cache that is smaller than what may be read ahead, predictions push one another out.
+    /// find out. In a cache with too little room for what is read ahead beside what is read, they push one another out.
     pub(crate) fn wasted_too_much(&self) -> Option<String> {
         let (foresight, cache) = (self.foresight.as_ref()?, self.cache.as_ref()?);
-        if cache.capacity_bytes() < self.foresight_bytes {
+        if cache.capacity_bytes() < 2 * self.foresight_bytes {
             return None;
         }
         let totals = foresight.totals();
