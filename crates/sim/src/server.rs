@@ -182,13 +182,16 @@ impl Server {
     }
 
     /// What the laws say of what was read ahead for nothing: a small part of all that was read, beyond what it takes to
-    /// find out. Where memory cannot keep everything, what counts is what the account knows of.
+    /// find out. Where memory cannot keep everything, what it loses is read twice until the streams are stopped, and no
+    /// bound is stated.
     pub(crate) fn wasted_too_much(&self) -> Option<String> {
         let (foresight, cache) = (self.foresight.as_ref()?, self.cache.as_ref()?);
         let totals = foresight.totals();
         let demand = totals.demand_bytes;
-        let keeps_all = cache.capacity_bytes() >= demand + self.foresight_bytes;
-        let wasted = if keeps_all { cache.wasted_bytes() + cache.unused_bytes() } else { totals.wasted_bytes };
+        if cache.capacity_bytes() < demand + self.foresight_bytes {
+            return None;
+        }
+        let wasted = cache.wasted_bytes() + cache.unused_bytes();
         let bound = WASTE_FREE_BYTES + self.foresight_bytes + demand / 20;
         let what = || {
             let much = format!("{wasted} bytes were read ahead for nothing while {demand} were asked for");
