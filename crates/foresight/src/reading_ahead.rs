@@ -88,6 +88,11 @@ impl ReadingAhead {
         self.predictor.set_budget(budget_bytes);
     }
 
+    /// Requests are not told for a while: what they would show of predictions is not known, so these are dropped.
+    pub fn rest(&mut self) {
+        self.predictor.rest();
+    }
+
     /// Predicted bytes have come into memory; those of one prediction come in order.
     pub fn arrived(&mut self, file: u64, extent: &Range<u64>) {
         self.predictor.arrived(file, extent);
@@ -132,6 +137,24 @@ mod tests {
         ahead.device_read(1, &(0..4096), |_| false);
         let predicted = (5..9).any(|i| !ahead.read(SOURCE, i * MIB..(i + 1) * MIB, 1001).is_empty());
         assert!(predicted);
+    }
+
+    /// Reads that are not told, under a policy that does not foresee, show nothing of what was predicted before.
+    #[test]
+    fn what_happens_while_it_rests_is_no_waste() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        for i in 0..32 {
+            for prediction in ahead.read(SOURCE, i * MIB / 4..(i + 1) * MIB / 4, i) {
+                ahead.arrived(prediction.file, &prediction.extent);
+            }
+        }
+        assert!(ahead.totals().hit_bytes > 4 * MIB);
+        ahead.rest();
+        for i in 0..64 {
+            ahead.device_read(1, &(i * MIB / 4..(i + 1) * MIB / 4), |_| false);
+        }
+        let totals = ahead.totals();
+        assert_eq!((totals.wasted_bytes, totals.stops, totals.outstanding_bytes), (0, 0, 0), "{totals:?}");
     }
 
     /// A page cache so small that what is read ahead is gone when it is asked for.

@@ -166,7 +166,11 @@ impl DataServer {
             Call::SetPolicy { name, params, at_shared_ns } => {
                 let spec = PolicySpec { name, params: params.into_iter().collect() };
                 if set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply) {
-                    self.foresees.store(policy::speculates(&spec), Relaxed);
+                    let foresees = policy::speculates(&spec);
+                    self.foresees.store(foresees, Relaxed);
+                    if !foresees {
+                        self.disk.rest();
+                    }
                 }
             }
             Call::SetDiskOrder { order } => self.disk.set_order(&order, reply),

@@ -267,6 +267,11 @@ impl Disk {
         read_ahead.observe(&self.store, op, file.0, offset..offset.saturating_add(len), client)
     }
 
+    /// Requests are not told to foresight for a while.
+    pub(super) fn rest(&self) {
+        self.read_ahead.iter().for_each(|(read_ahead, _)| read_ahead.rest());
+    }
+
     /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.
     pub(super) fn hinted(&self, file: FileKey, extents: &Extents, client: u64) -> (u64, Vec<Range<u64>>) {
         let Some((read_ahead, _)) = &self.read_ahead else { return (0, Vec::new()) };

@@ -132,6 +132,11 @@ impl ReadAhead {
         predictions
     }
 
+    /// Requests will not be observed for a while: what is outstanding is forgotten, without a judgement.
+    pub(super) fn rest(&self) {
+        self.rule.lock().rest();
+    }
+
     /// Predicted bytes were in memory already: the prediction gained and cost nothing.
     pub(super) fn was_there(&self, file: u64, extent: Range<u64>) {
         self.rule.lock().was_there(file, extent);
