@@ -75,7 +75,7 @@ install_rustup() {
   trap "rm -rf '$folder'" EXIT
   curl --fail --silent --show-error --location --retry 3 --output "$folder/rustup-init" "$url" ||
     die "rustup could not be fetched from $url; install Rust $rust_oldest or newer by hand (https://rustup.rs)"
-  echo "$sum  $folder/rustup-init" | sha256sum --check --status ||
+  sha256sum --check --status <<<"$sum  $folder/rustup-init" ||
     die "the installer from $url is not the known one (its SHA-256 differs); nothing was run"
   chmod +x "$folder/rustup-init"
   # The shell's start files stay as they are: the scripts here find the folder by themselves.
