@@ -24,7 +24,7 @@ const READERS_MAX: (usize, usize) = (8, 64);
 pub(crate) const RUNS_OF_ALL: usize = 32 << 10;
 /// The same for readers, which take up to 5 KiB each.
 pub(crate) const READERS_OF_ALL: usize = 4 << 10;
-/// Runs among which the one that grew longest ago makes room.
+/// Runs among which the one that was touched longest ago makes room.
 const SAMPLED: usize = 8;
 /// Predicted extents outstanding in one file.
 const OUTSTANDING_MAX: usize = 512;
@@ -503,9 +503,14 @@ impl FileStreams {
         run.max(predicted).filter(|end| *end > byte)
     }
 
+    /// What was asked for of these bytes before is asked for anew, or has changed.
+    fn forget_expected(&mut self, extent: &Range<u64>) {
+        self.expected.retain(|e| e.extent.end <= extent.start || extent.end <= e.extent.start);
+    }
+
     /// Predictions that a request proves right.
     fn credit(&mut self, shared: &mut Shared, extent: &Range<u64>) {
-        self.expected.retain(|e| e.extent.end <= extent.start || extent.end <= e.extent.start);
+        self.forget_expected(extent);
         for taken in self.take_outstanding(extent) {
             let (stream, bytes) = (taken.stream, taken.bytes());
             if self.expected.len() == EXPECTED_MAX {
@@ -613,7 +618,7 @@ impl FileStreams {
 
     /// Drops predictions without a judgement.
     pub(crate) fn drop_predictions(&mut self, shared: &mut Shared, extent: &Range<u64>) {
-        self.expected.retain(|e| e.extent.end <= extent.start || extent.end <= e.extent.start);
+        self.forget_expected(extent);
         for taken in self.take_outstanding(extent) {
             shared.totals.outstanding_bytes -= taken.bytes();
             shared.totals.dropped_bytes += taken.bytes();
