@@ -607,6 +607,13 @@ impl<T: Send + 'static> Engine<T> {
         self.shared.pump(state, now()); // sets the alarm for the end of the hold, or starts what may go now
     }
 
+    /// Changes how many batches and bytes may be in flight per lane, live; 0 leaves one as it is.
+    pub fn set_depth(&self, lane_requests: u32, lane_bytes: u64) {
+        let mut state = self.shared.lock();
+        state.core.set_depth(lane_requests, lane_bytes);
+        self.shared.pump(state, now()); // starts what a greater depth lets go
+    }
+
     /// Has an observer told of every request that ends from now on, or none. Returns the one before, which is told
     /// nothing more.
     pub fn observe(&self, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {

@@ -683,6 +683,18 @@ impl Core {
         }
     }
 
+    /// Changes how many batches and bytes may be in flight per lane; 0 leaves one as it is. What is in flight beyond new
+    /// limits stays there.
+    pub fn set_depth(&mut self, lane_requests: u32, lane_bytes: u64) {
+        if lane_requests > 0 {
+            self.ground.config.lane_requests = lane_requests;
+        }
+        if lane_bytes > 0 {
+            self.ground.config.lane_bytes = lane_bytes;
+        }
+        self.ground.apply_limits(&*self.policy);
+    }
+
     /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.
     pub fn wait_bound(&self, now: Nanos, id: RequestId) -> Option<WaitBound> {
         let slot = self.ground.table.find(id)?;

@@ -231,6 +231,10 @@ uint64_t impresario_request_bytes(const impresario_batch_t *batch, uint32_t memb
 /* Switches the policy, live: "twins window_us=1000". Nothing is lost or repeated. A refusal changes nothing. */
 int impresario_set_policy(impresario_t *scheduler, const char *policy);
 
+/* Changes lane_requests and lane_bytes of the options, live; 0 leaves one as it is. Batches that are with the program
+ * beyond a smaller depth stay there. */
+int impresario_set_depth(impresario_t *scheduler, uint32_t lane_requests, uint64_t lane_bytes);
+
 /* Dispatches no batch to a lane for span_us; 0 ends a hold. */
 int impresario_hold(impresario_t *scheduler, uint32_t lane, uint64_t span_us);
 

@@ -406,6 +406,15 @@ pub extern "C" fn impresario_hold(scheduler: *mut Handle, lane: u32, span_us: u6
     })
 }
 
+/// Changes the hand-off depth.
+#[unsafe(no_mangle)]
+pub extern "C" fn impresario_set_depth(scheduler: *mut Handle, lane_requests: u32, lane_bytes: u64) -> c_int {
+    on(scheduler, |s| {
+        s.set_depth(lane_requests, lane_bytes);
+        Ok(0)
+    })
+}
+
 /// Reports whether a connection can take data.
 #[unsafe(no_mangle)]
 pub extern "C" fn impresario_ready(scheduler: *mut Handle, connection: u32, ready: c_int) -> c_int {

@@ -441,6 +441,11 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Changes how many batches and bytes may be with the program per lane, live; 0 leaves one as it is.
+    pub fn set_depth(&self, lane_requests: u32, lane_bytes: u64) {
+        self.hands.inside(|| self.engine.set_depth(lane_requests, lane_bytes));
+    }
+
     /// Reports whether a connection can take data, for the policies that depend on it; ready until reported otherwise.
     pub fn ready(&self, connection: u32, ready: bool) {
         self.hands.inside(|| self.engine.ready(ConnId(connection), ready));

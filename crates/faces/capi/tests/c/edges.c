@@ -244,6 +244,30 @@ static void no_files(void) {
     rmdir(pipe_name);
 }
 
+/* A greater depth lets waiting batches go at once; after a smaller one new batches wait until there are fewer. */
+static void depth_changes(void) {
+    impresario_options_t o = IMPRESARIO_OPTIONS_INIT;
+    o.lane_requests = 1;
+    impresario_t *s = impresario_create(&o);
+    const impresario_batch_t *b[3], *none;
+    CHECK(s);
+    for (uint64_t i = 0; i < 3; i++) {
+        impresario_submission_t sub = read_of(1, i * 1000000, 1000, i);
+        CHECK(impresario_submit(s, &sub, NULL) == 0);
+    }
+    CHECK(impresario_next(s, 1000000, &b[0]) == 0 && impresario_next(s, 0, &none) == -ETIMEDOUT);
+    CHECK(impresario_set_depth(s, 2, 0) == 0);
+    CHECK(impresario_next(s, 1000000, &b[1]) == 0 && impresario_next(s, 0, &none) == -ETIMEDOUT);
+    CHECK(impresario_set_depth(s, 1, 0) == 0 && impresario_complete(s, b[0]->id, 0, 1000) == 0);
+    CHECK(impresario_next(s, 0, &none) == -ETIMEDOUT); /* one is still there */
+    CHECK(impresario_set_depth(s, 8, 1000) == 0);
+    CHECK(impresario_next(s, 0, &none) == -ETIMEDOUT); /* its bytes are the limit now */
+    CHECK(impresario_set_depth(s, 0, 1001) == 0);
+    CHECK(impresario_next(s, 1000000, &b[2]) == 0 && b[2]->requests[0].token == 2);
+    CHECK(impresario_complete(s, b[1]->id, 0, 1000) == 0 && impresario_complete(s, b[2]->id, 0, 1000) == 0);
+    CHECK(impresario_destroy(s, 0, NULL, NULL) == 0);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -252,6 +276,7 @@ static const struct {
     { "signals", signals_are_the_programs }, { "on_the_device", on_the_device }, { "furthest", furthest },
     { "longest", longest },
     { "calls_from_callbacks", calls_from_callbacks }, { "no_files", no_files },
+    { "depth_changes", depth_changes },
 };
 
 int main(int argc, char **argv) {

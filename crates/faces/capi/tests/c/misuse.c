@@ -25,6 +25,7 @@ static void all_refuse(impresario_t *s, int error) {
     CHECK(impresario_complete_timed(s, 1, 0, 0, 0, 0) == error);
     CHECK(impresario_complete_request(s, &request, 0, 0) == error);
     CHECK(impresario_set_policy(s, "fifo") == error);
+    CHECK(impresario_set_depth(s, 1, 1) == error);
     CHECK(impresario_hold(s, 0, 0) == error);
     CHECK(impresario_ready(s, 0, 1) == error);
     CHECK(impresario_stats(s, &stats) == error);
