@@ -5,7 +5,8 @@
 //! - [`advice`]: which of Sequential, Random and Normal an open file gets.
 //! - [`judge`]: whether hints pay; [`advisor`]: all of these for one file.
 //! - [`backend`]: how hints are given to the file system.
-//! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did.
+//! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did, [`coverage`] what it did not
+//!   see.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
@@ -16,6 +17,7 @@ pub mod advisor;
 pub mod backend;
 pub mod cache;
 pub mod config;
+pub mod coverage;
 pub mod judge;
 pub mod manager;
 mod online;

@@ -6,6 +6,7 @@ use impresario_base::units::show_bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ReadAhead;
+use crate::coverage::{Account, Coverage};
 
 /// One file, over all programs that read it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -106,6 +107,15 @@ pub struct Report {
     pub cut_off: u64,
     /// Accesses that found no place in a program's ring.
     pub dropped_accesses: u64,
+    /// Bytes of all reads told of, of files with hints and others.
+    #[serde(default)]
+    pub seen_bytes: u64,
+    /// Bytes of all memory maps told of, at most 4 GiB of each.
+    #[serde(default)]
+    pub mapped_bytes: u64,
+    /// Of a manager that served one program alone: how much of what it read was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<Coverage>,
     /// Bytes brought in and not yet released, now.
     pub held_bytes: u64,
     /// The budget of the node, in bytes.
@@ -121,6 +131,21 @@ impl Report {
     pub fn to_json(&self) -> String {
         // Nothing in it can fail to be written.
         serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// Compares what was seen with the kernel's account of all programs that this manager served; `all_files` when it
+    /// recorded them.
+    pub fn cover(&mut self, account: Account, all_files: bool) -> Coverage {
+        let coverage = Coverage {
+            seen_bytes: self.seen_bytes,
+            mapped_bytes: self.mapped_bytes,
+            called_bytes: account.called_bytes,
+            device_bytes: account.device_bytes,
+            lost_accesses: self.dropped_accesses,
+            all_files,
+        };
+        self.coverage = Some(coverage);
+        coverage
     }
 
     /// The sum over all files.

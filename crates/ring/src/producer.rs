@@ -85,6 +85,13 @@ impl Producer {
         self.ring.dropped().load(Relaxed)
     }
 
+    /// Whether an access would find a place now.
+    pub fn has_room(&self) -> bool {
+        let (tail, head) = (self.ring.tail().load(Acquire), self.ring.head().load(Relaxed));
+        // A tail ahead of what was loaded as head is a head that is out of date: there is room.
+        (head.wrapping_sub(tail) as i64) < i64::from(self.ring.slots())
+    }
+
     /// Whether the manager has said that it drains no more.
     pub fn is_closed(&self) -> bool {
         self.ring.closed().load(Relaxed) != 0

@@ -89,6 +89,9 @@ pub(super) struct Service {
     cut_off: u64,
     /// Of rings that are gone.
     dropped_accesses: u64,
+    /// Of all reads and of all memory maps told of.
+    seen_bytes: u64,
+    mapped_bytes: u64,
 }
 
 impl Service {
@@ -140,6 +143,8 @@ impl Service {
             programs_ever: 0,
             cut_off: 0,
             dropped_accesses: 0,
+            seen_bytes: 0,
+            mapped_bytes: 0,
         })
     }
 
@@ -366,6 +371,11 @@ impl Service {
             };
             self.recorder.tell(|sink| sink.access(&recorded));
         }
+        match access.op {
+            Op::Read => self.seen_bytes = self.seen_bytes.saturating_add(access.len_bytes.into()),
+            Op::Mmap => self.mapped_bytes = self.mapped_bytes.saturating_add(access.len_bytes.into()),
+            _ => {}
+        }
         let len_bytes = match access.op {
             Op::Read => u64::from(access.len_bytes),
             // Where a mapping is touched is not told; it begins at its beginning.
@@ -428,6 +438,9 @@ impl Service {
             programs_ever: self.programs_ever,
             cut_off: self.cut_off,
             dropped_accesses: self.dropped_accesses.saturating_add(now),
+            seen_bytes: self.seen_bytes,
+            mapped_bytes: self.mapped_bytes,
+            coverage: None,
             held_bytes: self.users.held_bytes(),
             budget_bytes: self.users.node_bytes(),
             files,

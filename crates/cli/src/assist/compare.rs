@@ -75,7 +75,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let own_program = std::env::current_exe().context("finding this program's own file")?;
     let guided = || {
         let mut command = Command::new(&own_program);
-        command.args(["assist", "run"]).arg(&args.hints).arg("--report").arg(&report);
+        command.args(["assist", "run", "--quiet"]).arg(&args.hints).arg("--report").arg(&report);
         command.arg("--instances").arg(args.instances.to_string()).arg("--").args(&args.program);
         vec![command]
     };
@@ -128,6 +128,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             show_bytes(all.used_bytes as f64),
             show_bytes(all.wasted_bytes as f64)
         );
+        if let Some(coverage) = &report.coverage {
+            text += &format!("{coverage}\n");
+        }
         for file in report.files.iter().filter(|f| f.why_stood_down.is_some()) {
             text +=
                 &format!("{}: hints were stopped: {}\n", file.path, file.why_stood_down.as_deref().unwrap_or_default());

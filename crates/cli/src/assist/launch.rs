@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 
 use anyhow::{Context, Result};
+use impresario_assist::coverage::Account;
 use impresario_assist::manager::is_abandoned;
 use impresario_interpose::{Verdict, check_program};
 use impresario_ring::{SOCKET_VARIABLE, WAIT_VARIABLE};
@@ -193,17 +194,35 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits for all; returns the exit status of the first that failed, as a shell would report it.
-    pub fn wait(mut self) -> Result<ExitCode> {
+    /// Waits for all; returns the exit status of the first that failed, as a shell would report it, and what the kernel
+    /// counted for all of them, if it counts.
+    pub fn wait(mut self) -> Result<(ExitCode, Option<Account>)> {
         let mut code = 0;
+        let mut account = Some(Account::default());
         for child in &mut self.children {
+            // The account of a program is complete when it has ended, and gone when it was waited for.
+            let of_it = ended(child.id()).and_then(|()| Account::of(child.id()));
+            account = account.zip(of_it.ok()).map(|(all, one)| all.and(one));
             let status = child.wait().context("waiting for the program")?;
             let own = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
             if code == 0 {
                 code = own;
             }
         }
-        Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+        Ok((ExitCode::from(u8::try_from(code).unwrap_or(1)), account))
+    }
+}
+
+/// Waits until a child has ended and leaves it to be waited for.
+fn ended(pid: u32) -> std::io::Result<()> {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(std::io::ErrorKind::InvalidInput)?;
+    loop {
+        match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use impresario_assist::plan::{Device, Options, plan, probe};
 use impresario_base::units::parse_positive_bytes;
 use impresario_config::calibration::Calibration;
+use impresario_trace::combine::join;
 use impresario_trace::convert::{ImportOptions, import};
 use impresario_trace::{Trace, TraceOp};
 
@@ -22,11 +23,13 @@ use crate::print;
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist plan trace.imt -o hints.json
+  impresario assist plan trace.*.imt -o hints.json
   impresario assist plan job.dxt.txt -o hints.json --device disk
   impresario assist plan run.strace -o hints.json --calibration disk.toml")]
 pub struct Args {
-    /// The trace: from `assist record`, or Darshan DXT as text, strace, CSV or fio
-    trace: PathBuf,
+    /// The trace: from `assist record`, or Darshan DXT as text, strace, CSV or fio; several are those of one run's ranks
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
     /// Write the hints file
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -54,9 +57,17 @@ pub struct Args {
 const MEASURED_BYTES_MIN: u64 = 8 << 20;
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    let imported = import(&args.trace, &ImportOptions::default())?;
-    imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", args.trace.display()));
-    let trace = imported.trace;
+    let mut traces = Vec::new();
+    for path in &args.traces {
+        let imported = import(path, &ImportOptions::default())?;
+        imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", path.display()));
+        traces.push(imported.trace);
+    }
+    let trace = match traces.len() {
+        1 => traces.remove(0),
+        // Side by side, as they ran.
+        _ => join(&traces).map_err(anyhow::Error::msg)?,
+    };
     let device = device(&args, &trace)?;
     let options = Options {
         window_bytes_max: args.window,

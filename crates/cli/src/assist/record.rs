@@ -1,7 +1,7 @@
 //! `impresario assist record`: records one run of a program.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -16,11 +16,14 @@ use crate::usage;
 /// Record one run of a program: write its reads and writes to a trace
 ///
 /// The program runs as usual. The trace holds every access to regular files with its time and duration, but not the
-/// contents. The exit status is that of the program.
+/// contents. The exit status is that of the program. Processes that it starts on this node are in the same trace; where it
+/// runs as one of several ranks (mpirun, srun), each rank writes its own, with its number before the suffix. The last
+/// lines tell how much of what the program read was seen.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist record -- python3 analysis.py data.root
-  impresario assist record -o second.imt -- ./solver --input mesh.h5")]
+  impresario assist record -o second.imt -- ./solver --input mesh.h5
+  mpirun -n 4 impresario assist record -- ./solver      # trace.0.imt to trace.3.imt; plan them together")]
 pub struct Args {
     /// The trace
     #[arg(short, long, default_value = "trace.imt", value_name = "FILE")]
@@ -37,31 +40,61 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         return Err(usage(why));
     }
-    if args.output.exists() {
+    let (output, ranks) = match rank(|name| std::env::var(name).ok()) {
+        Some(rank) => (of_rank(&args.output, &rank.to_string()), Some(of_rank(&args.output, "*"))),
+        None => (args.output, None),
+    };
+    if output.exists() {
         if !args.force {
-            let shown = args.output.display();
+            let shown = output.display();
             return Err(usage(format!(
                 "{shown} already exists; name another trace with -o, or replace it with --force"
             )));
         }
-        std::fs::remove_file(&args.output).with_context(|| format!("replacing {}", args.output.display()))?;
+        std::fs::remove_file(&output).with_context(|| format!("replacing {}", output.display()))?;
     }
     let command: Vec<_> = args.program.iter().map(|word| word.to_string_lossy()).collect();
-    let sink = TraceSink::create(&args.output, &command.join(" "))?;
+    let sink = TraceSink::create(&output, &command.join(" "))?;
     let folder = own_socket()?;
     let before = raise_file_limit();
     let manager = Manager::start(Options::record(Box::new(sink)), &folder.path().join("socket"))
         .context("starting the advice manager")?;
     let programs = Programs::start(&args.program, Purpose::Record, 1, manager.socket(), before)?;
-    let code = programs.wait()?;
-    let report = manager.stop().context("ending the advice manager")?;
-    let trace = Trace::load(&args.output)?;
+    let (code, account) = programs.wait()?;
+    let mut report = manager.stop().context("ending the advice manager")?;
+    let trace = Trace::load(&output)?;
     eprint!("{}", seen(&trace));
-    if report.dropped_accesses > 0 {
-        eprintln!("{} accesses came too fast to be recorded.", report.dropped_accesses);
+    match account.map(|account| report.cover(account, true)) {
+        Some(coverage) => eprintln!("{coverage}"),
+        None => eprintln!("How much of what the program read was seen is not known: this kernel does not count it."),
     }
-    eprintln!("The trace is {}; next: impresario assist plan {0} -o hints.json", args.output.display());
+    let next = ranks.as_ref().unwrap_or(&output).display();
+    eprintln!("The trace is {}; next: impresario assist plan {next} -o hints.json", output.display());
     Ok(code)
+}
+
+/// Which rank of a parallel job this process was started as, when there are several: each rank records a trace of its
+/// own. By what Open MPI, MPICH and its kind, and Slurm's `srun` tell the processes that they start.
+fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
+    const KNOWN: [(&str, &str); 3] = [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        // Not SLURM_NTASKS, which a batch script has too.
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ];
+    let number = |name| variable(name)?.parse::<u32>().ok();
+    KNOWN.into_iter().find_map(|(rank, size)| number(rank).filter(|_| number(size).is_some_and(|size| size > 1)))
+}
+
+/// `trace.imt` as `trace.RANK.imt`.
+fn of_rank(path: &Path, rank: &str) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_os_string();
+    name.push(format!(".{rank}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
 }
 
 /// A short summary of a run: the files with the longest waiting time.
@@ -101,4 +134,26 @@ fn seen(trace: &Trace) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_a_trace_of_its_own() {
+        let of = |set: &[(&str, &str)]| {
+            rank(|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string()))
+        };
+        assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4")]), Some(3));
+        assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]), Some(0));
+        assert_eq!(of(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")]), Some(1));
+        // One rank alone, a batch script, and nonsense.
+        assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
+        assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), None);
+        assert_eq!((of(&[("PMI_RANK", "x"), ("PMI_SIZE", "2")]), of(&[])), (None, None));
+        let named = |path: &str| of_rank(Path::new(path), "7");
+        assert_eq!(named("out/trace.imt"), Path::new("out/trace.7.imt"));
+        assert_eq!(named("trace"), Path::new("trace.7"));
+    }
 }

@@ -16,7 +16,8 @@ use crate::usage;
 /// With a hints file an advice manager serves this program alone, as long as it runs, and prefetches the beginnings of
 /// files named on the command line while the program loads. With --node the manager of the node serves it (see
 /// `impresario assist daemon`). The exit status is that of the program. A program into which the library cannot be
-/// preloaded runs without hints, and a message says so.
+/// preloaded runs without hints, and a message says so. The last line on standard error tells how much of what the program
+/// read was seen: reads of files without hints, memory maps and statically linked children are not.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario assist run hints.json -- python3 analysis.py data.root
@@ -35,6 +36,9 @@ pub struct Args {
     /// Report the effect of the hints on standard error
     #[arg(short, long)]
     verbose: bool,
+    /// Do not report how much of what the program read was seen
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
     /// Number of instances of the program to start at once
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     instances: u32,
@@ -56,7 +60,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             )));
         }
         let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, None)?;
-        return programs.wait();
+        return Ok(programs.wait()?.0);
     };
     let hints = super::hints(&path)?;
     let folder = own_socket()?;
@@ -67,9 +71,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         tracing::debug!(%error, "nothing is prefetched before the program's first read");
     }
     let programs = Programs::start(&args.program, Purpose::Advise, args.instances, manager.socket(), before)?;
-    let code = programs.wait()?;
+    let (code, account) = programs.wait()?;
     match manager.stop() {
-        Ok(report) => {
+        Ok(mut report) => {
+            let coverage = account.map(|account| report.cover(account, false));
+            if let Some(coverage) = coverage.filter(|_| !args.quiet) {
+                eprintln!("impresario: {coverage}");
+            }
             if args.verbose {
                 eprint!("{report}");
             }

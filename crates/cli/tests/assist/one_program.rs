@@ -77,6 +77,46 @@ fn recorded_planned_run_and_reported() {
     assert_eq!((report.dropped_accesses, report.cut_off), (0, 0));
 }
 
+/// What the library does not see is told at the end, by the kernel's account of the program and its children.
+#[test]
+fn how_much_was_seen_is_told() {
+    let folder = Folder::new();
+    let (data, mapped) = (folder.data("data"), try_compile(folder.path(), "mapped", &[]).unwrap());
+    if !Path::new("/proc/self/io").exists() {
+        return skip("taskstats", "this kernel keeps no account of what processes read");
+    }
+    let hints = folder.hints("hints.json", &[&data]);
+    let size = (COUNT * STRIDE) >> 20;
+    // Two children read it all, one of them by a map.
+    let script = format!("cat {0} > /dev/null; {1} {0}", data.display(), mapped.display());
+    let [recorded, guided] = both(&folder, &hints, &words(&["sh", "-c", &script]));
+    let line = |ran: &Ran| ran.err.lines().find(|l| l.contains("Saw ")).unwrap_or_default().to_string();
+    let (recorded, guided) = (line(&recorded), line(&guided));
+    assert!(recorded.starts_with(&format!("Saw {size} MiB of {size} MiB read")), "{recorded}");
+    assert!(recorded.contains(&format!("; {size} MiB of files were mapped")), "{recorded}");
+    assert!(guided.starts_with("impresario: Saw "), "{guided}");
+    let quiet = run_command(assist(["run", "-q"]).arg(&hints).args(["--", "sh", "-c", &script]), LONG);
+    assert_eq!((quiet.code, quiet.err.as_str()), (0, ""));
+}
+
+/// The ranks of a job record side by side, and are planned for together.
+#[test]
+fn ranks_record_one_trace_each() {
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    for rank in ["0", "1"] {
+        let mut command = assist(["record"]);
+        command.env("PMI_RANK", rank).env("PMI_SIZE", "2").current_dir(folder.path());
+        let ran = run_command(command.arg("--").args(reading(&program, &data, 0)), LONG);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(ran.err.contains(&format!("trace.{rank}.imt; next: impresario assist plan trace.*.imt")), "{ran:?}");
+    }
+    let mut command = assist(["plan", "trace.0.imt", "trace.1.imt", "-o", "h.json", "--device", "disk", "--cold"]);
+    let ran = run_command(command.current_dir(folder.path()), LONG);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
+    assert!(ran.out.contains("by 2 processes"), "{}", ran.out);
+}
+
 #[test]
 fn a_program_ends_as_it_would_alone() {
     let folder = Folder::new();

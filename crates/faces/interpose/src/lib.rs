@@ -6,7 +6,7 @@
 //! be loaded into a program at all.
 //!
 //! Rules of every function that a hook calls: no waiting, no output, no allocation, errno left as it was, and failure
-//! means that the program runs on unobserved.
+//! means that the program runs on unobserved. A recorded program alone may wait for the manager, within a bound.
 
 mod consumer;
 mod locks;

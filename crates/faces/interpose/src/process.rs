@@ -41,6 +41,8 @@ pub(crate) struct Page {
     pub asked_ns: AtomicU64,
     /// No message is sent before this time: the manager's queue was full.
     pub blocked_until_ns: AtomicU64,
+    /// How long this process has waited for the manager since it last took something, in milliseconds.
+    pub stalled_ms: AtomicU64,
     /// How far the thread is that gives hints here; see the session's `helper`.
     pub helper: AtomicU32,
     /// When to try to start it again, in coarse nanoseconds.
@@ -63,6 +65,7 @@ impl Page {
             next_look_ns: AtomicU64::new(0),
             asked_ns: AtomicU64::new(0),
             blocked_until_ns: AtomicU64::new(0),
+            stalled_ms: AtomicU64::new(0),
             helper: AtomicU32::new(0),
             helper_try_ns: AtomicU64::new(0),
         }

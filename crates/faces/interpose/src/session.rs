@@ -40,6 +40,8 @@ const ANSWER_NS_LATE: u64 = 5_000_000;
 const PROMPT_NS: u64 = 100_000_000;
 /// How long no message is sent after the manager's queue was full.
 const BLOCKED_NS: u64 = 10_000_000;
+/// A recorded program looks so often whether the manager has taken something.
+const ROOM_NS: i64 = 1_000_000;
 /// Patience between attempts to connect: the first, and the longest.
 const PATIENCE_MS: u32 = 50;
 const PATIENCE_MS_MAX: u32 = 10_000;
@@ -67,7 +69,7 @@ static OFF: AtomicBool = AtomicBool::new(false);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static SOCKET: Own = Own::new();
 static EVENT: Own = Own::new();
-/// What [`Assist::await_answer`] was told.
+/// What [`Assist::await_answer`] was told. A recorded program waits as long, in all, for a manager that is slower than it.
 static AWAITED_MS: AtomicU64 = AtomicU64::new(0);
 /// Never the same twice in a process or its forked children.
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
@@ -116,7 +118,7 @@ impl Assist {
 
     /// Waits for the answer to Hello, at most so long and never more than ten seconds. For recorded runs only, which are
     /// to miss nothing; to be called when the library is loaded. Forked children wait as long. A manager that is absent or
-    /// ends is not waited for.
+    /// ends is not waited for. While it records, one whose queue or ring is full is waited for as long, too, in all.
     pub fn await_answer(&self, patience_ms: u64) {
         const PATIENCE_MS_MOST: u64 = 10_000;
         let patience_ms = patience_ms.min(PATIENCE_MS_MOST);
@@ -429,18 +431,62 @@ fn look_after_socket(now: u64) {
     }
 }
 
-/// Sends a message, unless the manager's queue was full a moment ago.
+/// Whether this program is recorded and may still wait for the manager. What it waited in vain is counted until the
+/// manager takes something, so that one that was stopped costs the patience once.
+fn is_patient() -> bool {
+    PAGE.mode.load(Relaxed) == Mode::Record as u32 && PAGE.stalled_ms.load(Relaxed) < AWAITED_MS.load(Relaxed)
+}
+
+/// Waits a moment for the manager, which is to take what lies before it.
+fn pause(wait: impl FnOnce(&rustix::time::Timespec)) {
+    let began = now_ns();
+    wait(&rustix::time::Timespec { tv_sec: 0, tv_nsec: ROOM_NS as _ });
+    // At least one: a wait that ends at once is counted all the same, so the sum of them ends.
+    PAGE.stalled_ms.fetch_add((now_ns().saturating_sub(began) / 1_000_000).max(1), Relaxed);
+}
+
+/// Waits until the ring has room, as long as a recorded program may.
+#[cold]
+#[inline(never)]
+fn await_room(ring: &Producer) {
+    quietly(|| {
+        wake();
+        while !ring.has_room() && !ring.is_closed() && is_patient() {
+            pause(|moment| {
+                let _ = rustix::event::poll(&mut [], Some(moment));
+            });
+        }
+        if ring.has_room() {
+            PAGE.stalled_ms.store(0, Relaxed);
+        }
+    });
+}
+
+/// Sends a message, unless the manager's queue was full a moment ago. A recorded program waits until there is room.
 fn send(message: ToManager, file: Option<BorrowedFd<'_>>) -> Result<(), Trouble> {
     let now = coarse_ns();
     if now < PAGE.blocked_until_ns.load(Relaxed) {
         return Err(Trouble::Wait);
     }
     let packet = message.encode();
-    let sent = SOCKET.with(|s| match file {
-        Some(file) => socket::send_file(s, &packet, file),
-        None => socket::send(s, &packet, &[]),
-    });
-    let result = sent.unwrap_or(Err(Trouble::Gone));
+    let attempt = || {
+        let sent = SOCKET.with(|s| match file {
+            Some(file) => socket::send_file(s, &packet, file),
+            None => socket::send(s, &packet, &[]),
+        });
+        sent.unwrap_or(Err(Trouble::Gone))
+    };
+    let mut result = attempt();
+    while result == Err(Trouble::Wait) && is_patient() {
+        pause(|moment| {
+            // Too many descriptors on their way make a socket that can be written to refuse them: no poll tells of that.
+            let _ = rustix::event::poll(&mut [], Some(moment));
+        });
+        result = attempt();
+        if result.is_ok() {
+            PAGE.stalled_ms.store(0, Relaxed);
+        }
+    }
     match result {
         Err(Trouble::Wait) => PAGE.blocked_until_ns.store(now + BLOCKED_NS, Relaxed),
         Err(Trouble::Gone) => lost(Notice::Lost),
@@ -567,6 +613,9 @@ impl Consumer for Assist {
             duration_ns: short(event.duration_ns),
             start_ns: event.start_ns,
         };
+        if PAGE.mode.load(Relaxed) == Mode::Record as u32 && !ring.has_room() && is_patient() {
+            await_room(ring);
+        }
         match ring.push(access) {
             Push::Stored => {}
             Push::Wake => wake(),

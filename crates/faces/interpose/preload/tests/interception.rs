@@ -265,6 +265,20 @@ fn many_open_files() {
     }
 }
 
+/// A recorded program waits for a manager that is slower than it, so that the record is whole.
+#[test]
+fn everything_is_recorded_however_fast_files_are_opened() {
+    let mut stage = Stage::new(&[]);
+    stage.wait_ms = Some("10000");
+    let manager = Manager::start(&stage.dir.path().join("socket"), &stage.path(""), Mode::Record);
+    stage.run("many", &manager.socket, true);
+    let (dropped, told) = manager.finish_lossy();
+    let reads = told.iter().flat_map(|t| &t.accesses).filter(|a| a.op == Op::Read).count();
+    let opened = told.iter().filter(|t| t.unregistered).count();
+    assert!(told.len() > 1000, "{} registered", told.len());
+    assert_eq!((dropped, opened, reads), (0, told.len(), told.len()));
+}
+
 #[test]
 fn the_librarys_descriptors_are_out_of_the_programs_reach() {
     let stage = Stage::new(&[]);
