@@ -10,7 +10,8 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr)
+present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip)
+headers=(glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
 stand_in() {
@@ -27,6 +28,7 @@ machine() {
   local tool
   for tool in "${base[@]}"; do ln -s "$(type -P "$tool")" "$folder/bin/$tool"; done
   for tool in "${present[@]}"; do stand_in "$folder/bin/$tool" </dev/null; done
+  for tool in "${headers[@]}"; do stand_in "$folder/include/$tool" </dev/null; done
   stand_in "$folder/bin/sudo" <<<'while [[ $1 == -* ]]; do shift; done; exec "$@"'
   # "Downloads" an installer that makes a rustup without any toolchain.
   stand_in "$folder/offer/curl" <<'CURL'
@@ -55,6 +57,7 @@ CARGO
 # on COMMAND...: runs it on that machine; its output is in $said, its exit status in $status.
 on() {
   said=$(env -i PATH="$folder/bin${extra:+:$extra}" HOME="$folder/home" CALLS="$folder/calls" OFFER="$folder/offer" \
+    SETUP_BELOW="$folder" \
     "$@" 2>&1 </dev/null)
   status=$?
 }

@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# What is needed, as "command:package:what for".
+# What is needed, as "command:package:what for"; instead of a command a file below /usr, which may be a pattern.
+below=${SETUP_BELOW:-/usr}
 needs=(
   "cc:gcc:linking"
   "c++:g++:the tests of the C headers"
@@ -19,13 +20,23 @@ needs=(
   "fusermount3:fuse3:mounting as a plain user"
   "fio:fio:the tests that run fio on the mount"
   "getfattr:attr:the tests of extended attributes"
+  "glusterfsd:glusterfs-server:the tests of the GlusterFS translator"
+  "glusterfs:glusterfs-client:the tests of the GlusterFS translator"
+  "include/glusterfs/xlator.h:libglusterfs-dev:building the GlusterFS translator"
+  "include/*/urcu.h:liburcu-dev:building the GlusterFS translator"
+  "include/acl/libacl.h:libacl1-dev:building the GlusterFS translator"
+  "include/uuid/uuid.h:uuid-dev:building the GlusterFS translator"
+  "openssl:openssl:the tests of the GlusterFS translator"
+  "ip:iproute2:the tests of the GlusterFS translator"
 )
 choose_toolchain || needs+=("curl:curl:downloading the Rust toolchain" ":ca-certificates:downloading the Rust toolchain")
 
 missing=()
 for need in "${needs[@]}"; do
   IFS=: read -r command package purpose <<<"$need"
-  if [[ -n $command ]]; then
+  if [[ $command == */* ]]; then
+    ! compgen -G "$below/$command" >/dev/null || continue
+  elif [[ -n $command ]]; then
     ! command -v "$command" >/dev/null || continue
   else
     [[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || continue

@@ -1,0 +1,394 @@
+/* How a batch from the scheduler becomes calls of the child, and how their replies are divided again.
+ *
+ * Requests of a batch that touch and differ in nothing but their range are one large readv or writev. The others are
+ * called in order. A merged call that fails or falls short changes nobody's result: the requests that it did not serve
+ * are called again, each alone. */
+#include "translator.h"
+
+#include <limits.h>
+#include <string.h>
+
+/* A batch that is with the child. */
+typedef struct {
+    sched_state_t *state;
+    impresario_t *scheduler;
+    uint64_t id;
+    gf_atomic_t calls; /* that have not ended, and 1 while calls are being made */
+    gf_atomic_t bytes;
+    gf_atomic_t error; /* the last errno of one that failed */
+} flight_t;
+
+/* A call of the child, in the `local` of the first request's frame. */
+typedef struct {
+    flight_t *flight;
+    uint32_t count;
+    sched_request_t *requests[]; /* in order of offset */
+} call_t;
+
+static void flight_end(flight_t *flight) {
+    if (GF_ATOMIC_DEC(flight->calls) > 0) return;
+    impresario_complete(flight->scheduler, flight->id, (int)GF_ATOMIC_GET(flight->error),
+                        (uint64_t)GF_ATOMIC_GET(flight->bytes));
+    GF_FREE(flight);
+}
+
+static void result(flight_t *flight, int32_t op_ret, int32_t op_errno) {
+    if (op_ret > 0)
+        GF_ATOMIC_ADD(flight->bytes, op_ret);
+    else if (op_ret < 0)
+        GF_ATOMIC_INIT(flight->error, op_errno > 0 ? op_errno : EIO);
+}
+
+/* ---- one request, one call ---- */
+
+/* After the reply of an unmerged call has been passed on; NULL for an operation that is not scheduled. */
+static void call_end(call_t *call, int32_t op_ret, int32_t op_errno) {
+    if (!call) return;
+    flight_t *flight = call->flight;
+    result(flight, op_ret, op_errno);
+    sched_request_end(flight->state, call->requests[0]);
+    GF_FREE(call);
+    flight_end(flight);
+}
+
+static call_t *take_local(call_frame_t *frame) {
+    call_t *call = frame->local;
+    frame->local = NULL;
+    return call;
+}
+
+static int32_t sched_readv_cbk(call_frame_t *frame, void *cookie, xlator_t *this, int32_t op_ret, int32_t op_errno,
+                               struct iovec *vector, int32_t count, struct iatt *stbuf, struct iobref *iobref,
+                               dict_t *xdata) {
+    call_t *call = take_local(frame);
+    (void)cookie, (void)this;
+    STACK_UNWIND_STRICT(readv, frame, op_ret, op_errno, vector, count, stbuf, iobref, xdata);
+    call_end(call, op_ret, op_errno);
+    return 0;
+}
+
+static int32_t sched_flush_cbk(call_frame_t *frame, void *cookie, xlator_t *this, int32_t op_ret, int32_t op_errno,
+                               dict_t *xdata) {
+    call_t *call = take_local(frame);
+    (void)cookie, (void)this;
+    STACK_UNWIND_STRICT(flush, frame, op_ret, op_errno, xdata);
+    call_end(call, op_ret, op_errno);
+    return 0;
+}
+
+/* The replies of the operations that change a file have one shape. */
+#define CHANGE_CBK(fop)                                                                                           \
+    static int32_t sched_##fop##_cbk(call_frame_t *frame, void *cookie, xlator_t *this, int32_t op_ret,           \
+                                     int32_t op_errno, struct iatt *prebuf, struct iatt *postbuf, dict_t *xdata) { \
+        call_t *call = take_local(frame);                                                                         \
+        (void)cookie, (void)this;                                                                                 \
+        STACK_UNWIND_STRICT(fop, frame, op_ret, op_errno, prebuf, postbuf, xdata);                                \
+        call_end(call, op_ret, op_errno);                                                                         \
+        return 0;                                                                                                 \
+    }
+CHANGE_CBK(writev)
+CHANGE_CBK(fsync)
+CHANGE_CBK(truncate)
+CHANGE_CBK(ftruncate)
+CHANGE_CBK(discard)
+CHANGE_CBK(zerofill)
+
+#define CALL(fop, frame, this, args...) \
+    STACK_WIND(frame, sched_##fop##_cbk, FIRST_CHILD(this), FIRST_CHILD(this)->fops->fop, args)
+
+int32_t sched_readv_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, size_t size, off_t offset, uint32_t flags,
+                           dict_t *xdata) {
+    CALL(readv, frame, this, fd, size, offset, flags, xdata);
+    return 0;
+}
+
+int32_t sched_writev_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, struct iovec *vector, int32_t count,
+                            off_t offset, uint32_t flags, struct iobref *iobref, dict_t *xdata) {
+    CALL(writev, frame, this, fd, vector, count, offset, flags, iobref, xdata);
+    return 0;
+}
+
+int32_t sched_fsync_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_t datasync, dict_t *xdata) {
+    CALL(fsync, frame, this, fd, datasync, xdata);
+    return 0;
+}
+
+int32_t sched_flush_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, dict_t *xdata) {
+    CALL(flush, frame, this, fd, xdata);
+    return 0;
+}
+
+int32_t sched_truncate_resume(call_frame_t *frame, xlator_t *this, loc_t *loc, off_t offset, dict_t *xdata) {
+    CALL(truncate, frame, this, loc, offset, xdata);
+    return 0;
+}
+
+int32_t sched_ftruncate_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, off_t offset, dict_t *xdata) {
+    CALL(ftruncate, frame, this, fd, offset, xdata);
+    return 0;
+}
+
+int32_t sched_discard_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, off_t offset, size_t len, dict_t *xdata) {
+    CALL(discard, frame, this, fd, offset, len, xdata);
+    return 0;
+}
+
+int32_t sched_zerofill_resume(call_frame_t *frame, xlator_t *this, fd_t *fd, off_t offset, off_t len, dict_t *xdata) {
+    CALL(zerofill, frame, this, fd, offset, len, xdata);
+    return 0;
+}
+
+static call_t *call_new(flight_t *flight, uint32_t count) {
+    call_t *call = GF_CALLOC(1, sizeof *call + count * sizeof call->requests[0], sched_mt_batch);
+    if (call) {
+        call->flight = flight;
+        call->count = count;
+    }
+    return call;
+}
+
+/* Calls the child for one request. Without memory the operation is passed on untracked: its reply goes straight up,
+ * and for the scheduler it has ended. */
+static void call_one(flight_t *flight, sched_request_t *request) {
+    call_stub_t *stub = request->stub;
+    call_t *call = call_new(flight, 1);
+    if (call) {
+        call->requests[0] = request;
+        stub->frame->local = call;
+        GF_ATOMIC_INC(flight->calls);
+    } else {
+        sched_request_end(flight->state, request);
+    }
+    call_resume(stub);
+}
+
+static void call_again(flight_t *flight, sched_request_t *request) {
+    GF_ATOMIC_INC(flight->state->alone_again);
+    call_one(flight, request);
+}
+
+/* ---- several requests, one call ---- */
+
+static uint64_t end_of(const sched_request_t *request) {
+    return request->what.offset + request->what.len;
+}
+
+/* The part of `from` that begins after `start` bytes and has `len`, into `to`, which has room for as many. */
+static int32_t slice(const struct iovec *from, int32_t count, size_t start, size_t len, struct iovec *to) {
+    int32_t used = 0;
+    for (int32_t i = 0; i < count && len > 0; i++) {
+        if (start >= from[i].iov_len) {
+            start -= from[i].iov_len;
+            continue;
+        }
+        size_t take = min(from[i].iov_len - start, len);
+        to[used].iov_base = (char *)from[i].iov_base + start;
+        to[used++].iov_len = take;
+        len -= take;
+        start = 0;
+    }
+    if (used == 0) to[used++] = (struct iovec){0}; /* the end of the file: nothing, in one piece */
+    return used;
+}
+
+static int32_t merged_readv_cbk(call_frame_t *frame, void *cookie, xlator_t *this, int32_t op_ret, int32_t op_errno,
+                                struct iovec *vector, int32_t count, struct iatt *stbuf, struct iobref *iobref,
+                                dict_t *xdata) {
+    call_t *call = take_local(frame);
+    flight_t *flight = call->flight;
+    uint64_t base = call->requests[0]->what.offset;
+    uint64_t got = op_ret > 0 ? (uint64_t)op_ret : 0;
+    struct iovec few[16], *part = few;
+    (void)cookie, (void)this, (void)op_errno;
+    if (count > 16) part = GF_CALLOC((size_t)count, sizeof *part, sched_mt_batch);
+    for (uint32_t i = 0; i < call->count; i++) {
+        sched_request_t *request = call->requests[i];
+        call_stub_t *stub = request->stub;
+        uint64_t start = request->what.offset - base;
+        uint64_t len = min(request->what.len, got > start ? got - start : 0);
+        uint64_t end = request->what.offset + len;
+        /* Short of the end of the file says nothing about this request's bytes. */
+        if (op_ret < 0 || !part || !stbuf || (len < request->what.len && end < stbuf->ia_size)) {
+            call_again(flight, request);
+            continue;
+        }
+        int32_t pieces = slice(vector, count, start, len, part);
+        /* As storage/posix does: ENOENT beside success says that the file ends here. */
+        int32_t hint = stbuf->ia_size == 0 || end >= stbuf->ia_size ? ENOENT : 0;
+        STACK_UNWIND_STRICT(readv, stub->frame, (int32_t)len, hint, part, pieces, stbuf, iobref, xdata);
+        call_stub_destroy(stub);
+        sched_request_end(flight->state, request);
+    }
+    if (op_ret > 0) result(flight, op_ret, 0);
+    if (part != few) GF_FREE(part);
+    GF_FREE(call);
+    flight_end(flight);
+    return 0;
+}
+
+static int32_t merged_writev_cbk(call_frame_t *frame, void *cookie, xlator_t *this, int32_t op_ret, int32_t op_errno,
+                                 struct iatt *prebuf, struct iatt *postbuf, dict_t *xdata) {
+    call_t *call = take_local(frame);
+    flight_t *flight = call->flight;
+    uint64_t done = call->requests[0]->what.offset + (op_ret > 0 ? (uint64_t)op_ret : 0);
+    struct iatt *before = prebuf;
+    (void)cookie, (void)this, (void)op_errno;
+    for (uint32_t i = 0; i < call->count; i++) {
+        sched_request_t *request = call->requests[i];
+        call_stub_t *stub = request->stub;
+        if (op_ret < 0 || end_of(request) > done) {
+            call_again(flight, request);
+            continue;
+        }
+        /* Translators above add up the differences of size and blocks, so only one reply may show them. */
+        STACK_UNWIND_STRICT(writev, stub->frame, (int32_t)request->what.len, 0, before, postbuf, xdata);
+        before = postbuf;
+        call_stub_destroy(stub);
+        sched_request_end(flight->state, request);
+    }
+    if (op_ret > 0) result(flight, op_ret, 0);
+    GF_FREE(call);
+    flight_end(flight);
+    return 0;
+}
+
+static void merged_readv(call_t *call, uint64_t len) {
+    default_args_t *args = &call->requests[0]->stub->args;
+    call_frame_t *frame = call->requests[0]->stub->frame;
+    xlator_t *child = FIRST_CHILD(frame->this);
+    fd_t *fd = fd_ref(args->fd);
+    dict_t *xdata = args->xdata ? dict_ref(args->xdata) : NULL;
+    frame->local = call;
+    STACK_WIND(frame, merged_readv_cbk, child, child->fops->readv, fd, len, args->offset, (uint32_t)args->flags, xdata);
+    fd_unref(fd);
+    if (xdata) dict_unref(xdata);
+}
+
+/* Returns -1 without memory; nothing has happened then. */
+static int merged_writev(call_t *call) {
+    default_args_t *args = &call->requests[0]->stub->args;
+    call_frame_t *frame = call->requests[0]->stub->frame;
+    xlator_t *child = FIRST_CHILD(frame->this);
+    int32_t pieces = 0;
+    for (uint32_t i = 0; i < call->count; i++) pieces += call->requests[i]->stub->args.count;
+    struct iovec *vector = GF_CALLOC((size_t)pieces, sizeof *vector, sched_mt_batch);
+    struct iobref *iobref = vector ? iobref_new() : NULL;
+    if (!iobref) goto no_memory;
+    pieces = 0;
+    for (uint32_t i = 0; i < call->count; i++) {
+        default_args_t *more = &call->requests[i]->stub->args;
+        if (more->iobref && iobref_merge(iobref, more->iobref) != 0) goto no_memory;
+        memcpy(vector + pieces, more->vector, (size_t)more->count * sizeof *vector);
+        pieces += more->count;
+    }
+    fd_t *fd = fd_ref(args->fd);
+    dict_t *xdata = args->xdata ? dict_ref(args->xdata) : NULL;
+    frame->local = call;
+    STACK_WIND(frame, merged_writev_cbk, child, child->fops->writev, fd, vector, pieces, args->offset,
+               (uint32_t)args->flags, iobref, xdata);
+    fd_unref(fd);
+    if (xdata) dict_unref(xdata);
+    iobref_unref(iobref);
+    GF_FREE(vector);
+    return 0;
+no_memory:
+    if (iobref) iobref_unref(iobref);
+    GF_FREE(vector);
+    return -1;
+}
+
+/* What a request's dictionary asks for: 0 nothing, 1 that sizes before and after are taken in one step with the write,
+ * which holds for a merged one too, 2 anything else. */
+static int asks(dict_t *xdata) {
+    if (!xdata || xdata->count == 0) return 0;
+    return xdata->count == 1 && dict_get(xdata, GLUSTERFS_WRITE_UPDATE_ATOMIC) ? 1 : 2;
+}
+
+/* Whether one call can serve both requests; the second begins where the first, or what is merged with it, ends. */
+static gf_boolean_t alike(enum sched_merge merge, sched_request_t *one, sched_request_t *two) {
+    default_args_t *a = &one->stub->args, *b = &two->stub->args;
+    call_stack_t *r = one->stub->frame->root, *s = two->stub->frame->root;
+    if (a->fd != b->fd) {
+        if (merge != MERGE_FILE || a->fd->inode != b->fd->inode || a->fd->flags != b->fd->flags) return _gf_false;
+    } else if (!is_same_lkowner(&r->lk_owner, &s->lk_owner)) {
+        return _gf_false;
+    }
+    if (a->flags != b->flags || (a->fd->flags & O_APPEND) || one->internal != two->internal) return _gf_false;
+    if (r->uid != s->uid || r->gid != s->gid) return _gf_false;
+    return asks(a->xdata) < 2 && asks(a->xdata) == asks(b->xdata);
+}
+
+/* The requests from `first` on that one call can serve; `*end` is the offset of its last byte and one. */
+static uint32_t mergeable(enum sched_merge merge, const impresario_batch_t *batch, uint32_t first, uint64_t *end) {
+    sched_request_t *head = (sched_request_t *)(uintptr_t)batch->requests[first].token;
+    int32_t pieces = head->stub->args.count;
+    uint32_t count = 1;
+    *end = end_of(head);
+    if (merge == MERGE_OFF || (batch->op != IMPRESARIO_READ && batch->op != IMPRESARIO_WRITE)) return count;
+    for (; first + count < batch->count; count++) {
+        sched_request_t *next = (sched_request_t *)(uintptr_t)batch->requests[first + count].token;
+        uint64_t at = next->what.offset;
+        if (at < head->what.offset || (batch->op == IMPRESARIO_READ ? at > *end : at != *end)) break;
+        if (batch->op == IMPRESARIO_WRITE && (pieces += next->stub->args.count) > IOV_MAX) break;
+        if (max(*end, end_of(next)) - head->what.offset > INT32_MAX || !alike(merge, head, next)) break;
+        *end = max(*end, end_of(next));
+    }
+    return count;
+}
+
+void sched_batch(void *arg, impresario_t *scheduler, const impresario_batch_t *batch) {
+    sched_state_t *state = arg;
+    enum sched_merge merge = state->set.merge;
+    xlator_t *before = THIS;
+    THIS = state->this;
+
+    if (batch->op == IMPRESARIO_WRITE)
+        for (uint32_t i = 0; i < batch->count; i++) GF_ATOMIC_SUB(state->held_bytes, batch->requests[i].len);
+    flight_t *flight = GF_CALLOC(1, sizeof *flight, sched_mt_batch);
+    if (!flight) {
+        /* Passed on untracked, as in call_one(). */
+        for (uint32_t i = 0; i < batch->count; i++) {
+            sched_request_t *request = (sched_request_t *)(uintptr_t)batch->requests[i].token;
+            call_stub_t *stub = request->stub;
+            sched_request_end(state, request);
+            call_resume(stub);
+        }
+        impresario_complete(scheduler, batch->id, ENOMEM, 0);
+        THIS = before;
+        return;
+    }
+    flight->state = state;
+    flight->scheduler = scheduler;
+    flight->id = batch->id;
+    GF_ATOMIC_INIT(flight->calls, 1);
+    GF_ATOMIC_INIT(flight->bytes, 0);
+    GF_ATOMIC_INIT(flight->error, 0);
+    for (uint32_t first = 0, count; first < batch->count; first += count) {
+        uint64_t end = 0;
+        call_t *call = NULL;
+        count = mergeable(merge, batch, first, &end);
+        if (count > 1) call = call_new(flight, count);
+        if (call) {
+            for (uint32_t i = 0; i < count; i++)
+                call->requests[i] = (sched_request_t *)(uintptr_t)batch->requests[first + i].token;
+            uint64_t len = end - call->requests[0]->what.offset;
+            GF_ATOMIC_INC(flight->calls);
+            if (batch->op == IMPRESARIO_READ) {
+                merged_readv(call, len);
+            } else if (merged_writev(call) != 0) {
+                GF_ATOMIC_DEC(flight->calls);
+                GF_FREE(call);
+                call = NULL;
+            }
+        }
+        if (call) {
+            GF_ATOMIC_INC(state->merged_calls);
+            GF_ATOMIC_ADD(state->merged_requests, count);
+        } else {
+            for (uint32_t i = 0; i < count; i++)
+                call_one(flight, (sched_request_t *)(uintptr_t)batch->requests[first + i].token);
+        }
+    }
+    flight_end(flight);
+    THIS = before;
+}

@@ -1,0 +1,118 @@
+//! Real programs see the same through bricks with the translator, above io-threads or in its place, as through
+//! GlusterFS as it comes and in a plain folder.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use support::{Machine, Place, Volume, apart, script, succeed};
+
+/// What programs do to files. Ends with a list of all names, sizes and sums.
+const PROGRAMS: &str = r#"
+    seed() { openssl enc -aes-128-ctr -K 00112233445566778899aabbccddeeff -iv "$1" </dev/zero 2>/dev/null | head -c "$2"; }
+    mkdir data && cd data
+    seed 01 9000000 >whole
+    # Pieces of odd sizes that overlap, out of order, by several processes.
+    for i in 3 1 4 0 5 2; do seed 0$i 700001 >piece$i; done
+    for i in 3 1 4 0 5 2; do dd if=piece$i of=assembled bs=65537 seek=$((i * 10)) conv=notrunc status=none & done; wait
+    for i in 0 1 2 3 4 5; do dd if=piece$i of=assembled bs=65537 seek=$((i * 10)) conv=notrunc,fsync status=none; done
+    for i in 0 1 2; do cat piece$i >>appended; done
+    dd if=whole of=synced bs=100003 oflag=sync status=none
+    # Shorter, longer, and over the edge of a shard.
+    cp whole cut && truncate -s 4194305 cut && truncate -s 6000000 cut && printf end >>cut
+    cp whole shrunk && truncate -s 1 shrunk && truncate -s 0 shrunk
+    # Open files that are renamed and removed.
+    exec 3<>whole 4<>piece5
+    mv whole moved && rm piece5
+    head -c 1000000 <&3 >from-renamed && head -c 500000 <&4 >from-removed
+    printf written-after >&3; exec 3>&- 4>&-
+    ln moved linked && ln -s moved symbolic
+    # A repository.
+    git init -q repository && cd repository && git config user.email a@b && git config user.name c
+    export GIT_AUTHOR_DATE="2020-01-01T00:00:00Z" GIT_COMMITTER_DATE="2020-01-01T00:00:00Z"
+    for i in $(seq 30); do seed 0a $((i * 997)) >file$i; done
+    git add . && git commit -qm one && git mv file1 renamed && rm file2 && git commit -qam two
+    git repack -qad && git fsck --full >/dev/null 2>&1 && git checkout -q HEAD~1 && git log --format=%H >../log
+    cd .. && rm -rf repository/.git
+    find . -type f -printf '%p %s %n\n' | sort
+    find . -type f | sort | xargs sha256sum
+"#;
+
+/// Holes and zeros, which shards do not support. GlusterFS 10.3 as it comes zeroes less than it is asked to, so what
+/// it does is what is expected.
+const HOLES: &str = r#"
+    mkdir holes && cd holes
+    for f in punched zeroed both; do head -c 3000000 /dev/zero | tr '\0' x >$f; done
+    fallocate -p -o 4096 -l 1000000 punched
+    fallocate -z -o 5000 -l 70000 zeroed
+    fallocate -z -o 5000 -l 70000 both && fallocate -p -o 8192 -l 2000000 both
+    find . -type f | sort | xargs sha256sum
+"#;
+
+/// Lines that only one of two texts has.
+fn differences(one: &str, other: &str) -> Vec<String> {
+    let only = |mark: &str, a: &str, b: &str| -> Vec<String> {
+        a.lines().filter(|line| !b.lines().any(|l| l == *line)).map(|line| format!("{mark} {line}")).collect()
+    };
+    [only("only there:", one, other), only("missing:", other, one)].concat()
+}
+
+fn fio(folder: &Path, arguments: &[&str]) {
+    let mut fio = Command::new("fio");
+    fio.args(["--name=job", "--ioengine=libaio", "--direct=1", "--size=8m", "--verify=crc32c", "--verify_fatal=1"]);
+    succeed(fio.args(["--numjobs=2", "--thread", "--group_reporting"]).args(arguments).current_dir(folder));
+}
+
+/// Programs whose requests are many at a time, so that a queue forms and neighbours meet in it.
+fn verified_loads(folder: &Path) {
+    fio(folder, &["--rw=write", "--bs=64k", "--iodepth=16"]);
+    fio(folder, &["--rw=randrw", "--bs=4k", "--iodepth=16", "--io_size=8m"]);
+    fio(folder, &["--rw=rw", "--bsrange=1k-300k", "--bs_unaligned", "--direct=0", "--fsync=8"]);
+}
+
+#[test]
+fn programs_see_the_same_with_and_without_the_translator() {
+    if impresario_testing::require("fio") && impresario_testing::require("openssl") {
+        apart("inside_programs_see_the_same");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_programs_see_the_same() {
+    let machine = Machine::new();
+    let plain = machine.path("plain");
+    fs::create_dir(&plain).unwrap();
+    let expected = script(&plain, PROGRAMS);
+    let mut expected_holes = None;
+    let queued = [("policy", "mlf"), ("depth", "1")];
+    for (name, place, options) in [
+        ("as-it-comes", Place::None, &[][..]),
+        ("defaults", Place::Above, &[]),
+        ("above", Place::Above, &queued),
+        ("instead", Place::Instead, &queued),
+    ] {
+        let mut volume = Volume::start(&machine, name, 4, place, options);
+        let mount = volume.mount(&[]);
+        let holes = volume.mount_whole_files();
+        let seen = script(&mount.path, PROGRAMS);
+        assert!(seen == expected, "{name}: {:#?}", differences(&seen, &expected));
+        let seen = script(&holes.path, HOLES);
+        let expected = expected_holes.get_or_insert_with(|| seen.clone());
+        assert!(seen == *expected, "{name}: {:#?}", differences(&seen, expected));
+        if options.is_empty() {
+            continue;
+        }
+        verified_loads(&mount.path);
+        // What the load was for: the translator had a queue and made several requests one.
+        let (merged, calls) = (volume.sum("merged_requests"), volume.sum("merged_calls"));
+        assert!(calls > 0 && merged >= 2 * calls, "{name}: {merged} requests in {calls} calls");
+        for figure in
+            ["open_requests", "queued_write_bytes", "queued_requests", "in_flight_batches", "unscheduled_requests"]
+        {
+            assert_eq!(volume.sum(figure), 0, "{name}: {figure}");
+        }
+    }
+}

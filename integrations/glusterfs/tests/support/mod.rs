@@ -1,0 +1,209 @@
+//! A machine of its own for each test: namespaces for mounts, network and processes, in which GlusterFS's folders are
+//! private and the translator is installed. Everything in it ends with the test.
+#![allow(dead_code)] // each test uses its part
+
+mod volume;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use impresario_testing::{require, skip};
+
+#[allow(unused_imports)] // as above
+pub use volume::{Brick, Mount, Place, Volume, brick_file, figure, statedump};
+
+/// Longest wait for anything that should happen at once.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+const TRANSLATORS: &str = "IMPRESARIO_TEST_TRANSLATORS";
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The translator with the library that cargo built beside the test, in a folder as installing would lay it out.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        remove_translators_of_ended_tests();
+        let exe = std::env::current_exe().unwrap();
+        let deps = exe.parent().unwrap();
+        let so = "libimpresario.so";
+        let places = [deps.join(so), deps.parent().unwrap().join(so)];
+        let library = places.iter().find(|p| p.exists()).unwrap_or_else(|| panic!("no {so} in {places:?}"));
+        let folder = deps.join(format!("glusterfs-translator-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        // A copy: a later build must not change what a running brick has mapped.
+        fs::copy(library, folder.join(format!("{so}.0"))).unwrap();
+        std::os::unix::fs::symlink(format!("{so}.0"), folder.join(so)).unwrap();
+        let at = folder.display();
+        let include = here().join("../../crates/faces/capi/include");
+        let mut make = Command::new("make");
+        make.arg("-C").arg(here()).arg("install").arg("WARNINGS=-Wall -Wextra -Werror");
+        make.arg(format!("BUILD={at}/build")).arg(format!("IMPRESARIO_CFLAGS=-I{}", include.display()));
+        make.arg(format!("IMPRESARIO_LIBS=-L{at} -limpresario -Wl,-rpath,{at}"));
+        make.arg(format!("XLATORDIR={at}/xlator"));
+        succeed(&mut make);
+        folder
+    })
+}
+
+/// Runs an ignored test of this program in a machine of its own; skipped without what that needs.
+pub fn apart(test: &str) {
+    if !(require("root") && require("fuse") && require("glusterfsd") && require("gluster") && require("unshare")) {
+        return;
+    }
+    if !Path::new("/usr/include/glusterfs/xlator.h").exists() {
+        return skip("libglusterfs-dev", "/usr/include/glusterfs/xlator.h is missing");
+    }
+    let folder = built();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", "--nocapture", test]);
+    command.env(TRANSLATORS, folder.join("xlator"));
+    let said = succeed_within(&mut command, Duration::from_secs(150));
+    assert!(said.contains("1 passed"), "{test} did not run:\n{said}");
+}
+
+/// Removes what [`built`] made for test programs that have ended.
+fn remove_translators_of_ended_tests() {
+    let exe = std::env::current_exe().unwrap();
+    let folders = fs::read_dir(exe.parent().unwrap()).unwrap().flatten();
+    for folder in folders {
+        let name = folder.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix("glusterfs-translator-").map(|id| Path::new("/proc").join(id));
+        if process.is_some_and(|p| !p.exists()) {
+            let _ = fs::remove_dir_all(folder.path());
+        }
+    }
+}
+
+/// The machine of a test that [`apart`] runs: GlusterFS's folders are empty and go with it.
+pub struct Machine {
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    pub fn new() -> Machine {
+        let translators = std::env::var_os(TRANSLATORS).expect("run by another test");
+        let dir = tempfile::tempdir().unwrap();
+        succeed(Command::new("ip").args(["link", "set", "lo", "up"]));
+        // glusterd refuses loopback addresses.
+        succeed(Command::new("ip").args(["address", "add", "10.99.0.1/24", "dev", "lo"]));
+        for folder in ["/run", "/var/lib/glusterd", "/var/log/glusterfs"] {
+            succeed(Command::new("mount").args(["-t", "tmpfs", "none", folder]));
+        }
+        succeed(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(dir.path()));
+        fs::create_dir_all("/run/gluster").unwrap();
+        // The system's translators with ours beside them.
+        let system = installed_translators();
+        let (theirs, all) = (dir.path().join("theirs"), dir.path().join("all"));
+        fs::create_dir(&theirs).unwrap();
+        fs::create_dir(&all).unwrap();
+        succeed(Command::new("mount").arg("--bind").arg(&system).arg(&theirs));
+        for entry in fs::read_dir(&theirs).unwrap().flatten() {
+            if entry.file_name() != "user" {
+                std::os::unix::fs::symlink(entry.path(), all.join(entry.file_name())).unwrap();
+            }
+        }
+        std::os::unix::fs::symlink(Path::new(&translators).join("user"), all.join("user")).unwrap();
+        succeed(Command::new("mount").arg("--bind").arg(&all).arg(&system));
+        Machine { dir }
+    }
+
+    /// A path in the machine's own folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Lets the folder itself go; what still runs in the namespace ends with it.
+        let _ = Command::new("umount").args(["-R", "-l"]).arg(self.dir.path()).output();
+    }
+}
+
+fn installed_translators() -> PathBuf {
+    let libraries = fs::read_dir("/usr/lib").unwrap().flatten().map(|e| e.path().join("glusterfs"));
+    let versions = libraries.filter_map(|folder| fs::read_dir(folder).ok()).flat_map(|folders| folders.flatten());
+    let mut found = versions.map(|version| version.path().join("xlator")).filter(|p| p.join("storage").exists());
+    found.next().expect("glusterfs has a folder of translators")
+}
+
+/// A process that ends with its owner.
+pub struct Process(pub Child);
+
+impl Process {
+    pub fn start(command: &mut Command) -> Process {
+        let child = command.stdin(Stdio::null()).spawn();
+        Process(child.unwrap_or_else(|e| panic!("{command:?}: {e}")))
+    }
+
+    pub fn signal(&self, name: &str) {
+        succeed(Command::new("kill").args([&format!("-{name}"), &self.0.id().to_string()]));
+    }
+
+    /// Waits for its end.
+    pub fn end(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + limit;
+        loop {
+            match self.0.try_wait().unwrap() {
+                Some(status) => return Some(status),
+                None if Instant::now() > end => return None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until something holds; panics with its name when it does not within [`PATIENCE`].
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "{what} does not come to pass");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a program to its end.
+pub fn run_within(command: &mut Command, limit: Duration) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| fs::File::create(dir.path().join(name)).unwrap();
+    let mut process = Process::start(command.stdout(file("out")).stderr(file("err")));
+    let status = process.end(limit);
+    let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
+    let (stdout, stderr) = (read("out"), read("err"));
+    let Some(status) = status else {
+        panic!("{command:?} hangs:\n{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    };
+    Output { status, stdout, stderr }
+}
+
+/// Runs a program that must succeed; its output.
+pub fn succeed_within(command: &mut Command, limit: Duration) -> String {
+    let output = run_within(command, limit);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{text}{err}", output.status);
+    text
+}
+
+/// The same within [`PATIENCE`].
+pub fn succeed(command: &mut Command) -> String {
+    succeed_within(command, PATIENCE)
+}
+
+/// Runs a shell script that must succeed, in a folder.
+pub fn script(folder: &Path, text: &str) -> String {
+    succeed(Command::new("bash").args(["-euc", text]).current_dir(folder))
+}

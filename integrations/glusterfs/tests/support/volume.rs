@@ -1,0 +1,214 @@
+//! A volume from hand-written volume files: bricks, a client graph, mounts; and what bricks report of themselves.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Machine, Process, until};
+
+/// Where the translator stands in the graph of a brick.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Nowhere: GlusterFS as it comes.
+    None,
+    /// Above io-threads.
+    Above,
+    /// In place of io-threads.
+    Instead,
+}
+
+/// A brick.
+pub struct Brick {
+    pub process: Process,
+    number: usize,
+    file: PathBuf,
+    log: PathBuf,
+}
+
+/// A mount of a volume.
+pub struct Mount {
+    pub path: PathBuf,
+    pub process: Process,
+}
+
+/// Bricks that are served from hand-written volume files.
+pub struct Volume {
+    folder: PathBuf,
+    pub bricks: Vec<Brick>,
+    mounts: usize,
+}
+
+const FIRST_PORT: usize = 24_100;
+
+/// The volume file of a brick.
+pub fn brick_file(folder: &Path, number: usize, place: Place, options: &[(&str, &str)]) -> String {
+    let mut text = String::new();
+    let mut below = String::new();
+    let mut add = |name: &str, kind: &str, options: &[(&str, &str)]| {
+        text += &format!("volume {name}\n    type {kind}\n");
+        for (key, value) in options {
+            text += &format!("    option {key} \"{}\"\n", value.replace('\\', "\\\\").replace('"', "\\\""));
+        }
+        if !below.is_empty() {
+            text += &format!("    subvolumes {below}\n");
+        }
+        text += "end-volume\n";
+        below = name.to_string();
+    };
+    let directory = folder.join(format!("brick{number}"));
+    add("posix", "storage/posix", &[("directory", directory.to_str().unwrap())]);
+    add("locks", "features/locks", &[]);
+    if place != Place::Instead {
+        add("io-threads", "performance/io-threads", &[]);
+    }
+    if place != Place::None {
+        add("scheduler", "user/impresario", options);
+    }
+    let name = format!("brick{number}");
+    add(&name, "debug/io-stats", &[]);
+    let port = (FIRST_PORT + number).to_string();
+    let allow = format!("auth.addr.{name}.allow");
+    let server = [
+        ("transport-type", "tcp"),
+        ("transport.socket.bind-address", "127.0.0.1"),
+        ("transport.socket.listen-port", &port),
+        (&allow, "127.0.0.1"),
+    ];
+    add("server", "protocol/server", &server);
+    text
+}
+
+impl Volume {
+    /// Starts bricks.
+    pub fn start(machine: &Machine, name: &str, bricks: usize, place: Place, options: &[(&str, &str)]) -> Volume {
+        let folder = machine.path(name);
+        fs::create_dir(&folder).unwrap();
+        let start = |number| {
+            let file = folder.join(format!("brick{number}.vol"));
+            fs::create_dir(folder.join(format!("brick{number}"))).unwrap();
+            fs::write(&file, brick_file(&folder, number, place, options)).unwrap();
+            let log = folder.join(format!("brick{number}.log"));
+            let process = Brick::process(Command::new("glusterfsd"), &file, &log);
+            Brick { process, number, file, log }
+        };
+        let bricks = (0..bricks).map(start).collect();
+        let volume = Volume { folder, bricks, mounts: 0 };
+        let subvolumes =
+            |prefix: &str| (0..volume.bricks.len()).map(|n| format!("{prefix}{n}")).collect::<Vec<String>>().join(" ");
+        let mut text = String::new();
+        for number in 0..volume.bricks.len() {
+            text += &format!(
+                "volume client{number}\n    type protocol/client\n    option transport-type tcp\n    \
+                 option remote-host 127.0.0.1\n    option remote-port {}\n    option remote-subvolume brick{number}\n\
+                 end-volume\n",
+                FIRST_PORT + number
+            );
+        }
+        text +=
+            &format!("volume dht\n    type cluster/distribute\n    subvolumes {}\nend-volume\n", subvolumes("client"));
+        fs::write(volume.folder.join("whole-files.vol"), &text).unwrap();
+        text +=
+            "volume shard\n    type features/shard\n    option shard-block-size 4MB\n    subvolumes dht\nend-volume\n";
+        fs::write(volume.folder.join("shards.vol"), text).unwrap();
+        volume
+    }
+
+    /// Mounts the volume, its files in shards, with more arguments for the client.
+    pub fn mount(&mut self, arguments: &[&str]) -> Mount {
+        self.mount_graph("shards.vol", arguments)
+    }
+
+    /// Mounts the volume with each file whole on one brick: shards cannot discard.
+    pub fn mount_whole_files(&mut self) -> Mount {
+        self.mount_graph("whole-files.vol", &[])
+    }
+
+    fn mount_graph(&mut self, graph: &str, arguments: &[&str]) -> Mount {
+        self.mounts += 1;
+        let path = self.folder.join(format!("mount{}", self.mounts));
+        fs::create_dir(&path).unwrap();
+        let mut client = Command::new("glusterfs");
+        client.arg("-N").args(arguments).arg("-f").arg(self.folder.join(graph));
+        client.arg("-l").arg(path.with_extension("log")).arg(&path);
+        let mut process = Process::start(&mut client);
+        until("the mount", || {
+            let ended = process.0.try_wait().unwrap();
+            assert!(ended.is_none(), "{}", fs::read_to_string(path.with_extension("log")).unwrap_or_default());
+            let mounted = fs::read_to_string("/proc/mounts").unwrap().contains(path.to_str().unwrap());
+            mounted && self.bricks.iter().all(|b| b.log().matches("accepted client from").count() >= self.mounts)
+        });
+        until("its root", || fs::read_dir(&path).is_ok());
+        Mount { path, process }
+    }
+}
+
+impl Volume {
+    /// The sum of a figure over all bricks.
+    pub fn sum(&self, name: &str) -> u64 {
+        self.bricks.iter().map(|b| figure(&b.report(), name)).sum()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.path).output();
+    }
+}
+
+impl Brick {
+    fn process(mut command: Command, file: &Path, log: &Path) -> Process {
+        command.arg("-N").arg("-f").arg(file).arg("-l").arg(log);
+        Process::start(&mut command)
+    }
+
+    /// Starts it again, with a program in front (such as valgrind) or as it was.
+    pub fn restart(&mut self, front: &[&str]) {
+        let mut command = Command::new(front.first().unwrap_or(&"glusterfsd"));
+        if let Some(rest) = front.get(1..).filter(|_| front.len() > 1) {
+            command.args(rest).arg("glusterfsd");
+        }
+        self.process = Brick::process(command, &self.file, &self.log);
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Its number, from 0.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The translator's part of a new statedump.
+    pub fn report(&self) -> BTreeMap<String, String> {
+        statedump(self.process.0.id())
+    }
+}
+
+/// The translator's part of a new statedump of a process.
+pub fn statedump(process: u32) -> BTreeMap<String, String> {
+    let folder = Path::new("/run/gluster");
+    let dumps = || {
+        let ours = format!(".{process}.dump.");
+        let entries = fs::read_dir(folder).unwrap().flatten().map(|e| e.path());
+        entries.filter(move |p| p.to_str().is_some_and(|p| p.contains(&ours))).collect::<Vec<PathBuf>>()
+    };
+    dumps().iter().for_each(|old| fs::remove_file(old).unwrap());
+    assert!(Command::new("kill").args(["-USR1", &process.to_string()]).status().unwrap().success());
+    let mut text = String::new();
+    until("a statedump", || {
+        text = dumps().first().map(|p| fs::read_to_string(p).unwrap()).unwrap_or_default();
+        text.contains("DUMP-END-TIME")
+    });
+    let mut lines = text.lines().skip_while(|l| !l.starts_with("[user/impresario.") || l.contains(" - "));
+    assert!(lines.next().is_some(), "no section of the translator in:\n{text}");
+    let own = lines.take_while(|l| !l.starts_with('['));
+    own.filter_map(|l| l.split_once('=')).map(|(key, value)| (key.to_string(), value.to_string())).collect()
+}
+
+/// A figure of a report.
+pub fn figure(report: &BTreeMap<String, String>, name: &str) -> u64 {
+    report.get(name).unwrap_or_else(|| panic!("no {name} in {report:?}")).parse::<f64>().unwrap() as u64
+}
