@@ -93,6 +93,31 @@ fn a_comparison_writes_every_run_and_its_verdicts() {
 }
 
 #[test]
+fn different_applications_run_side_by_side() {
+    let output = impresario(&[
+        "bench",
+        "run",
+        "--io-nodes",
+        "0",
+        "--processes",
+        "2",
+        "--size",
+        "64k",
+        "--app",
+        "op=write,request-size=32k,loops=2",
+        "--app",
+        "op=read,pattern=random,request-size=4k,processes=1",
+    ]);
+    assert!(output.status.success(), "{}", told(&output));
+    let text = told(&output);
+    assert!(
+        text.contains("2 processes, contiguous write of 32 KiB, 128 KiB each; 1 processes, random read of 4 KiB"),
+        "{text}"
+    );
+    assert!(text.contains("verified: ") && !text.contains("WRONG"), "{text}");
+}
+
+#[test]
 fn mistakes_are_told_before_anything_starts() {
     for (words, wanted) in [
         (&["bench", "compare", "none,best"][..], "no policy \"best\""),
@@ -102,6 +127,9 @@ fn mistakes_are_told_before_anything_starts() {
         (&["bench", "run", "--pattern", "zigzag"], "strided"),
         (&["bench", "run", "--request-size", "0"], "at least 1"),
         (&["bench", "run", "--apps", "3", "--start-at", "0s,1s"], "one for each"),
+        (&["bench", "run", "--app", "op=write,colour=red"], "there is no key colour"),
+        (&["bench", "run", "--app", "op=write", "--app", "processes=some"], "no whole number"),
+        (&["bench", "run", "--app", "op=write", "--apps", "2"], "cannot be used with"),
         (&["bench", "idle", "--config", "x.toml"], "--config cannot be used"),
     ] {
         let output = impresario(words);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::FilePlace;
 use crate::dataset::DataSet;
 use crate::plan::Workload;
-use crate::result::RunResult;
+use crate::result::{AppResult, RunResult};
 use crate::runner::{RunOptions, run};
 use crate::stats::{Interval, Verdict, at_least, mean, no_worse_than};
 use crate::stop::Stop;
@@ -370,6 +370,55 @@ impl Outcome {
         }
     }
 
+    /// One application's gain per pair of a system over another, by a figure of its own; smaller is better.
+    pub fn application_gain(
+        &self,
+        (case, application): (usize, usize),
+        (new, base): (usize, usize),
+        figure: impl Fn(&AppResult) -> Option<f64>,
+    ) -> Interval {
+        let of = |system, pair| {
+            let own = |t: &&Trial| (t.case, t.system, t.pair) == (case, system, pair) && t.result.counts();
+            figure(self.trials.iter().find(own)?.result.applications.get(application)?)
+        };
+        let gain = |pair| Some(1.0 - of(new, pair)? / of(base, pair)?);
+        Interval::of(&(0..self.pairs).filter_map(gain).collect::<Vec<_>>())
+    }
+
+    /// What becomes of each application, where they differ.
+    fn show_applications(&self, c: usize, case: &Case) -> String {
+        let e = &self.experiment;
+        let p99_us = |a: &AppResult| a.latency.map(|l| l.p99_us);
+        let mut out = String::new();
+        for (a, application) in case.workload.applications.iter().enumerate() {
+            out += &format!("  application {a}: {}\n", application.describe());
+            for (s, system) in e.systems.iter().enumerate() {
+                let runs = self.counted(c, s);
+                let own: Vec<&AppResult> = runs.iter().filter_map(|t| t.result.applications.get(a)).collect();
+                if own.is_empty() {
+                    continue;
+                }
+                let times: Vec<f64> = own.iter().map(|a| a.time_s).collect();
+                let p99s: Vec<f64> = own.iter().filter_map(|a| p99_us(a)).collect();
+                out += &format!("    {:<24} {:>7.2} s", system.name, mean(&times));
+                if !p99s.is_empty() {
+                    out += &format!(", 99 % of requests within {:.1} ms", mean(&p99s) / 1e3);
+                }
+                for base in e.baselines.iter().filter_map(|b| self.index(b)).filter(|base| *base != s) {
+                    let name = &e.systems[base].name;
+                    let time = self.application_gain((c, a), (s, base), |a| Some(a.time_s));
+                    out += &format!("; over {name}: time {}", show_gain(&time));
+                    let p99 = self.application_gain((c, a), (s, base), p99_us);
+                    if p99.n > 0 {
+                        out += &format!(", 99 % {}", show_gain(&p99));
+                    }
+                }
+                out.push('\n');
+            }
+        }
+        out
+    }
+
     /// Tables for people.
     pub fn show(&self) -> String {
         let e = &self.experiment;
@@ -400,6 +449,9 @@ impl Outcome {
                     out += &format!("  {text:>26}");
                 }
                 out.push('\n');
+            }
+            if case.workload.is_mixed() {
+                out += &self.show_applications(c, case);
             }
         }
         if e.cases.len() > 1 {
@@ -560,5 +612,25 @@ pub(crate) mod tests {
         let gain = outcome.case_gain(0, 1, 0);
         assert_eq!((gain.mean, gain.low, gain.high), (0.5, 0.5, 0.5));
         assert_eq!(outcome.average_gain(1, 0).mean, 0.5);
+    }
+
+    /// A writer beside a reader: each is told by itself, with the delays of its own requests.
+    #[test]
+    fn applications_that_differ_are_told_one_by_one() {
+        let mut e = experiment();
+        (e.pairs, e.pairs_max) = (2, 2);
+        e.cases.truncate(1);
+        e.cases[0].workload.applications[1].operation = Operation::Read;
+        let mut outcome = compare(&Memory::default(), &e, &Stop::new(), &mut |_| {}).unwrap();
+        for t in &mut outcome.trials {
+            let of_reader = &mut t.result.applications[1];
+            of_reader.time_s = if t.system == 0 { 4.0 } else { 3.0 };
+            of_reader.latency.as_mut().unwrap().p99_us = if t.system == 0 { 20e3 } else { 5e3 };
+        }
+        let gain = outcome.application_gain((0, 1), (1, 0), |a| Some(a.time_s));
+        assert_eq!((gain.mean, gain.n), (0.25, 2));
+        let text = outcome.show();
+        let told = "3.00 s, 99 % of requests within 5.0 ms; over none: time +25.0 % [+25.0, +25.0] n=2, 99 % +75.0 %";
+        assert!(text.contains("application 1: 2 processes, strided read") && text.contains(told), "{text}");
     }
 }

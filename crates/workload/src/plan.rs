@@ -142,6 +142,23 @@ impl Application {
     pub fn requests(&self) -> u64 {
         self.pattern.requests() * u64::from(self.pattern.processes) * u64::from(self.loops)
     }
+
+    /// A few words for people.
+    pub fn describe(&self) -> String {
+        let p = &self.pattern;
+        let mut text = format!(
+            "{} processes, {} {} of {}, {} each",
+            p.processes,
+            p.shape,
+            self.operation,
+            show_bytes(p.request_bytes as f64),
+            show_bytes(p.process_bytes as f64 * f64::from(self.loops)),
+        );
+        if self.queue_depth > 1 {
+            text += &format!(", queue depth {}", self.queue_depth);
+        }
+        text
+    }
 }
 
 /// A whole run.
@@ -216,9 +233,9 @@ impl Workload {
 
     /// Why it cannot be run, if it cannot.
     pub fn check(&self) -> Result<(), String> {
-        let Some(first) = self.applications.first() else {
+        if self.applications.is_empty() {
             return Err("a workload needs at least one application".into());
-        };
+        }
         let processes: u64 = self.applications.iter().map(|a| u64::from(a.pattern.processes)).sum();
         if processes > 4096 {
             return Err(format!("{processes} processes are more than the 4096 that one run starts"));
@@ -240,9 +257,6 @@ impl Workload {
             if application.loops == 0 {
                 return Err("loops must be at least 1".into());
             }
-            if application.operation != first.operation {
-                return Err("the applications of one run all read or all write".into());
-            }
         }
         match self.wire_max_bytes {
             Some(bytes) if bytes < 512 => Err(format!("the largest request on the wire, {bytes} bytes, is below 512")),
@@ -250,24 +264,21 @@ impl Workload {
         }
     }
 
+    /// The applications do not all do the same.
+    pub fn is_mixed(&self) -> bool {
+        let does = |a: &Application| (Pattern { seed: 0, ..a.pattern }, a.operation, a.queue_depth, a.loops);
+        self.applications.windows(2).any(|two| does(&two[0]) != does(&two[1]))
+    }
+
     /// One line for people.
     pub fn describe(&self) -> String {
         let Some(first) = self.applications.first() else { return "nothing".into() };
-        let p = &first.pattern;
-        let mut text = format!(
-            "{} × {} processes, {} {} of {}, {} each",
-            self.applications.len(),
-            p.processes,
-            p.shape,
-            first.operation,
-            show_bytes(p.request_bytes as f64),
-            show_bytes(p.process_bytes as f64 * f64::from(first.loops)),
-        );
+        let mut text = match self.is_mixed() {
+            true => self.applications.iter().map(Application::describe).collect::<Vec<_>>().join("; "),
+            false => format!("{} × {}", self.applications.len(), first.describe()),
+        };
         if let Some(bytes) = self.wire_max_bytes {
             text += &format!(", {} on the wire", show_bytes(f64::from(bytes)));
-        }
-        if first.queue_depth > 1 {
-            text += &format!(", queue depth {}", first.queue_depth);
         }
         if let Some(last) = self.applications.last().filter(|a| a.start_us > 0) {
             text += &format!(", last start after {}", show_seconds(last.start_us as f64 / 1e6));
@@ -301,6 +312,11 @@ mod tests {
         assert_eq!(w.describe(), "4 × 8 processes, strided read of 16 KiB, 2 MiB each");
         assert_eq!(w.check(), Ok(()));
         assert_ne!(w.applications[0].pattern.seed, w.applications[1].pattern.seed);
+        assert!(!w.is_mixed());
+        let mut mixed = Workload { applications: w.applications[..2].to_vec(), ..w };
+        (mixed.applications[1].operation, mixed.applications[1].queue_depth) = (Operation::Write, 4);
+        let text = "8 processes, strided read of 16 KiB, 2 MiB each; 8 processes, strided write of 16 KiB, 2 MiB each, queue depth 4";
+        assert_eq!((mixed.describe().as_str(), mixed.is_mixed(), mixed.check()), (text, true, Ok(())));
     }
 
     #[test]
@@ -309,9 +325,6 @@ mod tests {
         let mut w = good.clone();
         w.applications[0].pattern.request_bytes = 0;
         assert!(w.check().unwrap_err().contains("at least 1"));
-        let mut w = good.clone();
-        w.applications[1].operation = Operation::Write;
-        assert!(w.check().unwrap_err().contains("all read or all write"));
         let mut w = good.clone();
         w.applications[0].pattern.processes = 5000;
         assert!(w.check().unwrap_err().contains("4096"));

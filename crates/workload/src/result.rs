@@ -36,6 +36,9 @@ pub struct AppResult {
     pub jain: f64,
     /// Time among the others over time alone; only when it was run alone too.
     pub interference: Option<f64>,
+    /// Of its requests; absent where it was not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
 }
 
 impl AppResult {
@@ -52,6 +55,7 @@ impl AppResult {
             process_s,
             came_s: Vec::new(),
             interference: None,
+            latency: None,
         }
     }
 }
@@ -195,13 +199,14 @@ impl RunResult {
         );
         for a in &self.applications {
             out += &format!(
-                "application {}: start {}, time {}, processes {} ± {} (fairness {:.3}){}\n",
+                "application {}: start {}, time {}, processes {} ± {} (fairness {:.3}){}{}\n",
                 a.application,
                 show_seconds(a.start_s),
                 show_seconds(a.time_s),
                 show_seconds(a.mean_s),
                 show_seconds(a.variance_s2.sqrt()),
                 a.jain,
+                a.latency.map_or(String::new(), |l| format!(", latency {:.0} µs, 99 % {:.0} µs", l.mean_us, l.p99_us)),
                 a.interference.map_or(String::new(), |i| format!(", interference {i:.2} ×")),
             );
         }

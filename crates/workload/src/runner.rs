@@ -138,10 +138,10 @@ fn timed(
     let delays = workload.start_delays(options.pair);
     let first_start_us = apps.iter().map(|(_, a)| a.start_us).min().unwrap_or(0);
 
-    let latency_ns = Mutex::new(Histogram::<5>::default());
+    let latencies_ns: Vec<Mutex<Histogram<5>>> = apps.iter().map(|_| Mutex::default()).collect();
     let (finished, opened, before, after, servers) = std::thread::scope(|scope| -> Result<_> {
         let mut threads = Vec::new();
-        for &(index, application) in &apps {
+        for (&(index, application), latency_ns) in apps.iter().zip(&latencies_ns) {
             for rank in 0..application.pattern.processes {
                 let job = Job {
                     target,
@@ -154,7 +154,7 @@ fn timed(
                     options,
                     first_start_us,
                     start_delay: delays[index][rank as usize],
-                    latency_ns: &latency_ns,
+                    latency_ns,
                     stop,
                 };
                 let gates = &gates;
@@ -213,7 +213,11 @@ fn timed(
     let end = finished.iter().map(|(_, f)| f.ended).max().unwrap_or(opened);
     let start = finished.iter().map(|(_, f)| f.started).min().unwrap_or(opened);
     let mut applications = Vec::new();
-    for &(index, _) in &apps {
+    let mut latency_ns = Histogram::<5>::default();
+    for (&(index, _), latency) in apps.iter().zip(latencies_ns) {
+        let latency = latency.into_inner();
+        latency_ns.merge(&latency);
+        let latency = (latency.count() > 0).then(|| latency.summary().into());
         let mut own: Vec<&Finished> = finished.iter().filter(|(i, _)| *i == index).map(|(_, f)| f).collect();
         own.sort_by_key(|f| f.rank);
         let app_start = own.iter().map(|f| f.started).min().unwrap_or(start);
@@ -222,13 +226,13 @@ fn timed(
         let start_s = app_start.duration_since(start).as_secs_f64();
         let came = own.iter().map(|f| f.came.duration_since(start).as_secs_f64()).collect();
         let time_s = app_end.duration_since(app_start).as_secs_f64();
-        applications.push(AppResult { came_s: came, ..AppResult::new(index, start_s, time_s, times) });
+        applications.push(AppResult { came_s: came, latency, ..AppResult::new(index, start_s, time_s, times) });
     }
     let mut measured = Measured {
         began_ns: monotonic_ns().saturating_sub(start.elapsed().as_nanos() as u64),
         bytes: apps.iter().map(|(_, a)| a.bytes()).sum(),
         requests: apps.iter().map(|(_, a)| a.requests()).sum(),
-        latency_ns: latency_ns.into_inner().summary(),
+        latency_ns: latency_ns.summary(),
         leaving_clients: Moved::default(),
         servers,
         idle_cpu: before.machine.zip(after.machine).and_then(|(b, a)| a.idle_since(&b)),

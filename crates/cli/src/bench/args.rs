@@ -70,10 +70,53 @@ pub struct WorkloadArgs {
     /// Seed of everything random
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
+    /// One application of a single case of different ones, given once for each, as KEY=VALUE,...; keys: pattern, op, request-size,
+    /// size, processes, queue-depth, loops, jitter, start; what is left out is as the options above say
+    #[arg(long = "app", value_name = "KEYS", conflicts_with_all = ["patterns", "operations", "apps", "start_every", "start_at"])]
+    mixed: Vec<String>,
 }
 
 impl WorkloadArgs {
-    /// A case for every pattern and operation.
+    /// The applications of `--app`, in one case.
+    fn mixed_case(&self) -> Result<Workload> {
+        let pattern = Pattern {
+            shape: Shape::Contiguous,
+            request_bytes: self.request_size,
+            process_bytes: self.size,
+            processes: self.processes,
+            seed: self.seed,
+        };
+        let mut workload = Workload::uniform(self.mixed.len() as u32, pattern, Operation::Read);
+        for (app, text) in workload.applications.iter_mut().zip(&self.mixed) {
+            (app.queue_depth, app.loops, app.think) = (self.queue_depth, self.loops, self.jitter);
+            for pair in text.split(',') {
+                let mistake = |why: String| usage(format!("--app {text}: {why}"));
+                let Some((key, value)) = pair.split_once('=') else {
+                    return Err(mistake(format!("{pair:?} is not KEY=VALUE, such as op=write")));
+                };
+                let number = || value.parse().map_err(|_| format!("{key}={value} is no whole number"));
+                let pattern = &mut app.pattern;
+                let set = match key {
+                    "pattern" => value.parse().map(|shape| pattern.shape = shape),
+                    "op" => value.parse().map(|operation| app.operation = operation),
+                    "request-size" => parse_positive_bytes(value).map(|bytes| pattern.request_bytes = bytes),
+                    "size" => parse_positive_bytes(value).map(|bytes| pattern.process_bytes = bytes),
+                    "processes" => number().map(|n| pattern.processes = n),
+                    "queue-depth" => number().map(|n| app.queue_depth = n),
+                    "loops" => number().map(|n| app.loops = n),
+                    "jitter" => value.parse().map(|think| app.think = think),
+                    "start" => parse_duration(value).map(|after| app.start_us = after.as_micros() as u64),
+                    _ => Err(format!(
+                        "there is no key {key}: pattern, op, request-size, size, processes, queue-depth, loops, jitter or start"
+                    )),
+                };
+                set.map_err(mistake)?;
+            }
+        }
+        Ok(workload)
+    }
+
+    /// A case for every pattern and operation, or the one of `--app`.
     pub fn cases(&self) -> Result<Vec<Case>> {
         let wire_max_bytes = match self.wire_max.map(u32::try_from) {
             None => None,
@@ -83,6 +126,18 @@ impl WorkloadArgs {
         if !self.start_at.is_empty() && self.start_at.len() != self.apps as usize {
             let (times, apps) = (self.start_at.len(), self.apps);
             return Err(usage(format!("--start-at has {times} times for {apps} applications: give one for each")));
+        }
+        let finish = |mut workload: Workload| -> Result<Workload> {
+            workload.placement = self.placement;
+            workload.wire_max_bytes = wire_max_bytes;
+            workload.barrier = !self.no_barrier;
+            workload.start_spread_us = self.start_spread.as_micros() as u64;
+            workload.sync = self.fsync;
+            workload.check().map_err(usage)?;
+            Ok(workload)
+        };
+        if !self.mixed.is_empty() {
+            return Ok(vec![Case { name: "mixed".into(), workload: finish(self.mixed_case()?)? }]);
         }
         let mut cases = Vec::new();
         for &shape in &self.patterns {
@@ -98,14 +153,8 @@ impl WorkloadArgs {
                     app.loops = self.loops;
                     app.think = self.jitter;
                 }
-                workload.placement = self.placement;
-                workload.wire_max_bytes = wire_max_bytes;
-                workload.barrier = !self.no_barrier;
-                workload.start_spread_us = self.start_spread.as_micros() as u64;
-                workload.sync = self.fsync;
-                workload.check().map_err(usage)?;
                 let name = format!("{} {shape} {operation}", show_bytes(request_bytes as f64));
-                cases.push(Case { name, workload });
+                cases.push(Case { name, workload: finish(workload)? });
             }
         }
         Ok(cases)
