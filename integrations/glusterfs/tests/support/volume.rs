@@ -135,6 +135,9 @@ impl Volume {
         until("the mount", || {
             let ended = process.0.try_wait().unwrap();
             assert!(ended.is_none(), "{}", fs::read_to_string(path.with_extension("log")).unwrap_or_default());
+            for brick in &mut self.bricks {
+                assert!(brick.process.0.try_wait().unwrap().is_none(), "{}", brick.log());
+            }
             let mounted = fs::read_to_string("/proc/mounts").unwrap().contains(path.to_str().unwrap());
             mounted && self.bricks.iter().all(|b| b.log().matches("accepted client from").count() >= self.mounts)
         });

@@ -1,0 +1,273 @@
+//! Clients that vanish, bricks that stop or are killed, options that make no sense: every request is answered once, and
+//! nothing that was answered is lost.
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use support::{Machine, PATIENCE, Place, Process, Volume, apart, brick_file, figure, script, succeed, until};
+
+/// One write passes; the next ones wait for ever.
+const NO_WRITES: [(&str, &str); 2] = [("policy", "tbf"), ("rules", "none: op=write {requests_per_s=0.001, burst=1}")];
+
+/// A program that writes blocks of 4 KiB, one after the other.
+fn writer(file: &Path, blocks: u32) -> Process {
+    let mut dd = Command::new("dd");
+    dd.args(["if=/dev/zero", "bs=4k", "conv=notrunc"]).arg(format!("of={}", file.display()));
+    Process::start(dd.arg(format!("count={blocks}")).stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
+#[test]
+fn what_a_vanished_client_has_queued_is_dropped() {
+    apart("inside_vanished_client");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_vanished_client() {
+    let machine = Machine::new();
+    for (name, place) in [("above", Place::Above), ("instead", Place::Instead)] {
+        let mut volume = Volume::start(&machine, name, 1, place, &NO_WRITES);
+        let (mut gone, stays) = (volume.mount(&[]), volume.mount(&[]));
+        fs::write(stays.path.join("kept"), "kept").unwrap(); // the write that passes
+        let _writer = writer(&gone.path.join("queued"), 9);
+        let brick = &volume.bricks[0];
+        until("a queued write", || figure(&brick.report(), "queued_requests") > 0);
+        gone.process.signal("KILL");
+        gone.process.end(PATIENCE).expect("the client ends");
+        until("the drop", || figure(&brick.report(), "open_requests") == 0);
+        let report = brick.report();
+        assert!(figure(&report, "disconnected_requests") > 0, "{report:?}");
+        assert_eq!(figure(&report, "queued_write_bytes"), 0, "{report:?}");
+        assert_eq!(fs::read_to_string(stays.path.join("kept")).unwrap(), "kept");
+        drop((gone, stays));
+        volume.bricks.clear(); // its port is needed again
+    }
+}
+
+#[test]
+fn a_brick_stops_with_requests_pending() {
+    apart("inside_brick_stops");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_brick_stops() {
+    let machine = Machine::new();
+    for (name, place) in [("above", Place::Above), ("instead", Place::Instead)] {
+        let mut volume = Volume::start(&machine, name, 1, place, &NO_WRITES);
+        let mount = volume.mount(&[]);
+        fs::write(mount.path.join("kept"), "kept").unwrap();
+        let mut queued = writer(&mount.path.join("queued"), 9);
+        until("a queued write", || figure(&volume.bricks[0].report(), "queued_requests") > 0);
+        let brick = &mut volume.bricks[0];
+        brick.process.signal("TERM");
+        let status = brick.process.end(PATIENCE).expect("the brick ends with requests pending");
+        // GlusterFS exits with the number of the signal; a crash is a signal by itself.
+        assert_eq!(status.code(), Some(15), "{status}\n{}", brick.log());
+        assert!(!queued.end(PATIENCE).expect("the writer gets an error").success());
+        brick.restart(&[]);
+        until("the brick", || fs::read_to_string(mount.path.join("kept")).is_ok_and(|text| text == "kept"));
+        drop(mount);
+        volume.bricks.clear();
+    }
+}
+
+#[test]
+fn killed_bricks_lose_nothing_that_was_answered() {
+    apart("inside_killed_bricks");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_killed_bricks() {
+    let machine = Machine::new();
+    let options = [("policy", "mlf"), ("depth", "2")];
+    const WRITERS: u64 = 8;
+    const BLOCKS: u64 = 200;
+    const BLOCK: usize = 8192;
+    let mut volume = Volume::start(&machine, "killed", 4, Place::Above, &options);
+    let mount = volume.mount(&[]);
+    // Each writer goes round its file, repeats a block until it is answered, and goes on until all bricks were killed.
+    let byte = |writer: u64, n: u64| (writer * 31 + n * 7 + 1) as u8;
+    let (killed, failures) = (AtomicBool::new(false), AtomicU32::new(0));
+    let end = Instant::now() + PATIENCE;
+    let write = |writer: u64| {
+        let path = mount.path.join(format!("file{writer}"));
+        let mut file = None;
+        let mut n = 0;
+        while n < BLOCKS || !killed.load(SeqCst) {
+            let open = || File::options().create(true).truncate(false).write(true).open(&path);
+            let opened: std::io::Result<File> = file.take().map_or_else(open, Ok);
+            let bytes = [byte(writer, n); BLOCK];
+            match opened.and_then(|f| f.write_all_at(&bytes, n % BLOCKS * BLOCK as u64).map(|()| f)) {
+                Ok(open) => (file, n) = (Some(open), n + 1),
+                Err(error) => {
+                    assert!(Instant::now() < end, "{}: {error}", path.display());
+                    failures.fetch_add(1, SeqCst);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+        n
+    };
+    let written: Vec<u64> = std::thread::scope(|s| {
+        let writers: Vec<_> = (0..WRITERS).map(|writer| s.spawn(move || write(writer))).collect();
+        for brick in &mut volume.bricks {
+            brick.process.signal("KILL");
+            brick.process.end(PATIENCE).expect("the brick is killed");
+            let before = brick.log().matches("Final graph").count();
+            brick.restart(&[]);
+            until("the brick's start", || brick.log().matches("Final graph").count() > before);
+        }
+        killed.store(true, SeqCst);
+        writers.into_iter().map(|w| w.join().unwrap()).collect()
+    });
+    assert!(failures.into_inner() > 0, "no writer noticed");
+    drop(mount);
+    let fresh = volume.mount(&[]);
+    for (writer, written) in (0..WRITERS).zip(written) {
+        let content = fs::read(fresh.path.join(format!("file{writer}"))).unwrap();
+        assert_eq!(content.len() as u64, BLOCKS * BLOCK as u64, "file{writer}");
+        for (at, bytes) in (0..).zip(content.chunks(BLOCK)) {
+            let last = (written - 1 - at) / BLOCKS * BLOCKS + at;
+            assert!(bytes.iter().all(|b| *b == byte(writer, last)), "file{writer}, block {at}: not of write {last}");
+        }
+    }
+}
+
+#[test]
+fn glusterfs_own_processes_are_a_class_of_their_own() {
+    apart("inside_own_processes");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_own_processes() {
+    let machine = Machine::new();
+    // Writes of the internal class wait for ever; nobody else does.
+    let options = [("policy", "tbf"), ("rules", "own: job=internal {requests_per_s=0.001, burst=2}")];
+    let mut volume = Volume::start(&machine, "own", 1, Place::Above, &options);
+    let user = volume.mount(&[]);
+    script(&user.path, "for i in 1 2 3 4 5 6 7 8; do head -c 300000 /dev/zero >file$i; done; cat file* >/dev/null");
+    assert_eq!(volume.sum("internal_requests"), 0);
+    let healer = volume.mount(&["--client-pid=-6"]);
+    let mut writers: Vec<Process> = (0..4).map(|n| writer(&healer.path.join(format!("healed{n}")), 50)).collect();
+    // One of them is in the scheduler; the others wait for their turn before it.
+    until("waiting requests", || {
+        let report = volume.bricks[0].report();
+        figure(&report, "open_requests") >= 4 && figure(&report, "queued_requests") == 1
+    });
+    script(&user.path, "head -c 300000 /dev/zero >another && cat file1 >/dev/null");
+    let mut client = healer;
+    client.process.signal("KILL");
+    client.process.end(PATIENCE).expect("the client ends");
+    until("the drop", || volume.sum("open_requests") == 0);
+    assert!(volume.sum("internal_requests") >= 4 && volume.sum("disconnected_requests") >= 4);
+    for writer in &mut writers {
+        writer.end(PATIENCE).expect("the writer gets an error");
+    }
+    script(&user.path, "cat another | wc -c | grep -qx 300000");
+}
+
+#[test]
+fn nonsense_is_refused_in_the_log() {
+    apart("inside_nonsense");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_nonsense() {
+    let machine = Machine::new();
+    let folder = machine.path("");
+    fs::create_dir(folder.join("brick0")).unwrap();
+    let log = folder.join("log");
+    let start = |options: &[(&str, &str)]| {
+        let _ = fs::remove_file(&log);
+        fs::write(folder.join("brick.vol"), brick_file(&folder, 0, Place::Above, options)).unwrap();
+        let mut brick = Command::new("glusterfsd");
+        brick.args(["-N", "-f"]).arg(folder.join("brick.vol")).arg("-l").arg(&log);
+        (Process::start(&mut brick), || fs::read_to_string(&log).unwrap_or_default())
+    };
+    for (options, says) in [
+        (&[("policy", "nosuch")][..], &["option policy \"nosuch\"", "nosuch"][..]),
+        (&[("policy", "mlf quantum_bytes=1")], &["option policy \"mlf quantum_bytes=1\"", "quantum_bytes"]),
+        (&[("policy", "tbf"), ("rules", "a: user=x {bytes_per_s=1}")], &["option rules \"a: user=x", "\"x\""]),
+        (&[("policy", "tbf"), ("rules", "a: client=host: {bytes_per_s=1}")], &["option rules", "name of a host"]),
+        (&[("policy", "tbf"), ("rules", "a: * {bytes_per_s=\"1\"}")], &["option rules", "quotation marks"]),
+        (&[("depth", "0")], &["depth", "[1 - 4096]"]),
+        (&[("depth", "many")], &["option \"depth\"", "many"]),
+        (&[("internal-depth", "-1")], &["internal-depth", "-1"]),
+        (&[("merge", "sideways")], &["merge", "sideways"]),
+        (&[("job", "nobody")], &["job", "nobody"]),
+        (&[("threads", "257")], &["option threads \"257\"", "0 to 256, or auto"]),
+        (&[("threads", "4x")], &["option threads \"4x\""]),
+        (&[("queue-requests", "0")], &["queue-requests", "[1 - 1048576]"]),
+        (&[("queue-bytes", "1KB")], &["queue-bytes", "1024"]),
+    ] {
+        let (mut brick, log) = start(options);
+        let status = brick.end(PATIENCE).unwrap_or_else(|| panic!("{options:?} is accepted"));
+        assert!(status.code().is_some_and(|c| c != 0), "{options:?}: {status}: a refusal is no crash");
+        let log = log();
+        let errors: Vec<&str> = log.lines().filter(|l| l.contains("] E [") && l.contains("scheduler")).collect();
+        assert!(errors.iter().any(|l| says.iter().all(|s| l.contains(s))), "{options:?} says {errors:#?}");
+    }
+    // What only looks odd is taken: rules of a policy without rules, names of hosts.
+    for options in [
+        &[("policy", "  mlf   quantum_bytes=65536"), ("rules", "a: user=1 {bytes_per_s=1}")][..],
+        &[("policy", "mclock"), ("rules", "a: client=host:a.b-c|host:d & job=internal|7 {weight=2}; b: * {}")],
+        &[("policy", "wfq by=user"), ("rules", ""), ("threads", "3"), ("queue-bytes", "2MB")],
+    ] {
+        let (brick, log) = start(options);
+        until("the start", || log().contains("Final graph"));
+        brick.signal("TERM");
+    }
+}
+
+#[test]
+fn valgrind_finds_nothing_in_a_brick() {
+    if impresario_testing::require("valgrind") {
+        apart("inside_valgrind");
+    }
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_valgrind() {
+    let machine = Machine::new();
+    let options = [("policy", "mlf"), ("depth", "1")];
+    let mut volume = Volume::start(&machine, "valgrind", 1, Place::Above, &options);
+    let brick = &mut volume.bricks[0];
+    brick.process.signal("KILL");
+    brick.process.end(PATIENCE);
+    let found = machine.path("valgrind.log");
+    let log = format!("--log-file={}", found.display());
+    brick.restart(&["valgrind", "--fair-sched=yes", "--leak-check=no", "--num-callers=40", &log]);
+    let mount = volume.mount(&[]);
+    script(
+        &mount.path,
+        "for i in 1 2 3; do dd if=/dev/urandom of=f$i bs=300k count=4 conv=fsync status=none & done; wait
+         cat f1 f2 f3 >all; cmp <(cat f1 f2 f3) all; truncate -s 100 f1; mv f2 moved; rm f3",
+    );
+    let mut fio = Command::new("fio");
+    fio.args(["--name=job", "--ioengine=libaio", "--direct=1", "--size=1m", "--rw=write", "--bs=16k", "--iodepth=16"]);
+    succeed(fio.arg("--verify=crc32c").current_dir(&mount.path));
+    let report = volume.bricks[0].report();
+    assert!(figure(&report, "merged_calls") > 0, "{report:?}");
+    drop(mount);
+    let brick = &mut volume.bricks[0];
+    brick.process.signal("TERM");
+    brick.process.end(PATIENCE).expect("the brick ends");
+    // GlusterFS's own faults are not ours to judge.
+    let text = fs::read_to_string(found).unwrap();
+    let faults: Vec<&str> =
+        text.split("\n\n").filter(|block| block.contains("sched_") || block.contains("libimpresario")).collect();
+    let ours: Vec<&&str> = faults.iter().filter(|b| b.contains("Invalid") || b.contains("ninitialised")).collect();
+    assert!(ours.is_empty(), "{ours:#?}");
+    assert!(text.contains("ERROR SUMMARY"), "{text}");
+}
