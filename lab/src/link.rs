@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use impresario_client::{Identity, Link, LinkOptions};
 use impresario_transport::{FrameReader, Stream, TransportError, send_frame};
-use impresario_wire::{Answer, Call, FileKey, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, encode_frame, frame};
+use impresario_wire::{
+    Answer, Call, ClusterId, FileKey, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, encode_frame, frame,
+};
 
 /// The server's patience; its single receives wait half as long.
 const FAR: Duration = Duration::from_secs(7200);
@@ -24,8 +26,8 @@ fn serve_frames(socket: TcpStream) -> Result<(), TransportError> {
     let bytes = vec![1; 1 << 20];
     let end = Instant::now() + FAR;
     reader.next_frame(&stream, &limits, end)?;
-    let welcome =
-        Welcome { version: PROTOCOL_VERSION, name: "speed".into(), incarnation: 1, max_payload_bytes: 1 << 20 };
+    let (version, name, cluster) = (PROTOCOL_VERSION, "speed".into(), ClusterId::default());
+    let welcome = Welcome { version, name, incarnation: 1, max_payload_bytes: 1 << 20, cluster, store: 0 };
     send_frame(&stream, &frame::encode(Kind::Welcome, 0, &welcome, 0)?, &[], end)?;
     let mut head = Vec::new();
     loop {

@@ -20,6 +20,7 @@ mod prefetch;
 mod serve;
 mod sim;
 mod status;
+mod store;
 mod trace;
 mod up;
 
@@ -61,6 +62,8 @@ enum Command {
     Policy(policy::Command),
     #[command(subcommand)]
     Config(config_command::Command),
+    #[command(subcommand)]
+    Store(store::Command),
     #[command(subcommand)]
     Layout(layout::Command),
     Prefetch(prefetch::Args),
@@ -104,7 +107,7 @@ fn main() -> ExitCode {
             // Errors in a file begin with its name, as compilers' do, so that editors find the line.
             let prefix = if in_file { "" } else { "impresario: " };
             // Exiting with the error is all that remains; standard error may be closed too.
-            let _ = writeln!(std::io::stderr(), "{prefix}{error:#}");
+            let _ = writeln!(std::io::stderr(), "{prefix}{}", one_line(&error));
             ExitCode::from(if in_file || error.is::<Usage>() { 2 } else { 1 })
         }
     }
@@ -119,6 +122,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Status(args) => status::run(args),
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
+        Command::Store(command) => store::run(command),
         Command::Layout(command) => layout::run(command),
         Command::Prefetch(args) => prefetch::run(args),
         Command::Assist(command) => assist::run(command),
@@ -156,6 +160,17 @@ fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// An error and what caused it; causes that it tells itself are not told again.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.contains(&cause) {
+            line += &format!(": {cause}");
+        }
+    }
+    line
+}
+
 fn closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
@@ -169,6 +184,13 @@ fn load(path: &std::path::Path) -> anyhow::Result<impresario_config::Config> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = std::io::Error::other("no space");
+        let error = anyhow::Error::new(cause).context("cannot write a: no space").context("saving");
+        assert_eq!(one_line(&error), "saving: cannot write a: no space");
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -10,8 +10,9 @@ use crate::{load, print, usage};
 
 /// Run one server of a cluster, in the foreground
 ///
-/// Creates the server's directory if missing, listens on the address in the configuration, prints one line when it
-/// serves, and logs to standard error. SIGTERM or Ctrl-C stops it after it has finished the requests in flight.
+/// Listens on the address in the configuration, prints one line when it serves, and logs to standard error. The server's
+/// folder must have been made for it, by `impresario up` or `impresario store init`. SIGTERM or Ctrl-C stops it after it has
+/// finished the requests in flight.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario serve impresario.toml --name data.2

@@ -26,8 +26,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Run a whole cluster on this machine, in the foreground
 ///
-/// The first run writes DIR/impresario.toml with free ports of this machine and directories inside DIR; later runs use
-/// this file unchanged. Starts one process for each server, waits until all answer and reports it. Their logs appear on
+/// The first run writes DIR/impresario.toml with free ports of this machine and makes directories inside DIR; later runs use
+/// this file unchanged, and refuse to start when a directory is missing. Starts one process for each server, waits until all answer and reports it. Their logs appear on
 /// standard error, each line with the server's name in front. Ctrl-C or SIGTERM stops all of them. A server that dies
 /// is reported with the end of its log and not restarted: restart it with `impresario serve`.
 #[derive(clap::Args)]
@@ -96,6 +96,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(format!("wrote the configuration: {}\n", path.display()).as_bytes())?;
         load(&path)?
     };
+    // Of a new cluster only: an empty folder beside others may be a disk that is not mounted.
+    impresario_server::folders::make_all(&config)?;
     let mut servers = Vec::new();
     for server in config.servers() {
         servers.push(Server::start(&path, server.name())?);

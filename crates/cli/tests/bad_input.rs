@@ -49,6 +49,7 @@ fn an_unknown_server_is_answered_with_those_there_are() {
 #[test]
 fn a_port_in_use_names_the_address_and_the_remedy() {
     let cluster = Cluster::describe(1, 1, |_| {});
+    impresario_server::folders::make_all(&cluster.config).unwrap();
     for name in ["data.0", "meta", "io.0"] {
         let address = cluster.config.server(name).unwrap().address().to_string();
         let _held = TcpListener::bind(&address).unwrap();
@@ -67,7 +68,8 @@ fn a_folder_that_cannot_be_made_is_named() {
     });
     std::fs::write(cluster.dir.path().join("a-file"), "").unwrap();
     for (name, folder) in [("data.0", "a-file/data"), ("meta", "a-file/meta")] {
-        let ran = run(["serve".as_ref(), cluster.path.as_os_str(), "--name".as_ref(), name.as_ref()]);
+        let more = ["--name", name, "--cluster", "0000000000000001"].map(std::ffi::OsStr::new);
+        let ran = run(["store".as_ref(), "init".as_ref(), cluster.path.as_os_str()].into_iter().chain(more));
         assert_eq!(ran.code, 1, "{ran:?}");
         assert!(ran.err.contains(folder) && ran.err.contains("Not a directory"), "{ran:?}");
     }
@@ -133,6 +135,7 @@ fn policies_that_cannot_be_are_refused_before_anything_changes() {
 #[test]
 fn status_shows_servers_that_do_not_answer_and_exits_1() {
     let mut cluster = Cluster::describe(2, 0, |_| {});
+    impresario_server::folders::make_all(&cluster.config).unwrap();
     cluster.launch("data.0");
     cluster.await_answer("data.0");
     let ran = run(["status".as_ref(), cluster.path.as_os_str()]);

@@ -22,6 +22,7 @@ use crate::clock::nanos;
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::landing::Landing;
+use crate::link::Vet;
 use crate::slots::{ABANDONED_MAX, Breakage, Slot, Slots};
 use crate::turn::{Outgoing, Put};
 
@@ -39,6 +40,7 @@ pub(crate) struct Greeting<'a> {
     /// Longest payload that is ever asked for, bytes.
     pub(crate) max_payload_bytes: u32,
     pub(crate) patience: Patience,
+    pub(crate) vet: Option<&'a Vet>,
 }
 
 /// A connection that has been welcomed.
@@ -141,7 +143,11 @@ impl Connection {
             .map_err(|error| failed(TransportError::from(error).into()))?;
         let limits = Limits { max_payload_bytes: greeting.max_payload_bytes };
         let mut reader = FrameReader::default();
-        let welcome = say_hello(&stream, &mut reader, hello, &peer.name, &limits, deadline).map_err(failed)?;
+        let welcome = say_hello(&stream, &mut reader, hello, &peer.name, identity.membership(), &limits, deadline)
+            .map_err(failed)?;
+        if let Some(vet) = greeting.vet {
+            (vet.0)(&welcome).map_err(|what| ClientError::Protocol { peer: peer.clone(), what })?;
+        }
         Ok(Connection {
             peer: peer.clone(),
             welcome,

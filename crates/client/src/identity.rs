@@ -1,8 +1,10 @@
 //! Who a client is: its key, epoch and request numbers, and what it has sent.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use impresario_node::session::Epoch;
+use impresario_transport::Membership;
 use impresario_wire::{ClientKey, Who};
 
 use crate::error::{ClientError, Errno};
@@ -15,6 +17,8 @@ pub struct Identity {
     sequence: AtomicU64,
     job: u64,
     user: u32,
+    /// The cluster that its servers must be of.
+    membership: Arc<Membership>,
     /// What left this client.
     pub traffic: Traffic,
 }
@@ -39,8 +43,19 @@ impl Identity {
             sequence: AtomicU64::new(who.sequence),
             job: who.job,
             user: who.user,
+            membership: Arc::default(),
             traffic: Traffic::default(),
         }
+    }
+
+    /// The same client, of a cluster that others know too.
+    pub fn with_membership(self, membership: Arc<Membership>) -> Identity {
+        Identity { membership, ..self }
+    }
+
+    /// The cluster that its servers must be of; learnt from the first of them where it was not known.
+    pub fn membership(&self) -> &Arc<Membership> {
+        &self.membership
     }
 
     /// The client's key.

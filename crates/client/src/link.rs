@@ -15,13 +15,23 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Address;
 use impresario_node::session::{Next, Patience, Routes};
-use impresario_wire::{Call, Hello, PROTOCOL_VERSION, Role, Who};
+use impresario_wire::{Call, ClusterId, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
 
 use crate::clock::{instant, nanos, span};
 use crate::connection::{Connection, Greeting};
 use crate::error::{ClientError, Peer};
 use crate::identity::Identity;
 use crate::pending::{Buffers, Pending, Reply};
+
+/// A further check of a server's welcome; the error is what is wrong, with the remedy.
+#[derive(Clone)]
+pub struct Vet(pub Arc<dyn Fn(&Welcome) -> Result<(), String> + Send + Sync>);
+
+impl std::fmt::Debug for Vet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Vet")
+    }
+}
 
 /// How a link behaves.
 #[derive(Clone, Debug)]
@@ -38,13 +48,16 @@ pub struct LinkOptions {
     pub max_payload_bytes: u32,
     /// Try again until the deadline when no server can be reached; otherwise fail at once.
     pub keep_trying: bool,
+    /// What a server's welcome must pass beside the checks of every client.
+    pub vet: Option<Vet>,
 }
 
 impl LinkOptions {
     /// For servers of a role: ten seconds for a call, an anonymous hello.
     pub fn new(role: Role, max_payload_bytes: u32) -> LinkOptions {
         let timeout = Duration::from_secs(10);
-        LinkOptions { role, who: Who::default(), name: String::new(), timeout, max_payload_bytes, keep_trying: true }
+        let (who, name) = (Who::default(), String::new());
+        LinkOptions { role, who, name, timeout, max_payload_bytes, keep_trying: true, vet: None }
     }
 }
 
@@ -85,7 +98,8 @@ impl Link {
         }
         let mut name = options.name.clone();
         name.truncate((0..=256.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0));
-        let hello = Hello { version: PROTOCOL_VERSION, who: options.who, role: options.role, name };
+        let (version, cluster) = (PROTOCOL_VERSION, ClusterId::default());
+        let hello = Hello { version, who: options.who, role: options.role, name, cluster };
         let state = State { connection: None, routes: Routes::new(routes.len(), 0), cause: String::new() };
         Ok(Link { routes, options, hello, identity, state: Mutex::new(state), changed: Condvar::new() })
     }
@@ -214,6 +228,7 @@ impl Link {
                 tick: (self.options.timeout / 20).clamp(Duration::from_millis(5), Duration::from_millis(500)),
                 max_payload_bytes: self.options.max_payload_bytes,
                 patience: Patience { silence, has_other_ways: self.routes.len() > 1 },
+                vet: self.options.vet.as_ref(),
             };
             Connection::open(&route.address, &greeting, &self.identity)
         });

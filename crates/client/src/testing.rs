@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::Mutex;
 use impresario_config::{Cluster, Config, Data, Io, META_NAME, Meta};
 use impresario_transport::{FrameReader, Stream, TransportError, send_frame};
-use impresario_wire::{Answer, Call, Fault, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame};
+use impresario_wire::{
+    Answer, Call, ClusterId, Fault, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame,
+};
 
 pub use self::names::FakeNames;
 pub use self::objects::FakeObjects;
@@ -35,6 +37,8 @@ pub struct FakeGreeting {
     pub incarnation: u64,
     /// The version it speaks.
     pub version: u32,
+    /// The cluster that it says it is of; 0: of any.
+    pub cluster: ClusterId,
     /// Sent instead of a welcome, as it is; nothing is sent when it is empty.
     pub instead: Option<Vec<u8>>,
 }
@@ -42,7 +46,13 @@ pub struct FakeGreeting {
 impl FakeGreeting {
     /// A proper greeting.
     pub fn of(name: &str) -> FakeGreeting {
-        FakeGreeting { name: name.into(), incarnation: 1 << 32 | 1, version: PROTOCOL_VERSION, instead: None }
+        FakeGreeting {
+            name: name.into(),
+            incarnation: 1 << 32 | 1,
+            version: PROTOCOL_VERSION,
+            cluster: ClusterId(0),
+            instead: None,
+        }
     }
 }
 
@@ -207,6 +217,8 @@ fn converse(
             name: greeting.name.clone(),
             incarnation: greeting.incarnation,
             max_payload_bytes: MAX_PAYLOAD_BYTES,
+            cluster: greeting.cluster,
+            store: 0,
         };
         let connection = FakeConnection { stream, hello, number, is_mute: AtomicBool::new(false) };
         match &greeting.instead {

@@ -4,9 +4,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_client::{ClientError, Identity, Link, LinkOptions, Striped};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Striped, Vet};
 use impresario_config::Config;
 use impresario_layout::Layout;
+use impresario_transport::Membership;
 use impresario_wire::{Answer, Call, FileKey, ObjectInfo, Role, Statfs};
 
 use crate::meta::Objects;
@@ -20,14 +21,21 @@ pub(crate) struct DataServers {
 }
 
 impl DataServers {
-    /// For the server `name`. Nothing is connected yet.
-    pub(crate) fn of(config: &Config, name: &str) -> Result<DataServers, ClientError> {
-        let identity = Arc::new(Identity::draw(0, 0)?);
+    /// For the server `name`, which is of this cluster. Nothing is connected yet. `vet` says whether a data server's folder
+    /// is the right one.
+    pub(crate) fn of(
+        config: &Config,
+        name: &str,
+        membership: Arc<Membership>,
+        vet: Option<Vet>,
+    ) -> Result<DataServers, ClientError> {
+        let identity = Arc::new(Identity::draw(0, 0)?.with_membership(membership));
         let timeout = upstream_timeout(config);
         let options = LinkOptions {
             who: identity.who(),
             name: name.into(),
             timeout,
+            vet,
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = |data: &impresario_config::Data| {

@@ -8,6 +8,7 @@ pub mod connection;
 pub mod data;
 mod data_servers;
 pub mod earlier_runs;
+pub mod folders;
 mod io_node;
 pub mod listener;
 pub mod meta;

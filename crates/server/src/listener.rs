@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_sched::ConnId;
 use impresario_transport::{
-    BindError, FrameReader, HelloError, Host, Listening, Pace, Stream, TransportError, receive_hello,
+    BindError, FrameReader, HelloError, Host, Listening, Membership, Pace, Stream, TransportError, receive_hello,
 };
 use impresario_wire::{Answer, Call, Fault, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, frame};
 use rustc_hash::FxHashMap;
@@ -74,6 +74,10 @@ pub struct Settings {
     pub payload_bytes: u64,
     /// How long a request waits for payload memory before it fails with EBUSY.
     pub payload_patience: Duration,
+    /// The cluster that it belongs to.
+    pub membership: Arc<Membership>,
+    /// Number of its folder; 0 without one.
+    pub store: u64,
 }
 
 impl Settings {
@@ -87,6 +91,8 @@ impl Settings {
             payload_bytes,
             // Half of what the client is ready to wait, so that it hears of it.
             payload_patience: Duration::from_millis(cluster.request_timeout_ms / 2),
+            membership: Arc::default(),
+            store: 0,
         }
     }
 }
@@ -145,6 +151,7 @@ impl Vitals {
             "role": match shared.settings.role { Role::Meta => "meta", Role::Data => "data", Role::Io => "io", Role::Any => "any" },
             "address": shared.address,
             "pid": std::process::id(),
+            "cluster": shared.settings.membership.cluster().to_string(),
             "incarnation": format!("{:016x}", shared.incarnation),
             "uptime_s": shared.started.elapsed().as_secs_f64(),
             "connections": {
@@ -369,7 +376,7 @@ impl Shared {
     /// Hello and welcome.
     fn greet(&self, receiver: &mut Receiver, connection: &Connection, full: bool) -> Result<(), Farewell> {
         let settings = &self.settings;
-        let host = Host { name: &settings.name, role: settings.role };
+        let host = Host { name: &settings.name, role: settings.role, membership: &settings.membership };
         let Receiver { stream, reader, limits } = receiver;
         let (id, hello) = match receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX) {
             Ok(hello) => hello,
@@ -389,6 +396,8 @@ impl Shared {
             name: settings.name.clone(),
             incarnation: self.incarnation,
             max_payload_bytes: settings.max_payload_bytes,
+            cluster: settings.membership.cluster(),
+            store: settings.store,
         };
         let head = frame::encode(Kind::Welcome, id, &welcome, 0).map_err(TransportError::from)?;
         connection.outbox.send(OutFrame::new(head, Bulk::None, None));

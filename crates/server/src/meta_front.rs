@@ -6,7 +6,7 @@ use impresario_wire::{Answer, Call, Fault, MetaCall, Target};
 
 use crate::connection::{Connection, Reply};
 use crate::listener::{Incoming, Service, Vitals};
-use crate::meta::{MetaService, SessionId};
+use crate::meta::{MetaService, SessionId, Stores};
 use crate::workers::{PATIENCE, Workers};
 
 /// Threads for calls that may wait for a disk or for data servers.
@@ -16,12 +16,13 @@ const THREADS: usize = 16;
 pub struct MetaFront {
     vitals: Vitals,
     meta: Arc<MetaService>,
+    stores: Arc<Stores>,
     threads: Workers,
 }
 
 impl MetaFront {
-    pub(crate) fn new(vitals: Vitals, meta: MetaService) -> Arc<MetaFront> {
-        Arc::new(MetaFront { vitals, meta: Arc::new(meta), threads: Workers::new("metadata", THREADS) })
+    pub(crate) fn new(vitals: Vitals, meta: MetaService, stores: Arc<Stores>) -> Arc<MetaFront> {
+        Arc::new(MetaFront { vitals, meta: Arc::new(meta), stores, threads: Workers::new("metadata", THREADS) })
     }
 
     pub(crate) fn stop(&self) {
@@ -31,6 +32,10 @@ impl MetaFront {
     fn status(&self) -> String {
         let mut status = self.vitals.status();
         status.insert("meta".into(), self.meta.status());
+        let number = |(name, number): (String, u64)| (name, format!("{number:016x}").into());
+        let stores: serde_json::Map<_, _> = self.stores.known().into_iter().map(number).collect();
+        status.insert("stores".into(), stores.into());
+        status.insert("key_prefix".into(), format!("{:06x}", self.meta.key_prefix()).into());
         serde_json::Value::Object(status).to_string()
     }
 }

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use impresario_client::Vet;
 use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured};
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
 use impresario_trace::Space;
-use impresario_transport::BindError;
-use impresario_wire::Role;
+use impresario_transport::{BindError, Membership};
+use impresario_wire::{ClusterId, Role};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -18,7 +19,7 @@ use crate::data::{DataServer, Disk};
 use crate::data_servers::{DataServers, upstream_timeout};
 use crate::io_node::{IoNode, IoSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
-use crate::meta::{MetaOptions, MetaService};
+use crate::meta::{MetaOptions, MetaService, Stores};
 use crate::meta_front::MetaFront;
 use crate::request_trace::TraceSettings;
 
@@ -132,22 +133,33 @@ pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), 
 fn start_meta(config: &Config) -> Result<Started, StartError> {
     let meta = &config.meta;
     // Metadata carry no payload; the least that the pool is made for is enough.
-    let settings = Settings::new(META_NAME, Role::Meta, &config.cluster, 1 << 20);
+    let stores = Arc::new(Stores::open(&meta.dir)?);
+    let membership = Arc::new(Membership::of(stores.cluster()));
+    let settings =
+        Settings { membership: membership.clone(), ..Settings::new(META_NAME, Role::Meta, &config.cluster, 1 << 20) };
     let server = Server::bind(&meta.address, settings)?;
-    let objects = DataServers::of(config, META_NAME)
+    let known = stores.clone();
+    let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));
+    let objects = DataServers::of(config, META_NAME, membership, Some(vet))
         .map_err(|error| StartError::Unsuitable { name: META_NAME.into(), reason: error.to_string() })?;
     let options = MetaOptions {
         stripe_bytes: config.cluster.stripe_bytes,
         stripe_count: config.stripe_count(),
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
-    let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?);
+    let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);
     begin(META_NAME, server, service, |service| service.stop())
 }
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
     let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
-    let settings = Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes);
+    let store = ObjectStore::open(&data.dir, &data.name, StoreOptions::default());
+    let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
+    let settings = Settings {
+        membership: Arc::new(Membership::of(ClusterId(store.identity().cluster))),
+        store: store.identity().store,
+        ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
+    };
     let server = Server::bind(&data.address, settings)?;
     let device = match &data.device {
         Some(model) => Some(config.device.get(model).ok_or_else(|| {
@@ -155,8 +167,6 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         })?),
         None => None,
     };
-    let store = ObjectStore::open(&data.dir, StoreOptions::default());
-    let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
     let modelled = device.map(ModelledDevice::start).transpose();
     let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
     let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes);
@@ -179,9 +189,14 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
 
 fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartError> {
     let unsuitable = |reason: String| StartError::Unsuitable { name: io.name.clone(), reason };
-    let settings = Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes);
+    // Learnt from the first server that welcomes it.
+    let membership = Arc::<Membership>::default();
+    let settings = Settings {
+        membership: membership.clone(),
+        ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
+    };
     let server = Server::bind(&io.address, settings)?;
-    let data = DataServers::of(config, &io.name).map_err(|e| unsuitable(e.to_string()))?;
+    let data = DataServers::of(config, &io.name, membership.clone(), None).map_err(|e| unsuitable(e.to_string()))?;
     let engine = EngineConfig {
         lanes: config.data.len() as u16,
         shared_space: !io.split,
@@ -204,6 +219,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
             address: config.meta.address.clone(),
             timeout: upstream_timeout(config),
             via: io.name.clone(),
+            membership,
         },
         trace: TraceSettings {
             folder: io.trace.clone(),

@@ -623,6 +623,8 @@ fn bad_settings_are_refused_in_one_line() {
         config.data[0].address = "127.0.0.1:0".into();
         config.data[0].dir = cluster.dir.path().join("other");
         adjust(&mut config);
+        let identity = impresario_store::FolderIdentity { cluster: 1, store: 1, server: config.data[0].name.clone() };
+        let _ = impresario_store::make(&config.data[0].dir, &identity);
         let line = impresario_server::start(&config, &config.data[0].name).err().expect("refused").to_string();
         assert!(!line.contains('\n'), "{line}");
         line

@@ -65,6 +65,8 @@ fn settings() -> Settings {
         max_payload_bytes: 1 << 20,
         payload_bytes: 4 << 20,
         payload_patience: Duration::from_millis(200),
+        membership: Arc::default(),
+        store: 0,
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The directory is missing and cannot be created, or cannot be opened.
-    #[error("cannot open the directory {}: {source}; create it, or change `dir` in the configuration", dir.display())]
+    /// The directory cannot be opened or created.
+    #[error("cannot open the directory {}: {source}; mount its disk, or change `dir` in the configuration", dir.display())]
     Open {
         /// The directory.
         dir: PathBuf,
@@ -31,12 +31,42 @@ pub enum StoreError {
         holder: String,
     },
     /// The directory holds files that do not belong to a data server.
-    #[error("the directory {} holds other files, such as {found}; a data server needs an empty directory or the one it used before", dir.display())]
+    #[error("the directory {} holds other files, such as {found}; a data server needs its own directory, which `impresario store init` makes of an empty one", dir.display())]
     Foreign {
         /// The directory.
         dir: PathBuf,
         /// One of them.
         found: String,
+    },
+    /// The directory is missing or holds nothing.
+    #[error("the directory {} is empty: it was not made for a data server; mount its disk or correct `dir` in the configuration; for a new server make it with `impresario store init`", dir.display())]
+    Blank {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The directory was made by a version without identities.
+    #[error("the directory {} was made by an older version and does not say whose it is; if it is this server's, give it to it with `impresario store adopt`", dir.display())]
+    Older {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The directory was made for a server already.
+    #[error("the directory {} is that of {whose}; name another one", dir.display())]
+    Made {
+        /// The directory.
+        dir: PathBuf,
+        /// Server and cluster.
+        whose: String,
+    },
+    /// The directory was made for another server.
+    #[error("the directory {} is that of {whose}, not of {server}; correct `dir` in the configuration; if the server was renamed, `impresario store adopt`", dir.display())]
+    Other {
+        /// The directory.
+        dir: PathBuf,
+        /// Server and cluster.
+        whose: String,
+        /// The server that was to use it.
+        server: String,
     },
     /// The directory was written by a version with another format.
     #[error("the directory {} was written by another version: its file `format` says {found:?}, this version reads {known:?}", dir.display())]

@@ -6,6 +6,7 @@
 
 mod error;
 mod filesystem;
+mod folder;
 mod handles;
 mod modelled;
 mod objects;
@@ -14,6 +15,7 @@ pub mod testing;
 
 pub use error::{StoreError, WriteError};
 pub use filesystem::{FileState, FileSystem, SpaceState};
+pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, make_over};
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use objects::{ObjectStore, StoreOptions};
 pub use real::Real;

@@ -1,13 +1,14 @@
 //! Objects: what a data server stores of each file.
 //!
-//! # The format of the directory, version 1
-//! - `format`: the line `impresario objects 1`. A version that changes the format below writes another number; a server
-//!   refuses a directory whose number it does not know. Additions that old servers may ignore keep the number.
+//! # The format of the directory, version 2
+//! - `format`: the line `impresario objects 2`, then cluster, folder and server, a line each. A version that changes the
+//!   format below writes another number; a server refuses a directory whose number it does not know. Additions that old
+//!   servers may ignore keep the number. Version 1 had the first line only.
 //! - `lock`: held by the server that has the directory open; its text is only for people.
 //! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
 //!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
 //!   range never written is a hole. The file's length is the object's length. A missing object has length 0.
-//! - Nothing else is in `objects/<xx>` in version 1. Additions (checksums, versions) use names there that begin with
+//! - Nothing else is in `objects/<xx>`. Additions (checksums, versions) use names there that begin with
 //!   the key, a dot and a word.
 //!
 //! # Durability
@@ -28,15 +29,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
+use crate::folder::{self, FolderIdentity};
 use crate::handles::Handles;
 use crate::real::Real;
 
-const FORMAT: &str = "impresario objects 1";
-const FORMAT_FILE: &str = "format";
-const FORMAT_NEW: &str = "format.new";
-const OBJECTS: &str = "objects";
-/// Names that a data server's directory may hold at its top level.
-const KNOWN_NAMES: [&str; 5] = [FORMAT_FILE, FORMAT_NEW, OBJECTS, "lock", "lost+found"];
+pub(crate) const OBJECTS: &str = "objects";
 const FOLDERS: usize = 256;
 /// Longest object: the largest offset of Linux.
 const OBJECT_MAX_BYTES: u64 = i64::MAX as u64;
@@ -57,6 +54,7 @@ impl Default for StoreOptions {
 /// A data server's objects in one directory.
 pub struct ObjectStore<F: FileSystem = Real> {
     fs: F,
+    identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
 }
@@ -71,16 +69,18 @@ struct Directory {
 }
 
 impl ObjectStore<Real> {
-    /// Opens the directory for this process alone; creates it if missing.
-    pub fn open(dir: &Path, options: StoreOptions) -> Result<ObjectStore<Real>, StoreError> {
-        ObjectStore::over(Real::open(dir)?, dir, options)
+    /// Opens the directory of the server of that name for this process alone. It must have been made
+    /// ([`make`](crate::make)).
+    pub fn open(dir: &Path, server: &str, options: StoreOptions) -> Result<ObjectStore<Real>, StoreError> {
+        ObjectStore::over(Real::open(dir)?, dir, server, options)
     }
 }
 
 impl<F: FileSystem> ObjectStore<F> {
     /// Opens a store over a directory of any file system; `dir` is its name in messages.
-    pub fn over(fs: F, dir: &Path, options: StoreOptions) -> Result<ObjectStore<F>, StoreError> {
-        prepare(&fs, dir)?;
+    pub fn over(fs: F, dir: &Path, server: &str, options: StoreOptions) -> Result<ObjectStore<F>, StoreError> {
+        let identity = folder::open(&fs, dir, server)?;
+        make_folders(&fs, dir)?;
         let directory = |i| Directory {
             path: format!("{OBJECTS}/{i:02x}"),
             changes: AtomicU64::new(1),
@@ -88,9 +88,15 @@ impl<F: FileSystem> ObjectStore<F> {
         };
         Ok(ObjectStore {
             fs,
+            identity,
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
         })
+    }
+
+    /// Whose objects these are.
+    pub fn identity(&self) -> &FolderIdentity {
+        &self.identity
     }
 
     /// Reads from an object until `buf` is full or the object ends; returns the bytes read, 0 if it does not exist.
@@ -301,46 +307,13 @@ impl<F: FileSystem> ObjectStore<F> {
     }
 }
 
-/// Checks the format, or writes it into an empty directory; creates the subdirectories.
-fn prepare<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
+/// Makes the subdirectories that are missing.
+fn make_folders<F: FileSystem>(fs: &F, dir: &Path) -> Result<(), StoreError> {
     let failed = |source: io::Error| StoreError::Io { dir: dir.into(), source };
     let not_writable = |source: io::Error| StoreError::NotWritable { dir: dir.into(), source };
-    match fs.open(FORMAT_FILE, false) {
-        Ok(file) => {
-            let mut text = [0; 64];
-            let len = fs.read(&file, 0, &mut [IoSliceMut::new(&mut text)]).map_err(failed)?;
-            let found = String::from_utf8_lossy(&text[..len]).trim_end().to_string();
-            if found != FORMAT {
-                return Err(StoreError::Version { dir: dir.into(), found, known: FORMAT });
-            }
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let names = fs.names().map_err(failed)?;
-            // `objects` is created after `format`: without `format` it belongs to something else.
-            let ours = |name: &String| KNOWN_NAMES.contains(&name.as_str()) && name != OBJECTS;
-            if let Some(found) = names.into_iter().find(|name| !ours(name)) {
-                return Err(StoreError::Foreign { dir: dir.into(), found });
-            }
-            write_format(fs).map_err(not_writable)?;
-        }
-        Err(e) => return Err(failed(e)),
-    }
     fs.make_dir(OBJECTS).map_err(not_writable)?;
     (0..FOLDERS).try_for_each(|i| fs.make_dir(&format!("{OBJECTS}/{i:02x}"))).map_err(not_writable)?;
     fs.sync_dir(OBJECTS).and_then(|()| fs.sync_dir("")).map_err(failed)
-}
-
-/// After a power failure the format file is either complete or absent.
-fn write_format<F: FileSystem>(fs: &F) -> io::Result<()> {
-    let file = fs.open(FORMAT_NEW, true)?;
-    let line = format!("{FORMAT}\n");
-    fs.set_len(&file, 0)?;
-    if fs.write(&file, 0, &[IoSlice::new(line.as_bytes())])? < line.len() {
-        return Err(io::ErrorKind::WriteZero.into());
-    }
-    fs.sync(&file)?;
-    fs.rename(FORMAT_NEW, FORMAT_FILE)?;
-    fs.sync_dir("")
 }
 
 /// Whether a byte can lie at `offset + done`.

@@ -14,6 +14,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
 use crate::filesystem::{FileState, FileSystem, SpaceState};
+use crate::folder::{self, FolderState};
 
 /// A directory of the local file system, locked against other servers while this value lives.
 ///
@@ -26,7 +27,7 @@ pub struct Real {
     advice_max_bytes: u64,
     /// The kernel has `openat2` (Linux 5.6).
     confined: AtomicBool,
-    _lock: OwnedFd,
+    _lock: Option<OwnedFd>,
 }
 
 const LOCK: &str = "lock";
@@ -36,17 +37,38 @@ const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 const SLICES_MAX: usize = 1024;
 
 impl Real {
-    /// Opens and locks the directory; creates it if missing.
+    /// Opens and locks a directory that was made for a server; leaves any other as it is.
     pub fn open(dir: &Path) -> Result<Real, StoreError> {
+        if !dir.exists() {
+            return Err(StoreError::Blank { dir: dir.into() });
+        }
+        let real = Real::look(dir)?;
+        match folder::state_of(&real, dir)? {
+            FolderState::Blank => Err(StoreError::Blank { dir: dir.into() }),
+            FolderState::Older | FolderState::Made(_) => real.locked(dir),
+        }
+    }
+
+    /// Opens and locks a directory that is to become a server's; creates it if missing.
+    pub fn make(dir: &Path) -> Result<Real, StoreError> {
+        make_directory(dir).map_err(|source| StoreError::Open { dir: dir.into(), source })?;
+        Real::look(dir)?.locked(dir)
+    }
+
+    fn locked(self, dir: &Path) -> Result<Real, StoreError> {
+        let lock = lock(&self.root, dir)?;
+        Ok(Real { _lock: Some(lock), ..self })
+    }
+
+    /// Opens a directory without a claim to it.
+    pub(crate) fn look(dir: &Path) -> Result<Real, StoreError> {
         let failed = |source: io::Error| StoreError::Open { dir: dir.into(), source };
-        make_directory(dir).map_err(failed)?;
         let root = rustix::fs::open(dir, DIR_FLAGS, Mode::empty()).map_err(|e| failed(e.into()))?;
-        let lock = lock(&root, dir)?;
         let kind = rustix::fs::fstatfs(&root).map_err(|e| failed(e.into()))?.f_type as u64;
         let in_memory = MEMORY_FILE_SYSTEMS.contains(&(kind & 0xffff_ffff));
         let dev = rustix::fs::fstat(&root).map_err(|e| failed(e.into()))?.st_dev;
         let advice_max_bytes = device_limits(Path::new("/sys"), dev).call_bytes;
-        Ok(Real { root, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: lock })
+        Ok(Real { root, in_memory, advice_max_bytes, confined: AtomicBool::new(true), _lock: None })
     }
 
     fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
@@ -228,7 +250,7 @@ mod tests {
         fs::write(outside.path().join("secret"), "x").unwrap();
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
         std::os::unix::fs::symlink(outside.path().join("secret"), dir.path().join("file")).unwrap();
-        let real = Real::open(dir.path()).unwrap();
+        let real = Real::make(dir.path()).unwrap();
         for path in ["file", "link/secret", "../secret", "/etc/passwd"] {
             assert!(real.open(path, false).is_err(), "{path}");
         }

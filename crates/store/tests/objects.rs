@@ -7,7 +7,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_store::testing::Forgetful;
-use impresario_store::{FileSystem, ObjectStore, Real, StoreError, StoreOptions};
+use impresario_store::{
+    FileSystem, FolderIdentity, FolderState, ObjectStore, Real, StoreError, StoreOptions, adopt, examine, make,
+    make_over,
+};
 use proptest::prelude::*;
 
 /// Fewer handles than keys, so that handles are evicted and opened again.
@@ -18,12 +21,32 @@ fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
+fn identity() -> FolderIdentity {
+    FolderIdentity { cluster: 1, store: 2, server: "data.0".into() }
+}
+
+/// Opens the directory of `data.0`, made if need be.
 fn open(dir: &Path) -> ObjectStore {
-    ObjectStore::open(dir, FEW).unwrap()
+    if examine(dir).unwrap() == FolderState::Blank {
+        make(dir, &identity()).unwrap();
+    }
+    ObjectStore::open(dir, "data.0", FEW).unwrap()
+}
+
+fn refused(dir: &Path) -> StoreError {
+    ObjectStore::open(dir, "data.0", FEW).err().unwrap()
+}
+
+fn start(fs: &Forgetful) -> Result<ObjectStore<Forgetful>, StoreError> {
+    let name = Path::new("forgetful");
+    match make_over(fs, name, &identity()) {
+        Ok(()) | Err(StoreError::Made { .. }) => ObjectStore::over(fs.clone(), name, "data.0", FEW),
+        Err(error) => Err(error),
+    }
 }
 
 fn over(fs: &Forgetful) -> ObjectStore<Forgetful> {
-    ObjectStore::over(fs.clone(), Path::new("forgetful"), FEW).unwrap()
+    start(fs).unwrap()
 }
 
 fn write<F: FileSystem>(store: &ObjectStore<F>, key: u64, offset: u64, bytes: &[u8]) {
@@ -236,15 +259,15 @@ fn a_failed_sync_is_reported() {
 
 #[test]
 fn a_full_device_says_so_and_what_was_written_is_there() {
-    let fs = Forgetful::new(1000);
+    let fs = Forgetful::new(1100);
     let store = over(&fs);
     write(&store, 1, 0, &[1; 500]);
-    let used = 500 + "impresario objects 1\n".len();
+    let free = store.statfs().unwrap().free_bytes as usize;
     let two = [2; 400];
     let error = store.write_vectored(2, 0, &[IoSlice::new(&two), IoSlice::new(&two)]).unwrap_err();
-    assert_eq!(error.written, 1000 - used);
+    assert_eq!(error.written, free);
     assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
-    assert_eq!(content(&store, 2).len(), 1000 - used);
+    assert_eq!(content(&store, 2).len(), free);
     store.unlink(1).unwrap();
     write(&store, 2, 0, &[3; 900]);
 }
@@ -345,7 +368,7 @@ fn threads_with_few_handles_do_not_mix_objects_up() {
 fn what_is_in_the_page_cache_is_read_without_waiting() {
     // A directory in memory always can; elsewhere the kernel decides, and must then agree with a plain read.
     let dir = scratch();
-    let store = ObjectStore::open(dir.path(), StoreOptions::default()).unwrap();
+    let store = open(dir.path());
     write(&store, 1, 0, &[7; 10_000]);
     let mut buf = [0; 8000];
     let first = store.read_cached(1, 0, &mut buf).map(Result::unwrap);
@@ -364,7 +387,7 @@ fn a_directory_serves_one_server_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let directory = dir.path().join("a/b");
     let first = open(&directory);
-    let error = ObjectStore::open(&directory, FEW).err().unwrap();
+    let error = refused(&directory);
     assert!(matches!(error, StoreError::InUse { .. }));
     let text = error.to_string();
     assert!(text.contains("is in use by another server (process ") && text.contains("a/b"), "{text}");
@@ -377,23 +400,58 @@ fn a_directory_serves_one_server_at_a_time() {
 fn foreign_directories_and_other_versions_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.tex"), "x").unwrap();
-    let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
+    let error = refused(dir.path());
     assert!(matches!(&error, StoreError::Foreign { found, .. } if found == "thesis.tex"), "{error}");
+    assert!(matches!(make(dir.path(), &identity()), Err(StoreError::Foreign { .. })));
     assert!(!dir.path().join("objects").exists());
 
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
     fs::write(dir.path().join("format"), "impresario objects 9\n").unwrap();
-    let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
+    let error = refused(dir.path());
     assert!(error.to_string().contains("says \"impresario objects 9\""), "{error}");
     fs::remove_file(dir.path().join("format")).unwrap();
-    let error = ObjectStore::open(dir.path(), FEW).err().unwrap();
+    let error = refused(dir.path());
     assert!(matches!(&error, StoreError::Foreign { found, .. } if found == "objects"), "{error}");
 
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
-    let error = ObjectStore::open(&file, FEW).err().unwrap();
+    let error = refused(&file);
     assert!(matches!(error, StoreError::Open { .. }), "{error}");
+}
+
+#[test]
+fn a_folder_serves_only_the_server_that_it_was_made_for() {
+    let dir = tempfile::tempdir().unwrap();
+    // A disk that is not mounted: refused, and nothing is written.
+    let error = refused(dir.path());
+    assert!(matches!(error, StoreError::Blank { .. }), "{error}");
+    assert!(error.to_string().contains("impresario store init"), "{error}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let missing = dir.path().join("missing");
+    assert!(matches!(refused(&missing), StoreError::Blank { .. }) && !missing.exists());
+
+    let store = open(dir.path());
+    write(&store, 1, 0, b"kept");
+    assert_eq!((store.identity(), examine(dir.path()).unwrap()), (&identity(), FolderState::Made(identity())));
+    drop(store);
+    let error = ObjectStore::open(dir.path(), "data.1", FEW).err().unwrap().to_string();
+    assert!(error.contains("is that of data.0 of cluster 0000000000000001, not of data.1"), "{error}");
+    assert!(matches!(make(dir.path(), &identity()), Err(StoreError::Made { .. })));
+
+    // A renamed server takes its folder along; another one does not get it.
+    let renamed = FolderIdentity { server: "data.1".into(), ..identity() };
+    assert!(adopt(dir.path(), &FolderIdentity { store: 9, ..renamed.clone() }).is_err());
+    adopt(dir.path(), &renamed).unwrap();
+    assert_eq!(content(&ObjectStore::open(dir.path(), "data.1", FEW).unwrap(), 1), b"kept");
+
+    // Of a version without identities.
+    fs::write(dir.path().join("format"), "impresario objects 1\n").unwrap();
+    let error = refused(dir.path());
+    assert!(matches!(error, StoreError::Older { .. }) && error.to_string().contains("store adopt"), "{error}");
+    assert!(matches!(make(dir.path(), &identity()), Err(StoreError::Older { .. })));
+    adopt(dir.path(), &identity()).unwrap();
+    assert_eq!(content(&open(dir.path()), 1), b"kept");
 }
 
 #[test]
@@ -403,7 +461,7 @@ fn a_crash_at_any_point_of_the_first_start_leaves_a_directory_that_can_be_starte
         for seed in 0..8u64 {
             let fs = Forgetful::default();
             fs.stop_after(changes);
-            let started = ObjectStore::over(fs.clone(), Path::new("forgetful"), FEW);
+            let started = start(&fs);
             stopped += u32::from(started.is_err());
             drop(started);
             if seed == 0 {
@@ -472,9 +530,9 @@ fn a_full_file_system_says_so() {
 #[test]
 fn a_directory_that_cannot_be_written_says_so() {
     let Some(mount) = Mount::new("size=1m,nr_inodes=1") else { return };
-    let error = Real::open(mount.0.path()).err().unwrap();
+    let error = Real::make(mount.0.path()).err().unwrap();
     assert!(matches!(error, StoreError::NotWritable { .. }), "{error}");
     assert!(error.to_string().contains("must be writable"), "{error}");
-    let error = ObjectStore::open(Path::new("/proc/nothing/here"), FEW).err().unwrap();
+    let error = make(Path::new("/proc/nothing/here"), &identity()).err().unwrap();
     assert!(matches!(error, StoreError::Open { .. }), "{error}");
 }

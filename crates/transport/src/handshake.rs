@@ -1,13 +1,47 @@
 //! The hand-shake: a client says hello, a server answers with a welcome or with the reason why not.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use impresario_wire::{
-    Answer, Fault, FrameError, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame,
+    Answer, ClusterId, Fault, FrameError, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame,
 };
 
 use crate::{FrameReader, Stream, TransportError, send_frame};
+
+/// The cluster that a program belongs to: known from its folder, or learnt from the first server that welcomes it.
+#[derive(Debug, Default)]
+pub struct Membership(AtomicU64);
+
+impl Membership {
+    /// Of a program that knows its cluster.
+    pub fn of(cluster: ClusterId) -> Membership {
+        Membership(AtomicU64::new(cluster.0))
+    }
+
+    /// The cluster; 0 while it is not known.
+    pub fn cluster(&self) -> ClusterId {
+        ClusterId(self.0.load(Ordering::Acquire))
+    }
+
+    /// Takes a peer's word for it when nothing was known; otherwise the error is the cluster that the peer is not of.
+    fn learn(&self, cluster: ClusterId) -> Result<(), ClusterId> {
+        if cluster.0 == 0 {
+            return Ok(());
+        }
+        match self.0.compare_exchange(0, cluster.0, Ordering::AcqRel, Ordering::Acquire) {
+            Err(ours) if ours != cluster.0 => Err(ClusterId(ours)),
+            _ => Ok(()),
+        }
+    }
+
+    /// True unless both are known and differ.
+    fn admits(&self, cluster: ClusterId) -> bool {
+        let ours = self.cluster();
+        ours.0 == 0 || cluster.0 == 0 || ours == cluster
+    }
+}
 
 /// Why a client was not welcomed.
 #[derive(Debug, thiserror::Error)]
@@ -23,17 +57,19 @@ pub enum HandshakeError {
     Protocol(String),
 }
 
-/// Says hello and waits for the welcome until `deadline`. A server must call itself `server`, unless that is empty: data
-/// of one server must not be taken for another's.
+/// Says hello and waits for the welcome until `deadline`. A server must call itself `server`, unless that is empty, and
+/// be of the same cluster, unless that is not known: data of one server must not be taken for another's.
 pub fn say_hello(
     stream: &Stream,
     reader: &mut FrameReader,
     hello: &Hello,
     server: &str,
+    membership: &Membership,
     limits: &Limits,
     deadline: Instant,
 ) -> Result<Welcome, HandshakeError> {
-    let head = frame::encode(Kind::Hello, 0, hello, 0).map_err(TransportError::from)?;
+    let hello = Hello { cluster: membership.cluster(), ..hello.clone() };
+    let head = frame::encode(Kind::Hello, 0, &hello, 0).map_err(TransportError::from)?;
     // A server that refuses may close before it has read us; its reason is still there to be read.
     let sent = send_frame(stream, &head, &[], deadline);
     let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
@@ -42,26 +78,34 @@ pub fn say_hello(
     };
     let bad = |error: FrameError| HandshakeError::Protocol(error.to_string());
     let welcome: Welcome = match header.kind {
-        Kind::Welcome => decode_body(body).map_err(bad)?,
+        Kind::Welcome => match frame::decode_version(body).map_err(bad)? {
+            PROTOCOL_VERSION => decode_body(body).map_err(bad)?,
+            other => {
+                return Err(HandshakeError::Protocol(format!(
+                    "it speaks version {other} of the protocol, this program version {PROTOCOL_VERSION}; \
+                     use the same release on both sides"
+                )));
+            }
+        },
         Kind::Answer => match decode_body(body).map_err(bad)? {
             Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
             other => return Err(HandshakeError::Protocol(format!("it answered a hello with {other:?}"))),
         },
         other => return Err(HandshakeError::Protocol(format!("it answered a hello with a {other:?} frame"))),
     };
-    if welcome.version != PROTOCOL_VERSION {
-        return Err(HandshakeError::Protocol(format!(
-            "it speaks version {} of the protocol, this program version {PROTOCOL_VERSION}; \
-             use the same release on both sides",
-            welcome.version
-        )));
-    }
     if !server.is_empty() && welcome.name != server {
         return Err(HandshakeError::Protocol(format!(
             "the server there calls itself {:?}; correct the address in the configuration",
             welcome.name
         )));
     }
+    membership.learn(welcome.cluster).map_err(|ours| {
+        HandshakeError::Protocol(format!(
+            "it belongs to cluster {}, not to {ours}; correct the address in the configuration, or `dir` at the server \
+             (`impresario store show` tells what a folder belongs to)",
+            welcome.cluster
+        ))
+    })?;
     Ok(welcome)
 }
 
@@ -88,9 +132,12 @@ pub struct Host<'a> {
     pub name: &'a str,
     /// Its role.
     pub role: Role,
+    /// Its cluster.
+    pub membership: &'a Membership,
 }
 
-/// Waits for a hello until `deadline` and checks that its sender speaks this version and wants this kind of server.
+/// Waits for a hello until `deadline` and checks that its sender speaks this version, wants this kind of server and is not
+/// of another cluster.
 /// Returns the id to answer.
 pub fn receive_hello(
     stream: &Stream,
@@ -107,18 +154,27 @@ pub fn receive_hello(
     if header.kind != Kind::Hello {
         return Err(refuse(format!("a connection begins with a hello, not with {:?}", header.kind)));
     }
-    let hello: Hello = decode_body(body).map_err(|error| HelloError::Broken(error.into()))?;
-    if hello.version != PROTOCOL_VERSION {
+    let broken = |error: FrameError| HelloError::Broken(error.into());
+    let version = frame::decode_version(body).map_err(broken)?;
+    if version != PROTOCOL_VERSION {
         return Err(refuse(format!(
-            "version {} of the protocol was offered, version {PROTOCOL_VERSION} is spoken here; \
-             use the same release on both sides",
-            hello.version
+            "version {version} of the protocol was offered, version {PROTOCOL_VERSION} is spoken here; \
+             use the same release on both sides"
         )));
     }
+    let hello: Hello = decode_body(body).map_err(broken)?;
     if !host.role.serves(hello.role) {
         return Err(refuse(format!(
             "this is a server of role {:?}, the caller wants {:?}; correct the address in its configuration",
             host.role, hello.role
+        )));
+    }
+    if !host.membership.admits(hello.cluster) {
+        return Err(refuse(format!(
+            "this server belongs to cluster {}, the caller to {}; correct the address in the caller's configuration, or \
+             `dir` of this server (`impresario store show` tells what a folder belongs to)",
+            host.membership.cluster(),
+            hello.cluster
         )));
     }
     Ok((header.id, hello))

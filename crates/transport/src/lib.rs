@@ -12,6 +12,6 @@ mod stream;
 
 pub use error::TransportError;
 pub use frames::{FrameReader, Pace, Unsent, send_frame};
-pub use handshake::{HandshakeError, HelloError, Host, new_incarnation, receive_hello, say_hello};
+pub use handshake::{HandshakeError, HelloError, Host, Membership, new_incarnation, receive_hello, say_hello};
 pub use listen::{BindError, Listening};
 pub use stream::{PIECES_MAX, Stream};

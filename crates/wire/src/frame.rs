@@ -265,6 +265,14 @@ pub fn decode_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
     }
 }
 
+/// The version that a [`Hello`](crate::Hello) or [`Welcome`](crate::Welcome) begins with: whatever follows may be of a
+/// version that this program does not know.
+pub fn decode_version(body: &[u8]) -> Result<u32, FrameError> {
+    postcard::take_from_bytes(body)
+        .map(|(version, _)| version)
+        .map_err(|_| FrameError::BodyTruncated { len: body.len() })
+}
+
 /// Where postcard writes a body: a reused buffer, up to the longest body.
 struct Sink<'a> {
     out: &'a mut Vec<u8>,
@@ -431,7 +439,13 @@ mod tests {
         ]
         .prop_map(|answer| encode(Kind::Answer, 2, &answer, 9).unwrap());
         let hellos = (who(), "[ -~]{0,40}").prop_map(|(who, name)| {
-            encode(Kind::Hello, 3, &Hello { version: PROTOCOL_VERSION, who, role: Role::Any, name }, 0).unwrap()
+            encode(
+                Kind::Hello,
+                3,
+                &Hello { version: PROTOCOL_VERSION, who, role: Role::Any, name, cluster: ClusterId(9) },
+                0,
+            )
+            .unwrap()
         });
         prop_oneof![calls, answers, hellos]
     }

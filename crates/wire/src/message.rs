@@ -6,11 +6,34 @@ use serde::{Deserialize, Serialize};
 use crate::list::Extents;
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct FileKey(pub u64);
+
+/// A cluster's identity, drawn at random when its metadata folder is made; every folder of the cluster bears it. 0: not
+/// known yet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
+pub struct ClusterId(pub u64);
+
+impl std::fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl std::str::FromStr for ClusterId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ClusterId, String> {
+        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let id = digits.then(|| u64::from_str_radix(text, 16).ok()).flatten().filter(|id| *id != 0);
+        id.map(ClusterId).ok_or_else(|| {
+            format!("{text:?} is not the identity of a cluster, which has 16 hexadecimal digits: see `impresario store show`")
+        })
+    }
+}
 
 /// A client's identity, drawn at random when it starts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -62,6 +85,8 @@ pub struct Hello {
     pub role: Role,
     /// For logs: program and host of the sender, cut to 256 bytes.
     pub name: String,
+    /// The cluster that the sender belongs to, as far as it knows.
+    pub cluster: ClusterId,
 }
 
 /// The server's answer to [`Hello`].
@@ -76,6 +101,10 @@ pub struct Welcome {
     pub incarnation: u64,
     /// Largest payload of one request or reply, bytes.
     pub max_payload_bytes: u32,
+    /// The cluster that the server belongs to, as far as it knows.
+    pub cluster: ClusterId,
+    /// The identity of its folder, drawn at random when the folder was made; 0 where it has none.
+    pub store: u64,
 }
 
 /// True when a server's machine has not restarted between two incarnations of it, so that what it had acknowledged
@@ -641,4 +670,19 @@ impl Fault {
     /// (EAGAIN) An I/O node lost its path to a data server with the request outstanding: it may or may not have been
     /// applied. Only the client may repeat it, under a new epoch, so that the first copy cannot arrive late.
     pub const PATH_LOST: i32 = 11;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identity_of_a_cluster_is_read_back_and_others_are_not() {
+        let id = ClusterId(0xab);
+        assert_eq!(id.to_string(), "00000000000000ab");
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for bad in ["", "ab", "00000000000000zz", "0000000000000000", "+0000000000000ab"] {
+            assert!(bad.parse::<ClusterId>().unwrap_err().contains("16 hexadecimal digits"), "{bad}");
+        }
+    }
 }

@@ -101,6 +101,7 @@ impl OwnCluster {
 
     fn start_once(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
         let mut cluster = OwnCluster::prepare(plan)?;
+        impresario_server::folders::make_all(&cluster.config)?;
         let path = cluster.dir().join("impresario.toml");
         std::fs::write(&path, cluster.config.to_toml()).with_context(|| format!("writing {}", path.display()))?;
         let program = match &plan.program {
@@ -153,6 +154,7 @@ impl OwnCluster {
     /// Starts a cluster on threads of this process: for tests, where this program is not `impresario`.
     pub fn start_here(plan: &Plan) -> Result<OwnCluster> {
         let mut cluster = OwnCluster::prepare(plan)?;
+        impresario_server::folders::make_all(&cluster.config)?;
         for server in cluster.config.servers() {
             cluster.here.push(impresario_server::process::start(&cluster.config, server.name())?);
         }

@@ -154,6 +154,7 @@ impl Cluster {
     /// A running cluster that answers.
     pub fn start(data: usize, io: usize, change: impl FnOnce(&mut Config)) -> Cluster {
         let mut cluster = Cluster::describe(data, io, change);
+        impresario_server::folders::make_all(&cluster.config).unwrap();
         let names: Vec<String> = cluster.config.servers().map(|s| s.name().to_string()).collect();
         names.iter().for_each(|name| cluster.launch(name));
         names.iter().for_each(|name| cluster.await_answer(name));

@@ -184,6 +184,8 @@ fn over_a_unix_socket_too() {
             name: "data.0".into(),
             incarnation: 5,
             max_payload_bytes: 1 << 20,
+            cluster: Default::default(),
+            store: 0,
         };
         let frame = impresario_wire::frame::encode(impresario_wire::Kind::Welcome, 0, &welcome, 0).unwrap();
         send(impresario_wire::Kind::Welcome, 0, &frame[24..], &[]);

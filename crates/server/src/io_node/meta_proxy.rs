@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_config::META_NAME;
-use impresario_transport::{FrameReader, Stream, TransportError, say_hello, send_frame};
-use impresario_wire::{Answer, Call, Hello, Kind, Limits, PROTOCOL_VERSION, Role, frame};
+use impresario_transport::{FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
+use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, frame};
 
 use crate::connection::{Connection, Reply};
 use crate::outbox::STACK_BYTES;
@@ -29,6 +29,8 @@ pub(crate) struct Upstream {
     pub(crate) timeout: Duration,
     /// Name of this I/O node, for the metadata server's log.
     pub(crate) via: String,
+    /// The cluster that both belong to.
+    pub(crate) membership: Arc<Membership>,
 }
 
 /// A client's connection to the metadata server. Dropping it ends its thread and closes the connection.
@@ -126,7 +128,7 @@ impl Passing {
     }
 
     fn complaint(&self, reason: &str) -> String {
-        let Upstream { address, timeout, via } = &*self.upstream;
+        let Upstream { address, timeout, via, .. } = &*self.upstream;
         format!("{via} did not reach the metadata server at {address} within {} ms: {reason}", timeout.as_millis())
     }
 
@@ -157,8 +159,11 @@ impl Passing {
         let stream = Stream::connect(&address, left, TICK).map_err(|e| e.to_string())?;
         let mut reader = FrameReader::default();
         let name: String = format!("{} via {}", self.client.name(), self.upstream.via).chars().take(256).collect();
-        let hello = Hello { version: PROTOCOL_VERSION, who: self.client.who(), role: Role::Meta, name };
-        say_hello(&stream, &mut reader, &hello, META_NAME, &NO_PAYLOAD, deadline).map_err(|e| e.to_string())?;
+        let hello =
+            Hello { version: PROTOCOL_VERSION, who: self.client.who(), role: Role::Meta, name, cluster: ClusterId(0) };
+        let membership = &self.upstream.membership;
+        say_hello(&stream, &mut reader, &hello, META_NAME, membership, &NO_PAYLOAD, deadline)
+            .map_err(|e| e.to_string())?;
         Ok(Session { stream: Arc::new(stream), reader, next_id: 1 })
     }
 }

@@ -15,6 +15,7 @@
 //! | `opens` | which client has which file open |
 //! | `background` | tasks that run after the reply |
 //! | `objects` | calls to the data servers |
+//! | `stores` | which folders of data servers belong to the cluster |
 //! | `status`, `fault` | what the server reports |
 //!
 //! **Atomic and crash-safe by the local file system.** Every operation becomes visible through one system call
@@ -57,12 +58,14 @@ mod removal;
 mod service;
 mod sizes;
 mod status;
+mod stores;
 mod tree;
 
 use impresario_wire::message::Fault;
 
-pub use directory::StartError;
+pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
 pub use disk::StepHook;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};
+pub use stores::Stores;

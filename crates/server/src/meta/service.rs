@@ -166,6 +166,11 @@ impl MetaService {
         }
     }
 
+    /// The number that the keys of its files begin with.
+    pub fn key_prefix(&self) -> u64 {
+        self.meta.dir.identity
+    }
+
     /// The server's state.
     pub fn status(&self) -> serde_json::Value {
         self.meta.status()

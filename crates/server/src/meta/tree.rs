@@ -185,6 +185,7 @@ mod tests {
     #[test]
     fn deep_paths_are_walked_in_pieces() {
         let tmp = tempfile::tempdir().unwrap();
+        super::super::make(tmp.path(), impresario_wire::ClusterId(1), &Default::default()).unwrap();
         let dir = MetaDirectory::open(tmp.path(), None).unwrap();
         let name = [b'd'; 200];
         let mut path = Vec::new();
@@ -207,6 +208,7 @@ mod tests {
     #[test]
     fn no_path_leaves_the_name_space() {
         let tmp = tempfile::tempdir().unwrap();
+        super::super::make(tmp.path(), impresario_wire::ClusterId(1), &Default::default()).unwrap();
         let dir = MetaDirectory::open(tmp.path(), None).unwrap();
         std::os::unix::fs::symlink("/etc", tmp.path().join("names/out")).unwrap();
         std::os::unix::fs::symlink("..", tmp.path().join("names/up")).unwrap();

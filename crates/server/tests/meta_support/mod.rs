@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_layout::Layout;
-use impresario_server::meta::{MemoryObjects, MetaOptions, MetaService, Objects, SessionId};
+use impresario_server::meta::{self, MemoryObjects, MetaOptions, MetaService, Objects, SessionId};
 use impresario_wire::message::*;
 
 pub const SERVERS: u16 = 4;
@@ -27,6 +27,9 @@ pub fn start(dir: &Path) -> Server {
 }
 
 pub fn start_with(options: MetaOptions, objects: Arc<MemoryObjects>) -> Server {
+    if meta::examine(&options.dir).unwrap() == meta::FolderState::Blank {
+        meta::make(&options.dir, ClusterId(1), &BTreeMap::new()).unwrap();
+    }
     let service = Arc::new(MetaService::open(options, objects.clone()).unwrap());
     let session = service.open_session(Who::default()).unwrap();
     Server { service, objects, session }

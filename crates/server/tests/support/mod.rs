@@ -51,7 +51,7 @@ pub fn who(client: u64) -> Who {
 }
 
 pub fn hello(role: Role, client: u64) -> Hello {
-    Hello { version: PROTOCOL_VERSION, who: who(client), role, name: "test".into() }
+    Hello { version: PROTOCOL_VERSION, who: who(client), role, name: "test".into(), cluster: Default::default() }
 }
 
 /// A frame without its payload.
@@ -228,6 +228,7 @@ impl Cluster {
             device: Default::default(),
         };
         adjust(&mut config);
+        impresario_server::folders::make_all(&config).unwrap();
         let mut cluster = Cluster { dir, objects, config, data: Vec::new() };
         for index in 0..count {
             cluster.data.push(None);

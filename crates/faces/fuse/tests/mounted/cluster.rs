@@ -52,6 +52,7 @@ impl Cluster {
             io: io.collect(),
             device: Default::default(),
         };
+        impresario_server::folders::make_all(&config).unwrap();
         let mut running: Vec<Started> =
             config.servers().map(|server| impresario_server::start(&config, server.name()).unwrap()).collect();
         running.reverse();

@@ -1,0 +1,164 @@
+//! `impresario store`, and servers whose folder is not theirs: a disk that is not mounted, another cluster's, an old one.
+
+mod support;
+
+use std::fs;
+
+use support::{Cluster, Ran, client, pattern, read_file, run, write_file};
+
+/// `impresario store WORDS[0] CONFIG WORDS[1..]`.
+fn store(cluster: &Cluster, words: &[&str]) -> Ran {
+    let (what, more) = words.split_first().unwrap();
+    run(["store", what, cluster.path.to_str().unwrap()].iter().chain(more))
+}
+
+fn serve(cluster: &Cluster, name: &str) -> Ran {
+    run(["serve", cluster.path.to_str().unwrap(), "--name", name])
+}
+
+#[test]
+fn a_data_server_whose_disk_is_not_mounted_does_not_start_and_nothing_reads_as_zeros() {
+    let mut cluster = Cluster::start(2, 0, |_| {});
+    let data = pattern(1, 1, 0, 300_000);
+    write_file(&client(&cluster.config, 1), "a", &data);
+    let folder = cluster.config.data[1].dir.clone();
+    let away = folder.with_extension("away");
+    for made in [false, true] {
+        cluster.kill("data.1");
+        fs::rename(&folder, &away).unwrap();
+        if made {
+            fs::create_dir(&folder).unwrap();
+        }
+        let ran = serve(&cluster, "data.1");
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.err.contains("is empty") && ran.err.contains("impresario store init"), "{ran:?}");
+        // The metadata server, which runs, knows the folder; so does its directory.
+        for words in [&["init", "--name", "data.1"][..], &["init", "--all"]] {
+            let ran = store(&cluster, words);
+            assert_eq!(ran.code, 1, "{ran:?}");
+            assert!(ran.err.contains("mounted?") && ran.err.contains("--replace"), "{ran:?}");
+        }
+        let ran = store(&cluster, &["show"]);
+        assert!(ran.code == 1 && ran.out.contains("data.1: ") && ran.out.contains("empty or missing"), "{ran:?}");
+        let file = client(&cluster.config, 2).open("a", false).unwrap();
+        let error = file.read_at(&mut vec![0; data.len()], 0).unwrap_err();
+        assert_eq!(error.errno(), libc::EIO, "{error}");
+        drop(file);
+        if made {
+            fs::remove_dir(&folder).unwrap();
+        }
+        fs::rename(&away, &folder).unwrap();
+        cluster.restart("data.1");
+        assert!(read_file(&client(&cluster.config, 3), "a") == data);
+    }
+    assert_eq!(store(&cluster, &["show"]).code, 0);
+}
+
+#[test]
+fn up_makes_the_folders_of_a_new_cluster_only() {
+    let cluster = Cluster::start(2, 0, |_| {});
+    let (path, dir) = (cluster.path.clone(), cluster.config.data[0].dir.clone());
+    let mut cluster = cluster;
+    ["data.0", "data.1", "meta"].iter().for_each(|name| cluster.kill(name));
+    fs::rename(&dir, dir.with_extension("away")).unwrap();
+    let ran = run(["up", "--dir", path.parent().unwrap().to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("data.0 (") && ran.err.contains("is empty, but meta, data.1 are not"), "{ran:?}");
+    assert!(!dir.exists());
+}
+
+#[test]
+fn another_clusters_server_is_not_taken_for_ours() {
+    let (ours, theirs) = (Cluster::start(1, 0, |_| {}), Cluster::start(1, 0, |_| {}));
+    let data = pattern(1, 1, 0, 100_000);
+    write_file(&client(&ours.config, 1), "a", &data);
+    let mut mixed = ours.config.clone();
+    mixed.data[0].address = theirs.config.data[0].address.clone();
+    let file = client(&mixed, 2).open("a", false).unwrap();
+    let error = file.read_at(&mut vec![0; data.len()], 0).unwrap_err();
+    let cluster = theirs.state("data.0")["cluster"].as_str().unwrap().to_string();
+    assert!(error.to_string().contains(&format!("this server belongs to cluster {cluster}")), "{error}");
+}
+
+#[test]
+fn a_folder_made_by_hand_for_a_server_that_had_one_is_refused_by_the_metadata_server() {
+    let mut cluster = Cluster::start(1, 0, |_| {});
+    let data = pattern(1, 1, 0, 100_000);
+    write_file(&client(&cluster.config, 1), "a", &data);
+    cluster.kill("data.0");
+    let (folder, meta) = (cluster.config.data[0].dir.clone(), cluster.config.meta.dir.clone());
+    fs::rename(&folder, folder.with_extension("away")).unwrap();
+    // Where the metadata server cannot be asked.
+    let id = cluster.state("meta")["cluster"].as_str().unwrap().to_string();
+    cluster.kill("meta");
+    fs::rename(&meta, meta.with_extension("away")).unwrap();
+    let ran = store(&cluster, &["init", "--name", "data.0"]);
+    assert!(ran.code == 1 && ran.err.contains("--cluster"), "{ran:?}");
+    let ran = store(&cluster, &["init", "--name", "data.0", "--cluster", &id]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    fs::rename(meta.with_extension("away"), &meta).unwrap();
+    cluster.restart("meta");
+    cluster.restart("data.0");
+    let client = client(&cluster.config, 2);
+    let file = client.open("a", true).unwrap();
+    file.write_at(b"x", 0).unwrap();
+    let error = file.sync().unwrap_err();
+    assert!(error.to_string().contains("has folder"), "{error}");
+}
+
+#[test]
+fn clusters_on_several_machines_are_made_server_by_server() {
+    let mut cluster = Cluster::describe(2, 0, |_| {});
+    let ran = store(&cluster, &["init", "--name", "data.0"]);
+    assert!(ran.code == 1 && ran.err.contains("make the metadata folder first"), "{ran:?}");
+    assert_eq!(store(&cluster, &["init", "--name", "meta"]).code, 0);
+    cluster.launch("meta");
+    cluster.await_answer("meta");
+    for name in ["data.0", "data.1"] {
+        let ran = store(&cluster, &["init", "--name", name]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        cluster.launch(name);
+        cluster.await_answer(name);
+    }
+    let data = pattern(1, 1, 0, 300_000);
+    write_file(&client(&cluster.config, 1), "a", &data);
+    assert!(read_file(&client(&cluster.config, 2), "a") == data);
+    let stores = cluster.state("meta")["stores"].as_object().unwrap().len();
+    assert_eq!(stores, 2, "the metadata server has noted the folders");
+    let ran = store(&cluster, &["init", "--name", "data.9"]);
+    assert!(ran.code == 2 && ran.err.contains("no server is named data.9"), "{ran:?}");
+}
+
+#[test]
+fn folders_of_the_version_before_are_adopted() {
+    let mut cluster = Cluster::start(2, 0, |_| {});
+    let data = pattern(1, 1, 0, 300_000);
+    write_file(&client(&cluster.config, 1), "a", &data);
+    ["data.0", "data.1", "meta"].iter().for_each(|name| cluster.kill(name));
+    // As that version had written them.
+    for data in &cluster.config.data {
+        fs::write(data.dir.join("format"), "impresario objects 1\n").unwrap();
+    }
+    let format = cluster.config.meta.dir.join("format");
+    let text = fs::read_to_string(&format).unwrap();
+    fs::write(&format, format!("impresario-meta 1 {}\n", text.split(' ').nth(2).unwrap())).unwrap();
+    for name in ["meta", "data.0"] {
+        let ran = serve(&cluster, name);
+        assert!(ran.code == 1 && ran.err.contains("impresario store adopt"), "{ran:?}");
+    }
+    let ran = store(&cluster, &["adopt", "--all"]);
+    assert!(ran.code == 0 && ran.out.lines().count() == 3, "{ran:?}");
+    ["data.0", "data.1", "meta"].iter().for_each(|name| cluster.restart(name));
+    assert!(read_file(&client(&cluster.config, 2), "a") == data);
+
+    // Objects of another cluster are not adopted.
+    let mut other = Cluster::start(1, 0, |_| {});
+    write_file(&client(&other.config, 1), "b", &data);
+    other.kill("data.0");
+    cluster.kill("data.0");
+    fs::remove_dir_all(&cluster.config.data[0].dir).unwrap();
+    fs::rename(&other.config.data[0].dir, &cluster.config.data[0].dir).unwrap();
+    fs::write(cluster.config.data[0].dir.join("format"), "impresario objects 1\n").unwrap();
+    let ran = store(&cluster, &["adopt", "--name", "data.0"]);
+    assert!(ran.code == 1 && ran.err.contains("objects of another cluster"), "{ran:?}");
+}

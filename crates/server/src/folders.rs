@@ -1,0 +1,292 @@
+//! The folders of a cluster: what they are, how they are made for it, and how folders of older versions are adopted.
+//!
+//! A server never makes its own folder: an empty one may be a disk that is not mounted. All folders of a new cluster on one
+//! machine are made together ([`make_all`]); on several machines each is made there ([`make_one`]), the metadata server's
+//! first, which draws the identity of the cluster. A data server's folder that the metadata server knows is made again only
+//! when it is said to be lost.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use impresario_client::admin;
+use impresario_config::{Config, META_NAME, Server};
+use impresario_store::{FolderIdentity, StoreError};
+use impresario_wire::ClusterId;
+
+use crate::meta::{self, Stores};
+
+/// How long the metadata server may take to say of which cluster it is.
+const ASK_MAX: Duration = Duration::from_secs(5);
+
+/// Why a folder is not made or adopted; one line with the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// A data server's folder.
+    #[error("{name}: {source}")]
+    Data {
+        /// The server.
+        name: String,
+        /// What is wrong.
+        source: StoreError,
+    },
+    /// The metadata server's folder.
+    #[error("{META_NAME}: {0}")]
+    Meta(#[from] meta::StartError),
+    /// It must not be done.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What a folder is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Missing or empty.
+    Blank,
+    /// Of a version without identities.
+    Older,
+    /// Made for a server of a cluster.
+    Made {
+        /// The cluster.
+        cluster: ClusterId,
+        /// Name of the server that it was made for.
+        server: String,
+        /// Number of a data server's folder.
+        store: Option<u64>,
+    },
+}
+
+/// A folder of a configuration.
+#[derive(Debug)]
+pub struct Folder {
+    /// The server.
+    pub name: String,
+    /// Where it is on this machine, or would be.
+    pub dir: PathBuf,
+    /// What it is; an error is a folder of something else.
+    pub state: Result<State, FolderError>,
+}
+
+/// The folders of a configuration as they are on this machine, the metadata server's first.
+pub fn survey(config: &Config) -> Vec<Folder> {
+    let meta = Folder { name: META_NAME.into(), dir: config.meta.dir.clone(), state: meta_state(&config.meta.dir) };
+    let data = config.data.iter().map(|data| Folder {
+        name: data.name.clone(),
+        dir: data.dir.clone(),
+        state: data_state(&data.name, &data.dir),
+    });
+    std::iter::once(meta).chain(data).collect()
+}
+
+fn meta_state(dir: &Path) -> Result<State, FolderError> {
+    Ok(match meta::examine(dir)? {
+        meta::FolderState::Blank => State::Blank,
+        meta::FolderState::Older => State::Older,
+        meta::FolderState::Made(cluster) => State::Made { cluster, server: META_NAME.into(), store: None },
+    })
+}
+
+fn data_state(name: &str, dir: &Path) -> Result<State, FolderError> {
+    use impresario_store::FolderState;
+    Ok(match impresario_store::examine(dir).map_err(|source| FolderError::Data { name: name.into(), source })? {
+        FolderState::Blank => State::Blank,
+        FolderState::Older => State::Older,
+        FolderState::Made(FolderIdentity { cluster, store, server }) => {
+            State::Made { cluster: ClusterId(cluster), server, store: Some(store) }
+        }
+    })
+}
+
+/// Makes all folders of a cluster that has none yet, on this machine. `None`: it has all of them already. A cluster of which
+/// some are missing is left alone.
+pub fn make_all(config: &Config) -> Result<Option<ClusterId>, FolderError> {
+    let (mut blank, mut others) = (Vec::new(), Vec::new());
+    for Folder { name, dir, state } in survey(config) {
+        if state? == State::Blank { blank.push((name, dir)) } else { others.push(name) }
+    }
+    if blank.is_empty() {
+        return Ok(None);
+    }
+    if !others.is_empty() {
+        let blank: Vec<String> = blank.iter().map(|(name, dir)| format!("{name} ({})", dir.display())).collect();
+        return Err(FolderError::Refused(format!(
+            "{} {} empty, but {} not: are all disks mounted? A folder that is lost for good is made again with \
+             `impresario store init --name NAME --replace`, and what it held is lost",
+            blank.join(", "),
+            if blank.len() == 1 { "is" } else { "are" },
+            if others.len() == 1 { format!("{} is", others[0]) } else { format!("{} are", others.join(", ")) },
+        )));
+    }
+    let cluster = ClusterId(draw()?);
+    let mut stores = BTreeMap::new();
+    for data in &config.data {
+        let store = draw()?;
+        make_data(&data.name, &data.dir, cluster, store)?;
+        stores.insert(data.name.clone(), store);
+    }
+    // Last: without it the cluster does not exist.
+    meta::make(&config.meta.dir, cluster, &stores)?;
+    Ok(Some(cluster))
+}
+
+/// Makes the folder of one server of a configuration, of a new cluster (the metadata server's) or of one that exists. The
+/// identity of the cluster is taken from the metadata folder or its running server unless it is given. `replace`: the server
+/// had a folder, which is lost.
+pub fn make_one(
+    config: &Config,
+    name: &str,
+    cluster: Option<ClusterId>,
+    replace: bool,
+) -> Result<ClusterId, FolderError> {
+    match config.server(name).map_err(FolderError::Refused)? {
+        Server::Meta(meta) => {
+            let made = |data: &impresario_config::Data| match data_state(&data.name, &data.dir) {
+                Ok(State::Made { cluster, .. }) => Some((data.name.clone(), cluster)),
+                _ => None,
+            };
+            if let Some((other, theirs)) = config.data.iter().find_map(made).filter(|_| cluster.is_none()) {
+                return Err(FolderError::Refused(format!(
+                    "the folder of {other} is that of cluster {theirs}: is the disk of the metadata folder {} mounted? If \
+                     all names of that cluster are lost for good, add --cluster {theirs}",
+                    meta.dir.display()
+                )));
+            }
+            let cluster = match cluster {
+                Some(cluster) => cluster,
+                None => ClusterId(draw()?),
+            };
+            meta::make(&meta.dir, cluster, &BTreeMap::new())?;
+            Ok(cluster)
+        }
+        Server::Data(_, data) => {
+            let known = known(config, cluster)?;
+            let store = match known.stores.get(name) {
+                Some(_) if !replace => {
+                    return Err(FolderError::Refused(format!(
+                        "cluster {} has a folder of {name} already: is the disk of {} mounted? If the folder is lost for \
+                         good, add --replace: files with data in it then give I/O errors",
+                        known.cluster,
+                        data.dir.display()
+                    )));
+                }
+                Some(store) => *store,
+                None => draw()?,
+            };
+            make_data(name, &data.dir, known.cluster, store)?;
+            Ok(known.cluster)
+        }
+        Server::Io(..) => Err(FolderError::Refused(format!("{name} is an I/O node and has no folder"))),
+    }
+}
+
+/// Gives the folder of one server, of an older version or of a server that was renamed, to the cluster.
+pub fn adopt_one(config: &Config, name: &str, cluster: Option<ClusterId>) -> Result<ClusterId, FolderError> {
+    match config.server(name).map_err(FolderError::Refused)? {
+        Server::Meta(meta) => {
+            let cluster = match cluster {
+                Some(cluster) => cluster,
+                None => ClusterId(draw()?),
+            };
+            meta::adopt(&meta.dir, cluster, &BTreeMap::new())?;
+            Ok(cluster)
+        }
+        Server::Data(_, data) => {
+            let known = known(config, cluster)?;
+            let failed = |source| FolderError::Data { name: name.into(), source };
+            let store = match data_state(name, &data.dir)? {
+                State::Made { cluster, store: Some(store), .. } if cluster == known.cluster => store,
+                State::Older => {
+                    check_keys(name, &data.dir, &known)?;
+                    match known.stores.get(name) {
+                        Some(store) => *store,
+                        None => draw()?,
+                    }
+                }
+                // Says so.
+                _ => 1,
+            };
+            let identity = FolderIdentity { cluster: known.cluster.0, store, server: name.into() };
+            impresario_store::adopt(&data.dir, &identity).map_err(failed)?;
+            Ok(known.cluster)
+        }
+        Server::Io(..) => Err(FolderError::Refused(format!("{name} is an I/O node and has no folder"))),
+    }
+}
+
+/// The objects of a folder without an identity must be of files of this cluster.
+fn check_keys(name: &str, dir: &Path, known: &Known) -> Result<(), FolderError> {
+    let keys = impresario_store::any_key(dir).map_err(|source| FolderError::Data { name: name.into(), source })?;
+    match (keys, known.key_prefix) {
+        (Some(key), Some(prefix)) if key >> meta::COUNT_BITS != prefix => Err(FolderError::Refused(format!(
+            "the folder {} holds the objects of another cluster ({key:016x}; keys of cluster {} begin with {prefix:06x}); \
+             correct `dir` of {name}",
+            dir.display(),
+            known.cluster
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What is known of a cluster beside its configuration.
+struct Known {
+    cluster: ClusterId,
+    stores: BTreeMap<String, u64>,
+    key_prefix: Option<u64>,
+}
+
+/// From the metadata folder, if it is on this machine, else from its server, else only what the caller says.
+fn known(config: &Config, cluster: Option<ClusterId>) -> Result<Known, FolderError> {
+    let found = match meta::examine(&config.meta.dir) {
+        // On this machine it may be something else.
+        Err(error) => Err(error.to_string()),
+        Ok(meta::FolderState::Made(_)) => {
+            let stores = Stores::open(&config.meta.dir)?;
+            let key_prefix = Some(meta::key_prefix(&config.meta.dir)?);
+            Ok(Known { cluster: stores.cluster(), stores: stores.known(), key_prefix })
+        }
+        Ok(meta::FolderState::Older) => return Err(meta::StartError::Older { dir: config.meta.dir.clone() }.into()),
+        Ok(meta::FolderState::Blank) => ask(config),
+    };
+    match (found, cluster) {
+        (Ok(known), Some(wanted)) if known.cluster != wanted => Err(FolderError::Refused(format!(
+            "the metadata server is that of cluster {}, not of {wanted}; leave out --cluster",
+            known.cluster
+        ))),
+        (Ok(known), _) => Ok(known),
+        (Err(_), Some(cluster)) => Ok(Known { cluster, stores: BTreeMap::new(), key_prefix: None }),
+        (Err(why), None) => Err(FolderError::Refused(format!(
+            "the identity of the cluster is not known here: {why}; make the metadata folder first, start its server, or name \
+             the cluster with --cluster"
+        ))),
+    }
+}
+
+/// Asks the running metadata server.
+fn ask(config: &Config) -> Result<Known, String> {
+    let status = admin::status(&config.meta.address, ASK_MAX).map_err(|error| error.to_string())?;
+    let status: serde_json::Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
+    let number = |value: &serde_json::Value| u64::from_str_radix(value.as_str()?, 16).ok();
+    let cluster = status.get("cluster").and_then(|text| text.as_str()?.parse().ok());
+    let stores = status.get("stores").and_then(|stores| {
+        stores.as_object()?.iter().map(|(name, store)| Some((name.clone(), number(store)?))).collect::<Option<_>>()
+    });
+    match (cluster, stores) {
+        (Some(cluster), Some(stores)) => {
+            Ok(Known { cluster, stores, key_prefix: status.get("key_prefix").and_then(number) })
+        }
+        _ => Err(format!("what answers at {} is no metadata server of this version", config.meta.address)),
+    }
+}
+
+fn make_data(name: &str, dir: &Path, cluster: ClusterId, store: u64) -> Result<(), FolderError> {
+    let identity = FolderIdentity { cluster: cluster.0, store, server: name.into() };
+    impresario_store::make(dir, &identity).map_err(|source| FolderError::Data { name: name.into(), source })
+}
+
+/// A number that nobody else has drawn; never 0.
+fn draw() -> Result<u64, FolderError> {
+    let mut drawn = [0; 8];
+    getrandom::fill(&mut drawn)
+        .map_err(|error| FolderError::Refused(format!("the system gives no random numbers: {error}")))?;
+    Ok(u64::from_le_bytes(drawn).max(1))
+}

@@ -1,0 +1,122 @@
+//! Which data servers' folders belong to the cluster: the file `stores` of the metadata directory, a line `name number` each.
+//!
+//! A folder is noted when it is made together with the metadata directory, or else when its server first welcomes the
+//! metadata server. From then on the server of that name must come with that folder: another one, made anew on an empty
+//! disk, would have none of the cluster's objects.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use impresario_base::lock::Mutex;
+use impresario_wire::{ClusterId, Welcome};
+use rustix::io::Errno;
+
+use super::directory::{open_dir_at, read_format, read_text, write_durably};
+use super::{StartError, directory};
+
+pub(super) const FILE: &str = "stores";
+/// Of a cluster of 1024 servers with the longest names.
+const FILE_MAX_BYTES: usize = 128 << 10;
+
+/// The folders of the data servers that belong to the cluster.
+#[derive(Debug)]
+pub struct Stores {
+    dir: PathBuf,
+    cluster: ClusterId,
+    known: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Stores {
+    /// Reads them out of a metadata directory, whether or not its server runs.
+    pub fn open(dir: &Path) -> Result<Stores, StartError> {
+        let cluster = read_format(dir)?;
+        let unusable = |what| move |errno: Errno| directory::unusable(dir, what, errno);
+        let top = open_dir_at(rustix::fs::CWD, dir).map_err(unusable("it cannot be opened"))?;
+        let text = read_text(&top, FILE, FILE_MAX_BYTES)
+            .map_err(unusable("its file `stores` cannot be read"))?
+            .unwrap_or_default();
+        let known = parse(&text).ok_or_else(|| StartError::Unknown {
+            file: dir.join(FILE),
+            found: super::fault::show(text.trim_end().as_bytes().get(..100).unwrap_or(text.as_bytes())),
+            wanted: "a line `name number` for each data server",
+        })?;
+        Ok(Stores { dir: dir.into(), cluster, known: Mutex::new(known) })
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// The number of each data server's folder.
+    pub fn known(&self) -> BTreeMap<String, u64> {
+        self.known.lock().clone()
+    }
+
+    /// Checks the folder that a data server serves; notes it, durably, when it is the first of that name.
+    pub fn vet(&self, welcome: &Welcome) -> Result<(), String> {
+        let Welcome { name, store, .. } = welcome;
+        let mut known = self.known.lock();
+        match known.get(name) {
+            Some(number) if number == store => Ok(()),
+            Some(number) => Err(format!(
+                "it serves folder {store:016x}, but {name} of this cluster has folder {number:016x}; give it that one back \
+                 (is its disk mounted?), or see `impresario store init --replace`"
+            )),
+            // A server without a folder of its own is none that could lose one.
+            None if *store == 0 => Ok(()),
+            None => {
+                let mut more = known.clone();
+                more.insert(name.clone(), *store);
+                let top = open_dir_at(rustix::fs::CWD, &self.dir);
+                top.and_then(|top| write_durably(&top, FILE, &text_of(&more))).map_err(|errno| {
+                    format!("its folder cannot be noted in {}: {errno}", self.dir.join(FILE).display())
+                })?;
+                *known = more;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The content of the file.
+pub(super) fn text_of(known: &BTreeMap<String, u64>) -> String {
+    known.iter().map(|(name, number)| format!("{name} {number:016x}\n")).collect()
+}
+
+fn parse(text: &str) -> Option<BTreeMap<String, u64>> {
+    let line = |line: &str| {
+        let (name, number) = line.split_once(' ')?;
+        Some((name.to_string(), u64::from_str_radix(number, 16).ok().filter(|number| *number != 0)?))
+    };
+    text.lines().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn welcome(name: &str, store: u64) -> Welcome {
+        let (version, cluster) = (impresario_wire::PROTOCOL_VERSION, ClusterId(7));
+        Welcome { version, name: name.into(), incarnation: 1, max_payload_bytes: 1, cluster, store }
+    }
+
+    #[test]
+    fn a_folder_once_noted_is_the_only_one_of_its_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let known = BTreeMap::from([("data.0".to_string(), 5)]);
+        super::super::make(dir.path(), ClusterId(7), &known).unwrap();
+        let stores = Stores::open(dir.path()).unwrap();
+        assert_eq!((stores.cluster(), stores.known()), (ClusterId(7), known));
+        stores.vet(&welcome("data.0", 5)).unwrap();
+        let refused = stores.vet(&welcome("data.0", 6)).unwrap_err();
+        assert!(refused.contains("has folder 0000000000000005") && refused.contains("mounted"), "{refused}");
+        stores.vet(&welcome("data.1", 8)).unwrap();
+        stores.vet(&welcome("data.2", 0)).unwrap();
+        let again = Stores::open(dir.path()).unwrap();
+        assert!(again.vet(&welcome("data.1", 9)).is_err(), "noted over a restart");
+        again.vet(&welcome("data.1", 8)).unwrap();
+        std::fs::write(dir.path().join(FILE), "data.0\n").unwrap();
+        assert!(matches!(Stores::open(dir.path()), Err(StartError::Unknown { .. })));
+    }
+}
