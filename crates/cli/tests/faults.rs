@@ -259,6 +259,7 @@ fn a_full_disk_is_told_and_survived() {
         impresario_testing::skip("root", "a small tmpfs cannot be mounted");
         return;
     };
+    impresario_server::folders::make_all(&cluster.config).unwrap();
     for name in ["data.0", "data.1", "meta", "io.0"] {
         cluster.restart(name);
     }

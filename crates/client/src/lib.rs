@@ -31,7 +31,7 @@ pub use client::{Client, ClientOptions, Via};
 pub use error::{ClientError, Errno, Peer};
 pub use file::File;
 pub use identity::{Identity, Traffic, TrafficCount, whoami};
-pub use link::{Link, LinkOptions, Vet};
+pub use link::{Check, Link, LinkOptions, Vet};
 pub use names::CreateOptions;
 pub use pending::{Buffers, Op, Pending, Reply, exchange};
 pub use striped::Striped;

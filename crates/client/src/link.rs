@@ -25,7 +25,10 @@ use crate::pending::{Buffers, Pending, Reply};
 
 /// A further check of a server's welcome; the error is what is wrong, with the remedy.
 #[derive(Clone)]
-pub struct Vet(pub Arc<dyn Fn(&Welcome) -> Result<(), String> + Send + Sync>);
+pub struct Vet(pub Arc<Check>);
+
+/// The check itself.
+pub type Check = dyn Fn(&Welcome) -> Result<(), String> + Send + Sync;
 
 impl std::fmt::Debug for Vet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
