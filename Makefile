@@ -9,9 +9,8 @@ PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-# The C libraries, and the first number of their sonames.
-LIBRARIES  := impresario agios
-SO         := 0
+# The C libraries.
+LIBRARIES  := impresario agios agios1 agios3
 # Scales of the map of policies in `make lab-reports`; ×10 takes some 6 minutes more.
 MAP_SCALES ?= 1
 # How long `make soak` and `make fuzz` run, in seconds.
@@ -28,7 +27,8 @@ setup: ## Install the Debian packages that are missing, and Rust where there is 
 	@scripts/setup.sh
 
 build: setup ## Build the program, target/release/impresario, and the C libraries
-	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios -p impresario-preload
+	$(CARGO) build --release --locked -p impresario-cli -p impresario-capi -p impresario-agios \
+	  -p impresario-agios1 -p impresario-agios3 -p impresario-preload
 
 demo: build ## Show what it is for: a cluster on modelled disks, four applications, every policy (about 3 minutes)
 	$(BIN) demo $(DEMO_ARGS)
@@ -73,19 +73,20 @@ bench-capi: setup ## Measure the C library from C, every policy (about 3 minutes
 
 # Not after `build`: with sudo, root may have no cargo. What is there is installed.
 install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
-	@test -x $(BIN) -a -e $(TARGET_DIR)/release/libimpresario.so -a -e $(TARGET_DIR)/release/libagios.so || $(MAKE) build
+	@test -x $(BIN) -a -e $(TARGET_DIR)/release/libimpresario.so -a -e $(TARGET_DIR)/release/libagios.so \
+	  -a -e $(TARGET_DIR)/release/libagios3.so || $(MAKE) build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/impresario
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	install -D -m 755 $(TARGET_DIR)/release/libimpresario_assist.so $(DESTDIR)$(LIBDIR)/libimpresario_assist.so
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|' packaging/impresario-assist.service > $(DESTDIR)$(UNITDIR)/impresario-assist.service
-	@VERSION=$(VERSION) SO=$(SO) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
+	@VERSION=$(VERSION) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 uninstall: ## Remove what `make install` put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(DESTDIR)$(UNITDIR)/impresario-assist.service
-	@VERSION=$(VERSION) SO=$(SO) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
+	@VERSION=$(VERSION) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -6,6 +6,7 @@
 //! between threads.
 
 mod clock;
+mod inbox;
 mod interface;
 mod intern;
 
@@ -20,6 +21,7 @@ use impresario_sched::{
 };
 
 pub use clock::{Clocks, SharedTime, SystemClocks};
+pub use inbox::{Inbox, NotSent};
 pub use interface::{EngineConfig, Executor, Outcome, Refused, Started, Submission, Work};
 use intern::Interner;
 
@@ -446,6 +448,16 @@ impl<T: Send + 'static> Engine<T> {
     /// The engine's clock, see [`now`].
     pub fn now(&self) -> Nanos {
         now()
+    }
+
+    /// Takes a request in unless the queue is full. May run `Executor::start` on this thread.
+    pub fn try_submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
+        let mut state = self.shared.lock();
+        let at = now();
+        // Refused as busy where there is no room.
+        let id = state.take_in(at, &submission, context)?;
+        self.shared.pump(state, at);
+        Ok(id)
     }
 
     /// Takes a request in; waits while the queue is full. May run `Executor::start` on this thread.

@@ -721,6 +721,11 @@ impl Core {
         Some(request)
     }
 
+    /// The outstanding request whose identity's lower half is this number: of all outstanding ones only it has it.
+    pub fn id_at(&self, number: u32) -> Option<RequestId> {
+        self.ground.table.outstanding_at(Slot(number))
+    }
+
     /// What is known of an outstanding request is needed soon.
     pub fn fetch(&self, id: RequestId) {
         self.ground.table.fetch(Slot(id.0 as u32));

@@ -129,7 +129,7 @@ typedef struct impresario_options {
     uint32_t queue_requests;   /* largest number of requests in the scheduler, 1 to 1048576; default 10000 */
     uint32_t node_rank;        /* index of this server among its peers, from 0 */
     uint32_t shared_space;     /* 1: lanes address one space; overlaps are judged across lanes */
-    uint32_t submit_timeout_ms; /* how long a full scheduler makes impresario_submit() wait; default 10000;
+    uint32_t submit_timeout_ms; /* how long a full scheduler makes impresario_submit() wait, but in callbacks; default 10000;
                                    IMPRESARIO_NO_WAIT: not at all */
     uint32_t dispatch_threads; /* threads for callbacks, 1 to 256; default: one per lane, at most 8;
                                   IMPRESARIO_INLINE: callbacks that do not block run on the threads that submit and

@@ -126,6 +126,8 @@ fn every_function_has_a_manual_page() {
     for (header, prefix) in [("capi/include/impresario.h", "impresario_"), ("agios/include/agios.h", "agios_")] {
         let header = std::fs::read_to_string(root().join("crates/faces").join(header)).unwrap();
         for name in support::declared(&header, prefix) {
+            // Behind the names of versions of AGIOS's interface are those that their programs use.
+            let name = name.replace("_v1_", "_").replace("_v3_", "_").replace("_without_argument", "");
             assert!(text.lines().any(|l| l.trim_end_matches(" ,") == format!(".Nm {name}")), "{name} has no page");
         }
     }

@@ -348,7 +348,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Accepts a request; waits at most the submit timeout while the scheduler is full.
+    /// Accepts a request; waits at most the submit timeout while the scheduler is full. In a callback it does not wait: that
+    /// could be for the thread that would have to serve.
     pub fn submit(&self, s: &Submit) -> Result<u64, Misuse> {
         self.check(s)?;
         let submission = Submission {
@@ -365,7 +366,12 @@ impl Scheduler {
             speculative: false,
         };
         let identity = Identity { token: s.token, file: s.file, client: s.client, job: s.job, user: s.user };
-        match self.hands.inside(|| self.engine.submit(submission, identity)) {
+        let waits = !Mark::there(Arc::as_ptr(&self.hands), Inside::Callback);
+        let submit = || match waits {
+            true => self.engine.submit(submission, identity),
+            false => self.engine.try_submit(submission, identity),
+        };
+        match self.hands.inside(submit) {
             Ok(id) => Ok(id.0),
             Err(Refused::Busy(_)) => Err(Misuse::Full(self.queue_requests)),
             Err(Refused::Closed(_)) => Err(Misuse::Closed),
@@ -507,5 +513,44 @@ impl Scheduler {
 impl Drop for Scheduler {
     fn drop(&mut self) {
         let _ = self.shutdown(Duration::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// The only dispatcher would wait for itself.
+    #[test]
+    fn a_submit_from_a_callback_never_waits_for_room() {
+        let (told, answers) = channel();
+        let scheduler: Arc<OnceLock<Scheduler>> = Arc::default();
+        let inner = Arc::clone(&scheduler);
+        let submit = Submit { len: 10, ..Submit::default() };
+        let receiver = Receiver::Call(Box::new(move |delivery| {
+            let scheduler = inner.wait();
+            let first = scheduler.submit(&Submit { offset: 100, ..submit });
+            let second = scheduler.submit(&Submit { offset: 200, ..submit });
+            // A callback waits for none of the others.
+            if delivery.members()[0].offset == 0 {
+                told.send((first.is_ok(), second)).unwrap();
+            }
+            scheduler.complete(delivery.batch().id, 0, 10).unwrap();
+        }));
+        let options = Options {
+            queue_requests: 2,
+            lane_requests: 1,
+            dispatch: Dispatch::Threads(1),
+            submit_timeout: Duration::from_secs(3600),
+            ..Options::default()
+        };
+        scheduler.set(Scheduler::new(options, receiver).unwrap()).ok().unwrap();
+        scheduler.wait().submit(&submit).unwrap();
+        let answer = answers.recv_timeout(Duration::from_secs(60)).expect("it does not wait");
+        assert_eq!(answer, (true, Err(Misuse::Full(2))));
+        scheduler.wait().shutdown(Duration::from_secs(10)).unwrap();
     }
 }

@@ -22,7 +22,6 @@ int main(void) {
     CHECK(agios_add_request(a, RT_READ, 0, 10, &number[1], &client, 0) == -1);
     CHECK(agios_init(NULL, NULL, 2) == -1 && agios_init(&none, NULL, 2) == -1);
     CHECK(agios_init(&client, config("default_algorithm = \"SJF\""), 2) == 0);
-    CHECK(agios_add_request(a, RT_READ, 0, 10, &number[1], &client, 2) == -1);
     atomic_store(&blocked, 1);
     CHECK(agios_add_request(a, RT_READ, 500, 10, &number[0], &client, 0) == 0);
     sleep_ms(20);
@@ -46,6 +45,18 @@ int main(void) {
     agios_reset_stats();
     agios_exit();
     CHECK(agios_release_request(a, RT_READ, 10, 20, 0, 10) == 0);
+    /* Application ids go up to the largest, and TW takes any. */
+    start_over();
+    CHECK(agios_init(&client, config("default_algorithm = \"EXCLUSIVE_TIME_WINDOW\" exclusive_tw_window_duration = 100"), 2) == 0);
+    for (int id = 0; id <= 2; id++) CHECK(agios_add_request(a, RT_READ, id * 100, 10, &number[id], &client, id) == 0);
+    CHECK(agios_add_request(a, RT_READ, 300, 10, &number[3], &client, 3) == -1);
+    wait_served(3);
+    agios_exit();
+    start_over();
+    CHECK(agios_init(&client, config("default_algorithm = \"TW\""), 0) == 0);
+    for (int id = 0; id <= 2; id++) CHECK(agios_add_request(a, RT_READ, id * 100, 10, &number[id], &client, id) == 0);
+    wait_served(3);
+    agios_exit();
     puts("ok");
     return 0;
 }

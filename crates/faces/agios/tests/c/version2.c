@@ -45,10 +45,9 @@ static void before_and_after(void) {
         CHECK(!agios_add_request(NULL, RT_READ, 0, 10, 1, 0));
         CHECK(!agios_add_request(a, 2, 0, 10, 1, 0));
         CHECK(!agios_add_request(a, RT_READ, -1, 10, 1, 0));
-        CHECK(!agios_add_request(a, RT_READ, 0, 0, 1, 0));
+        CHECK(!agios_add_request(a, RT_READ, 0, -1, 1, 0));
+        CHECK(!agios_add_request(a, RT_READ, 0, ((int64_t)1 << 43) + 1, 1, 0));
         CHECK(!agios_add_request(a, RT_READ, INT64_MAX, 1, 1, 0));
-        CHECK(!agios_add_request(a, RT_READ, 0, 10, 1, 1)); /* queue ids out of range */
-        CHECK(!agios_add_request(a, RT_READ, 0, 10, 1, -1));
         CHECK(!agios_release_request(a, RT_READ, 10, 0));
         start_over();
         CHECK(agios_add_request(a, RT_READ, 0, 10, 42, 0));
@@ -166,6 +165,103 @@ static void slow(void) {
     agios_exit();
 }
 
+/* A request without bytes is served like any other: GekkoFS adds some. */
+static void no_bytes(void) {
+    start_over();
+    CHECK(agios_init(one, NULL, NULL, 0));
+    CHECK(agios_add_request(a, RT_WRITE, 7, 0, 5, 0));
+    wait_served(1);
+    CHECK(seen[0] == 5 && agios_release_request(a, RT_WRITE, 0, 7));
+    agios_exit();
+}
+
+/* Queue ids matter to TWINS and WFQ; to others any will do. */
+static void queue_ids(void) {
+    static const char *algorithms[] = { "TO", "SJF", "MLF", "SW", "NOOP" };
+    for (size_t i = 0; i < sizeof algorithms / sizeof algorithms[0]; i++) {
+        char keys[100];
+        snprintf(keys, sizeof keys, "default_algorithm = \"%s\"", algorithms[i]);
+        start_over();
+        CHECK(agios_init(one, NULL, config(keys), 0));
+        CHECK(agios_add_request(a, RT_READ, 0, 10, 1, 5) && agios_add_request(a, RT_READ, 50, 10, 2, -1));
+        CHECK(agios_add_request(a, RT_READ, 90, 10, 3, INT32_MAX));
+        wait_served(3);
+        agios_exit();
+    }
+}
+
+static atomic_int together;
+
+static void *joins(int64_t id) {
+    (void)id;
+    atomic_fetch_add(&together, 1);
+    /* Comes back only when all of them are in. */
+    for (int i = 0; i < 10000 && atomic_load(&together) < 8; i++) sleep_ms(1);
+    agios_exit(); /* refused: it would wait for itself */
+    if (atomic_load(&together) == 8) atomic_fetch_add(&served, 1);
+    return NULL;
+}
+
+static void *adds_one(void *arg) {
+    CHECK(agios_add_request(a, RT_WRITE, 0, 10, *(int *)arg, 0));
+    return NULL;
+}
+
+/* NOOP calls back on the threads that add, side by side, overlapping or not. */
+static void noop(void) {
+    start_over();
+    atomic_store(&together, 0);
+    CHECK(agios_init(joins, NULL, config("default_algorithm = \"NOOP\""), 0));
+    pthread_t t[8];
+    int number[8];
+    for (int i = 0; i < 8; i++) number[i] = i, pthread_create(&t[i], NULL, adds_one, &number[i]);
+    for (int i = 0; i < 8; i++) pthread_join(t[i], NULL);
+    CHECK(atomic_load(&served) == 8);
+    for (int i = 0; i < 8; i++) CHECK(agios_release_request(a, RT_WRITE, 10, 0));
+    CHECK(!agios_release_request(a, RT_WRITE, 10, 0));
+    agios_exit();
+}
+
+static void *at_most_16(int64_t *ids, int32_t count) {
+    CHECK(count <= 16);
+    return several(ids, count);
+}
+
+/* A callback's array is as small as the public library's largest aggregation. */
+static void aggregations(void) {
+    static const struct {
+        const char *name;
+        int calls;
+    } algorithms[] = { { "SJF", 3 }, { "MLF", 3 }, { "aIOLi", 3 }, { "TO-agg", 3 }, { "TO", 40 }, { "SW", 40 }, { "DYN_TREE", 3 } };
+    for (size_t i = 0; i < sizeof algorithms / sizeof algorithms[0]; i++) {
+        char keys[100];
+        snprintf(keys, sizeof keys, "default_algorithm = \"%s\" waiting_time = 0", algorithms[i].name);
+        start_over();
+        CHECK(agios_init(one, at_most_16, config(keys), 0));
+        block();
+        for (int n = 0; n < 40; n++) CHECK(agios_add_request(a, RT_READ, n * 100, 100, n, 0));
+        unblock();
+        wait_served(41);
+        if (atomic_load(&calls) != 1 + algorithms[i].calls) fprintf(stderr, "%s: %d calls\n", algorithms[i].name, atomic_load(&calls));
+        CHECK(atomic_load(&calls) == 1 + algorithms[i].calls);
+        agios_exit();
+    }
+}
+
+/* Ending delivers what is queued, also what a rule keeps back. */
+static void exit_delivers(void) {
+    static const char *configs[] = { "default_algorithm = \"TO\"", "default_algorithm = \"MLF\"",
+                                     "default_algorithm = \"TWINS\" twins_window = 2000000",
+                                     "default_algorithm = \"TO\" in_flight_requests = 1" };
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        start_over();
+        CHECK(agios_init(one, NULL, config(configs[i]), 2));
+        for (int n = 0; n < 100; n++) CHECK(agios_add_request(a, RT_READ, n * 100, 10, n, n % 2));
+        agios_exit();
+        CHECK(atomic_load(&served) == 100);
+    }
+}
+
 /* Overlapping requests keep their order when one writes, whatever the algorithm prefers. */
 static void overlaps(void) {
     start_over();
@@ -230,6 +326,33 @@ static void trace(void) {
         FILE *f = fopen(name, "r");
         CHECK(f && fread(begin, 1, 7, f) == 7 && strcmp(begin, "IMTRACE") == 0);
         fclose(f);
+    }
+}
+
+/* A recorded run foretells the next one: what it delivered one by one comes together, as the library waits for it. */
+static void predictions(void) {
+    static char keys[300];
+    for (int run = 1; run <= 3; run++) {
+        /* 1 records. 2 has the configuration name the trace, 3 loads it later. Waiting costs nothing, so that the wait is long. */
+        snprintf(keys, sizeof keys,
+                 "policy = \"agios overlap_percent=100\" trace = %s trace_file_prefix = \"run\" trace_file_sufix = \"imt\" "
+                 "predict_read_traces = %s", run == 1 ? "true" : "false", run == 2 ? "true" : "false");
+        if (run == 1) unlink("run.1.imt");
+        start_over();
+        CHECK(agios_init(one, several, config(keys), 0));
+        agios_wait_predict_init();
+        if (run == 3) {
+            CHECK(!agios_load_traces("run.9.imt") && !agios_load_traces("") && !agios_load_traces(NULL));
+            CHECK(!agios_load_traces("agios-test.conf"));
+            CHECK(agios_load_traces("run.1.imt"));
+        }
+        CHECK(agios_add_request(a, RT_READ, 0, 10, 1, 0));
+        if (run == 1) wait_served(1), sleep_ms(500);
+        CHECK(agios_add_request(a, RT_READ, 10, 10, 2, 0));
+        wait_served(2);
+        CHECK(atomic_load(&calls) == (run == 1 ? 2 : 1));
+        CHECK(agios_release_request(a, RT_READ, 10, 0) && agios_release_request(a, RT_READ, 10, 10));
+        agios_exit();
     }
 }
 
@@ -314,7 +437,8 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = { { "before_and_after", before_and_after }, { "right_after_start", right_after_start }, { "order", order },
                   { "cancelling", cancelling }, { "long_requests", long_requests }, { "slow", slow },
-                  { "overlaps", overlaps }, { "in_flight", in_flight }, { "calls_from_callbacks", calls_from_callbacks },
+                  { "overlaps", overlaps }, { "no_bytes", no_bytes }, { "queue_ids", queue_ids }, { "noop", noop },
+                  { "aggregations", aggregations }, { "exit_delivers", exit_delivers }, { "predictions", predictions }, { "in_flight", in_flight }, { "calls_from_callbacks", calls_from_callbacks },
                   { "trace", trace }, { "threads", threads }, { "exit_waits", exit_waits },
                   /* by name only */
                   { "twins", twins }, { "idle", idle }, { "forked", forked } };

@@ -27,7 +27,10 @@ impl Library {
         let dir = tempfile::tempdir().unwrap();
         let link = |to: &str| std::os::unix::fs::symlink(built, dir.path().join(to)).unwrap();
         link(&file);
-        link(&format!("{file}.0"));
+        // Under the soname, as installing does.
+        let elf = succeed(Command::new("readelf").arg("-d").arg(built));
+        let soname = elf.lines().find(|l| l.contains("(SONAME)")).and_then(|l| l.split(['[', ']']).nth(1));
+        link(soname.unwrap_or_else(|| panic!("{file} has no soname")));
         Library { dir, name }
     }
 

@@ -1,10 +1,12 @@
 //! The keys of `agios.conf`: defaults, checks, and our policy for each algorithm.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use impresario_embed::guard;
 use impresario_sched::policy::POLICIES;
 use impresario_sched::{PolicySpec, policy};
+use impresario_trace::predict::RUNS_MAX;
 
 use crate::syntax::{Setting, Value, parse};
 
@@ -24,6 +26,10 @@ pub struct Config {
     /// 0: a batch is complete when its callback returns; N: at most N batches per queue are delivered and not yet
     /// released.
     pub in_flight_requests: u32,
+    /// Requests given to a callback at most.
+    pub aggregation_max: usize,
+    /// Traces of recorded runs, and folders of them, that foretell requests.
+    pub foretold_by: Vec<PathBuf>,
 }
 
 /// Warnings about unknown keys.
@@ -47,7 +53,35 @@ const KEYS: &[(&str, Option<Default>)] = &[
     ("select_algorithm_min_reqnumber", Some(Default::Int(1, 0, i64::MAX))),
     ("enable_SW", Some(Default::Bool(false))),
     ("wfq_conf", None),
+    // Of version 1, for prediction.
+    ("predict_read_traces", Some(Default::Bool(false))),
+    ("predict_request_aggregation", Some(Default::Bool(false))),
+    ("prediction_time_error", Some(Default::Int(100, 0, 1_000_000))),
+    // Ours.
     ("in_flight_requests", Some(Default::Int(0, 0, 65_536))),
+    ("aggregation_max", Some(Default::Int(16, 1, 1024))),
+    ("predict_traces", None),
+    ("policy", None),
+];
+
+/// Keys of versions 1 and their forks that have nothing to act on here: what they set is measured, or does not exist.
+const WITHOUT_EFFECT: &[&str] = &[
+    "access_times_func_file",
+    "dynamic_twins",
+    "dynamic_twins_clients",
+    "dynamic_twins_period",
+    "dynamic_twins_processes",
+    "min_ab_probability",
+    "performance_window",
+    "predict_write_simplified_traces",
+    "prediction_recalculate_alpha_period",
+    "proc_algs",
+    "simple_trace_prefix",
+    "stripe_size",
+    "trace_full",
+    "trace_predict",
+    "validity_window",
+    "write_simplified_traces",
 ];
 
 enum Default {
@@ -74,11 +108,18 @@ const ALGORITHMS: &[(&str, &str)] = &[
     ("TW", "sw"),
     ("EXCLUSIVE_TIME_WINDOW", "twins"),
     ("SRTF", "srtf"),
+    // Those that choose by themselves.
+    ("DYN_TREE", "auto"),
+    ("ARMED_BANDIT", "auto"),
 ];
 
 /// Keys of version 1 of the public library, and their later names.
-const RENAMED: &[(&str, &str)] =
-    &[("time_window_size", "SW_window"), ("exclusive_tw_window_duration", "twins_window"), ("enable_TW", "enable_SW")];
+const RENAMED: &[(&str, &str)] = &[
+    ("time_window_size", "SW_window"),
+    ("exclusive_tw_window_duration", "twins_window"),
+    ("twins_window_duration", "twins_window"),
+    ("enable_TW", "enable_SW"),
+];
 
 struct Keys {
     given: BTreeMap<String, Setting>,
@@ -124,22 +165,18 @@ impl Keys {
         }
     }
 
-    fn algorithm(&self, key: &str) -> Result<&'static str, String> {
+    /// The policy of an algorithm, and whether it was given by the public library's name.
+    fn algorithm(&self, key: &str) -> Result<(&'static str, bool), String> {
         let given = self.text(key)?.unwrap_or_default();
-        let here = ALGORITHMS.iter().find(|(name, _)| *name == given).map(|(_, here)| *here);
+        let original = ALGORITHMS.iter().find(|(name, _)| *name == given).map(|(_, here)| (*here, true));
         // Policies that the public library lacks are selected by their own names.
-        let here = here.or_else(|| POLICIES.iter().map(|p| p.name).find(|name| *name == given));
+        let ours = || POLICIES.iter().map(|p| p.name).find(|name| *name == given).map(|name| (name, false));
+        let here = original.or_else(ours);
         let known = ALGORITHMS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let line = self.given.get(key).map_or(0, |s| s.line);
         let Some(here) = here else {
             return Err(format!("{} line {line}: {key} = \"{given}\" is not one of {known}", self.name));
         };
-        if !POLICIES.iter().any(|p| p.name == here) {
-            return Err(format!(
-                "{}: {key} = \"{given}\" needs the policy {here}, which this library does not have",
-                self.name
-            ));
-        }
         Ok(here)
     }
 }
@@ -160,8 +197,11 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
             given.entry((*new).to_string()).or_insert(setting);
         }
     }
-    for (key, setting) in given.iter().filter(|(key, _)| !KEYS.iter().any(|(known, _)| known == key)) {
-        warnings.push(format!("{name} line {}: {key} is unknown and has no effect", setting.line));
+    let known = |key: &str| KEYS.iter().any(|(known, _)| *known == key) || WITHOUT_EFFECT.contains(&key);
+    let unknown: Vec<_> =
+        given.iter().filter(|(key, _)| !known(key)).map(|(key, s)| format!("{key} (line {})", s.line)).collect();
+    if !unknown.is_empty() {
+        warnings.push(format!("{name}: without effect, because unknown: {}", unknown.join(", ")));
     }
     let keys = Keys { given, name: name.into() };
     // Meant for choosing algorithms at run time, which the public library does not do either: checked, without effect.
@@ -176,26 +216,7 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
     if queues > u32::from(u16::MAX) {
         return Err(format!("max_queue_id = {max_queue_id}: give at most {}", u16::MAX));
     }
-    let algorithm = keys.algorithm("default_algorithm")?;
-    let (aioli_quantum, mlf_quantum) = (keys.int("aioli_quantum")?, keys.int("mlf_quantum")?);
-    let (sw_window, twins_window) = (keys.int("SW_window")?, keys.int("twins_window")?);
-    let hold_us = keys.int("waiting_time")? / 1000;
-    let named = PolicySpec::named(algorithm);
-    // The original doubles quanta, and delays a file only by its `waiting_time`.
-    let multilevel = |quantum| {
-        let named = PolicySpec::named(algorithm).with("quantum_bytes", quantum).with("growth", "double");
-        named.with("hold_us", hold_us.min(1_000_000)).with("anticipation_us", 0)
-    };
-    let policy = match algorithm {
-        "mlf" => multilevel(mlf_quantum),
-        "aioli" => multilevel(aioli_quantum),
-        "sw" => named.with("window_ms", sw_window),
-        // A single server has every window.
-        "twins" if queues == 1 => PolicySpec::named("to"),
-        "twins" => named.with("window_us", twins_window),
-        "wfq" => named.with("rules", weights(keys.text("wfq_conf")?, queues)?),
-        _ => named,
-    };
+    let policy = keys.policy(queues)?;
     let lane_per_queue = policy.name == "twins";
     policy::check(&policy, if lane_per_queue { queues as u16 } else { 1 }).map_err(|e| format!("{name}: {e}"))?;
     let names =
@@ -207,9 +228,74 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
         queues,
         lane_per_queue,
         in_flight_requests: keys.int("in_flight_requests")? as u32,
+        aggregation_max: keys.int("aggregation_max")? as usize,
+        foretold_by: keys.foretold_by()?,
     };
     Ok((config, warnings))
 }
+
+impl Keys {
+    /// The policy with the parameters of its algorithm's keys.
+    fn policy(&self, queues: u32) -> Result<PolicySpec, String> {
+        let (algorithm, original) = self.algorithm("default_algorithm")?;
+        let (aioli_quantum, mlf_quantum) = (self.int("aioli_quantum")?, self.int("mlf_quantum")?);
+        let (sw_window, twins_window) = (self.int("SW_window")?, self.int("twins_window")?);
+        let hold_us = (self.int("waiting_time")? / 1000).min(1_000_000);
+        let (foreseeing, error_percent) =
+            (self.flag("predict_request_aggregation")?, self.int("prediction_time_error")?);
+        let aggregation_max = self.int("aggregation_max")?;
+        if let Some(text) = self.text("policy")? {
+            return text.parse().map_err(|e| format!("{}: policy = \"{text}\": {e}", self.name));
+        }
+        let mut policy = PolicySpec::named(algorithm);
+        // A callback's array may be as small as the public library's largest aggregation.
+        if policy::info(algorithm).is_some_and(|info| info.params.iter().any(|p| p.name == "batch_requests")) {
+            policy = policy.with("batch_requests", aggregation_max);
+        }
+        let limit_bytes = |policy: PolicySpec| policy.with("batch_bytes", 1 << 30);
+        // The original doubles quanta, has no dedicated windows, and delays a file only by its `waiting_time`.
+        let multilevel = |policy: PolicySpec, quantum| {
+            let policy = limit_bytes(policy).with("quantum_bytes", quantum).with("growth", "double");
+            let mut policy = policy.with("window_us", 0).with("anticipation_us", 0).with("hold_us", hold_us);
+            if foreseeing {
+                policy = policy.with("adapt", if algorithm == "aioli" { "on" } else { "off" });
+                policy.name = "agios".into();
+                policy = policy.with("bound_percent", error_percent);
+            }
+            policy
+        };
+        Ok(match algorithm {
+            // A single server has every window.
+            "twins" if queues == 1 => PolicySpec::named("to"),
+            _ if !original => policy,
+            "mlf" => multilevel(policy, mlf_quantum),
+            "aioli" => multilevel(policy, aioli_quantum),
+            "sjf" | "srtf" | "to-agg" => limit_bytes(policy),
+            "sw" => policy.with("window_ms", sw_window).with("merge", "off"),
+            "twins" => policy.with("window_us", twins_window),
+            "wfq" => policy.with("rules", weights(self.text("wfq_conf")?, queues)?),
+            _ => policy,
+        })
+    }
+
+    /// Recorded runs: what is named, and the traces that earlier runs with this configuration have written.
+    fn foretold_by(&self) -> Result<Vec<PathBuf>, String> {
+        let named = self.text("predict_traces")?.unwrap_or_default();
+        let mut traces: Vec<PathBuf> = named.split(':').filter(|path| !path.is_empty()).map(PathBuf::from).collect();
+        if self.flag("predict_read_traces")? {
+            let prefix = self.text("trace_file_prefix")?.unwrap_or_default();
+            let suffix = self.text("trace_file_sufix")?.unwrap_or_default();
+            let of = |n: u32| format!("{prefix}.{n}.{suffix}");
+            let count = (1..=OWN_TRACES_MAX).take_while(|n| Path::new(&of(*n)).exists()).count() as u32;
+            let room = RUNS_MAX.saturating_sub(traces.len()) as u32;
+            traces.extend((count - count.min(room) + 1..=count).map(|n| PathBuf::from(of(n))));
+        }
+        Ok(traces)
+    }
+}
+
+/// Own traces that are looked for at most.
+const OWN_TRACES_MAX: u32 = 100_000;
 
 /// The file of weights: bytes per queue, separated by blanks.
 fn weights(file: Option<String>, queues: u32) -> Result<String, String> {
@@ -245,13 +331,19 @@ mod tests {
         options(keys).unwrap().0.policy
     }
 
+    /// Aggregations are as large as the public library's.
+    fn sjf() -> PolicySpec {
+        PolicySpec::named("sjf").with("batch_requests", 16).with("batch_bytes", 1 << 30)
+    }
+
     #[test]
     fn nothing_given_means_the_defaults() {
         let (config, warnings) = read("", "agios.conf", 0).unwrap();
-        assert_eq!(config.policy, PolicySpec::named("sjf"));
+        assert_eq!(config.policy, sjf());
         assert_eq!((config.trace, config.queues, config.lane_per_queue), (None, 1, false));
         assert!(warnings.is_empty());
         assert_eq!((config.trace_buffer_bytes, config.in_flight_requests), (32 << 20, 0));
+        assert_eq!(config.aggregation_max, 16);
     }
 
     #[test]
@@ -260,12 +352,15 @@ mod tests {
             assert_eq!(policy(&format!("default_algorithm = \"{name}\";")).name, *here);
         }
         assert_eq!(policy("default_algorithm = \"mlf\"").name, "mlf", "our own names are welcome too");
-        assert_eq!(policy("default_algorithm = \"SRTF\""), PolicySpec::named("srtf"));
+        assert_eq!(policy("default_algorithm = \"SRTF\""), PolicySpec { name: "srtf".into(), ..sjf() });
         let mlf = policy("default_algorithm = \"MLF\" mlf_quantum = 65536; waiting_time = 500000");
         assert_eq!(mlf.params["quantum_bytes"], "65536");
         assert_eq!((&*mlf.params["growth"], &*mlf.params["hold_us"]), ("double", "500"));
+        let of = |key: &str| mlf.params[key].as_str();
+        assert_eq!((of("window_us"), of("anticipation_us"), of("batch_requests")), ("0", "0", "16"), "as the original");
         assert_eq!(policy("default_algorithm = \"aIOLi\" aioli_quantum = 4096").params["quantum_bytes"], "4096");
-        assert_eq!(policy("default_algorithm = \"SW\" SW_window = 250").params["window_ms"], "250");
+        let sw = policy("default_algorithm = \"SW\" SW_window = 250");
+        assert_eq!((&*sw.params["window_ms"], &*sw.params["merge"]), ("250", "off"));
         assert_eq!(policy("default_algorithm = \"TWINS\" twins_window = 8000").params["window_us"], "8000");
         let (one, _) = read("library_options = { default_algorithm = \"TWINS\" }", "", 1).unwrap();
         assert_eq!((one.policy.name.as_str(), one.lane_per_queue), ("to", false), "one server has every window");
@@ -303,14 +398,57 @@ mod tests {
             )
         };
         let (config, warnings) = read(&text("EXCLUSIVE_TIME_WINDOW"), "agios.conf", 4).unwrap();
-        assert_eq!(config.policy, PolicySpec::named("twins").with("window_us", 4000));
+        assert_eq!(config.policy.params["window_us"], "4000");
         assert_eq!(config.trace_buffer_bytes, 64 << 10);
-        let ignored = ["prediction_time_error", "stripe_size", "trace_full"];
-        assert!(warnings.len() == 3 && warnings.iter().zip(ignored).all(|(w, key)| w.contains(key)), "{warnings:?}");
+        assert_eq!(warnings, Warnings::new(), "its keys are known");
         let (config, _) = read(&text("TW"), "agios.conf", 4).unwrap();
-        assert_eq!(config.policy, PolicySpec::named("sw").with("window_ms", 250));
-        let refused = read(&text("ARMED_BANDIT"), "agios.conf", 4).unwrap_err();
-        assert!(refused.contains("line 12") && refused.contains("ARMED_BANDIT"), "{refused}");
+        assert_eq!((&*config.policy.name, &*config.policy.params["window_ms"]), ("sw", "250"));
+        for name in ["DYN_TREE", "ARMED_BANDIT"] {
+            assert_eq!(read(&text(name), "agios.conf", 4).unwrap().0.policy, PolicySpec::named("auto"));
+        }
+    }
+
+    /// What FORGE and GekkoFS ship: keys of a fork of version 1.
+    #[test]
+    fn configurations_of_forge_are_read_without_a_word() {
+        let text = "library_options:\n{ trace = false ; trace_predict = false ; trace_full = false ;\n\
+                    predict_read_traces = false ; predict_request_aggregation = false ;\n\
+                    predict_write_simplified_traces = false; prediction_time_error = 10\n\
+                    prediction_recalculate_alpha_period = -1\n simple_trace_prefix = \"/tmp/s\"\n\
+                    access_times_func_file = \"/tmp/access_times.func\"\n proc_algs = 1000\n\
+                    default_algorithm = \"EXCLUSIVE_TIME_WINDOW\"; twins_window_duration = 1000;\n\
+                    dynamic_twins = false; dynamic_twins_period = 1000; dynamic_twins_clients = 32;\n\
+                    dynamic_twins_processes = 128; min_ab_probability = 3\n validity_window = 360000\n\
+                    performance_window = 10 };\nuser_info: { stripe_size = 32768 ; max_trace_buffer_size = 32768 ; };";
+        let (config, warnings) = read(text, "agios.conf", 4).unwrap();
+        assert_eq!(warnings, Warnings::new());
+        assert_eq!((&*config.policy.name, &*config.policy.params["window_us"]), ("twins", "1000"));
+    }
+
+    #[test]
+    fn predictions_are_configured() {
+        let dir = tempfile::tempdir().unwrap();
+        let prefix = dir.path().join("t").display().to_string();
+        for n in (1..=20).chain([22]) {
+            std::fs::write(format!("{prefix}.{n}.out"), "").unwrap();
+        }
+        let keys = "default_algorithm = \"MLF\" predict_request_aggregation = true prediction_time_error = 7\n\
+                    predict_traces = \"/a:/b\"";
+        let (config, _) = options(keys).unwrap();
+        assert_eq!((&*config.policy.name, &*config.policy.params["bound_percent"]), ("agios", "7"));
+        assert_eq!(config.policy.params["quantum_bytes"], "8192");
+        assert_eq!(config.foretold_by, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        let keys = format!("predict_read_traces = true trace_file_prefix = \"{prefix}\"");
+        let of = |n: u32| PathBuf::from(format!("{prefix}.{n}.out"));
+        assert_eq!(options(&keys).unwrap().0.foretold_by, (5..=20).map(of).collect::<Vec<_>>(), "the newest 16");
+    }
+
+    #[test]
+    fn improvements_are_options() {
+        let (config, _) = options("aggregation_max = 64 policy = \"mlf window_us=60000\"").unwrap();
+        assert_eq!(config.policy, PolicySpec::named("mlf").with("window_us", 60000));
+        assert_eq!(config.aggregation_max, 64);
+        assert!(options("policy = \"mlf window_us\"").unwrap_err().contains("window_us"));
     }
 
     #[test]
@@ -326,11 +464,8 @@ mod tests {
 
     #[test]
     fn unknown_keys_warn_and_mistakes_are_one_line() {
-        let (_, warnings) = options("nosuch = 1").unwrap();
-        assert!(
-            warnings.len() == 1 && warnings[0].contains("line 3") && warnings[0].contains("nosuch"),
-            "{warnings:?}"
-        );
+        let (_, warnings) = options("nosuch = 1\nneither = 2").unwrap();
+        assert_eq!(warnings, ["agios.conf: without effect, because unknown: neither (line 4), nosuch (line 3)"]);
         let (_, warnings) = read("other = { a = 1 }\nlibrary_options = { }", "f", 1).unwrap();
         assert!(warnings.len() == 1 && warnings[0].contains("other"), "{warnings:?}");
         for (keys, wants) in [

@@ -1,0 +1,246 @@
+//! What the functions of all generations have in common: the one running library, checked arguments, errors on stderr.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use impresario_base::lock::RwLock;
+use impresario_embed::guard;
+
+use crate::library::{Library, Starting};
+use crate::requests::Named;
+use crate::{config, say};
+
+/// The default path of the configuration.
+const DEFAULT_CONFIG: &str = "/etc/agios.conf";
+
+/// Longest request, bytes (8 TiB): the sum of all outstanding lengths stays below 2^63.
+const LEN_MAX: i64 = 1 << 43;
+
+static LIBRARY: RwLock<Option<Arc<Library>>> = RwLock::new(None);
+/// Counts starts and ends.
+static CHANGES: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The library as this thread saw it after so many changes: a call touches nothing that other threads write.
+    static SEEN: RefCell<(u64, Option<Arc<Library>>)> = const { RefCell::new((0, None)) };
+}
+
+/// Runs something with the library, if it runs.
+fn with_library<R>(body: impl FnOnce(Option<&Library>) -> R) -> R {
+    let mut body = Some(body);
+    let seen = SEEN.try_with(|seen| {
+        let changes = CHANGES.load(Ordering::Acquire);
+        if seen.try_borrow().is_ok_and(|seen| seen.0 != changes)
+            && let Ok(mut seen) = seen.try_borrow_mut()
+        {
+            *seen = (changes, LIBRARY.read().clone());
+        }
+        // A call from a callback that runs within a call of this thread finds the same.
+        let seen = seen.try_borrow().ok().filter(|seen| seen.0 == changes)?;
+        body.take().map(|body| body(seen.1.as_deref()))
+    });
+    match (seen, body) {
+        (Ok(Some(answer)), _) => answer,
+        // The thread is ending, or the library was changed by a callback.
+        (_, Some(body)) => body(LIBRARY.read().clone().as_deref()),
+        (_, None) => unreachable!("the body was run, so there is an answer"),
+    }
+}
+
+/// Runs the body of a function that returns true or false.
+pub fn run(name: &str, body: impl FnOnce(&Library) -> Result<(), String>) -> bool {
+    guard::guarded(false, || {
+        if guard::forked() {
+            return false; // the error was printed if possible: a forked child must not touch anything here
+        }
+        with_library(|library| {
+            let Some(library) = library else {
+                say!("{name}: the library is not running; call agios_init first");
+                return false;
+            };
+            match body(library) {
+                Ok(()) => true,
+                Err(what) => {
+                    library.complain(&format!("{name}: {what}"));
+                    false
+                }
+            }
+        })
+    })
+}
+
+fn start(starting: Starting, config_file: *const c_char, queues: i32) -> Result<(), String> {
+    if guard::forked() {
+        return Err(guard::FORKED_TEXT.into());
+    }
+    // SAFETY: the header requires NULL or a string.
+    let named = if config_file.is_null() { "" } else { unsafe { guard::text(config_file, "config_file") }? };
+    let path = if named.is_empty() { DEFAULT_CONFIG } else { named };
+    let text = match guard::file_bytes(path)? {
+        // Comments may be in any encoding.
+        Some(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        None => {
+            if !named.is_empty() {
+                say!("{path} does not exist; the defaults apply");
+            }
+            String::new()
+        }
+    };
+    let (config, warnings) = config::read(&text, path, queues)?;
+    let mut library = LIBRARY.write();
+    if library.is_some() {
+        return Err("the library is already running; call agios_exit first".into());
+    }
+    for warning in warnings {
+        say!("{warning}");
+    }
+    *library = Some(Arc::new(Library::start(&config, starting)?));
+    CHANGES.fetch_add(1, Ordering::Release);
+    Ok(())
+}
+
+/// Starts the library, or says on stderr why not.
+pub fn init(starting: Starting, config_file: *const c_char, queues: i32) -> bool {
+    guard::guarded(false, || match start(starting, config_file, queues) {
+        Ok(()) => true,
+        Err(what) => {
+            say!("agios_init: {what}");
+            false
+        }
+    })
+}
+
+/// Stops the library.
+pub fn exit() {
+    guard::guarded((), || {
+        if guard::forked() {
+            return;
+        }
+        let Some(library) = LIBRARY.read().clone() else { return };
+        if library.in_callback() {
+            say!("agios_exit: called from a callback; call it from another thread");
+            return;
+        }
+        if let Err(what) = library.stop() {
+            say!("agios_exit: {what}");
+        }
+        LIBRARY.write().take_if(|l| Arc::ptr_eq(l, &library));
+        CHANGES.fetch_add(1, Ordering::Release);
+    });
+}
+
+/// The checked identity of a request.
+///
+/// # Safety
+/// `file_id` is NULL or a string.
+pub unsafe fn named<'a>(file_id: *const c_char, kind: i32, offset: i64, len: i64) -> Result<Named<'a>, String> {
+    if file_id.is_null() {
+        return Err("file_id is NULL; give a string".into());
+    }
+    let write = match kind {
+        0 => false,
+        1 => true,
+        other => return Err(format!("type = {other}: give RT_READ or RT_WRITE")),
+    };
+    if offset < 0 || !(0..=LEN_MAX).contains(&len) || offset.checked_add(len.max(1)).is_none() {
+        return Err(format!("offset = {offset}, len = {len}: give an offset from 0 and a length from 0 to {LEN_MAX}"));
+    }
+    // SAFETY: not NULL, so a string, as the header requires.
+    let file = unsafe { CStr::from_ptr(file_id) }.to_bytes();
+    Ok(Named { file, write, offset: offset as u64, len: len as u64 })
+}
+
+/// Releases a delivered request.
+///
+/// # Safety
+/// `file_id` is NULL or a string.
+pub unsafe fn release(file_id: *const c_char, kind: i32, len: i64, offset: i64) -> bool {
+    // SAFETY: as this function's caller promises.
+    run("agios_release_request", |library| library.release(&unsafe { named(file_id, kind, offset, len) }?))
+}
+
+/// Cancels a queued request.
+///
+/// # Safety
+/// `file_id` is NULL or a string.
+pub unsafe fn cancel(file_id: *const c_char, kind: i32, len: i64, offset: i64) -> bool {
+    // SAFETY: as this function's caller promises.
+    run("agios_cancel_request", |library| library.cancel(&unsafe { named(file_id, kind, offset, len) }?))
+}
+
+/// Waits until recorded runs are loaded.
+pub fn wait_predict_init() {
+    // Why a load failed was said when it did.
+    run("agios_wait_predict_init", |library| {
+        let _ = library.wait_foretold();
+        Ok(())
+    });
+}
+
+/// Loads traces of recorded runs, which foretell requests from then on.
+///
+/// # Safety
+/// `traces` is NULL or a string.
+pub unsafe fn load_traces(traces: *const c_char) -> bool {
+    run("agios_load_traces", |library| {
+        // SAFETY: as this function's caller promises.
+        let traces = unsafe { guard::text(traces, "traces") }?;
+        let traces: Vec<_> = traces.split(':').filter(|path| !path.is_empty()).map(Into::into).collect();
+        if traces.is_empty() {
+            return Err("traces is empty: give files or folders, separated by colons".into());
+        }
+        library.foretell(traces);
+        library.wait_foretold()
+    })
+}
+
+/// What an address in an argument points to, which tells programs of another generation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Points {
+    /// To code, so it may be a function.
+    Code,
+    /// To memory that cannot be run.
+    Data,
+    /// Nowhere: a small number, or memory that does not exist.
+    Nowhere,
+    /// That cannot be found out here.
+    Unknown,
+}
+
+/// What an address points to.
+pub fn points(address: usize) -> Points {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return Points::Unknown };
+    for line in maps.lines() {
+        let mut words = line.split(' ');
+        let range = words.next().and_then(|range| range.split_once('-'));
+        let hex = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
+        if let Some((from, to)) = range
+            && (hex(from)..hex(to)).contains(&address)
+        {
+            let runs = words.next().is_some_and(|rights| rights.contains('x'));
+            return if runs { Points::Code } else { Points::Data };
+        }
+    }
+    Points::Nowhere
+}
+
+/// True or false as the functions of the oldest interface say it: 0, or -1.
+pub fn zero_if(done: bool) -> c_int {
+    c_int::from(done) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_and_data_are_told_apart() {
+        static DATA: u8 = 7;
+        assert_eq!(points(zero_if as *const () as usize), Points::Code);
+        assert_eq!(points(&raw const DATA as usize), Points::Data);
+        assert_eq!(points(&raw const LIBRARY as usize), Points::Data);
+        assert_eq!((points(5), points(0)), (Points::Nowhere, Points::Nowhere));
+    }
+}

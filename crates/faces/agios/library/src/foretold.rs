@@ -1,0 +1,91 @@
+//! What recorded runs foretell (agios-2013, IV): loaded by a thread of its own, so that neither starting nor serving waits
+//! for it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use impresario_base::lock::{Condvar, Mutex};
+use impresario_embed::guard;
+use impresario_trace::Space;
+use impresario_trace::predict::RunsOf;
+
+use crate::library::Shared;
+use crate::owner::Message;
+
+/// What this library's traces say of their writer; those of others are refused.
+pub const TRACED_BY: &str = "libagios";
+
+#[derive(Default)]
+struct Progress {
+    loading: u32,
+    /// Of the last load that ended.
+    failure: Option<String>,
+    threads: Vec<JoinHandle<()>>,
+    stopped: bool,
+}
+
+/// The loads of recorded runs.
+#[derive(Default)]
+pub struct Foretelling {
+    state: Arc<(Mutex<Progress>, Condvar)>,
+}
+
+impl Foretelling {
+    /// Begins to load traces: files, and folders of them. Loads take turns.
+    pub fn begin(&self, shared: &Arc<Shared>, traces: Vec<PathBuf>) {
+        let (state, shared) = (Arc::clone(&self.state), Arc::clone(shared));
+        let mut progress = self.state.0.lock();
+        progress.threads.retain(|thread| !thread.is_finished());
+        let before = progress.threads.pop();
+        progress.loading += 1;
+        let _quiet = guard::Quiet::new(); // the thread inherits it
+        let load = move || {
+            if let Some(before) = before {
+                let _ = before.join();
+            }
+            let failure = if state.0.lock().stopped { None } else { load(&shared, &traces).err() };
+            if let Some(why) = &failure {
+                shared.complain(&format!("no requests are foretold: {why}"));
+            }
+            let mut progress = state.0.lock();
+            progress.failure = failure;
+            progress.loading -= 1;
+            state.1.notify_all();
+        };
+        match std::thread::Builder::new().name("agios-runs".into()).spawn(load) {
+            Ok(thread) => progress.threads.push(thread),
+            Err(e) => {
+                progress.loading -= 1;
+                progress.failure = Some(format!("the thread that loads them cannot be started ({e})"));
+            }
+        }
+    }
+
+    /// Waits until nothing is being loaded: a load reads at most 16 traces and a million requests.
+    pub fn wait(&self) -> Result<(), String> {
+        let (progress, ended) = &*self.state;
+        let progress = ended.wait_while(progress.lock(), |progress| progress.loading > 0);
+        progress.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Ends with the load that is under way.
+    pub fn stop(&self) {
+        let threads = {
+            let mut progress = self.state.0.lock();
+            progress.stopped = true;
+            std::mem::take(&mut progress.threads)
+        };
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn load(shared: &Shared, traces: &[PathBuf]) -> Result<(), String> {
+    let runs = RunsOf { server: TRACED_BY, space: Space::default(), holds: &|_| true };
+    let loaded = runs.load(traces).map_err(|e| e.to_string())?;
+    loaded.passed_over.iter().for_each(|why| shared.complain(&format!("passed over among the recorded runs: {why}")));
+    shared.inbox.tell(Message::Foretold(Some(Arc::new(loaded.queues))));
+    Ok(())
+}

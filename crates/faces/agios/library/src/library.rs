@@ -1,0 +1,382 @@
+//! The running library, as any thread of the program calls it.
+
+use std::cell::Cell;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use impresario_base::lock::Mutex;
+use impresario_embed::guard;
+use impresario_engine::{Inbox, NotSent, now};
+use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
+use impresario_trace::live::LiveOptions;
+use impresario_trace::{Header, Recorder, TraceError, key_of_name};
+
+use crate::config::Config;
+use crate::foretold::Foretelling;
+use crate::metrics::Metrics;
+use crate::owner::{Message, NewRequest, Owner};
+use crate::requests::{Named, Requests};
+use crate::say;
+use crate::sink::Sink;
+
+/// Requests queued and with the program at most.
+const CAPACITY: u32 = Table::CAPACITY_MAX;
+
+/// How long adding waits while the library is full.
+const ADD_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Largest number of lines on stderr for each start of the library.
+const COMPLAINTS_MAX: u32 = 100;
+
+/// Largest number of traces with one prefix.
+const TRACES_MAX: u32 = 100_000;
+
+/// How long `agios_exit` lets callbacks serve what is queued: the program frees their data when it has returned.
+const EXIT_PATIENCE: Duration = Duration::from_secs(30);
+
+/// … and how long a callback may take after that.
+const LAST_CALLBACK: Duration = Duration::from_secs(1);
+
+/// What the program's threads and the library's share.
+pub struct Shared {
+    /// What was added and not released.
+    pub requests: Requests,
+    /// To the library's thread.
+    pub inbox: Inbox<Message>,
+    /// The callbacks given to init.
+    pub default: Sink,
+    /// Batches end when their callback returns, as in AGIOS, not when they are released.
+    pub complete_on_return: bool,
+    /// Each queue is a server, with a lane of its own.
+    pub lane_per_queue: bool,
+    /// Requests given to a callback at most.
+    pub together_max: usize,
+    /// Queued requests are dropped.
+    pub abandon: AtomicBool,
+    complaints: AtomicU32,
+    /// The first and the last arrival since the metrics were reset, zero: none.
+    first: AtomicU64,
+    last: AtomicU64,
+}
+
+impl Shared {
+    /// One line on stderr.
+    pub fn complain(&self, text: &str) {
+        match self.complaints.fetch_add(1, Ordering::Relaxed) {
+            n if n + 1 < COMPLAINTS_MAX => {
+                say!("{text}");
+            }
+            n if n + 1 == COMPLAINTS_MAX => {
+                say!("{text}; further lines are suppressed");
+            }
+            n => self.complaints.store(n.min(COMPLAINTS_MAX), Ordering::Relaxed),
+        }
+    }
+
+    /// A request arrived.
+    pub fn arrived(&self, at: Nanos) {
+        if self.first.load(Ordering::Relaxed) == 0 {
+            self.first.store(at.0, Ordering::Relaxed);
+        }
+        self.last.store(at.0, Ordering::Relaxed);
+    }
+}
+
+/// The running library.
+pub struct Library {
+    shared: Arc<Shared>,
+    /// Queue ids from here on are refused; `None`: the policy does not look at them.
+    queues: Option<u32>,
+    /// NOOP: callbacks run on the threads that add.
+    direct: bool,
+    /// The time of arrival counts.
+    stamps: bool,
+    recorder: Option<Arc<Recorder>>,
+    foretelling: Foretelling,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Callbacks that run on threads that add.
+    direct_calls: AtomicU32,
+    closed: AtomicBool,
+}
+
+/// Policies to which the time of a request's arrival means nothing, only the order.
+const UNTIMED: &[&str] = &["none", "fifo", "to", "to-agg", "sjf", "hbrr", "twins", "wfq"];
+
+thread_local! {
+    /// Direct callbacks that run on this thread.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The program's generation of the interface, as far as the library acts by it.
+#[derive(Clone, Copy, Debug)]
+pub struct Starting {
+    /// The callbacks for requests without own ones.
+    pub default: Sink,
+    /// The program may ask for the times between requests.
+    pub timed: bool,
+}
+
+impl Library {
+    /// Starts the library.
+    pub fn start(config: &Config, starting: Starting) -> Result<Library, String> {
+        guard::watch_forks();
+        let shared = Arc::new(Shared {
+            requests: Requests::default(),
+            inbox: Inbox::new(CAPACITY),
+            default: starting.default,
+            complete_on_return: config.in_flight_requests == 0,
+            lane_per_queue: config.lane_per_queue,
+            together_max: config.aggregation_max,
+            abandon: AtomicBool::new(false),
+            complaints: AtomicU32::new(0),
+            first: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+        });
+        let core_config = CoreConfig {
+            lanes: if config.lane_per_queue { config.queues as u16 } else { 1 },
+            // Requests are not split at servers, as in AGIOS.
+            shared_space: true,
+            // One callback at a time: the next request is chosen when it has returned.
+            lane_requests: config.in_flight_requests.max(1),
+            lane_bytes: u64::MAX,
+            total_requests: if shared.complete_on_return { 1 } else { u32::MAX },
+            cost: CostModel::default(),
+            statistics: false,
+            ..CoreConfig::single_lane(CAPACITY)
+        };
+        let core = Core::new(core_config, &config.policy).map_err(|e| e.to_string())?;
+        let recorder = match &config.trace {
+            Some((prefix, suffix)) => Some(trace(&shared, prefix, suffix, config.trace_buffer_bytes)?),
+            None => None,
+        };
+        let policy = config.policy.name.as_str();
+        let direct = policy == "none";
+        let thread = if direct {
+            None
+        } else {
+            if let Some(recorder) = &recorder {
+                shared.inbox.tell(Message::Observe(recorder.clone()));
+            }
+            let owner = Owner::new(Arc::clone(&shared), core);
+            let _quiet = guard::Quiet::new(); // the thread inherits it
+            let thread = std::thread::Builder::new().name("agios".into()).spawn(move || owner.run());
+            Some(thread.map_err(|e| format!("its thread cannot be started ({e}); raise the limit of threads"))?)
+        };
+        let library = Library {
+            queues: matches!(policy, "twins" | "wfq").then_some(config.queues),
+            direct,
+            stamps: starting.timed || recorder.is_some() || !UNTIMED.contains(&policy),
+            recorder,
+            foretelling: Foretelling::default(),
+            thread: Mutex::new(thread),
+            direct_calls: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+            shared,
+        };
+        if !config.foretold_by.is_empty() {
+            library.foretell(config.foretold_by.clone());
+        }
+        Ok(library)
+    }
+
+    /// One line on stderr.
+    pub fn complain(&self, text: &str) {
+        self.shared.complain(text);
+    }
+
+    /// Begins to load recorded runs, which foretell requests from then on.
+    pub fn foretell(&self, traces: Vec<PathBuf>) {
+        self.foretelling.begin(&self.shared, traces);
+    }
+
+    /// Waits until recorded runs are loaded, if any are being loaded; what was wrong with them.
+    pub fn wait_foretold(&self) -> Result<(), String> {
+        self.foretelling.wait()
+    }
+
+    /// Adds a request.
+    pub fn add(&self, named: &Named<'_>, identifier: i64, queue_id: i32, sink: Option<Sink>) -> Result<(), String> {
+        let queue = queue_id as u32;
+        if let Some(queues) = self.queues.filter(|queues| queue >= *queues) {
+            return Err(format!(
+                "queue_id = {queue_id}: give 0 to {}, or raise max_queue_id of agios_init",
+                queues.saturating_sub(1)
+            ));
+        }
+        let sink = sink.filter(|sink| sink.is_there() && *sink != self.shared.default);
+        if sink.is_none() && !self.shared.default.is_there() {
+            return Err("the request has no callback, and neither has agios_init".into());
+        }
+        if self.direct {
+            return self.serve_directly(named, identifier, sink);
+        }
+        let Shared { requests, inbox, .. } = &*self.shared;
+        let arrival = if self.stamps { now() } else { Nanos::ZERO };
+        let added = requests.add(named, identifier, sink, |file| inbox.tell(Message::File(file)));
+        let Named { write, offset, len, .. } = *named;
+        let request = NewRequest { offset, len, arrival, token: added.token, file: added.file, queue, write };
+        let refused = match inbox.send(Message::Request(request), ADD_PATIENCE) {
+            Ok(()) => return Ok(()),
+            Err(NotSent::Full(_)) => format!("the library is full ({CAPACITY} requests); release some first"),
+            Err(NotSent::Closed(_)) => "the library is ending".into(),
+        };
+        requests.take_back(added.token);
+        Err(refused)
+    }
+
+    /// Without scheduling: calls back at once, on this thread, whatever other threads do.
+    fn serve_directly(&self, named: &Named<'_>, identifier: i64, sink: Option<Sink>) -> Result<(), String> {
+        // Counted before the look: ending looks at the count after it has closed.
+        self.direct_calls.fetch_add(1, Ordering::SeqCst);
+        INSIDE.set(INSIDE.get() + 1);
+        let _running = Running(self);
+        if self.closed.load(Ordering::SeqCst) {
+            return Err("the library is ending".into());
+        }
+        let arrival = now();
+        self.shared.arrived(arrival);
+        let mut calls = Vec::new();
+        let requests = &self.shared.requests;
+        let added = requests.add(named, identifier, sink, |_| {});
+        requests.deliver(&[added.token], 0, &mut calls);
+        sink.unwrap_or(self.shared.default).call_one(identifier);
+        requests.served(1);
+        if let Some(recorder) = &self.recorder {
+            let op = if named.write { Op::Write } else { Op::Read };
+            let Named { offset, len, .. } = *named;
+            recorder.ended(&Ended {
+                arrival,
+                finished: now(),
+                file: key_of_name(named.file),
+                client: 0,
+                job: 0,
+                offset,
+                len,
+                moved_bytes: len,
+                user: 0,
+                errno: 0,
+                lane: LaneId(0),
+                op,
+            });
+        }
+        Ok(())
+    }
+
+    /// Releases the oldest delivered request with this identity.
+    pub fn release(&self, named: &Named<'_>) -> Result<(), String> {
+        let Some(batch) = self.shared.requests.release(named) else {
+            return Err(format!("{} was not delivered; it cannot be released", named.shown()));
+        };
+        if !self.shared.complete_on_return && !self.direct {
+            self.shared.inbox.tell(Message::Released(batch));
+        }
+        Ok(())
+    }
+
+    /// Cancels the youngest queued request with this identity.
+    pub fn cancel(&self, named: &Named<'_>) -> Result<(), String> {
+        let Some(token) = self.shared.requests.cancel(named) else {
+            return Err(format!("{} is not queued; it cannot be cancelled", named.shown()));
+        };
+        self.shared.inbox.tell(Message::Cancelled(token));
+        Ok(())
+    }
+
+    /// Metrics since the start or the last reset.
+    pub fn metrics(&self, reset: bool) -> Metrics {
+        let Shared { first, last, .. } = &*self.shared;
+        let mut metrics = self.shared.requests.metrics(reset);
+        let begun = if reset { first.swap(0, Ordering::Relaxed) } else { first.load(Ordering::Relaxed) };
+        metrics.span_ns = if begun == 0 { 0 } else { last.load(Ordering::Relaxed).saturating_sub(begun) };
+        metrics
+    }
+
+    /// A callback runs on this thread.
+    pub fn in_callback(&self) -> bool {
+        self.shared.inbox.is_owner() || INSIDE.get() > 0
+    }
+
+    /// Stops the library: refuses new requests, has what is queued delivered, and waits for callbacks.
+    pub fn stop(&self) -> Result<(), String> {
+        self.closed.store(true, Ordering::SeqCst);
+        self.shared.inbox.close();
+        self.foretelling.stop();
+        self.shared.inbox.tell(Message::Stop);
+        let thread = self.thread.lock().take();
+        let runs = || thread.as_ref().is_some_and(|t| !t.is_finished()) || self.direct_calls.load(Ordering::SeqCst) > 0;
+        wait_while(&runs, EXIT_PATIENCE);
+        if runs() {
+            self.shared.abandon.store(true, Ordering::Relaxed);
+            wait_while(&runs, LAST_CALLBACK);
+        }
+        let late = runs();
+        if let Some(thread) = thread.filter(|t| t.is_finished()) {
+            let _ = thread.join();
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.finish();
+        }
+        if late {
+            return Err("a callback has not returned within 30 s; its thread keeps running".into());
+        }
+        self.shared.requests.clear();
+        Ok(())
+    }
+}
+
+/// Threads tell nobody when they have ended: looks, less and less often.
+fn wait_while(runs: &dyn Fn() -> bool, most: Duration) {
+    let end = Instant::now() + most;
+    let mut pause = Duration::from_micros(20);
+    while runs() && Instant::now() < end {
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+}
+
+/// While a direct callback runs.
+struct Running<'a>(&'a Library);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        INSIDE.set(INSIDE.get() - 1);
+        self.0.direct_calls.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Begins a trace in the first of `prefix.1.suffix`, `prefix.2.suffix`, … that does not exist.
+fn trace(shared: &Arc<Shared>, prefix: &str, suffix: &str, bytes: usize) -> Result<Arc<Recorder>, String> {
+    for n in 1..=TRACES_MAX {
+        let path = format!("{prefix}.{n}.{suffix}");
+        let (ours, theirs) = (Arc::downgrade(shared), Arc::downgrade(shared));
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let options = LiveOptions {
+            header: Header {
+                clock_unix_ns: u64::try_from(unix.as_nanos()).ok(),
+                source: concat!("impresario ", env!("CARGO_PKG_VERSION"), ", libagios").into(),
+                command: crate::foretold::TRACED_BY.into(),
+                ..Header::default()
+            },
+            zero: now(),
+            buffer_bytes: bytes,
+            limit_bytes: u64::MAX,
+        };
+        let _quiet = guard::Quiet::new(); // the writer's thread inherits it
+        let path_of = Box::new(move |key| ours.upgrade()?.requests.name_of(key));
+        let complain = move |error: &TraceError| {
+            if let Some(shared) = theirs.upgrade() {
+                shared.complain(&format!("the trace ends here, the library goes on: {error}"));
+            }
+        };
+        match Recorder::create(path.as_ref(), &options, Some(path_of), complain) {
+            Ok(recorder) => return Ok(recorder),
+            Err(TraceError::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(format!("the trace cannot be created: {e}; see trace_file_prefix")),
+        }
+    }
+    Err(format!("there are {TRACES_MAX} traces {prefix}.*.{suffix}; remove some"))
+}
