@@ -1,8 +1,9 @@
 /* How a file operation becomes a request of the scheduler: what it covers, who sent it, and when it may not wait.
  *
- * Reads and writes are scheduled. The operations that must come after what they cover are barriers: fsync and flush
- * wait for writes of the file, truncate, ftruncate, discard and zerofill for everything in their range. All others
- * pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
+ * Reads and writes are scheduled. The operations that must come after what they cover are barriers: fsync waits for the
+ * writes of the file, truncate, ftruncate, discard and zerofill for everything in their range. flush, which is a close,
+ * waits for the writes of the file if some of them came through its descriptor; otherwise it passes, so that a client
+ * does not wait for the limits of others. All other operations pass. A request that cannot be queued goes straight to the child, which is what happens without the translator. */
 #include "translator.h"
 
 #include <string.h>
@@ -45,7 +46,22 @@ void sched_internal_next(sched_state_t *state) {
     pthread_mutex_unlock(&state->lock);
 }
 
+/* How many writes of a descriptor are not answered: changes the count, which is the descriptor's context, by `more`. */
+static uint64_t writes_of(sched_state_t *state, fd_t *fd, int more) {
+    uint64_t writes = 0;
+    LOCK(&fd->lock);
+    __fd_ctx_get(fd, state->this, &writes);
+    writes += (uint64_t)(int64_t)more;
+    if (more != 0) __fd_ctx_set(fd, state->this, writes);
+    UNLOCK(&fd->lock);
+    return writes;
+}
+
 void sched_request_end(sched_state_t *state, sched_request_t *request) {
+    if (request->fd) {
+        writes_of(state, request->fd, -1);
+        fd_unref(request->fd);
+    }
     if (request->internal) {
         pthread_mutex_lock(&state->lock);
         state->internal_open--;
@@ -171,6 +187,10 @@ static void enter(sched_state_t *state, call_frame_t *frame, call_stub_t *stub, 
     request->stub = stub;
     request->what = what;
     request->internal = sched_is_internal(frame);
+    if (write) {
+        request->fd = fd_ref(stub->args.fd);
+        writes_of(state, request->fd, 1);
+    }
     if (request->internal) {
         GF_ATOMIC_INC(state->internal_requests);
         if (waits_its_turn(state, request)) {
@@ -217,6 +237,7 @@ static int32_t sched_fsync(call_frame_t *frame, xlator_t *this, fd_t *fd, int32_
 }
 
 static int32_t sched_flush(call_frame_t *frame, xlator_t *this, fd_t *fd, dict_t *xdata) {
+    if (writes_of(this->private, fd, 0) == 0) return sched_flush_resume(frame, this, fd, xdata);
     ENTER(flush, frame, this, IMPRESARIO_SYNC, fd->inode, no_gfid, 0, TO_THE_END, fd, xdata);
     return 0;
 }

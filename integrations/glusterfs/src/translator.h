@@ -81,6 +81,7 @@ typedef struct sched_request {
     struct list_head list;  /* in sched_state.internal */
     call_stub_t *stub;      /* the operation and its arguments */
     impresario_submission_t what;
+    fd_t *fd;               /* of a write, referenced: see writes_of() */
     gf_boolean_t internal;
 } sched_request_t;
 

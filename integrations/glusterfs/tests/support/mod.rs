@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use impresario_testing::{require, skip};
 
 #[allow(unused_imports)] // as above
-pub use volume::{Brick, Mount, Place, Volume, brick_file, figure, statedump};
+pub use volume::{Brick, Mount, Place, Volume, brick_file, figure, statedump, text_of_statedump};
 
 /// Longest wait for anything that should happen at once.
 pub const PATIENCE: Duration = Duration::from_secs(40);
@@ -59,7 +59,9 @@ pub fn apart(test: &str) {
         return skip("libglusterfs-dev", "/usr/include/glusterfs/xlator.h is missing");
     }
     let folder = built();
-    let mut command = Command::new("unshare");
+    // Ends with this test, even if that is killed.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "unshare"]);
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", "--nocapture", test]);
     command.env(TRANSLATORS, folder.join("xlator"));

@@ -141,7 +141,11 @@ impl Volume {
             let mounted = fs::read_to_string("/proc/mounts").unwrap().contains(path.to_str().unwrap());
             mounted && self.bricks.iter().all(|b| b.log().matches("accepted client from").count() >= self.mounts)
         });
-        until("its root", || fs::read_dir(&path).is_ok());
+        // The client's side of the connections: names that fall to every brick can be made.
+        until("its bricks", || {
+            let mut names = (0..16).map(|n| path.join(format!(".probe{n}")));
+            names.all(|name| fs::create_dir(&name).and_then(|()| fs::remove_dir(&name)).is_ok())
+        });
         Mount { path, process }
     }
 }
@@ -190,8 +194,8 @@ impl Brick {
     }
 }
 
-/// The translator's part of a new statedump of a process.
-pub fn statedump(process: u32) -> BTreeMap<String, String> {
+/// The text of a new statedump of a process.
+pub fn text_of_statedump(process: u32) -> String {
     let folder = Path::new("/run/gluster");
     let dumps = || {
         let ours = format!(".{process}.dump.");
@@ -205,6 +209,12 @@ pub fn statedump(process: u32) -> BTreeMap<String, String> {
         text = dumps().first().map(|p| fs::read_to_string(p).unwrap()).unwrap_or_default();
         text.contains("DUMP-END-TIME")
     });
+    text
+}
+
+/// The translator's part of a new statedump of a process.
+pub fn statedump(process: u32) -> BTreeMap<String, String> {
+    let text = text_of_statedump(process);
     let mut lines = text.lines().skip_while(|l| !l.starts_with("[user/impresario.") || l.contains(" - "));
     assert!(lines.next().is_some(), "no section of the translator in:\n{text}");
     let own = lines.take_while(|l| !l.starts_with('['));

@@ -1,0 +1,211 @@
+//! A volume that glusterd manages: the translator is inserted, changed and removed with `gluster volume set`, and its
+//! order and limits hold while that happens.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
+
+/// The address that the machine has besides loopback.
+const ADDRESS: &str = "10.99.0.1";
+
+/// A machine with glusterd.
+struct Pool {
+    machine: Machine,
+    _glusterd: Process,
+    mounts: u32,
+}
+
+impl Pool {
+    fn start() -> Pool {
+        let machine = Machine::new();
+        let mut glusterd = Command::new("glusterd");
+        let glusterd = Process::start(glusterd.args(["-N", "-p", "/run/glusterd.pid"]));
+        until("glusterd", || Command::new("gluster").args(["pool", "list"]).output().unwrap().status.success());
+        Pool { machine, _glusterd: glusterd, mounts: 0 }
+    }
+
+    fn gluster(&self, arguments: &[&str]) -> String {
+        succeed(Command::new("gluster").arg("--mode=script").args(arguments))
+    }
+
+    fn set(&self, volume: &str, option: &str, value: &str) {
+        self.gluster(&["volume", "set", volume, option, value]);
+    }
+
+    /// Sets options of the translator, all at once.
+    fn schedule(&self, volume: &str, options: &[(&str, &str)]) {
+        let words: Vec<(String, String)> = options
+            .iter()
+            .map(|(key, value)| (format!("user.xlator.impresario.{key}"), format!("\"{value}\"")))
+            .collect();
+        let words = words.iter().flat_map(|(key, value)| [key.as_str(), value.as_str()]);
+        self.gluster(&["volume", "set", volume].into_iter().chain(words).collect::<Vec<&str>>());
+    }
+
+    /// A started volume of one brick with the translator, without the client's caches, which would keep requests back.
+    fn volume(&self, name: &str) {
+        let folder = self.machine.path(name);
+        self.gluster(&["volume", "create", name, &format!("{ADDRESS}:{}", folder.display()), "force"]);
+        for cache in ["write-behind", "open-behind", "quick-read", "io-cache", "read-ahead", "stat-prefetch"] {
+            self.set(name, &format!("performance.{cache}"), "off");
+        }
+        self.set(name, "user.xlator.impresario", "io-threads");
+        self.gluster(&["volume", "start", name]);
+    }
+
+    fn mount(&mut self, volume: &str) -> (PathBuf, Process) {
+        self.mounts += 1;
+        let path = self.machine.path(&format!("mount{}", self.mounts));
+        fs::create_dir(&path).unwrap();
+        let mut client = Command::new("glusterfs");
+        client.args(["-N", "-s", ADDRESS, "--volfile-id", volume, "-l", "/var/log/glusterfs/mount.log"]);
+        let process = Process::start(client.arg(&path));
+        until("the mount", || fs::read_to_string("/proc/mounts").unwrap().contains(path.to_str().unwrap()));
+        until("its root", || fs::write(path.join(".mounted"), "").is_ok());
+        (path, process)
+    }
+
+    /// The process that serves a volume's brick.
+    fn brick(&self, volume: &str) -> u32 {
+        let folder = Path::new("/run/gluster/vols").join(volume);
+        let file = fs::read_dir(folder).unwrap().flatten().next().expect("a file with the brick's process").path();
+        fs::read_to_string(file).unwrap().trim().parse().unwrap()
+    }
+
+    fn log(&self, volume: &str) -> String {
+        let name = self.machine.path(volume).display().to_string();
+        let name = name.trim_start_matches('/').replace('/', "-");
+        fs::read_to_string(format!("/var/log/glusterfs/bricks/{name}.log")).unwrap_or_default()
+    }
+}
+
+/// One write passes; the next ones wait until the policy changes.
+const NO_WRITES: [(&str, &str); 2] = [("policy", "tbf"), ("rules", "none: op=write {requests_per_s=0.001, burst=1}")];
+
+#[test]
+fn a_running_volume_is_changed_and_keeps_its_order() {
+    apart("inside_running_volume");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_running_volume() {
+    let mut pool = Pool::start();
+    pool.volume("plain");
+    let mounts: Vec<(PathBuf, Process)> = (0..5).map(|_| pool.mount("plain")).collect();
+    let brick = pool.brick("plain");
+    let file = |mount: usize| mounts[mount].0.join("file");
+    fs::write(file(0), vec![b'.'; 16_384]).unwrap();
+    fs::write(mounts[4].0.join("other"), "other").unwrap();
+    until("the first policy", || pool.log("plain").contains("policy fifo merge=on"));
+
+    pool.schedule("plain", &NO_WRITES);
+    until("the limit", || statedump(brick).get("policy").is_some_and(|p| p.starts_with("tbf ")));
+    script(&mounts[0].0, "printf passes | dd of=file conv=notrunc status=none");
+    // Two writes wait for the limit; fsync and truncate, though they have none, wait for the writes. All in processes of
+    // their own: closing a descriptor waits for its writes, and starting a program closes descriptors.
+    let waiting = |count| until("a waiting request", || figure(&statedump(brick), "open_requests") == count);
+    let start = |mount: usize, text: &str| {
+        Process::start(Command::new("bash").args(["-euc", text]).current_dir(&mounts[mount].0))
+    };
+    let block = |digit, at| {
+        format!(
+            "printf '{digit}%.0s' {{1..4096}} | dd of=file bs=4096 iflag=fullblock seek={at} conv=notrunc status=none"
+        )
+    };
+    let mut waiters = vec![start(0, &block(1, 1))];
+    waiting(1);
+    waiters.push(start(1, &block(2, 2)));
+    waiting(2);
+    waiters.push(start(2, "sync file"));
+    waiting(3);
+    waiters.push(start(3, "truncate -s 6000 file"));
+    waiting(4);
+    // Whoever has nothing to wait for does not wait.
+    script(&mounts[4].0, "grep -qx other other && exec 3<>file 3<&-");
+    // A change that makes no sense is named in the log and changes nothing.
+    pool.schedule("plain", &[("rules", "none: op=writ {requests_per_s=1}")]);
+    until("a refusal", || pool.log("plain").contains("option rules \"none: op=writ "));
+    pool.schedule("plain", &[("depth", "5000")]);
+    until("a refusal", || pool.log("plain").contains("'5000' in 'option depth 5000' is out of range"));
+    let report = statedump(brick);
+    assert!(report["policy"].contains("op=write "), "{report:?}");
+    assert_eq!((figure(&report, "depth"), figure(&report, "open_requests")), (16, 4), "{report:?}");
+    assert!(waiters.iter_mut().all(|w| w.0.try_wait().unwrap().is_none()), "something did not wait");
+
+    pool.schedule("plain", &[("policy", "mlf"), ("rules", ""), ("depth", "3"), ("merge", "file")]);
+    for waiter in &mut waiters {
+        assert!(waiter.end(PATIENCE).expect("all end with the limit").success());
+    }
+    let report = statedump(brick);
+    assert_eq!((report["policy"].as_str(), figure(&report, "depth")), ("mlf", 3), "{report:?}");
+    // Both writes were done before the truncate: neither is there again behind it.
+    let content = fs::read(file(1)).unwrap();
+    assert_eq!(content.len(), 6000);
+    assert_eq!((&content[..6], content[4096], content[5999]), (&b"passes"[..], b'1', b'1'));
+
+    // Out of the way, and in it again.
+    let requests = || figure(&statedump(brick), "requests");
+    pool.schedule("plain", &[("pass-through", "on")]);
+    let before = requests();
+    until("the detour", || {
+        let before = requests();
+        fs::write(file(1), "x").unwrap();
+        requests() == before
+    });
+    pool.schedule("plain", &[("pass-through", "off")]);
+    until("the way back", || {
+        fs::write(file(1), "x").unwrap();
+        requests() > before + 1
+    });
+    // Metrics, as `kill -USR2` writes them.
+    succeed(Command::new("kill").args(["-USR2", &brick.to_string()]));
+    until("metrics", || {
+        let files = fs::read_dir("/run/gluster/metrics").into_iter().flatten().flatten();
+        let texts = files.map(|f| fs::read_to_string(f.path()).unwrap_or_default());
+        texts.into_iter().any(|t| t.contains("plain-impresario.impresario.queue_ns_p99 "))
+    });
+    pool.gluster(&["volume", "stop", "plain"]);
+}
+
+#[test]
+fn a_brick_is_detached_from_a_process_that_goes_on() {
+    apart("inside_detached_brick");
+}
+
+/// With multiplexing one process serves the bricks of several volumes: stopping a volume ends the translator's part of it,
+/// not the process.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_detached_brick() {
+    let mut pool = Pool::start();
+    pool.gluster(&["volume", "set", "all", "cluster.brick-multiplex", "on"]);
+    pool.volume("stays");
+    pool.volume("goes");
+    let (stays, goes) = (pool.mount("stays"), pool.mount("goes"));
+    let process = pool.brick("stays");
+    for round in 0..2 {
+        until("the brick", || fs::write(goes.0.join("before"), "before").is_ok());
+        pool.schedule("goes", &NO_WRITES);
+        until("the limit", || pool.log("stays").matches("policy tbf").count() > round);
+        let mut writer = Command::new("dd");
+        writer.args(["if=/dev/zero", "of=queued", "bs=4k", "count=9", "conv=notrunc", "status=none"]);
+        let mut writer = Process::start(writer.current_dir(&goes.0));
+        until("a queued write", || text_of_statedump(process).contains("\nqueued_requests=1\n"));
+        pool.gluster(&["volume", "stop", "goes", "force"]);
+        let status = writer.end(PATIENCE).expect("the writer gets an error");
+        assert!(!status.success(), "what is queued is not answered as done");
+        fs::write(stays.0.join("after"), "after").unwrap();
+        assert_eq!(pool.brick("stays"), process);
+        assert!(Path::new("/proc").join(process.to_string()).exists());
+        pool.schedule("goes", &[("policy", "fifo")]);
+        pool.gluster(&["volume", "start", "goes"]);
+    }
+    until("the brick", || fs::read_to_string(goes.0.join("before")).is_ok_and(|text| text == "before"));
+    assert_eq!(fs::read_to_string(stays.0.join("after")).unwrap(), "after");
+    assert!(!pool.log("stays").contains("signal received"), "{}", pool.log("stays"));
+}
