@@ -47,7 +47,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
     let layout = Layout::new(1, 4, 65536, 4).expect("a possible layout");
     measure("Read", Kind::Call, &Call::Read { who, file, lane_offset, len: 4096 });
     measure("Write", Kind::Call, &Call::Write { who, file, lane_offset });
-    measure("FileRead", Kind::Call, &Call::FileRead { who, file, layout, offset: lane_offset, len: 4096 });
+    measure("FileRead", Kind::Call, &Call::FileRead { who, file, layout, made: 0, offset: lane_offset, len: 4096 });
     measure("Data", Kind::Answer, &Answer::Data);
     measure("Written", Kind::Answer, &Answer::Written(4096));
     Ok(ExitCode::SUCCESS)

@@ -134,8 +134,23 @@ impl Client {
 
     /// Reads from a file's data. Short only at the end of the file; holes are zeros.
     pub fn read(&self, file: FileKey, layout: &Layout, offset: u64, into: &mut [u8]) -> Result<usize, ClientError> {
+        self.read_made(file, layout, 0, offset, into)
+    }
+
+    /// The same of a file that is known to have the objects `made` ([`ObjectInfo::made`]): that one of them is missing is an
+    /// error, not a hole.
+    pub(crate) fn read_made(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, ClientError> {
         let piece_max = match &self.data {
-            DataPath::Direct(striped) => return striped.read(&self.identity.who(), file, layout, offset, into),
+            DataPath::Direct(striped) => {
+                return striped.read_made(&self.identity.who(), file, layout, made, offset, into);
+            }
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
         check_range(offset, into.len())?;
@@ -148,7 +163,7 @@ impl Client {
             let mut at = offset + done as u64;
             let ops = pieces.iter_mut().map(|piece| {
                 let len = piece.iter().map(|p| p.len()).sum::<usize>() as u32;
-                let call = Call::FileRead { who: self.identity.who(), file, layout: *layout, offset: at, len };
+                let call = Call::FileRead { who: self.identity.who(), file, layout: *layout, made, offset: at, len };
                 at += u64::from(len);
                 Op { link: &self.meta, call, payload: &[], into: Some(piece) }
             });
@@ -183,9 +198,21 @@ impl Client {
         extents: &[(u64, usize)],
         into: &mut [u8],
     ) -> Result<Vec<usize>, ClientError> {
+        self.read_list_made(file, layout, 0, extents, into)
+    }
+
+    /// As [`Client::read_made`].
+    pub(crate) fn read_list_made(
+        &self,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        extents: &[(u64, usize)],
+        into: &mut [u8],
+    ) -> Result<Vec<usize>, ClientError> {
         let piece_max = match &self.data {
             DataPath::Direct(striped) => {
-                return striped.read_list(&self.identity.who(), file, layout, extents, into);
+                return striped.read_list_made(&self.identity.who(), file, layout, made, extents, into);
             }
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
@@ -206,7 +233,7 @@ impl Client {
             let places: Vec<_> = round.iter().map(|(index, _, len, _)| (*index, *len)).collect();
             let ops = round.iter_mut().map(|(_, offset, len, piece)| {
                 let (who, layout, offset, len) = (self.identity.who(), *layout, *offset, *len as u32);
-                let call = Call::FileRead { who, file, layout, offset, len };
+                let call = Call::FileRead { who, file, layout, made, offset, len };
                 Op { link: &self.meta, call, payload: &[], into: Some(piece) }
             });
             for (reply, (index, len)) in exchange(ops.collect(), deadline).into_iter().zip(places) {

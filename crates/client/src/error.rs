@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use impresario_wire::Fault;
+use impresario_wire::{Fault, FileKey};
 
 /// A server's name in the configuration and its address, for messages.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -84,6 +84,18 @@ pub enum ClientError {
     UnsyncedLost {
         /// The server.
         peer: Peer,
+    },
+    /// A file has data in an object that its data server does not have.
+    #[error(
+        "{peer}: its object of the file {:016x} is missing, with what the file has there; bring the server's folder back as it \
+         was, or remove the file and copy it anew",
+        .file.0
+    )]
+    ObjectLost {
+        /// The server.
+        peer: Peer,
+        /// The file.
+        file: FileKey,
     },
     /// What the caller asked for cannot be.
     #[error("{what}")]

@@ -27,6 +27,8 @@ pub(crate) struct OpenFile {
     number: u64,
     key: FileKey,
     layout: Layout,
+    /// Its objects that must be there.
+    made: u64,
     write: bool,
     registration: Mutex<Registration>,
 }
@@ -48,6 +50,7 @@ impl File {
             number: client.opens.number(),
             key: opened.file,
             layout: opened.layout,
+            made: opened.made,
             write,
             registration: Mutex::new(registration),
         });
@@ -57,13 +60,13 @@ impl File {
 
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
-        self.inner.client.read(self.inner.key, &self.inner.layout, offset, into)
+        self.inner.client.read_made(self.inner.key, &self.inner.layout, self.inner.made, offset, into)
     }
 
     /// Reads extents (offset, length) into `into`, back to back; `into` is as long as all of them together. They may
     /// overlap and come in any order. Returns the bytes of each that lie before the end of the file; holes are zeros.
     pub fn read_list(&self, extents: &[(u64, usize)], into: &mut [u8]) -> Result<Vec<usize>, ClientError> {
-        self.inner.client.read_list(self.inner.key, &self.inner.layout, extents, into)
+        self.inner.client.read_list_made(self.inner.key, &self.inner.layout, self.inner.made, extents, into)
     }
 
     /// Reads `count` extents of `len` bytes, the first at `offset` and each `stride` bytes after the one before.

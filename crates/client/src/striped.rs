@@ -59,11 +59,25 @@ impl Striped {
         offset: u64,
         into: &mut [u8],
     ) -> Result<usize, ClientError> {
+        self.read_made(who, file, layout, 0, offset, into)
+    }
+
+    /// The same of a file that is known to have the objects `made` ([`ObjectInfo::made`]): where one of them is missing, what
+    /// looks like a hole or the end of the file is [`ClientError::ObjectLost`].
+    pub fn read_made(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, ClientError> {
         self.check(layout, offset, into.len())?;
         let mut done = 0;
         for part in into.chunks_mut(ROUND_BYTES) {
             let len = part.len();
-            let got = self.read_round(who, file, layout, offset + done as u64, part)?;
+            let got = self.read_round(who, file, layout, made, offset + done as u64, part)?;
             done += got;
             if got < len {
                 break;
@@ -150,15 +164,29 @@ impl Striped {
 
     /// Length, last modification and storage used of a file, as its objects tell them.
     pub fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
-        let mut all = ObjectInfo::default();
-        for (server, reply) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })? {
+        let (mut all, mut missing) = (ObjectInfo::default(), 0);
+        for ((server, reply), k) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })?.into_iter().zip(0u32..) {
             let Answer::Object(info) = reply.answer else { return Err(unexpected(&reply)) };
             let len = layout.position_of(server).map_or(0, |k| layout.file_len(k, info.size));
             all.size = all.size.max(len);
+            *(if info.made == 0 { &mut missing } else { &mut all.made }) |= 1 << (k % 64);
             all.mtime = all.mtime.max(info.mtime);
             all.used_bytes += info.used_bytes;
         }
+        all.made &= !missing;
         Ok(all)
+    }
+
+    /// The same of a file that is known to have the objects `made`.
+    pub fn stat_made(&self, file: FileKey, layout: &Layout, made: u64) -> Result<ObjectInfo, ClientError> {
+        let info = self.stat(file, layout)?;
+        match made & !info.made {
+            0 => Ok(info),
+            lost => {
+                let server = layout.server_at((lost.trailing_zeros() as u16).min(layout.pcount.saturating_sub(1)));
+                Err(ClientError::ObjectLost { peer: self.server(server)?.peer(), file })
+            }
+        }
     }
 
     /// Cuts or extends a file to `len` bytes.
@@ -220,6 +248,7 @@ impl Striped {
         who: &Who,
         file: FileKey,
         layout: &Layout,
+        made: u64,
         offset: u64,
         into: &mut [u8],
     ) -> Result<usize, ClientError> {
@@ -230,7 +259,7 @@ impl Striped {
             return Ok(len);
         }
         // Some object ended early: at the end of the file, or before a hole. Only the whole file's length tells.
-        let file_len = self.stat(file, layout)?.size;
+        let file_len = self.stat_made(file, layout, made)?.size;
         let missing = cuts.iter().filter(|cut| {
             let k = layout.position_of(cut.server).unwrap_or(0);
             cut.len > 0 && layout.file_offset(k, cut.lane_offset) < file_len

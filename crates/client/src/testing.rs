@@ -323,9 +323,9 @@ fn forward_by(striped: &Arc<Striped>, mut meta: Serve) -> Serve {
     Box::new(move |connection, call| {
         let mut bytes = Vec::new();
         let done = match &call.call {
-            Call::FileRead { who, file, layout, offset, len } => {
+            Call::FileRead { who, file, layout, made, offset, len } => {
                 bytes.resize(*len as usize, 0);
-                striped.read(who, *file, layout, *offset, &mut bytes).map(|got| {
+                striped.read_made(who, *file, layout, *made, *offset, &mut bytes).map(|got| {
                     bytes.truncate(got);
                     Answer::Data
                 })

@@ -47,6 +47,8 @@ pub(crate) struct Item {
     who: Who,
     file: FileKey,
     layout: Layout,
+    /// The objects that the file is known to have.
+    made: u64,
     /// Of a write: the bytes, in the order of the lane.
     payload: Bulk,
     answer: Answering,
@@ -110,6 +112,7 @@ struct FileRequest {
     who: Who,
     file: FileKey,
     layout: Layout,
+    made: u64,
     op: Op,
     offset: u64,
     len: u64,
@@ -247,7 +250,8 @@ impl IoNode {
             user: request.who.user,
             speculative: false,
         };
-        let item = Item { who: request.who, file: request.file, layout: request.layout, payload, answer };
+        let FileRequest { who, file, layout, made, .. } = *request;
+        let item = Item { who, file, layout, made, payload, answer };
         let (item, errno, why) = match self.engine.submit(submission, item) {
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
@@ -317,19 +321,20 @@ impl Service for IoNode {
         let Incoming { call, payload } = request;
         let conn = session.connection.id();
         let request = match call {
-            Call::FileRead { who, file, layout, offset, len } => {
-                FileRequest { conn, who, file, layout, op: Op::Read, offset, len: u64::from(len) }
+            Call::FileRead { who, file, layout, made, offset, len } => {
+                FileRequest { conn, who, file, layout, made, op: Op::Read, offset, len: u64::from(len) }
             }
             Call::FileWrite { who, file, layout, offset } => {
                 let len = payload.as_ref().map_or(0, |p| p.len() as u64);
-                FileRequest { conn, who, file, layout, op: Op::Write, offset, len }
+                FileRequest { conn, who, file, layout, made: 0, op: Op::Write, offset, len }
             }
             Call::FileSync { who, file, layout } => {
-                FileRequest { conn, who, file, layout, op: Op::Sync, offset: 0, len: u64::MAX }
+                FileRequest { conn, who, file, layout, made: 0, op: Op::Sync, offset: 0, len: u64::MAX }
             }
             Call::FilePrefetch { who, file, layout, offset, len } => {
                 let len = len.min((i64::MAX as u64).saturating_sub(offset));
-                return self.pass_hint(FileRequest { conn, who, file, layout, op: Op::Read, offset, len }, reply);
+                let request = FileRequest { conn, who, file, layout, made: 0, op: Op::Read, offset, len };
+                return self.pass_hint(request, reply);
             }
             call @ Call::Meta { .. } => {
                 let proxy = session.meta.get_or_insert_with(|| MetaProxy::new(&self.upstream, &session.connection));

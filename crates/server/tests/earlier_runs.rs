@@ -156,8 +156,14 @@ fn an_io_node_foresees_too() {
             let call = Call::FileWrite { who: who(1), file: FileKey(3), layout, offset: at as u64 };
             assert_eq!(peer.call(&call, &content[at..at + (1 << 20)]).0, Answer::Written(1 << 20));
         }
-        let read =
-            |client, offset| Call::FileRead { who: who(client), file: FileKey(3), layout, offset, len: BLOCK as u32 };
+        let read = |client, offset| Call::FileRead {
+            who: who(client),
+            file: FileKey(3),
+            layout,
+            made: 0,
+            offset,
+            len: BLOCK as u32,
+        };
         trace(&mut peer, true);
         strided_reads(&address, Role::Io, &content, read);
         let recorded = path_of(&trace(&mut peer, false));

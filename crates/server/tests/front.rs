@@ -156,11 +156,11 @@ fn another_version_or_role_is_told_what_to_do() {
     let (_toy, running) = start("127.0.0.1:0");
     let mut peer = Peer::raw(running.address());
     let refused = peer.greet(&impresario_wire::Hello { version: 99, ..hello(Role::Data, 1) });
-    let (_, message) = fault(refused.unwrap_err());
+    let (_, message) = fault(*refused.unwrap_err());
     assert!(message.contains("99") && message.contains("same release"), "{message}");
     assert!(peer.is_closed());
     let mut peer = Peer::raw(running.address());
-    let (_, message) = fault(peer.greet(&hello(Role::Io, 1)).unwrap_err());
+    let (_, message) = fault(*peer.greet(&hello(Role::Io, 1)).unwrap_err());
     assert!(message.contains("Data") && message.contains("Io") && message.contains("address"), "{message}");
     let mut peer = Peer::raw(running.address());
     let mut unwanted = hello(Role::Data, 1);
@@ -204,7 +204,7 @@ fn one_connection_too_many_is_told_so() {
     let (_toy, running) = start("127.0.0.1:0");
     let peers: Vec<Peer> = (0..4).map(|n| Peer::connect(running.address(), Role::Data, n)).collect();
     let mut fifth = Peer::raw(running.address());
-    let (errno, message) = fault(fifth.greet(&hello(Role::Data, 5)).unwrap_err());
+    let (errno, message) = fault(*fifth.greet(&hello(Role::Data, 5)).unwrap_err());
     assert_eq!(errno, libc::EUSERS);
     assert!(message.contains("4 connections"), "{message}");
     assert!(fifth.is_closed());

@@ -16,7 +16,7 @@ fn write(client: u64, file: u64, offset: u64) -> Call {
 }
 
 fn read(client: u64, file: u64, offset: u64, len: u32) -> Call {
-    Call::FileRead { who: who(client), file: FileKey(file), layout: LAYOUT, offset, len }
+    Call::FileRead { who: who(client), file: FileKey(file), layout: LAYOUT, made: 0, offset, len }
 }
 
 fn data(answer: (Answer, Vec<u8>)) -> Vec<u8> {
@@ -221,7 +221,7 @@ fn older_epochs_and_foreign_layouts_are_refused() {
     let other = cluster.start_io(|_| {});
     let mut late = Peer::connect(other.address(), Role::Io, 1);
     assert_eq!(fault(late.call(&of(1), b"old").0).0, Fault::FENCED);
-    let foreign = |layout| Call::FileRead { who: who(3), file: FileKey(1), layout, offset: 0, len: 10 };
+    let foreign = |layout| Call::FileRead { who: who(3), file: FileKey(1), layout, made: 0, offset: 0, len: 10 };
     let (errno, message) = fault(peer.call(&foreign(Layout { servers: 9, ..LAYOUT }), &[]).0);
     assert_eq!(errno, libc::EINVAL);
     assert!(message.contains('9') && message.contains('4'), "{message}");
@@ -254,7 +254,7 @@ fn two_layouts_for_one_file_do_not_mix() {
     for n in 0..40u64 {
         let layout = if n % 3 == 0 { b } else { a };
         let file = FileKey(if n % 3 == 0 { 2 } else { 1 });
-        let call = Call::FileRead { who: who(1), file, layout, offset: n * 700, len: 700 };
+        let call = Call::FileRead { who: who(1), file, layout, made: 0, offset: n * 700, len: 700 };
         assert!(data(peer.call(&call, &[])) == pattern(n, 700));
     }
 }
@@ -308,7 +308,8 @@ fn metadata_passes_with_a_session_of_its_own_per_client() {
     });
     let mut peer = Peer::connect(io.address(), Role::Io, 2);
     peer.send(&Call::Meta { who: Who::default(), call: MetaCall::Statfs }, &[]);
-    let call = Call::FileRead { who: who(2), file: opened.file, layout: opened.layout, offset: 0, len: 300_000 };
+    let call =
+        Call::FileRead { who: who(2), file: opened.file, layout: opened.layout, made: 0, offset: 0, len: 300_000 };
     peer.send(&call, &[]);
     let (_, answer, payload) = peer.answer().unwrap();
     assert!(data((answer, payload)) == bytes, "data overtake the metadata call that waits");

@@ -408,3 +408,27 @@ fn modes_and_owners_are_exactly_as_asked() {
     s.done(renamed);
     assert_eq!(s.stat("d/l").size, 1);
 }
+
+#[test]
+fn a_lost_object_is_reported_and_the_length_kept() {
+    let tmp = tempfile::tempdir().unwrap();
+    let s = start(tmp.path());
+    s.file("f", 200_000);
+    let opened = s.open("f", true);
+    assert_eq!(opened.made, 0b1111, "what closing had learnt");
+    let layout = opened.layout;
+    s.objects.lose(opened.file, layout.pcount - 1);
+    let fault = |call| match s.call(call) {
+        Answer::Fault(fault) => fault,
+        other => panic!("{other:?}"),
+    };
+    let told = fault(MetaCall::GetAttr { target: at("f") });
+    assert!(told.errno == libc::EIO && told.message.contains("lost its object"), "{told}");
+    s.close(opened);
+    assert_eq!(fault(MetaCall::GetAttr { target: at("f") }).errno, libc::EIO, "never taken for a shorter file");
+    // Emptied, it misses nothing; removed, it is gone.
+    let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+    s.done(MetaCall::SetAttr { target: at("f"), set: cut });
+    assert_eq!(s.stat("f").size, 0);
+    s.done(MetaCall::Unlink { path: path("f") });
+}

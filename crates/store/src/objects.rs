@@ -246,10 +246,12 @@ impl<F: FileSystem> ObjectStore<F> {
 
     /// The state of the object; zeros if there is none.
     pub fn stat(&self, key: u64) -> io::Result<FileState> {
-        match self.existing(key)? {
-            Some(file) => self.fs.stat(&file),
-            None => Ok(FileState::default()),
-        }
+        Ok(self.look(key)?.unwrap_or_default())
+    }
+
+    /// The state of the object, if there is one.
+    pub fn look(&self, key: u64) -> io::Result<Option<FileState>> {
+        self.existing(key)?.map(|file| self.fs.stat(&file)).transpose()
     }
 
     /// Space for objects.

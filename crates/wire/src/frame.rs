@@ -432,7 +432,7 @@ mod tests {
             any::<u32>().prop_map(Answer::Written),
             (any::<u32>(), any::<u32>()).prop_map(|(at, missing)| Answer::Piece { at, missing }),
             (any::<u64>(), any::<i64>(), 0u32..1_000_000_000).prop_map(|(size, secs, nanos)| {
-                Answer::Object(ObjectInfo { size, mtime: Time { secs, nanos }, used_bytes: size })
+                Answer::Object(ObjectInfo { size, mtime: Time { secs, nanos }, used_bytes: size, made: size })
             }),
             bytes().prop_map(Answer::Link),
             ("[ -~]{0,40}", any::<i32>()).prop_map(|(message, errno)| Answer::Fault(Fault { errno, message })),

@@ -194,6 +194,8 @@ pub enum Call {
         file: FileKey,
         /// Its layout.
         layout: Layout,
+        /// The objects that it is known to have, as in [`ObjectInfo::made`].
+        made: u64,
         /// Offset in the file, bytes.
         offset: u64,
         /// Bytes wanted.
@@ -575,6 +577,9 @@ pub struct Opened {
     pub file: FileKey,
     /// Where its data lie.
     pub layout: Layout,
+    /// The objects that it had when they were last asked for, as in [`ObjectInfo::made`]. One of them that is missing is
+    /// lost, not a hole.
+    pub made: u64,
     /// Its attributes.
     pub attr: Attr,
 }
@@ -597,6 +602,9 @@ pub struct ObjectInfo {
     pub mtime: Time,
     /// Bytes of storage used.
     pub used_bytes: u64,
+    /// Which objects exist. Of an object: 1, or 0 when there is none. Of a file: bit n is set when there are the objects of
+    /// all its data servers whose position modulo 64 is n.
+    pub made: u64,
 }
 
 /// Totals of a file system.

@@ -39,6 +39,19 @@ impl Striped {
         extents: &[(u64, usize)],
         into: &mut [u8],
     ) -> Result<Vec<usize>, ClientError> {
+        self.read_list_made(who, file, layout, 0, extents, into)
+    }
+
+    /// As [`Striped::read_made`].
+    pub fn read_list_made(
+        &self,
+        who: &Who,
+        file: FileKey,
+        layout: &Layout,
+        made: u64,
+        extents: &[(u64, usize)],
+        into: &mut [u8],
+    ) -> Result<Vec<usize>, ClientError> {
         self.check(layout, 0, 0)?;
         check_list(extents, into.len())?;
         let mut got = vec![0; extents.len()];
@@ -51,7 +64,7 @@ impl Striped {
                 round.push(chunk);
             }
             let places: Vec<_> = round.iter().map(|chunk| (chunk.index, chunk.offset, chunk.into.len())).collect();
-            let file_len = self.read_chunks(who, file, layout, round)?;
+            let file_len = self.read_chunks(who, file, layout, made, round)?;
             for (index, offset, len) in places {
                 if let Some(got) = got.get_mut(index) {
                     *got += file_len.saturating_sub(offset).min(len as u64) as usize;
@@ -67,6 +80,7 @@ impl Striped {
         who: &Who,
         file: FileKey,
         layout: &Layout,
+        made: u64,
         chunks: Vec<Chunk<'_>>,
     ) -> Result<u64, ClientError> {
         let deadline = self.deadline();
@@ -77,7 +91,7 @@ impl Striped {
         }
         // As in a read of one range: only the whole file's length says whether bytes that an object does not have are a
         // hole, and they are one only if they are still missing now.
-        let file_len = self.stat(file, layout)?.size;
+        let file_len = self.stat_made(file, layout, made)?.size;
         let again = calls.iter_mut().zip(short).filter(|(call, short)| *short && call.file_offset < file_len);
         let again: Vec<_> = again.map(|(call, _)| call).collect();
         self.send_lists(who, file, again.into_iter(), deadline)?;

@@ -183,7 +183,8 @@ impl FakeNames {
         let node = state.nodes.get(path).ok_or(libc::ENOENT)?.clone();
         state.next += 1;
         session.open.insert(state.next, node.clone());
-        Ok(Answer::Opened(Opened { handle: state.next, file: node.key, layout: node.layout, attr: self.attr(&node) }))
+        let (handle, attr) = (state.next, self.attr(&node));
+        Ok(Answer::Opened(Opened { handle, file: node.key, layout: node.layout, made: 0, attr }))
     }
 
     fn objects(&self, layout: &Layout, k: u16) -> Option<&Arc<FakeObjects>> {

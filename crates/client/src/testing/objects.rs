@@ -39,8 +39,9 @@ impl FakeObjects {
 
     /// Size of an object.
     pub fn info(&self, file: FileKey) -> ObjectInfo {
-        let size = self.state.lock().objects.get(&file).map_or(0, |object| object.len() as u64);
-        ObjectInfo { size, mtime: Time { secs: size.min(1) as i64, nanos: 0 }, used_bytes: size }
+        let object = self.state.lock().objects.get(&file).map(|object| object.len() as u64);
+        let (size, made) = (object.unwrap_or(0), u64::from(object.is_some()));
+        ObjectInfo { size, mtime: Time { secs: size.min(1) as i64, nanos: 0 }, used_bytes: size, made }
     }
 
     /// Does one call; older epochs are fenced.

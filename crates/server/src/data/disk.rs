@@ -79,10 +79,12 @@ impl Disk {
 
     /// Answers with the state of an object.
     pub(crate) fn stat(&self, file: FileKey, reply: Reply) {
-        match self.store.stat(file.0) {
+        match self.store.look(file.0) {
             Ok(state) => {
+                let made = u64::from(state.is_some());
+                let state = state.unwrap_or_default();
                 let mtime = Time { secs: state.mtime_secs, nanos: state.mtime_nanos };
-                let info = ObjectInfo { size: state.size, mtime, used_bytes: state.used_bytes };
+                let info = ObjectInfo { size: state.size, mtime, used_bytes: state.used_bytes, made };
                 reply.send(&Answer::Object(info));
             }
             Err(error) => reply.send(&Answer::Fault(fault_of(&error))),

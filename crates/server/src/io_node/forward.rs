@@ -138,7 +138,7 @@ impl Forwarder {
             let errno = forwarded.errno;
             ticket.complete(Outcome { errno, bytes_done: if errno == 0 { len } else { 0 }, started, finished });
         }
-        forwarded.shorts.into_iter().for_each(|(who, file, short)| self.resolve(&who, file, short));
+        forwarded.shorts.into_iter().for_each(|(who, file, made, short)| self.resolve(&who, file, made, short));
     }
 
     /// Forwards touching parts of one file and operation as one request, and answers them.
@@ -153,6 +153,7 @@ impl Forwarder {
             who: item.who,
             file: item.file,
             layout: item.layout,
+            made: parts.iter().fold(0, |made, (_, item)| made | item.made),
             server: self.split.then_some(request.extent.lane.0),
         };
         let failed = match request.op {
@@ -181,7 +182,7 @@ impl Forwarder {
                 let into = &mut [IoSliceMut::new(&mut buffer)];
                 self.striped.lane_read(&target.who, server, target.file, start, into)
             }
-            None => self.striped.read(&target.who, target.file, &target.layout, start, &mut buffer),
+            None => self.striped.read_made(&target.who, target.file, &target.layout, target.made, start, &mut buffer),
         };
         let got = match got {
             Ok(got) => got,
@@ -195,7 +196,7 @@ impl Forwarder {
                 Answering::Whole(reply) => reply.send_data(Bulk::One(slice)),
                 Answering::Part(ref family, index) => {
                     if let Complete::Short(short) = family.part_read(index, slice) {
-                        forwarded.shorts.push((item.who, item.file, short));
+                        forwarded.shorts.push((item.who, item.file, item.made, short));
                     }
                 }
             }
@@ -265,9 +266,9 @@ impl Forwarder {
 
     /// Answers a read that met the end of an object: whether that is the end of the file or a hole in it, only
     /// a look at all objects can tell.
-    fn resolve(&self, who: &Who, file: FileKey, short: Short) {
+    fn resolve(&self, who: &Who, file: FileKey, made: u64, short: Short) {
         let mut buffer = self.vitals.pool().buffer(short.len_bytes());
-        match self.striped.read(who, file, short.layout(), short.offset(), &mut buffer) {
+        match self.striped.read_made(who, file, short.layout(), made, short.offset(), &mut buffer) {
             Ok(got) => short.answer(Slice::new(Arc::new(buffer), 0..got)),
             Err(error) => short.fail(error.to_fault()),
         }
@@ -316,6 +317,8 @@ struct Target {
     who: Who,
     file: FileKey,
     layout: Layout,
+    /// The objects that it is known to have.
+    made: u64,
     /// Where requests are split: the data server, whose object the offsets mean.
     server: Option<u16>,
 }
@@ -324,7 +327,7 @@ struct Target {
 #[derive(Default)]
 struct Forwarded {
     errno: i32,
-    shorts: Vec<(Who, FileKey, Short)>,
+    shorts: Vec<(Who, FileKey, u64, Short)>,
 }
 
 impl Counts {

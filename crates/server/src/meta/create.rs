@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::message::{Attr, LayoutRequest, Opened, Time};
+use impresario_wire::message::{Attr, LayoutRequest, Opened};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
@@ -19,7 +19,7 @@ use super::disk::PATH_FLAGS;
 use super::fault::{Explain, Outcome, fault, show};
 use super::opens::{Found, OpenFile, Pin, Session};
 use super::record::{
-    FILE_ATTRIBUTE, LAYOUT_ATTRIBUTE, LAYOUT_REQUEST_BYTES, Record, decode_layout_request, encode_layout_request,
+    FILE_ATTRIBUTE, LAYOUT_ATTRIBUTE, LAYOUT_REQUEST_BYTES, Record, Seen, decode_layout_request, encode_layout_request,
 };
 use super::removal::TRIES;
 use super::service::Meta;
@@ -70,7 +70,7 @@ impl Meta {
         let key = self.dir.new_key().explain(doing, entry.path)?;
         let name = key_name(key);
         let fd = disk.make_file(writers, &name).explain(doing, entry.path)?;
-        let record = Record { key, layout, seen: Time::default() };
+        let record = Record { key, layout, seen: Seen::default() };
         let prepared = disk
             .set_attribute(&fd, FILE_ATTRIBUTE, &record.encode())
             .and_then(|()| self.set_ownership(&fd, entry, owned, 0))

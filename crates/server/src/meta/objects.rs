@@ -33,6 +33,8 @@ pub struct MemoryObjects {
 
 struct MemoryFile {
     lanes: Vec<u64>,
+    /// Which of them exist.
+    made: u64,
     mtime: Time,
 }
 
@@ -41,12 +43,14 @@ impl MemoryObjects {
     pub fn write(&self, file: FileKey, layout: &Layout, offset: u64, len_bytes: u64) {
         let mtime = self.now();
         let mut files = self.files.lock();
-        let state = files.entry(file).or_insert_with(|| MemoryFile { lanes: vec![0; layout.pcount.into()], mtime });
+        let state =
+            files.entry(file).or_insert_with(|| MemoryFile { lanes: vec![0; layout.pcount.into()], made: 0, mtime });
         state.mtime = mtime;
         for range in layout.lane_ranges(offset, len_bytes) {
-            let lane = layout.position_of(range.server).and_then(|k| state.lanes.get_mut(usize::from(k)));
-            if let Some(lane) = lane {
+            let Some(k) = layout.position_of(range.server) else { continue };
+            if let Some(lane) = state.lanes.get_mut(usize::from(k)) {
                 *lane = (*lane).max(range.lane_offset + range.len);
+                state.made |= 1 << (k % 64);
             }
         }
     }
@@ -59,6 +63,14 @@ impl MemoryObjects {
     /// Makes every call take this long.
     pub fn set_delay(&self, delay: Duration) {
         self.delay_us.store(delay.as_micros() as u64, Ordering::SeqCst);
+    }
+
+    /// Loses the object at a position of a file.
+    pub fn lose(&self, file: FileKey, k: u16) {
+        if let Some(state) = self.files.lock().get_mut(&file) {
+            state.lanes.get_mut(usize::from(k)).into_iter().for_each(|lane| *lane = 0);
+            state.made &= !(1 << (k % 64));
+        }
     }
 
     /// Keys of the files that have objects.
@@ -97,7 +109,7 @@ impl Objects for MemoryObjects {
         let files = self.files.lock();
         let Some(state) = files.get(&file) else { return Ok(ObjectInfo::default()) };
         let size = (0..layout.pcount).zip(&state.lanes).map(|(k, len)| layout.file_len(k, *len)).max().unwrap_or(0);
-        Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum() })
+        Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum(), made: state.made })
     }
 
     fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
@@ -107,8 +119,10 @@ impl Objects for MemoryObjects {
         if len_bytes == 0 && !files.contains_key(&file) {
             return Ok(());
         }
-        let lanes = (0..layout.pcount).map(|k| layout.lane_len(k, len_bytes)).collect();
-        files.insert(file, MemoryFile { lanes, mtime });
+        let lanes: Vec<u64> = (0..layout.pcount).map(|k| layout.lane_len(k, len_bytes)).collect();
+        let now = lanes.iter().zip(0u32..).filter(|(len, _)| **len > 0).fold(0, |made, (_, k)| made | 1 << (k % 64));
+        let made = now | files.get(&file).map_or(0, |state| state.made);
+        files.insert(file, MemoryFile { lanes, made, mtime });
         Ok(())
     }
 

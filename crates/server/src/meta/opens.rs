@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::message::{FileKey, Time, Who};
+use impresario_wire::message::{FileKey, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
 use super::background::Job;
 use super::fault::{Outcome, fault};
+use super::record::Seen;
 use super::service::Meta;
 
 /// Largest number of sessions.
@@ -39,7 +40,7 @@ pub(super) struct OpenFile {
     /// Held briefly while the file gains or loses a name in `writers/` or `orphans/`.
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
-    pub(super) seen: Mutex<Time>,
+    pub(super) seen: Mutex<Seen>,
 }
 
 struct Slot {

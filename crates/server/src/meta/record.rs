@@ -17,8 +17,12 @@ pub(super) const FILE_ATTRIBUTE: &str = "user.impresario.file";
 pub(super) const LAYOUT_ATTRIBUTE: &str = "user.impresario.layout";
 
 const VERSION: u16 = 1;
+/// Of a record with `made`.
+const RECORD_VERSION: u16 = 2;
 /// Bytes of an encoded [`Record`].
-pub(super) const RECORD_BYTES: usize = 32;
+pub(super) const RECORD_BYTES: usize = 40;
+/// Bytes of a [`Record`] of version 1.
+const RECORD_1_BYTES: usize = 32;
 /// Bytes of an encoded default layout.
 pub(super) const LAYOUT_REQUEST_BYTES: usize = 12;
 
@@ -29,9 +33,20 @@ pub(super) struct Record {
     pub(super) key: FileKey,
     /// Location of its data.
     pub(super) layout: Layout,
-    /// Modification time of its objects when the local time was last settled or set by hand. While the objects still
-    /// report this time, nothing has been written since, and the local time holds.
-    pub(super) seen: Time,
+    /// Its objects when they were last asked for.
+    pub(super) seen: Seen,
+}
+
+/// What is remembered of a file's objects.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Seen {
+    /// Their modification time when the local time was last settled or set by hand. While the objects still report this
+    /// time, nothing has been written since, and the local time holds.
+    pub(super) mtime: Time,
+    /// Those that existed, as in [`ObjectInfo::made`]: they exist until the file is removed, or are lost.
+    ///
+    /// [`ObjectInfo::made`]: impresario_wire::ObjectInfo::made
+    pub(super) made: u64,
 }
 
 /// Why an attribute is not usable.
@@ -49,22 +64,25 @@ impl Record {
     pub(super) fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         let mut out = Writer(&mut bytes);
-        out.put(&VERSION.to_le_bytes());
+        out.put(&RECORD_VERSION.to_le_bytes());
         out.put(&self.layout.base.to_le_bytes());
         out.put(&self.layout.pcount.to_le_bytes());
         out.put(&self.layout.servers.to_le_bytes());
         out.put(&self.layout.ssize_bytes.to_le_bytes());
-        out.put(&self.seen.nanos.to_le_bytes());
+        out.put(&self.seen.mtime.nanos.to_le_bytes());
         out.put(&self.key.0.to_le_bytes());
-        out.put(&self.seen.secs.to_le_bytes());
+        out.put(&self.seen.mtime.secs.to_le_bytes());
+        out.put(&self.seen.made.to_le_bytes());
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
         let mut from = Reader(bytes);
-        if bytes.len() != RECORD_BYTES || u16::from_le_bytes(from.take()?) != VERSION {
-            return None;
-        }
+        let has_made = match (bytes.len(), u16::from_le_bytes(from.take()?)) {
+            (RECORD_BYTES, RECORD_VERSION) => true,
+            (RECORD_1_BYTES, VERSION) => false,
+            _ => return None,
+        };
         let (base, pcount) = (u16::from_le_bytes(from.take()?), u16::from_le_bytes(from.take()?));
         let servers = u16::from_le_bytes(from.take()?);
         let ssize_bytes = u32::from_le_bytes(from.take()?);
@@ -72,7 +90,8 @@ impl Record {
         let key = FileKey(u64::from_le_bytes(from.take()?));
         let secs = i64::from_le_bytes(from.take()?);
         let layout = Layout::new(base, pcount, ssize_bytes, servers).ok()?;
-        Some(Record { key, layout, seen: Time { secs, nanos } })
+        let made = if has_made { u64::from_le_bytes(from.take()?) } else { 0 };
+        Some(Record { key, layout, seen: Seen { mtime: Time { secs, nanos }, made } })
     }
 
     /// The record of an open file.
@@ -148,14 +167,19 @@ mod tests {
         let record = Record {
             key: FileKey(0x1234_5678_9abc_def0),
             layout: Layout::new(3, 2, 65536, 5).unwrap(),
-            seen: Time { secs: -7, nanos: 999_999_999 },
+            seen: Seen { mtime: Time { secs: -7, nanos: 999_999_999 }, made: 5 },
         };
         let bytes = record.encode();
         assert_eq!(Record::decode(&bytes), Some(record));
         assert_eq!(Record::decode(&bytes[..31]), None);
+        assert_eq!(Record::decode(&bytes[..32]), None);
+        let mut older = bytes;
+        older[0] = 1;
+        let unknown = Record { seen: Seen { made: 0, ..record.seen }, ..record };
+        assert_eq!(Record::decode(&older[..32]), Some(unknown), "of a version that did not remember objects");
         assert_eq!(Record::decode(&[]), None);
         let mut newer = bytes;
-        newer[0] = 2;
+        newer[0] = 3;
         assert_eq!(Record::decode(&newer), None);
         let mut no_servers = bytes;
         no_servers[6..8].fill(0);
@@ -166,7 +190,7 @@ mod tests {
         #[test]
         fn no_bytes_panic_the_decoders(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Some(record) = Record::decode(&bytes) {
-                prop_assert_eq!(&record.encode()[..], &bytes[..]);
+                prop_assert_eq!(&record.encode()[2..bytes.len()], &bytes[2..]);
             }
             decode_layout_request(&bytes);
         }

@@ -292,7 +292,8 @@ impl Meta {
         let attr = if local { self.local_attr_of(&pin, path) } else { self.attr_of(&pin, path) };
         let opened = attr.and_then(|attr| {
             let handle = self.sessions.register(session, &pin, write)?;
-            Ok(Opened { handle, file: pin.key, layout: pin.layout, attr })
+            let made = pin.seen.lock().made;
+            Ok(Opened { handle, file: pin.key, layout: pin.layout, made, attr })
         });
         if opened.is_err() {
             self.opens.leave(pin.ino, write, false);

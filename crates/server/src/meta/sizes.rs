@@ -7,7 +7,7 @@
 //!
 //! - *mark*: noted in memory, linked, made durable; only then is the writer admitted. A mark without a writer is
 //!   settled by the next access.
-//! - *settle*: ask, set length, set time, note the objects' time ([`Record::seen`]), remove the mark. Repeating it
+//! - *settle*: ask, set length, set time, note the objects' time and which there are ([`Record::seen`]), remove the mark. Repeating it
 //!   changes nothing. Length and time must not become durable after the mark's removal: the journal keeps that order
 //!   ([`Disk::ordered`]), elsewhere an fsync does.
 //! - *truncate*: mark, truncate the objects, settle unless the file has writers.
@@ -30,7 +30,7 @@ use super::directory::key_name;
 use super::disk::mtime_of;
 use super::fault::{Explain, Outcome, data_fault, fault, show};
 use super::opens::{Found, OpenFile, Pin};
-use super::record::{FILE_ATTRIBUTE, Record};
+use super::record::{FILE_ATTRIBUTE, Record, Seen};
 use super::removal::{bad_record, read_in};
 use super::service::Meta;
 use super::tree::{EntryRef, local_attr};
@@ -67,7 +67,12 @@ impl Meta {
 
     /// Asks the data servers about a file's objects.
     fn ask(&self, file: &OpenFile) -> io::Result<ObjectInfo> {
-        self.note_answer(self.objects.stat(file.key, &file.layout))
+        let objects = self.note_answer(self.objects.stat(file.key, &file.layout))?;
+        match file.seen.lock().made & !objects.made {
+            0 => Ok(objects),
+            // Its length cannot be known, and must not be taken for less.
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a data server has lost its object of it")),
+        }
     }
 
     /// Records whether the data servers answered.
@@ -125,7 +130,10 @@ impl Meta {
         if !idle || !self.opens.may_settle(pin.ino) {
             return Ok(());
         }
-        let objects = self.ask(pin).map_err(Failure::DataServers)?;
+        let objects = self.ask(pin).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
+            _ => Failure::DataServers(error),
+        })?;
         self.copy_to_local(pin, &objects)?;
         if !self.dir.disk.ordered {
             self.dir.disk.sync(&pin.fd)?;
@@ -142,19 +150,23 @@ impl Meta {
         if cut {
             disk.set_len(&file.fd, objects.size)?;
         }
-        let written = objects.mtime != seen;
+        let written = objects.mtime != seen.mtime;
         if cut || written {
             let mtime = if written { objects.mtime } else { mtime_of(&stat) };
             disk.set_times(&file.fd, None, Some(SetTime::At(mtime)))?;
         }
-        if written { self.note_seen(file, objects) } else { Ok(()) }
+        if written || objects.made != seen.made { self.note_seen(file, objects) } else { Ok(()) }
     }
 
     /// Records the objects' current time: from now on the local time holds.
     fn note_seen(&self, file: &OpenFile, objects: &ObjectInfo) -> rustix::io::Result<()> {
-        let record = Record { key: file.key, layout: file.layout, seen: objects.mtime };
+        self.remember(file, Seen { mtime: objects.mtime, made: objects.made })
+    }
+
+    fn remember(&self, file: &OpenFile, seen: Seen) -> rustix::io::Result<()> {
+        let record = Record { key: file.key, layout: file.layout, seen };
         self.dir.disk.set_attribute(&file.fd, FILE_ATTRIBUTE, &record.encode())?;
-        *file.seen.lock() = objects.mtime;
+        *file.seen.lock() = seen;
         Ok(())
     }
 
@@ -239,7 +251,7 @@ impl Meta {
         let seen = *pin.seen.lock();
         let mut attr = self.local_attr_of(pin, path)?;
         attr.size = objects.size;
-        if objects.mtime != seen {
+        if objects.mtime != seen.mtime {
             attr.mtime = objects.mtime;
             attr.ctime = attr.ctime.max(objects.mtime);
         }
@@ -281,6 +293,11 @@ impl Meta {
         self.mark(pin).explain(doing, path)?;
         let cut = self.note_answer(self.objects.truncate(pin.key, &pin.layout, len_bytes));
         cut.map_err(|error| data_fault(&error, doing, path))?;
+        // An empty file misses nothing.
+        let seen = *pin.seen.lock();
+        if len_bytes == 0 && seen.made != 0 {
+            self.remember(pin, Seen { made: 0, ..seen }).explain(doing, path)?;
+        }
         // The objects have their new length, and the mark says so. If they cannot be asked now, the next access asks
         // them.
         if let Err(failure) = self.settle_held(pin, &gate) {
@@ -298,7 +315,7 @@ impl Meta {
             return Ok(());
         }
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, path))?;
-        if objects.mtime == *pin.seen.lock() {
+        if objects.mtime == pin.seen.lock().mtime {
             return Ok(());
         }
         self.note_seen(pin, &objects).explain(doing, path)

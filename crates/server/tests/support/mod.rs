@@ -81,12 +81,12 @@ impl Peer {
         peer
     }
 
-    pub fn greet(&mut self, hello: &Hello) -> Result<Welcome, Answer> {
+    pub fn greet(&mut self, hello: &Hello) -> Result<Welcome, Box<Answer>> {
         self.pipe.write_all(&encode(Kind::Hello, 0, hello, 0)).unwrap();
         let (kind, _, body, _) = self.frame().expect("an answer to the hello");
         match kind {
             Kind::Welcome => Ok(decode_body(&body).unwrap()),
-            _ => Err(decode_body(&body).unwrap()),
+            _ => Err(Box::new(decode_body(&body).unwrap())),
         }
     }
 
