@@ -23,17 +23,22 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The library that cargo built beside the test.
+pub fn library() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let deps = exe.parent().unwrap();
+    let places = [deps, deps.parent().unwrap()].map(|folder| folder.join("libimpresario.so"));
+    let found = places.iter().find(|p| p.exists());
+    found.unwrap_or_else(|| panic!("none of {places:?} exists")).clone()
+}
+
 /// The translator with the library that cargo built beside the test, in a folder as installing would lay it out.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         remove_translators_of_ended_tests();
-        let exe = std::env::current_exe().unwrap();
-        let deps = exe.parent().unwrap();
-        let so = "libimpresario.so";
-        let places = [deps.join(so), deps.parent().unwrap().join(so)];
-        let library = places.iter().find(|p| p.exists()).unwrap_or_else(|| panic!("no {so} in {places:?}"));
-        let folder = deps.join(format!("glusterfs-translator-{}", std::process::id()));
+        let (library, so) = (library(), "libimpresario.so");
+        let folder = library.parent().unwrap().join(format!("glusterfs-translator-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         // A copy: a later build must not change what a running brick has mapped.
         fs::copy(library, folder.join(format!("{so}.0"))).unwrap();
@@ -71,8 +76,7 @@ pub fn apart(test: &str) {
 
 /// Removes what [`built`] made for test programs that have ended.
 fn remove_translators_of_ended_tests() {
-    let exe = std::env::current_exe().unwrap();
-    let folders = fs::read_dir(exe.parent().unwrap()).unwrap().flatten();
+    let folders = fs::read_dir(library().parent().unwrap()).unwrap().flatten();
     for folder in folders {
         let name = folder.file_name().to_string_lossy().into_owned();
         let process = name.strip_prefix("glusterfs-translator-").map(|id| Path::new("/proc").join(id));
