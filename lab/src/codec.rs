@@ -42,7 +42,14 @@ fn measure(name: &str, kind: Kind, call: &(impl serde::Serialize + serde::de::De
 
 /// Prints the cost of each kind of frame, ns.
 pub fn run() -> anyhow::Result<ExitCode> {
-    let who = Who { client: ClientKey(0xfedc_ba98_7654_3210), epoch: 3, sequence: 1_000_000, job: 4711, user: 1000 };
+    let who = Who {
+        client: ClientKey(0xfedc_ba98_7654_3210),
+        epoch: 3,
+        since: 3,
+        sequence: 1_000_000,
+        job: 4711,
+        user: 1000,
+    };
     let (file, lane_offset) = (FileKey(0x1234_5678_9abc_def0), 123_456_789);
     let layout = Layout::new(1, 4, 65536, 4).expect("a possible layout");
     measure("Read", Kind::Call, &Call::Read { who, file, lane_offset, len: 4096 });

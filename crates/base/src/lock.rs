@@ -4,8 +4,8 @@
 //! a lock is consistent between statements or is rebuilt from the outside, so later threads go on; the panic itself is
 //! reported where it happens. These are the standard library's locks in all else.
 
-pub use std::sync::MutexGuard;
-use std::sync::{self, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{self, PoisonError, RwLockWriteGuard, TryLockError};
+pub use std::sync::{MutexGuard, RwLockReadGuard};
 use std::time::Duration;
 
 /// A mutual exclusion lock.

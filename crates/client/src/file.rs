@@ -223,14 +223,18 @@ impl OpenFile {
     fn ask(&self, call: impl Fn(u64) -> MetaCall) -> Result<Answer, ClientError> {
         let deadline = self.client.deadline();
         // One sequence for all copies: the server does a change once.
-        let who = self.client.identity().who();
+        let mut who = self.client.identity().who();
         let mut has_been_stale = false;
         loop {
             let asked = self.register(deadline).and_then(|(session, handle)| {
                 self.client.meta_link().call_in(session, Call::Meta { who, call: call(handle) }, deadline)
             });
             match asked {
-                Err(ClientError::SessionEnded { .. } | ClientError::Lost { .. }) if Instant::now() < deadline => {}
+                Err(ClientError::SessionEnded { .. }) if Instant::now() < deadline => {}
+                // Lost with it, the call may have been done; the client has begun an epoch since.
+                Err(ClientError::Lost { .. }) if Instant::now() < deadline => {
+                    who.epoch = self.client.identity().epoch();
+                }
                 // The server has forgotten the session without ending the connection, as an I/O node between may do.
                 Err(ClientError::Fault { fault: Fault { errno: libc::EBADF, .. }, .. }) if !has_been_stale => {
                     has_been_stale = true;

@@ -66,7 +66,8 @@ impl Identity {
     /// The sender of a new request: numbered, under the present epoch.
     pub fn who(&self) -> Who {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        Who { client: self.client, epoch: self.epoch(), sequence, job: self.job, user: self.user }
+        let epoch = self.epoch();
+        Who { client: self.client, epoch, since: epoch, sequence, job: self.job, user: self.user }
     }
 
     /// The present epoch.

@@ -34,7 +34,7 @@ pub struct Reply {
     pub peer: Peer,
 }
 
-/// A call under way. Dropped, it is abandoned: the server may still do it.
+/// A call under way. Dropped, it is abandoned: the server may still do it, unless it hears of the client's next epoch first.
 pub struct Pending<'a> {
     link: &'a Link,
     call: Call,
@@ -54,7 +54,10 @@ pub struct Pending<'a> {
 impl<'a> Pending<'a> {
     pub(crate) fn new(link: &'a Link, call: Call, payload: &'a [IoSlice<'a>], session: Option<u64>) -> Pending<'a> {
         let want_bytes = call.answer_bytes().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0);
-        let attempts = session::Call::new(rights(&call, link, session.is_some()), nanos(Instant::now()));
+        let mut attempts = session::Call::new(rights(&call, link, session.is_some()), nanos(Instant::now()));
+        if let Some(who) = call.who().filter(|who| who.since < who.epoch) {
+            attempts.repeats(who.since);
+        }
         Pending {
             link,
             call,
@@ -123,7 +126,10 @@ impl<'a> Pending<'a> {
                     });
                 }
                 Outcome::Broken(broken) => self.after_loss(&connection.peer, &broken)?,
-                Outcome::Late => return Err(self.link.late(&connection.peer, self.started, "no answer came")),
+                Outcome::Late => {
+                    self.attempts.given_up(self.link.identity().epochs());
+                    return Err(self.link.late(&connection.peer, self.started, "no answer came"));
+                }
             }
         }
     }
@@ -138,7 +144,7 @@ impl<'a> Pending<'a> {
         if self.attempts.is_ours()
             && let Some(who) = self.call.who_mut()
         {
-            who.epoch = epoch;
+            (who.epoch, who.since) = (epoch, self.attempts.since());
         }
         if let Some(lender) = &self.lender {
             self.check_room(lender)?;
@@ -217,6 +223,7 @@ impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if let Some((connection, id)) = self.under_way.take() {
             connection.abandon(id);
+            self.attempts.given_up(self.link.identity().epochs());
         }
     }
 }
@@ -228,6 +235,7 @@ fn verdict(fault: &Fault) -> Verdict {
         Fault::PATH_LOST => Verdict::PathLost,
         libc::ESHUTDOWN => Verdict::Stopping,
         libc::EBUSY => Verdict::Busy,
+        libc::EIO => Verdict::Doubtful,
         _ => Verdict::Final,
     }
 }
@@ -244,7 +252,13 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
             | Call::FileWrite { .. }
             | Call::Meta { .. }
     );
-    Rights { repeat: !bound && may_repeat(call, ours), ours, bound, again_when_busy }
+    let changes = match call {
+        Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
+        Call::Truncate { .. } | Call::Unlink { .. } => true,
+        Call::Meta { call, .. } => call.is_change(),
+        _ => false,
+    };
+    Rights { repeat: !bound && may_repeat(call, ours), ours, bound, again_when_busy, changes }
 }
 
 /// May a call be sent again though a copy of it was sent before?

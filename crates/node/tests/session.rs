@@ -1,5 +1,6 @@
 //! The session machines against a reference model: one client, two I/O nodes, a data server and a metadata server, over
-//! links that delay, cut, lose and heal.
+//! links that delay, cut, lose and heal. Servers restart with what they have noted, and forget clients that they have
+//! not heard of for long.
 //!
 //! Each I/O node has a connection to the client, in order, and one to the servers. When the client gives a connection
 //! up, what is on it still arrives, arbitrarily late. The metadata server must do each change at most once; the data
@@ -8,7 +9,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use impresario_node::session::{
-    Admission, Call, Epoch, Failure, Fence, Next, Patience, Replies, Rights, Routes, Sign, Silence, Step, Verdict,
+    Admission, Call, Epoch, Failure, Fence, Next, Patience, Replies, Rights, Routes, Sign, Silence, Stamp, Step,
+    Verdict,
 };
 use impresario_sched::Nanos;
 use proptest::prelude::*;
@@ -16,7 +18,11 @@ use proptest::prelude::*;
 const MS: u64 = 1_000_000;
 const TIMEOUT: Nanos = Nanos(1000 * MS);
 const ROUTES: usize = 2;
-const RIGHTS: Rights = Rights { repeat: true, ours: true, bound: false, again_when_busy: true };
+/// What the servers remember: little, so that they forget.
+const FENCED: usize = 2;
+const CLIENTS: usize = 4;
+const REPLIES: usize = 8;
+const RIGHTS: Rights = Rights { repeat: true, ours: true, bound: false, again_when_busy: true, changes: true };
 
 /// What a call asks for.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -34,6 +40,7 @@ struct Copy {
     kind: Kind,
     sequence: u64,
     epoch: u32,
+    since: u32,
     connection: u64,
 }
 
@@ -87,6 +94,7 @@ struct Model {
     // The servers, and what they did.
     fence: Fence,
     replies: Replies<()>,
+    strangers: u64,
     /// Changes being served: they take until this time.
     serving: Vec<(u64, usize, Copy)>,
     done: BTreeMap<u64, u32>,
@@ -110,8 +118,9 @@ impl Model {
             there: Default::default(),
             stray: Vec::new(),
             back: Default::default(),
-            fence: Fence::new(10),
-            replies: Replies::new(10, 1000),
+            fence: Fence::new(FENCED),
+            replies: Replies::new(CLIENTS, REPLIES),
+            strangers: 100,
             serving: Vec::new(),
             done: BTreeMap::new(),
             block: 0,
@@ -138,6 +147,9 @@ impl Model {
         let Some(flying) = self.flying.remove(&number) else { return };
         // A connection that is given up at a deadline, and the steps of the clock.
         assert!(self.now <= flying.began + TIMEOUT.0 + 20 * MS, "a call took {} ms", (self.now - flying.began) / MS);
+        if outcome.is_err() {
+            flying.call.given_up(&self.epoch);
+        }
         if outcome.is_ok() {
             match flying.kind {
                 Kind::Change => assert_eq!(self.done.get(&flying.sequence), Some(&1), "acknowledged"),
@@ -223,7 +235,8 @@ impl Model {
         let epoch = flying.call.stamp(&self.epoch);
         flying.sent = Some((connection.number, self.now));
         let (kind, sequence) = (flying.kind, flying.sequence);
-        let copy = Copy { call: number, kind, sequence, epoch, connection: connection.number };
+        let since = flying.call.since();
+        let copy = Copy { call: number, kind, sequence, epoch, since, connection: connection.number };
         self.there[connection.route].push_back(copy);
     }
 
@@ -234,6 +247,8 @@ impl Model {
         connection.silence.heard(Nanos(self.now));
         let Some(flying) = self.flying.get_mut(&copy.call).filter(|f| f.sent.is_some()) else { return };
         match flying.call.answered(Nanos(self.now), verdict, &self.epoch) {
+            // Forgotten: an error that says that it may have been done.
+            Step::Answer if verdict == Verdict::Doubtful => self.end(copy.call, Err(Failure::Lost)),
             Step::Answer => self.end(copy.call, Ok(())),
             Step::Again { at, .. } => (flying.sent, flying.at) = (None, at.0),
             Step::Fail(failure) => self.end(copy.call, Err(failure)),
@@ -261,7 +276,7 @@ impl Model {
                 self.reply(copy, route, verdict);
             }
             Kind::Change => {
-                let verdict = match self.replies.begin(1, copy.epoch, copy.sequence) {
+                let verdict = match self.replies.begin(stamp(1, &copy)) {
                     Admission::New => {
                         let older = self.serving.iter().any(|(_, _, other)| other.epoch < copy.epoch);
                         assert!(!older, "begun while a change of an epoch that was given up is under way");
@@ -270,6 +285,7 @@ impl Model {
                     Admission::Done(()) => Verdict::Final,
                     Admission::Busy => Verdict::Busy,
                     Admission::Fenced => Verdict::Fenced,
+                    Admission::Forgotten => Verdict::Doubtful,
                 };
                 self.reply(copy, route, verdict);
             }
@@ -293,6 +309,32 @@ impl Model {
             self.replies.end(1, copy.sequence, Some(()));
             self.reply(copy, Some(route), Verdict::Final);
         }
+    }
+
+    /// The data server is started again, and the metadata server with what it was serving done.
+    fn restart(&mut self) {
+        let mut fence = Fence::new(FENCED);
+        fence.raise_base(self.fence.base());
+        self.fence.remembered().for_each(|(client, epoch)| fence.remember(client, epoch));
+        self.fence = fence;
+        self.serving.iter_mut().for_each(|(at, ..)| *at = self.now);
+        self.finish_changes();
+        let mut replies = Replies::new(CLIENTS, REPLIES);
+        self.replies.kept().for_each(|kept| replies.restore(kept));
+        self.replies = replies;
+    }
+
+    /// Other clients come, which have given something up before: they begin epochs until they are taken.
+    fn crowd(&mut self, strangers: u64) {
+        for client in self.strangers..self.strangers + strangers {
+            self.fence.admit(client, self.fence.base() + u32::from(client % 3 == 0));
+            let epoch = self.replies.epoch_of(client);
+            let change = Stamp { client, epoch, since: epoch, sequence: 1 };
+            if self.replies.begin(change) == Admission::New {
+                self.replies.end(client, 1, Some(()));
+            }
+        }
+        self.strangers += strangers;
     }
 
     // The network
@@ -327,8 +369,16 @@ enum Input {
     Weather(usize, Weather),
     /// One of the copies of connections that were given up arrives now.
     Stray(usize),
+    /// The servers are started again.
+    Restart,
+    /// So many other clients come.
+    Crowd(u64),
     /// Time passes, milliseconds; a change takes so long.
     Pass(u64, u64),
+}
+
+fn stamp(client: u64, copy: &Copy) -> Stamp {
+    Stamp { client, epoch: copy.epoch, since: copy.since, sequence: copy.sequence }
 }
 
 fn inputs() -> impl Strategy<Value = Vec<Input>> {
@@ -343,6 +393,8 @@ fn inputs() -> impl Strategy<Value = Vec<Input>> {
         4 => kind.prop_map(Input::Submit),
         2 => (0..ROUTES, weather).prop_map(|(route, weather)| Input::Weather(route, weather)),
         3 => any::<usize>().prop_map(Input::Stray),
+        1 => Just(Input::Restart),
+        1 => (1u64..15).prop_map(Input::Crowd),
         5 => (1u64..700, 1u64..300).prop_map(|(ms, takes)| Input::Pass(ms, takes)),
     ];
     proptest::collection::vec(input, 1..120)
@@ -371,6 +423,8 @@ proptest! {
                     model.serve(copy, None, 50 * MS);
                 }
                 Input::Stray(_) => {}
+                Input::Restart => model.restart(),
+                Input::Crowd(strangers) => model.crowd(strangers),
                 Input::Pass(ms, takes) => pass(&mut model, ms, takes),
             }
         }

@@ -1,6 +1,7 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
 mod disk;
+mod ledger;
 mod modelled;
 mod owed;
 mod read_ahead;
@@ -11,10 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use impresario_base::lock::Mutex;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
 use impresario_foresight::{ALONE_MAX, Prediction};
-use impresario_node::session::Fence;
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec, policy};
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
 
@@ -26,10 +25,10 @@ use crate::payload::Slice;
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
 pub(crate) use disk::Disk;
+use ledger::Ledger;
+pub(crate) use ledger::stale;
 use owed::{Came, Owed, Shared};
 
-/// Clients whose epochs are remembered at least.
-pub(crate) const FENCED_CLIENTS: usize = 4096;
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
@@ -45,7 +44,7 @@ pub struct DataServer {
     vitals: Vitals,
     engine: Arc<Engine<Item>>,
     disk: Arc<Disk>,
-    fence: Mutex<Fence>,
+    ledger: Ledger,
     asked: Arc<Asked>,
     /// The policy lets predicted extents be read ahead.
     foresees: AtomicBool,
@@ -66,6 +65,8 @@ impl DataServer {
         let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
         let foresees = AtomicBool::new(policy::speculates(&engine.policy));
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
+        let ledger = Ledger::open(disk.store());
+        let ledger = ledger.map_err(|error| format!("the file `notes` in its folder cannot be used: {error}"))?;
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
         let holds = Box::new({
             let disk = disk.clone();
@@ -73,16 +74,7 @@ impl DataServer {
         });
         let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, engine.clone());
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
-        Ok(Arc::new(DataServer {
-            vitals,
-            engine,
-            disk,
-            fence: Mutex::new(Fence::new(FENCED_CLIENTS)),
-            asked,
-            foresees,
-            trace,
-            runs,
-        }))
+        Ok(Arc::new(DataServer { vitals, engine, disk, ledger, asked, foresees, trace, runs }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
@@ -135,8 +127,8 @@ impl DataServer {
         if let Err(bad) = extents.check(u64::MAX) {
             return reply.fault(libc::EINVAL, bad.to_string());
         }
-        if !self.fence.lock().admit(who.client.0, who.epoch) {
-            return reply.send(&Answer::Fault(stale(who)));
+        if let Err(fault) = self.ledger.admit(self.disk.store(), who).map(drop) {
+            return reply.send(&Answer::Fault(fault));
         }
         if !self.foresees.load(Relaxed) {
             return reply.send(&Answer::Accepted(0));
@@ -209,24 +201,20 @@ impl Service for DataServer {
     fn serve(&self, conn: &mut ConnId, request: Incoming, reply: Reply) {
         let Incoming { call, payload } = request;
         let payload_bytes = payload.as_ref().map_or(0, |p| p.len() as u64);
+        let mut others = Vec::new();
         let (who, file, op, range) = match call {
             Call::ReadList { who, file, extents } => {
-                if !self.fence.lock().admit(who.client.0, who.epoch) {
-                    return reply.send(&Answer::Fault(stale(who)));
+                // Reads change nothing: they need not be with the scheduler before their client's next epoch.
+                if let Err(fault) = self.ledger.admit(self.disk.store(), who).map(drop) {
+                    return reply.send(&Answer::Fault(fault));
                 }
                 return self.submit_list(*conn, who, file, &extents, reply);
             }
             Call::Prefetch { who, file, extents } => return self.take_hint(*conn, who, file, &extents, reply),
             Call::Read { who, file, lane_offset, len } => (who, file, Op::Read, (lane_offset, u64::from(len))),
             Call::Write { who, file, lane_offset } => (who, file, Op::Write, (lane_offset, payload_bytes)),
-            Call::WriteMerged { who, others, file, lane_offset } => {
-                let mut fence = self.fence.lock();
-                // All of them, so that the fence learns every epoch.
-                let stale_ones = others.iter().filter(|(client, epoch)| !fence.admit(client.0, *epoch)).count();
-                if stale_ones > 0 {
-                    drop(fence);
-                    return reply.send(&Answer::Fault(stale(who)));
-                }
+            Call::WriteMerged { who, others: with, file, lane_offset } => {
+                others = with;
                 (who, file, Op::Write, (lane_offset, payload_bytes))
             }
             Call::Sync { who, file } => (who, file, Op::Sync, (0, u64::MAX)),
@@ -242,9 +230,10 @@ impl Service for DataServer {
         if let Err(fault) = checked {
             return reply.send(&Answer::Fault(fault));
         }
-        if !self.fence.lock().admit(who.client.0, who.epoch) {
-            return reply.send(&Answer::Fault(stale(who)));
-        }
+        let passing = match self.ledger.admit_all(self.disk.store(), who, &others) {
+            Ok(passing) => (op != Op::Read).then_some(passing),
+            Err(fault) => return reply.send(&Answer::Fault(fault)),
+        };
         match (op, range.1) {
             // Nothing to schedule, and a batch is never empty.
             (Op::Read, 0) => reply.send_data(Bulk::None),
@@ -255,6 +244,7 @@ impl Service for DataServer {
                 self.submit(*conn, who, op, range, Item { file, payload, owed });
             }
         }
+        drop(passing);
     }
 
     fn close(&self, conn: ConnId) {
@@ -284,13 +274,6 @@ fn speculation(after: &Submission, extent: Range<u64>) -> (Submission, Item) {
     let (start, len) = (extent.start, extent.end - extent.start);
     let submission = Submission { speculative: true, file_offset: start, lane_offset: start, len, ..*after };
     (submission, Item { file: FileKey(after.file), payload: None, owed: Owed::Nothing })
-}
-
-/// What the fence says of an older epoch.
-pub(crate) fn stale(who: Who) -> Fault {
-    let message =
-        format!("a request of epoch {} came after the client had begun a newer one; it was not applied", who.epoch);
-    Fault { errno: Fault::FENCED, message }
 }
 
 /// Refuses a range that no file can have.

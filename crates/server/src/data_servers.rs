@@ -8,7 +8,7 @@ use impresario_client::{ClientError, Identity, Link, LinkOptions, Striped, Vet};
 use impresario_config::Config;
 use impresario_layout::Layout;
 use impresario_transport::Membership;
-use impresario_wire::{Answer, Call, FileKey, ObjectInfo, Role, Statfs};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Role, Statfs, Who};
 
 use crate::meta::Objects;
 
@@ -65,8 +65,21 @@ impl Objects for DataServers {
         self.striped.stat(file, layout).map_err(failed)
     }
 
-    fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
-        self.striped.truncate(&self.identity.who(), file, layout, len_bytes).map_err(failed)
+    fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
+        let who = if who.client == ClientKey::default() { self.identity.who() } else { *who };
+        self.striped.truncate(&who, file, layout, len_bytes).map_err(|error| match error {
+            // It may still be under way: its client asks for it again in a newer epoch.
+            ClientError::Lost { .. } => io::Error::from_raw_os_error(Fault::PATH_LOST),
+            error => failed(error),
+        })
+    }
+
+    fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()> {
+        // What this server gave up itself it has revoked by having begun an epoch.
+        let own = who.client == ClientKey::default();
+        let newer = if own { self.identity.who() } else { Who { epoch: who.epoch.saturating_add(1), ..*who } };
+        // A sync waits for all that came before it.
+        self.striped.sync(&newer, file, layout).map_err(failed)
     }
 
     fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()> {

@@ -19,7 +19,7 @@ use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
 use impresario_wire::{Answer, Call, Fault, FileKey, Who};
 
 use crate::connection::{Connection, Reply};
-use crate::data::{FENCED_CLIENTS, check_range};
+use crate::data::check_range;
 use crate::data_servers::DataServers;
 use crate::earlier_runs::EarlierRuns;
 use crate::listener::{Incoming, Service, Vitals};
@@ -35,6 +35,8 @@ pub(crate) use meta_proxy::Upstream;
 
 /// How long the engine's last batches may take when the node stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// Clients that have raised their epochs and are remembered at least; of others the data servers know.
+const FENCED_CLIENTS: usize = 4096;
 /// Threads for what is not scheduled and has to ask data servers.
 const UNSCHEDULED_THREADS: usize = 4;
 /// Threads for clients' hints, so that these take nobody else's.

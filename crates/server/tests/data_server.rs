@@ -131,6 +131,19 @@ fn requests_that_overlap_keep_the_order_in_which_they_were_sent() {
 }
 
 #[test]
+fn a_restarted_data_server_refuses_what_it_refused_before() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let write = |epoch| Call::Write { who: Who { epoch, ..who(1) }, file: FileKey(1), lane_offset: 0 };
+    assert_eq!(cluster.peer(0, 1).call(&write(2), b"newer").0, Answer::Written(5));
+    cluster.stop_data(0);
+    cluster.start_data(0);
+    let mut peer = cluster.peer(0, 1);
+    assert_eq!(fault(peer.call(&write(1), b"older").0).0, Fault::FENCED);
+    assert_eq!(peer.read(2, 1, 0, 5), b"newer");
+    assert_eq!(peer.call(&write(2), b"again").0, Answer::Written(5));
+}
+
+#[test]
 fn older_epochs_are_fenced() {
     let cluster = Cluster::start(1, |_| {});
     let mut peer = cluster.peer(0, 1);

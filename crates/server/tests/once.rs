@@ -24,6 +24,8 @@ struct SlowLink {
 
 struct Shared {
     stuck: AtomicBool,
+    /// Only the connections before this number are stuck.
+    stuck_before: AtomicUsize,
     /// Bytes held back, and bytes that the server has answered in all.
     held: AtomicUsize,
     answered: AtomicUsize,
@@ -36,6 +38,7 @@ impl SlowLink {
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
             stuck: AtomicBool::new(false),
+            stuck_before: AtomicUsize::new(usize::MAX),
             held: AtomicUsize::new(0),
             answered: AtomicUsize::new(0),
             servers: Mutex::default(),
@@ -43,13 +46,14 @@ impl SlowLink {
         let (here, server) = (shared.clone(), server.to_string());
         std::thread::spawn(move || {
             while let Ok((client, _)) = listener.accept() {
-                if here.stuck.load(Ordering::SeqCst) {
+                let number = here.servers.lock().len();
+                if here.is_stuck(number) {
                     continue; // closed at once: the client goes elsewhere
                 }
                 let Ok(server) = TcpStream::connect(&server) else { continue };
                 here.servers.lock().push(server.try_clone().unwrap());
                 let (from, to, shared) = (client.try_clone().unwrap(), server.try_clone().unwrap(), here.clone());
-                std::thread::spawn(move || shared.carry_there(from, to));
+                std::thread::spawn(move || shared.carry_there(number, from, to));
                 let shared = here.clone();
                 std::thread::spawn(move || shared.carry_back(server, client));
             }
@@ -59,6 +63,12 @@ impl SlowLink {
 
     fn stick(&self) {
         self.shared.stuck.store(true, Ordering::SeqCst);
+    }
+
+    /// Only what is connected now gets stuck.
+    fn stick_what_is_connected(&self) {
+        self.shared.stuck_before.store(self.shared.servers.lock().len(), Ordering::SeqCst);
+        self.stick();
     }
 
     fn held(&self) -> usize {
@@ -75,12 +85,16 @@ impl SlowLink {
 }
 
 impl Shared {
-    fn carry_there(&self, mut client: TcpStream, mut server: TcpStream) {
+    fn is_stuck(&self, number: usize) -> bool {
+        self.stuck.load(Ordering::SeqCst) && number < self.stuck_before.load(Ordering::SeqCst)
+    }
+
+    fn carry_there(&self, number: usize, mut client: TcpStream, mut server: TcpStream) {
         let mut buffer = vec![0; 1 << 16];
         loop {
             let got = client.read(&mut buffer).unwrap_or(0);
-            self.held.fetch_add(if self.stuck.load(Ordering::SeqCst) { got } else { 0 }, Ordering::SeqCst);
-            while self.stuck.load(Ordering::SeqCst) {
+            self.held.fetch_add(if self.is_stuck(number) { got } else { 0 }, Ordering::SeqCst);
+            while self.is_stuck(number) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             if got == 0 || server.write_all(&buffer[..got]).is_err() {
@@ -216,6 +230,85 @@ fn a_restarted_metadata_server_remembers_which_changes_were_given_up() {
     bed.restart_meta();
     bed.link.heal();
     bed.assert_holds("f", b"made since");
+}
+
+/// A metadata server whose connection to a data server gets stuck with a truncation on it.
+struct Truncation {
+    link: SlowLink,
+    cluster: Cluster,
+    client: Arc<Client>,
+    _meta: Started,
+}
+
+impl Truncation {
+    fn start() -> Truncation {
+        let mut cluster = Cluster::start(1, |config| config.cluster.request_timeout_ms = 1_000);
+        let link = SlowLink::to(cluster.address(0));
+        let mut config = cluster.config.clone();
+        config.data[0].address = link.address.clone();
+        let meta = impresario_server::start(&config, "meta").unwrap();
+        cluster.config.meta.address = meta.address().to_string();
+        let client = connect(&cluster);
+        Truncation { link, cluster, client, _meta: meta }
+    }
+
+    fn read(&self, path: &str) -> Vec<u8> {
+        let file = connect(&self.cluster).open(path, false).unwrap();
+        let mut read = vec![0; 100];
+        let got = file.read_at(&mut read, 0).unwrap();
+        read.truncate(got);
+        read
+    }
+}
+
+fn connect(cluster: &Cluster) -> Arc<Client> {
+    Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
+}
+
+#[test]
+fn a_truncation_that_timed_out_does_not_cut_what_its_client_wrote_since() {
+    let bed = Truncation::start();
+    let file = bed.client.create("f", CreateOptions::default()).unwrap();
+    file.write_at(b"old contents", 0).unwrap();
+    // Until it was asked, the metadata server has no connection to the data server.
+    assert_eq!(file.attr().unwrap().size, 12);
+    bed.link.stick_what_is_connected();
+    assert_eq!(file.set_len(0).unwrap_err().errno(), libc::EIO);
+    file.write_at(b"written since", 0).unwrap();
+    file.sync().unwrap();
+    bed.link.heal();
+    assert_eq!(bed.read("f"), b"written since");
+}
+
+#[test]
+fn a_truncation_that_timed_out_does_not_cut_what_others_wrote_since() {
+    let bed = Truncation::start();
+    bed.client.create("f", CreateOptions::default()).unwrap().write_at(b"old contents", 0).unwrap();
+    assert_eq!(bed.client.stat("f").unwrap().size, 12);
+    bed.link.stick_what_is_connected();
+    let cut = impresario_wire::SetAttr { size: Some(0), ..Default::default() };
+    assert_eq!(bed.client.set_attr("f", cut).unwrap_err().errno(), libc::EIO);
+    let file = connect(&bed.cluster).open("f", true).unwrap();
+    file.write_at(b"written since", 0).unwrap();
+    file.sync().unwrap();
+    bed.link.heal();
+    assert_eq!(bed.read("f"), b"written since");
+}
+
+/// That it has begun a new epoch, the client said with a call that changes nothing.
+#[test]
+fn what_a_client_gave_up_is_refused_after_a_restart() {
+    let mut bed = Bed::start();
+    bed.write_new("f", b"kept");
+    let address = bed.cluster.config.meta.address.clone();
+    let ask = |epoch, call: MetaCall| {
+        let who = Who { client: ClientKey(77), epoch, since: epoch, sequence: 1, ..Who::default() };
+        Peer::connect(&address, Role::Meta, 77).call(&Call::Meta { who, call }, &[]).0
+    };
+    assert!(matches!(ask(1, MetaCall::Open { path: b"f".into(), write: true }), Answer::Opened(_)));
+    bed.restart_meta();
+    assert_eq!(fault(ask(0, MetaCall::Unlink { path: b"f".into() })).0, Fault::FENCED);
+    bed.assert_holds("f", b"kept");
 }
 
 /// The answer to a change is lost, and with it the metadata server's memory: asked again, it says what it said.

@@ -92,7 +92,7 @@ impl Simulation {
             Owner::Op(_) => self.processes[process as usize].node,
             Owner::Forward(forward) => self.forwards.get(forward).map_or(0, |f| self.first_io + u32::from(f.node)),
         };
-        let mut session = self.timeouts.session(owner, self.now);
+        let mut session = self.timeouts.session(owner, write, self.now);
         // All epochs are 0 before, and the process of a forwarded request is far from any cache.
         if self.fencing {
             session.stamp(&self.processes[process as usize].epoch);

@@ -39,9 +39,11 @@ impl Timeouts {
     }
 
     /// A call of a client; an I/O node gives its own up earlier, so that its client hears of it.
-    pub(crate) fn session(&self, owner: Owner, now: u64) -> session::Call {
+    pub(crate) fn session(&self, owner: Owner, changes: bool, now: u64) -> session::Call {
         let (rights, timeout) = match owner {
-            Owner::Op(_) => (Rights { repeat: true, ours: true, bound: false, again_when_busy: true }, self.timeout_ns),
+            Owner::Op(_) => {
+                (Rights { repeat: true, ours: true, bound: false, again_when_busy: true, changes }, self.timeout_ns)
+            }
             Owner::Forward(_) => (Rights::default(), self.timeout_ns / 4 * 3),
         };
         session::Call::new(rights, Nanos(now.saturating_add(timeout)))
@@ -112,7 +114,7 @@ impl Simulation {
         let Some(call) = self.calls.get_mut(key) else { return };
         let silent = now - call.silence.last_heard().0;
         call.silence.heard(Nanos(now));
-        call.session.set_deadline(timeouts.session(call.owner, now).deadline());
+        call.session.set_deadline(timeouts.session(call.owner, call.write, now).deadline());
         let listed = call.listed;
         self.totals.silence_max = self.totals.silence_max.max(silent);
         self.delist(listed);
@@ -206,6 +208,10 @@ impl Simulation {
     }
 
     fn failed(&mut self, call: &Call) {
+        if call.session.is_ours() && call.write {
+            self.fencing = true;
+            call.session.given_up(&self.processes[call.process as usize].epoch);
+        }
         match call.owner {
             Owner::Op(op) => self.op_part_ended(op, EIO, 0),
             // Its client decides whether to try again.

@@ -200,9 +200,9 @@ impl Server {
         (wasted > bound).then(what)
     }
 
-    /// Everything in memory is lost.
+    /// Everything that is only in memory is lost.
     fn forget(&mut self) {
-        self.fence = Fence::new(FENCED_CLIENTS);
+        // The fence stays: its notes are on the device.
         if let Some(cache) = &mut self.cache {
             cache.clear();
         }

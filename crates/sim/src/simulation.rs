@@ -549,7 +549,7 @@ impl Simulation {
 }
 
 /// Clients whose epochs a node remembers at least, and the largest merged request: as on the servers.
-pub(crate) const FENCED_CLIENTS: usize = 4096;
+pub(crate) const FENCED_CLIENTS: usize = 4;
 pub(crate) const MERGE_BYTES: u64 = 4 << 20;
 
 /// Files begin at servers one after the other, the first anywhere.

@@ -5,6 +5,7 @@
 //!   format below writes another number; a server refuses a directory whose number it does not know. Additions that old
 //!   servers may ignore keep the number. Version 1 had the first line only.
 //! - `lock`: held by the server that has the directory open; its text is only for people.
+//! - `notes`, `notes.new`: what the server must know after a restart; see `notes.rs`.
 //! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
 //!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
 //!   range never written is a hole. The file's length is the object's length. A missing object has length 0.
@@ -31,6 +32,7 @@ use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
 use crate::folder::{self, FolderIdentity};
 use crate::handles::Handles;
+use crate::notes::Notes;
 use crate::real::Real;
 
 pub(crate) const OBJECTS: &str = "objects";
@@ -53,7 +55,8 @@ impl Default for StoreOptions {
 
 /// A data server's objects in one directory.
 pub struct ObjectStore<F: FileSystem = Real> {
-    fs: F,
+    pub(crate) fs: F,
+    pub(crate) notes: Notes<F::File>,
     identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
@@ -89,6 +92,7 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(ObjectStore {
             fs,
             identity,
+            notes: Notes::default(),
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
         })
@@ -210,6 +214,7 @@ impl<F: FileSystem> ObjectStore<F> {
 
     /// Makes the object's current content and its name durable. For a missing object, makes its absence durable.
     pub fn sync(&self, key: u64) -> io::Result<()> {
+        self.sync_notes()?;
         let directory = self.directory(key);
         // Read before the file is opened: the name by which it is opened is among these changes.
         let changes = directory.changes.load(Ordering::Acquire);

@@ -377,8 +377,16 @@ mod tests {
     }
 
     fn who() -> impl Strategy<Value = Who> {
-        (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>())
-            .prop_map(|(c, epoch, sequence, job, user)| Who { client: ClientKey(c), epoch, sequence, job, user })
+        (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>()).prop_map(
+            |(c, epoch, sequence, job, user)| Who {
+                client: ClientKey(c),
+                epoch,
+                since: epoch / 2,
+                sequence,
+                job,
+                user,
+            },
+        )
     }
 
     fn messages() -> impl Strategy<Value = Vec<u8>> {

@@ -48,6 +48,8 @@ pub struct Who {
     pub epoch: u32,
     /// Number of the request within the client; a retry keeps it.
     pub sequence: u64,
+    /// The oldest epoch under which a copy of the request was sent that may have been done; `epoch` when there is none.
+    pub since: u32,
     /// The application (job of the batch system); 0 when unknown.
     pub job: u64,
     /// The user's number.
@@ -519,6 +521,21 @@ pub enum MetaCall {
         /// `None`: as its parent says.
         layout: Option<LayoutRequest>,
     },
+}
+
+impl MetaCall {
+    /// True for calls that change something for others: they must not be done twice.
+    pub fn is_change(&self) -> bool {
+        match self {
+            MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
+            MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
+            MetaCall::Unlink { .. } | MetaCall::Rename { .. } => true,
+            MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
+            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
+            MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } => false,
+            MetaCall::Readdir { .. } | MetaCall::Statfs => false,
+        }
+    }
 }
 
 /// Striping wished for; what is `None` comes from the directory, then from the cluster.

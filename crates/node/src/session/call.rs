@@ -4,6 +4,10 @@ use impresario_sched::Nanos;
 
 use super::{Epoch, pause};
 
+/// A call is sent again at once after this many refusals: a client that a server has forgotten begins epochs until it
+/// is taken.
+const EPOCHS_AT_ONCE: u32 = 64;
+
 /// What may be done about a call whose answer did not come.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rights {
@@ -15,6 +19,8 @@ pub struct Rights {
     pub bound: bool,
     /// A server that was too busy to begin it may be asked again.
     pub again_when_busy: bool,
+    /// It changes something: once it is given up, it must not be done later.
+    pub changes: bool,
 }
 
 /// What a server answered, as far as repetition goes.
@@ -22,6 +28,8 @@ pub struct Rights {
 pub enum Verdict {
     /// The call was done, or failed for a reason of its own.
     Final,
+    /// It failed because a server further on did not answer, where it may still be done.
+    Doubtful,
     /// It came under an epoch that its client has left; it was not applied.
     Fenced,
     /// An I/O node lost its way to the data server; the call may have been applied.
@@ -67,6 +75,8 @@ pub struct Call {
     deadline: Nanos,
     /// Under which the present copy was sent.
     epoch: u32,
+    /// The oldest under which a copy was sent that may have been applied.
+    since: u32,
     /// Answers that asked for another copy.
     refusals: u32,
     repeated: bool,
@@ -75,7 +85,7 @@ pub struct Call {
 impl Call {
     /// A call that ends by `deadline`.
     pub fn new(rights: Rights, deadline: Nanos) -> Call {
-        Call { rights, deadline, epoch: 0, refusals: 0, repeated: false }
+        Call { rights, deadline, epoch: 0, since: 0, refusals: 0, repeated: false }
     }
 
     /// By when it must have ended.
@@ -103,9 +113,23 @@ impl Call {
         self.epoch
     }
 
+    /// The oldest epoch under which a copy was sent that may have been applied; that of the present copy if no other was.
+    pub fn since(&self) -> u32 {
+        self.since
+    }
+
+    /// Copies of it may have been applied since this epoch, before this machine was made.
+    pub fn repeats(&mut self, since: u32) {
+        self.repeated = true;
+        self.since = since;
+    }
+
     /// A copy is sent: under this epoch.
     pub fn stamp(&mut self, epoch: &Epoch) -> u32 {
         self.epoch = epoch.now();
+        if !self.repeated {
+            self.since = self.epoch;
+        }
         self.epoch
     }
 
@@ -118,12 +142,17 @@ impl Call {
                 false
             }
             Verdict::Stopping if !self.rights.bound => true,
+            Verdict::Doubtful => {
+                self.given_up(epoch);
+                return Step::Answer;
+            }
             Verdict::Busy if self.rights.again_when_busy => false,
             _ => return Step::Answer,
         };
         self.refusals = self.refusals.saturating_add(1);
-        // The first refusal is mostly another thread having just begun an epoch: no reason to wait.
-        let wait = if self.refusals > 1 { pause(self.refusals - 2) } else { Nanos(0) };
+        // Another thread has just begun an epoch, or the server has forgotten this client: no reason to wait.
+        let at_once = if verdict == Verdict::Fenced { EPOCHS_AT_ONCE } else { 1 };
+        let wait = self.refusals.checked_sub(at_once + 1).map_or(Nanos(0), pause);
         Step::Again { at: Nanos(now.0.saturating_add(wait.0)).min(self.deadline), elsewhere }
     }
 
@@ -139,6 +168,14 @@ impl Call {
         self.again(now)
     }
 
+    /// The caller waits no longer, and the present copy may still be under way: it must not be done after what its
+    /// client does next.
+    pub fn given_up(&self, epoch: &Epoch) {
+        if self.rights.ours && self.rights.changes {
+            epoch.leave(self.epoch);
+        }
+    }
+
     /// Nothing has gone wrong but the time: may another copy leave?
     pub fn again(&self, now: Nanos) -> Step {
         if now >= self.deadline { Step::Fail(Failure::Late) } else { Step::Again { at: now, elsewhere: false } }
@@ -149,23 +186,27 @@ impl Call {
 mod tests {
     use super::*;
 
-    const WRITE: Rights = Rights { repeat: true, ours: true, bound: false, again_when_busy: true };
+    const WRITE: Rights = Rights { repeat: true, ours: true, bound: false, again_when_busy: true, changes: true };
     const END: Nanos = Nanos(1_000_000_000);
 
     #[test]
     fn refusals_are_answered_with_a_new_epoch_and_growing_pauses() {
         let (epoch, mut call) = (Epoch::new(7), Call::new(WRITE, END));
         let mut now = Nanos(0);
-        for wait_ms in [0, 20, 40, 80, 160, 320] {
+        for round in 0..EPOCHS_AT_ONCE + 5 {
             let sent = call.stamp(&epoch);
             let Step::Again { at, elsewhere: false } = call.answered(now, Verdict::Fenced, &epoch) else { panic!() };
-            assert_eq!((at.0 - now.0, epoch.now()), (wait_ms * 1_000_000, sent + 1));
+            let wait_ms = round.checked_sub(EPOCHS_AT_ONCE).map_or(0, |late| 20 << late);
+            assert_eq!(epoch.now(), sent + 1);
+            assert_eq!(at.0 - now.0, wait_ms * 1_000_000, "round {round}");
             now = at;
         }
         assert!(!call.is_repeated(), "a fenced copy was not applied");
-        call.stamp(&epoch);
+        let sent = call.stamp(&epoch);
+        assert_eq!(call.since(), sent);
         assert_eq!(call.answered(now, Verdict::PathLost, &epoch), Step::Again { at: END, elsewhere: false });
         assert!(call.is_repeated());
+        assert_eq!((call.stamp(&epoch), call.since()), (sent + 1, sent));
         assert_eq!(call.again(END), Step::Fail(Failure::Late));
     }
 
@@ -176,6 +217,21 @@ mod tests {
         epoch.give_up();
         call.answered(Nanos(0), Verdict::Fenced, &epoch);
         assert_eq!(epoch.now(), 1);
+    }
+
+    #[test]
+    fn a_change_that_was_given_up_is_revoked() {
+        let (epoch, mut write) = (Epoch::new(4), Call::new(WRITE, END));
+        write.stamp(&epoch);
+        let mut read = Call::new(Rights { changes: false, ..WRITE }, END);
+        read.stamp(&epoch);
+        read.given_up(&epoch);
+        assert_eq!(epoch.now(), 4, "it changes nothing");
+        write.given_up(&epoch);
+        write.given_up(&epoch);
+        assert_eq!(epoch.now(), 5);
+        write.stamp(&epoch);
+        assert_eq!((write.answered(Nanos(0), Verdict::Doubtful, &epoch), epoch.now()), (Step::Answer, 6));
     }
 
     #[test]

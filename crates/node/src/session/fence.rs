@@ -1,38 +1,88 @@
 //! Fencing: a write that a client gave up and sent again by another way must not arrive late and undo newer ones.
 //!
-//! A client raises its epoch whenever it gives up a path to a server. A server remembers the highest epoch it
-//! has seen of each client and refuses older ones.
+//! A client raises its epoch whenever it gives something up that may still be under way. A server remembers the highest
+//! epoch that it has seen of each client and refuses older ones.
+//!
+//! All clients begin in the *base* epoch, so only those that have raised theirs are remembered. Memory is bounded: when
+//! the oldest of them are forgotten, the base rises to the highest of their epochs. Whatever they may still have under way
+//! is then refused, and a client below the base begins new epochs until it is taken.
 
 use rustc_hash::FxHashMap;
 
-/// The highest epochs seen, of the clients heard of lately.
+/// Whether a request may pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passage {
+    /// It may.
+    Open,
+    /// It may once its epoch is remembered: [`Fence::remember`].
+    Raised,
+    /// Its client has left its epoch, or may have.
+    Closed,
+}
+
+/// The highest epochs seen.
 ///
-/// Memory is bounded by two generations of `generation_clients`: a client not heard of for a whole generation is
-/// forgotten, and with it the protection against writes of it that are even older.
+/// Memory is bounded by two generations of `generation_clients` clients that have raised their epochs.
 pub struct Fence {
+    base: u32,
     young: FxHashMap<u64, u32>,
     old: FxHashMap<u64, u32>,
     generation_clients: usize,
 }
 
 impl Fence {
-    /// A fence that remembers at least the last `generation_clients` clients.
+    /// A fence that remembers at least the last `generation_clients` clients that have raised their epochs.
     pub fn new(generation_clients: usize) -> Fence {
-        Fence { young: FxHashMap::default(), old: FxHashMap::default(), generation_clients: generation_clients.max(1) }
+        let (young, old) = (FxHashMap::default(), FxHashMap::default());
+        Fence { base: 0, young, old, generation_clients: generation_clients.max(1) }
     }
 
-    /// True when a request of this epoch may pass; notes the epoch.
+    /// Whether a request of this epoch may pass.
+    pub fn passage(&self, client: u64, epoch: u32) -> Passage {
+        let seen = self.young.get(&client).or_else(|| self.old.get(&client)).copied().unwrap_or(self.base);
+        match epoch.cmp(&seen) {
+            std::cmp::Ordering::Less => Passage::Closed,
+            std::cmp::Ordering::Equal => Passage::Open,
+            std::cmp::Ordering::Greater => Passage::Raised,
+        }
+    }
+
+    /// Remembers that a client has raised its epoch.
+    pub fn remember(&mut self, client: u64, epoch: u32) {
+        let older = self.old.remove(&client).unwrap_or(0);
+        let seen = self.young.entry(client).or_insert(epoch);
+        *seen = (*seen).max(epoch).max(older);
+        if self.young.len() > self.generation_clients {
+            let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
+            self.base = forgotten.values().copied().fold(self.base, u32::max);
+        }
+    }
+
+    /// True when a request of this epoch may pass; remembers the epoch.
     pub fn admit(&mut self, client: u64, epoch: u32) -> bool {
-        if let Some(seen) = self.young.get_mut(&client) {
-            *seen = epoch.max(*seen);
-            return epoch == *seen;
+        match self.passage(client, epoch) {
+            Passage::Open => true,
+            Passage::Raised => {
+                self.remember(client, epoch);
+                true
+            }
+            Passage::Closed => false,
         }
-        let seen = self.old.get(&client).copied().unwrap_or(0);
-        if self.young.len() >= self.generation_clients {
-            self.old = std::mem::take(&mut self.young);
-        }
-        self.young.insert(client, epoch.max(seen));
-        epoch >= seen
+    }
+
+    /// The epoch of clients that are not remembered.
+    pub fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// Raises the base: what an earlier run of the server had forgotten.
+    pub fn raise_base(&mut self, base: u32) {
+        self.base = self.base.max(base);
+    }
+
+    /// What is remembered: clients and their epochs.
+    pub fn remembered(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.old.iter().chain(&self.young).map(|(client, epoch)| (*client, *epoch))
     }
 }
 
@@ -49,16 +99,40 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_recent_clients_are_kept() {
+    fn what_is_not_remembered_may_be_asked_again() {
+        let mut f = Fence::new(10);
+        assert_eq!((f.passage(1, 2), f.passage(1, 2)), (Passage::Raised, Passage::Raised));
+        f.remember(1, 2);
+        assert_eq!((f.passage(1, 2), f.passage(1, 1)), (Passage::Open, Passage::Closed));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_forgotten_is_refused() {
         let mut f = Fence::new(100);
         f.admit(7, 9);
+        (10_000..100_000).for_each(|client| assert!(f.admit(client, 0), "takes no memory"));
+        assert_eq!(f.remembered().count(), 1);
         for client in 1000..1150 {
             f.admit(client, 1);
         }
         assert!(!f.admit(7, 8), "still known from the old generation");
         for client in 2000..3000 {
-            f.admit(client, 1);
+            f.admit(client, 1 + f.base());
         }
-        assert!(f.young.len() <= 100 && f.old.len() <= 100);
+        assert!(f.young.len() <= 101 && f.old.len() <= 101);
+        assert!(f.base() >= 9 && !f.admit(7, 8), "forgotten, and refused");
+        assert!(!f.admit(5_000_000, 0) && f.admit(5_000_000, f.base()), "a new client begins in the base epoch");
+    }
+
+    #[test]
+    fn a_restart_takes_up_what_was_remembered() {
+        let mut before = Fence::new(2);
+        (0..10).for_each(|client| assert!(before.admit(client, 1 + client as u32)));
+        let mut after = Fence::new(2);
+        after.raise_base(before.base());
+        before.remembered().for_each(|(client, epoch)| after.remember(client, epoch));
+        for client in 0..10 {
+            assert!(!after.admit(client, client as u32), "client {client}");
+        }
     }
 }

@@ -23,7 +23,7 @@ mod silence;
 
 pub use call::{Call, Failure, Rights, Step, Verdict};
 pub use epoch::Epoch;
-pub use fence::Fence;
-pub use replies::{Admission, Replies};
+pub use fence::{Fence, Passage};
+pub use replies::{Admission, Kept, Replies, Stamp};
 pub use routes::{Next, Routes, pause};
 pub use silence::{Patience, Sign, Silence};

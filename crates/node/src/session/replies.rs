@@ -4,6 +4,10 @@
 //! carry the same sequence, so a copy of a change that was done gets the remembered reply. A change of an epoch that its
 //! client has left is refused, and one of a new epoch begins only when what is under way of older ones has ended:
 //! what was given up can no longer interfere with what is done instead.
+//!
+//! Memory is bounded, and what is forgotten is refused, never done twice: as in [`Fence`](super::Fence), clients that are
+//! not remembered are in the base epoch or a newer one; and a repetition says since which epoch copies of it were sent,
+//! so that it is known whether one of them may be among what was forgotten.
 
 use std::collections::VecDeque;
 
@@ -18,19 +22,66 @@ pub enum Admission<R> {
     Done(R),
     /// A copy of it, or a change of an older epoch, is under way: to be asked again.
     Busy,
-    /// Its client has left its epoch; or it is so old that nothing is known of it any more.
+    /// Its client has left its epoch, or may have: to be sent again in a newer one.
     Fenced,
+    /// A copy of it may have been done, and nothing is known of it any more.
+    Forgotten,
+}
+
+/// What a server tells its next run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Kept<R> {
+    /// The epoch of clients that are not remembered.
+    Base(u32),
+    /// A client, its epoch, and the highest of its sequences that was forgotten.
+    Client {
+        /// Its key.
+        client: u64,
+        /// Its epoch.
+        epoch: u32,
+        /// 0: none was.
+        forgotten: u64,
+    },
+    /// Clients were forgotten, with changes of this epoch at the latest.
+    Forgot(u32),
+    /// A change was done.
+    Change {
+        /// Its client.
+        client: u64,
+        /// The epoch of that.
+        epoch: u32,
+        /// Its sequence.
+        sequence: u64,
+        /// What was answered; `None`: what was restored of this change before does not count.
+        reply: Option<R>,
+    },
+}
+
+/// A change as it came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamp {
+    /// The client.
+    pub client: u64,
+    /// Under which this copy was sent.
+    pub epoch: u32,
+    /// The oldest under which a copy was sent that may have been done.
+    pub since: u32,
+    /// The same for all copies.
+    pub sequence: u64,
 }
 
 /// Changes done lately, by client.
 ///
-/// Memory is bounded by `replies_max` remembered replies and two generations of `clients_max` clients. A client that is
-/// not heard of for a whole generation is forgotten, and with it the protection against its delayed copies.
+/// Memory is bounded by `replies_max` remembered replies and two generations of `clients_max` clients.
 pub struct Replies<R> {
     young: FxHashMap<u64, Client<R>>,
     old: FxHashMap<u64, Client<R>>,
     /// Done changes in the order in which they ended.
     order: VecDeque<(u64, u64)>,
+    /// The epoch of clients that are not remembered.
+    base: u32,
+    /// Changes of clients were forgotten, of this epoch at the latest.
+    forgot: Option<u32>,
     clients_max: usize,
     replies_max: usize,
 }
@@ -42,11 +93,13 @@ struct Client<R> {
     done: FxHashMap<u64, R>,
     /// Highest sequence whose reply was forgotten; 0: none.
     forgotten: u64,
+    /// Clients had been forgotten before this one was heard of, perhaps it too: changes of this epoch at the latest.
+    unknown: Option<u32>,
 }
 
 impl<R> Default for Client<R> {
     fn default() -> Self {
-        Client { epoch: 0, under_way: Vec::new(), done: FxHashMap::default(), forgotten: 0 }
+        Client { epoch: 0, under_way: Vec::new(), done: FxHashMap::default(), forgotten: 0, unknown: None }
     }
 }
 
@@ -57,6 +110,8 @@ impl<R: Clone> Replies<R> {
             young: FxHashMap::default(),
             old: FxHashMap::default(),
             order: VecDeque::new(),
+            base: 0,
+            forgot: None,
             clients_max: clients_max.max(1),
             replies_max: replies_max.max(1),
         }
@@ -69,8 +124,13 @@ impl<R: Clone> Replies<R> {
         epoch == known.epoch
     }
 
+    /// The newest epoch seen of a client.
+    pub fn epoch_of(&self, client: u64) -> u32 {
+        self.young.get(&client).or_else(|| self.old.get(&client)).map_or(self.base, |known| known.epoch)
+    }
+
     /// A change has come. Sequences of a client start at 1.
-    pub fn begin(&mut self, client: u64, epoch: u32, sequence: u64) -> Admission<R> {
+    pub fn begin(&mut self, Stamp { client, epoch, since, sequence }: Stamp) -> Admission<R> {
         let known = self.client(client);
         known.epoch = known.epoch.max(epoch);
         if let Some(reply) = known.done.get(&sequence) {
@@ -79,8 +139,12 @@ impl<R: Clone> Replies<R> {
         if known.under_way.iter().any(|(under_way, _)| *under_way == sequence) {
             return Admission::Busy;
         }
-        if epoch < known.epoch || sequence <= known.forgotten {
+        if epoch < known.epoch {
             return Admission::Fenced;
+        }
+        let may_be_forgotten = sequence <= known.forgotten || known.unknown.is_some_and(|until| since <= until);
+        if since < epoch && may_be_forgotten {
+            return Admission::Forgotten;
         }
         if known.under_way.iter().any(|(_, older)| *older < epoch) {
             return Admission::Busy;
@@ -101,14 +165,44 @@ impl<R: Clone> Replies<R> {
         }
     }
 
-    /// Takes up what an earlier run of the server did; `None`: what was restored of this change before does not count.
-    pub fn restore(&mut self, client: u64, epoch: u32, sequence: u64, reply: Option<R>) {
-        self.note(client, epoch);
-        if reply.is_none() {
-            self.client(client).done.remove(&sequence);
-            self.order.retain(|entry| *entry != (client, sequence));
+    /// Takes up what an earlier run of the server kept, in its order.
+    pub fn restore(&mut self, kept: Kept<R>) {
+        match kept {
+            Kept::Base(base) => self.base = self.base.max(base),
+            Kept::Forgot(epoch) => self.forgot = self.forgot.max(Some(epoch)),
+            Kept::Client { client, epoch, forgotten } => {
+                let known = self.client(client);
+                known.epoch = known.epoch.max(epoch);
+                known.forgotten = known.forgotten.max(forgotten);
+            }
+            Kept::Change { client, epoch, sequence, reply } => {
+                self.note(client, epoch);
+                if reply.is_none() {
+                    self.client(client).done.remove(&sequence);
+                    self.order.retain(|entry| *entry != (client, sequence));
+                }
+                self.end(client, sequence, reply);
+            }
         }
-        self.end(client, sequence, reply);
+    }
+
+    /// What the next run of the server has to know.
+    pub fn kept(&self) -> impl Iterator<Item = Kept<R>> {
+        // Of clients behind `Forgot`, some changes are not known.
+        let clients =
+            |is_unknown: bool| {
+                let all = self.old.iter().chain(&self.young);
+                all.filter(move |(_, known)| known.unknown.is_some() == is_unknown).map(|(client, known)| {
+                    Kept::Client { client: *client, epoch: known.epoch, forgotten: known.forgotten }
+                })
+            };
+        let changes = self.order.iter().filter_map(|&(client, sequence)| {
+            let known = self.young.get(&client).or_else(|| self.old.get(&client))?;
+            let reply = Some(known.done.get(&sequence)?.clone());
+            Some(Kept::Change { client, epoch: known.epoch, sequence, reply })
+        });
+        let forgot = self.forgot.map(Kept::Forgot);
+        std::iter::once(Kept::Base(self.base)).chain(clients(false)).chain(forgot).chain(clients(true)).chain(changes)
     }
 
     /// The changes under way: client, epoch, sequence.
@@ -117,17 +211,13 @@ impl<R: Clone> Replies<R> {
         clients.flat_map(|(client, known)| known.under_way.iter().map(|(sequence, epoch)| (*client, *epoch, *sequence)))
     }
 
-    /// What is remembered, oldest first: client, its epoch, sequence, reply.
-    pub fn remembered(&self) -> impl Iterator<Item = (u64, u32, u64, &R)> {
-        self.order.iter().filter_map(|&(client, sequence)| {
-            let known = self.young.get(&client).or_else(|| self.old.get(&client))?;
-            Some((client, known.epoch, sequence, known.done.get(&sequence)?))
-        })
-    }
-
     fn client(&mut self, client: u64) -> &mut Client<R> {
         if !self.young.contains_key(&client) {
-            let known = self.old.remove(&client).unwrap_or_default();
+            let known = self.old.remove(&client).unwrap_or(Client {
+                epoch: self.base,
+                unknown: self.forgot,
+                ..Client::default()
+            });
             if self.young.len() >= self.clients_max {
                 self.next_generation();
             }
@@ -138,8 +228,17 @@ impl<R: Clone> Replies<R> {
 
     fn next_generation(&mut self) {
         let gone = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-        // A change under way must be found when it ends.
-        self.young.extend(gone.into_iter().filter(|(_, client)| !client.under_way.is_empty()));
+        for (number, client) in gone {
+            // A change under way must be found when it ends.
+            if !client.under_way.is_empty() {
+                self.young.insert(number, client);
+                continue;
+            }
+            self.base = self.base.max(client.epoch);
+            if client.forgotten > 0 || !client.done.is_empty() || client.unknown.is_some() {
+                self.forgot = self.forgot.max(Some(client.epoch));
+            }
+        }
         let (young, old) = (&self.young, &self.old);
         self.order.retain(|(client, _)| young.contains_key(client) || old.contains_key(client));
     }
@@ -163,36 +262,44 @@ impl<R: Clone> Replies<R> {
 mod tests {
     use super::*;
 
+    fn first(client: u64, epoch: u32, sequence: u64) -> Stamp {
+        Stamp { client, epoch, since: epoch, sequence }
+    }
+
+    fn repeated(client: u64, since: u32, epoch: u32, sequence: u64) -> Stamp {
+        Stamp { client, epoch, since, sequence }
+    }
+
     #[test]
     fn a_copy_of_a_change_gets_its_reply() {
         let mut replies = Replies::new(10, 10);
-        assert_eq!(replies.begin(1, 0, 5), Admission::New);
-        assert_eq!(replies.begin(1, 1, 5), Admission::Busy, "its first copy is under way");
+        assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
+        assert_eq!(replies.begin(first(1, 1, 5)), Admission::Busy, "its first copy is under way");
         replies.end(1, 5, Some("done"));
-        assert_eq!(replies.begin(1, 1, 5), Admission::Done("done"));
-        assert_eq!(replies.begin(1, 0, 5), Admission::Done("done"), "delayed, of an older epoch");
-        assert_eq!(replies.begin(1, 0, 4), Admission::Fenced, "given up");
-        assert_eq!(replies.begin(2, 0, 5), Admission::New, "another client");
+        assert_eq!(replies.begin(first(1, 1, 5)), Admission::Done("done"));
+        assert_eq!(replies.begin(first(1, 0, 5)), Admission::Done("done"), "delayed, of an older epoch");
+        assert_eq!(replies.begin(first(1, 0, 4)), Admission::Fenced, "given up");
+        assert_eq!(replies.begin(first(2, 0, 5)), Admission::New, "another client");
     }
 
     #[test]
     fn what_changed_nothing_may_be_tried_again() {
         let mut replies: Replies<()> = Replies::new(10, 10);
-        assert_eq!(replies.begin(1, 0, 5), Admission::New);
+        assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
         replies.end(1, 5, None);
-        assert_eq!(replies.begin(1, 0, 5), Admission::New);
+        assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
     }
 
     #[test]
     fn a_new_epoch_waits_for_what_is_under_way_of_older_ones() {
         let mut replies = Replies::new(10, 10);
-        assert_eq!(replies.begin(1, 0, 5), Admission::New);
-        assert_eq!(replies.begin(1, 0, 6), Admission::New, "the same epoch");
-        assert_eq!(replies.begin(1, 1, 7), Admission::Busy);
-        assert_eq!(replies.begin(1, 0, 8), Admission::Fenced, "epoch 1 was seen");
+        assert_eq!(replies.begin(first(1, 0, 5)), Admission::New);
+        assert_eq!(replies.begin(first(1, 0, 6)), Admission::New, "the same epoch");
+        assert_eq!(replies.begin(first(1, 1, 7)), Admission::Busy);
+        assert_eq!(replies.begin(first(1, 0, 8)), Admission::Fenced, "epoch 1 was seen");
         replies.end(1, 5, Some(()));
         replies.end(1, 6, None);
-        assert_eq!(replies.begin(1, 1, 7), Admission::New);
+        assert_eq!(replies.begin(first(1, 1, 7)), Admission::New);
         assert!(replies.note(1, 1) && replies.note(1, 2) && !replies.note(1, 1));
     }
 
@@ -200,34 +307,60 @@ mod tests {
     fn memory_is_bounded_and_the_forgotten_is_refused() {
         let mut replies = Replies::new(100, 50);
         for sequence in 1..=60 {
-            assert_eq!(replies.begin(7, 0, sequence), Admission::New);
+            assert_eq!(replies.begin(first(7, 0, sequence)), Admission::New);
             replies.end(7, sequence, Some(sequence));
         }
-        assert_eq!(replies.begin(7, 0, 10), Admission::Fenced);
-        assert_eq!(replies.begin(7, 0, 11), Admission::Done(11));
-        assert_eq!(replies.begin(8, 0, 1), Admission::New, "stays under way for long");
+        assert_eq!(replies.begin(repeated(7, 0, 1, 10)), Admission::Forgotten);
+        assert_eq!(replies.begin(first(7, 0, 9)), Admission::Fenced, "delayed");
+        assert_eq!(replies.begin(first(7, 1, 8)), Admission::New, "of a slow thread");
+        replies.end(7, 8, None);
+        assert_eq!(replies.begin(first(7, 0, 11)), Admission::Done(11));
+        assert_eq!(replies.begin(first(8, 0, 1)), Admission::New, "stays under way for long");
         for client in 1000..1500 {
-            replies.begin(client, 0, 1);
+            replies.begin(first(client, 0, 1));
             replies.end(client, 1, Some(1));
         }
         assert!(replies.young.len() <= 101 && replies.old.len() <= 101 && replies.order.len() <= 50);
-        assert_eq!(replies.begin(8, 0, 1), Admission::Busy);
+        assert_eq!(replies.begin(first(8, 0, 1)), Admission::Busy);
+    }
+
+    #[test]
+    fn a_forgotten_client_does_nothing_twice() {
+        let mut replies = Replies::new(4, 1000);
+        assert_eq!(replies.begin(first(7, 2, 5)), Admission::New);
+        replies.end(7, 5, Some(()));
+        for client in 100..120 {
+            assert_eq!(replies.begin(first(client, replies.base, 1)), Admission::New, "a new client");
+            replies.end(client, 1, Some(()));
+        }
+        assert_eq!((replies.base, replies.forgot), (2, Some(2)));
+        assert_eq!(replies.begin(first(7, 1, 4)), Admission::Fenced, "given up");
+        assert_eq!(replies.begin(repeated(7, 2, 3, 5)), Admission::Forgotten);
+        assert_eq!(replies.begin(first(7, 3, 6)), Admission::New, "its next change");
+        let mut after: Replies<()> = Replies::new(4, 1000);
+        replies.kept().for_each(|kept| after.restore(kept));
+        let mut after: Replies<()> = Replies::new(4, 1000);
+        [Kept::Base(2), Kept::Forgot(2)].into_iter().for_each(|kept| after.restore(kept));
+        assert_eq!(after.begin(repeated(7, 2, 3, 5)), Admission::Forgotten);
+        assert_eq!(after.begin(first(7, 3, 6)), Admission::New);
+        assert_eq!(after.begin(first(8, 0, 1)), Admission::Fenced);
     }
 
     #[test]
     fn a_restart_takes_up_what_was_done() {
-        let mut before = Replies::new(10, 10);
-        before.begin(1, 3, 9);
-        before.end(1, 9, Some('a'));
-        let mut after = Replies::new(10, 10);
-        for (client, epoch, sequence, reply) in before.remembered() {
-            after.restore(client, epoch, sequence, Some(*reply));
+        let mut before = Replies::new(10, 2);
+        for (sequence, reply) in [(7, 'x'), (8, 'y'), (9, 'a')] {
+            before.begin(first(1, 3, sequence));
+            before.end(1, sequence, Some(reply));
         }
-        assert_eq!(after.begin(1, 4, 9), Admission::Done('a'));
-        assert_eq!(after.begin(1, 3, 8), Admission::Fenced);
-        after.restore(1, 4, 9, None);
-        assert_eq!(after.begin(1, 4, 9), Admission::New);
+        let mut after = Replies::new(10, 2);
+        before.kept().for_each(|kept| after.restore(kept));
+        assert_eq!(after.begin(first(1, 4, 9)), Admission::Done('a'));
+        assert_eq!(after.begin(first(1, 3, 8)), Admission::Done('y'));
+        assert_eq!(after.begin(first(1, 3, 6)), Admission::Fenced);
+        assert_eq!(after.begin(repeated(1, 3, 4, 7)), Admission::Forgotten);
+        after.restore(Kept::Change { client: 1, epoch: 4, sequence: 9, reply: None });
+        assert_eq!(after.begin(first(1, 4, 9)), Admission::New);
         assert_eq!(after.under_way().collect::<Vec<_>>(), [(1, 4, 9)]);
-        assert_eq!(after.remembered().count(), 0);
     }
 }

@@ -61,6 +61,11 @@ impl Disk {
         Arc::new_cyclic(|this| Disk { this: this.clone(), vitals, store, device, threads, read_ahead })
     }
 
+    /// The folder of objects.
+    pub(super) fn store(&self) -> &ObjectStore {
+        &self.store
+    }
+
     /// Something is read before it is asked for.
     pub(super) fn reads_ahead(&self) -> bool {
         self.read_ahead.is_some()

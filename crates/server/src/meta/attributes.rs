@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use impresario_wire::message::{Attr, NodeKind, SetAttr};
+use impresario_wire::message::{Attr, NodeKind, SetAttr, Who};
 use rustix::io::Errno;
 
 use super::disk::PATH_FLAGS;
@@ -14,7 +14,7 @@ use super::tree::kind_of;
 
 impl Meta {
     /// Changes attributes of the node at a path.
-    pub(super) fn set_attr_at(&self, path: &[u8], set: &SetAttr) -> Outcome<Attr> {
+    pub(super) fn set_attr_at(&self, who: &Who, path: &[u8], set: &SetAttr) -> Outcome<Attr> {
         let doing = "change";
         let node = self.dir.walk(path, PATH_FLAGS).explain(doing, path)?;
         let stat = rustix::fs::fstat(&node).explain(doing, path)?;
@@ -23,7 +23,7 @@ impl Meta {
         if kind == NodeKind::File && through_table {
             let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
             let pin = self.pin_at(&entry, doing)?;
-            self.set_attr_of(&pin, set, path)?;
+            self.set_attr_of(who, &pin, set, path)?;
             return self.attr_of(&pin, path);
         }
         if set.size.is_some() {
@@ -38,9 +38,9 @@ impl Meta {
     }
 
     /// Changes attributes of a pinned file.
-    pub(super) fn set_attr_of(&self, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
+    pub(super) fn set_attr_of(&self, who: &Who, pin: &Pin<'_>, set: &SetAttr, path: &[u8]) -> Outcome<()> {
         if let Some(len_bytes) = set.size {
-            self.truncate(pin, len_bytes, path)?;
+            self.truncate(who, pin, len_bytes, path)?;
         }
         if set.mtime.is_some() {
             self.note_before_times(pin, path)?;

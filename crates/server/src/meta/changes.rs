@@ -4,13 +4,17 @@
 //! changes an earlier run did, and of which it only knows that they had begun: a crash came between the change and
 //! its second note. A client that asks for such a one again gets it done, unless the name space shows that it was.
 //!
-//! The file is not synced: it outlives the process, and a crash of the machine loses at most as much as it loses of
-//! the name space itself.
+//! The epochs of clients are noted, too, so that what they have given up is refused after a restart.
+//!
+//! The file outlives the process. It is synced before an fsync of a file or directory is answered: a crash of the machine
+//! forgets no change of which the name space remembers what came after it by a promise.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use impresario_base::lock::Mutex;
-use impresario_node::session::{Admission, Replies};
+use impresario_node::session::{Admission, Kept, Replies, Stamp};
 use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, MetaCall, Target, Who};
 use rustix::io::Errno;
 
@@ -20,10 +24,10 @@ use super::opens::SessionId;
 use super::service::MetaService;
 
 /// Clients and changes that are remembered at least.
-const CLIENTS_MAX: usize = 4096;
+const CLIENTS_MAX: usize = 16 << 10;
 const REPLIES_MAX: usize = 16 << 10;
 /// The file is rewritten when it is longer, bytes.
-const FILE_MAX_BYTES: u64 = 4 * (REPLIES_MAX * NOTE_BYTES) as u64;
+const FILE_MAX_BYTES: u64 = 4 * ((REPLIES_MAX + CLIENTS_MAX) * NOTE_BYTES) as u64;
 const NOTE_BYTES: usize = 32;
 
 /// What is known of a change.
@@ -54,10 +58,13 @@ impl Known {
 pub(super) struct Changes {
     replies: Mutex<Replies<Known>>,
     file: Mutex<File>,
+    /// Notes taken, and of these the number known to be durable. Starts at 1: a killed server may have left some.
+    taken: AtomicU64,
+    durable: AtomicU64,
 }
 
 struct File {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     len: u64,
 }
 
@@ -75,6 +82,12 @@ const DONE: u32 = 2;
 const OPENED: u32 = 3;
 /// It failed without having changed anything.
 const FAILED: u32 = 4;
+/// No change: a client has begun this epoch, and changes up to this sequence were forgotten.
+const CLIENT: u32 = 5;
+/// No change: the epoch of clients that are not remembered.
+const BASE: u32 = 6;
+/// No change: changes were forgotten, of this epoch at the latest.
+const FORGOT: u32 = 7;
 
 impl Note {
     fn encode(&self) -> [u8; NOTE_BYTES] {
@@ -99,7 +112,7 @@ impl Note {
         };
         let kind = u32::from_le_bytes([*k0, *k1, *k2, *k3]);
         let key = FileKey(u64::from_le_bytes(*key.first_chunk::<8>()?));
-        (BEGUN..=FAILED).contains(&kind).then_some(Note { kind, who, key })
+        (BEGUN..=FORGOT).contains(&kind).then_some(Note { kind, who, key })
     }
 }
 
@@ -113,16 +126,21 @@ impl Changes {
         })?;
         // What is torn or of unknown kind was not acknowledged.
         for note in noted.chunks_exact(NOTE_BYTES).map_while(Note::decode) {
-            let known = match note.kind {
-                BEGUN => Some(Known::Begun),
-                DONE => Some(Known::Done),
-                OPENED => Some(Known::Opened(note.key)),
-                _ => None,
-            };
-            replies.restore(note.who.client.0, note.who.epoch, note.who.sequence, known);
+            let Who { client: ClientKey(client), epoch, sequence, .. } = note.who;
+            let change = |reply| Kept::Change { client, epoch, sequence, reply };
+            replies.restore(match note.kind {
+                BASE => Kept::Base(epoch),
+                FORGOT => Kept::Forgot(epoch),
+                CLIENT => Kept::Client { client, epoch, forgotten: sequence },
+                BEGUN => change(Some(Known::Begun)),
+                DONE => change(Some(Known::Done)),
+                OPENED => change(Some(Known::Opened(note.key))),
+                _ => change(None),
+            });
         }
         let file = Mutex::new(write_anew(directory, &replies)?);
-        Ok(Changes { replies: Mutex::new(replies), file })
+        let (taken, durable) = (AtomicU64::new(1), AtomicU64::new(0));
+        Ok(Changes { replies: Mutex::new(replies), file, taken, durable })
     }
 
     fn note(&self, directory: &MetaDirectory, note: Note) -> rustix::io::Result<()> {
@@ -132,39 +150,56 @@ impl Changes {
         }
         directory.disk.append_change(&file.fd, &note.encode())?;
         file.len += NOTE_BYTES as u64;
+        self.taken.fetch_add(1, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Makes the notes taken so far durable.
+    pub(super) fn sync(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
+        let taken = self.taken.load(Ordering::Acquire);
+        if self.durable.load(Ordering::Acquire) >= taken {
+            return Ok(());
+        }
+        // Notes may be taken meanwhile.
+        let fd = self.file.lock().fd.clone();
+        directory.disk.sync_changes(&*fd)?;
+        self.durable.fetch_max(taken, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Notes the epoch of a call that changes nothing, if it is news; whether its client is still in it.
+    fn note_epoch(&self, directory: &MetaDirectory, who: Who) -> rustix::io::Result<bool> {
+        let is_news = self.replies.lock().epoch_of(who.client.0) < who.epoch;
+        if is_news {
+            self.note(directory, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;
+        }
+        Ok(self.replies.lock().note(who.client.0, who.epoch))
     }
 }
 
 /// Rewrites the file with the remembered changes.
 fn write_anew(directory: &MetaDirectory, replies: &Replies<Known>) -> rustix::io::Result<File> {
     let mut bytes = Vec::new();
-    for (client, epoch, sequence, known) in replies.remembered() {
-        let (kind, key) = match known {
-            Known::Answered(_) | Known::Done => (DONE, FileKey(0)),
-            Known::Opened(key) => (OPENED, *key),
-            Known::Begun => (BEGUN, FileKey(0)),
+    for kept in replies.kept() {
+        let (kind, client, epoch, sequence, key) = match kept {
+            Kept::Base(epoch) => (BASE, 0, epoch, 0, 0),
+            Kept::Forgot(epoch) => (FORGOT, 0, epoch, 0, 0),
+            Kept::Client { client, epoch, forgotten } => (CLIENT, client, epoch, forgotten, 0),
+            Kept::Change { client, epoch, sequence, reply } => match reply {
+                Some(Known::Answered(_) | Known::Done) => (DONE, client, epoch, sequence, 0),
+                Some(Known::Opened(key)) => (OPENED, client, epoch, sequence, key.0),
+                Some(Known::Begun) => (BEGUN, client, epoch, sequence, 0),
+                None => (FAILED, client, epoch, sequence, 0),
+            },
         };
         let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
-        bytes.extend_from_slice(&Note { kind, who, key }.encode());
+        bytes.extend_from_slice(&Note { kind, who, key: FileKey(key) }.encode());
     }
     for (client, epoch, sequence) in replies.under_way() {
         let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
         bytes.extend_from_slice(&Note { kind: BEGUN, who, key: FileKey(0) }.encode());
     }
-    Ok(File { fd: directory.disk.replace_changes(&directory.top, &bytes)?, len: bytes.len() as u64 })
-}
-
-/// True for calls that must not be done twice.
-fn is_change(call: &MetaCall) -> bool {
-    match call {
-        MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
-        MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
-        MetaCall::Unlink { .. } | MetaCall::Rename { .. } => true,
-        MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
-        MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
-        MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs => false,
-    }
+    Ok(File { fd: Arc::new(directory.disk.replace_changes(&directory.top, &bytes)?), len: bytes.len() as u64 })
 }
 
 /// True for calls that are of no harm whenever they come.
@@ -207,12 +242,13 @@ impl MetaService {
 
     fn admit_from(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
         let (changes, client) = (&self.meta.changes, who.client.0);
-        if !is_change(&call) {
-            let is_current = changes.replies.lock().note(client, who.epoch);
+        if !call.is_change() {
+            let is_current = changes.note_epoch(&self.meta.dir, who).map_err(not_noted)?;
             return if is_current || only_looks(&call) { Ok(self.call(session, call)) } else { Err(fenced(who)) };
         }
         // Not in the `match`: its lock would be held through it.
-        let admission = changes.replies.lock().begin(client, who.epoch, who.sequence);
+        let stamp = Stamp { client, epoch: who.epoch, since: who.since, sequence: who.sequence };
+        let admission = changes.replies.lock().begin(stamp);
         match admission {
             Admission::New => self.change(session, who, call),
             Admission::Done(Known::Answered(answer)) => Ok(answer),
@@ -229,16 +265,17 @@ impl MetaService {
                 Err(fault(Errno::BUSY, "an earlier copy of this change, or one given up before it, is being served"))
             }
             Admission::Fenced => Err(fenced(who)),
+            Admission::Forgotten => Err(fault(
+                Errno::IO,
+                "a copy of this change may have been done before, too long ago for the metadata server to know; look",
+            )),
         }
     }
 
     fn change(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
         let mut under_way = UnderWay { service: self, who, known: None };
-        self.meta
-            .changes
-            .note(&self.meta.dir, Note { kind: BEGUN, who, key: FileKey(0) })
-            .map_err(|errno| fault(errno, "the metadata server cannot note the change in its directory"))?;
-        let answer = self.call(session, call);
+        self.meta.changes.note(&self.meta.dir, Note { kind: BEGUN, who, key: FileKey(0) }).map_err(not_noted)?;
+        let answer = self.call_as(session, &who, call);
         under_way.known = Known::of(&answer);
         Ok(answer)
     }
@@ -256,7 +293,7 @@ impl MetaService {
 
     /// Does a change that an earlier run of the server had begun, unless the name space shows that it was done.
     fn finish(&self, session: SessionId, who: Who, call: MetaCall) -> Answer {
-        let answer = self.call(session, call.clone());
+        let answer = self.call_as(session, &who, call.clone());
         let answer = self.unless_done(session, call, answer);
         drop(UnderWay { service: self, who, known: Known::of(&answer) });
         answer
@@ -280,6 +317,10 @@ impl MetaService {
             _ => answer,
         }
     }
+}
+
+fn not_noted(errno: Errno) -> Fault {
+    fault(errno, "the metadata server cannot note the change in its directory")
 }
 
 fn fenced(who: Who) -> Fault {

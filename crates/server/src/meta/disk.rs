@@ -56,7 +56,9 @@ impl Disk {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&top, "changes.new", flags | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR)?;
         write_all(&file, notes)?;
+        rustix::fs::fdatasync(&file)?;
         rustix::fs::renameat(&top, "changes.new", &top, "changes")?;
+        rustix::fs::fsync(top)?;
         Ok(file)
     }
 
@@ -64,6 +66,12 @@ impl Disk {
     pub(super) fn append_change(&self, file: impl AsFd, note: &[u8]) -> Result<()> {
         self.step("append_change");
         write_all(file, note)
+    }
+
+    /// Makes what was appended to the file `changes` durable.
+    pub(super) fn sync_changes(&self, file: impl AsFd) -> Result<()> {
+        self.step("sync_changes");
+        rustix::fs::fdatasync(file)
     }
 
     /// Creates an empty file, private to the server, open for reading and writing.

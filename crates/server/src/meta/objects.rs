@@ -6,15 +6,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::message::{FileKey, ObjectInfo, Statfs, Time};
+use impresario_wire::message::{FileKey, ObjectInfo, Statfs, Time, Who};
 use rustc_hash::FxHashMap;
 
 /// The objects of files, on the data servers. Calls may take long, but each has its own deadline.
 pub trait Objects: Send + Sync {
     /// Length and last modification of a file according to its objects; zeros if it has none.
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo>;
-    /// Truncates or extends the file's objects to those of a file of `len_bytes`.
-    fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()>;
+    /// Truncates or extends the file's objects to those of a file of `len_bytes`, in the name of the client that asked
+    /// for it: what that client does in a newer epoch revokes it.
+    fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()>;
+    /// When this returns, no change of the file that came under this epoch of the client, or an older one, is still to be
+    /// done.
+    fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()>;
     /// Removes the file's objects; succeeds if there are none.
     fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()>;
     /// Totals over the data servers; `files` and `files_free` are ignored.
@@ -112,7 +116,7 @@ impl Objects for MemoryObjects {
         Ok(ObjectInfo { size, mtime: state.mtime, used_bytes: state.lanes.iter().sum(), made: state.made })
     }
 
-    fn truncate(&self, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
+    fn truncate(&self, _who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
         self.enter()?;
         let mtime = self.now();
         let mut files = self.files.lock();
@@ -124,6 +128,10 @@ impl Objects for MemoryObjects {
         let made = now | files.get(&file).map_or(0, |state| state.made);
         files.insert(file, MemoryFile { lanes, made, mtime });
         Ok(())
+    }
+
+    fn revoke(&self, _who: &Who, _file: FileKey, _layout: &Layout) -> io::Result<()> {
+        self.enter()
     }
 
     fn unlink(&self, file: FileKey, _layout: &Layout) -> io::Result<()> {

@@ -81,6 +81,8 @@ struct Mark {
     /// Set when a writer vanished: data it sent may still be on its way to the data servers, so the size must not be
     /// settled before this instant.
     settle_from: Option<Instant>,
+    /// Who asked for a truncation that failed and may still be under way.
+    doubt: Option<Who>,
 }
 
 /// The result of looking up a file in the table.
@@ -256,7 +258,18 @@ impl Opens {
 
     /// Records that a file has, or is about to have, a name in `writers/`.
     pub(super) fn set_mark(&self, ino: u64, key: FileKey) {
-        self.table.lock().marks.insert(ino, Mark { key, settle_from: None });
+        self.table.lock().marks.insert(ino, Mark { key, settle_from: None, doubt: None });
+    }
+
+    /// Who asked for a truncation of a marked file that failed and may still be under way.
+    pub(super) fn doubt_of(&self, ino: u64) -> Option<Who> {
+        self.table.lock().marks.get(&ino)?.doubt
+    }
+
+    pub(super) fn set_doubt(&self, ino: u64, doubt: Option<Who>) {
+        if let Some(mark) = self.table.lock().marks.get_mut(&ino) {
+            mark.doubt = doubt;
+        }
     }
 
     /// Delays the settling of a marked file.

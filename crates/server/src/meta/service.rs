@@ -139,10 +139,15 @@ impl MetaService {
         self.meta.operations.note(SESSION_END, began.elapsed(), false);
     }
 
-    /// Serves one call. Many threads may call at once, also for one session.
+    /// Serves one call of a client without a key. Many threads may call at once, also for one session.
     pub fn call(&self, session: SessionId, call: MetaCall) -> Answer {
+        self.call_as(session, &Who::default(), call)
+    }
+
+    /// The same in the name of a client.
+    pub(super) fn call_as(&self, session: SessionId, who: &Who, call: MetaCall) -> Answer {
         let (began, kind) = (Instant::now(), kind_of(&call));
-        let answer = self.meta.sessions.get(session).and_then(|session| self.meta.serve(&session, call));
+        let answer = self.meta.sessions.get(session).and_then(|session| self.meta.serve(&session, who, call));
         self.meta.operations.note(kind, began.elapsed(), answer.is_err());
         answer.unwrap_or_else(Answer::Fault)
     }
@@ -194,7 +199,7 @@ impl Drop for MetaService {
 }
 
 impl Meta {
-    fn serve(&self, session: &Session, call: MetaCall) -> Outcome<Answer> {
+    fn serve(&self, session: &Session, who: &Who, call: MetaCall) -> Outcome<Answer> {
         for path in paths_of(&call) {
             check_path(path)?;
         }
@@ -208,11 +213,11 @@ impl Meta {
                 let pin = self.pin_handle(session, handle)?;
                 Answer::Attr(self.attr_of(&pin, &self.opens.path_of(pin.ino))?)
             }
-            MetaCall::SetAttr { target: Target::Path(path), set } => Answer::Attr(self.set_attr_at(&path, &set)?),
+            MetaCall::SetAttr { target: Target::Path(path), set } => Answer::Attr(self.set_attr_at(who, &path, &set)?),
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let pin = self.pin_handle(session, handle)?;
                 let path = self.opens.path_of(pin.ino);
-                self.set_attr_of(&pin, &set, &path)?;
+                self.set_attr_of(who, &pin, &set, &path)?;
                 Answer::Attr(self.attr_of(&pin, &path)?)
             }
             MetaCall::Create { path, mode, uid, gid, exclusive, layout } => {
@@ -243,7 +248,7 @@ impl Meta {
                 Answer::Done
             }
             MetaCall::FsyncDir { path } => {
-                self.sync_directories(&path).explain("sync", &path)?;
+                self.changes.sync(&self.dir).and_then(|()| self.sync_directories(&path)).explain("sync", &path)?;
                 Answer::Done
             }
             MetaCall::Mkdir { path, mode, uid, gid } => Answer::Attr(self.mkdir(&path, mode, uid, gid)?),

@@ -21,7 +21,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::MutexGuard;
-use impresario_wire::message::{Attr, FileKey, NodeKind, ObjectInfo, SetTime};
+use impresario_wire::message::{Attr, Fault, FileKey, NodeKind, ObjectInfo, SetTime, Who};
 use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 
@@ -48,6 +48,7 @@ impl Meta {
             return Ok(false);
         }
         let _gate = self.enter(pin, "open for writing", path)?;
+        self.settle_doubt(pin).map_err(|error| data_fault(&error, "open for writing", path))?;
         let fresh = self.mark(pin).explain("open for writing", path)?;
         self.opens.admit(pin.ino, true)?;
         Ok(fresh)
@@ -78,6 +79,8 @@ impl Meta {
     /// Records whether the data servers answered.
     pub(super) fn note_answer<T>(&self, answer: io::Result<T>) -> io::Result<T> {
         match &answer {
+            // What its client has given up was refused, or the client has to say whether it is to be done again.
+            Err(error) if matches!(error.raw_os_error(), Some(Fault::FENCED | Fault::PATH_LOST)) => {}
             Ok(_) => self.background.resume(),
             Err(_) => self.background.pause(),
         }
@@ -130,6 +133,7 @@ impl Meta {
         if !idle || !self.opens.may_settle(pin.ino) {
             return Ok(());
         }
+        self.settle_doubt(pin).map_err(Failure::DataServers)?;
         let objects = self.ask(pin).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
             _ => Failure::DataServers(error),
@@ -279,8 +283,17 @@ impl Meta {
         Ok(attr)
     }
 
+    /// Makes certain that no truncation is still to be done that failed as far as its client knows. Call under the file's
+    /// gate. Its client itself revokes it with whatever it does next; this is for all others.
+    fn settle_doubt(&self, pin: &Pin<'_>) -> io::Result<()> {
+        let Some(who) = self.opens.doubt_of(pin.ino) else { return Ok(()) };
+        self.note_answer(self.objects.revoke(&who, pin.key, &pin.layout))?;
+        self.opens.set_doubt(pin.ino, None);
+        Ok(())
+    }
+
     /// Sets the length of a pinned file.
-    pub(super) fn truncate(&self, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<()> {
+    pub(super) fn truncate(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64, path: &[u8]) -> Outcome<()> {
         let doing = "set the length of";
         if i64::try_from(len_bytes).is_err() {
             return Err(Errno::FBIG).explain(doing, path);
@@ -291,8 +304,15 @@ impl Meta {
             return self.dir.disk.set_times(&pin.fd, None, Some(SetTime::Now)).explain(doing, path);
         }
         self.mark(pin).explain(doing, path)?;
-        let cut = self.note_answer(self.objects.truncate(pin.key, &pin.layout, len_bytes));
+        // The same client revokes it by being in a newer epoch.
+        let in_doubt = self.opens.doubt_of(pin.ino);
+        if in_doubt.is_some_and(|older| older.client != who.client || older.epoch >= who.epoch) {
+            self.settle_doubt(pin).map_err(|error| data_fault(&error, doing, path))?;
+        }
+        self.opens.set_doubt(pin.ino, Some(*who));
+        let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
         cut.map_err(|error| data_fault(&error, doing, path))?;
+        self.opens.set_doubt(pin.ino, None);
         // An empty file misses nothing.
         let seen = *pin.seen.lock();
         if len_bytes == 0 && seen.made != 0 {
@@ -325,6 +345,7 @@ impl Meta {
     pub(super) fn sync(&self, pin: &Pin<'_>) -> Outcome<()> {
         let path = self.opens.path_of(pin.ino);
         let doing = "sync";
+        self.changes.sync(&self.dir).explain(doing, &path)?;
         if self.opens.mark_of(pin.ino).is_some() {
             let _gate = self.enter(pin, doing, &path)?;
             let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;

@@ -47,7 +47,7 @@ pub struct Peer {
 }
 
 pub fn who(client: u64) -> Who {
-    Who { client: ClientKey(client), epoch: 1, sequence: 0, job: 1, user: 0 }
+    Who { client: ClientKey(client), epoch: 1, since: 1, sequence: 0, job: 1, user: 0 }
 }
 
 pub fn hello(role: Role, client: u64) -> Hello {

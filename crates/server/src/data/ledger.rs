@@ -1,0 +1,154 @@
+//! What a data server must still know after a restart, noted beside its objects: which epochs its clients have left.
+
+use std::io;
+
+use impresario_base::lock::{RwLock, RwLockReadGuard};
+use impresario_node::session::{Fence, Passage};
+use impresario_store::{Note, ObjectStore};
+use impresario_wire::{ClientKey, Fault, Who};
+
+/// Clients that have raised their epochs and are remembered at least.
+const RAISED_CLIENTS: usize = 1 << 16;
+/// The notes are replaced by what they come to when there are this many more.
+const NOTES_OVER: usize = 4096;
+
+/// The base epoch of the fence.
+const BASE: u32 = 1;
+/// The epoch of a client.
+const EPOCH: u32 = 2;
+
+/// The fence, and its notes in the store.
+pub(super) struct Ledger(RwLock<Fence>);
+
+/// While this lives, no client raises its epoch: what was admitted is on its way to the scheduler, and must be there
+/// before what its client sends in a newer epoch.
+pub(super) struct Passing<'a>(#[allow(dead_code, reason = "held for its drop")] RwLockReadGuard<'a, Fence>);
+
+impl Ledger {
+    /// Takes up what earlier runs noted.
+    pub(super) fn open(store: &ObjectStore) -> io::Result<Ledger> {
+        let mut fence = Fence::new(RAISED_CLIENTS);
+        for note in store.open_notes()? {
+            match note.kind {
+                BASE => fence.raise_base(note.value),
+                EPOCH => fence.remember(note.key, note.value),
+                _ => {}
+            }
+        }
+        Ok(Ledger(RwLock::new(fence)))
+    }
+
+    /// Lets a request pass, or refuses it; its epoch is noted before it passes.
+    pub(super) fn admit(&self, store: &ObjectStore, who: Who) -> Result<Passing<'_>, Fault> {
+        self.admit_all(store, who, &[])
+    }
+
+    /// The same for a request of several clients. Every epoch is learnt, whatever the others are.
+    pub(super) fn admit_all(
+        &self,
+        store: &ObjectStore,
+        who: Who,
+        others: &[(ClientKey, u32)],
+    ) -> Result<Passing<'_>, Fault> {
+        let senders = || others.iter().copied().chain([(who.client, who.epoch)]);
+        loop {
+            let fence = self.0.read();
+            let passages = || senders().map(|(client, epoch)| fence.passage(client.0, epoch));
+            if !passages().any(|passage| passage == Passage::Raised) {
+                let is_stale = passages().any(|passage| passage == Passage::Closed);
+                return if is_stale { Err(stale(who)) } else { Ok(Passing(fence)) };
+            }
+            drop(fence);
+            senders().try_for_each(|(client, epoch)| self.raise(store, client, epoch))?;
+        }
+    }
+
+    fn raise(&self, store: &ObjectStore, client: ClientKey, epoch: u32) -> Result<(), Fault> {
+        let mut fence = self.0.write();
+        if fence.passage(client.0, epoch) == Passage::Raised {
+            note(store, &fence, Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
+                errno: error.raw_os_error().unwrap_or(libc::EIO),
+                message: format!("the epoch of a client cannot be noted in the data server's folder: {error}"),
+            })?;
+            fence.remember(client.0, epoch);
+        }
+        Ok(())
+    }
+}
+
+fn note(store: &ObjectStore, fence: &Fence, note: Note) -> io::Result<()> {
+    let kept = || {
+        let base = Note { kind: BASE, key: 0, value: fence.base() };
+        std::iter::once(base).chain(fence.remembered().map(|(key, value)| Note { kind: EPOCH, key, value }))
+    };
+    // Counting them takes long beside a note; it is done seldom.
+    let len = store.notes_len();
+    if len >= NOTES_OVER && len.is_multiple_of(NOTES_OVER) && len >= NOTES_OVER + kept().count() {
+        store.replace_notes(kept())?;
+    }
+    store.note(note)
+}
+
+/// What the fence says of an older epoch.
+pub(crate) fn stale(who: Who) -> Fault {
+    let message =
+        format!("a request of epoch {} came after the client had begun a newer one; it was not applied", who.epoch);
+    Fault { errno: Fault::FENCED, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use impresario_store::{FolderIdentity, StoreOptions};
+
+    fn who(client: u64, epoch: u32) -> Who {
+        Who { client: ClientKey(client), epoch, ..Who::default() }
+    }
+
+    fn made() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = FolderIdentity { cluster: 1, store: 2, server: "data.0".into() };
+        impresario_store::make(dir.path(), &identity).unwrap();
+        dir
+    }
+
+    fn open(dir: &tempfile::TempDir) -> ObjectStore {
+        ObjectStore::open(dir.path(), "data.0", StoreOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn epochs_outlive_restarts_and_their_notes_are_bounded() {
+        let dir = made();
+        let rounds = 3 * NOTES_OVER as u32;
+        {
+            let store = open(&dir);
+            let ledger = Ledger::open(&store).unwrap();
+            (1..=rounds).for_each(|epoch| drop(ledger.admit(&store, who(7, epoch)).unwrap()));
+            assert!(ledger.admit_all(&store, who(9, 0), &[(ClientKey(7), rounds - 1), (ClientKey(8), 5)]).is_err());
+            assert!(store.notes_len() <= 2 * NOTES_OVER, "{}", store.notes_len());
+        }
+        let store = open(&dir);
+        let ledger = Ledger::open(&store).unwrap();
+        assert_eq!(ledger.admit(&store, who(7, rounds - 1)).err().unwrap().errno, Fault::FENCED);
+        assert_eq!(ledger.admit(&store, who(8, 4)).err().unwrap().errno, Fault::FENCED);
+        drop(ledger.admit(&store, who(7, rounds)).unwrap());
+        drop(ledger.admit(&store, who(9, 0)).unwrap());
+    }
+
+    #[test]
+    fn an_epoch_is_raised_when_what_was_admitted_before_is_with_the_scheduler() {
+        let dir = made();
+        let store = open(&dir);
+        let ledger = Ledger::open(&store).unwrap();
+        let older = ledger.admit(&store, who(7, 0)).unwrap();
+        std::thread::scope(|scope| {
+            let newer = scope.spawn(|| drop(ledger.admit(&store, who(7, 1)).unwrap()));
+            // Were it not held up, it would nearly always have been noted by now.
+            std::thread::yield_now();
+            assert_eq!(older.0.passage(7, 1), Passage::Raised);
+            drop(older);
+            newer.join().unwrap();
+        });
+        assert!(ledger.admit(&store, who(7, 0)).is_err());
+    }
+}

@@ -1,0 +1,228 @@
+//! Notes: what a data server must still know after a restart beside its objects, 16 bytes each, in the file `notes`.
+//!
+//! A note outlives the process as soon as [`ObjectStore::note`] returns, and a power failure as soon as any object was
+//! synced after it: what a sync promises may rest on the notes before it. The meaning of kinds is the server's.
+//!
+//! The file is made longer than its notes, so that a full device still takes the next ones, and is replaced as a whole
+//! when it has grown.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use impresario_base::lock::Mutex;
+
+use crate::filesystem::FileSystem;
+use crate::objects::ObjectStore;
+
+const NOTES: &str = "notes";
+const NOTES_NEW: &str = "notes.new";
+const NOTE_BYTES: usize = 16;
+/// Room for so many more notes is taken from the device ahead of them.
+const SPARE: usize = 1024;
+
+/// A note.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Note {
+    /// What it is about; the server's own numbers, not 0.
+    pub kind: u32,
+    /// Whom or what it is about.
+    pub key: u64,
+    /// What is noted.
+    pub value: u32,
+}
+
+impl Note {
+    fn encode(self) -> [u8; NOTE_BYTES] {
+        let mut bytes = [0; NOTE_BYTES];
+        bytes[..8].copy_from_slice(&self.key.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.value.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.kind.to_le_bytes());
+        bytes
+    }
+
+    /// `None` behind the last note.
+    fn decode(bytes: &[u8]) -> Option<Note> {
+        let (key, rest) = bytes.split_first_chunk()?;
+        let (value, rest) = rest.split_first_chunk()?;
+        let kind = u32::from_le_bytes(*rest.first_chunk()?);
+        (kind != 0).then_some(Note { kind, key: u64::from_le_bytes(*key), value: u32::from_le_bytes(*value) })
+    }
+}
+
+/// The open file of notes.
+pub(crate) struct Notes<H> {
+    file: Mutex<Option<Open<H>>>,
+    /// Notes taken, and of these the number known to be durable. Starts at 1: a killed server may have left some.
+    taken: AtomicU64,
+    durable: AtomicU64,
+}
+
+impl<H> Default for Notes<H> {
+    fn default() -> Self {
+        Notes { file: Mutex::new(None), taken: AtomicU64::new(1), durable: AtomicU64::new(0) }
+    }
+}
+
+struct Open<H> {
+    file: Arc<H>,
+    notes: usize,
+}
+
+impl<F: FileSystem> ObjectStore<F> {
+    /// Opens the notes; gives what earlier runs noted, oldest first.
+    pub fn open_notes(&self) -> io::Result<Vec<Note>> {
+        let mut found = Vec::new();
+        match self.fs.open(NOTES, false) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+            Ok(file) => {
+                let mut bytes = vec![0; self.fs.stat(&file)?.size as usize];
+                let mut done = 0;
+                while done < bytes.len() {
+                    match self.fs.read(&file, done as u64, &mut [IoSliceMut::new(&mut bytes[done..])])? {
+                        0 => break,
+                        len => done += len,
+                    }
+                }
+                found.extend(bytes.chunks_exact(NOTE_BYTES).map_while(Note::decode));
+            }
+        }
+        self.replace_notes(found.iter().copied())?;
+        Ok(found)
+    }
+
+    /// Takes a note. On an error nothing was noted.
+    pub fn note(&self, note: Note) -> io::Result<()> {
+        let mut open = self.notes.file.lock();
+        let open = open.as_mut().ok_or(io::ErrorKind::NotFound)?;
+        write_all(&self.fs, &open.file, (open.notes * NOTE_BYTES) as u64, &note.encode())?;
+        open.notes += 1;
+        self.notes.taken.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Number of notes in the file.
+    pub fn notes_len(&self) -> usize {
+        self.notes.file.lock().as_ref().map_or(0, |open| open.notes)
+    }
+
+    /// Replaces all notes by these, at once.
+    pub fn replace_notes(&self, notes: impl Iterator<Item = Note>) -> io::Result<()> {
+        let mut bytes: Vec<u8> = notes.flat_map(Note::encode).collect();
+        let count = bytes.len() / NOTE_BYTES;
+        bytes.resize(bytes.len() + SPARE * NOTE_BYTES, 0);
+        let mut open = self.notes.file.lock();
+        let file = self.fs.open(NOTES_NEW, true)?;
+        self.fs.set_len(&file, 0)?;
+        write_all(&self.fs, &file, 0, &bytes)?;
+        self.fs.sync(&file)?;
+        self.fs.rename(NOTES_NEW, NOTES)?;
+        self.fs.sync_dir("")?;
+        *open = Some(Open { file: Arc::new(file), notes: count });
+        Ok(())
+    }
+
+    /// Makes the notes taken so far durable.
+    pub(crate) fn sync_notes(&self) -> io::Result<()> {
+        let taken = self.notes.taken.load(Ordering::Acquire);
+        if self.notes.durable.load(Ordering::Acquire) >= taken {
+            return Ok(());
+        }
+        // Taken out of the lock: notes may be taken meanwhile.
+        let file = self.notes.file.lock().as_ref().map(|open| open.file.clone());
+        file.map_or(Ok(()), |file| self.fs.sync(&file))?;
+        self.notes.durable.fetch_max(taken, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+fn write_all<F: FileSystem>(fs: &F, file: &F::File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match fs.write(file, offset + done as u64, &[IoSlice::new(&bytes[done..])])? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            len => done += len,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::folder::{FORMAT_FILE, FolderIdentity, make_over};
+    use crate::objects::StoreOptions;
+    use crate::testing::Forgetful;
+
+    fn over(fs: &Forgetful) -> ObjectStore<Forgetful> {
+        let (dir, options) = (Path::new("forgetful"), StoreOptions::default());
+        if fs.open(FORMAT_FILE, false).is_err() {
+            make_over(fs, dir, &FolderIdentity { cluster: 1, store: 2, server: "data.0".into() }).unwrap();
+        }
+        ObjectStore::over(fs.clone(), dir, "data.0", options).unwrap()
+    }
+
+    fn note(key: u64) -> Note {
+        Note { kind: 7, key, value: key as u32 }
+    }
+
+    #[test]
+    fn notes_outlive_a_killed_server_and_with_the_next_sync_a_power_failure() {
+        let fs = Forgetful::default();
+        let store = over(&fs);
+        assert!(store.open_notes().unwrap().is_empty());
+        store.note(note(1)).unwrap();
+        store.write_vectored(5, 0, &[IoSlice::new(b"x")]).unwrap();
+        store.sync(5).unwrap();
+        store.note(note(2)).unwrap();
+        let killed = over(&fs);
+        assert_eq!(killed.open_notes().unwrap(), [note(1), note(2)]);
+        killed.note(note(3)).unwrap();
+        fs.crash();
+        assert_eq!(over(&fs).open_notes().unwrap(), [note(1), note(2)], "found at the start, and made durable by it");
+    }
+
+    #[test]
+    fn a_sync_makes_the_notes_before_it_durable() {
+        let fs = Forgetful::default();
+        let store = over(&fs);
+        store.open_notes().unwrap();
+        store.note(note(1)).unwrap();
+        store.sync(5).unwrap();
+        fs.crash();
+        assert_eq!(over(&fs).open_notes().unwrap(), [note(1)]);
+    }
+
+    #[test]
+    fn notes_are_replaced_as_a_whole() {
+        for stop in 0..8 {
+            let fs = Forgetful::default();
+            let store = over(&fs);
+            store.open_notes().unwrap();
+            (1..=3).for_each(|key| store.note(note(key)).unwrap());
+            store.sync(5).unwrap();
+            fs.stop_after(stop);
+            let replaced = store.replace_notes([note(9)].into_iter());
+            fs.crash();
+            let found = over(&fs).open_notes().unwrap();
+            match found.as_slice() {
+                [one] => assert_eq!(*one, note(9)),
+                all => assert!(replaced.is_err() && all == [note(1), note(2), note(3)], "{all:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_device_still_takes_notes() {
+        let fs = Forgetful::new(20_000);
+        let store = over(&fs);
+        store.open_notes().unwrap();
+        let full = store.write_vectored(5, 0, &[IoSlice::new(&[1; 20_000])]).unwrap_err();
+        assert!(full.written < 20_000);
+        (0..SPARE as u64).for_each(|key| store.note(note(key)).unwrap());
+        assert_eq!(store.notes_len(), SPARE);
+    }
+}
