@@ -170,6 +170,28 @@ impl Conflicts {
         }
     }
 
+    /// The youngest request with exactly these bytes (start, length) and operation that `wanted` takes; of lane 0.
+    pub(crate) fn youngest(
+        &self,
+        table: &Table,
+        file: FileId,
+        op: Op,
+        (start, len): (u64, u64),
+        wanted: impl Fn(Slot) -> bool,
+    ) -> Option<Slot> {
+        let index = self.files.get(&(file, LaneId(0)))?;
+        let group = index.groups.iter().find(|g| g.kind == Kind::of(op) && g.class == class_of(len))?;
+        let mut to = (start, Arrival::MAX);
+        while let Some(key) = group.ranges.before(&to).filter(|key| key.0 == start) {
+            let slot = key.1.slot();
+            if table.len_bytes(slot) == len && table.op(slot) == op && wanted(slot) {
+                return Some(slot);
+            }
+            to = key;
+        }
+        None
+    }
+
     fn blocker(&self, table: &Table, slot: Slot) -> Option<Slot> {
         let index = self.files.get(&self.file_key(table, slot))?;
         let (start, end, seq) = (table.start(slot), table.end(slot), table.seq(slot));

@@ -33,7 +33,7 @@ use crate::speculation::Speculations;
 use crate::stats::Statistics;
 use crate::stranded::Stranded;
 use crate::table::{Slot, State, Table};
-use crate::types::{Batch, BatchId, ConnId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
+use crate::types::{Batch, BatchId, ConnId, Extent, FileId, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
 use impresario_base::prefetch::fetch;
 
 struct InFlight {
@@ -721,9 +721,12 @@ impl Core {
         Some(request)
     }
 
-    /// The outstanding request whose identity's lower half is this number: of all outstanding ones only it has it.
-    pub fn id_at(&self, number: u32) -> Option<RequestId> {
-        self.ground.table.outstanding_at(Slot(number))
+    /// The youngest request that is queued or blocked and has exactly these bytes of a file; of lane 0 where lanes have
+    /// spaces of their own.
+    pub fn youngest_queued(&self, file: FileId, op: Op, start: u64, len: u64) -> Option<RequestId> {
+        let waits = |slot| matches!(self.ground.table.state(slot), State::Queued | State::Blocked);
+        let slot = self.conflicts.youngest(&self.ground.table, file, op, (start, len), waits)?;
+        Some(self.ground.table.id(slot))
     }
 
     /// What is known of an outstanding request is needed soon.

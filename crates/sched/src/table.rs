@@ -243,11 +243,6 @@ impl Table {
         (e.state != State::Free && u64::from(e.generation) == id.0 >> 32).then_some(slot)
     }
 
-    /// The identity of the request at a place, if there is one.
-    pub(crate) fn outstanding_at(&self, slot: Slot) -> Option<RequestId> {
-        self.entries.get(slot.index()).is_some_and(|e| e.state != State::Free).then(|| self.id(slot))
-    }
-
     /// What is known of a request is needed soon.
     pub(crate) fn fetch(&self, slot: Slot) {
         self.entries.get(slot.index()).inspect(|entry| fetch(*entry));

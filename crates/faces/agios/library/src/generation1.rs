@@ -43,7 +43,7 @@ pub unsafe fn init(client: *const Client, config_file: *const c_char, max_app_id
     match unsafe { sink_of(client) }.filter(Sink::is_there) {
         // Ids go up to the largest.
         Some(default) => {
-            zero_if(calls::init(Starting { default, timed: false }, config_file, max_app_id.saturating_add(1)))
+            zero_if(calls::init(Starting { default, counts: true }, config_file, max_app_id.saturating_add(1)))
         }
         None => {
             say!("agios_init: the client has no callback; set process_request");

@@ -42,7 +42,7 @@ pub unsafe fn init(
         return false;
     }
     match sink(process_request, process_requests, "libagios.so.2 is for version 2") {
-        Some(default) => calls::init(Starting { default, timed: false }, config_file, max_queue_id),
+        Some(default) => calls::init(Starting { default, counts: false }, config_file, max_queue_id),
         None => true,
     }
 }

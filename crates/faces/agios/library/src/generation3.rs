@@ -21,7 +21,7 @@ pub unsafe fn init(
     max_queue_id: i32,
 ) -> bool {
     match generation2::sink(process_request, process_requests, "this library is for version 3") {
-        Some(default) => calls::init(Starting { default, timed: true }, config_file, max_queue_id),
+        Some(default) => calls::init(Starting { default, counts: true }, config_file, max_queue_id),
         None => true,
     }
 }

@@ -1,13 +1,14 @@
 //! What is behind `libagios`: the interface of AGIOS, in its three generations, on this scheduler.
 //!
-//! Functions of the generations check their arguments and find the running [`library`]; requests wait in [`requests`] for
-//! their release; the library's own thread ([`owner`]) schedules and calls back.
+//! Functions of the generations check their arguments and find the running [`library`]; the library's own thread
+//! ([`owner`]) schedules and calls back; [`requests`] has what was delivered until it is released.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("identifiers and pointers of the oldest interface share 64-bit words");
 
 pub mod calls;
 mod config;
+mod files;
 mod foretold;
 pub mod generation1;
 pub mod generation2;

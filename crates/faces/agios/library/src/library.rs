@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,13 +13,15 @@ use impresario_embed::guard;
 use impresario_engine::{Inbox, NotSent, now};
 use impresario_sched::{Core, CoreConfig, CostModel, Ended, LaneId, Nanos, Observer, Op, Table};
 use impresario_trace::live::LiveOptions;
-use impresario_trace::{Header, Recorder, TraceError, key_of_name};
+use impresario_trace::{Header, Recorder, TraceError};
+use rustc_hash::FxHashMap;
 
 use crate::config::Config;
+use crate::files::FileName;
 use crate::foretold::Foretelling;
 use crate::metrics::Metrics;
-use crate::owner::{Message, NewRequest, Owner};
-use crate::requests::{Named, Requests};
+use crate::owner::{Desk, Message, NewRequest, Owner};
+use crate::requests::{Delivered, Identity, Named};
 use crate::say;
 use crate::sink::Sink;
 
@@ -43,25 +45,27 @@ const LAST_CALLBACK: Duration = Duration::from_secs(1);
 
 /// What the program's threads and the library's share.
 pub struct Shared {
-    /// What was added and not released.
-    pub requests: Requests,
+    /// What was delivered and not released.
+    pub delivered: Delivered,
     /// To the library's thread.
     pub inbox: Inbox<Message>,
     /// The callbacks given to init.
     pub default: Sink,
     /// Batches end when their callback returns, as in AGIOS, not when they are released.
     pub complete_on_return: bool,
-    /// Each queue is a server, with a lane of its own.
-    pub lane_per_queue: bool,
+    /// The library's thread decides by it; others look at it seldom.
+    pub desk: Mutex<Desk>,
+    /// Names of files by their keys, while a trace is written; so many files as a trace has at most.
+    names: Option<Mutex<FxHashMap<u64, Box<[u8]>>>>,
     /// Requests given to a callback at most.
     pub together_max: usize,
     /// Queued requests are dropped.
     pub abandon: AtomicBool,
     complaints: AtomicU32,
-    /// The first and the last arrival since the metrics were reset, zero: none.
-    first: AtomicU64,
-    last: AtomicU64,
 }
+
+/// Files whose names are kept for a trace.
+const NAMES_MAX: usize = 1 << 18;
 
 impl Shared {
     /// One line on stderr.
@@ -77,12 +81,17 @@ impl Shared {
         }
     }
 
-    /// A request arrived.
-    pub fn arrived(&self, at: Nanos) {
-        if self.first.load(Ordering::Relaxed) == 0 {
-            self.first.store(at.0, Ordering::Relaxed);
+    /// Keeps the name of a file for the trace.
+    fn remember(&self, file: FileName, name: &[u8]) {
+        let Some(names) = &self.names else { return };
+        let mut names = names.lock_spinning();
+        if names.len() < NAMES_MAX {
+            names.entry(file.key).or_insert_with(|| name.into());
         }
-        self.last.store(at.0, Ordering::Relaxed);
+    }
+
+    fn name_of(&self, key: u64) -> Option<Vec<u8>> {
+        self.names.as_ref()?.lock().get(&key).map(|name| name.to_vec())
     }
 }
 
@@ -95,6 +104,8 @@ pub struct Library {
     direct: bool,
     /// The time of arrival counts.
     stamps: bool,
+    /// The program may ask for metrics.
+    counts: bool,
     recorder: Option<Arc<Recorder>>,
     foretelling: Foretelling,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -116,26 +127,15 @@ thread_local! {
 pub struct Starting {
     /// The callbacks for requests without own ones.
     pub default: Sink,
-    /// The program may ask for the times between requests.
-    pub timed: bool,
+    /// The program may ask for metrics.
+    pub counts: bool,
 }
 
 impl Library {
     /// Starts the library.
     pub fn start(config: &Config, starting: Starting) -> Result<Library, String> {
         guard::watch_forks();
-        let shared = Arc::new(Shared {
-            requests: Requests::default(),
-            inbox: Inbox::new(CAPACITY),
-            default: starting.default,
-            complete_on_return: config.in_flight_requests == 0,
-            lane_per_queue: config.lane_per_queue,
-            together_max: config.aggregation_max,
-            abandon: AtomicBool::new(false),
-            complaints: AtomicU32::new(0),
-            first: AtomicU64::new(0),
-            last: AtomicU64::new(0),
-        });
+        let complete_on_return = config.in_flight_requests == 0;
         let core_config = CoreConfig {
             lanes: if config.lane_per_queue { config.queues as u16 } else { 1 },
             // Requests are not split at servers, as in AGIOS.
@@ -143,12 +143,23 @@ impl Library {
             // One callback at a time: the next request is chosen when it has returned.
             lane_requests: config.in_flight_requests.max(1),
             lane_bytes: u64::MAX,
-            total_requests: if shared.complete_on_return { 1 } else { u32::MAX },
+            total_requests: if complete_on_return { 1 } else { u32::MAX },
             cost: CostModel::default(),
             statistics: false,
             ..CoreConfig::single_lane(CAPACITY)
         };
         let core = Core::new(core_config, &config.policy).map_err(|e| e.to_string())?;
+        let shared = Arc::new(Shared {
+            delivered: Delivered::default(),
+            inbox: Inbox::new(CAPACITY),
+            default: starting.default,
+            complete_on_return,
+            desk: Mutex::new(Desk::new(core, config.lane_per_queue, starting.counts)),
+            names: config.trace.is_some().then(Mutex::default),
+            together_max: config.aggregation_max,
+            abandon: AtomicBool::new(false),
+            complaints: AtomicU32::new(0),
+        });
         let recorder = match &config.trace {
             Some((prefix, suffix)) => Some(trace(&shared, prefix, suffix, config.trace_buffer_bytes)?),
             None => None,
@@ -161,7 +172,7 @@ impl Library {
             if let Some(recorder) = &recorder {
                 shared.inbox.tell(Message::Observe(recorder.clone()));
             }
-            let owner = Owner::new(Arc::clone(&shared), core);
+            let owner = Owner::new(Arc::clone(&shared));
             let _quiet = guard::Quiet::new(); // the thread inherits it
             let thread = std::thread::Builder::new().name("agios".into()).spawn(move || owner.run());
             Some(thread.map_err(|e| format!("its thread cannot be started ({e}); raise the limit of threads"))?)
@@ -169,7 +180,8 @@ impl Library {
         let library = Library {
             queues: matches!(policy, "twins" | "wfq").then_some(config.queues),
             direct,
-            stamps: starting.timed || recorder.is_some() || !UNTIMED.contains(&policy),
+            counts: starting.counts,
+            stamps: starting.counts || recorder.is_some() || !UNTIMED.contains(&policy),
             recorder,
             foretelling: Foretelling::default(),
             thread: Mutex::new(thread),
@@ -211,25 +223,22 @@ impl Library {
         if sink.is_none() && !self.shared.default.is_there() {
             return Err("the request has no callback, and neither has agios_init".into());
         }
+        let identity = named.identity();
+        self.shared.remember(identity.file, named.file);
         if self.direct {
-            return self.serve_directly(named, identifier, sink);
+            return self.serve_directly(identity, identifier, sink);
         }
-        let Shared { requests, inbox, .. } = &*self.shared;
         let arrival = if self.stamps { now() } else { Nanos::ZERO };
-        let added = requests.add(named, identifier, sink, |file| inbox.tell(Message::File(file)));
-        let Named { write, offset, len, .. } = *named;
-        let request = NewRequest { offset, len, arrival, token: added.token, file: added.file, queue, write };
-        let refused = match inbox.send(Message::Request(request), ADD_PATIENCE) {
-            Ok(()) => return Ok(()),
-            Err(NotSent::Full(_)) => format!("the library is full ({CAPACITY} requests); release some first"),
-            Err(NotSent::Closed(_)) => "the library is ending".into(),
-        };
-        requests.take_back(added.token);
-        Err(refused)
+        let request = NewRequest { identity, identifier, arrival, queue, sink: sink.map(Box::new) };
+        match self.shared.inbox.send(Message::Request(request), ADD_PATIENCE) {
+            Ok(()) => Ok(()),
+            Err(NotSent::Full(_)) => Err(format!("the library is full ({CAPACITY} requests); release some first")),
+            Err(NotSent::Closed(_)) => Err("the library is ending".into()),
+        }
     }
 
     /// Without scheduling: calls back at once, on this thread, whatever other threads do.
-    fn serve_directly(&self, named: &Named<'_>, identifier: i64, sink: Option<Sink>) -> Result<(), String> {
+    fn serve_directly(&self, identity: Identity, identifier: i64, sink: Option<Sink>) -> Result<(), String> {
         // Counted before the look: ending looks at the count after it has closed.
         self.direct_calls.fetch_add(1, Ordering::SeqCst);
         INSIDE.set(INSIDE.get() + 1);
@@ -238,20 +247,18 @@ impl Library {
             return Err("the library is ending".into());
         }
         let arrival = now();
-        self.shared.arrived(arrival);
-        let mut calls = Vec::new();
-        let requests = &self.shared.requests;
-        let added = requests.add(named, identifier, sink, |_| {});
-        requests.deliver(&[added.token], 0, &mut calls);
+        if self.counts {
+            self.shared.desk.lock_spinning().count_arrival(&identity, arrival);
+        }
+        self.shared.delivered.add(identity, 0);
         sink.unwrap_or(self.shared.default).call_one(identifier);
-        requests.served(1);
+        self.shared.delivered.served(1);
         if let Some(recorder) = &self.recorder {
-            let op = if named.write { Op::Write } else { Op::Read };
-            let Named { offset, len, .. } = *named;
+            let Identity { file, offset, len, write } = identity;
             recorder.ended(&Ended {
                 arrival,
                 finished: now(),
-                file: key_of_name(named.file),
+                file: file.key,
                 client: 0,
                 job: 0,
                 offset,
@@ -260,17 +267,24 @@ impl Library {
                 user: 0,
                 errno: 0,
                 lane: LaneId(0),
-                op,
+                op: if write { Op::Write } else { Op::Read },
             });
         }
         Ok(())
     }
 
-    /// Releases the oldest delivered request with this identity.
+    /// Releases the request with this identity that was delivered first.
     pub fn release(&self, named: &Named<'_>) -> Result<(), String> {
-        let Some(batch) = self.shared.requests.release(named) else {
+        let identity = named.identity();
+        let Some(batch) = self.shared.delivered.release(&identity) else {
             return Err(format!("{} was not delivered; it cannot be released", named.shown()));
         };
+        if self.counts {
+            match self.direct {
+                true => self.shared.desk.lock_spinning().count_release(&identity),
+                false => self.shared.inbox.tell(Message::Counted(identity)),
+            }
+        }
         if !self.shared.complete_on_return && !self.direct {
             self.shared.inbox.tell(Message::Released(batch));
         }
@@ -279,20 +293,15 @@ impl Library {
 
     /// Cancels the youngest queued request with this identity.
     pub fn cancel(&self, named: &Named<'_>) -> Result<(), String> {
-        let Some(token) = self.shared.requests.cancel(named) else {
-            return Err(format!("{} is not queued; it cannot be cancelled", named.shown()));
-        };
-        self.shared.inbox.tell(Message::Cancelled(token));
-        Ok(())
+        match self.shared.desk.lock_spinning().cancel(&self.shared, &named.identity()) {
+            true => Ok(()),
+            false => Err(format!("{} is not queued; it cannot be cancelled", named.shown())),
+        }
     }
 
     /// Metrics since the start or the last reset.
     pub fn metrics(&self, reset: bool) -> Metrics {
-        let Shared { first, last, .. } = &*self.shared;
-        let mut metrics = self.shared.requests.metrics(reset);
-        let begun = if reset { first.swap(0, Ordering::Relaxed) } else { first.load(Ordering::Relaxed) };
-        metrics.span_ns = if begun == 0 { 0 } else { last.load(Ordering::Relaxed).saturating_sub(begun) };
-        metrics
+        self.shared.desk.lock_spinning().metrics(&self.shared, reset)
     }
 
     /// A callback runs on this thread.
@@ -323,7 +332,7 @@ impl Library {
         if late {
             return Err("a callback has not returned within 30 s; its thread keeps running".into());
         }
-        self.shared.requests.clear();
+        self.shared.delivered.clear();
         Ok(())
     }
 }
@@ -366,7 +375,7 @@ fn trace(shared: &Arc<Shared>, prefix: &str, suffix: &str, bytes: usize) -> Resu
             limit_bytes: u64::MAX,
         };
         let _quiet = guard::Quiet::new(); // the writer's thread inherits it
-        let path_of = Box::new(move |key| ours.upgrade()?.requests.name_of(key));
+        let path_of = Box::new(move |key| ours.upgrade()?.name_of(key));
         let complain = move |error: &TraceError| {
             if let Some(shared) = theirs.upgrade() {
                 shared.complain(&format!("the trace ends here, the library goes on: {error}"));

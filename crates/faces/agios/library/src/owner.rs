@@ -1,5 +1,7 @@
-//! The library's thread. It alone has the scheduling core: what other threads want comes through the inbox, and
-//! callbacks run here without a lock.
+//! The library's thread: it drains the inbox, asks the core, and calls back, without a lock.
+//!
+//! What it decides by lies on the *desk*. The desk has a lock only for the rare call that another thread cannot leave to it:
+//! a cancellation is answered at once, also while a callback runs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,24 +10,24 @@ use std::time::Duration;
 use impresario_base::slab::Rows;
 use impresario_engine::{SharedTime, SystemClocks, now};
 use impresario_sched::{
-    Batch, BatchId, Completion, Core, Ended, Event, Extent, FileId, JobId, LaneId, Nanos, Next, Observer, Op,
+    Batch, BatchId, Cancelled, Completion, Core, Ended, Event, Extent, JobId, LaneId, Nanos, Next, Observer, Op,
     PredictedQueues, Request,
 };
-use rustc_hash::FxHashSet;
 
+use crate::files::{FileName, Files};
 use crate::library::Shared;
-use crate::requests::{Call, FileNumber, NewFile, Token};
+use crate::metrics::Metrics;
+use crate::requests::Identity;
+use crate::sink::Sink;
 
 /// What other threads tell the library's.
 pub enum Message {
     /// A request was added.
     Request(NewRequest),
-    /// A file has a number from now on.
-    File(NewFile),
-    /// A queued request was cancelled.
-    Cancelled(Token),
     /// A request of a batch was released, where batches end by that.
     Released(u32),
+    /// A request was released, where that is counted.
+    Counted(Identity),
     /// What recorded runs foretell.
     Foretold(Option<Arc<PredictedQueues>>),
     /// Requests that end are told to an observer from now on.
@@ -34,28 +36,27 @@ pub enum Message {
     Stop,
 }
 
-/// A request as it goes to the core.
-#[derive(Clone, Copy)]
+/// A request that was added.
 pub struct NewRequest {
-    /// Bytes.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
+    /// What it is.
+    pub identity: Identity,
+    /// As the program gave it.
+    pub identifier: i64,
     /// Zero: when it is read.
     pub arrival: Nanos,
-    /// Its place among the requests.
-    pub token: Token,
-    /// Its file.
-    pub file: FileNumber,
     /// Server or application.
     pub queue: u32,
-    /// Write or read.
-    pub write: bool,
+    /// Its own callbacks, if it has any.
+    pub sink: Option<Box<Sink>>,
 }
 
 /// How long the thread looks for messages before it sleeps, where messages came that fast before: to sleep and be woken
 /// costs as much.
 const SPIN: Nanos = Nanos(20_000);
+
+/// Batches after which the thread looks for messages, unless their callbacks took [`LOOK_AFTER`]: each look costs the senders.
+const SERVED_PER_LOOK: u32 = 16;
+const LOOK_AFTER: Nanos = Nanos(10_000);
 
 /// How old a sample of shared time may be.
 const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
@@ -70,90 +71,62 @@ struct Flight {
     left: u32,
 }
 
-/// The core and what belongs to its requests.
-pub struct Owner {
-    shared: Arc<Shared>,
+/// What the thread decides by.
+pub struct Desk {
     core: Core,
-    /// By slot of the core.
-    tokens: Vec<Token>,
+    files: Files,
+    /// By slot of the core: the request's identifier and its own callbacks.
+    identifiers: Vec<i64>,
+    /// The same; as long as there has been need.
+    sinks: Vec<Option<Box<Sink>>>,
     flights: Rows<Option<Flight>>,
     observer: Option<Arc<dyn Observer>>,
-    shared_time: SharedTime,
-    clock_due: Nanos,
-    retired: u64,
+    metrics: Metrics,
+    first_arrival: Nanos,
+    last_arrival: Nanos,
+    lane_per_queue: bool,
+    /// Metrics of files are asked for.
+    counts: bool,
     stopping: bool,
-    spins: bool,
-    batch: Vec<Token>,
-    calls: Vec<Call>,
-    identifiers: Vec<i64>,
-    cancelled: FxHashSet<Token>,
+    /// Items that are done and not told yet.
+    retired: u64,
+    mail: Vec<Message>,
 }
 
-/// No request.
-const NONE: Token = Token::MAX;
-
-impl Owner {
-    /// For a core without requests.
-    pub fn new(shared: Arc<Shared>, mut core: Core) -> Owner {
-        let shared_time = SharedTime::sample(&SystemClocks);
-        core.event(now(), Event::SharedClock { offset_ns: shared_time.offset_ns, error_ns: shared_time.error_ns });
-        Owner {
-            shared,
+impl Desk {
+    /// A desk around a core without requests.
+    pub fn new(core: Core, lane_per_queue: bool, counts: bool) -> Desk {
+        Desk {
             core,
-            tokens: Vec::new(),
+            files: Files::default(),
+            identifiers: Vec::new(),
+            sinks: Vec::new(),
             flights: Rows::default(),
             observer: None,
-            shared_time,
-            clock_due: Nanos::ZERO,
-            retired: 0,
+            metrics: Metrics::default(),
+            first_arrival: Nanos::ZERO,
+            last_arrival: Nanos::ZERO,
+            lane_per_queue,
+            counts,
             stopping: false,
-            spins: false,
-            batch: Vec::new(),
-            calls: Vec::new(),
-            identifiers: Vec::new(),
-            cancelled: FxHashSet::default(),
+            retired: 0,
+            mail: Vec::new(),
         }
     }
 
-    /// Serves until it is told to stop.
-    pub fn run(mut self) {
-        self.shared.inbox.own();
-        let mut mail = Vec::new();
-        let mut at = now();
-        loop {
-            if self.shared.inbox.is_filled() {
-                self.shared.inbox.read(&mut mail);
-                mail.drain(..).for_each(|message| self.take(message, at));
-                self.forget_cancelled(at);
-            }
-            if self.shared.abandon.load(Ordering::Relaxed) {
-                break;
-            }
-            if at >= self.clock_due {
-                self.keep_shared_time(at);
-            }
-            match self.core.next(at) {
-                Next::Dispatch(batch) => at = self.serve(&batch, at),
-                Next::Wait { .. } if self.stopping => {
-                    self.deliver_rest(at);
-                    break;
-                }
-                Next::Wait { until, .. } => at = self.idle(until),
-            }
-        }
-        let left = self.core.drain(at).len();
-        if left > 0 {
-            self.shared
-                .complain(&format!("agios_exit: {left} queued requests are dropped, as callbacks take too long"));
-        }
+    /// Takes in what other threads have told.
+    fn read(&mut self, shared: &Shared, at: Nanos) {
+        let mut mail = std::mem::take(&mut self.mail);
+        shared.inbox.read(&mut mail);
+        mail.drain(..).for_each(|message| self.take(message, at));
+        self.mail = mail;
     }
 
     fn take(&mut self, message: Message, at: Nanos) {
         match message {
-            Message::Request(request) => self.queue(&request, at),
-            Message::File(NewFile { number, key }) => self.core.names_mut().name_file(FileId(number), key),
-            Message::Cancelled(token) => drop(self.cancelled.insert(token)),
+            Message::Request(request) => self.queue(request, at),
             Message::Released(flight) => self.released(flight),
+            Message::Counted(identity) => self.count_release(&identity),
             Message::Foretold(queues) => drop(self.core.foresee(queues)),
             Message::Observe(observer) => {
                 self.core.watch(true);
@@ -163,100 +136,133 @@ impl Owner {
         }
     }
 
-    fn queue(&mut self, new: &NewRequest, at: Nanos) {
-        let lane = LaneId(if self.shared.lane_per_queue { new.queue as u16 } else { 0 });
-        let (file_offset, lane_offset) = (new.offset, new.offset);
-        // The core knows no request without bytes.
-        let extent = Extent { file: FileId(new.file), lane, file_offset, lane_offset, len: new.len.max(1) };
+    fn queue(&mut self, new: NewRequest, at: Nanos) {
+        let Identity { file: name, offset, len, write } = new.identity;
+        let lane = LaneId(if self.lane_per_queue { new.queue as u16 } else { 0 });
+        let file = self.file(name);
+        let extent = Extent { file, lane, file_offset: offset, lane_offset: offset, len };
         let arrival = if new.arrival == Nanos::ZERO { at } else { new.arrival.min(at) };
-        let op = if new.write { Op::Write } else { Op::Read };
+        let op = if write { Op::Write } else { Op::Read };
         let request = Request { arrival, job: JobId(new.queue), ..Request::new(op, extent) };
-        self.shared.arrived(arrival);
+        self.count_arrival(&new.identity, arrival);
         // There is room: the inbox has that of the core.
         let Ok(id) = self.core.push(at, &request) else { return };
+        self.files.enter(file);
         let slot = id.0 as u32 as usize;
-        if self.tokens.len() <= slot {
-            let more = (slot + 1 + slot / 4).saturating_sub(self.tokens.len());
-            self.tokens.reserve_exact(more);
-            self.tokens.resize(slot + 1, NONE);
+        if self.identifiers.len() <= slot {
+            if self.identifiers.capacity() <= slot {
+                self.identifiers.reserve_exact(slot + 1 + slot / 4 - self.identifiers.len());
+            }
+            self.identifiers.resize(slot + 1, 0);
         }
-        self.tokens[slot] = new.token;
+        self.identifiers[slot] = new.identifier;
+        if let Some(sink) = new.sink {
+            if self.sinks.len() <= slot {
+                self.sinks.resize_with(slot + 1, || None);
+            }
+            self.sinks[slot] = Some(sink);
+        }
     }
 
-    /// Takes out of the core what was cancelled: one look at all that is queued, however many were.
-    fn forget_cancelled(&mut self, at: Nanos) {
-        if self.cancelled.is_empty() {
-            return;
-        }
-        let found = |token: &Token| *token != NONE && self.cancelled.contains(token);
-        let slots: Vec<usize> = (0..self.tokens.len()).filter(|slot| found(&self.tokens[*slot])).collect();
-        for slot in slots {
-            self.tokens[slot] = NONE;
-            if let Some(id) = self.core.id_at(slot as u32) {
-                self.core.cancel(at, id);
-                self.retired += 1;
+    fn file(&mut self, name: FileName) -> impresario_sched::FileId {
+        let (file, new) = self.files.number(name);
+        if new {
+            self.core.names_mut().name_file(file, name.key);
+            if self.files.are_many() {
+                // What comes next keeps it.
+                self.files.enter(file);
+                let metrics = &mut self.metrics;
+                self.files.forget_idle(|patterns| metrics.keep(patterns));
+                self.files.leave(file);
             }
         }
-        self.cancelled.drain().for_each(|token| self.shared.requests.forget(token));
-        self.retire();
+        file
     }
 
-    /// Delivers a batch; the time after that.
-    fn serve(&mut self, batch: &Batch, at: Nanos) -> Nanos {
-        self.batch.clear();
+    /// Counts an arrival.
+    pub fn count_arrival(&mut self, identity: &Identity, arrival: Nanos) {
+        if self.first_arrival == Nanos::ZERO {
+            self.first_arrival = arrival;
+        }
+        self.last_arrival = arrival;
+        self.metrics.arrived(identity.write, identity.len);
+        if self.counts {
+            let (file, epoch) = (self.file(identity.file), self.metrics.epoch());
+            if let Some(file) = self.files.file(file) {
+                file.patterns[usize::from(identity.write)].arrived(epoch, identity.offset, identity.len);
+            }
+        }
+    }
+
+    /// Counts a release.
+    pub fn count_release(&mut self, identity: &Identity) {
+        let (file, epoch) = (self.file(identity.file), self.metrics.epoch());
+        if let Some(file) = self.files.file(file) {
+            file.patterns[usize::from(identity.write)].released(epoch, identity.len);
+        }
+    }
+
+    /// Metrics since the start or the last reset; a reset begins new ones.
+    pub fn metrics(&mut self, shared: &Shared, reset: bool) -> Metrics {
+        self.read(shared, now());
+        let mut metrics = self.metrics.clone();
+        self.files.all().for_each(|file| metrics.keep(&file.patterns));
+        metrics.span_ns = self.last_arrival.since(self.first_arrival).0;
+        if reset {
+            self.metrics.reset();
+            (self.first_arrival, self.last_arrival) = (Nanos::ZERO, Nanos::ZERO);
+        }
+        metrics
+    }
+
+    /// Cancels the youngest queued request with an identity; false if there is none.
+    pub fn cancel(&mut self, shared: &Shared, identity: &Identity) -> bool {
+        let at = now();
+        self.read(shared, at);
+        let Identity { offset, len, write, .. } = *identity;
+        let (file, op) = (self.file(identity.file), if write { Op::Write } else { Op::Read });
+        let found = self.core.youngest_queued(file, op, offset, len);
+        let cancelled = found.is_some_and(|id| {
+            self.drop_sink(id.0 as u32 as usize);
+            self.core.cancel(at, id) == Cancelled::Removed
+        });
+        if cancelled {
+            self.files.leave(file);
+            self.retired += 1;
+        }
+        self.retire(shared);
+        cancelled
+    }
+
+    fn drop_sink(&mut self, slot: usize) {
+        self.sinks.get_mut(slot).map(Option::take);
+    }
+
+    /// Moves a request that is to be delivered to those that are.
+    fn deliver(&mut self, shared: &Shared, calls: &mut Vec<Call>, (slot, request): (usize, &Request), flight: u32) {
+        let Some(file) = self.files.file(request.extent.file) else { return };
+        let Extent { file_offset: offset, len, .. } = request.extent;
+        let write = request.op == Op::Write;
+        shared.delivered.add(Identity { file: file.name, offset, len, write }, flight);
+        let sink = self.sinks.get_mut(slot).and_then(Option::take);
+        calls.push(Call { identifier: self.identifiers[slot], sink });
+        self.files.leave(request.extent.file);
+    }
+
+    /// Takes a batch over: what is to be called.
+    fn hand(&mut self, shared: &Shared, batch: &Batch, at: Nanos, calls: &mut Vec<Call>) {
+        let flight = match shared.complete_on_return {
+            true => 0,
+            false => {
+                let left = batch.parts.len() as u32;
+                self.flights.insert(Some(Flight { completion: Completion::of(batch, at, at), left }))
+            }
+        };
         for part in &batch.parts {
-            let token = self.tokens.get_mut(part.id.0 as u32 as usize);
-            self.batch.extend(token.map(|token| std::mem::replace(token, NONE)).filter(|token| *token != NONE));
-        }
-        let mut completion = Completion::of(batch, at, at);
-        if self.shared.complete_on_return {
-            self.deliver(0);
-            let after = now();
-            completion.finished = after;
-            self.complete(&completion, after);
-            self.shared.requests.served(batch.parts.len() as u32);
-            self.retired += batch.parts.len() as u64;
-            if self.retired >= RETIRED_MAX {
-                self.retire();
+            if let Some(request) = self.core.request(part.id) {
+                self.deliver(shared, calls, (part.id.0 as u32 as usize, &request), flight);
             }
-            return after;
         }
-        let left = self.batch.len() as u32;
-        let flight = self.flights.insert(Some(Flight { completion, left }));
-        let delivered = self.deliver(flight);
-        // Those that were cancelled at the last moment are not released.
-        (delivered..left).for_each(|_| self.released(flight));
-        if left == 0 {
-            self.end_flight(flight);
-        }
-        now()
-    }
-
-    /// Calls the program; how many requests it got.
-    fn deliver(&mut self, flight: u32) -> u32 {
-        let Owner { shared, calls, identifiers, .. } = self;
-        calls.clear();
-        shared.requests.deliver(&self.batch, flight, calls);
-        if let [call] = calls[..] {
-            call.sink.unwrap_or(shared.default).call_one(call.identifier);
-            return 1;
-        }
-        let together = |call: &Call| call.sink.unwrap_or(shared.default).many;
-        let many = calls.first().and_then(together);
-        if many.is_some() && calls.iter().all(|call| together(call) == many) {
-            identifiers.clear();
-            identifiers.extend(calls.iter().map(|call| call.identifier));
-            let sink = calls[0].sink.unwrap_or(shared.default);
-            for some in identifiers.chunks_mut(shared.together_max) {
-                match some {
-                    [one] => sink.call_one(*one),
-                    several => sink.call_many(several),
-                }
-            }
-        } else {
-            calls.iter().for_each(|call| call.sink.unwrap_or(shared.default).call_one(call.identifier));
-        }
-        calls.len() as u32
     }
 
     fn complete(&mut self, completion: &Completion, at: Nanos) {
@@ -270,37 +276,181 @@ impl Owner {
         let Some(Some(of)) = self.flights.get_mut(flight) else { return };
         of.left = of.left.saturating_sub(1);
         self.retired += 1;
-        if of.left == 0 {
-            self.end_flight(flight);
+        if of.left > 0 {
+            return;
+        }
+        let completion = of.completion;
+        self.flights[flight] = None;
+        self.flights.release(flight);
+        let at = now();
+        self.complete(&Completion { finished: at, ..completion }, at);
+    }
+
+    fn retire(&mut self, shared: &Shared) {
+        if self.retired > 0 {
+            shared.inbox.retire(std::mem::take(&mut self.retired));
+        }
+    }
+}
+
+/// A request to be delivered.
+struct Call {
+    identifier: i64,
+    sink: Option<Box<Sink>>,
+}
+
+/// What the thread does next.
+enum Step {
+    /// Call back.
+    Serve,
+    /// Wait until an instant.
+    Wait(Nanos),
+    /// Deliver what is left, and end.
+    End,
+}
+
+/// The thread.
+pub struct Owner {
+    shared: Arc<Shared>,
+    shared_time: SharedTime,
+    clock_due: Nanos,
+    spins: bool,
+    /// The batch that is being served, where it ends when its callbacks have returned.
+    returned: Option<Completion>,
+    calls: Vec<Call>,
+    identifiers: Vec<i64>,
+}
+
+impl Owner {
+    /// For a desk that nothing was laid on.
+    pub fn new(shared: Arc<Shared>) -> Owner {
+        let shared_time = SharedTime::sample(&SystemClocks);
+        shared.desk.lock().core.event(now(), clock_event(&shared_time));
+        Owner {
+            shared,
+            shared_time,
+            clock_due: Nanos::ZERO,
+            spins: false,
+            returned: None,
+            calls: Vec::new(),
+            identifiers: Vec::new(),
         }
     }
 
-    fn end_flight(&mut self, flight: u32) {
-        let Some(of) = self.flights.get_mut(flight).and_then(Option::take) else { return };
-        self.flights.release(flight);
-        let at = now();
-        self.complete(&Completion { finished: at, ..of.completion }, at);
-        self.retire();
+    /// Serves until it is told to stop.
+    pub fn run(mut self) {
+        self.shared.inbox.own();
+        let mut at = now();
+        let (mut looked, mut unread) = (at, SERVED_PER_LOOK);
+        loop {
+            unread += 1;
+            let look = unread >= SERVED_PER_LOOK || at.since(looked) > LOOK_AFTER;
+            if look {
+                (unread, looked) = (0, at);
+            }
+            match self.step(at, look) {
+                Step::Serve => {
+                    self.call();
+                    at = now();
+                }
+                Step::Wait(until) => {
+                    at = self.idle(until);
+                    unread = SERVED_PER_LOOK;
+                }
+                Step::End => break,
+            }
+        }
+        self.deliver_rest();
+    }
+
+    /// Ends the batch whose callbacks have returned, and makes the next decision.
+    fn step(&mut self, at: Nanos, look: bool) -> Step {
+        let Owner { shared, calls, .. } = self;
+        let mut desk = shared.desk.lock_spinning();
+        if let Some(completion) = self.returned.take() {
+            desk.complete(&Completion { finished: at, ..completion }, at);
+            desk.retired += calls.len() as u64;
+            if desk.retired >= RETIRED_MAX {
+                desk.retire(shared);
+            }
+            shared.delivered.served(calls.len() as u32);
+        }
+        if look {
+            if shared.inbox.is_filled() {
+                desk.read(shared, at);
+            }
+            if at >= self.clock_due {
+                let sample = SharedTime::sample(&SystemClocks);
+                if self.shared_time.refresh(sample) {
+                    desk.core.event(at, clock_event(&sample));
+                }
+                self.clock_due = at + CLOCK_REFRESH;
+            }
+            if shared.abandon.load(Ordering::Relaxed) {
+                return Step::End;
+            }
+        }
+        match desk.core.next(at) {
+            Next::Dispatch(batch) => {
+                calls.clear();
+                desk.hand(shared, &batch, at, calls);
+                self.returned = shared.complete_on_return.then(|| Completion::of(&batch, at, at));
+                Step::Serve
+            }
+            Next::Wait { .. } if desk.stopping && !shared.inbox.is_filled() => Step::End,
+            Next::Wait { until, .. } => {
+                desk.retire(shared);
+                Step::Wait(until)
+            }
+        }
+    }
+
+    /// Calls the program for what was handed over.
+    fn call(&mut self) {
+        let Owner { shared, calls, identifiers, .. } = self;
+        let default = &shared.default;
+        if let [call] = &calls[..] {
+            call.sink.as_deref().unwrap_or(default).call_one(call.identifier);
+            return;
+        }
+        let Some(sink) = calls.first().map(|call| call.sink.as_deref().unwrap_or(default)) else { return };
+        let many = |call: &Call| call.sink.as_deref().unwrap_or(default).many;
+        if sink.many.is_some() && calls.iter().all(|call| many(call) == sink.many) {
+            identifiers.clear();
+            identifiers.extend(calls.iter().map(|call| call.identifier));
+            for some in identifiers.chunks_mut(shared.together_max) {
+                match some {
+                    [one] => sink.call_one(*one),
+                    several => sink.call_many(several),
+                }
+            }
+        } else {
+            calls.iter().for_each(|call| call.sink.as_deref().unwrap_or(default).call_one(call.identifier));
+        }
     }
 
     /// Delivers in order of arrival what a rule or unreleased batches keep back.
-    fn deliver_rest(&mut self, at: Nanos) {
-        for request in self.core.drain(at) {
+    fn deliver_rest(mut self) {
+        let at = now();
+        let left = self.shared.desk.lock().core.drain(at);
+        let nothing = Completion { batch: BatchId(u64::MAX), errno: 0, bytes_done: 0, started: at, finished: at };
+        for (done, request) in left.iter().enumerate() {
             if self.shared.abandon.load(Ordering::Relaxed) {
-                return;
+                let dropped = left.len() - done;
+                let why = format!("agios_exit: {dropped} queued requests are dropped, as callbacks take too long");
+                return self.shared.complain(&why);
             }
-            let token = self.tokens.get(request.id.0 as u32 as usize).copied().filter(|token| *token != NONE);
-            self.batch.clear();
-            self.batch.extend(token);
-            let nothing = Completion { batch: BatchId(u64::MAX), errno: 0, bytes_done: 0, started: at, finished: at };
-            let flight = self.flights.insert(Some(Flight { completion: nothing, left: u32::MAX }));
-            self.deliver(flight);
+            self.calls.clear();
+            let mut desk = self.shared.desk.lock();
+            let flight = desk.flights.insert(Some(Flight { completion: nothing, left: u32::MAX }));
+            desk.deliver(&self.shared, &mut self.calls, (request.id.0 as u32 as usize, request), flight);
+            drop(desk);
+            self.call();
         }
     }
 
     /// Waits for a message, or until an instant. The time after that.
     fn idle(&mut self, until: Nanos) -> Nanos {
-        self.retire();
         let begun = now();
         let mut at = begun;
         while self.spins && at < (begun + SPIN).min(until) {
@@ -316,18 +466,8 @@ impl Owner {
         self.spins = after.since(begun) < SPIN && self.shared.inbox.is_filled();
         after
     }
+}
 
-    fn retire(&mut self) {
-        if self.retired > 0 {
-            self.shared.inbox.retire(std::mem::take(&mut self.retired));
-        }
-    }
-
-    fn keep_shared_time(&mut self, at: Nanos) {
-        let sample = SharedTime::sample(&SystemClocks);
-        if self.shared_time.refresh(sample) {
-            self.core.event(at, Event::SharedClock { offset_ns: sample.offset_ns, error_ns: sample.error_ns });
-        }
-        self.clock_due = at + CLOCK_REFRESH;
-    }
+fn clock_event(time: &SharedTime) -> Event {
+    Event::SharedClock { offset_ns: time.offset_ns, error_ns: time.error_ns }
 }

@@ -4,7 +4,10 @@
 
 static char a[] = "000000000000005";
 
+static atomic_int entered;
+
 static void one(void *data) {
+    atomic_store(&entered, 1);
     while (atomic_load(&blocked)) sleep_ms(1);
     note(*(int *)data);
 }
@@ -24,7 +27,8 @@ int main(void) {
     CHECK(agios_init(&client, config("default_algorithm = \"SJF\""), 2) == 0);
     atomic_store(&blocked, 1);
     CHECK(agios_add_request(a, RT_READ, 500, 10, &number[0], &client, 0) == 0);
-    sleep_ms(20);
+    for (int i = 0; i < 20000 && !atomic_load(&entered); i++) sleep_ms(1);
+    CHECK(atomic_load(&entered));
     CHECK(agios_add_request(a, RT_READ, 20, 10, &number[2], &client, 1) == 0);
     CHECK(agios_add_request(a, RT_READ, 10, 10, &number[1], NULL, 0) == 0);
     CHECK(agios_add_request(a, RT_WRITE, 900, 10, &number[5], &client, 0) == 0);

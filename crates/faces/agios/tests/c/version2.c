@@ -8,7 +8,10 @@
 
 static char a[] = "file a", b[] = "file b";
 
+static atomic_int entered;
+
 static void *one(int64_t id) {
+    atomic_store(&entered, 1);
     while (atomic_load(&blocked)) sleep_ms(1);
     atomic_fetch_add(&calls, 1);
     note(id);
@@ -26,8 +29,10 @@ static void *several(int64_t *ids, int32_t count) {
 static void block(void) {
     static char name[] = "blocker";
     atomic_store(&blocked, 1);
+    atomic_store(&entered, 0);
     CHECK(agios_add_request(name, RT_READ, 0, 1, 999, 0));
-    sleep_ms(20);
+    for (int i = 0; i < 20000 && !atomic_load(&entered); i++) sleep_ms(1);
+    CHECK(atomic_load(&entered));
 }
 
 static void unblock(void) { atomic_store(&blocked, 0); }
