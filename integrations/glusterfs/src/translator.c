@@ -15,7 +15,7 @@ enum { THREADS_MAX = 256, STOP_S = 10, DESTROY_MS = 2000 };
 static struct volume_options options[] = {
     {.key = {"policy"},
      .type = GF_OPTION_TYPE_STR,
-     .default_value = "fifo merge=on",
+     .default_value = "none",
      .op_version = {1},
      .flags = OPT_FLAG_SETTABLE | OPT_FLAG_DOC,
      .tags = {"impresario"},

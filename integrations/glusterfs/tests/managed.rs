@@ -101,7 +101,7 @@ fn inside_running_volume() {
     let file = |mount: usize| mounts[mount].0.join("file");
     fs::write(file(0), vec![b'.'; 16_384]).unwrap();
     fs::write(mounts[4].0.join("other"), "other").unwrap();
-    until("the first policy", || pool.log("plain").contains("policy fifo merge=on"));
+    until("the first policy", || pool.log("plain").contains("policy none, depth 16"));
 
     pool.schedule("plain", &NO_WRITES);
     until("the limit", || statedump(brick).get("policy").is_some_and(|p| p.starts_with("tbf ")));
@@ -202,7 +202,7 @@ fn inside_detached_brick() {
         fs::write(stays.0.join("after"), "after").unwrap();
         assert_eq!(pool.brick("stays"), process);
         assert!(Path::new("/proc").join(process.to_string()).exists());
-        pool.schedule("goes", &[("policy", "fifo")]);
+        pool.schedule("goes", &[("policy", "none")]);
         pool.gluster(&["volume", "start", "goes"]);
     }
     until("the brick", || fs::read_to_string(goes.0.join("before")).is_ok_and(|text| text == "before"));
