@@ -12,7 +12,9 @@ use crate::identity::{Identity, TrafficCount};
 use crate::link::{Link, LinkOptions};
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
-use crate::striped::{ROUND_BYTES, Striped, accepted, check_list, check_range, expect_done, unexpected};
+use crate::striped::{ROUND_BYTES, Striped, accepted, check_list, check_range, unexpected};
+use crate::told::Told;
+use crate::unsynced::Unsynced;
 use crate::will_need::Hints;
 
 /// Which way a client's requests go.
@@ -67,6 +69,9 @@ pub struct Client {
     data: DataPath,
     pub(crate) opens: Opens,
     pub(crate) hints: Hints,
+    /// Of what went through I/O nodes; the data servers' links have their own.
+    unsynced: Unsynced,
+    pub(crate) told: Told,
 }
 
 enum DataPath {
@@ -122,8 +127,16 @@ impl Client {
             }
         };
         meta.session(Instant::now() + timeout)?;
-        let client =
-            Arc::new(Client { identity, timeout, meta, data, opens: Opens::default(), hints: Hints::default() });
+        let client = Arc::new(Client {
+            identity,
+            timeout,
+            meta,
+            data,
+            opens: Opens::default(),
+            hints: Hints::default(),
+            unsynced: Unsynced::default(),
+            told: Told::default(),
+        });
         Ok(client)
     }
 
@@ -270,8 +283,11 @@ impl Client {
             });
             for (reply, [piece]) in exchange(ops.collect(), deadline).into_iter().zip(&pieces) {
                 let reply = reply?;
-                if !matches!(reply.answer, Answer::Written(written) if written as usize == piece.len()) {
-                    return Err(unexpected(&reply));
+                match &reply.answer {
+                    Answer::FileWritten { bytes, lanes } if *bytes as usize == piece.len() => {
+                        lanes.iter().for_each(|lane| self.unsynced.note_write(file, *lane));
+                    }
+                    _ => return Err(unexpected(&reply)),
                 }
             }
         }
@@ -293,10 +309,18 @@ impl Client {
     /// Makes a file's data durable. Its size and name are the metadata server's: see [`File::sync`](crate::File::sync).
     pub fn sync_data(&self, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
         let who = self.identity.who();
-        match &self.data {
+        let synced = match &self.data {
             DataPath::Direct(striped) => striped.sync(&who, file, layout),
-            DataPath::IoNode { .. } => expect_done(&self.io(Call::FileSync { who, file, layout: *layout })?),
+            DataPath::IoNode { .. } => {
+                let reply = self.io(Call::FileSync { who, file, layout: *layout })?;
+                let Answer::FileSynced { lanes, errno } = &reply.answer else { return Err(unexpected(&reply)) };
+                self.unsynced.judge(file, lanes, *errno, |_| Ok(reply.peer.clone()))
+            }
+        };
+        if let Err(error @ ClientError::UnsyncedLost { .. }) = &synced {
+            self.told.lost(file, error);
         }
+        synced
     }
 
     /// Length, last modification and storage used of a file, as its objects have them.

@@ -79,11 +79,15 @@ pub enum ClientError {
         /// The server.
         peer: Peer,
     },
-    /// Data acknowledged by a server may be lost: its machine restarted before it made them durable.
-    #[error("{peer}: its machine restarted before a sync; data written before may be lost, write them again")]
+    /// Data acknowledged by a server may be lost: its machine restarted before it made them durable, or a sync failed.
+    #[error(
+        "{peer}: its machine restarted before a sync, or a sync failed; data written before may be lost, write them again"
+    )]
     UnsyncedLost {
         /// The server.
         peer: Peer,
+        /// How a sync failed; else EIO.
+        errno: i32,
     },
     /// A file has data in an object that its data server does not have.
     #[error(
@@ -130,6 +134,7 @@ impl ClientError {
             ClientError::Fault { fault, .. } if fault.errno > 0 => fault.errno,
             ClientError::Invalid { .. } => libc::EINVAL,
             ClientError::System { errno, .. } => errno.0,
+            ClientError::UnsyncedLost { errno, .. } => *errno,
             _ => libc::EIO,
         }
     }

@@ -31,6 +31,8 @@ pub(crate) struct OpenFile {
     made: u64,
     write: bool,
     registration: Mutex<Registration>,
+    /// The last loss of data of the file that was told to who has it open.
+    told: Mutex<u64>,
 }
 
 /// How the metadata server knows the file.
@@ -53,6 +55,7 @@ impl File {
             made: opened.made,
             write,
             registration: Mutex::new(registration),
+            told: Mutex::new(client.told.last(opened.file)),
         });
         client.opens.insert(client, inner.number, &inner);
         File { inner }
@@ -120,7 +123,15 @@ impl File {
 
     /// Makes data, size and attributes durable.
     pub fn sync(&self) -> Result<(), ClientError> {
-        self.inner.client.sync_data(self.inner.key, &self.inner.layout)?;
+        let synced = self.inner.client.sync_data(self.inner.key, &self.inner.layout);
+        // This one's own failure, or what another open of the file found out.
+        let mut told = self.inner.told.lock();
+        if let Some((loss, error)) = self.inner.client.told.news(self.inner.key, *told) {
+            *told = loss;
+            return Err(error);
+        }
+        drop(told);
+        synced?;
         match self.inner.ask(|handle| MetaCall::Fsync { handle })? {
             Answer::Done => Ok(()),
             other => Err(self.inner.unexpected(&other)),

@@ -23,6 +23,7 @@ mod striped;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod told;
 mod turn;
 mod unsynced;
 mod will_need;

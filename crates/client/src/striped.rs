@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, ObjectInfo, Who};
+use impresario_wire::{Answer, Call, Extents, FileKey, LIST_EXTENTS_MAX, LaneState, ObjectInfo, Who};
 
 use crate::cut::{Cut, cut};
 use crate::error::ClientError;
@@ -95,10 +95,13 @@ impl Striped {
         offset: u64,
         bytes: &[u8],
     ) -> Result<usize, ClientError> {
-        self.write_merged(std::slice::from_ref(who), file, layout, offset, bytes)
+        let lanes = self.write_merged(std::slice::from_ref(who), file, layout, offset, bytes)?;
+        lanes.into_iter().for_each(|lane| self.unsynced.note_write(file, lane));
+        Ok(bytes.len())
     }
 
-    /// Writes touching bytes of several clients, which are sent in the name of the first.
+    /// Writes touching bytes of several clients, which are sent in the name of the first. Gives the states of the data
+    /// servers that hold them; who syncs them later compares.
     pub fn write_merged(
         &self,
         whos: &[Who],
@@ -106,9 +109,10 @@ impl Striped {
         layout: &Layout,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<usize, ClientError> {
+    ) -> Result<Vec<LaneState>, ClientError> {
         self.check(layout, offset, bytes.len())?;
         let mut at = offset;
+        let mut lanes = Vec::with_capacity(1);
         for part in bytes.chunks(ROUND_BYTES) {
             let deadline = self.deadline();
             let cuts = cut(layout, at, part, self.call_max_bytes, self.piece_max_bytes);
@@ -118,11 +122,14 @@ impl Striped {
                 ops.push(Op { link: self.server(*server)?, call, payload: slices, into: None });
             }
             for (reply, cut) in exchange(ops, deadline).into_iter().zip(&cuts) {
-                self.written(cut.server, file, reply, cut.len)?;
+                let lane = self.written(cut.server, reply, cut.len)?;
+                if !lanes.contains(&lane) {
+                    lanes.push(lane);
+                }
             }
             at += part.len() as u64;
         }
-        Ok(bytes.len())
+        Ok(lanes)
     }
 
     /// Tells the data servers that a range of a file will be read, as far as there is a file. Returns how many bytes they
@@ -151,15 +158,28 @@ impl Striped {
 
     /// Makes a file's objects durable on all its data servers.
     pub fn sync(&self, who: &Who, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
+        let (lanes, errno) = self.sync_lanes(who, file, layout)?;
+        self.unsynced.judge(file, &lanes, errno, |server| self.server(server).map(Link::peer))
+    }
+
+    /// The same without judging what may have been lost before: gives the states of all data servers of the file, and how
+    /// one of them failed, or 0.
+    pub fn sync_lanes(&self, who: &Who, file: FileKey, layout: &Layout) -> Result<(Vec<LaneState>, i32), ClientError> {
         let replies = self.on_all_lanes(layout, |_| Call::Sync { who: *who, file })?;
-        let mut lost = None;
-        for (server, reply) in replies {
-            expect_done(&reply)?;
-            if !self.unsynced.note_sync(server, file, reply.incarnation) {
-                lost = Some(ClientError::UnsyncedLost { peer: reply.peer });
-            }
-        }
-        lost.map_or(Ok(()), Err)
+        let mut failed = 0;
+        let lanes = replies.into_iter().map(|(server, reply)| {
+            let loss = match reply.answer {
+                Answer::Done => 0,
+                Answer::AfterLoss { loss, errno, .. } => {
+                    failed = if errno == 0 { failed } else { errno };
+                    loss
+                }
+                _ => return Err(unexpected(&reply)),
+            };
+            Ok(LaneState::new(server, reply.incarnation, loss))
+        });
+        let lanes = lanes.collect::<Result<_, _>>()?;
+        Ok((lanes, failed))
     }
 
     /// Length, last modification and storage used of a file, as its objects tell them.
@@ -196,7 +216,7 @@ impl Striped {
         let replies = self.on_all_lanes(layout, |k| Call::Truncate { who: *who, file, len: lane_len(k) })?;
         for (server, reply) in replies {
             expect_done(&reply)?;
-            self.unsynced.note_write(server, file, reply.incarnation);
+            self.unsynced.note_write(file, LaneState::new(server, reply.incarnation, 0));
         }
         Ok(())
     }
@@ -227,7 +247,8 @@ impl Striped {
         read(&reply)
     }
 
-    /// Writes a range of one server's object, at most a call's payload, for one client or several.
+    /// Writes a range of one server's object, at most a call's payload, for one client or several. Gives the server's
+    /// state, as [`write_merged`](Striped::write_merged) does.
     pub fn lane_write(
         &self,
         whos: &[Who],
@@ -235,12 +256,12 @@ impl Striped {
         file: FileKey,
         lane_offset: u64,
         from: &[IoSlice<'_>],
-    ) -> Result<usize, ClientError> {
+    ) -> Result<Vec<LaneState>, ClientError> {
         let len = from.iter().map(|piece| piece.len()).sum();
         self.call_len(len)?;
         let call = write_call(whos, file, lane_offset);
-        self.written(server, file, self.server(server)?.call(call, from, None, self.deadline()), len)?;
-        Ok(len)
+        let lane = self.written(server, self.server(server)?.call(call, from, None, self.deadline()), len)?;
+        Ok(vec![lane])
     }
 
     fn read_round(
@@ -306,22 +327,19 @@ impl Striped {
         replies.map(|(reply, k)| reply.map(|reply| (layout.server_at(k), reply))).collect()
     }
 
-    fn written(
-        &self,
-        server: u16,
-        file: FileKey,
-        reply: Result<Reply, ClientError>,
-        len: usize,
-    ) -> Result<(), ClientError> {
+    fn written(&self, server: u16, reply: Result<Reply, ClientError>, len: usize) -> Result<LaneState, ClientError> {
         let reply = reply?;
-        self.unsynced.note_write(server, file, reply.incarnation);
-        match reply.answer {
-            Answer::Written(written) if written as usize == len => Ok(()),
-            Answer::Written(written) => Err(ClientError::Protocol {
+        let (written, loss) = match reply.answer {
+            Answer::Written(written) => (written, 0),
+            Answer::AfterLoss { written, loss, .. } => (written, loss),
+            _ => return Err(unexpected(&reply)),
+        };
+        match written as usize == len {
+            true => Ok(LaneState::new(server, reply.incarnation, loss)),
+            false => Err(ClientError::Protocol {
                 peer: reply.peer,
                 what: format!("it wrote {written} of {len} bytes and gave no reason; is its disk full?"),
             }),
-            _ => Err(unexpected(&reply)),
         }
     }
 

@@ -331,9 +331,14 @@ fn forward_by(striped: &Arc<Striped>, mut meta: Serve) -> Serve {
                 })
             }
             Call::FileWrite { who, file, layout, offset } => {
-                striped.write(who, *file, layout, *offset, &call.payload).map(|len| Answer::Written(len as u32))
+                let whos = std::slice::from_ref(who);
+                let written = striped.write_merged(whos, *file, layout, *offset, &call.payload);
+                written.map(|lanes| Answer::FileWritten { bytes: call.payload.len() as u32, lanes })
             }
-            Call::FileSync { who, file, layout } => striped.sync(who, *file, layout).map(|()| Answer::Done),
+            Call::FileSync { who, file, layout } => {
+                let synced = striped.sync_lanes(who, *file, layout);
+                synced.map(|(lanes, errno)| Answer::FileSynced { lanes, errno })
+            }
             Call::FileStat { file, layout } => striped.stat(*file, layout).map(Answer::Object),
             Call::FilePrefetch { who, file, layout, offset, len } => {
                 striped.prefetch(who, *file, layout, *offset, *len).map(Answer::Accepted)

@@ -1,10 +1,13 @@
-//! Which data a crashed server may have lost: acknowledged writes since the last sync, by the boot of the machine.
+//! Which data a server may have lost: acknowledged writes since the last sync, by the state of the data server.
 //!
 //! An acknowledged write lies in the memory of its data server's machine until a sync. When the machine restarts
-//! meanwhile, the next sync of the file must fail instead of promising what is gone.
+//! meanwhile, or a sync by whomever fails, the next sync of the file must fail instead of promising what is gone, whichever
+//! way it goes.
 
 use impresario_base::lock::Mutex;
-use impresario_wire::{FileKey, same_boot};
+use impresario_wire::{FileKey, LaneState};
+
+use crate::error::{ClientError, Peer};
 use rustc_hash::FxHashMap;
 
 /// Entries of a generation; twice as many are kept at most. What is older is forgotten: a file that was written
@@ -18,14 +21,14 @@ pub(crate) struct Unsynced {
 }
 
 impl Unsynced {
-    /// A write was acknowledged by this incarnation of the server.
-    pub(crate) fn note_write(&self, server: u16, file: FileKey, incarnation: u64) {
+    /// A write was acknowledged by a server in this state.
+    pub(crate) fn note_write(&self, file: FileKey, LaneState { server, state }: LaneState) {
         let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         if young.contains_key(&(server, file)) {
             return;
         }
-        let first = old.remove(&(server, file)).unwrap_or(incarnation);
+        let first = old.remove(&(server, file)).unwrap_or(state);
         if young.len() >= GENERATION_MAX {
             *old = std::mem::take(young);
         }
@@ -33,8 +36,26 @@ impl Unsynced {
     }
 
     /// A sync was acknowledged. False when writes from before may have been lost.
-    pub(crate) fn note_sync(&self, server: u16, file: FileKey, incarnation: u64) -> bool {
-        self.forget(server, file).is_none_or(|written| same_boot(written, incarnation))
+    pub(crate) fn note_sync(&self, file: FileKey, LaneState { server, state }: LaneState) -> bool {
+        self.forget(server, file).is_none_or(|written| written == state)
+    }
+
+    /// Judges a sync of a file by the states of its data servers and by how one of them failed, or 0.
+    pub(crate) fn judge(
+        &self,
+        file: FileKey,
+        lanes: &[LaneState],
+        errno: i32,
+        peer: impl Fn(u16) -> Result<Peer, ClientError>,
+    ) -> Result<(), ClientError> {
+        // Each of them, so that each is told once.
+        let lost = lanes.iter().filter(|lane| !self.note_sync(file, **lane)).fold(None, |_, lane| Some(lane.server));
+        let server = match (lost, errno) {
+            (None, 0) => return Ok(()),
+            (Some(server), _) => server,
+            (None, _) => lanes.first().map_or(0, |lane| lane.server),
+        };
+        Err(ClientError::UnsyncedLost { peer: peer(server)?, errno: if errno == 0 { libc::EIO } else { errno } })
     }
 
     /// The object is gone, or its state known.
@@ -52,24 +73,27 @@ mod tests {
 
     #[test]
     fn only_a_restarted_machine_loses_writes() {
-        let (boot_a, boot_b) = (1 << 32, 2 << 32);
+        let (file, a, b) = (FileKey(1), 1 << 32, 2 << 32);
+        let lane = |server, incarnation, loss| LaneState::new(server, incarnation, loss);
         let unsynced = Unsynced::default();
-        assert!(unsynced.note_sync(0, FileKey(1), boot_b), "nothing was written");
-        unsynced.note_write(0, FileKey(1), boot_a | 1);
-        assert!(unsynced.note_sync(0, FileKey(1), boot_a | 2), "the process restarted, the machine did not");
-        unsynced.note_write(0, FileKey(1), boot_a);
-        unsynced.note_write(0, FileKey(1), boot_b);
-        unsynced.note_write(1, FileKey(1), boot_b);
-        assert!(!unsynced.note_sync(0, FileKey(1), boot_b), "the first write may be lost");
-        assert!(unsynced.note_sync(1, FileKey(1), boot_b), "another server");
-        assert!(unsynced.note_sync(0, FileKey(1), boot_b), "reported once");
+        assert!(unsynced.note_sync(file, lane(0, b, 0)), "nothing was written");
+        unsynced.note_write(file, lane(0, a | 1, 0));
+        assert!(unsynced.note_sync(file, lane(0, a | 2, 0)), "the process restarted, the machine did not");
+        unsynced.note_write(file, lane(0, a, 0));
+        unsynced.note_write(file, lane(0, b, 0));
+        unsynced.note_write(file, lane(1, b, 3));
+        assert!(!unsynced.note_sync(file, lane(0, b, 0)), "the first write may be lost");
+        assert!(unsynced.note_sync(file, lane(1, b, 3)), "another server");
+        assert!(unsynced.note_sync(file, lane(0, b, 0)), "reported once");
+        unsynced.note_write(file, lane(1, b, 3));
+        assert!(!unsynced.note_sync(file, lane(1, b, 4)), "another client's sync failed");
     }
 
     #[test]
     fn memory_is_bounded() {
         let unsynced = Unsynced::default();
         for key in 0..4 * GENERATION_MAX as u64 {
-            unsynced.note_write(0, FileKey(key), 7);
+            unsynced.note_write(FileKey(key), LaneState::new(0, 7 << 32, 0));
         }
         let generations = unsynced.generations.lock();
         assert!(generations.iter().all(|g| g.len() <= GENERATION_MAX));

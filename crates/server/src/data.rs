@@ -2,6 +2,7 @@
 
 mod disk;
 mod ledger;
+mod losses;
 mod modelled;
 mod owed;
 mod read_ahead;
@@ -65,7 +66,7 @@ impl DataServer {
         let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
         let foresees = AtomicBool::new(policy::speculates(&engine.policy));
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
-        let ledger = Ledger::open(disk.store());
+        let ledger = Ledger::open(disk.store(), disk.losses().clone());
         let ledger = ledger.map_err(|error| format!("the file `notes` in its folder cannot be used: {error}"))?;
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
         let holds = Box::new({

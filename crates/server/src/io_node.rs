@@ -164,7 +164,7 @@ impl IoNode {
         }
         match (request.op, self.split) {
             (Op::Read, _) if request.len == 0 => reply.send_data(Bulk::None),
-            (Op::Write, _) if request.len == 0 => reply.send(&Answer::Written(0)),
+            (Op::Write, _) if request.len == 0 => reply.send(&Answer::FileWritten { bytes: 0, lanes: Vec::new() }),
             (_, false) => self.submit_whole(&request, payload, reply),
             (Op::Read | Op::Write, true) => self.submit_pieces(&request, payload, reply),
             (_, true) => self.submit_barriers(&request, reply),

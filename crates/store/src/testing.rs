@@ -2,12 +2,17 @@
 //!
 //! It is as strict as POSIX allows. `sync` of a file makes its content and length durable but not its name. Only
 //! `sync_dir` makes names durable: created, removed and changed ones. A directory itself is a name in its parent.
+//!
+//! A failed `sync` is as on Linux: what should have been written counts as written, so that the next `sync` succeeds and a
+//! crash still loses it; and every open file is told of the failure once, one opened later only if no other was.
+//!
 //! [`Forgetful::crash`] forgets all that is not durable; [`Forgetful::crash_partly`] lets any part of it survive, since
 //! a file system may write out data at any time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use impresario_base::lock::{Mutex, MutexGuard};
 
@@ -26,6 +31,8 @@ pub struct Forgetful {
 pub struct ForgetfulFile {
     inode: usize,
     crashes: u64,
+    /// The failures of the inode that it has been told of.
+    told: AtomicU64,
 }
 
 struct State {
@@ -49,7 +56,30 @@ struct Names {
 struct Inode {
     now: Vec<u8>,
     durable: Vec<u8>,
+    /// Blocks that a sync has to write.
+    dirty: BTreeSet<usize>,
+    /// Failed syncs, and how many some open file has been told of.
+    failures: u64,
+    seen: u64,
     mtime_secs: i64,
+}
+
+impl Inode {
+    /// A sync that works: what is dirty, and the length, become durable.
+    fn write_back(&mut self) {
+        self.durable.resize(self.now.len(), 0);
+        for block in std::mem::take(&mut self.dirty) {
+            let start = (block * BLOCK_BYTES).min(self.now.len());
+            let end = (start + BLOCK_BYTES).min(self.now.len());
+            self.durable[start..end].copy_from_slice(&self.now[start..end]);
+        }
+    }
+
+    fn soil(&mut self, start: usize, end: usize) {
+        if start < end {
+            self.dirty.extend(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES));
+        }
+    }
 }
 
 /// The unit that a device writes atomically: a part of a write may survive in units of this.
@@ -94,7 +124,7 @@ impl Forgetful {
         self.lock().crash(&mut survives);
     }
 
-    /// Makes every sync fail with EIO without making anything durable, or ends that.
+    /// Makes every sync of a file with something to write fail with EIO, and every sync of a directory, or ends that.
     pub fn fail_syncs(&self, fail: bool) {
         self.lock().fail_syncs = fail;
     }
@@ -163,9 +193,11 @@ impl State {
             let len = if survives() { inode.now.len() } else { inode.durable.len() };
             let mut content = inode.durable.clone();
             content.resize(len, 0);
-            for (block, new) in content.chunks_mut(BLOCK_BYTES).zip(inode.now.chunks(BLOCK_BYTES)) {
+            let dirty = std::mem::take(&mut inode.dirty);
+            for (number, (block, new)) in content.chunks_mut(BLOCK_BYTES).zip(inode.now.chunks(BLOCK_BYTES)).enumerate()
+            {
                 let common = block.len().min(new.len());
-                if block[..common] != new[..common] && survives() {
+                if dirty.contains(&number) && block[..common] != new[..common] && survives() {
                     block[..common].copy_from_slice(&new[..common]);
                 }
             }
@@ -200,7 +232,8 @@ impl FileSystem for Forgetful {
                 inode
             }
         };
-        Ok(ForgetfulFile { inode, crashes: state.crashes })
+        let told = state.inodes.get(inode).map_or(0, |found| found.seen);
+        Ok(ForgetfulFile { inode, crashes: state.crashes, told: AtomicU64::new(told) })
     }
 
     fn read(&self, file: &ForgetfulFile, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
@@ -237,6 +270,7 @@ impl FileSystem for Forgetful {
             inode.now.resize(at + len, 0);
         }
         let bytes = bufs.iter().flat_map(|buf| buf.iter().copied()).take(len);
+        inode.soil(at, at + len);
         inode.now[at..at + len].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         inode.mtime_secs = ticks;
         Ok(len)
@@ -250,7 +284,10 @@ impl FileSystem for Forgetful {
         if len > inode.now.len() as u64 + room {
             return Err(Errno::NOSPC.into());
         }
+        let before = inode.now.len();
         inode.now.resize(len as usize, 0);
+        // The end of the last block that stays is zeroed, and what is added.
+        inode.soil(before.min(len as usize) / BLOCK_BYTES * BLOCK_BYTES, len as usize);
         inode.mtime_secs = ticks;
         Ok(())
     }
@@ -258,11 +295,19 @@ impl FileSystem for Forgetful {
     fn sync(&self, file: &ForgetfulFile) -> io::Result<()> {
         let mut state = self.lock();
         state.change()?;
-        if state.fail_syncs {
+        let fails = state.fail_syncs;
+        let inode = state.inode(file)?;
+        if fails && (!inode.dirty.is_empty() || inode.durable.len() != inode.now.len()) {
+            // Marked as written all the same.
+            inode.dirty.clear();
+            inode.failures += 1;
+        } else {
+            inode.write_back();
+        }
+        if file.told.swap(inode.failures, Ordering::Relaxed) != inode.failures {
+            inode.seen = inode.failures;
             return Err(Errno::IO.into());
         }
-        let inode = state.inode(file)?;
-        inode.durable = inode.now.clone();
         Ok(())
     }
 
@@ -370,6 +415,32 @@ mod tests {
         assert_eq!(get(&fs, "d/empty").as_deref(), Some(""), "a name without its content");
         assert_eq!(get(&fs, "d/nameless"), None);
         assert!(unsynced_dir.sync(&file).is_err(), "open files do not outlive a crash");
+    }
+
+    #[test]
+    fn every_open_file_is_told_of_a_failed_sync_once_and_the_data_are_lost() {
+        let fs = Forgetful::default();
+        let file = put(&fs, "a", "first");
+        fs.sync(&file).unwrap();
+        fs.sync_dir("").unwrap();
+        let other = put(&fs, "a", "other");
+        fs.fail_syncs(true);
+        assert!(fs.sync(&file).is_err());
+        fs.fail_syncs(false);
+        fs.sync(&file).expect("told once");
+        assert!(fs.sync(&other).is_err(), "it was open, too");
+        fs.sync(&other).unwrap();
+        fs.sync(&fs.open("a", false).unwrap()).expect("opened later, and others were told");
+        assert_eq!(get(&fs, "a").as_deref(), Some("other"), "still in memory");
+        fs.crash();
+        assert_eq!(get(&fs, "a").as_deref(), Some("first"));
+        let file = put(&fs, "a", "again");
+        fs.fail_syncs(true);
+        assert!(fs.sync(&file).is_err());
+        fs.fail_syncs(false);
+        fs.sync(&put(&fs, "a", "third")).unwrap();
+        fs.crash();
+        assert_eq!(get(&fs, "a").as_deref(), Some("third"), "written again");
     }
 
     #[test]

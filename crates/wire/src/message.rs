@@ -624,6 +624,22 @@ pub struct ObjectInfo {
     pub made: u64,
 }
 
+/// What tells whether a data server may have lost data of a file: between two different states it may.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LaneState {
+    /// Number of the data server.
+    pub server: u16,
+    /// The boot of its machine in the upper 32 bits, its last loss of data of the file in the lower.
+    pub state: u64,
+}
+
+impl LaneState {
+    /// Of a server of this incarnation.
+    pub fn new(server: u16, incarnation: u64, loss: u32) -> LaneState {
+        LaneState { server, state: incarnation >> 32 << 32 | u64::from(loss) }
+    }
+}
+
 /// Totals of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Statfs {
@@ -654,6 +670,29 @@ pub enum Answer {
     },
     /// Bytes written.
     Written(u32),
+    /// Data server: as [`Answer::Written`] or [`Answer::Done`], of an object of which unsynced data were lost before.
+    AfterLoss {
+        /// Bytes written.
+        written: u32,
+        /// Number of the last loss among those of the server; never 0.
+        loss: u32,
+        /// This very sync failed so; else 0.
+        errno: i32,
+    },
+    /// I/O node: a file was written.
+    FileWritten {
+        /// Bytes.
+        bytes: u32,
+        /// The data servers that hold them.
+        lanes: Vec<LaneState>,
+    },
+    /// I/O node: a file was synced, as far as its data servers could.
+    FileSynced {
+        /// All its data servers.
+        lanes: Vec<LaneState>,
+        /// One of them failed so; else 0.
+        errno: i32,
+    },
     /// Of an object.
     Object(ObjectInfo),
     /// Of a node.

@@ -19,6 +19,8 @@ struct State {
     epochs: HashMap<ClientKey, u32>,
     log: Vec<Call>,
     syncs: usize,
+    /// The last loss of each object, and whether its next sync fails.
+    losses: HashMap<FileKey, (u32, bool)>,
 }
 
 impl FakeObjects {
@@ -30,6 +32,13 @@ impl FakeObjects {
     /// The calls that arrived, in order.
     pub fn log(&self) -> Vec<Call> {
         self.state.lock().log.clone()
+    }
+
+    /// The next sync of an object fails, and what was written to it before is lost.
+    pub fn fail_next_sync(&self, file: FileKey) {
+        let mut state = self.state.lock();
+        let loss = state.losses.len() as u32 + 1;
+        state.losses.insert(file, (loss, true));
     }
 
     /// Syncs that were done.
@@ -71,11 +80,20 @@ impl FakeObjects {
                 if let Some(place) = object.get_mut(from..to) {
                     place.copy_from_slice(payload);
                 }
-                Answer::Written(payload.len() as u32)
+                match state.losses.get(file) {
+                    Some((loss, false)) => Answer::AfterLoss { written: payload.len() as u32, loss: *loss, errno: 0 },
+                    _ => Answer::Written(payload.len() as u32),
+                }
             }
-            Call::Sync { .. } => {
+            Call::Sync { file, .. } => {
                 state.syncs += 1;
-                Answer::Done
+                match state.losses.get_mut(file) {
+                    Some((loss, fails)) => {
+                        let errno = if std::mem::take(fails) { libc::EIO } else { 0 };
+                        Answer::AfterLoss { written: 0, loss: *loss, errno }
+                    }
+                    None => Answer::Done,
+                }
             }
             Call::Truncate { file, len, .. } => {
                 if *len > 0 || state.objects.contains_key(file) {

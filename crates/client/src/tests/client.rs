@@ -254,3 +254,53 @@ fn questions_to_one_server_need_only_its_address() {
         crate::admin::set_disk_order("nonsense", "arrival", timeout).unwrap_err().to_string().contains("host:port")
     );
 }
+
+/// Via I/O nodes and without.
+fn ways() -> [(usize, Via); 2] {
+    [(2, Via::IoNode(0)), (0, Via::Direct)]
+}
+
+#[test]
+fn data_lost_by_a_data_server_are_told_of_whichever_way_the_sync_goes() {
+    let mut cluster = FakeCluster::start(1, 2, 3_000).unwrap();
+    let options = ClientOptions { via: Via::IoNode(0), ..ClientOptions::default() };
+    let client = Client::connect(cluster.config(), options).unwrap();
+    let file = client.create("f", CreateOptions::default()).unwrap();
+    file.write_at(b"acknowledged", 0).unwrap();
+    // The first I/O node is lost, and the data server's machine restarts.
+    drop(cluster.io.remove(0));
+    let address = cluster.data[0].address().to_string();
+    drop(cluster.data.remove(0));
+    let objects = cluster.objects[0].clone();
+    let greeting = FakeGreeting { incarnation: 9 << 32, ..FakeGreeting::of("data.0") };
+    cluster.data.push(FakeServer::start_at(&address, greeting, move || objects.serve()).unwrap());
+    let error = file.sync().unwrap_err();
+    assert_eq!(error.errno(), libc::EIO, "{error}");
+    assert!(error.to_string().contains("restarted before a sync"), "{error}");
+    file.write_at(b"written again", 0).unwrap();
+    file.sync().unwrap();
+}
+
+#[test]
+fn every_open_file_is_told_of_a_failed_sync_once() {
+    for (io_nodes, via) in ways() {
+        let cluster = FakeCluster::start(2, io_nodes, 3_000).unwrap();
+        let connect = || Client::connect(cluster.config(), ClientOptions { via, ..ClientOptions::default() }).unwrap();
+        let (client, other) = (connect(), connect());
+        let first = client.create("f", CreateOptions::default()).unwrap();
+        let (second, elsewhere) = (client.open("f", true).unwrap(), other.open("f", true).unwrap());
+        for file in [&first, &elsewhere] {
+            file.write_at(&[1; 200_000], 0).unwrap();
+        }
+        cluster.objects[0].fail_next_sync(first.key());
+        assert_eq!(first.sync().unwrap_err().errno(), libc::EIO, "{via:?}");
+        first.sync().unwrap();
+        assert_eq!(second.sync().unwrap_err().errno(), libc::EIO, "{via:?}: another open of the same client");
+        second.sync().unwrap();
+        assert_eq!(elsewhere.sync().unwrap_err().errno(), libc::EIO, "{via:?}: another client");
+        elsewhere.sync().unwrap();
+        let later = client.open("f", true).unwrap();
+        later.write_at(b"new", 0).unwrap();
+        later.sync().unwrap();
+    }
+}

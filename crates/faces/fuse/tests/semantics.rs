@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Directories of the letters in the document.
-const PLACES: [(&str, &str); 6] = [
+const PLACES: [(&str, &str); 7] = [
     ("F", "crates/faces/fuse/tests/mounted"),
     ("U", "crates/faces/fuse/src"),
     ("S", "crates/server/tests"),
     ("T", "crates/store"),
     ("E", "crates/sched/src"),
+    ("C", "crates/client"),
     ("L", "crates/cli/tests"),
 ];
 

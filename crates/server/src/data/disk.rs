@@ -14,6 +14,7 @@ use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
+use super::losses::Losses;
 use super::modelled::{Meeting, Performed};
 use super::owed::{Came, Owed, Run};
 use super::read_ahead::{ReadAhead, in_memory};
@@ -31,6 +32,7 @@ pub(crate) struct Disk {
     this: Weak<Disk>,
     vitals: Vitals,
     store: ObjectStore,
+    losses: Arc<Losses>,
     device: Option<Arc<ModelledDevice>>,
     threads: Workers,
     /// Reads ahead of the clients, if the configuration says so, and its threads.
@@ -41,9 +43,11 @@ pub(crate) struct Disk {
 pub(super) enum Done {
     /// Bytes from the start of the batch; fewer than it asked for where the object ends.
     Read(Slice),
-    /// So many bytes from the start of the batch; if not all, why.
-    Written(u64, Option<io::Error>),
+    /// So many bytes from the start of the batch; if not all, why; and the object's last loss.
+    Written(u64, Option<io::Error>, u32),
     Barrier,
+    /// A sync of an object that has lost data, and how it failed.
+    AfterLoss(u32, i32),
 }
 
 impl Disk {
@@ -58,12 +62,25 @@ impl Disk {
         let wanted = read_ahead_bytes > 0 && device.is_none() && !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
         let read_ahead = wanted.then(ahead);
-        Arc::new_cyclic(|this| Disk { this: this.clone(), vitals, store, device, threads, read_ahead })
+        Arc::new_cyclic(|this| Disk {
+            this: this.clone(),
+            vitals,
+            store,
+            losses: Arc::default(),
+            device,
+            threads,
+            read_ahead,
+        })
     }
 
     /// The folder of objects.
     pub(super) fn store(&self) -> &ObjectStore {
         &self.store
+    }
+
+    /// Which objects have lost data.
+    pub(super) fn losses(&self) -> &Arc<Losses> {
+        &self.losses
     }
 
     /// Something is read before it is asked for.
@@ -157,12 +174,23 @@ impl Disk {
             Op::Write => {
                 let pieces: Vec<IoSlice<'_>> =
                     work.parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
+                // Before the write: of a sync that fails meanwhile the writer learns.
+                let loss = self.losses.of(file);
                 Ok(match self.store.write_vectored(file, extent.lane_offset, &pieces) {
-                    Ok(written) => Done::Written(written as u64, None),
-                    Err(error) => Done::Written(error.written as u64, Some(error.source)),
+                    Ok(written) => Done::Written(written as u64, None, loss),
+                    Err(error) => Done::Written(error.written as u64, Some(error.source), loss),
                 })
             }
-            Op::Sync => self.store.sync(file).map(|()| Done::Barrier),
+            Op::Sync => Ok(match self.store.sync(file) {
+                Ok(()) => match self.losses.of(file) {
+                    0 => Done::Barrier,
+                    loss => Done::AfterLoss(loss, 0),
+                },
+                Err(error) => {
+                    tracing::error!(key = file, %error, "a sync failed; unsynced data of the object are lost");
+                    Done::AfterLoss(self.losses.lost(&self.store, file), errno_of(&error))
+                }
+            }),
             Op::Truncate => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
         }
@@ -352,7 +380,8 @@ fn complete((work, result): Performed, started: Nanos, finished: impl FnOnce() -
 
 fn outcome(result: &io::Result<Done>, bytes_done: u64, started: Nanos, finished: Nanos) -> Outcome {
     let errno = match result {
-        Ok(Done::Written(_, Some(error))) | Err(error) => errno_of(error),
+        Ok(Done::Written(_, Some(error), _)) | Err(error) => errno_of(error),
+        Ok(Done::AfterLoss(_, errno)) => *errno,
         Ok(_) => 0,
     };
     Outcome { errno, bytes_done, started, finished }
@@ -382,13 +411,14 @@ fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) ->
                 run.read(item.owed, part);
             }
             // What was written before the device was full was written.
-            Ok(Done::Written(written, error)) => match error {
+            Ok(Done::Written(written, error, loss)) => match error {
                 Some(error) if from + len > *written => item.owed.fulfil(Came::Failed(fault_of(error))),
                 _ => {
                     bytes += len;
-                    item.owed.fulfil(Came::Written(len));
+                    item.owed.fulfil(Came::Written(len, *loss));
                 }
             },
+            Ok(Done::AfterLoss(loss, errno)) => item.owed.fulfil(Came::AfterLoss(*loss, *errno)),
             Ok(Done::Barrier) => item.owed.fulfil(Came::Done),
             Err(error) => item.owed.fulfil(Came::Failed(fault_of(error))),
         }

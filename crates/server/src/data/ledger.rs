@@ -1,11 +1,15 @@
-//! What a data server must still know after a restart, noted beside its objects: which epochs its clients have left.
+//! What a data server must still know after a restart, noted beside its objects: which epochs its clients have left, and
+//! which objects have lost data.
 
 use std::io;
+use std::sync::Arc;
 
 use impresario_base::lock::{RwLock, RwLockReadGuard};
 use impresario_node::session::{Fence, Passage};
 use impresario_store::{Note, ObjectStore};
 use impresario_wire::{ClientKey, Fault, Who};
+
+use super::losses::{LOSS, Losses};
 
 /// Clients that have raised their epochs and are remembered at least.
 const RAISED_CLIENTS: usize = 1 << 16;
@@ -18,7 +22,10 @@ const BASE: u32 = 1;
 const EPOCH: u32 = 2;
 
 /// The fence, and its notes in the store.
-pub(super) struct Ledger(RwLock<Fence>);
+pub(super) struct Ledger {
+    fence: RwLock<Fence>,
+    losses: Arc<Losses>,
+}
 
 /// While this lives, no client raises its epoch: what was admitted is on its way to the scheduler, and must be there
 /// before what its client sends in a newer epoch.
@@ -26,16 +33,17 @@ pub(super) struct Passing<'a>(#[allow(dead_code, reason = "held for its drop")] 
 
 impl Ledger {
     /// Takes up what earlier runs noted.
-    pub(super) fn open(store: &ObjectStore) -> io::Result<Ledger> {
+    pub(super) fn open(store: &ObjectStore, losses: Arc<Losses>) -> io::Result<Ledger> {
         let mut fence = Fence::new(RAISED_CLIENTS);
         for note in store.open_notes()? {
             match note.kind {
                 BASE => fence.raise_base(note.value),
                 EPOCH => fence.remember(note.key, note.value),
+                LOSS => losses.restore(note.key, note.value),
                 _ => {}
             }
         }
-        Ok(Ledger(RwLock::new(fence)))
+        Ok(Ledger { fence: RwLock::new(fence), losses })
     }
 
     /// Lets a request pass, or refuses it; its epoch is noted before it passes.
@@ -52,7 +60,7 @@ impl Ledger {
     ) -> Result<Passing<'_>, Fault> {
         let senders = || others.iter().copied().chain([(who.client, who.epoch)]);
         loop {
-            let fence = self.0.read();
+            let fence = self.fence.read();
             let passages = || senders().map(|(client, epoch)| fence.passage(client.0, epoch));
             if !passages().any(|passage| passage == Passage::Raised) {
                 let is_stale = passages().any(|passage| passage == Passage::Closed);
@@ -64,9 +72,9 @@ impl Ledger {
     }
 
     fn raise(&self, store: &ObjectStore, client: ClientKey, epoch: u32) -> Result<(), Fault> {
-        let mut fence = self.0.write();
+        let mut fence = self.fence.write();
         if fence.passage(client.0, epoch) == Passage::Raised {
-            note(store, &fence, Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
+            self.note(store, &fence, Note { kind: EPOCH, key: client.0, value: epoch }).map_err(|error| Fault {
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
                 message: format!("the epoch of a client cannot be noted in the data server's folder: {error}"),
             })?;
@@ -74,19 +82,20 @@ impl Ledger {
         }
         Ok(())
     }
-}
 
-fn note(store: &ObjectStore, fence: &Fence, note: Note) -> io::Result<()> {
-    let kept = || {
-        let base = Note { kind: BASE, key: 0, value: fence.base() };
-        std::iter::once(base).chain(fence.remembered().map(|(key, value)| Note { kind: EPOCH, key, value }))
-    };
-    // Counting them takes long beside a note; it is done seldom.
-    let len = store.notes_len();
-    if len >= NOTES_OVER && len.is_multiple_of(NOTES_OVER) && len >= NOTES_OVER + kept().count() {
-        store.replace_notes(kept())?;
+    fn note(&self, store: &ObjectStore, fence: &Fence, note: Note) -> io::Result<()> {
+        let kept = || {
+            let base = Note { kind: BASE, key: 0, value: fence.base() };
+            let epochs = fence.remembered().map(|(key, value)| Note { kind: EPOCH, key, value });
+            std::iter::once(base).chain(epochs)
+        };
+        // Counting them takes long beside a note; it is done seldom.
+        let len = store.notes_len();
+        if len >= NOTES_OVER && len.is_multiple_of(NOTES_OVER) && len >= NOTES_OVER + kept().count() {
+            self.losses.while_none(|losses| store.replace_notes(kept().chain(losses)))?;
+        }
+        store.note(note)
     }
-    store.note(note)
 }
 
 /// What the fence says of an older epoch.
@@ -122,13 +131,13 @@ mod tests {
         let rounds = 3 * NOTES_OVER as u32;
         {
             let store = open(&dir);
-            let ledger = Ledger::open(&store).unwrap();
+            let ledger = Ledger::open(&store, Arc::default()).unwrap();
             (1..=rounds).for_each(|epoch| drop(ledger.admit(&store, who(7, epoch)).unwrap()));
             assert!(ledger.admit_all(&store, who(9, 0), &[(ClientKey(7), rounds - 1), (ClientKey(8), 5)]).is_err());
             assert!(store.notes_len() <= 2 * NOTES_OVER, "{}", store.notes_len());
         }
         let store = open(&dir);
-        let ledger = Ledger::open(&store).unwrap();
+        let ledger = Ledger::open(&store, Arc::default()).unwrap();
         assert_eq!(ledger.admit(&store, who(7, rounds - 1)).err().unwrap().errno, Fault::FENCED);
         assert_eq!(ledger.admit(&store, who(8, 4)).err().unwrap().errno, Fault::FENCED);
         drop(ledger.admit(&store, who(7, rounds)).unwrap());
@@ -136,10 +145,27 @@ mod tests {
     }
 
     #[test]
+    fn losses_outlive_restarts_and_the_replacing_of_notes() {
+        let dir = made();
+        {
+            let (store, losses) = (open(&dir), Arc::new(Losses::default()));
+            let ledger = Ledger::open(&store, losses.clone()).unwrap();
+            assert_eq!((losses.lost(&store, 5), losses.lost(&store, 6), losses.lost(&store, 5)), (1, 2, 3));
+            (1..=3 * NOTES_OVER as u32).for_each(|epoch| drop(ledger.admit(&store, who(7, epoch)).unwrap()));
+        }
+        let (store, losses) = (open(&dir), Arc::new(Losses::default()));
+        Ledger::open(&store, losses.clone()).unwrap();
+        assert_eq!((losses.of(5), losses.of(6), losses.of(7)), (3, 2, 0));
+        assert_eq!(losses.lost(&store, 7), 4, "a number is never used twice");
+        (100..100 + (1 << 16)).for_each(|key| losses.restore(key, 5));
+        assert!(losses.of(5) > 3, "forgotten: taken for lost anew");
+    }
+
+    #[test]
     fn an_epoch_is_raised_when_what_was_admitted_before_is_with_the_scheduler() {
         let dir = made();
         let store = open(&dir);
-        let ledger = Ledger::open(&store).unwrap();
+        let ledger = Ledger::open(&store, Arc::default()).unwrap();
         let older = ledger.admit(&store, who(7, 0)).unwrap();
         std::thread::scope(|scope| {
             let newer = scope.spawn(|| drop(ledger.admit(&store, who(7, 1)).unwrap()));

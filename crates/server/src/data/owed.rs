@@ -31,20 +31,24 @@ struct State {
     answering: Answering,
     len: u64,
     fault: Option<Fault>,
+    loss: u32,
 }
 
 /// What became of a request or part.
 pub(crate) enum Came {
     Read(Slice),
-    Written(u64),
+    /// So many bytes; and the object's last loss, or 0.
+    Written(u64, u32),
     Done,
+    /// A sync of an object that has lost data: its last loss, and the errno of a sync that failed.
+    AfterLoss(u32, i32),
     Failed(Fault),
 }
 
 impl Shared {
     /// The answer to a request of `len` bytes; `reads`: its parts leave as they come.
     pub(crate) fn new(reply: Reply, len: u64, reads: bool) -> Arc<Shared> {
-        let state = State { answering: Answering::new(len, reads), len, fault: None };
+        let state = State { answering: Answering::new(len, reads), len, fault: None, loss: 0 };
         Arc::new(Shared { reply, state: Mutex::new(state) })
     }
 
@@ -62,11 +66,13 @@ impl Shared {
         self.end(send);
     }
 
-    fn ended(&self, len: u64, fault: Option<Fault>) {
+    fn ended(&self, len: u64, fault: Option<Fault>, loss: u32) {
         let send = {
             let mut state = self.state.lock();
             let errno = fault.as_ref().map_or(0, |fault| fault.errno.max(1));
             state.fault = state.fault.take().or(fault);
+            // The earliest: what is lost after a part was written, its writer has to learn of.
+            state.loss = if state.loss == 0 { loss } else { state.loss.min(loss) };
             state.answering.done(len, errno)
         };
         self.end(send);
@@ -74,11 +80,11 @@ impl Shared {
 
     fn end(&self, send: Send) {
         let Send::End { .. } = send else { return };
-        let (fault, len) = {
+        let (fault, len, loss) = {
             let mut state = self.state.lock();
-            (state.fault.take(), state.len)
+            (state.fault.take(), state.len, state.loss)
         };
-        let answer = fault.map_or(Answer::Written(len as u32), Answer::Fault);
+        let answer = fault.map_or_else(|| written(len, loss), Answer::Fault);
         self.reply.send_frame(&answer, Bulk::None);
     }
 }
@@ -111,8 +117,9 @@ impl Owed {
             (Owed::Nothing, _) => {}
             (Owed::Whole { reply, .. }, came) => answer(reply, came),
             (Owed::Part { shared, at, len }, Came::Read(slice)) => shared.read(at, len, vec![slice]),
-            (Owed::Part { shared, len, .. }, Came::Failed(fault)) => shared.ended(len, Some(fault)),
-            (Owed::Part { shared, len, .. }, _) => shared.ended(len, None),
+            (Owed::Part { shared, len, .. }, Came::Failed(fault)) => shared.ended(len, Some(fault), 0),
+            (Owed::Part { shared, len, .. }, Came::Written(_, loss)) => shared.ended(len, None, loss),
+            (Owed::Part { shared, len, .. }, _) => shared.ended(len, None, 0),
         }
     }
 }
@@ -156,10 +163,16 @@ impl Run {
     }
 }
 
+fn written(bytes: u64, loss: u32) -> Answer {
+    let written = bytes as u32;
+    if loss == 0 { Answer::Written(written) } else { Answer::AfterLoss { written, loss, errno: 0 } }
+}
+
 fn answer(reply: Reply, came: Came) {
     match came {
         Came::Read(slice) => reply.send_data(Bulk::One(slice)),
-        Came::Written(bytes) => reply.send(&Answer::Written(bytes as u32)),
+        Came::Written(bytes, loss) => reply.send(&written(bytes, loss)),
+        Came::AfterLoss(loss, errno) => reply.send(&Answer::AfterLoss { written: 0, loss, errno }),
         Came::Done => reply.send(&Answer::Done),
         Came::Failed(fault) => reply.send(&Answer::Fault(fault)),
     }

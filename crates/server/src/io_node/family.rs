@@ -5,7 +5,7 @@ use std::sync::Arc;
 use impresario_base::lock::Mutex;
 use impresario_layout::{Layout, Piece};
 use impresario_node::Parent;
-use impresario_wire::{Answer, Fault};
+use impresario_wire::{Answer, Fault, LaneState};
 
 use crate::connection::Reply;
 use crate::outbox::Bulk;
@@ -27,6 +27,8 @@ struct State {
     fault: Option<Fault>,
     /// What was read, one per part; shorter than the part's range where the object ended.
     read: Vec<Option<Slice>>,
+    /// The data servers that hold what was written.
+    lanes: Vec<LaneState>,
 }
 
 /// All parts are done; what is to be done now.
@@ -53,14 +55,20 @@ impl Family {
             reply: Some(reply),
             fault: None,
             read: ranges.iter().map(|_| None).collect(),
+            lanes: Vec::new(),
         };
         Arc::new(Family { layout, offset, len, ranges, state: Mutex::new(state) })
     }
 
     /// Of a barrier on `parts` data servers.
     pub(super) fn of_barriers(layout: Layout, reply: Reply) -> Arc<Family> {
-        let state =
-            State { parent: Parent::new(u32::from(layout.pcount)), reply: Some(reply), fault: None, read: Vec::new() };
+        let state = State {
+            parent: Parent::new(u32::from(layout.pcount)),
+            reply: Some(reply),
+            fault: None,
+            read: Vec::new(),
+            lanes: Vec::new(),
+        };
         Arc::new(Family { layout, offset: 0, len: 0, ranges: Vec::new(), state: Mutex::new(state) })
     }
 
@@ -85,7 +93,14 @@ impl Family {
         self.part_done(&mut state, 0, len)
     }
 
-    /// A part was written, or a barrier was reached.
+    /// A part was written, and these data servers hold it.
+    pub(super) fn part_written(self: &Arc<Self>, bytes: u64, lanes: &[LaneState]) -> Complete {
+        let mut state = self.state.lock();
+        state.lanes.extend_from_slice(lanes);
+        self.part_done(&mut state, 0, bytes)
+    }
+
+    /// A barrier was reached.
     pub(super) fn part_completed(self: &Arc<Self>, bytes: u64) -> Complete {
         self.part_done(&mut self.state.lock(), 0, bytes)
     }
@@ -108,7 +123,7 @@ impl Family {
             return Complete::Barrier(reply);
         }
         if state.read.iter().all(Option::is_none) {
-            reply.send(&Answer::Written(bytes as u32));
+            reply.send(&Answer::FileWritten { bytes: bytes as u32, lanes: std::mem::take(&mut state.lanes) });
             return Complete::Answered;
         }
         let read = std::mem::take(&mut state.read);

@@ -227,8 +227,8 @@ impl Forwarder {
             }
         };
         drop(pieces);
-        match written {
-            Ok(_) => {}
+        let lanes = match written {
+            Ok(lanes) => lanes,
             // One of them has left its epoch: the others' bytes are as good as before.
             Err(error) if error.errno() == Fault::FENCED && whos.len() > 1 => {
                 let mut failed = None;
@@ -240,28 +240,31 @@ impl Forwarder {
                 return failed;
             }
             Err(error) => return Some(fail_all(parts, &error)),
-        }
+        };
         for (request, mut item) in parts {
             // Before the reply, with which the permission to hold it goes.
             item.payload = Bulk::None;
             match item.answer {
-                Answering::Whole(reply) => reply.send(&Answer::Written(request.extent.len as u32)),
-                Answering::Part(family, _) => drop(family.part_completed(request.extent.len)),
+                Answering::Whole(reply) => {
+                    reply.send(&Answer::FileWritten { bytes: request.extent.len as u32, lanes: lanes.clone() })
+                }
+                Answering::Part(family, _) => drop(family.part_written(request.extent.len, &lanes)),
             }
         }
         None
     }
 
     fn sync(&self, target: &Target, parts: Vec<(Request, Item)>) -> Option<i32> {
-        if let Err(error) = self.striped.sync(&target.who, target.file, &target.layout) {
-            return Some(fail_all(parts, &error));
-        }
+        let (lanes, errno) = match self.striped.sync_lanes(&target.who, target.file, &target.layout) {
+            Ok(synced) => synced,
+            Err(error) => return Some(fail_all(parts, &error)),
+        };
         for (_, item) in parts {
             if let Answering::Whole(reply) = item.answer {
-                reply.send(&Answer::Done);
+                reply.send(&Answer::FileSynced { lanes: lanes.clone(), errno });
             }
         }
-        None
+        (errno != 0).then_some(errno)
     }
 
     /// Answers a read that met the end of an object: whether that is the end of the file or a hole in it, only

@@ -1,0 +1,81 @@
+//! Which objects have lost data: a sync of them failed, and the system will not try again to write what it had.
+//!
+//! Each loss has a number. Answers about an object carry that of its last one, so that every client with unsynced data
+//! learns of it, whichever client's sync failed. The numbers are noted, and thus the same after a restart.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use impresario_base::lock::Mutex;
+use impresario_store::{Note, ObjectStore};
+use rustc_hash::FxHashMap;
+
+/// Objects remembered; beyond it all are taken for objects that have lost data anew.
+const OBJECTS_MAX: usize = 1 << 16;
+/// Kind of a note: an object's last loss. Of object 0: the last loss of all those that were forgotten.
+pub(super) const LOSS: u32 = 3;
+
+/// The losses.
+#[derive(Default)]
+pub(super) struct Losses {
+    any: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last: u32,
+    forgotten: u32,
+    objects: FxHashMap<u64, u32>,
+}
+
+impl Losses {
+    /// The last loss of an object; 0: none.
+    pub(super) fn of(&self, key: u64) -> u32 {
+        if !self.any.load(Ordering::Acquire) {
+            return 0;
+        }
+        let state = self.state.lock();
+        state.objects.get(&key).copied().unwrap_or(state.forgotten)
+    }
+
+    /// Notes that an object has lost data; gives the number of the loss.
+    pub(super) fn lost(&self, store: &ObjectStore, key: u64) -> u32 {
+        let mut state = self.state.lock();
+        let loss = state.last + 1;
+        let noted = store.note(Note { kind: LOSS, key, value: loss });
+        if let Err(error) = noted {
+            tracing::error!(key, %error, "a loss of data could not be noted; a restart forgets it");
+        }
+        state.restore(key, loss);
+        self.any.store(true, Ordering::Release);
+        loss
+    }
+
+    /// Takes up a note.
+    pub(super) fn restore(&self, key: u64, loss: u32) {
+        self.state.lock().restore(key, loss);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Does something with the notes that it comes to, while no other loss is noted.
+    pub(super) fn while_none<T>(&self, act: impl FnOnce(Vec<Note>) -> T) -> T {
+        let state = self.state.lock();
+        let forgotten = (state.forgotten > 0).then_some((&0, &state.forgotten));
+        let all = forgotten.into_iter().chain(&state.objects);
+        act(all.map(|(key, loss)| Note { kind: LOSS, key: *key, value: *loss }).collect())
+    }
+}
+
+impl State {
+    fn restore(&mut self, key: u64, loss: u32) {
+        self.last = self.last.max(loss);
+        if self.objects.len() >= OBJECTS_MAX {
+            self.objects.clear();
+            self.forgotten = self.last;
+        }
+        match key {
+            0 => self.forgotten = self.forgotten.max(loss),
+            _ => drop(self.objects.insert(key, loss)),
+        }
+    }
+}
