@@ -1,6 +1,6 @@
 //! One client's connection as a service sees it: who it is, how much it may ask for at once, how it is answered.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,15 @@ use impresario_engine::Engine;
 use impresario_sched::ConnId;
 use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
 
-use crate::outbox::{Bulk, OutFrame, Outbox};
+use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
 use crate::readiness::{Asked, Listener};
 
 /// Most calls of one connection that are accepted and whose replies have not yet left.
 const CALLS_MAX: u32 = 4096;
+
+/// Answers with bodies from this length on are counted as memory, bytes; shorter ones are bounded by [`CALLS_MAX`].
+const BODY_CHARGED_BYTES: u64 = 4096;
 
 /// A client's connection.
 pub struct Connection {
@@ -26,6 +29,11 @@ pub struct Connection {
     pool: Arc<PayloadPool>,
     gate: Gate,
     ended: AtomicBool,
+    made: Instant,
+    /// When its last call came, milliseconds since it was made.
+    active_ms: AtomicU64,
+    /// Since when it owes a slice of a write's bytes, milliseconds since it was made plus one; 0: it owes none.
+    owing_ms: AtomicU64,
 }
 
 /// What is under way on a connection; its limits are what bounds the outbox.
@@ -62,7 +70,52 @@ impl Connection {
         bytes_max: u64,
     ) -> Arc<Connection> {
         let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max };
-        Arc::new(Connection { id, peer, hello: OnceLock::new(), outbox, pool, gate, ended: AtomicBool::new(false) })
+        let (made, hello) = (Instant::now(), OnceLock::new());
+        let (ended, active_ms, owing_ms) = Default::default();
+        Arc::new(Connection { id, peer, hello, outbox, pool, gate, ended, made, active_ms, owing_ms })
+    }
+
+    fn age_ms(&self) -> u64 {
+        self.made.elapsed().as_millis() as u64
+    }
+
+    /// A call came.
+    pub(crate) fn note_call(&self) {
+        self.active_ms.store(self.age_ms(), Ordering::Relaxed);
+    }
+
+    /// How long it has had no call under way; `None` when it has one.
+    pub(crate) fn idle_for(&self) -> Option<Duration> {
+        let idle_ms = self.age_ms().saturating_sub(self.active_ms.load(Ordering::Relaxed));
+        (self.calls_under_way() == 0).then(|| Duration::from_millis(idle_ms))
+    }
+
+    /// It has said hello.
+    pub(crate) fn is_greeted(&self) -> bool {
+        self.hello.get().is_some()
+    }
+
+    /// The bytes of a write, or a slice of them, are to come from now on; or have come.
+    pub(crate) fn note_owing(&self, owes: bool) {
+        self.owing_ms.store(if owes { self.age_ms() + 1 } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// How long a slice of a write's bytes has been on its way.
+    pub(crate) fn owes_for(&self) -> Duration {
+        match self.owing_ms.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Duration::from_millis((self.age_ms() + 1).saturating_sub(since)),
+        }
+    }
+
+    /// The machine that the client speaks from; all clients on Unix sockets are one.
+    pub(crate) fn host(&self) -> &str {
+        self.peer.rsplit_once(':').map_or(&self.peer, |(host, _)| host)
+    }
+
+    /// Bytes of requests and answers under way.
+    pub(crate) fn bytes_under_way(&self) -> u64 {
+        self.gate.state.lock().bytes
     }
 
     pub(crate) fn introduce(&self, name: String, who: Who) {
@@ -111,6 +164,18 @@ impl Connection {
     /// `None` when the connection ended meanwhile, or the server's payload memory stayed full for `patience`.
     pub(crate) fn admit(self: &Arc<Self>, bytes: u64, patience: Duration) -> Option<Slot> {
         let deadline = Instant::now() + patience;
+        self.enter(bytes)?;
+        let mut slot = Slot { connection: self.clone(), bytes, reservation: None };
+        // Also a call without payload waits for those that have too much: its answer may be long.
+        if bytes > 0 || self.pool.is_over() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            slot.reservation = Some(self.pool.reserve(bytes, left.max(patience / 2))?);
+        }
+        Some(slot)
+    }
+
+    /// Counts a call in, as soon as the connection's limits allow it; `None` when the connection ended meanwhile.
+    fn enter(&self, bytes: u64) -> Option<()> {
         let mut load = self.gate.state.lock();
         // One call is always allowed, whatever its size: it was checked against the largest payload.
         while load.calls > 0 && (load.calls >= CALLS_MAX || load.bytes + bytes > self.gate.bytes_max) {
@@ -123,13 +188,13 @@ impl Connection {
         }
         load.calls += 1;
         load.bytes += bytes;
-        drop(load);
-        let mut slot = Slot { connection: self.clone(), bytes, reservation: None };
-        if bytes > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            slot.reservation = Some(self.pool.reserve(bytes, left.max(patience / 2))?);
-        }
-        Some(slot)
+        Some(())
+    }
+
+    /// A slot for an answer to a call that is not served; `None` when the connection ended meanwhile. Needs no memory.
+    pub(crate) fn admit_answer(self: &Arc<Self>) -> Option<Slot> {
+        self.enter(0)?;
+        Some(Slot { connection: self.clone(), bytes: 0, reservation: None })
     }
 
     /// Waits until every accepted call is answered and the answers have left; false when time ran out.
@@ -171,6 +236,37 @@ pub(crate) struct Slot {
     connection: Arc<Connection>,
     bytes: u64,
     reservation: Option<Reservation>,
+}
+
+impl Slot {
+    /// Permission for more bytes of the call's payload, which come in slices; false when memory stayed short.
+    pub(crate) fn grow(&mut self, bytes: u64, patience: Duration) -> bool {
+        self.connection.gate.state.lock().bytes += bytes;
+        self.bytes += bytes;
+        self.reservation.as_mut().is_none_or(|reservation| reservation.grow(bytes, patience))
+    }
+}
+
+/// The memory of an answer's body until it has left. Bodies are not reserved beforehand, as their lengths are not known: a
+/// connection with many of them unread is given no further call, and a server with many of them admits no more payload.
+struct Body {
+    slot: Arc<Slot>,
+    bytes: u64,
+    _reservation: Reservation,
+}
+
+impl Body {
+    fn new(slot: Arc<Slot>, bytes: u64) -> Body {
+        slot.connection.gate.state.lock().bytes += bytes;
+        let _reservation = slot.connection.pool.charge(bytes);
+        Body { slot, bytes, _reservation }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.slot.connection.gate.state.lock().bytes -= self.bytes;
+    }
 }
 
 impl Drop for Slot {
@@ -260,7 +356,11 @@ fn post(id: u64, answer: &Answer, bulk: Bulk, slot: Arc<Slot>) {
             (encode(id, &fault, 0).unwrap_or_default(), Bulk::None)
         }
     };
-    outbox.send(OutFrame::new(head, bulk, Some(slot)));
+    let hold: Hold = match head.len() as u64 {
+        0..BODY_CHARGED_BYTES => slot,
+        bytes => Arc::new(Body::new(slot, bytes)),
+    };
+    outbox.send(OutFrame::new(head, bulk, Some(hold)));
 }
 
 /// The header and body of an answer.

@@ -20,7 +20,7 @@ use rustix::net::Shutdown;
 use crate::complaints::Complaints;
 use crate::connection::{self, Connection, Reply};
 use crate::outbox::{self, Bulk, OutFrame, Outbox, STACK_BYTES};
-use crate::payload::{Buffer, PayloadPool};
+use crate::payload::{Buffer, PayloadPool, SLICE_BYTES};
 
 /// The hand-shake must be over after this time.
 const GREETING_MAX: Duration = Duration::from_secs(5);
@@ -30,6 +30,14 @@ const BUFFER_BYTES: usize = 20 << 10;
 const PACE: Pace = Pace { stall: Duration::from_secs(10), frame: Duration::from_secs(120) };
 /// A refused peer has this time to read why.
 const FAREWELL_MAX: Duration = Duration::from_millis(300);
+/// While others wait for memory: how long a slice of a write may take.
+const SLICE_MAX_WHEN_SHORT: Duration = Duration::from_secs(2);
+/// A connection that has been idle for less is not closed for another.
+const IDLE_MIN: Duration = Duration::from_millis(500);
+/// The same for one of the machine that the other is from, or of one that has no more.
+const IDLE_MIN_OF_EQUALS: Duration = Duration::from_secs(60);
+/// Threads of connections that were closed and have not ended yet, beyond which no connection is taken.
+const CLOSING_MAX: usize = 64;
 /// When stopping: how long accepted calls may take to finish.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// Connections over the limit that are refused with a message; further ones are closed at once.
@@ -118,6 +126,7 @@ struct Shared {
     next_id: AtomicU32,
     accepted: AtomicU64,
     refused: AtomicU64,
+    evicted: AtomicU64,
     calls: AtomicU64,
     stopping: AtomicBool,
     wake: rustix::fd::OwnedFd,
@@ -158,6 +167,7 @@ impl Vitals {
                 "open": connections,
                 "max": shared.settings.max_connections,
                 "accepted": shared.accepted.load(Ordering::Relaxed),
+                "evicted": shared.evicted.load(Ordering::Relaxed),
                 "refused": shared.refused.load(Ordering::Relaxed),
                 "complaints": shared.complaints.count(),
                 "calls": shared.calls.load(Ordering::Relaxed),
@@ -191,7 +201,7 @@ impl Server {
             address: listening.address(),
             incarnation,
             started: Instant::now(),
-            pool: PayloadPool::new(settings.payload_bytes),
+            pool: PayloadPool::with_headroom(settings.payload_bytes, settings.max_payload_bytes.into()),
             complaints: Complaints::default(),
             connections: Mutex::default(),
             threads: Mutex::default(),
@@ -200,12 +210,16 @@ impl Server {
             next_id: AtomicU32::new(1),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             wake,
             settings,
         };
-        Ok(Server { listening, shared: Arc::new(shared) })
+        let shared = Arc::new(shared);
+        let weak = Arc::downgrade(&shared);
+        shared.pool.relieve_by(move || weak.upgrade().iter().for_each(|shared| shared.close_those_that_owe()));
+        Ok(Server { listening, shared })
     }
 
     /// The address that clients use, with the port that was really taken.
@@ -289,7 +303,7 @@ fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc
 /// Gives a connection its thread, or refuses it.
 fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, peer: String) {
     let stream = Arc::new(stream);
-    let full = shared.connections.lock().len() >= shared.settings.max_connections as usize;
+    let full = !shared.make_room_for(&peer);
     if full {
         shared.refused.fetch_add(1, Ordering::Relaxed);
         let max = shared.settings.max_connections;
@@ -328,6 +342,76 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, pee
 }
 
 impl Shared {
+    /// Finds a place for a connection from `peer`; where there is none, closes one of the machine that has most: one that is
+    /// silent before its hello, else the idlest. Nobody is closed for a machine that would then have most itself.
+    fn make_room_for(&self, peer: &str) -> bool {
+        let max = self.settings.max_connections as usize;
+        if *self.threads.lock() as usize >= max + CLOSING_MAX {
+            return false;
+        }
+        let mut connections = self.connections.lock();
+        if connections.len() < max {
+            return true;
+        }
+        let ours = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+        let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+        connections.values().for_each(|connection| *counts.entry(connection.host()).or_default() += 1);
+        let most = counts.iter().max_by_key(|(_, count)| **count).map(|(host, count)| (*host, *count));
+        let own = counts.get(ours).copied().unwrap_or(0);
+        let (host, idle_min) = match most {
+            Some((host, count)) if count > own + 1 => (host, IDLE_MIN),
+            _ => (ours, IDLE_MIN_OF_EQUALS),
+        };
+        let standing = |connection: &&Arc<Connection>| {
+            let idle = connection.idle_for().filter(|idle| connection.host() == host && *idle >= IDLE_MIN)?;
+            let silent = !connection.is_greeted();
+            (silent || idle >= idle_min).then_some((silent, idle))
+        };
+        let victim = connections.values().filter(|c| standing(c).is_some()).max_by_key(standing).cloned();
+        let Some(victim) = victim else { return false };
+        self.complaints.about(victim.host(), || {
+            tracing::warn!(peer = victim.peer(), name = victim.name(), max, "closed an idle connection for a new one");
+        });
+        connections.remove(&victim.id().0);
+        drop(connections);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        victim.close();
+        true
+    }
+
+    /// Others wait for memory: closes the connections that announced bytes for a write and send them too slowly.
+    fn close_those_that_owe(&self) {
+        let owing = |connection: &&Arc<Connection>| connection.owes_for() >= SLICE_MAX_WHEN_SHORT;
+        let slow: Vec<_> = self.connections.lock().values().filter(owing).cloned().collect();
+        for connection in slow {
+            self.complaints.about(connection.host(), || {
+                tracing::warn!(
+                    peer = connection.peer(),
+                    "closed a connection: it holds memory for bytes that it does not send"
+                );
+            });
+            connection.close();
+        }
+    }
+
+    /// Why a request is not taken: memory is short, and whose requests hold most of it.
+    fn busy(&self) -> Fault {
+        let connections: Vec<_> = self.connections.lock().values().cloned().collect();
+        let mut held: FxHashMap<&str, (u64, u32)> = FxHashMap::default();
+        for connection in &connections {
+            let (bytes, count) = held.entry(connection.host()).or_default();
+            *bytes += connection.bytes_under_way();
+            *count += 1;
+        }
+        let most = held.iter().max_by_key(|(_, held)| **held);
+        let whose = most.map_or_else(String::new, |(host, (bytes, count))| {
+            format!("; {host} with {count} connections has {} KiB of it", bytes / 1024)
+        });
+        let name = &self.settings.name;
+        let message = format!("{name} is busy: it has no memory for this request{whose}; raise payload_bytes");
+        Fault { errno: libc::EBUSY, message }
+    }
+
     /// Books the end of a connection's thread.
     fn ended(&self, id: u32, was_refused: bool) {
         match was_refused {
@@ -430,8 +514,7 @@ impl Shared {
                 Ok(bytes) => bytes,
                 Err(bad) => {
                     let fault = Fault { errno: libc::EINVAL, message: bad.to_string() };
-                    self.answer_unadmitted(connection, header.id, fault);
-                    return Ok(());
+                    return self.refuse(connection, header.id, &fault);
                 }
             },
             call => call.answer_bytes().unwrap_or(0),
@@ -439,36 +522,57 @@ impl Shared {
         let max = self.settings.max_payload_bytes;
         if bytes > u64::from(max) {
             let message = format!("{bytes} bytes were asked for at once; at most {max} (max_payload_bytes) are given");
-            self.answer_unadmitted(connection, header.id, Fault { errno: libc::EINVAL, message });
-            return Ok(());
+            return self.refuse(connection, header.id, &Fault { errno: libc::EINVAL, message });
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let Some(slot) = connection.admit(bytes, self.settings.payload_patience) else {
+        connection.note_call();
+        let patience = self.settings.payload_patience;
+        let is_write = matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. });
+        let first = if is_write { self.pool.first_slice_bytes(bytes) } else { bytes };
+        let Some(mut slot) = connection.admit(first, patience) else {
             if connection.has_ended() || connection.outbox.peer_is_gone() {
                 return Err(Farewell::Silent);
             }
             reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
-            let message = format!("{} has no memory for this request; raise payload_bytes", self.settings.name);
-            self.answer_unadmitted(connection, header.id, Fault { errno: libc::EBUSY, message });
-            return Ok(());
+            return self.refuse(connection, header.id, &self.busy());
         };
-        let reply = Reply::new(header.id, slot);
-        let payload = match call {
-            Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => {
-                let mut buffer = self.pool.buffer(header.payload_len as usize);
-                if let Err(broken) = reader.read_payload_paced(stream, &mut buffer, &PACE) {
-                    reply.forget();
-                    return Err(broken.into());
+        let mut payload = None;
+        if is_write {
+            let mut buffer = self.pool.buffer(header.payload_len as usize);
+            let (mut from, mut to) = (0, first as usize);
+            loop {
+                connection.note_owing(true);
+                let slice = buffer.get_mut(from..to).unwrap_or(&mut []);
+                let received = reader.read_payload_paced(stream, slice, &PACE);
+                connection.note_owing(false);
+                received?;
+                if to == buffer.len() {
+                    break;
                 }
-                Some(buffer)
+                (from, to) = (to, buffer.len().min(to + SLICE_BYTES as usize));
+                if !slot.grow((to - from) as u64, patience) {
+                    let left = buffer.len() - from;
+                    drop((buffer, slot));
+                    reader.skip_payload_paced(stream, left, &PACE)?;
+                    return self.refuse(connection, header.id, &self.busy());
+                }
             }
-            _ => None,
-        };
+            payload = Some(buffer);
+        }
+        let reply = Reply::new(header.id, slot);
         service.serve(session, Incoming { call, payload }, reply);
         Ok(())
     }
 
-    /// Answers a call that has no slot. Not bounded by slots, but each costs the client as much as us.
+    /// Answers a call that is not served. The answer takes a slot as every other does: a peer that reads none of them is
+    /// given no further call.
+    fn refuse(&self, connection: &Arc<Connection>, id: u64, fault: &Fault) -> Result<(), Farewell> {
+        let Some(slot) = connection.admit_answer() else { return Err(Farewell::Silent) };
+        Reply::new(id, slot).send(&Answer::Fault(fault.clone()));
+        Ok(())
+    }
+
+    /// The last words to a peer.
     fn answer_unadmitted(&self, connection: &Connection, id: u64, fault: Fault) {
         if let Ok(head) = connection::encode(id, &Answer::Fault(fault), 0) {
             connection.outbox.send(OutFrame::new(head, Bulk::None, None));
@@ -487,8 +591,7 @@ impl Shared {
             Farewell::Fault(id, fault) => (id, fault),
         };
         let peer = connection.peer();
-        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
-        self.complaints.about(host, || {
+        self.complaints.about(connection.host(), || {
             tracing::warn!(peer, name = connection.name(), reason = fault.message, "closing a connection");
         });
         self.answer_unadmitted(connection, id, fault);

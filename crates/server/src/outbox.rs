@@ -24,6 +24,8 @@ use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// The same while others wait for the memory that its replies hold.
 const STALL_MAX_WHEN_SHORT: Duration = Duration::from_secs(3);
+/// What a reader must take of a long frame meanwhile, bytes.
+const PROGRESS_BYTES: usize = 64 << 10;
 /// How often a socket that is writable is asked how much it still holds.
 const WATCH_PAUSE: Duration = Duration::from_millis(1);
 /// A writer thread without work ends after this time.
@@ -423,14 +425,15 @@ impl Outbox {
                     return None;
                 }
             }
-            if frame.sent > progress.0 {
+            // Less is none: a reader that takes a byte now and then would hold the memory as long as it likes.
+            if frame.sent >= progress.0 + PROGRESS_BYTES {
                 progress = (frame.sent, Instant::now());
             }
             let stalled = progress.1.elapsed();
             if stalled >= STALL_MAX || (stalled >= STALL_MAX_WHEN_SHORT && self.pool.is_short()) {
                 tracing::warn!(
                     seconds = stalled.as_secs(),
-                    "a client reads none of its replies; its connection is closed"
+                    "a client reads its replies too slowly; its connection is closed"
                 );
                 self.close();
                 return None;
@@ -566,6 +569,26 @@ mod tests {
         assert!(!outbox.peer_is_gone());
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(outbox.peer_is_gone());
+    }
+
+    #[test]
+    fn a_reader_that_takes_a_byte_now_and_then_is_given_up_when_memory_is_short() {
+        let (outbox, mut theirs, pool) = pair();
+        let held = Arc::new(AtomicUsize::new(0));
+        let all = pool.reserve(1 << 20, Duration::ZERO).unwrap();
+        outbox.send(frame(1, 1_000_000, &pool, &held));
+        let waiter = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.reserve(10, Duration::from_secs(60)).is_some()
+        });
+        wait_for(|| {
+            // A socket gives room for more when a page of it was read.
+            let _ = theirs.read(&mut [0; 5000]);
+            std::thread::sleep(Duration::from_millis(400));
+            held.load(Ordering::SeqCst) == 0
+        });
+        drop(all);
+        assert!(waiter.join().unwrap());
     }
 
     #[test]

@@ -4,23 +4,35 @@
 //! for the bytes it carries (a write) or asks for (a read), and given back when its reply has left. The sum
 //! of reservations never exceeds the limit, whatever clients do. A [`Buffer`] is *storage*, recycled by
 //! size so that the data path neither faults in fresh pages nor zeroes memory for each request.
+//!
+//! The bytes of a write are reserved as they come, in slices ([`Reservation::grow`]): who only announces them holds little.
+//! Writes that all have a part and wait for more would wait for ever; so a headroom of the longest write is kept for one of
+//! them at a time (the banker's algorithm with one customer), which can thus always be completed.
 
 use impresario_base::lock::Mutex;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// Smallest recycled buffer, bytes; also the least that a reservation counts.
 const CLASS_MIN_BYTES: usize = 512;
+/// The bytes of a long write are reserved in slices of this length.
+pub(crate) const SLICE_BYTES: u64 = 256 << 10;
+/// How often a request that waits for memory asks for relief.
+const RELIEF_EVERY: Duration = Duration::from_millis(500);
 /// Number of size classes: 512 B, 1 KiB … 64 MiB.
 const CLASSES: usize = 18;
 
 /// The payload memory of one server.
 pub struct PayloadPool {
     limit_bytes: u64,
+    /// Of the limit, kept for the one write that is to be completed.
+    headroom_bytes: u64,
+    /// Called now and then while requests wait: connections that hold memory without using it are to be closed.
+    relief: OnceLock<Box<dyn Fn() + Send + Sync>>,
     account: Mutex<Account>,
     idle: Mutex<Idle>,
 }
@@ -31,11 +43,17 @@ struct Account {
     peak_bytes: u64,
     /// Served strictly in order, so that a large request is not starved by small ones.
     waiters: VecDeque<Arc<Waiter>>,
+    /// Some write may use the headroom.
+    completing: bool,
 }
 
 struct Waiter {
     bytes: u64,
+    /// It has a part and may use the headroom.
+    grows: bool,
     granted: AtomicBool,
+    /// It was given the headroom.
+    completes: AtomicBool,
     thread: Thread,
 }
 
@@ -48,21 +66,58 @@ struct Idle {
 impl PayloadPool {
     /// A pool that admits `limit_bytes` at once.
     pub fn new(limit_bytes: u64) -> Arc<PayloadPool> {
-        Arc::new(PayloadPool { limit_bytes, account: Mutex::default(), idle: Mutex::default() })
+        PayloadPool::with_headroom(limit_bytes, 0)
+    }
+
+    /// A pool with a headroom for a write of at most so many bytes, if it is large enough for one.
+    pub fn with_headroom(limit_bytes: u64, write_max_bytes: u64) -> Arc<PayloadPool> {
+        let headroom_bytes = if write_max_bytes <= limit_bytes / 2 { write_max_bytes } else { 0 };
+        let (account, idle, relief) = Default::default();
+        Arc::new(PayloadPool { limit_bytes, headroom_bytes, relief, account, idle })
+    }
+
+    /// Names what closes connections that hold memory without using it, once.
+    pub(crate) fn relieve_by(&self, relief: impl Fn() + Send + Sync + 'static) {
+        let _ = self.relief.set(Box::new(relief));
+    }
+
+    /// The bytes of a write that are to be reserved first; the rest as they come.
+    pub(crate) fn first_slice_bytes(&self, len: u64) -> u64 {
+        if self.headroom_bytes == 0 { len } else { len.min(SLICE_BYTES) }
     }
 
     /// Permission for `len` bytes; waits its turn, at most `patience`. More than the whole limit is granted
     /// when nothing else is held, so that a large request cannot wait for ever.
     pub fn reserve(self: &Arc<Self>, len: u64, patience: Duration) -> Option<Reservation> {
-        let bytes = len.max(CLASS_MIN_BYTES as u64).min(self.limit_bytes);
+        let bytes = len.max(CLASS_MIN_BYTES as u64).min(self.limit_bytes - self.headroom_bytes);
+        self.wait_for(bytes, false, patience)?;
+        Some(Reservation { pool: self.clone(), bytes, completing: false })
+    }
+
+    /// Permission for bytes that are here already: it may exceed the limit, and then others wait.
+    pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
+        self.account.lock().take(bytes);
+        Reservation { pool: self.clone(), bytes, completing: false }
+    }
+
+    /// Takes the bytes; waits its turn, at most `patience`. Says whether the headroom came with them.
+    fn wait_for(&self, bytes: u64, grows: bool, patience: Duration) -> Option<bool> {
         let waiter = {
             let mut account = self.account.lock();
-            if account.waiters.is_empty() && account.used_bytes + bytes <= self.limit_bytes {
+            // What grows does not wait for those that have nothing yet.
+            let first = grows || account.waiters.is_empty();
+            if first && account.used_bytes + bytes <= self.limit_bytes - self.headroom_bytes {
                 account.take(bytes);
-                return Some(Reservation { pool: self.clone(), bytes });
+                return Some(false);
             }
-            let waiter = Arc::new(Waiter { bytes, granted: AtomicBool::new(false), thread: std::thread::current() });
-            account.waiters.push_back(waiter.clone());
+            let thread = std::thread::current();
+            let (granted, completes) = Default::default();
+            let waiter = Arc::new(Waiter { bytes, grows, granted, completes, thread });
+            let before =
+                if grows { account.waiters.iter().take_while(|other| other.grows).count() } else { usize::MAX };
+            let at = before.min(account.waiters.len());
+            account.waiters.insert(at, waiter.clone());
+            account.grant(self);
             waiter
         };
         let deadline = Instant::now() + patience;
@@ -75,12 +130,17 @@ impl PayloadPool {
                 }
                 account.waiters.retain(|w| !Arc::ptr_eq(w, &waiter));
                 // The one that gave up may have held back smaller ones behind it.
-                account.grant(self.limit_bytes);
+                account.grant(self);
                 return None;
             }
-            std::thread::park_timeout(left);
+            std::thread::park_timeout(left.min(RELIEF_EVERY));
+            if !waiter.granted.load(Ordering::Acquire)
+                && let Some(relief) = self.relief.get()
+            {
+                relief();
+            }
         }
-        Some(Reservation { pool: self.clone(), bytes })
+        Some(waiter.completes.load(Ordering::Acquire))
     }
 
     /// Storage for `len` bytes. Its content is unspecified (what an earlier request left there).
@@ -105,6 +165,11 @@ impl PayloadPool {
     pub fn usage_bytes(&self) -> (u64, u64, u64) {
         let account = self.account.lock();
         (account.used_bytes, account.peak_bytes, self.limit_bytes)
+    }
+
+    /// True when answers that were not reserved beforehand have exceeded the limit.
+    pub(crate) fn is_over(&self) -> bool {
+        self.account.lock().used_bytes > self.limit_bytes
     }
 
     /// True while somebody waits for memory: then nobody may sit on it idly.
@@ -144,10 +209,15 @@ impl Account {
         self.peak_bytes = self.peak_bytes.max(self.used_bytes);
     }
 
-    fn grant(&mut self, limit_bytes: u64) {
+    fn grant(&mut self, pool: &PayloadPool) {
         while let Some(first) = self.waiters.front() {
-            if self.used_bytes + first.bytes > limit_bytes {
-                return;
+            if self.used_bytes + first.bytes > pool.limit_bytes - pool.headroom_bytes {
+                // Only one that is to be completed goes beyond, and nobody else until it is.
+                if !first.grows || self.completing {
+                    return;
+                }
+                self.completing = true;
+                first.completes.store(true, Ordering::Release);
             }
             let first = first.clone();
             self.waiters.pop_front();
@@ -169,13 +239,34 @@ fn class_of(len: usize) -> Option<usize> {
 pub struct Reservation {
     pool: Arc<PayloadPool>,
     bytes: u64,
+    /// It may use the headroom.
+    completing: bool,
+}
+
+impl Reservation {
+    /// Permission for `more` bytes of a write of which this is a part; waits its turn, at most `patience`. False when time
+    /// was up: then the write is to be given up, with what it has.
+    pub(crate) fn grow(&mut self, more: u64, patience: Duration) -> bool {
+        if self.completing {
+            self.pool.account.lock().take(more);
+            self.bytes += more;
+            return true;
+        }
+        let Some(completing) = self.pool.wait_for(more, true, patience) else { return false };
+        self.completing = completing;
+        self.bytes += more;
+        true
+    }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut account = self.pool.account.lock();
         account.used_bytes -= self.bytes;
-        account.grant(self.pool.limit_bytes);
+        if self.completing {
+            account.completing = false;
+        }
+        account.grant(&self.pool);
     }
 }
 
@@ -277,6 +368,40 @@ mod tests {
             let small = scope.spawn(|| pool.reserve(600, Duration::from_secs(10)).is_some());
             assert!(large.join().unwrap() && small.join().unwrap());
         });
+    }
+
+    #[test]
+    fn writes_that_wait_for_each_other_are_completed_one_by_one() {
+        const WRITE: u64 = 4 * SLICE_BYTES;
+        let pool = PayloadPool::with_headroom(3 * WRITE, WRITE);
+        // Eight writes have a slice each: all but the headroom. Each needs three more.
+        let mut parts: Vec<_> =
+            (0..8).map(|_| pool.reserve(pool.first_slice_bytes(WRITE), Duration::ZERO).unwrap()).collect();
+        assert!(pool.reserve(SLICE_BYTES, Duration::ZERO).is_none(), "the headroom is not for new ones");
+        let mut second = parts.pop().unwrap();
+        let mut first = parts.pop().unwrap();
+        assert!((0..3).all(|_| first.grow(SLICE_BYTES, Duration::ZERO)));
+        assert!(!second.grow(SLICE_BYTES, Duration::ZERO), "one at a time");
+        std::thread::scope(|scope| {
+            for mut part in std::iter::once(second).chain(parts) {
+                scope.spawn(move || assert!((0..3).all(|_| part.grow(SLICE_BYTES, Duration::from_secs(60)))));
+            }
+            drop(first);
+        });
+        let (used, peak, limit) = pool.usage_bytes();
+        assert!(used == 0 && peak <= limit, "{used} {peak}");
+        assert_eq!(PayloadPool::new(WRITE).first_slice_bytes(WRITE), WRITE, "too small for slices");
+    }
+
+    #[test]
+    fn one_that_waits_asks_for_relief() {
+        let pool = PayloadPool::new(4096);
+        let held = Arc::new(Mutex::new(Some(pool.reserve(4096, Duration::ZERO).unwrap())));
+        pool.relieve_by({
+            let held = held.clone();
+            move || drop(held.lock().take())
+        });
+        assert!(pool.reserve(600, Duration::from_secs(60)).is_some());
     }
 
     #[test]

@@ -132,11 +132,11 @@ pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), 
 
 fn start_meta(config: &Config) -> Result<Started, StartError> {
     let meta = &config.meta;
-    // Metadata carry no payload; the least that the pool is made for is enough.
+    // Metadata carry no payload; listings count.
     let stores = Arc::new(Stores::open(&meta.dir)?);
     let membership = Arc::new(Membership::of(stores.cluster()));
     let settings =
-        Settings { membership: membership.clone(), ..Settings::new(META_NAME, Role::Meta, &config.cluster, 1 << 20) };
+        Settings { membership: membership.clone(), ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20) };
     let server = Server::bind(&meta.address, settings)?;
     let known = stores.clone();
     let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));

@@ -74,6 +74,17 @@ impl Peer {
         Peer { pipe, next_id: 1, gathered: Default::default(), pieces: Vec::new() }
     }
 
+    /// The same from another address of this machine.
+    pub fn raw_from(source: [u8; 4], address: &str) -> Peer {
+        use rustix::net::{AddressFamily, SocketAddrV4, SocketType, bind, connect, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddrV4::new(source.into(), 0)).unwrap();
+        connect(&socket, &address.parse::<SocketAddrV4>().unwrap()).unwrap();
+        let pipe: Box<dyn Pipe> = Box::new(TcpStream::from(socket));
+        pipe.patience(Duration::from_secs(20));
+        Peer { pipe, next_id: 1, gathered: Default::default(), pieces: Vec::new() }
+    }
+
     /// Connects and greets.
     pub fn connect(address: &str, role: Role, client: u64) -> Peer {
         let mut peer = Peer::raw(address);
