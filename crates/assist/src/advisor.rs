@@ -19,6 +19,10 @@ use crate::judge::{Judge, Why};
 const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
 /// And come in together with so many bytes, so that requests are long all the same.
 const ONLINE_BATCH_BYTES: u64 = 4 << 20;
+/// Hints for files that are not larger are not tried first: they are over before a trial is.
+const TRIED_FILE_BYTES_MIN: u64 = 8 << 20;
+/// What is brought in before the program's first read, when hints are to be tried first.
+const UNTRIED_BYTES_MAX: u64 = 8 << 20;
 /// Threads of a program whose streams are told apart; more share.
 const THREADS_MAX: u16 = 64;
 
@@ -99,7 +103,11 @@ impl Advisor {
             Engine::Nothing
         };
         let gap_bytes = device.gap_bytes();
-        let judge = Judge::new(stand_down);
+        // Only blocks bring in more than what is read. A window that holds the file, or a region that is brought in as a
+        // whole, has no way ahead that could be tried.
+        let ahead_bytes = entry.block_size.saturating_mul(entry.read_ahead_size);
+        let tries = matches!(engine, Engine::Regions(_)) && size_bytes > ahead_bytes.max(TRIED_FILE_BYTES_MIN);
+        let judge = Judge::new(stand_down, tries);
         Advisor { monitored, engine, judge, gap_bytes, size_bytes, was_down: false, expecting_until_ns: None }
     }
 
@@ -131,7 +139,13 @@ impl Advisor {
     /// [`Advisor::unexpect`].
     pub fn expect(&mut self, now_ns: u64, until_ns: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
         let advising = self.judge.may_hint(now_ns);
-        let mut grant = |bytes: u64| advising && may(bytes);
+        let mut left = if self.judge.is_trying() { UNTRIED_BYTES_MAX } else { u64::MAX };
+        let may_begin = advising || self.judge.is_trying();
+        let mut grant = |bytes: u64| {
+            let granted = may_begin && bytes <= left && may(bytes);
+            left -= if granted { bytes } else { 0 };
+            granted
+        };
         self.expecting_until_ns = Some(until_ns);
         let actions = match &mut self.engine {
             // Strides are not known before they are seen.
@@ -205,6 +219,12 @@ impl Advisor {
         if hit || self.expecting_until_ns.is_some_and(|until| read.now_ns >= until) {
             actions.extend(self.unexpect());
         }
+        if self.judge.is_trying() {
+            let extent = self.judge.try_out(reader, hit, read, self.size_bytes);
+            // Without leave nobody tells how long it took, and the trial ends by itself.
+            actions.extend(extent.filter(|e| may(e.end - e.start)).map(Action::Try));
+            return self.kept(actions);
+        }
         let tally = self.tally();
         self.judge.read(hit, read.bytes.end - read.bytes.start, read.duration_ns, read.now_ns);
         self.judge.tally(tally, read.now_ns);
@@ -255,6 +275,11 @@ impl Advisor {
         {
             cache.found_cached(asked);
         }
+    }
+
+    /// How long it took to bring in what was to be tried.
+    pub fn tried(&mut self, bytes: &Range<u64>, took_ns: u64) {
+        self.judge.tried(bytes, took_ns);
     }
 
     /// Bytes brought in and not yet released.
@@ -344,16 +369,18 @@ impl crate::cache::Plan for Everything {
     }
 }
 
-/// Actions on a line as actions on the file.
+/// Actions on a line as actions on the file. What the program reads in one piece is brought in in one piece, with the
+/// block in which it begins, and released with the block in which it ends.
 fn in_file(line: &ReadingOrder, actions: Vec<Action>) -> Vec<Action> {
     let mut out = Vec::with_capacity(actions.len());
     for action in actions {
-        let (range, make): (_, fn(Range<u64>) -> Action) = match action {
-            Action::Prefetch(range) => (range, Action::Prefetch),
-            Action::Renew(range) => (range, Action::Renew),
-            Action::Release(range) => (range, Action::Release),
+        let (pieces, make): (_, fn(Range<u64>) -> Action) = match action {
+            Action::Prefetch(range) => (line.beginning_in(range), Action::Prefetch),
+            Action::Renew(range) => (line.beginning_in(range), Action::Renew),
+            Action::Release(range) => (line.ending_in(range), Action::Release),
+            Action::Try(range) => (line.in_file(range), Action::Try),
         };
-        out.extend(line.in_file(range).into_iter().map(make));
+        out.extend(pieces.into_iter().map(make));
     }
     out
 }

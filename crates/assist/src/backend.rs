@@ -97,6 +97,9 @@ pub trait HintBackend: Send + Sync {
     /// Its name in reports.
     fn name(&self) -> &'static str;
 
+    /// Whether [`will_need`](HintBackend::will_need) returns when the range is there, and not before.
+    fn waits(&self) -> bool;
+
     /// Brings a range (not empty) into memory; blocks that are there already are not asked for again.
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought>;
 
@@ -200,6 +203,19 @@ impl Backends {
         Ok((brought, backend.name()))
     }
 
+    /// Brings a range in and waits until it is there, where a way is known to wait; with the way.
+    pub fn bring_in(
+        &self,
+        choice: BackendChoice,
+        file: HintedFile<'_>,
+        range: Range<u64>,
+    ) -> (io::Result<Brought>, &dyn HintBackend) {
+        let chosen = self.choose(choice, file);
+        // The kernel's advice only begins to read.
+        let backend = if chosen.name() == self.fadvise.name() { &self.forced_read } else { chosen };
+        (backend.will_need(file, range), backend)
+    }
+
     /// Lets a range go. With an error, the name of the way that failed.
     pub fn dont_need(
         &self,
@@ -296,15 +312,24 @@ fn fadvise_drop(file: HintedFile<'_>, range: Range<u64>) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file.fd, range.start, Some(len), rustix::fs::Advice::DontNeed)?)
 }
 
-/// A range cut at multiples of `at` bytes.
+/// A range cut into pieces of `at` bytes from its beginning on, so that what fits into one piece is not cut.
 fn pieces(range: Range<u64>, at: u64) -> impl Iterator<Item = Range<u64>> {
+    cut(range, move |start| start.saturating_add(at))
+}
+
+/// A range cut at multiples of `at` bytes.
+fn blocks(range: Range<u64>, at: u64) -> impl Iterator<Item = Range<u64>> {
+    cut(range, move |start| (start / at + 1).saturating_mul(at))
+}
+
+fn cut(range: Range<u64>, end: impl Fn(u64) -> u64) -> impl Iterator<Item = Range<u64>> {
     let mut next = range.start;
     std::iter::from_fn(move || {
         let start = next;
         if start >= range.end {
             return None;
         }
-        next = (start / at + 1).saturating_mul(at).min(range.end);
+        next = end(start).min(range.end);
         Some(start..next)
     })
 }
@@ -314,8 +339,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_at_multiples() {
-        assert_eq!(pieces(5..25, 10).collect::<Vec<_>>(), [5..10, 10..20, 20..25]);
+    fn what_fits_into_one_piece_is_not_cut() {
+        assert_eq!(pieces(5..25, 10).collect::<Vec<_>>(), [5..15, 15..25]);
+        assert_eq!(blocks(5..25, 10).collect::<Vec<_>>(), [5..10, 10..20, 20..25]);
+        assert_eq!(blocks(10..30, 10).collect::<Vec<_>>(), [10..20, 20..30]);
+        assert!(pieces(7..15, 10).eq(std::iter::once(7..15)));
         assert_eq!(pieces(10..30, 10).collect::<Vec<_>>(), [10..20, 20..30]);
         assert_eq!(pieces(7..7, 10).count(), 0);
         assert_eq!(pieces(u64::MAX - 5..u64::MAX, 10).count(), 1);

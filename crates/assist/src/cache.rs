@@ -74,6 +74,8 @@ pub enum Action {
     Renew(Range<u64>),
     /// Nobody needs it any more.
     Release(Range<u64>),
+    /// Bring it in, and tell how long that took. No block holds it.
+    Try(Range<u64>),
 }
 
 /// What became of the bytes that were brought in.
@@ -325,7 +327,11 @@ impl BlockCache {
             }
         } else {
             let all_read = read.start <= whole.start && whole.end <= read.end;
-            let pieces = if all_read { Vec::new() } else { plan.will_need_in(whole.clone()) };
+            let mut pieces = if all_read { Vec::new() } else { plan.will_need_in(whole.clone()) };
+            // A piece may reach beyond its block, but not beyond the file.
+            let end = self.size_bytes.max(read.end);
+            pieces.iter_mut().for_each(|p| p.end = p.end.min(end));
+            pieces.retain(|p| p.start < p.end);
             let asked: u64 = pieces.iter().map(|p| p.end - p.start).sum();
             if asked > 0 && !may(asked) {
                 if let Some(window) = self.readers.get_mut(&reader) {

@@ -9,16 +9,23 @@
 //! longer before it counts.
 //!
 //! A file that was stood down is tried again, each time after twice as long; and at once when its reads become slow.
+//!
+//! Hints that bring in more than the program reads are [tried](trial) on one extent first, so that a plan that was made for
+//! another device costs next to nothing.
 
 mod sample;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::fmt;
+use std::ops::Range;
 
+use crate::advisor::{Read, Reader};
 use crate::cache::Tally;
 use crate::config::StandDown;
 use sample::{Sample, clearly_less, gain_percent};
+use trial::{Step, Trial};
 
 /// Reads with hints before they are judged by time.
 const READS_TO_JUDGE: u64 = 32;
@@ -79,6 +86,10 @@ enum State {
 #[derive(Debug)]
 pub struct Judge {
     options: StandDown,
+    /// Whether hints are tried on one extent before they are given.
+    tries: bool,
+    /// The trial that goes on: until it ends no hints are given.
+    trial: Option<Trial>,
     state: State,
     with: Sample,
     without: Sample,
@@ -109,10 +120,14 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge who has seen nothing.
-    pub fn new(options: StandDown) -> Judge {
+    /// A judge who has seen nothing. `tries`: the hints bring in more than the program reads, so that they are worth a
+    /// trial.
+    pub fn new(options: StandDown, tries: bool) -> Judge {
+        let tries = tries && options.enabled && options.trial;
         Judge {
             options,
+            tries,
+            trial: tries.then(Trial::default),
             state: State::Advising,
             with: Sample::default(),
             without: Sample::default(),
@@ -141,7 +156,36 @@ impl Judge {
         {
             self.come_back();
         }
-        matches!(self.state, State::Advising)
+        matches!(self.state, State::Advising) && self.trial.is_none()
+    }
+
+    /// Whether hints are being tried.
+    pub fn is_trying(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// A read while hints are tried, of a file of `size_bytes`. What is to be brought in for the trial; how long that took
+    /// is to be [told](Judge::tried).
+    pub fn try_out(&mut self, reader: Reader, hit: bool, read: &Read, size_bytes: u64) -> Option<Range<u64>> {
+        match self.trial.as_mut()?.read(reader, hit, read, size_bytes) {
+            Step::Undecided => {}
+            Step::Try(extent) => return Some(extent),
+            Step::Pays => self.trial = None,
+            Step::Against(gain, without) => {
+                self.trial = None;
+                // Worth another trial when reads become slower than these.
+                self.with = without;
+                self.stand_down(Why::NoGain(gain), read.now_ns);
+            }
+        }
+        None
+    }
+
+    /// How long it took to bring in what a trial asked for.
+    pub fn tried(&mut self, bytes: &Range<u64>, took_ns: u64) {
+        if let Some(trial) = &mut self.trial {
+            trial.took(bytes, took_ns);
+        }
     }
 
     /// So many programs read the file from now on.
@@ -178,7 +222,7 @@ impl Judge {
 
     /// A read and how long it took; `hit` when it lay in blocks that were brought in. A duration of 0 is unknown.
     pub fn read(&mut self, hit: bool, bytes: u64, duration_ns: u64, now_ns: u64) {
-        if !self.options.enabled || bytes == 0 || duration_ns == 0 {
+        if !self.options.enabled || bytes == 0 || duration_ns == 0 || self.trial.is_some() {
             return;
         }
         match self.state {
@@ -286,6 +330,7 @@ impl Judge {
 
     fn come_back(&mut self) {
         self.state = State::Advising;
+        self.trial = self.tries.then(Trial::default);
         (self.with, self.without, self.recent) = (Sample::default(), Sample::default(), Sample::default());
         (self.since_probe, self.probe_every) = (0, READS_TO_JUDGE);
         (self.asked_bytes, self.found_bytes) = (0, 0);

@@ -12,7 +12,8 @@ impl Plan for Forecast {
     }
 
     fn will_need_in(&self, bytes: Range<u64>) -> Vec<Range<u64>> {
-        self.within(bytes)
+        // What is read in one piece is brought in in one piece.
+        self.beginning_within(bytes)
     }
 
     fn ahead(&self, touched: (u64, u64), most: u64, geometry: Geometry, size_bytes: u64) -> Vec<u64> {

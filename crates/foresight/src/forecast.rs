@@ -46,8 +46,13 @@ impl Forecast {
         }
     }
 
-    /// The predicted pieces in some bytes, unordered.
+    /// The parts of predicted pieces in some bytes, unordered.
     fn pieces_in<'a>(&'a self, bytes: &'a Range<u64>) -> impl Iterator<Item = Range<u64>> + 'a {
+        self.whole_pieces_in(bytes).map(|p| p.start.max(bytes.start)..p.end.min(bytes.end))
+    }
+
+    /// The predicted pieces that overlap some bytes, unordered.
+    fn whole_pieces_in<'a>(&'a self, bytes: &'a Range<u64>) -> impl Iterator<Item = Range<u64>> + 'a {
         let stride = i128::from(self.stride.unsigned_abs());
         self.round.iter().flat_map(move |piece| {
             let (start, len) = (i128::from(piece.start), i128::from(piece.end - piece.start));
@@ -60,7 +65,7 @@ impl Forecast {
             let last = high.div_euclid(stride).min(i128::from(self.rounds));
             (first..=last).map(move |n| {
                 let at = if self.stride > 0 { start + n * stride } else { start - n * stride };
-                let clip = |byte: i128| byte.clamp(i128::from(bytes.start), i128::from(bytes.end)) as u64;
+                let clip = |byte: i128| byte.clamp(0, i128::from(u64::MAX)) as u64;
                 clip(at)..clip(at + len)
             })
         })
@@ -81,16 +86,17 @@ impl Forecast {
         if self.dense {
             return if self.touches(&bytes) { vec![bytes] } else { Vec::new() };
         }
-        let mut pieces: Vec<Range<u64>> = self.pieces_in(&bytes).filter(|p| p.start < p.end).collect();
-        pieces.sort_unstable_by_key(|p| p.start);
-        let mut joined: Vec<Range<u64>> = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            match joined.last_mut() {
-                Some(last) if piece.start <= last.end => last.end = last.end.max(piece.end),
-                _ => joined.push(piece),
-            }
+        joined(self.pieces_in(&bytes).filter(|p| p.start < p.end).collect())
+    }
+
+    /// As [`within`](Forecast::within), but no predicted piece is cut: those that begin in these bytes are whole, those that
+    /// began before are left out.
+    pub fn beginning_within(&self, bytes: Range<u64>) -> Vec<Range<u64>> {
+        if self.dense {
+            return self.within(bytes);
         }
-        joined
+        let pieces = self.whole_pieces_in(&bytes).filter(|p| bytes.contains(&p.start));
+        joined(pieces.collect())
     }
 
     /// The next blocks of `block_bytes` that hold predicted bytes beyond the blocks `touched` (first and last): at most
@@ -130,4 +136,17 @@ impl Forecast {
         blocks.truncate(most as usize);
         blocks
     }
+}
+
+/// Pieces in order, those that overlap or touch as one.
+fn joined(mut pieces: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    pieces.sort_unstable_by_key(|p| p.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        match joined.last_mut() {
+            Some(last) if piece.start <= last.end => last.end = last.end.max(piece.end),
+            _ => joined.push(piece),
+        }
+    }
+    joined
 }

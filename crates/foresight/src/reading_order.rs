@@ -14,6 +14,9 @@ struct Piece {
     at: u64,
 }
 
+/// Extents up to this length are taken to be read in one piece.
+const WHOLE_BYTES_MAX: u64 = 4 << 20;
+
 /// The extents of a file in the order of reading.
 #[derive(Clone, Debug)]
 pub struct ReadingOrder {
@@ -86,6 +89,34 @@ impl ReadingOrder {
         file.end - file.start
     }
 
+    /// As [`in_file`](ReadingOrder::in_file), but extents of at most 4 MiB are not cut: those that begin at these places
+    /// are whole, those that began before are left out.
+    pub fn beginning_in(&self, places: Range<u64>) -> Vec<Range<u64>> {
+        self.in_file(self.begin_of_whole(places.start)..self.begin_of_whole(places.end))
+    }
+
+    /// As [`beginning_in`](ReadingOrder::beginning_in), with the extents that end at these places.
+    pub fn ending_in(&self, places: Range<u64>) -> Vec<Range<u64>> {
+        self.in_file(self.end_of_whole(places.start)..self.end_of_whole(places.end))
+    }
+
+    /// The short extent that lies across a place, if there is one.
+    fn short_across(&self, place: u64) -> Option<Range<u64>> {
+        let last = self.pieces.partition_point(|p| p.at < place).checked_sub(1)?;
+        let at = self.pieces[last].at..self.pieces[last].at + self.length(last);
+        (at.end > place && self.length(last) <= WHOLE_BYTES_MAX).then_some(at)
+    }
+
+    /// A place, or the end of the short extent that lies across it.
+    fn begin_of_whole(&self, place: u64) -> u64 {
+        self.short_across(place).map_or(place, |across| across.end)
+    }
+
+    /// A place, or the beginning of the short extent that lies across it.
+    fn end_of_whole(&self, place: u64) -> u64 {
+        self.short_across(place).map_or(place, |across| across.start)
+    }
+
     /// The parts of the file that lie at these places of the sequence, neighbours joined.
     pub fn in_file(&self, places: Range<u64>) -> Vec<Range<u64>> {
         let first = self.pieces.partition_point(|p| p.at + (p.file.end - p.file.start) <= places.start);
@@ -134,6 +165,19 @@ mod tests {
         assert_eq!(sequence.read(8, &(200..210)).map(|r| r.start), Some(30), "another reader begins anew");
         sequence.depart(7);
         assert_eq!(sequence.read(7, &(0..5)).map(|r| r.start), Some(0));
+    }
+
+    #[test]
+    fn short_extents_are_not_cut() {
+        let sequence = sequence(&[(500, 100), (0, 50), (600, 10), (990, 0)]);
+        let parts = |parts: Vec<Range<u64>>| parts.into_iter().map(|r| (r.start, r.end)).collect::<Vec<_>>();
+        let beginning = [0..60, 60..120, 120..170].map(|places| parts(sequence.beginning_in(places)));
+        assert_eq!(beginning, [vec![(500, 600)], vec![(0, 50)], vec![(600, 610), (990, 1000)]]);
+        let ending = [0..60, 60..120, 120..170].map(|places| parts(sequence.ending_in(places)));
+        assert_eq!(ending, [vec![], vec![(500, 600)], vec![(0, 50), (600, 610), (990, 1000)]]);
+        let long = ReadingOrder::new(std::iter::once(0..9 << 20), 1 << 30);
+        let read_in_pieces = parts(long.beginning_in(1 << 20..2 << 20));
+        assert_eq!(read_in_pieces, [(1 << 20, 2 << 20)]);
     }
 
     proptest! {

@@ -10,7 +10,8 @@ const MIB: u64 = 1 << 20;
 fn advisor(entry: Entry, size: u64, budget: Budget) -> Advisor {
     let regions = RegionMap::of(&entry);
     let monitored = Arc::new(Monitored { key: "File[0]".into(), entry, regions });
-    Advisor::new(monitored, size, &budget, StandDown::default(), &DeviceCost::default())
+    let stand_down = StandDown { trial: false, ..StandDown::default() };
+    Advisor::new(monitored, size, &budget, stand_down, &DeviceCost::default())
 }
 
 fn read(a: &mut Advisor, program: u64, bytes: Range<u64>, duration_ns: u64, now_ns: u64) -> Vec<Action> {

@@ -110,6 +110,10 @@ impl HintBackend for Fadvise {
         "fadvise"
     }
 
+    fn waits(&self) -> bool {
+        false
+    }
+
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let call_bytes = self.with_device(file.id.dev, |d| d.call_bytes);
         let mut brought = Brought::default();

@@ -110,6 +110,10 @@ impl HintBackend for ForcedRead {
         "forced-read"
     }
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let own = self.own(file);
         let fd = own.fd.as_ref().map_or(file.fd, |fd| fd.as_fd());

@@ -22,7 +22,7 @@ use impresario_base::lock::Mutex;
 use impresario_gpfs::{BlockRange, Hint, Library};
 use rustc_hash::FxHashMap;
 
-use super::{Brought, FileId, HintBackend, HintedFile, pieces};
+use super::{Brought, FileId, HintBackend, HintedFile, blocks};
 use crate::config::ReadAhead;
 pub use inside::Inside;
 
@@ -166,6 +166,10 @@ impl HintBackend for Gpfs {
         self.name
     }
 
+    fn waits(&self) -> bool {
+        false
+    }
+
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let shared = self.files.lock().entry(file.id).or_default().clone();
         let opens = &mut *shared.lock();
@@ -178,7 +182,7 @@ impl HintBackend for Gpfs {
             }
         };
         let held = &mut opens[at];
-        for piece in pieces(range, held.block_bytes) {
+        for piece in blocks(range, held.block_bytes) {
             let (block, start) = (piece.start / held.block_bytes, piece.start % held.block_bytes);
             held.waiting.push_back(BlockRange::new(block as i64, start as i32, (piece.end - piece.start) as i32));
         }

@@ -78,6 +78,10 @@ impl HintBackend for Lustre {
         "lustre"
     }
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn will_need(&self, file: HintedFile<'_>, range: Range<u64>) -> io::Result<Brought> {
         let refused = || self.refused.lock();
         let known = refused().contains(&file.id.dev);

@@ -55,6 +55,9 @@ impl Default for Limits {
 pub struct StandDown {
     /// Whether it does so at all. Default: true.
     pub enabled: bool,
+    /// Whether blocks of `WillNeed` regions are first tried: the program's first reads of a file go without hints, then one
+    /// extent is brought in, and hints are given if that cost no more than the reads in it. Default: true.
+    pub trial: bool,
     /// Of the bytes prefetched and done with, the part that was never read, in percent (1 to 100), above which it
     /// stands down unless reads are plainly faster (30 %) than without. Default: 75.
     #[serde(deserialize_with = "number::percent")]
@@ -82,6 +85,7 @@ impl Default for StandDown {
     fn default() -> StandDown {
         StandDown {
             enabled: true,
+            trial: true,
             waste_percent: 75,
             judge_after_bytes: 32 << 20,
             gain_percent: 5,

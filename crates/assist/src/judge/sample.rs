@@ -3,7 +3,7 @@
 /// Reads that take no more than this many times what memory takes need no hints, and no better ones.
 const MEMORY_FACTOR: u64 = 3;
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Sample {
     pub(super) reads: u64,
     pub(super) bytes: u64,

@@ -6,7 +6,7 @@ const MS: u64 = 1_000_000;
 const S: u64 = 1000 * MS;
 
 fn judge() -> Judge {
-    Judge::new(StandDown::default())
+    Judge::new(StandDown::default(), false)
 }
 
 /// Reads with hints take `with`, reads without `without`; how many reads until it stood down, and why.
@@ -133,7 +133,7 @@ fn what_is_partly_in_memory_is_no_reason() {
 
 #[test]
 fn switched_off_it_never_stops() {
-    let mut j = Judge::new(StandDown { enabled: false, ..StandDown::default() });
+    let mut j = Judge::new(StandDown { enabled: false, ..StandDown::default() }, false);
     j.hinted(1 << 40, 1 << 40, 0);
     j.tally(Tally { wasted_bytes: 1 << 40, gone_bytes: 1 << 40, ..Tally::default() }, 0);
     assert_eq!(run(&mut j, MS, MS, 5000), (5000, None, 1));

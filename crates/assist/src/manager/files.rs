@@ -203,6 +203,9 @@ impl Files {
                 file.report.calls += brought.calls;
                 file.report.found_bytes += if done.fresh { brought.found_bytes } else { 0 };
                 file.report.missed_bytes += brought.missed_bytes;
+                if let Some(took_ns) = done.took_ns {
+                    return file.advisor.tried(&done.range, took_ns);
+                }
                 file.advisor.hinted(done.range, brought.found_bytes, done.fresh, now_ns);
             }
         }
@@ -269,12 +272,13 @@ impl SharedFile {
             let work = match action {
                 Action::Prefetch(range) => Work::WillNeed { range, fresh: true },
                 Action::Renew(range) => Work::WillNeed { range, fresh: false },
+                Action::Try(range) => Work::Try(range),
                 Action::Release(range) => {
                     self.report.released_bytes += range.end - range.start;
                     Work::DontNeed(range)
                 }
             };
-            self.report.hints += u64::from(matches!(work, Work::WillNeed { .. }));
+            self.report.hints += u64::from(matches!(work, Work::WillNeed { .. } | Work::Try(_)));
             self.submit(acting, work);
         }
     }

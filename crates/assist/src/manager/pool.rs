@@ -41,6 +41,8 @@ pub(super) enum Work {
         fresh: bool,
     },
     DontNeed(Range<u64>),
+    /// Brings it in, and how long that takes is to be told.
+    Try(Range<u64>),
     ReadAhead(ReadAhead),
     /// The program closed it; `last` when no other program has it open.
     Close {
@@ -54,6 +56,8 @@ pub(super) struct Done {
     pub(super) id: FileId,
     pub(super) range: Range<u64>,
     pub(super) fresh: bool,
+    /// How long it took to bring in what was to be tried, if that is known.
+    pub(super) took_ns: Option<u64>,
     pub(super) backend: &'static str,
     pub(super) result: Result<Brought, std::io::Error>,
 }
@@ -259,16 +263,30 @@ impl Pool {
                     Ok((brought, backend)) => (Ok(brought), backend),
                     Err(e) => (Err(e), self.backends.choose(*choice, file).name()),
                 };
-                Some(Done { id: *id, range, fresh, backend, result })
+                Some(Done { id: *id, range, fresh, took_ns: None, backend, result })
+            }
+            Work::Try(range) => {
+                let began = Instant::now();
+                let (result, backend) = self.backends.bring_in(*choice, file, range.clone());
+                // Where a hint only begins something, nobody knows when it ends.
+                let took_ns = backend.waits().then(|| u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                Some(Done { id: *id, range, fresh: false, took_ns, backend: backend.name(), result })
             }
             Work::DontNeed(range) => {
                 let (error, backend) = self.backends.dont_need(*choice, file, range.clone()).err()?;
-                Some(Done { id: *id, range, fresh: false, backend, result: Err(error) })
+                Some(Done { id: *id, range, fresh: false, took_ns: None, backend, result: Err(error) })
             }
             Work::ReadAhead(how) => {
                 let backend = self.backends.choose(*choice, file);
                 let error = backend.read_ahead(file, how).err()?;
-                Some(Done { id: *id, range: 0..0, fresh: false, backend: backend.name(), result: Err(error) })
+                Some(Done {
+                    id: *id,
+                    range: 0..0,
+                    fresh: false,
+                    took_ns: None,
+                    backend: backend.name(),
+                    result: Err(error),
+                })
             }
             Work::Close { last } => {
                 self.backends.closed(file, last);

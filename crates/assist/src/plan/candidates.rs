@@ -57,6 +57,10 @@ pub fn candidates(
         blocks.push(whole_call);
     }
     blocks.retain(|b| *b <= window_bytes_max / 2 && (*b <= pattern.size_bytes.max(1 << 20)));
+    // Nor is what the program reads in one piece.
+    if blocks.iter().any(|b| *b >= pattern.read_bytes_median) {
+        blocks.retain(|b| *b >= pattern.read_bytes_median);
+    }
     for moving in [&forward, &vec![Region::WHOLE]] {
         if moving.is_empty() || moving == &vec![Region::WHOLE] && forward.is_empty() && pattern.parts.len() > 1 {
             continue;

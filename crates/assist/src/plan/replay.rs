@@ -4,7 +4,7 @@
 //! are those of the very [`Advisor`] that runs in the manager.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::device::Device;
 use crate::advice::OpenFile;
 use crate::advisor::{self, Advisor};
 use crate::cache::Action;
-use crate::config::{Budget, Entry, Monitored, ReadAhead, StandDown};
+use crate::config::{Budget, DeviceCost, Entry, Monitored, ReadAhead, StandDown};
 use crate::regions::RegionMap;
 
 /// From the end of a read to its hints: the ring, a wake-up, the calls.
@@ -42,10 +42,23 @@ pub struct Outcome {
 /// Hints to replay with: an entry for some of the files.
 pub type Entries<'a> = FxHashMap<usize, &'a Entry>;
 
-/// Replays a run.
+/// Replays a run with hints that are given whatever comes of them.
 pub fn replay(run: &Run, device: &Device, memory_bytes: u64, entries: &Entries) -> Outcome {
-    let guides: FxHashMap<usize, Guide> =
-        entries.iter().map(|(file, entry)| (*file, Guide::new(entry, run.sizes[*file], device))).collect();
+    let never = StandDown { enabled: false, ..StandDown::default() };
+    replay_judged(run, device, memory_bytes, entries, never, &device.cost())
+}
+
+/// Replays a run whose hints stand down as in the manager; `planned` is what the hints file says of the device.
+pub fn replay_judged(
+    run: &Run,
+    device: &Device,
+    memory_bytes: u64,
+    entries: &Entries,
+    stand_down: StandDown,
+    planned: &DeviceCost,
+) -> Outcome {
+    let guide = |file: usize, entry: &Entry| Guide::new(entry, run.sizes[file], stand_down, planned);
+    let guides: FxHashMap<usize, Guide> = entries.iter().map(|(file, entry)| (*file, guide(*file, entry))).collect();
     let mut node = Node {
         sizes: &run.sizes,
         device,
@@ -55,6 +68,7 @@ pub fn replay(run: &Run, device: &Device, memory_bytes: u64, entries: &Entries) 
         channels: vec![0; device.parallel.clamp(1, 1024) as usize],
         head: None,
         windows: FxHashMap::default(),
+        took: FxHashMap::default(),
         guides,
         outcome: Outcome::default(),
     };
@@ -71,11 +85,10 @@ struct Guide {
 }
 
 impl Guide {
-    fn new(entry: &Entry, size: u64, device: &Device) -> Guide {
+    fn new(entry: &Entry, size: u64, stand_down: StandDown, planned: &DeviceCost) -> Guide {
         let regions = RegionMap::of(entry);
         let monitored = Monitored { key: "plan".into(), entry: entry.clone(), regions: regions.clone() };
-        let never = StandDown { enabled: false, ..StandDown::default() };
-        let advisor = Advisor::new(Arc::new(monitored), size, &Budget::default(), never, &device.cost());
+        let advisor = Advisor::new(Arc::new(monitored), size, &Budget::default(), stand_down, planned);
         Guide { advisor, regions, modes: FxHashMap::default() }
     }
 }
@@ -94,6 +107,8 @@ struct Node<'a> {
     /// Where the last request ended.
     head: Option<(u32, u64)>,
     windows: FxHashMap<(u64, usize), Window>,
+    /// How long the reads of each thread took that were not learnt of yet.
+    took: FxHashMap<(u64, u16), VecDeque<u64>>,
     guides: FxHashMap<usize, Guide>,
     outcome: Outcome,
 }
@@ -118,14 +133,18 @@ impl Storage for Node<'_> {
         let len = access.bytes.end - access.bytes.start;
         let end_ns = now_ns.max(self.ready_ns(file as u32, &range)).saturating_add(CALL_NS + len / 8);
         let learn_ns = self.guides.contains_key(&file).then(|| end_ns.saturating_add(HINT_DELAY_NS));
+        if learn_ns.is_some() {
+            self.took.entry((reader.process, reader.thread)).or_default().push_back(end_ns - now_ns);
+        }
         ReadEnd { end_ns, learn_ns }
     }
 
     fn learn(&mut self, now_ns: u64, reader: Reader, access: &Access, last: bool) {
         let (file, size) = (access.file, self.sizes[access.file]);
+        let took = self.took.get_mut(&(reader.process, reader.thread)).and_then(VecDeque::pop_front);
         let Some(guide) = self.guides.get_mut(&file) else { return };
         guide.modes.entry(reader.process).or_default().read(access.bytes.end, &guide.regions);
-        let read = advisor::Read { bytes: access.bytes.clone(), duration_ns: 0, now_ns };
+        let read = advisor::Read { bytes: access.bytes.clone(), duration_ns: took.unwrap_or(0), now_ns };
         let who = advisor::Reader { program: reader.process, thread: reader.thread };
         let mut actions = guide.advisor.read(who, &read, &mut |_| true);
         if last {
@@ -138,6 +157,14 @@ impl Storage for Node<'_> {
                     let bytes = pages(&(bytes.start..bytes.end.min(size)));
                     if bytes.start < bytes.end {
                         self.hint(now_ns, file as u32, &bytes);
+                    }
+                }
+                Action::Try(extent) => {
+                    let bytes = pages(&(extent.start..extent.end.min(size)));
+                    self.hint(now_ns, file as u32, &bytes);
+                    let took_ns = self.ready_ns(file as u32, &bytes).saturating_sub(now_ns);
+                    if let Some(guide) = self.guides.get_mut(&file) {
+                        guide.advisor.tried(&extent, took_ns);
                     }
                 }
                 Action::Release(bytes) => {

@@ -6,6 +6,7 @@ use impresario_sched::{FileId, LinearCost, Nanos};
 use impresario_trace::{Builder, FileInfo, Header, Origin, Record};
 use proptest::prelude::*;
 
+use super::replay::replay_judged;
 use super::*;
 use crate::config::Region;
 
@@ -79,6 +80,80 @@ fn strided_reads_on_a_limited_device() {
         (Some((500 * KIB as i64, 1.0)), Kind::Forward, Purpose::Input)
     );
     assert!(entry.why.as_ref().unwrap().contains("500 KiB after the one before"), "{:?}", entry.why);
+}
+
+/// Programs whose plans are made on one device and used on another.
+fn programs() -> Vec<(&'static str, u64, Vec<Step>)> {
+    let scattered = |n: u64, len: u64, every: u64, us: u64| -> Vec<Step> {
+        // Each place once, in an order that is none.
+        (0..n).map(|i| (1, 0, i * 7919 % n * every, len, us)).collect()
+    };
+    vec![
+        ("strided 250 KiB", 500_000 * KIB, strided()),
+        (
+            "one column, 250 KiB of 1 MiB",
+            437 * MIB,
+            (0..437).map(|i| (1, 0, i * MIB + 77_777, 250 * KIB, 300)).collect(),
+        ),
+        ("437 chunks of 250 KiB in no order", 437 * MIB, scattered(437, 250 * KIB, MIB, 300)),
+        ("baskets of 64 KiB in no order", 2000 * 300 * KIB, scattered(2000, 64 * KIB, 300 * KIB, 200)),
+        ("4 KiB all over", 1 << 30, scattered(4000, 4 * KIB, 260 * KIB, 50)),
+        ("straight on", 400 * MIB, (0..6400).map(|i| (1, 0, i * 64 * KIB, 64 * KIB, 100)).collect()),
+        ("backward", 400 * MIB, (0..800).rev().map(|i| (1, 0, i * 512 * KIB, 128 * KIB, 300)).collect()),
+        ("one in seven, 64 KiB", 448_000 * KIB, (0..1000).map(|i| (1, 0, i * 448 * KIB, 64 * KIB, 100)).collect()),
+    ]
+}
+
+/// A plan costs next to nothing where the device is another one than it was made for, whichever that is.
+#[test]
+fn a_plan_for_another_device_costs_next_to_nothing() {
+    let line = |us: u64, ps_per_byte| LinearCost { fixed: Nanos::from_micros(us), ps_per_byte };
+    let of = |us, ps, parallel, name: &str| Device {
+        parallel,
+        ..Device::of(line(us, ps).into(), line(us, ps).into(), name)
+    };
+    let devices = [
+        Device::disk(),
+        Device::flash(),
+        Device::limited(200, 200),
+        Device::limited(1000, 50),
+        Device::limited(3000, 1000),
+        of(5000, 5000, 32, "latency-bound"),
+        of(20, 100, 8, "nearly memory"),
+    ];
+    let made_for = [0, 1, 2, 5, 6];
+    let mut bad = Vec::new();
+    for (name, size, steps) in programs() {
+        for made in made_for.map(|i| &devices[i]) {
+            let options = Options { gain_min: 0.0, ..Options::new(made.clone()) };
+            let trace = record(&[size], &steps, made);
+            let plan = plan(&trace, &options);
+            let Some(entry) = plan.hints.file.first() else { continue };
+            let run = run_of(&trace, made, |_| true, usize::MAX);
+            let entries: Entries = [(0, entry)].into_iter().collect();
+            for used in &devices {
+                let seconds = |o: Outcome| o.run_ns as f64 / 1e9;
+                let without = seconds(replay(&run, used, 1 << 30, &Entries::default()));
+                let judged =
+                    |stand_down| seconds(replay_judged(&run, used, 1 << 30, &entries, stand_down, &plan.hints.device));
+                let with = judged(StandDown::default());
+                let mut note = |what: &str| {
+                    let (made, used, way) = (&made.source, &used.source, &plan.files[0].why);
+                    bad.push(format!("{what}: {name}, for {made}, on {used}: {without:.2} s → {with:.2} s; {way}"));
+                };
+                if with > without * 1.01 + 0.02 {
+                    note("slower");
+                }
+                // Where the plan is right, most of its gain is left.
+                let gives = judged(StandDown { enabled: false, ..StandDown::default() });
+                let alone = used.source == "nearly memory"; // such fast reads are left alone
+                if made == used && !alone && with > gives + 0.1 * (without - gives) + 0.02 {
+                    note(&format!("trying costs too much of {gives:.2} s"));
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{}\n{}", bad.len(), bad.join("\n"));
 }
 
 /// Where six sevenths of what blocks bring in are for nothing, they must gain plainly; else the manager would stop them.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use impresario_assist::config::{Entry, Hints, Region};
+use impresario_assist::config::{Entry, Hints, Region, StandDown};
 use impresario_assist::report::{FileReport, Report};
 use impresario_ring::message::{MESSAGE_BYTES_MAX, ToClient, ToManager, register};
 use impresario_ring::{Access, Op, Producer, Push, SLOTS};
@@ -158,7 +158,7 @@ pub fn window(path: &Path) -> Entry {
 }
 
 pub fn hints(file: Vec<Entry>) -> Hints {
-    Hints { file, ..Hints::default() }
+    Hints { file, stand_down: StandDown { trial: false, ..StandDown::default() }, ..Hints::default() }
 }
 
 /// Descriptors of this process that are open on a file.

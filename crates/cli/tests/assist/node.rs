@@ -214,6 +214,7 @@ fn crowd(processes: u64, files: u64) {
     let hints = serde_json::json!({
         "File": [{ "Path": data, "BlockSize": 1 << 20, "WillNeed": [{}] }],
         "Directory": [{ "Path": dir, "BlockSize": 4096, "WillNeed": [{}] }],
+        "StandDown": { "Trial": false },
         "Limits": { "FilesPerProgram": 100_000, "FilesPerUser": 100_000 },
     });
     let hints = folder.write("hints.json", hints.to_string());

@@ -92,7 +92,9 @@ impl Folder {
             json!({ "Path": path, "BlockSize": 1 << 20, "CacheSize": 8, "ReadAheadSize": 4,
                     "WillNeed": [{ "Offset": 0, "Length": 0 }] })
         };
-        self.write(name, json!({ "File": files.iter().map(entry).collect::<Vec<_>>() }).to_string())
+        let files = files.iter().map(entry).collect::<Vec<_>>();
+        // Given whatever this machine's device is like.
+        self.write(name, json!({ "File": files, "StandDown": { "Trial": false } }).to_string())
     }
 
     pub fn strided(&self) -> PathBuf {
