@@ -203,6 +203,31 @@ fn descriptors_that_are_no_readable_files_are_ignored() {
     assert_eq!((report.files.len(), report.files[0].open), (1, 1), "the witness alone is looked after");
 }
 
+/// Closing the last descriptor of a lingering connection waits until its peer has taken everything, as closing a file of a
+/// user-space file system waits for that.
+#[test]
+fn descriptors_whose_closing_blocks_delay_nobody() {
+    let dir = folder();
+    let (manager, witness) = Witness::start(dir.path());
+    let mut program = Program::start(manager.socket());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        peers.push(listener.accept().unwrap());
+        slow.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut slow, &[0; 1 << 16]).is_ok() {}
+        slow.set_nonblocking(false).unwrap();
+        let linger = Some(2 * PATIENCE);
+        rustix::net::sockopt::set_socket_linger(&slow, linger).unwrap();
+        program.register(&slow);
+        // Whoever closes it last waits; here that may be us.
+        std::thread::spawn(move || drop(slow));
+        witness.is_well(&manager);
+    }
+    drop(peers);
+}
+
 #[test]
 fn thousands_of_registrations_are_bounded() {
     let dir = folder();

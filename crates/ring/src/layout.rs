@@ -30,8 +30,8 @@ pub const SLOT_BYTES: usize = 40;
 pub const SLOTS: u32 = 4096;
 /// Fewest slots.
 pub const SLOTS_MIN: u32 = 64;
-/// Most slots: about 40 MiB.
-pub const SLOTS_MAX: u32 = 1 << 20;
+/// Most slots: 640 KiB. The library makes [`SLOTS`]; the manager maps what programs send.
+pub const SLOTS_MAX: u32 = 1 << 14;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"IMPRRING");
 pub(crate) const VERSION: u32 = 1;

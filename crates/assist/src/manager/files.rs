@@ -25,8 +25,8 @@ const CLOSED_MAX: usize = 10_000;
 
 struct SharedFile {
     advisor: Advisor,
-    /// How often each program has it open.
-    programs: FxHashMap<u64, u32>,
+    /// How often each program has it open, and whose program it is.
+    programs: FxHashMap<u64, (u32, u32)>,
     /// No program has opened it yet, but one will: our own descriptor, and until when it is waited for.
     expected: Option<(Arc<OwnedFd>, u64)>,
     /// On whose account its bytes are.
@@ -128,7 +128,7 @@ impl Files {
         if let Some((fd, _)) = file.expected.take() {
             file.submit(&Acting { fd: &fd, inside: None, ..*acting }, Work::Close { last: false });
         }
-        let times = file.programs.entry(program).or_default();
+        let (times, _) = file.programs.entry(program).or_insert((0, acting.uid));
         file.report.programs += u64::from(*times == 0);
         *times += 1;
         file.advisor.set_programs(file.programs.len() as u64);
@@ -166,12 +166,13 @@ impl Files {
     /// A program has closed a file, or is gone. The descriptor is closed by a worker.
     pub(super) fn closed(&mut self, acting: &Acting<'_>, program: u64, users: &mut Users) {
         let Some(file) = self.open.get_mut(&acting.id) else { return };
-        let Some(times) = file.programs.get_mut(&program) else { return };
+        let Some((times, _)) = file.programs.get_mut(&program) else { return };
         *times -= 1;
         if *times == 0 {
             file.programs.remove(&program);
             file.advisor.set_programs(file.programs.len() as u64);
             file.advise(acting, users, |advisor, _| advisor.depart(program));
+            file.hand_on(users);
         }
         self.release(acting, users);
     }
@@ -260,6 +261,20 @@ impl SharedFile {
         self.report.refused += refused;
         users.held(self.payer, held, self.advisor.held_bytes());
         self.perform(actions, acting);
+    }
+
+    /// When the one who pays has no program any more that reads the file, one who has takes over what it holds.
+    fn hand_on(&mut self, users: &mut Users) {
+        let readers = || self.programs.values().map(|(_, uid)| *uid);
+        if readers().any(|uid| uid == self.payer) {
+            return;
+        }
+        if let Some(uid) = readers().min() {
+            let held = self.advisor.held_bytes();
+            users.held(self.payer, held, 0);
+            users.held(uid, 0, held);
+            self.payer = uid;
+        }
     }
 
     /// The descriptor of a file whose program is not waited for any longer.

@@ -1,7 +1,7 @@
 //! The workers that make the calls that may block: hints, and closing files.
 //!
-//! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns. A user
-//! whose file system hangs cannot take all workers.
+//! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns. Neither a user
+//! nor a file system that hangs can take all workers, and where several do, others are started in their place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,8 +18,17 @@ use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
 /// Jobs of one file that wait at most; more hints are refused.
 const WAITING_MAX: usize = 256;
+/// Descriptors of one user that wait to be let go, at most; a user who has more is not served.
+pub(super) const LETTING_GO_MAX: u32 = 1024;
+/// A worker that is in one job for so long counts as stuck, and another one may be started in its place.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+/// Workers started in the place of others, at most.
+const REPLACEMENTS_MAX: u32 = 24;
 /// Jobs of one file that run at once: the kernel then sees one reader that goes forward.
 const RUNNING_MAX: u32 = 1;
+
+/// Stands for the device of descriptors that are no files.
+const NO_DEVICE: u64 = u64::MAX;
 
 /// A file as the workers need it.
 #[derive(Clone, Debug)]
@@ -44,6 +53,8 @@ pub(super) enum Work {
     /// Brings it in, and how long that takes is to be told.
     Try(Range<u64>),
     ReadAhead(ReadAhead),
+    /// Nobody needs this descriptor. Closing it may block in its file system, so a worker does.
+    LetGo,
     /// The program closed it; `last` when no other program has it open.
     Close {
         last: bool,
@@ -82,6 +93,13 @@ struct State {
     /// Files with a job to begin, in turn.
     ready: VecDeque<FileId>,
     running_of: FxHashMap<u32, u32>,
+    /// The same by device.
+    running_on: FxHashMap<u64, u32>,
+    /// Descriptors that wait to be let go, by user.
+    letting_go: FxHashMap<u32, u32>,
+    /// Since when workers are in their jobs, by a number of the job.
+    since: FxHashMap<u64, Instant>,
+    jobs_begun: u64,
     workers: u32,
     stopping: bool,
 }
@@ -93,24 +111,31 @@ pub(super) struct Pool {
     ended: Condvar,
     backends: Backends,
     workers: u32,
+    /// Workers that one user, or one device, may have.
+    share: u32,
+    done: Sender<Done>,
+    wake: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Pool {
-    /// Starts so many workers, at least 2. `wake` is called after each report sent to `done`.
+    /// Starts so many workers, at least 2, of which one user, or one device, may have `share`. `wake` is called after each
+    /// report sent to `done`.
     pub(super) fn start(
         workers: u32,
+        share: u32,
         backends: Backends,
         done: Sender<Done>,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> std::io::Result<Arc<Pool>> {
         let workers = workers.max(2);
+        let share = share.clamp(1, workers - 1);
         let state = Mutex::new(State { workers, ..State::default() });
-        let pool = Arc::new(Pool { state, work: Condvar::new(), ended: Condvar::new(), backends, workers });
-        let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(wake);
+        let (work, ended, wake) = (Condvar::new(), Condvar::new(), Arc::new(wake));
+        let pool = Arc::new(Pool { state, work, ended, backends, workers, share, done, wake });
         for n in 0..workers {
-            let (own, done, wake) = (pool.clone(), done.clone(), wake.clone());
+            let own = pool.clone();
             let thread = std::thread::Builder::new().name(format!("assist-hint-{n}"));
-            if let Err(e) = thread.spawn(move || own.run(&done, &*wake)) {
+            if let Err(e) = thread.spawn(move || own.run(false)) {
                 let mut state = pool.locked();
                 state.workers -= workers - n;
                 state.stopping = true;
@@ -129,6 +154,9 @@ impl Pool {
             return false;
         }
         let id = target.id;
+        if matches!(work, Work::LetGo) {
+            *state.letting_go.entry(target.uid).or_default() += 1;
+        }
         let queue = state.files.entry(id).or_default();
         match &work {
             Work::DontNeed(gone) => {
@@ -143,7 +171,7 @@ impl Pool {
             }
             _ => {}
         }
-        if queue.jobs.len() >= WAITING_MAX && !matches!(work, Work::Close { .. }) {
+        if queue.jobs.len() >= WAITING_MAX && !matches!(work, Work::Close { .. } | Work::LetGo) {
             return false;
         }
         queue.jobs.push_back(Job { target, work });
@@ -154,6 +182,41 @@ impl Pool {
         drop(state);
         self.work.notify_one();
         true
+    }
+
+    /// Closes a descriptor that a user's program sent, without waiting for it. Those of one user are closed one after the
+    /// other.
+    pub(super) fn let_go(&self, fd: OwnedFd, uid: u32) {
+        let target = Target {
+            id: FileId { dev: NO_DEVICE, ino: uid.into() },
+            fd: Arc::new(fd),
+            backend: BackendChoice::Auto,
+            uid,
+            progress: Arc::default(),
+            inside: None,
+        };
+        self.submit(target, Work::LetGo);
+    }
+
+    /// Whether a user's descriptors cannot be closed as fast as they come.
+    pub(super) fn is_clogged(&self, uid: u32) -> bool {
+        self.locked().letting_go.get(&uid).is_some_and(|waiting| *waiting >= LETTING_GO_MAX)
+    }
+
+    /// Starts a worker in the place of one that is stuck, if jobs wait and no worker is free for them.
+    pub(super) fn relieve(self: &Arc<Pool>) {
+        let mut state = self.locked();
+        let stuck = state.since.values().filter(|since| since.elapsed() >= STUCK_AFTER).count() as u32;
+        let free = state.workers.saturating_sub(stuck);
+        let replaced = state.workers.saturating_sub(self.workers);
+        if state.stopping || state.ready.is_empty() || free >= self.workers || replaced >= REPLACEMENTS_MAX.min(stuck) {
+            return;
+        }
+        let own = self.clone();
+        let thread = std::thread::Builder::new().name("assist-hint-more".into());
+        if thread.spawn(move || own.run(true)).is_ok() {
+            state.workers += 1;
+        }
     }
 
     /// Ends the workers; jobs that wait are dropped. Waits for those that run, but not longer than `most`.
@@ -181,22 +244,23 @@ impl Pool {
         self.state.lock()
     }
 
-    fn run(&self, done: &Sender<Done>, wake: &dyn Fn()) {
-        while let Some(job) = self.next() {
-            let (id, uid) = (job.target.id, job.target.uid);
+    /// A worker. A replacement ends when nothing waits, or the workers that it stands for are back.
+    fn run(&self, replacement: bool) {
+        while let Some((number, job)) = self.next(replacement) {
+            let (id, uid, lets_go) = (job.target.id, job.target.uid, matches!(job.work, Work::LetGo));
             if let Some(report) = self.perform(job)
-                && done.send(report).is_ok()
+                && self.done.send(report).is_ok()
             {
-                wake();
+                (self.wake)();
             }
-            self.finished(id, uid);
+            self.finished(number, id, uid, lets_go);
         }
         self.locked().workers -= 1;
         self.ended.notify_all();
     }
 
-    /// The next job whose user does not run as many as may be; `None` when the pool stops.
-    fn next(&self) -> Option<Job> {
+    /// The next job, with a number, whose user and device do not run as many as may be; `None` when the worker is to end.
+    fn next(&self, replacement: bool) -> Option<(u64, Job)> {
         let mut state = self.locked();
         loop {
             if state.stopping {
@@ -211,33 +275,41 @@ impl Pool {
                     }
                     continue;
                 };
-                if state.running_of.get(&uid).copied().unwrap_or(0) >= self.workers - 1 {
+                let of_user = state.running_of.get(&uid).copied().unwrap_or(0);
+                let on_device = state.running_on.get(&id.dev).copied().unwrap_or(0);
+                if of_user >= self.share || on_device >= self.share && id.dev != NO_DEVICE {
                     state.ready.push_back(id);
                     continue;
                 }
                 let Some(queue) = state.files.get_mut(&id) else { continue };
                 let job = queue.jobs.pop_front();
-                queue.running += 1;
+                queue.running += u32::from(job.is_some());
                 queue.is_ready = !queue.jobs.is_empty() && queue.running < RUNNING_MAX;
                 if queue.is_ready {
                     state.ready.push_back(id);
                 }
+                let Some(job) = job else { continue };
                 *state.running_of.entry(uid).or_default() += 1;
-                if job.is_some() {
-                    return job;
-                }
+                *state.running_on.entry(id.dev).or_default() += 1;
+                state.jobs_begun += 1;
+                let number = state.jobs_begun;
+                state.since.insert(number, Instant::now());
+                return Some((number, job));
+            }
+            if replacement {
+                return None;
             }
             state = self.work.wait(state);
         }
     }
 
-    fn finished(&self, id: FileId, uid: u32) {
+    fn finished(&self, number: u64, id: FileId, uid: u32, let_go: bool) {
         let mut state = self.locked();
-        if let Some(running) = state.running_of.get_mut(&uid) {
-            *running -= 1;
-            if *running == 0 {
-                state.running_of.remove(&uid);
-            }
+        state.since.remove(&number);
+        one_less(&mut state.running_of, uid);
+        one_less(&mut state.running_on, id.dev);
+        if let_go {
+            one_less(&mut state.letting_go, uid);
         }
         if let Some(queue) = state.files.get_mut(&id) {
             queue.running = queue.running.saturating_sub(1);
@@ -292,6 +364,16 @@ impl Pool {
                 self.backends.closed(file, last);
                 None
             }
+            Work::LetGo => None,
+        }
+    }
+}
+
+fn one_less<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, u32>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
         }
     }
 }
@@ -311,7 +393,7 @@ mod tests {
     #[test]
     fn every_hint_is_given_or_refused() {
         let (send, done) = mpsc::channel();
-        let pool = Pool::start(4, Backends::default(), send, || {}).unwrap();
+        let pool = Pool::start(4, 3, Backends::default(), send, || {}).unwrap();
         let targets: Vec<Target> = (0..50).map(|i| target(i, i as u32 % 3)).collect();
         let mut taken = 0;
         for n in 0..1000u64 {
@@ -347,7 +429,7 @@ mod tests {
             Ok(())
         };
         let backends = Backends::new(c"/nowhere", Box::new(hang));
-        let pool = Pool::start(3, backends, send, || {}).unwrap();
+        let pool = Pool::start(3, 2, backends, send, || {}).unwrap();
         let (read, write) = std::io::pipe().unwrap();
         let read: Arc<OwnedFd> = Arc::new(read.into());
         for ino in 0..20 {
@@ -363,10 +445,50 @@ mod tests {
         pool.stop(Duration::from_secs(20));
     }
 
+    /// Two users have files that hang, and take all workers; a third one is served all the same.
+    #[test]
+    fn stuck_workers_are_replaced() {
+        let (send, done) = mpsc::channel();
+        let hang = |fd: std::os::fd::BorrowedFd<'_>, _: &mut crate::backend::Advice| {
+            if rustix::fs::fstat(fd)?.st_size == 0 {
+                rustix::io::read(fd, &mut [0])?;
+            }
+            Ok(())
+        };
+        let pool = Pool::start(2, 1, Backends::new(c"/nowhere", Box::new(hang)), send, || {}).unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        let read: Arc<OwnedFd> = Arc::new(read.into());
+        for uid in [1, 2] {
+            let (id, fd) = (FileId { dev: uid.into(), ino: 1 }, read.clone());
+            let hung = Target { id, fd, backend: BackendChoice::Lustre, uid, inside: None, progress: Arc::default() };
+            assert!(pool.submit(hung, Work::WillNeed { range: 0..1, fresh: true }));
+        }
+        let end = Instant::now() + Duration::from_secs(20);
+        while pool.locked().since.len() < 2 {
+            assert!(Instant::now() < end, "both run");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(pool.submit(target(99, 3), Work::WillNeed { range: 0..4096, fresh: true }));
+        let report = loop {
+            assert!(Instant::now() < end, "the third user is served");
+            pool.relieve();
+            if let Ok(report) = done.recv_timeout(Duration::from_millis(10)) {
+                break report;
+            }
+        };
+        assert_eq!(report.id.ino, 99);
+        drop(write);
+        while pool.locked().workers > 2 {
+            assert!(Instant::now() < end, "the replacement ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        pool.stop(Duration::from_secs(20));
+    }
+
     #[test]
     fn what_was_not_asked_for_yet_and_is_not_needed_is_not_asked_for() {
         let (send, _done) = mpsc::channel();
-        let pool = Pool::start(2, Backends::default(), send, || {}).unwrap();
+        let pool = Pool::start(2, 1, Backends::default(), send, || {}).unwrap();
         pool.locked().running_of.insert(5, 100); // this user's jobs must wait
         let target = target(1, 5);
         for n in 0..4 {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use impresario_ring::message::{Mode, ToClient};
 use impresario_ring::patterns::Builder;
-use impresario_ring::{Access as RingAccess, Op, flag, now_ns};
+use impresario_ring::{Access as RingAccess, Op, flag, now_ns, ring_bytes};
 use rustc_hash::FxHashMap;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 
@@ -23,7 +23,7 @@ use super::registration::examine;
 use super::sink::{RecordedAccess, Recorder};
 use super::socket::{self, Peer};
 use super::users::Users;
-use super::{Command, Control, Options, Record, memory};
+use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
 use crate::config::Lookup;
 use crate::report::Report;
@@ -96,7 +96,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
-        let Options { hints, advise, access: _, record, workers, backends } = options;
+        let Options { hints, advise, access, record, workers, backends } = options;
         let lookup = Lookup::new(&hints);
         let (sink, patterns) = match record {
             None => (None, lookup.patterns()),
@@ -120,7 +120,9 @@ impl Service {
             // Full means that a wake-up is waiting already.
             let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
         };
-        let pool = Pool::start(workers, backends, send, wake)?;
+        // Among many users none may have most of the workers.
+        let share = if access == Access::Everyone { workers / 2 } else { workers.saturating_sub(1) };
+        let pool = Pool::start(workers, share, backends, send, wake)?;
         Ok(Service {
             epoll,
             listener,
@@ -230,9 +232,10 @@ impl Service {
 
     /// A program is about to read this file.
     fn expect(&mut self, fd: OwnedFd) {
-        let Some(examined) = examine(fd.as_fd()).filter(|_| self.advise) else { return };
-        let Some(monitored) = self.lookup.find(&examined.path) else { return };
         let uid = rustix::process::geteuid().as_raw();
+        let examined = examine(fd.as_fd()).filter(|_| self.advise);
+        let found = examined.and_then(|examined| Some((self.lookup.find(&examined.path)?, examined)));
+        let Some((monitored, examined)) = found else { return self.pool.let_go(fd, uid) };
         let acting = Acting { id: examined.id, fd: &Arc::new(fd), uid, inside: None, pool: &self.pool };
         let about = (examined.path.as_path(), examined.size_bytes);
         self.files.expected(&acting, monitored, about, &mut self.users, now_ns());
@@ -257,8 +260,8 @@ impl Service {
 
     fn connected(&mut self, socket: OwnedFd) {
         let Ok(Peer { pid, uid }) = socket::peer(socket.as_fd()) else { return };
-        if !self.users.connect(uid) {
-            tracing::warn!(uid, pid, "a user has as many programs connected as allowed");
+        if self.pool.is_clogged(uid) || !self.users.connect(uid) {
+            tracing::warn!(uid, pid, "a user has as many programs connected, or files to close, as allowed");
             let _ = socket::send(socket.as_fd(), ToClient::Refused { errno: libc::EUSERS as u32 }, None);
             self.cut_off += 1;
             return;
@@ -415,6 +418,7 @@ impl Service {
         client.inside.hang_up();
         if let Some((ring, event)) = &client.ring {
             let _ = epoll::delete(&self.epoll, event);
+            self.users.drop_ring(client.uid, ring_bytes(ring.slots()) as u64);
             self.dropped_accesses = self.dropped_accesses.saturating_add(ring.dropped());
         }
         self.users.disconnect(client.uid);
@@ -423,6 +427,7 @@ impl Service {
     fn keep_house(&mut self, now: u64) {
         self.house_kept_ns = now;
         self.users.set_node_bytes(memory::node_budget_bytes());
+        self.pool.relieve();
         self.files.keep_house(&self.pool, &mut self.users, now);
         let late = |c: &&Client| c.ring.is_none() && now.saturating_sub(c.since_ns) > HELLO_WITHIN_NS;
         let late: Vec<u64> = self.clients.values().filter(late).map(|c| c.id).collect();

@@ -62,8 +62,8 @@ pub(super) fn listen(path: &Path, access: Access) -> io::Result<OwnedFd> {
 pub(super) enum Received {
     Message(ToManager, Vec<OwnedFd>),
     /// A message whose descriptors found no place in this process.
-    Lost,
-    Malformed(Malformed),
+    Lost(Vec<OwnedFd>),
+    Malformed(Malformed, Vec<OwnedFd>),
     /// There is none now.
     Nothing,
     /// The client is gone.
@@ -94,15 +94,15 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
         return Received::End;
     }
     if packet.flags.contains(ReturnFlags::TRUNC) {
-        return Received::Malformed(Malformed::Length(packet.bytes));
+        return Received::Malformed(Malformed::Length(packet.bytes), descriptors);
     }
     match ToManager::decode(&bytes[..packet.bytes]) {
-        Err(e) => Received::Malformed(e),
+        Err(e) => Received::Malformed(e, descriptors),
         Ok(message) if packet.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < message.descriptors() => {
-            Received::Lost
+            Received::Lost(descriptors)
         }
         Ok(message) if descriptors.len() != message.descriptors() => {
-            Received::Malformed(Malformed::Value(descriptors.len() as u32))
+            Received::Malformed(Malformed::Value(descriptors.len() as u32), descriptors)
         }
         Ok(message) => Received::Message(message, descriptors),
     }

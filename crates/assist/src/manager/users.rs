@@ -4,9 +4,14 @@ use rustc_hash::FxHashMap;
 
 use crate::config::{Budget, Limits};
 
+/// Memory of the rings of one user's programs, and of all, at most. A ring's pages are the program's; one that punches
+/// holes into its ring has them filled here.
+const RING_BYTES_MAX: (u64, u64) = (256 << 20, 384 << 20);
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Use {
     programs: u64,
+    ring_bytes: u64,
     files: u64,
     held_bytes: u64,
 }
@@ -18,13 +23,15 @@ pub(super) struct Users {
     budget: Budget,
     node_bytes: u64,
     held_bytes: u64,
+    ring_bytes: u64,
     users: FxHashMap<u32, Use>,
 }
 
 impl Users {
     /// With the limits of the configuration and, where its budget is 0, a budget of so many bytes for the node.
     pub(super) fn new(limits: Limits, budget: Budget, node_bytes: u64) -> Users {
-        let mut users = Users { limits, budget, node_bytes: 0, held_bytes: 0, users: FxHashMap::default() };
+        let mut users =
+            Users { limits, budget, node_bytes: 0, held_bytes: 0, ring_bytes: 0, users: FxHashMap::default() };
         users.set_node_bytes(node_bytes);
         users
     }
@@ -61,6 +68,22 @@ impl Users {
 
     pub(super) fn disconnect(&mut self, uid: u32) {
         self.change(uid, |user| user.programs -= 1);
+    }
+
+    /// A program brings a ring. False when there is no room for it.
+    pub(super) fn take_ring(&mut self, uid: u32, bytes: u64) -> bool {
+        let user = self.users.entry(uid).or_default();
+        let room = user.ring_bytes + bytes <= RING_BYTES_MAX.0 && self.ring_bytes + bytes <= RING_BYTES_MAX.1;
+        if room {
+            user.ring_bytes += bytes;
+            self.ring_bytes += bytes;
+        }
+        room
+    }
+
+    pub(super) fn drop_ring(&mut self, uid: u32, bytes: u64) {
+        self.ring_bytes -= bytes;
+        self.change(uid, |user| user.ring_bytes -= bytes);
     }
 
     /// A program that has `of_program` files open registers one more. False when there is no room for it.
@@ -127,6 +150,17 @@ mod tests {
         users.close(2);
         users.disconnect(2);
         assert_eq!((users.held_bytes(), users.users.len()), (0, 1), "users without anything are forgotten");
+    }
+
+    #[test]
+    fn rings_are_bounded_for_a_user_and_for_all() {
+        let mut users = Users::new(Limits::default(), Budget::default(), 1000);
+        let bytes = 640 << 10;
+        let of = |users: &mut Users, uid| (0..10_000).take_while(|_| users.take_ring(uid, bytes)).count() as u64;
+        let taken = [1, 2, 3].map(|uid| of(&mut users, uid));
+        assert_eq!(taken, [RING_BYTES_MAX.0 / bytes, (RING_BYTES_MAX.1 / bytes) - RING_BYTES_MAX.0 / bytes, 0]);
+        users.drop_ring(1, bytes);
+        assert!(users.take_ring(3, bytes));
     }
 
     #[test]

@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +17,7 @@ use std::time::{Duration, Instant};
 use impresario_ring::message::{Packet, ToManager, register};
 use impresario_ring::{Access, Op, Producer, Push, SLOTS};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::IoSlice;
 use rustix::net::sockopt::Timeout;
 use rustix::net::{
@@ -32,8 +32,9 @@ use crate::config::{Hints, Named};
 
 /// Files that are watched at most.
 pub const FILES_MAX: usize = 4096;
-/// How often directories are looked into anew.
-const SEARCH_EVERY: Duration = Duration::from_secs(5);
+/// How often directories are looked into anew: at first, and, where nothing changes, at most. Each look asks the metadata
+/// servers for all of them.
+const SEARCH_EVERY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(320));
 /// How long the manager may take to take a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(2);
 /// Reads that are told in one go.
@@ -62,6 +63,7 @@ pub struct Follower {
     /// Threads that read lately, and whether they are ours: what the manager itself reads is no news.
     ours: HashMap<u32, bool>,
     searched: Option<Instant>,
+    search_every: Duration,
 }
 
 impl Follower {
@@ -78,6 +80,7 @@ impl Follower {
             files: HashMap::new(),
             ours: HashMap::new(),
             searched: None,
+            search_every: SEARCH_EVERY.0,
         };
         follower.search()?;
         Ok(follower)
@@ -98,7 +101,7 @@ impl Follower {
 
     /// Waits for reads, at most so long, and tells the manager of them.
     pub fn turn(&mut self, patience: Duration) -> io::Result<()> {
-        if self.searched.is_none_or(|at| at.elapsed() > SEARCH_EVERY) {
+        if self.searched.is_none_or(|at| at.elapsed() > self.search_every) {
             self.search()?;
         }
         let (manager, files, ours) = (&self.manager, &self.files, &mut self.ours);
@@ -148,15 +151,12 @@ impl Follower {
                 continue;
             }
             // A file that vanished meanwhile, or that we may not read, is simply not watched.
-            let Ok(open) = File::open(&path) else { continue };
-            let same = open.metadata().is_ok_and(|m| (m.dev(), m.ino()) == (number.dev, number.ino));
-            if !same || !self.mark(&open) {
-                continue;
-            }
+            let Some(open) = open_found(&path, number).filter(|open| self.mark(open)) else { continue };
             let file = self.manager.register(&open)?;
             self.files.insert(number, (file, open));
             changed = true;
         }
+        self.search_every = if changed { SEARCH_EVERY.0 } else { (self.search_every * 2).min(SEARCH_EVERY.1) };
         if let (true, Source::Trace(trace)) = (changed, &self.source) {
             let numbers: Vec<FileId> = self.files.keys().copied().collect();
             trace.watch(&numbers)?;
@@ -182,6 +182,22 @@ impl Follower {
             let _ = listener.remove(open); // its file may be gone, and the mark with it
         }
     }
+}
+
+/// Opens a file that was found a moment ago. Its user may have put something else in its place: what is no regular file, or
+/// another one, is not opened at all, so that no pipe is waited for and no device does anything.
+fn open_found(path: &Path, number: FileId) -> Option<File> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let name = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let about = rustix::fs::fstat(&name).ok()?;
+    let regular = FileType::from_raw_mode(about.st_mode) == FileType::RegularFile;
+    if !regular || (about.st_dev, about.st_ino) != (number.dev, number.ino) {
+        return None;
+    }
+    // Opened by the name that is held, which nobody can swap.
+    let path = format!("/proc/self/fd/{}", name.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
 }
 
 fn wait(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
@@ -259,5 +275,35 @@ impl Client {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the manager takes nothing more"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn what_was_put_in_a_files_place_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("f"), "found").unwrap();
+        let meta = std::fs::metadata(at("f")).unwrap();
+        let number = FileId { dev: meta.dev(), ino: meta.ino() };
+        let open = open_found(&at("f"), number).unwrap();
+        assert_eq!(std::io::read_to_string(open).unwrap(), "found");
+        std::fs::rename(at("f"), at("away")).unwrap();
+        std::os::unix::fs::symlink(at("away"), at("f")).unwrap();
+        assert!(open_found(&at("f"), number).is_none(), "a link");
+        std::fs::remove_file(at("f")).unwrap();
+        // Opening a pipe to read would wait for a writer.
+        rustix::fs::mknodat(rustix::fs::CWD, at("f"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let pipe = std::fs::metadata(at("f")).unwrap();
+        for number in [number, FileId { dev: pipe.dev(), ino: pipe.ino() }] {
+            assert!(open_found(&at("f"), number).is_none(), "a pipe");
+        }
+        std::fs::remove_file(at("f")).unwrap();
+        std::fs::write(at("f"), "another").unwrap();
+        assert!(open_found(&at("f"), number).is_none(), "another file");
     }
 }

@@ -4,9 +4,13 @@
 //! The program cannot know these numbers, so closing one of them is answered as for a number that is not open. When it
 //! wants a number for itself (`dup2`), ours moves. When it closes behind the C library's back, the next use notices.
 
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::paths::ProcName;
 
 /// Where our descriptors are put when the limit allows it: above what ordinary programs use and below a size of the
 /// kernel's table that would make forks slow.
@@ -17,6 +21,8 @@ pub(crate) struct Own {
     number: AtomicI32,
     /// Tells ours from another.
     mark: AtomicU64,
+    /// The same of an event descriptor, or 0.
+    event: AtomicU64,
     users: AtomicU32,
 }
 
@@ -34,9 +40,25 @@ fn mark(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |s| (s.st_dev << 32 ^ s.st_ino) & !(1 << 63) | 1)
 }
 
+/// The kernel's number of an event descriptor, one too large (Linux 5.3). All of them share one inode, with timers and
+/// others. 0 for other descriptors; `None` when the program has no descriptor left to look with.
+fn event_number(fd: BorrowedFd<'_>) -> Option<u64> {
+    let name = ProcName::about(fd.as_raw_fd());
+    let info = rustix::fs::open(name.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0u8; 512];
+    let len = rustix::io::read(&info, &mut text[..]).unwrap_or(0);
+    close_raw(info);
+    const NAME: &[u8] = b"eventfd-id:";
+    let text = text.get(..len)?;
+    let Some(at) = text.windows(NAME.len()).position(|w| w == NAME) else { return Some(0) };
+    let at = at + NAME.len();
+    let digits = text[at..].iter().skip_while(|b| **b == b' ' || **b == b'\t').take_while(|b| b.is_ascii_digit());
+    Some(digits.fold(0u64, |n, b| n.wrapping_mul(10).wrapping_add(u64::from(b - b'0'))).wrapping_add(1))
+}
+
 impl Own {
     pub(crate) const fn new() -> Own {
-        Own { number: AtomicI32::new(0), mark: AtomicU64::new(0), users: AtomicU32::new(0) }
+        Own { number: AtomicI32::new(0), mark: AtomicU64::new(0), event: AtomicU64::new(0), users: AtomicU32::new(0) }
     }
 
     pub(crate) fn is(&self, fd: i32) -> bool {
@@ -56,10 +78,15 @@ impl Own {
         } else {
             // SAFETY: only used below; if the program closed the number, the mark differs or the call fails.
             let fd = unsafe { BorrowedFd::borrow_raw(number) };
-            (mark(fd) == self.mark.load(Relaxed)).then(|| run(fd))
+            self.is_ours(fd).then(|| run(fd))
         };
         self.users.fetch_sub(1, SeqCst);
         result
+    }
+
+    fn is_ours(&self, fd: BorrowedFd<'_>) -> bool {
+        let event = self.event.load(Relaxed);
+        mark(fd) == self.mark.load(Relaxed) && (event == 0 || event_number(fd).is_none_or(|other| other == event))
     }
 
     /// Puts a descriptor here, in the place of the one before. `None` when no number is free; the old one is gone then.
@@ -69,6 +96,7 @@ impl Own {
         close_raw(fd);
         let high = high?;
         self.mark.store(mark(high.as_fd()), Relaxed);
+        self.event.store(event_number(high.as_fd()).unwrap_or(0), Relaxed);
         self.number.store(high.into_raw_fd() + 1, SeqCst);
         Some(())
     }
@@ -124,7 +152,7 @@ fn high(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::fd::FromRawFd;
 
     fn event() -> OwnedFd {
         rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
@@ -158,7 +186,9 @@ mod tests {
             let file = tempfile::tempfile().unwrap();
             // SAFETY: the number is ours to give away in this test.
             let mut place = unsafe { OwnedFd::from_raw_fd(number) };
-            for other in [theirs.as_fd(), file.as_fd()] {
+            // Another event descriptor has the same inode.
+            let event = event();
+            for other in [theirs.as_fd(), file.as_fd(), event.as_fd()] {
                 rustix::io::dup2(other, &mut place).unwrap();
                 assert_eq!(own.with(|_| ()), None);
             }

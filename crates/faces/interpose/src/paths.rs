@@ -65,8 +65,17 @@ pub(crate) struct ProcName {
 
 impl ProcName {
     pub(crate) fn new(fd: i32) -> ProcName {
+        ProcName::below(b"/proc/self/fd/", fd)
+    }
+
+    /// Of what the kernel says about it.
+    pub(crate) fn about(fd: i32) -> ProcName {
+        ProcName::below(b"/proc/self/fdinfo/", fd)
+    }
+
+    /// `start` has at most 21 bytes.
+    fn below(start: &[u8], fd: i32) -> ProcName {
         let mut bytes = [0; 32];
-        let start = b"/proc/self/fd/";
         bytes[..start.len()].copy_from_slice(start);
         let mut digits = [0u8; 10];
         let (mut rest, mut count) = (fd.unsigned_abs(), 0);

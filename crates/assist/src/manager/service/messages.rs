@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use impresario_ring::Consumer;
 use impresario_ring::message::{ToClient, ToManager, register};
+use impresario_ring::{Consumer, ring_bytes};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
@@ -24,34 +24,56 @@ impl Service {
             match socket::receive(client.socket.as_fd()) {
                 Received::Nothing => return Ok(Messages::All),
                 Received::End => return Ok(Messages::End),
-                Received::Malformed(e) => return Err(e.to_string()),
-                Received::Lost => {
+                Received::Malformed(e, descriptors) => {
+                    let uid = client.uid;
+                    descriptors.into_iter().for_each(|fd| self.pool.let_go(fd, uid));
+                    return Err(e.to_string());
+                }
+                Received::Lost(descriptors) => {
+                    let uid = client.uid;
+                    descriptors.into_iter().for_each(|fd| self.pool.let_go(fd, uid));
                     if !std::mem::replace(&mut client.told_of_limit, true) {
                         tracing::warn!(pid = client.pid, "a file is not looked after: no descriptor is left here");
                     }
                 }
-                Received::Message(message, descriptors) => self.message(id, message, descriptors)?,
+                Received::Message(message, descriptors) => {
+                    let uid = client.uid;
+                    // What of them is not kept is closed by a worker, never here: a file system may make that wait.
+                    let mut descriptors: Vec<Option<OwnedFd>> = descriptors.into_iter().map(Some).collect();
+                    let taken = self.message(id, message, &mut descriptors);
+                    descriptors.into_iter().flatten().for_each(|fd| self.pool.let_go(fd, uid));
+                    if self.pool.is_clogged(uid) {
+                        return Err("its files cannot be closed as fast as it sends them".into());
+                    }
+                    taken?;
+                }
             }
         }
         Ok(Messages::More)
     }
 
-    fn message(&mut self, id: u64, message: ToManager, descriptors: Vec<OwnedFd>) -> Result<(), CutOff> {
+    /// Descriptors that are kept are taken out of the list.
+    fn message(&mut self, id: u64, message: ToManager, descriptors: &mut [Option<OwnedFd>]) -> Result<(), CutOff> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        let mut descriptors = descriptors.into_iter();
-        match (message, descriptors.next(), descriptors.next()) {
-            (ToManager::Hello { .. }, Some(ring), Some(event)) => {
+        match (message, descriptors) {
+            (ToManager::Hello { .. }, [Some(ring), event]) => {
                 if client.ring.is_some() {
                     return Err("it said Hello twice".into());
                 }
-                if !is_eventfd(&event) {
+                if !event.as_ref().is_some_and(is_eventfd) {
                     return Err("what should be an event descriptor is none".into());
                 }
-                let ring = Consumer::map(&ring).map_err(|e| e.to_string())?;
+                let ring = Consumer::map(ring).map_err(|e| e.to_string())?;
+                let bytes = ring_bytes(ring.slots()) as u64;
+                if !self.users.take_ring(client.uid, bytes) {
+                    return Err("the rings of its user's programs take as much memory as allowed".into());
+                }
+                let Some(event) = event.take() else { return Ok(()) };
                 // Each write wakes the manager once, whether or not the count is ever read.
-                epoll::add(&self.epoll, &event, EventData::new_u64(id * 2 + 1), EventFlags::IN | EventFlags::ET)
-                    .map_err(|e| format!("its event descriptor cannot be waited for: {e}"))?;
+                let added =
+                    epoll::add(&self.epoll, &event, EventData::new_u64(id * 2 + 1), EventFlags::IN | EventFlags::ET);
                 client.ring = Some((ring, event));
+                added.map_err(|e| format!("its event descriptor cannot be waited for: {e}"))?;
                 let welcome = ToClient::Welcome { mode: self.mode, patterns_len: self.patterns.1 };
                 match socket::send(client.socket.as_fd(), welcome, Some(self.patterns.0.as_fd())) {
                     // A program that has ended already may have left accesses.
@@ -62,10 +84,10 @@ impl Service {
                 }
                 self.active.insert(id);
             }
-            (ToManager::Helper { client: of }, ..) if client.ring.is_none() => return self.helper(id, of),
+            (ToManager::Helper { client: of }, _) if client.ring.is_none() => return self.helper(id, of),
             _ if client.ring.is_none() => return Err("its first message is not Hello".into()),
-            (ToManager::Register { file, flags }, Some(fd), _) => self.register(id, file, flags, fd),
-            (ToManager::Unregister { file }, ..) => {
+            (ToManager::Register { file, flags }, [fd]) => self.register(id, file, flags, fd),
+            (ToManager::Unregister { file }, _) => {
                 client.leaving.push(file);
                 self.active.insert(id);
             }
@@ -94,11 +116,11 @@ impl Service {
         Ok(())
     }
 
-    fn register(&mut self, id: u64, number: u32, flags: u32, fd: OwnedFd) {
+    fn register(&mut self, id: u64, number: u32, flags: u32, sent: &mut Option<OwnedFd>) {
         if self.clients.get(&id).is_none_or(|c| c.files.contains_key(&number)) {
             return; // a number is used once
         }
-        let Some(examined) = examine(fd.as_fd()) else { return };
+        let Some(examined) = sent.as_ref().and_then(|fd| examine(fd.as_fd())) else { return };
         let Some(client) = self.clients.get_mut(&id) else { return };
         if !self.users.open(client.uid, client.files.len()) {
             if !std::mem::replace(&mut client.told_of_limit, true) {
@@ -111,8 +133,7 @@ impl Service {
             return;
         }
         let found = self.lookup.find(&examined.path).filter(|_| self.advise && examined.cached && examined.readable);
-        let fd = Arc::new(fd);
-        let advised = found.map(|monitored| {
+        let advised = found.and_then(|monitored| Some((monitored, Arc::new(sent.take()?)))).map(|(monitored, fd)| {
             let inside = Some(&client.inside);
             let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             let file = (examined.path.as_path(), examined.size_bytes);

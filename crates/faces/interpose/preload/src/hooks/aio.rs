@@ -88,6 +88,9 @@ macro_rules! lists {
 
 lists! { lio_listio lio_listio64 }
 
+/// Of a list given to `io_submit`, as many blocks are told; the C library's stack has room for so many copies.
+const COPIED_MAX: usize = 128;
+
 /// The kernel's control block.
 #[repr(C)]
 struct Iocb {
@@ -134,6 +137,14 @@ fn kernel_wish(block: *const c_void) -> Option<(c_int, Op, i64, u64)> {
 pub unsafe extern "C-unwind" fn io_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int {
     let watch = !list.is_null() && TABLE.consumer().generation() != 0;
     let start_ns = if watch { now_ns() } else { 0 };
+    // Copied before they are submitted: afterwards another thread may have taken the completion and freed the block.
+    let mut wishes = [None; COPIED_MAX];
+    if watch {
+        for (i, wish) in wishes.iter_mut().enumerate().take(count.clamp(0, COPIED_MAX as c_long) as usize) {
+            // SAFETY: the kernel reads the same list.
+            *wish = kernel_wish(unsafe { *list.add(i) });
+        }
+    }
     let taken = match real::io_submit.get() {
         // SAFETY: the caller's arguments.
         Some(real) => unsafe { real(context, count, list) },
@@ -149,11 +160,8 @@ pub unsafe extern "C-unwind" fn io_submit(context: *mut c_void, count: c_long, l
     if watch && taken > 0 {
         quietly(|| {
             let end_ns = now_ns();
-            for i in 0..taken.min(LIST_MAX) as usize {
-                // SAFETY: the kernel has read these blocks; libaio's callers keep them until completion.
-                if let Some((fd, op, offset, len)) = kernel_wish(unsafe { *list.add(i) }) {
-                    submitted(fd, op, offset, len, start_ns, end_ns);
-                }
+            for (fd, op, offset, len) in wishes.iter().take(taken as usize).flatten() {
+                submitted(*fd, *op, *offset, *len, start_ns, end_ns);
             }
         });
     }

@@ -220,12 +220,25 @@ freads! {
     __fread_unlocked_chk(room);
 }
 
-/// Whether the buffer holds a whole line, or as much of one as fits.
+unsafe extern "C" {
+    fn ftrylockfile(stream: *mut FILE) -> c_int;
+    fn funlockfile(stream: *mut FILE);
+}
+
+/// Whether the buffer holds a whole line, or as much of one as fits. Looked at under the stream's lock: another thread may
+/// be changing the pointers, and bytes between an old and a new one are anything. Where it is held, nobody knows.
 #[inline(always)]
 fn serves_line(stream: *mut FILE, end: c_int, room: usize) -> bool {
+    // SAFETY: an open stream, as the caller promised the function that was called.
+    if unsafe { ftrylockfile(stream) } != 0 {
+        return false;
+    }
     let (at, len) = buffered(stream);
-    // SAFETY: bytes of the stream's own buffer.
-    len >= room || (len > 0 && !unsafe { libc::memchr(at.cast(), end, len) }.is_null())
+    // SAFETY: bytes of the stream's own buffer, which no other thread changes now.
+    let serves = len >= room || (len > 0 && !unsafe { libc::memchr(at.cast(), end, len) }.is_null());
+    // SAFETY: locked above.
+    unsafe { funlockfile(stream) };
+    serves
 }
 
 macro_rules! fgetss {
