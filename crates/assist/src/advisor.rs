@@ -11,7 +11,7 @@ use std::sync::Arc;
 use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
 use rustc_hash::FxHashMap;
 
-use crate::cache::{Action, BlockCache, Geometry, Tally};
+use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
 use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
 use crate::judge::{Judge, Why};
 
@@ -23,6 +23,8 @@ const ONLINE_BATCH_BYTES: u64 = 4 << 20;
 const TRIED_FILE_BYTES_MIN: u64 = 8 << 20;
 /// What is brought in before the program's first read, when hints are to be tried first.
 const UNTRIED_BYTES_MAX: u64 = 8 << 20;
+/// What is granted at a time of a file that is mapped.
+const MAPPED_PIECE_BYTES: u64 = 4 << 20;
 /// Threads of a program whose streams are told apart; more share.
 const THREADS_MAX: u16 = 64;
 
@@ -67,6 +69,8 @@ pub struct Advisor {
     gap_bytes: u64,
     size_bytes: u64,
     was_down: bool,
+    /// Bytes brought in for maps, and how far in the file, by program.
+    mapped: FxHashMap<u64, (u64, u64)>,
     /// Until when a program is waited for that is expected to read from the beginning.
     expecting_until_ns: Option<u64>,
 }
@@ -108,7 +112,16 @@ impl Advisor {
         let ahead_bytes = entry.block_size.saturating_mul(entry.read_ahead_size);
         let tries = matches!(engine, Engine::Regions(_)) && size_bytes > ahead_bytes.max(TRIED_FILE_BYTES_MIN);
         let judge = Judge::new(stand_down, tries);
-        Advisor { monitored, engine, judge, gap_bytes, size_bytes, was_down: false, expecting_until_ns: None }
+        Advisor {
+            monitored,
+            engine,
+            judge,
+            gap_bytes,
+            size_bytes,
+            was_down: false,
+            mapped: FxHashMap::default(),
+            expecting_until_ns: None,
+        }
     }
 
     /// What the configuration says of the file.
@@ -231,6 +244,46 @@ impl Advisor {
         self.kept(actions)
     }
 
+    /// A program has mapped these bytes into memory. Which of them it touches is not told: what the configuration wants of
+    /// them is brought in in the order of the file, as far as `may` grants, and kept until the program is gone.
+    pub fn mapped(
+        &mut self,
+        program: u64,
+        bytes: Range<u64>,
+        now_ns: u64,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Vec<Action> {
+        let wanted = match self.engine {
+            Engine::Regions(_) if self.judge.may_hint(now_ns) || self.judge.is_trying() => {
+                self.monitored.regions.will_need_in(bytes.start..bytes.end.min(self.size_bytes))
+            }
+            _ => return Vec::new(),
+        };
+        let mut actions: Vec<Action> = Vec::new();
+        // Long maps are told of in parts, and a file may be mapped twice.
+        let (mut held, mut until) = self.mapped.get(&program).copied().unwrap_or_default();
+        for piece in wanted {
+            let mut at = piece.start.max(until);
+            // Granted piece by piece, so that what has room is brought in even if not all has.
+            while at < piece.end {
+                let end = piece.end.min(at.saturating_add(MAPPED_PIECE_BYTES));
+                if !may(end - at) {
+                    break;
+                }
+                held += end - at;
+                match actions.last_mut() {
+                    Some(Action::Prefetch(last)) if last.end == at => last.end = end,
+                    _ => actions.push(Action::Prefetch(at..end)),
+                }
+                (at, until) = (end, end);
+            }
+        }
+        if held > 0 {
+            self.mapped.insert(program, (held, until));
+        }
+        actions
+    }
+
     /// So many programs have the file open.
     pub fn set_programs(&mut self, programs: u64) {
         self.judge.set_programs(programs);
@@ -238,6 +291,7 @@ impl Advisor {
 
     /// A program has closed the file, or is gone.
     pub fn depart(&mut self, program: u64) -> Vec<Action> {
+        self.mapped.remove(&program);
         let actions = match &mut self.engine {
             Engine::Nothing => return Vec::new(),
             Engine::Regions(cache) => cache.depart(program),
@@ -284,7 +338,7 @@ impl Advisor {
 
     /// Bytes brought in and not yet released.
     pub fn held_bytes(&self) -> u64 {
-        self.cache().map_or(0, BlockCache::held_bytes)
+        self.cache().map_or(0, BlockCache::held_bytes) + self.mapped.values().map(|(held, _)| held).sum::<u64>()
     }
 
     /// What became of what was brought in.

@@ -110,7 +110,7 @@ pub struct Report {
     /// Bytes of all reads told of, of files with hints and others.
     #[serde(default)]
     pub seen_bytes: u64,
-    /// Bytes of all memory maps told of, at most 4 GiB of each.
+    /// Bytes of all memory maps told of.
     #[serde(default)]
     pub mapped_bytes: u64,
     /// Of a manager that served one program alone: how much of what it read was seen.

@@ -267,6 +267,33 @@ fn a_file_in_memory_is_left_alone_soon() {
     assert_eq!(cached(&file, 0, 32 * MIB), 8192, "what others brought in stays");
 }
 
+#[test]
+fn what_is_mapped_is_brought_in_as_far_as_there_is_room() {
+    if !has_cachestat() {
+        return;
+    }
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 32 * MIB);
+    for (budget, part) in [(0, 32 * MIB), (12 * MIB, 12 * MIB)] {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let entry = Entry { will_need: vec![Region::WHOLE], ..Entry::new(&path) };
+        let hints = Hints { budget: Budget { per_file: budget, ..Budget::default() }, ..hints(vec![entry]) };
+        let manager = start(dir.path(), hints);
+        let mut program = Program::start(manager.socket());
+        let number = program.register(&file);
+        program.push(access(number, Op::Mmap, 0, 32 * MIB, 1000));
+        // As programs do: the map outlives the descriptor.
+        program.push(access(number, Op::Close, 0, 0, 0));
+        program.unregister(number);
+        until("it is in memory", || cached(&file, 0, part) == part / 4096);
+        let report = manager.report().unwrap();
+        assert_eq!((report.held_bytes, report.total().open), (part, 1), "{report:?}");
+        drop(program);
+        until("it is let go", || manager.report().unwrap().total().open == 0);
+        assert_eq!(manager.report().unwrap().held_bytes, 0);
+    }
+}
+
 #[derive(Default)]
 struct Recorded {
     opened: Vec<RecordedFile>,

@@ -26,6 +26,8 @@ pub(super) struct Advised {
     pub(super) id: FileId,
     pub(super) fd: Arc<OwnedFd>,
     pub(super) mode: OpenFile,
+    /// The program has mapped the file, which lasts when it closes the descriptor.
+    pub(super) is_mapped: bool,
 }
 
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub(super) struct Client {
     /// Both from its Hello on. The event descriptor is only waited for, never read: its owner could make that block.
     pub(super) ring: Option<(Consumer, OwnedFd)>,
     pub(super) files: FxHashMap<u32, Open>,
+    /// Files that it closed and has mapped, most likely: that a map ends is not told.
+    pub(super) mapped: Vec<Advised>,
     /// The program's own thread for hints, if there is one.
     pub(super) inside: Arc<Inside>,
     /// Files that the program closed, but whose last accesses may still be in the ring.
@@ -60,6 +64,7 @@ impl Client {
             since_ns,
             ring: None,
             files,
+            mapped: Vec::new(),
             inside: Arc::default(),
             leaving: Vec::new(),
             told_of_limit: false,

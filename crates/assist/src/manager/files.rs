@@ -1,6 +1,7 @@
 //! The files that have hints, each shared by the programs that have it open.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -148,6 +149,19 @@ impl Files {
         }
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
+    }
+
+    /// A program has mapped a part of the file into memory.
+    pub(super) fn mapped(
+        &mut self,
+        acting: &Acting<'_>,
+        program: u64,
+        bytes: Range<u64>,
+        users: &mut Users,
+        now_ns: u64,
+    ) {
+        let Some(file) = self.open.get_mut(&acting.id) else { return };
+        file.advise(acting, users, |advisor, may| advisor.mapped(program, bytes, now_ns, may));
     }
 
     /// The regions of an open file.

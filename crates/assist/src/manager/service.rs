@@ -381,8 +381,8 @@ impl Service {
         }
         let len_bytes = match access.op {
             Op::Read => u64::from(access.len_bytes),
-            // Where a mapping is touched is not told; it begins at its beginning.
-            Op::Mmap => u64::from(access.len_bytes.min(1)),
+            // Where a mapping is touched is not told.
+            Op::Mmap => u64::from(access.len_bytes),
             Op::Close => return self.unregister(id, access.file),
             Op::Write | Op::Seek => return,
         };
@@ -390,6 +390,10 @@ impl Service {
         let inside = Some(&client.inside);
         let acting = Acting { id: advised.id, fd: &advised.fd, uid: client.uid, inside, pool: &self.pool };
         let end = access.offset + len_bytes;
+        if access.op == Op::Mmap {
+            advised.is_mapped = true;
+            return self.files.mapped(&acting, id, access.offset..end, &mut self.users, now);
+        }
         let timed = access.op == Op::Read && access.flags & (flag::ASYNC | flag::IN_KERNEL) == 0;
         let duration_ns = if timed { u64::from(access.duration_ns) } else { 0 };
         let read = Read { bytes: access.offset..end, duration_ns, now_ns: now };
@@ -412,6 +416,7 @@ impl Service {
     fn remove(&mut self, id: u64) {
         let numbers: Vec<u32> = self.clients.get(&id).map(|c| c.files.keys().copied().collect()).unwrap_or_default();
         numbers.into_iter().for_each(|number| self.unregister(id, number));
+        self.unmapped(id);
         self.active.remove(&id);
         let Some(client) = self.clients.remove(&id) else { return };
         let _ = epoll::delete(&self.epoll, &client.socket);

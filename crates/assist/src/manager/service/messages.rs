@@ -16,6 +16,9 @@ use crate::manager::registration::{examine, is_eventfd};
 use crate::manager::sink::RecordedFile;
 use crate::manager::socket::{self, Received};
 
+/// Mapped files of one program that are looked after when it has closed them, at most.
+const MAPPED_MAX: usize = 256;
+
 impl Service {
     /// Takes a turn of messages.
     pub(super) fn messages(&mut self, id: u64) -> Result<Messages, CutOff> {
@@ -145,7 +148,7 @@ impl Service {
             {
                 self.files.read_ahead(&acting, how);
             }
-            Advised { id: examined.id, fd: fd.clone(), mode }
+            Advised { id: examined.id, fd: fd.clone(), mode, is_mapped: false }
         });
         self.next_number += 1;
         let recorded = RecordedFile {
@@ -163,8 +166,25 @@ impl Service {
     pub(super) fn unregister(&mut self, id: u64, number: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let Some(open) = client.files.remove(&number) else { return };
-        self.users.close(client.uid);
-        if let Some(Advised { id: file, fd, .. }) = open.advised {
+        match open.advised {
+            // Its pages are needed as long as the map is there. Few programs map more files than this.
+            Some(advised) if advised.is_mapped && client.mapped.len() < MAPPED_MAX => client.mapped.push(advised),
+            advised => {
+                self.users.close(client.uid);
+                if let Some(Advised { id: file, fd, .. }) = advised {
+                    let inside = Some(&client.inside);
+                    let acting = Acting { id: file, fd: &fd, uid: client.uid, inside, pool: &self.pool };
+                    self.files.closed(&acting, id, &mut self.users);
+                }
+            }
+        }
+    }
+
+    /// A program is gone, and its maps are.
+    pub(super) fn unmapped(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        for Advised { id: file, fd, .. } in std::mem::take(&mut client.mapped) {
+            self.users.close(client.uid);
             let inside = Some(&client.inside);
             let acting = Acting { id: file, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             self.files.closed(&acting, id, &mut self.users);

@@ -5,6 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use impresario_interpose::Watched;
 use impresario_ring::{Op, now_ns};
 use libc::{off_t, size_t};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -58,6 +59,19 @@ unsafe fn without_file(
     unsafe { rustix::mm::mmap_anonymous(place, len, protection, rest) }
 }
 
+/// A map that is longer than one access can say is told of in parts.
+const PART_BYTES: u64 = 1 << 30;
+/// So many of them at most.
+const PARTS_MAX: usize = 1024;
+
+fn tell_of(watched: Watched, offset: off_t, len_bytes: u64, start_ns: u64) {
+    let end_ns = now_ns();
+    for from in (0..len_bytes).step_by(PART_BYTES as usize).take(PARTS_MAX) {
+        let part_bytes = (len_bytes - from).min(PART_BYTES);
+        tell(watched, Op::Mmap, 0, offset.saturating_add(from as off_t), part_bytes, start_ns, end_ns);
+    }
+}
+
 macro_rules! mmaps {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
@@ -78,7 +92,7 @@ macro_rules! mmaps {
             // SAFETY: the caller's arguments.
             let result = unsafe { map(place, len, protection, flags, fd, offset) };
             if result != libc::MAP_FAILED {
-                tell(watched, Op::Mmap, 0, offset, len as u64, start_ns, now_ns());
+                tell_of(watched, offset, len as u64, start_ns);
             }
             result
         }
