@@ -212,9 +212,9 @@ fn taking_up_may_be_cut_short_too() {
     }
 }
 
-/// Otherwise a power failure could forget that a change was done, and keep what came after it.
+/// Otherwise a power failure could forget that a client had given something up, and keep what came after it.
 #[test]
-fn changes_are_remembered_by_the_device_before_a_sync_is_answered() {
+fn epochs_are_remembered_by_the_device_before_a_sync_is_answered() {
     let steps = Arc::new(std::sync::Mutex::new(Vec::new()));
     let noted = steps.clone();
     let dir = tempfile::tempdir().unwrap();
@@ -223,8 +223,8 @@ fn changes_are_remembered_by_the_device_before_a_sync_is_answered() {
     let options = MetaOptions { before_step: Some(before_step), ..MetaOptions::new(dir.path(), 1) };
     let service = impresario_server::meta::MetaService::open(options, Arc::new(MemoryObjects::default())).unwrap();
     let session = service.open_session(Who::default()).unwrap();
-    let change = |sequence, name: &str| {
-        let who = Who { client: ClientKey(7), sequence, ..Who::default() };
+    let change = |epoch, sequence, name: &str| {
+        let who = Who { client: ClientKey(7), epoch, since: epoch, sequence, ..Who::default() };
         service.call_from(session, who, MetaCall::Mkdir { path: path(name), mode: 0o755, uid: 0, gid: 0 });
     };
     let synced = || {
@@ -232,9 +232,11 @@ fn changes_are_remembered_by_the_device_before_a_sync_is_answered() {
         service.call(session, MetaCall::FsyncDir { path: path("") });
         steps.lock().unwrap().clone()
     };
-    change(1, "d");
+    assert_eq!(synced(), ["sync_changes", "sync"], "what an earlier run may have left");
+    change(0, 1, "d");
+    assert_eq!(synced(), ["sync"], "nothing was given up");
+    change(1, 2, "e");
     assert_eq!(synced(), ["sync_changes", "sync"]);
-    assert_eq!(synced(), ["sync"], "nothing was changed since");
-    change(2, "e");
-    assert_eq!(synced(), ["sync_changes", "sync"]);
+    change(1, 3, "f");
+    assert_eq!(synced(), ["sync"]);
 }

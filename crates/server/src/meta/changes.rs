@@ -6,8 +6,9 @@
 //!
 //! The epochs of clients are noted, too, so that what they have given up is refused after a restart.
 //!
-//! The file outlives the process. It is synced before an fsync of a file or directory is answered: a crash of the machine
-//! forgets no change of which the name space remembers what came after it by a promise.
+//! The file outlives the process. Where a client has begun a new epoch, it is synced before the next fsync of a file or
+//! directory is answered: after a crash of the machine, too, nothing that was given up before is done. Of the changes
+//! themselves such a crash may forget some; a copy that comes within its client's time is then done again.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ impl Known {
 pub(super) struct Changes {
     replies: Mutex<Replies<Known>>,
     file: Mutex<File>,
-    /// Notes taken, and of these the number known to be durable. Starts at 1: a killed server may have left some.
+    /// Notes of new epochs, and of these the number known to be durable. Starts at 1: a killed server may have left some.
     taken: AtomicU64,
     durable: AtomicU64,
 }
@@ -150,11 +151,10 @@ impl Changes {
         }
         directory.disk.append_change(&file.fd, &note.encode())?;
         file.len += NOTE_BYTES as u64;
-        self.taken.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Makes the notes taken so far durable.
+    /// Makes the epochs noted so far durable.
     pub(super) fn sync(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
         let taken = self.taken.load(Ordering::Acquire);
         if self.durable.load(Ordering::Acquire) >= taken {
@@ -167,11 +167,12 @@ impl Changes {
         Ok(())
     }
 
-    /// Notes the epoch of a call that changes nothing, if it is news; whether its client is still in it.
+    /// Notes the epoch of a call, if it is news; whether its client is still in it.
     fn note_epoch(&self, directory: &MetaDirectory, who: Who) -> rustix::io::Result<bool> {
-        let is_news = self.replies.lock().epoch_of(who.client.0) < who.epoch;
-        if is_news {
+        let known = self.replies.lock().epoch_of(who.client.0);
+        if known < who.epoch {
             self.note(directory, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;
+            self.taken.fetch_add(1, Ordering::AcqRel);
         }
         Ok(self.replies.lock().note(who.client.0, who.epoch))
     }
@@ -242,8 +243,8 @@ impl MetaService {
 
     fn admit_from(&self, session: SessionId, who: Who, call: MetaCall) -> Outcome<Answer> {
         let (changes, client) = (&self.meta.changes, who.client.0);
+        let is_current = changes.note_epoch(&self.meta.dir, who).map_err(not_noted)?;
         if !call.is_change() {
-            let is_current = changes.note_epoch(&self.meta.dir, who).map_err(not_noted)?;
             return if is_current || only_looks(&call) { Ok(self.call(session, call)) } else { Err(fenced(who)) };
         }
         // Not in the `match`: its lock would be held through it.
