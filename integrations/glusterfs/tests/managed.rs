@@ -6,6 +6,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use support::{Machine, PATIENCE, Process, apart, figure, script, statedump, succeed, text_of_statedump, until};
 
@@ -48,8 +49,16 @@ impl Pool {
 
     /// A started volume of one brick with the translator, without the client's caches, which would keep requests back.
     fn volume(&self, name: &str) {
-        let folder = self.machine.path(name);
-        self.gluster(&["volume", "create", name, &format!("{ADDRESS}:{}", folder.display()), "force"]);
+        self.create(name, &[], &[name]);
+    }
+
+    /// The same of several bricks, in these folders, with more words about the volume.
+    fn create(&self, name: &str, kind: &[&str], folders: &[&str]) {
+        let brick = |folder: &&str| format!("{ADDRESS}:{}", self.machine.path(folder).display());
+        let bricks: Vec<String> = folders.iter().map(brick).collect();
+        let bricks = bricks.iter().map(String::as_str);
+        let words = ["volume", "create", name].into_iter().chain(kind.iter().copied()).chain(bricks).chain(["force"]);
+        self.gluster(&words.collect::<Vec<&str>>());
         for cache in ["write-behind", "open-behind", "quick-read", "io-cache", "read-ahead", "stat-prefetch"] {
             self.set(name, &format!("performance.{cache}"), "off");
         }
@@ -69,10 +78,16 @@ impl Pool {
         (path, process)
     }
 
-    /// The process that serves a volume's brick.
+    /// The process that serves a volume's only brick.
     fn brick(&self, volume: &str) -> u32 {
-        let folder = Path::new("/run/gluster/vols").join(volume);
-        let file = fs::read_dir(folder).unwrap().flatten().next().expect("a file with the brick's process").path();
+        self.brick_in(volume, "")
+    }
+
+    /// The process that serves a volume's brick in a folder.
+    fn brick_in(&self, volume: &str, folder: &str) -> u32 {
+        let files = fs::read_dir(Path::new("/run/gluster/vols").join(volume)).unwrap().flatten().map(|f| f.path());
+        let ours = |file: &PathBuf| file.to_str().unwrap().ends_with(&format!("{folder}.pid"));
+        let file = files.into_iter().find(ours).expect("a file with the brick's process");
         fs::read_to_string(file).unwrap().trim().parse().unwrap()
     }
 
@@ -208,4 +223,47 @@ fn inside_detached_brick() {
     until("the brick", || fs::read_to_string(goes.0.join("before")).is_ok_and(|text| text == "before"));
     assert_eq!(fs::read_to_string(stays.0.join("after")).unwrap(), "after");
     assert!(!pool.log("stays").contains("signal received"), "{}", pool.log("stays"));
+}
+
+#[test]
+fn a_replica_that_was_away_is_healed() {
+    apart("inside_healed_replica");
+}
+
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_healed_replica() {
+    let mut pool = Pool::start();
+    pool.create("healed", &["replica", "2"], &["first", "second"]);
+    pool.schedule("healed", &[("policy", "mlf"), ("depth", "2")]);
+    let mount = pool.mount("healed");
+    let file = mount.0.join("file");
+    fs::write(&file, vec![b'a'; 3_000_000]).unwrap();
+    let away = pool.brick_in("healed", "second");
+    succeed(Command::new("kill").args(["-KILL", &away.to_string()]));
+    let content: Vec<u8> = (0..5_000_000_u32).map(|n| (n % 251) as u8).collect();
+    until("writing without the second brick", || fs::write(&file, &content).is_ok());
+    assert_ne!(fs::read(pool.machine.path("second/file")).unwrap(), content);
+    pool.gluster(&["volume", "start", "healed", "force"]);
+    // GlusterFS looks for what to heal every ten minutes, or when it is told to and both bricks are connected.
+    let end = Instant::now() + 2 * PATIENCE;
+    loop {
+        let _ = Command::new("gluster").args(["volume", "heal", "healed"]).output();
+        let entries = || pool.gluster(&["volume", "heal", "healed", "info"]);
+        let healed = fs::read(pool.machine.path("second/file")).is_ok_and(|bytes| bytes == content);
+        if healed && entries().matches("Number of entries: 0").count() == 2 {
+            break;
+        }
+        let reports = || ["first", "second"].map(|folder| statedump(pool.brick_in("healed", folder)));
+        assert!(Instant::now() < end, "not healed: {}\n{:#?}", entries(), reports());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(fs::read(pool.machine.path("first/file")).unwrap(), content);
+    assert_eq!(fs::read(&file).unwrap(), content);
+    // What healed it is known for what it is, on the side that was read and on the side that was written.
+    for folder in ["first", "second"] {
+        let report = statedump(pool.brick_in("healed", folder));
+        assert!(figure(&report, "internal_requests") > 0, "{folder}: {report:?}");
+        assert_eq!(figure(&report, "open_requests"), 0, "{folder}: {report:?}");
+    }
 }

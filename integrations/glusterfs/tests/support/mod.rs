@@ -68,6 +68,9 @@ pub fn apart(test: &str) {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare"]);
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    // The first process of the machine is a shell, which reaps what others leave: to glusterd a brick that was killed and
+    // not reaped still runs.
+    command.args(["bash", "-c", "\"$0\" \"$@\"; exit $?"]);
     command.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", "--nocapture", test]);
     command.env(TRANSLATORS, folder.join("xlator"));
     let said = succeed_within(&mut command, Duration::from_secs(150));
