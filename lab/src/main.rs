@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
 
+mod auto;
 mod codec;
 mod command {
     pub mod core;
@@ -52,6 +53,7 @@ enum Command {
     Guided(command::guided::Args),
     Goals(command::goals::Args),
     Policies(policies::Args),
+    Auto(auto::Args),
     TwinsOptions(twins_options::Args),
     Prediction(prediction::Args),
     Datapath(command::datapath::Args),
@@ -111,6 +113,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Guided(args) => command::guided::run(args),
         Command::Goals(args) => command::goals::run(args),
         Command::Policies(args) => policies::run(&args),
+        Command::Auto(args) => auto::run(&args),
         Command::Prediction(args) => prediction::run(&args),
         Command::TwinsOptions(args) => twins_options::run(&args),
         Command::Datapath(args) => command::datapath::run(args),

@@ -12,6 +12,7 @@ mod calibrate;
 mod children;
 mod config_command;
 mod demo;
+mod explain;
 mod layout;
 mod mount;
 mod policy;
@@ -58,6 +59,7 @@ enum Command {
     Mount(mount::MountArgs),
     Umount(mount::UmountArgs),
     Status(status::Args),
+    Explain(explain::Args),
     #[command(subcommand)]
     Policy(policy::Command),
     #[command(subcommand)]
@@ -120,6 +122,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Mount(args) => mount::mount(args),
         Command::Umount(args) => mount::umount(args),
         Command::Status(args) => status::run(args),
+        Command::Explain(args) => explain::run(&args),
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Store(command) => store::run(command),

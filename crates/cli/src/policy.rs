@@ -107,6 +107,8 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let config = load(&which.config)?;
             let spec = params.iter().try_fold(PolicySpec::named(&policy), |spec, word| spec.with_word(word));
             let spec = spec.map_err(|e| usage(e.to_string()))?;
+            // A decision table is named as a file, and sent as text.
+            let spec = impresario_config::read_table(&spec).map_err(usage)?;
             let servers = chosen(&config, &which)?;
             set(&config, &servers, &spec)
         }
@@ -235,7 +237,7 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
         std::thread::sleep(instant.duration_since(SystemTime::now()).unwrap_or_default());
     }
     for server in servers {
-        print(format!("{}: {spec}\n", server.name()).as_bytes())?;
+        print(format!("{}: {}\n", server.name(), status::short(spec)).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::units::{parse_duration, show_bytes, show_seconds};
 use impresario_config::{Config, Server};
+use impresario_sched::PolicySpec;
 use serde_json::{Value, json};
 
 use crate::{load, print};
@@ -68,22 +69,38 @@ impl State {
         self.engine("/policy")
     }
 
+    /// What a policy that chooses among others chose, as JSON.
+    pub fn chosen(&self) -> Option<&Value> {
+        self.engine("/chosen")
+    }
+
     /// The current policy as typed on a command line.
     pub fn policy_text(&self) -> String {
-        let Some(policy) = self.policy().and_then(Value::as_object) else { return "-".into() };
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-        let mut out = policy.get("name").map(text).unwrap_or_default();
-        let info = impresario_sched::policy::POLICIES.iter().find(|p| p.name == out);
-        for (key, value) in policy.iter().filter(|(key, _)| *key != "name") {
-            let value = text(value);
-            let default =
-                info.and_then(|p| p.params.iter().find(|i| i.name == *key)).is_some_and(|i| i.default == value);
-            if !default {
-                out += &format!(" {key}={value}");
-            }
-        }
-        out
+        let spec = self.policy().and_then(|policy| serde_json::from_value(policy.clone()).ok());
+        spec.map_or_else(|| "-".into(), |spec| differing(&spec))
     }
+}
+
+/// A policy with the parameters that differ from their defaults, as typed on a command line.
+pub fn differing(policy: &PolicySpec) -> String {
+    let info = impresario_sched::policy::info(&policy.name);
+    let is_default = |key: &str, value: &str| {
+        info.is_some_and(|info| info.params.iter().any(|i| i.name == key && i.default == value))
+    };
+    let mut shown = policy.clone();
+    shown.params.retain(|key, value| !is_default(key, value));
+    short(&shown)
+}
+
+/// A value of a parameter; texts of several lines, such as decision tables, by their size.
+fn short_text(value: &str) -> String {
+    if value.contains('\n') { format!("({} bytes)", value.len()) } else { value.into() }
+}
+
+/// A policy in one line.
+pub fn short(policy: &PolicySpec) -> String {
+    let params = policy.params.iter().map(|(key, value)| format!(" {key}={}", short_text(value)));
+    std::iter::once(policy.name.clone()).chain(params).collect()
 }
 
 /// Whether a server accepts connections at the address and speaks our protocol.

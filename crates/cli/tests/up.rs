@@ -60,6 +60,37 @@ fn up_status_and_ctrl_c_leave_nothing_running() {
     assert_eq!(ran.code, 0, "{ran:?}");
     assert!(ran.out.contains("server") && ran.out.contains("hbrr") && !ran.out.contains("DOES NOT ANSWER"), "{ran:?}");
 
+    // A table of one's own is a file here and a text there.
+    let explain = |json: &str| run(["explain".as_ref(), path.as_os_str(), json.as_ref()]);
+    let table = base.path().join("table.toml");
+    let rule = |condition, policy| {
+        format!("[[rule]]\nname = \"for {policy}\"\n{condition}choice = [{{ policy = \"{policy}\" }}]\n")
+    };
+    let text = format!("version = 1\n{}{}", rule("reads = { from = 9.0 }\n", "fifo"), rule("", "sjf"));
+    std::fs::write(&table, text).unwrap();
+    let set = |server: &str, table: &std::path::Path| {
+        let table = format!("table={}", table.display());
+        run([
+            "policy".as_ref(),
+            "set".as_ref(),
+            path.as_os_str(),
+            "--server".as_ref(),
+            server.as_ref(),
+            "auto".as_ref(),
+            table.as_ref(),
+        ])
+    };
+    let ran = set("data.1", &base.path().join("no.toml"));
+    assert!(ran.code == 2 && ran.err.contains("no.toml: cannot be read"), "{ran:?}");
+    assert_eq!(set("data.1", &table).code, 0);
+    let ran = run(["explain".as_ref(), path.as_os_str()]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("data.0: mlf, as configured: nothing is chosen"), "{ran:?}");
+    assert!(ran.out.contains("data.1: sjf\n  because       for sjf\n"), "{ran:?}");
+    let told: serde_json::Value = serde_json::from_str(&explain("--json").out).unwrap();
+    assert_eq!(told.pointer("/1/chosen/policy/name").and_then(|p| p.as_str()), Some("sjf"), "{told}");
+    assert_eq!(told.pointer("/0/chosen"), Some(&serde_json::Value::Null), "{told}");
+
     assert_eq!(servers_of(&path).len(), 4);
     up.signal(Signal::INT);
     assert_eq!(up.wait(PATIENCE).code(), Some(0), "{}", up.log());

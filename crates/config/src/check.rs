@@ -11,6 +11,7 @@ use impresario_sched::{PolicyError, PolicySpec, policy};
 
 use crate::document::KeyPath;
 use crate::model::{Config, META_NAME};
+use crate::table::without_table_file;
 use crate::{Address, nearest};
 
 /// A file with more servers than this is a mistake.
@@ -38,7 +39,7 @@ impl Findings {
     }
 
     fn policy(&mut self, path: &KeyPath, spec: &PolicySpec, lanes: u16) {
-        if let Err(error) = policy::check(spec, lanes) {
+        if let Err(error) = policy::check(&without_table_file(spec), lanes) {
             self.add(path, "policy", policy_complaint(&error));
         }
     }

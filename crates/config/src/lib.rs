@@ -10,6 +10,7 @@ pub mod document;
 mod load;
 pub mod mistake;
 mod model;
+mod table;
 mod write;
 
 pub use address::Address;
@@ -18,6 +19,7 @@ pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;
 pub use load::{Complaint, ConfigErrors, line_column};
 pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};
+pub use table::{read_table, table_file};
 
 /// The candidate closest to `word`, if close enough for "did you mean".
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {

@@ -9,6 +9,7 @@ use crate::Calibration;
 use crate::document::{KeyPath, Tree};
 use crate::mistake::{Mistakes, policies, read};
 use crate::model::Config;
+use crate::table::set_base;
 
 /// One mistake in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -133,6 +134,8 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
             let base = file.parent().unwrap_or(Path::new(""));
             config.meta.dir = base.join(&config.meta.dir);
             config.data.iter_mut().for_each(|data| data.dir = base.join(&data.dir));
+            config.data.iter_mut().for_each(|data| set_base(&mut data.policy, base));
+            config.io.iter_mut().for_each(|io| set_base(&mut io.policy, base));
             config.paths_mut().for_each(|path| *path = base.join(&*path));
             Ok((config, tree))
         }

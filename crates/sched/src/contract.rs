@@ -2,7 +2,7 @@
 
 use crate::correction::CostStatus;
 use crate::cost::CostModel;
-use crate::policy::WaitReason;
+use crate::policy::{Chosen, WaitReason};
 use crate::spec::PolicySpec;
 use crate::stats::Report;
 use crate::types::{Batch, BatchId, ConnId, Nanos};
@@ -137,6 +137,9 @@ pub struct Full;
 pub struct Status {
     /// The policy in force with all its parameters.
     pub policy: PolicySpec,
+    /// What it chose and why, where it chooses among others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<Chosen>,
     /// Requests outstanding at most.
     pub capacity: u32,
     /// Requests that the policy has.

@@ -118,7 +118,7 @@ impl Ground {
     fn apply_limits(&mut self, policy: &dyn Policy) {
         let unlimited = policy.unlimited();
         self.unlimited = unlimited;
-        self.speculates = policy::speculates(&policy.spec());
+        self.speculates = policy.speculates();
         let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
         for lane in &mut self.lanes {
             lane.limit_requests = if unlimited { u32::MAX } else { requests };
@@ -166,6 +166,8 @@ pub struct Core {
     blocked: u32,
     /// No lane is held longer.
     held_to: Nanos,
+    /// How often the policy put another into its place.
+    own_switches: u64,
     /// None where the driver wants none.
     statistics: Option<Box<Statistics>>,
     /// While the driver wants to know which requests ended.
@@ -224,6 +226,7 @@ impl Core {
             queued: 0,
             blocked: 0,
             held_to: Nanos::ZERO,
+            own_switches: 0,
             statistics,
             watch: None,
             foreseen: None,
@@ -344,6 +347,10 @@ impl Core {
             }
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
             return Next::Wait { until: Nanos::MAX, reason };
+        }
+        if self.policy.reconsider(&self.ground.view(now)) {
+            self.own_switches += 1;
+            self.limits_changed();
         }
         let view = self.ground.view(now);
         // Barriers are few; those of lanes without room wait for their turn in order.
@@ -655,19 +662,34 @@ impl Core {
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
         let policy = policy::build(spec, &self.ground.setup())?;
         let old = std::mem::replace(&mut self.policy, policy);
-        self.stranded.iter_mut().for_each(Stranded::forget);
         self.policy.take_over(&self.ground.view(now), old);
         self.policy.foresee(self.foreseen.clone());
-        self.ground.apply_limits(&*self.policy);
-        if !self.ground.speculates {
-            self.speculations.give_up_all(&mut self.ground.table);
-        }
+        self.limits_changed();
         for slot in self.ground.table.in_state(|s| s == State::Queued) {
             if self.ground.table.op(slot).is_data() {
                 self.policy.enqueue(&self.ground.view(now), slot);
             }
         }
         Ok(())
+    }
+
+    /// Another policy decides.
+    fn limits_changed(&mut self) {
+        self.stranded.iter_mut().for_each(Stranded::forget);
+        self.ground.apply_limits(&*self.policy);
+        if !self.ground.speculates {
+            self.speculations.give_up_all(&mut self.ground.table);
+        }
+    }
+
+    /// The policy that decides at present, where the one in force chooses among others; and how often that changed.
+    pub fn acting(&self) -> (PolicySpec, u64) {
+        (self.policy.acting(), self.own_switches)
+    }
+
+    /// What the policy in force chose and why; `None` where it does not choose.
+    pub fn chosen(&self) -> Option<policy::Chosen> {
+        self.policy.chosen()
     }
 
     /// Whether [`Core::reconfigure`] would take this policy.
@@ -805,6 +827,7 @@ impl Core {
     pub fn status(&self) -> Status {
         Status {
             policy: self.policy.spec(),
+            chosen: self.policy.chosen(),
             capacity: self.ground.table.capacity(),
             queued: self.queued,
             blocked: self.blocked,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use impresario_client::Vet;
-use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured};
+use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, read_table};
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
@@ -179,7 +179,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
         queue_requests: data.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
         cost: cost_model(data.cost.as_deref(), data.correct_cost, device).map_err(unsuitable)?,
-        ..EngineConfig::new(data.policy.clone())
+        ..EngineConfig::new(read_table(&data.policy).map_err(unsuitable)?)
     };
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
     let runs = data.earlier_runs.clone();
@@ -207,7 +207,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         queue_requests: io.queue_requests,
         submit_timeout: Duration::from_millis(config.cluster.request_timeout_ms / 2),
         cost: cost_model(io.cost.as_deref(), io.correct_cost, None).map_err(unsuitable)?,
-        ..EngineConfig::new(io.policy.clone())
+        ..EngineConfig::new(read_table(&io.policy).map_err(unsuitable)?)
     };
     let io_settings = IoSettings {
         engine,

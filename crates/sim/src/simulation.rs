@@ -9,6 +9,7 @@ use impresario_layout::Layout;
 use impresario_node::DispatchQueue;
 use impresario_node::session::{Fence, Routes};
 use impresario_sched::laws::VIOLATIONS_MAX;
+use impresario_sched::policy::Chosen;
 use impresario_sched::{CoreConfig, CostModel, Ended, LinearCost, Nanos, PolicyError, Table, policy};
 
 use crate::access;
@@ -374,6 +375,13 @@ impl Simulation {
             self.servers.push(Server::new(station, storage, cache, foresight_bytes, self.checks));
         }
         Ok(())
+    }
+
+    /// What the policies that choose among others chose until now, by the names of their nodes.
+    pub fn chosen(&self) -> Vec<(String, Chosen)> {
+        let io = self.io.iter().enumerate().map(|(at, node)| (format!("io.{at}"), &node.station));
+        let data = self.servers.iter().enumerate().map(|(at, server)| (format!("data.{at}"), &server.station));
+        io.chain(data).filter_map(|(name, station)| Some((name, station.core.chosen()?))).collect()
     }
 
     /// Goes on for a while.

@@ -37,6 +37,8 @@ struct Known {
     bound: Option<WaitBound>,
     batches_before: u64,
     idle_before: u64,
+    /// A policy that chooses among others moved it from one to another.
+    moved: bool,
     /// Batches of it, and batches of others while a rule withheld it.
     own: u64,
     withheld: u64,
@@ -77,6 +79,8 @@ pub struct Laws {
     pieces: bool,
     /// Its policy hands everything over at once: limits do not apply.
     unlimited: bool,
+    /// How often the policy had put another into its place.
+    own_switches: u64,
     conduct: Conduct,
     may_idle: bool,
     in_order: bool,
@@ -126,6 +130,7 @@ impl Laws {
             total_limit: config.total_requests.max(1),
             pieces: config.pieces,
             unlimited: false,
+            own_switches: 0,
             conduct: Conduct::conserving(""),
             may_idle: false,
             in_order: false,
@@ -150,14 +155,41 @@ impl Laws {
 
     /// Another policy is in force, or the same with other parameters: what was promised holds no more.
     pub fn switched(&mut self, core: &Core) {
-        let status = core.status();
-        (self.conduct, self.may_idle, self.in_order) = conduct(&status.policy);
+        self.look_at(core);
+        self.known.values_mut().for_each(|k| (k.bound, k.moved) = (None, false));
+        self.withheld.clear();
+    }
+
+    /// What the deciding policy may do.
+    fn look_at(&mut self, core: &Core) {
+        let (status, (acting, own_switches)) = (core.status(), core.acting());
+        (self.conduct, self.may_idle, self.in_order) = conduct(&acting);
         let limit = |l: &LaneStatus| l.limit_batches;
         self.lanes.iter_mut().zip(&status.lanes).for_each(|(lane, l)| lane.limit = limit(l));
         self.unlimited = self.conduct.unlimited;
-        self.policy = status.policy.to_string();
-        self.known.values_mut().for_each(|k| k.bound = None);
-        self.withheld.clear();
+        self.own_switches = own_switches;
+        self.policy = match status.policy.name == acting.name {
+            true => acting.to_string(),
+            false => format!("{} as {acting}", status.policy.name),
+        };
+    }
+
+    /// A policy that chooses among others moved what waits to another one, which makes promises of its own; that happens
+    /// once to a request.
+    fn moved(&mut self, now: u64, core: &Core) {
+        let mut twice = Vec::new();
+        for (id, k) in self.known.iter_mut().filter(|(_, k)| k.waits()) {
+            let lane = &self.lanes[k.request.extent.lane.index()];
+            // What is blocked, or in flight with a piece, is not the policy's.
+            let Some(bound) = core.wait_bound(Nanos(now), *id) else { continue };
+            let ready = !self.conduct.minds_connections || !self.not_ready.contains(&k.request.conn.0);
+            k.bound = ready.then_some(bound);
+            (k.batches_before, k.idle_before, k.own, k.withheld) = (lane.batches, lane.idle, 0, 0);
+            if std::mem::replace(&mut k.moved, true) {
+                twice.push(format!("law 3: a request was moved twice: {:?}", k.request));
+            }
+        }
+        twice.into_iter().for_each(|what| self.violated(now, what));
     }
 
     /// A lane is held by its driver.
@@ -261,6 +293,7 @@ impl Laws {
             bound,
             batches_before: lane.batches,
             idle_before: lane.idle,
+            moved: false,
             own: 0,
             withheld: 0,
         };
@@ -309,6 +342,10 @@ impl Laws {
     /// The core was asked.
     pub fn said(&mut self, now: u64, core: &Core, said: &Next) {
         self.pass_time(now);
+        let moved = core.acting().1 != self.own_switches;
+        if moved {
+            self.look_at(core);
+        }
         match said {
             Next::Dispatch(batch) => {
                 self.dispatched(now, batch);
@@ -324,6 +361,9 @@ impl Laws {
                 self.due = until.0;
                 self.waits(now, until.0, *reason);
             }
+        }
+        if moved {
+            self.moved(now, core);
         }
     }
 

@@ -13,6 +13,9 @@ use crate::{Cancelled, ClientId, Completion, ConnId, Event, Extent, JobId, UserI
 pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
     let p = PolicySpec::named;
     vec![
+        (p("auto"), 1),
+        (p("auto").with("table", AUTO_TABLE), 1),
+        (p("auto").with("table", AUTO_TABLE).with("objective", "share"), 3),
         (p("none"), 1),
         (p("none"), 3),
         (p("fifo"), 1),
@@ -89,6 +92,30 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
         (p("lowest-yield-first").with("measure", "bytes").with("guard_batches", 5).with("merge", "off"), 3),
     ]
 }
+
+/// Many rules that differ, so that every window of observations may switch.
+pub(super) const AUTO_TABLE: &str = r#"
+version = 1
+[[rule]]
+name = "few reads"
+reads = { below = 0.66 }
+choice = [{ policy = "none", share = -1.0 }, { policy = "aioli hold_us=20", depth = 1, makespan = -1.0, read_ahead = false }]
+[[rule]]
+name = "near"
+distance_bytes = { below = 9000.0 }
+choice = [{ policy = "wscan window_bytes=8192" }]
+[[rule]]
+name = "small"
+request_bytes = { below = 1500.0 }
+choice = [{ policy = "sw window_ms=1 guard_batches=4" }]
+[[rule]]
+name = "touching"
+touching = { from = 0.15 }
+choice = [{ policy = "sstf patience_us=5 guard_batches=4" }]
+[[rule]]
+name = "the rest"
+choice = [{ policy = "mlf guard_batches=2" }]
+"#;
 
 /// Limits small enough to be met often within a script, large enough that it ends.
 const TBF_LIMITS: &str = "w: op=write {requests_per_s=30000, burst=2}; f: file=1|2 {bytes_per_s=1e8, burst=8192, \

@@ -4,7 +4,7 @@
 
 use impresario_base::random::Random;
 
-use super::script::{Load, Script, replayable, run, seeds, specs};
+use super::script::{self, Load, Script, replayable, run, seeds, specs};
 use super::*;
 use crate::policy::{Choice, Done, Policy, Setup, View};
 use crate::table::Slot;
@@ -22,6 +22,23 @@ fn every_policy_keeps_the_laws() {
             replayable(&format!("{spec} on {lanes} lanes"), seed, || run(&spec, lanes, seed, load, steps, &[]));
         }
     }
+}
+
+/// The policy that chooses among others does so while the laws are watched, often.
+#[test]
+fn switches_of_its_own_keep_the_laws() {
+    let spec = PolicySpec::named("auto").with("table", script::AUTO_TABLE);
+    let mut switches = Vec::new();
+    for seed in seeds(24) {
+        switches.push(replayable("auto", seed, || {
+            let mut script = Script::new(&spec, 1 + 2 * (seed % 2) as u16, seed);
+            (0..8_000).for_each(|_| script.step(&[]));
+            script.finish();
+            script.judge();
+            script.core.acting().1
+        }));
+    }
+    assert!(switches.iter().sum::<u64>() >= 3 * switches.len() as u64, "{switches:?}");
 }
 
 /// Law 5.

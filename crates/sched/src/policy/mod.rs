@@ -4,7 +4,7 @@
 //! order, aggregation and waiting; the core does the rest (conflicts, barriers, limits, counting).
 
 mod agios;
-mod auto;
+pub mod auto;
 mod crr;
 mod deadline;
 mod fifo;
@@ -42,6 +42,7 @@ use crate::occupied::{Occupied, Round};
 use crate::spec::PolicySpec;
 use crate::table::{Slot, Table};
 use crate::types::{ConnId, LaneId, Nanos, Op};
+pub use auto::Chosen;
 pub use params::{ParamInfo, Params, PolicyError};
 
 /// Why nothing is dispatched now.
@@ -262,6 +263,27 @@ pub trait Policy: Any + Send {
         self.dequeue(view, oldest);
         batch.push(oldest);
         Choice::Serve
+    }
+
+    /// May put another policy into its place, which then has the queued requests; asked before each decision. True: it did,
+    /// and limits are looked up again.
+    fn reconsider(&mut self, _view: &View<'_>) -> bool {
+        false
+    }
+
+    /// The policy that decides at present: itself, unless it chooses among others.
+    fn acting(&self) -> PolicySpec {
+        self.spec()
+    }
+
+    /// What it chose and why, where it chooses among others.
+    fn chosen(&self) -> Option<Chosen> {
+        None
+    }
+
+    /// Reads that nobody asked for may be started beside its requests.
+    fn speculates(&self) -> bool {
+        speculates(&self.spec())
     }
 
     /// The worst-case wait of a queued request from now.

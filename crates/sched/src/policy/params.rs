@@ -18,7 +18,7 @@ pub enum Range {
 }
 
 /// Longest text that a parameter may be, bytes.
-pub const TEXT_MAX_BYTES: usize = 16 << 10;
+pub const TEXT_MAX_BYTES: usize = 64 << 10;
 
 /// `on` or `off`.
 pub const SWITCH: Range = Range::Choice(&["on", "off"]);

@@ -1,0 +1,466 @@
+//! `auto`: the policy that suits what is below the scheduler and what is asked of it.
+//!
+//! The papers leave the choice to future work (agios-2013, VI; twins-2017, VIII). Here it is made by a table that people
+//! can read (`table.rs`): the first rule whose conditions hold on what is known of the place (what is below, its class) and
+//! on what is observed of the requests (`observe.rs`) names alternatives with the gain over `fifo` that simulations gave
+//! them; the one with the largest gain by `objective` acts. The built-in table is retrained by `impresario-lab auto`.
+//!
+//! - **Switching.** A rule that differs from the acting one counts once two windows of observations in a row agree on it
+//!   (after a pause, the first window), and if it is expected to gain more than [`MARGIN`]. The new policy receives the
+//!   queued requests in their order of arrival.
+//! - **Correction.** The rate (bytes by time with something outstanding) is measured before and after a switch that no
+//!   pause came with, while the same rule counts. A choice that yields less than [`YIELD_MIN`] of the one before is
+//!   undone, and remembered for a minute, twice as long each time.
+//! - **Bound.** No switch takes place while a request waits that was moved by the one before. So a request is moved once
+//!   at most, and waits for as long as the policy that took it in and the one that it was moved to allow.
+//!
+//! Where no observation could change the rule (above a kernel that sorts), nothing is observed.
+
+mod meter;
+mod observe;
+pub mod table;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use impresario_foresight::PredictedQueues;
+use serde::Serialize;
+
+use super::params::Range;
+use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, build};
+use crate::contract::Linked;
+use crate::names::Who;
+use crate::spec::PolicySpec;
+use crate::table::{Slot, State};
+use crate::types::{ConnId, Nanos};
+use meter::Meter;
+use observe::Observer;
+pub use observe::{DeviceClass, FEATURES, Observation};
+use table::{Alternative, Objective, Place, Situation, Table};
+
+/// Expected relative gain below which nothing is switched.
+pub const MARGIN: f64 = 0.05;
+/// Windows in a row that agree before a switch.
+const AGREEING: u32 = 2;
+/// Part of the rate before a switch below which it is undone.
+pub const YIELD_MIN: f64 = 0.9;
+/// How long a choice that was undone is remembered: at first, and at most.
+const REMEMBERED: (Nanos, Nanos) = (Nanos::from_millis(60_000), Nanos::from_millis(3_600_000));
+/// Choices remembered at most.
+const UNDONE_MAX: usize = 16;
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "auto",
+    summary: "Choose by a table from what is below and what is observed; above what sorts by itself, hand over at once.",
+    source: "table trained in the simulator; the papers leave the choice to future work (agios-2013, VI; twins-2017, VIII)",
+    // The laws and drivers ask the acting policy.
+    conduct: Conduct {
+        idles: |_| true,
+        ..Conduct::conserving("as the policy that acts; a request that a switch moved, as the two that had it")
+    },
+    params: &[
+        ParamInfo {
+            name: "objective",
+            default: "makespan",
+            range: Range::Choice(&Objective::NAMES),
+            doc: "What is to be gained: the time of the slowest process, the mean time of a process, even times, or the \
+                  least that an application gets.",
+        },
+        ParamInfo {
+            name: "table",
+            default: "",
+            range: Range::Text("the text of a decision table"),
+            doc: "Another decision table; empty: the built-in one. Configuration files and commands take table=FILE.",
+        },
+    ],
+    build: |params, setup| {
+        let refuse = |why| PolicyError::Unsuitable { policy: "auto", why: format!("its decision table: {why}") };
+        Ok(Box::new(Auto::new(params, table::of(params).map_err(refuse)?, setup)?))
+    },
+};
+
+/// What `auto` tells of its choice.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Chosen {
+    /// What the choice is to gain.
+    pub objective: Objective,
+    /// Where the scheduler stands.
+    pub place: Place,
+    /// What is below sorts by itself.
+    pub sorted_below: bool,
+    /// The device by the cost model; absent before the first request.
+    pub device: Option<DeviceClass>,
+    /// The rule by which the acting policy was chosen.
+    pub rule: String,
+    /// The acting policy.
+    pub policy: PolicySpec,
+    /// Reads that nobody asked for are started beside it.
+    pub read_ahead: bool,
+    /// What the acting policy is expected to gain over `fifo`.
+    pub expected_gain: f64,
+    /// The other alternatives of the rule with what they were expected to gain, best first.
+    pub alternatives: Vec<Expected>,
+    /// Switches since the start.
+    pub switches: u64,
+    /// Choices that measured worse than expected and are not made for a while.
+    pub undone: Vec<String>,
+    /// What was observed last; absent where nothing is, or not yet.
+    pub observed: Option<Observation>,
+    /// Bytes by second with something outstanding, since the rule counts or the policy acts; absent while too little was
+    /// measured.
+    pub rate_bytes_per_s: Option<f64>,
+}
+
+/// An alternative that was not chosen.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Expected {
+    /// The policy.
+    pub policy: String,
+    /// The expected gain over `fifo`.
+    pub gain: f64,
+}
+
+/// A rule and one of its alternatives, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pick {
+    rule: usize,
+    choice: usize,
+}
+
+/// A choice that is not made for a while.
+struct Undone {
+    pick: Pick,
+    /// What acts instead.
+    instead: Pick,
+    until: Nanos,
+    /// For how long the next time.
+    next: Nanos,
+}
+
+/// A switch that is measured.
+struct Trial {
+    before: f64,
+    back: Pick,
+}
+
+struct Auto {
+    params: Params,
+    setup: Setup,
+    objective: Objective,
+    table: Table,
+    situation: Situation,
+    inner: Box<dyn Policy>,
+    acting: Pick,
+    /// Where nothing need be observed: none.
+    observer: Option<Observer>,
+    /// The device was looked at.
+    begun: bool,
+    seen: Option<Observation>,
+    /// The rule that the last windows agree on, and how many.
+    counts: (usize, u32),
+    wanted: Option<Pick>,
+    /// The youngest request that the last switch moved.
+    moved: Option<u64>,
+    switches: u64,
+    meter: Meter,
+    trial: Option<Trial>,
+    undone: Vec<Undone>,
+    foreseen: Option<Arc<PredictedQueues>>,
+}
+
+impl Auto {
+    fn new(params: &Params, table: Table, setup: &Setup) -> Result<Auto, PolicyError> {
+        let place = if setup.lanes > 1 { Place::IoNode } else { Place::Data };
+        let situation = Situation { place, sorted_below: setup.sorted_below, device: None };
+        let objective = Objective::named(params.text("objective"));
+        let rule = table.rule_for(situation, None);
+        let acting = Pick { rule, choice: best(&table.rule[rule].choice, objective) };
+        let inner = build(&table.rule[rule].choice[acting.choice].spec(), setup)?;
+        let observer = (!table.needs_no_observation(situation)).then(Observer::new);
+        Ok(Auto {
+            params: params.clone(),
+            setup: *setup,
+            objective,
+            table,
+            situation,
+            inner,
+            acting,
+            observer,
+            begun: false,
+            seen: None,
+            counts: (rule, 0),
+            wanted: None,
+            moved: None,
+            switches: 0,
+            meter: Meter::default(),
+            trial: None,
+            undone: Vec::new(),
+            foreseen: None,
+        })
+    }
+
+    fn alternative(&self, pick: Pick) -> &Alternative {
+        &self.table.rule[pick.rule].choice[pick.choice]
+    }
+
+    /// What the rule says, or what acts instead because that measured worse (true).
+    fn pick(&self, rule: usize, now: Nanos) -> (Pick, bool) {
+        let pick = Pick { rule, choice: best(&self.table.rule[rule].choice, self.objective) };
+        let undone = self.undone.iter().find(|u| u.pick == pick && now < u.until);
+        undone.map_or((pick, false), |undone| (undone.instead, true))
+    }
+
+    /// A window of observations is full.
+    fn observed(&mut self, view: &View<'_>, seen: Observation) {
+        self.seen = Some(seen);
+        self.situation.device = Some(DeviceClass::of(view.cost));
+        let rule = self.table.rule_for(self.situation, Some(&seen));
+        if rule != self.counts.0 || seen.first {
+            self.counts = (rule, 0);
+            self.trial = None;
+            self.meter.begin(0);
+        }
+        self.counts.1 += 1;
+        self.judge_trial(view.now);
+        let (pick, measured) = self.pick(rule, view.now);
+        let (now, wanted) = (self.alternative(self.acting), self.alternative(pick));
+        if same(now, wanted) {
+            self.acting = pick;
+            self.wanted = None;
+            return;
+        }
+        let agreed = seen.first || self.counts.1 >= AGREEING;
+        // What the rule says of the acting policy; nothing, where it does not list it.
+        let listed = self.table.rule[rule].choice.iter().find(|other| same(other, now));
+        let worth = |alternative: &Alternative| 1.0 - alternative.gain(self.objective);
+        let pays = measured || listed.is_none_or(|listed| worth(wanted) < worth(listed) * (1.0 - MARGIN));
+        self.wanted = (agreed && pays && !self.has_moved(view)).then_some(pick);
+    }
+
+    /// Whether a switch yielded less than what was before it.
+    fn judge_trial(&mut self, now: Nanos) {
+        let Some(rate) = self.meter.rate() else { return };
+        let Some(Trial { before, back }) = self.trial.take() else { return };
+        if rate >= before * YIELD_MIN {
+            return;
+        }
+        let pick = self.acting;
+        let known = self.undone.iter().position(|u| u.pick == pick);
+        let last = known.map_or(REMEMBERED.0, |at| self.undone.swap_remove(at).next);
+        if self.undone.len() == UNDONE_MAX {
+            self.undone.remove(0);
+        }
+        let next = Nanos(last.0.saturating_mul(2).min(REMEMBERED.1.0));
+        self.undone.push(Undone { pick, instead: back, until: now + last, next });
+    }
+
+    /// A request that the last switch moved still waits.
+    fn has_moved(&self, view: &View<'_>) -> bool {
+        let Some(moved) = self.moved else { return false };
+        let queued = view.table.in_state(|state| state == State::Queued);
+        queued.iter().any(|slot| view.table.op(*slot).is_data() && view.table.seq(*slot) <= moved)
+    }
+
+    /// Requests left the queue.
+    fn left(&mut self, view: &View<'_>, slots: &[Slot], choice: Choice) {
+        let Some(observer) = &mut self.observer else { return };
+        match choice {
+            Choice::Serve | Choice::ServeThrough => slots.iter().for_each(|slot| observer.left(view, *slot)),
+            // The core sends the whole where there are no pieces, or the piece is the rest.
+            Choice::ServePiece { len_bytes } => {
+                let whole = |slot: &&Slot| !view.pieces || len_bytes >= view.table.len_bytes(**slot);
+                slots.iter().filter(whole).for_each(|slot| observer.left(view, *slot));
+            }
+            Choice::Wait { .. } => {}
+        }
+    }
+
+    fn switch(&mut self, view: &View<'_>, to: Pick) -> bool {
+        // The table was checked when it was read; a policy that this place refuses is left out.
+        let Ok(next) = build(&self.alternative(to).spec(), &self.setup) else { return false };
+        let same_phase = self.seen.is_some_and(|seen| !seen.first);
+        let before = self.meter.rate().filter(|_| same_phase);
+        self.trial = before.map(|before| Trial { before, back: self.acting });
+        let old = std::mem::replace(&mut self.inner, next);
+        self.inner.take_over(view, old);
+        self.inner.foresee(self.foreseen.clone());
+        self.moved = None;
+        for slot in view.table.in_state(|state| state == State::Queued) {
+            if view.table.op(slot).is_data() {
+                self.inner.enqueue(view, slot);
+                self.moved = Some(view.table.seq(slot));
+            }
+        }
+        // What was sent by the old policy is not counted for the new one.
+        self.meter.begin(view.table.len() as u32);
+        self.acting = to;
+        self.switches += 1;
+        true
+    }
+
+    fn chosen(&self) -> Chosen {
+        let (rule, acting) = (&self.table.rule[self.acting.rule], self.alternative(self.acting));
+        let others = rule.choice.iter().filter(|other| !same(other, acting));
+        let mut alternatives: Vec<Expected> =
+            others.map(|a| Expected { policy: a.policy.clone(), gain: a.gain(self.objective) }).collect();
+        alternatives.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+        Chosen {
+            objective: self.objective,
+            place: self.situation.place,
+            sorted_below: self.situation.sorted_below,
+            device: self.situation.device,
+            rule: rule.name.clone(),
+            policy: self.inner.spec(),
+            read_ahead: acting.read_ahead,
+            expected_gain: acting.gain(self.objective),
+            alternatives,
+            switches: self.switches,
+            undone: self.undone.iter().map(|u| self.alternative(u.pick).policy.clone()).collect(),
+            observed: self.seen,
+            rate_bytes_per_s: self.meter.rate(),
+        }
+    }
+}
+
+/// The alternative with the largest expected gain; of equal ones the first.
+fn best(choices: &[Alternative], objective: Objective) -> usize {
+    let better = |best: usize, at: usize| {
+        if choices[at].gain(objective) > choices[best].gain(objective) { at } else { best }
+    };
+    (0..choices.len()).reduce(better).unwrap_or(0)
+}
+
+/// They do the same, whatever is expected of them.
+fn same(a: &Alternative, b: &Alternative) -> bool {
+    a.policy == b.policy && a.depth == b.depth && a.read_ahead == b.read_ahead
+}
+
+impl Policy for Auto {
+    fn spec(&self) -> PolicySpec {
+        self.params.spec()
+    }
+
+    fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
+        if let Some(observer) = &mut self.observer {
+            self.meter.arrived(view.now, view.table.len() <= 1);
+            let seen = observer.arrived(view, slot);
+            if !self.begun {
+                self.begun = true;
+                self.situation.device = Some(DeviceClass::of(view.cost));
+                let (pick, _) = self.pick(self.table.rule_for(self.situation, None), view.now);
+                self.wanted = (!same(self.alternative(pick), self.alternative(self.acting))).then_some(pick);
+            }
+            if let Some(seen) = seen {
+                self.observed(view, seen);
+            }
+        }
+        self.inner.enqueue(view, slot);
+    }
+
+    fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
+        if let Some(observer) = &mut self.observer {
+            observer.left(view, slot);
+        }
+        self.inner.dequeue(view, slot);
+    }
+
+    fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
+        let choice = self.inner.select(view, batch);
+        self.left(view, batch, choice);
+        choice
+    }
+
+    fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
+        let choice = self.inner.serve_lane(view, oldest, batch);
+        self.left(view, batch, choice);
+        choice
+    }
+
+    fn reconsider(&mut self, view: &View<'_>) -> bool {
+        self.wanted.take().is_some_and(|to| self.switch(view, to))
+    }
+
+    fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
+        self.inner.wait_bound(view, slot)
+    }
+
+    fn is_withheld(&self, view: &View<'_>, slot: Slot) -> bool {
+        self.inner.is_withheld(view, slot)
+    }
+
+    fn unlimited(&self) -> bool {
+        self.inner.unlimited()
+    }
+
+    fn lane_requests(&self) -> Option<u32> {
+        let asked = [self.inner.lane_requests(), self.alternative(self.acting).depth];
+        asked.into_iter().flatten().min()
+    }
+
+    fn speculates(&self) -> bool {
+        // Beside what is handed over at once as beside any other policy: only `none` by itself starts no speculations.
+        self.alternative(self.acting).read_ahead
+    }
+
+    fn acting(&self) -> PolicySpec {
+        self.inner.spec()
+    }
+
+    fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        if let Some(observer) = &mut self.observer {
+            observer.completed(view, done);
+            self.meter.ended(view.now, done.len_bytes, done.slots.len() as u32);
+        }
+        self.inner.completed(view, done);
+    }
+
+    fn readiness(&mut self, view: &View<'_>, conn: ConnId) {
+        self.inner.readiness(view, conn);
+    }
+
+    fn explain(&self, who: &Who, now: Nanos) -> Option<String> {
+        let rule = &self.table.rule[self.acting.rule].name;
+        let what = match self.unlimited() {
+            true => "hands every request over at once".to_string(),
+            false => format!("schedules as {}", self.inner.spec()),
+        };
+        let more = self.inner.explain(who, now).map(|more| format!("; {more}")).unwrap_or_default();
+        Some(format!("auto {what}: {rule}{more}"))
+    }
+
+    fn chosen(&self) -> Option<Chosen> {
+        Some(Auto::chosen(self))
+    }
+
+    fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
+        self.inner.foresee(queues.clone());
+        self.foreseen = queues;
+    }
+
+    fn linked(&self) -> Option<Linked> {
+        self.inner.linked()
+    }
+
+    fn take_over(&mut self, view: &View<'_>, old: Box<dyn Any>) {
+        let old = match old.downcast::<Auto>() {
+            Ok(mut auto) => {
+                // With the same table and objective the choice goes on; the queued requests come anew.
+                if auto.table == self.table && auto.objective == self.objective && auto.setup.lanes == self.setup.lanes
+                {
+                    let spec = auto.alternative(auto.acting).spec();
+                    if let Ok(inner) = build(&spec, &self.setup) {
+                        self.inner = inner;
+                        (self.acting, self.counts, self.begun) = (auto.acting, auto.counts, auto.begun);
+                        (self.situation, self.seen, self.switches) = (auto.situation, auto.seen, auto.switches);
+                        self.undone = std::mem::take(&mut auto.undone);
+                    }
+                }
+                auto.inner as Box<dyn Any>
+            }
+            Err(old) => old,
+        };
+        self.inner.take_over(view, old);
+    }
+}

@@ -1,0 +1,305 @@
+//! What `auto` observes of the requests that arrive: a few averages over a window, in a few kilobytes and some tens of
+//! nanoseconds a request.
+//!
+//! A window is 64 requests, and as many more as it takes until 16 of them followed an earlier request of the same client in the
+//! same file (256 at most); the first of a phase is half of that, so that a short phase is known in time. Applications, files and clients are counted while they have requests queued, too: a
+//! scheduler that serves one application at a time must not make the others disappear. Everything is kept in tables of fixed
+//! size in which entries displace one another, so nothing grows with files or clients; counts are estimates (linear
+//! counting) and end near a thousand.
+//!
+//! After a pause (nothing outstanding for 200 ms) a new phase is assumed: what was observed before it is not mixed with
+//! what comes.
+
+use serde::Serialize;
+
+use crate::cost::CostModel;
+use crate::policy::{Done, View};
+use crate::table::Slot;
+use crate::types::{Nanos, Op};
+
+/// Requests of a window.
+const WINDOW: u32 = 64;
+/// … of which so many have a predecessor, or else the window goes on
+const FOLLOWERS: u32 = 16;
+/// … up to this number of requests.
+const WINDOW_MAX: u32 = 256;
+/// A pause that ends a phase of I/O.
+const PAUSE: Nanos = Nanos::from_millis(200);
+/// Requests of a window below which a pause does not end it.
+const WINDOW_MIN: u32 = 16;
+/// A batch that took less than this part of what the cost model says did not need the device.
+const HIT_DIVISOR: u64 = 8;
+
+/// What was observed in one window.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Observation {
+    /// Requests that it is made of.
+    pub requests: u32,
+    /// It is the first since the start or a pause.
+    pub first: bool,
+    /// Share of reads, 0 to 1.
+    pub reads: f64,
+    /// Applications with requests, about.
+    pub jobs: f64,
+    /// Files in use, about.
+    pub files: f64,
+    /// Clients with requests, about.
+    pub clients: f64,
+    /// Mean request, bytes.
+    pub request_bytes: f64,
+    /// Share of requests that begin where the client's last one in the file ended, of those that have a predecessor.
+    pub sequential: f64,
+    /// Share of requests that do not, but touch a recent request of the file.
+    pub touching: f64,
+    /// Distance of a request from the end of the client's last one in the file, in the lane's offsets; geometric mean, bytes.
+    pub distance_bytes: f64,
+    /// Requests outstanding when another arrives, mean.
+    pub outstanding: f64,
+    /// Share of batches that took the time of the device; the others were served by a cache.
+    pub device_share: f64,
+}
+
+/// A property of an observation that a table may ask for, by its name there.
+pub type Feature = (&'static str, fn(&Observation) -> f64);
+
+/// All that a table may ask for.
+pub const FEATURES: [Feature; 12] = [
+    ("reads", |o| o.reads),
+    ("jobs", |o| o.jobs),
+    ("files", |o| o.files),
+    ("clients", |o| o.clients),
+    ("clients_per_file", |o| o.clients / o.files.max(1.0)),
+    ("clients_per_job", |o| o.clients / o.jobs.max(1.0)),
+    ("request_bytes", |o| o.request_bytes),
+    ("sequential", |o| o.sequential),
+    ("touching", |o| o.touching),
+    ("distance_bytes", |o| o.distance_bytes),
+    ("outstanding", |o| o.outstanding),
+    ("device_share", |o| o.device_share),
+];
+
+/// What kind of device serves the requests, by the cost model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceClass {
+    /// A small read takes more than a millisecond: heads move.
+    Disk,
+    /// … more than 20 µs.
+    Flash,
+    /// … less.
+    Memory,
+}
+
+impl DeviceClass {
+    /// By the time of a read of 4 KiB.
+    pub fn of(cost: &CostModel) -> DeviceClass {
+        match cost.ttp(Op::Read, 4096).0 {
+            1_000_000.. => DeviceClass::Disk,
+            20_000.. => DeviceClass::Flash,
+            _ => DeviceClass::Memory,
+        }
+    }
+}
+
+/// Mixes two words; the upper half of the product is good.
+fn hash(a: u64, b: u64) -> u64 {
+    (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        >> 16
+}
+
+/// Buckets of a census.
+const BUCKETS: usize = 256;
+
+/// How many different identities have requests queued, or had one in the window.
+struct Census {
+    queued: [u32; BUCKETS],
+    /// The window in which one arrived last.
+    seen: [u32; BUCKETS],
+}
+
+impl Census {
+    fn new() -> Census {
+        Census { queued: [0; BUCKETS], seen: [0; BUCKETS] }
+    }
+
+    fn bucket(id: u32) -> usize {
+        // Interned identities are small numbers: the first 256 have a bucket each.
+        (id ^ (id >> 8)) as usize % BUCKETS
+    }
+
+    fn arrived(&mut self, id: u32, window: u32) {
+        let at = Census::bucket(id);
+        self.queued[at] += 1;
+        self.seen[at] = window;
+    }
+
+    fn left(&mut self, id: u32) {
+        let queued = &mut self.queued[Census::bucket(id)];
+        *queued = queued.saturating_sub(1);
+    }
+
+    /// Linear counting would say more where buckets are shared; up to a quarter of them the difference is small.
+    fn count(&self, window: u32) -> f64 {
+        let used = self.queued.iter().zip(&self.seen).filter(|(queued, seen)| **queued > 0 || **seen == window).count();
+        match BUCKETS - used {
+            _ if used <= BUCKETS / 4 => used as f64,
+            free => BUCKETS as f64 * (BUCKETS as f64 / free.max(1) as f64).ln(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Stream {
+    end: u64,
+    tag: u64,
+}
+
+/// Entries of the tables of streams and of edges.
+const STREAMS: usize = 512;
+const EDGES: usize = 1024;
+
+/// The tables; apart, so that a policy without observations does not carry them.
+struct Tables {
+    jobs: Census,
+    files: Census,
+    clients: Census,
+    /// By client, file and lane.
+    streams: [Stream; STREAMS],
+    /// Starts and ends of recent requests.
+    edges: [u32; EDGES],
+}
+
+/// Observes.
+pub(super) struct Observer {
+    tables: Box<Tables>,
+    /// The number of the present window.
+    window: u32,
+    first: bool,
+    requests: u32,
+    reads: u32,
+    followers: u32,
+    sequential: u32,
+    touching: u32,
+    bytes: u64,
+    distance_log2: f64,
+    outstanding: u64,
+    batches: u32,
+    hits: u32,
+    /// When something arrived or ended last.
+    last: Nanos,
+}
+
+impl Observer {
+    pub fn new() -> Observer {
+        let tables = Tables {
+            jobs: Census::new(),
+            files: Census::new(),
+            clients: Census::new(),
+            streams: [Stream::default(); STREAMS],
+            edges: [0; EDGES],
+        };
+        Observer {
+            tables: Box::new(tables),
+            window: 1,
+            first: true,
+            requests: 0,
+            reads: 0,
+            followers: 0,
+            sequential: 0,
+            touching: 0,
+            bytes: 0,
+            distance_log2: 0.0,
+            outstanding: 0,
+            batches: 0,
+            hits: 0,
+            last: Nanos::ZERO,
+        }
+    }
+
+    /// A request came. Gives what was observed when a window is full.
+    pub fn arrived(&mut self, view: &View<'_>, slot: Slot) -> Option<Observation> {
+        let table = view.table;
+        let pause = table.len() <= 1 && view.now.since(self.last) >= PAUSE && self.requests >= WINDOW_MIN;
+        self.last = view.now;
+        let before = pause.then(|| self.close(true)).filter(|seen| seen.requests >= WINDOW / 2);
+        let (file, client, lane) = (table.file(slot).0, table.client(slot).0, table.lane(slot).0);
+        let (start, end) = (table.start(slot), table.end(slot));
+        let t = &mut *self.tables;
+        t.jobs.arrived(table.job(slot).0, self.window);
+        t.files.arrived(file, self.window);
+        t.clients.arrived(client, self.window);
+        self.requests += 1;
+        self.reads += u32::from(table.op(slot) == Op::Read);
+        self.bytes = self.bytes.saturating_add(end - start);
+        self.outstanding += table.len() as u64;
+        let place = u64::from(file) << 16 | u64::from(lane);
+        let tag = hash(place, u64::from(client) + 1) | 1;
+        let stream = &mut t.streams[tag as usize / 2 % STREAMS];
+        let (known, continues) = (stream.tag == tag, stream.tag == tag && stream.end == start);
+        if known {
+            self.followers += 1;
+            self.sequential += u32::from(continues);
+            self.distance_log2 += f64::from(64 - start.abs_diff(stream.end).leading_zeros());
+        }
+        *stream = Stream { end, tag };
+        // What is a start to one is an end to its neighbour: both are marked, and told apart by the lowest bit.
+        let edge = |offset: u64, is_end: bool| (hash(place, offset) as u32) << 1 | u32::from(is_end);
+        let at = |edge: u32| (edge >> 1) as usize % EDGES;
+        let (begins, ends) = (edge(start, true), edge(end, false));
+        if !continues {
+            let touches = t.edges[at(begins)] == begins || t.edges[at(ends)] == ends;
+            self.touching += u32::from(touches);
+        }
+        t.edges[at(begins)] = begins ^ 1;
+        t.edges[at(ends)] = ends ^ 1;
+        let part = if self.first { 2 } else { 1 };
+        let followed = self.followers >= FOLLOWERS / part || self.requests >= WINDOW_MAX / part;
+        let full = self.requests >= WINDOW / part && followed;
+        if full { Some(self.close(false)) } else { before }
+    }
+
+    /// A request is queued no longer.
+    pub fn left(&mut self, view: &View<'_>, slot: Slot) {
+        let (table, t) = (view.table, &mut *self.tables);
+        t.jobs.left(table.job(slot).0);
+        t.files.left(table.file(slot).0);
+        t.clients.left(table.client(slot).0);
+    }
+
+    /// A batch ended.
+    pub fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
+        self.last = view.now;
+        self.batches += 1;
+        // A driver that tells no times tells nothing of caches.
+        let hit = done.service.0 > 0 && done.service.0 < view.cost.ttp(done.op, done.len_bytes).0 / HIT_DIVISOR;
+        self.hits += u32::from(hit);
+    }
+
+    fn close(&mut self, pause: bool) -> Observation {
+        let (n, followers) = (f64::from(self.requests.max(1)), f64::from(self.followers.max(1)));
+        let t = &*self.tables;
+        let seen = Observation {
+            requests: self.requests,
+            first: self.first,
+            reads: f64::from(self.reads) / n,
+            jobs: t.jobs.count(self.window),
+            files: t.files.count(self.window),
+            clients: t.clients.count(self.window),
+            request_bytes: self.bytes as f64 / n,
+            sequential: f64::from(self.sequential) / followers,
+            touching: f64::from(self.touching) / n,
+            // log2 + 1 was summed, 0 for no distance.
+            distance_bytes: (self.distance_log2 / followers).exp2() - 1.0,
+            outstanding: self.outstanding as f64 / n,
+            device_share: match self.batches {
+                0 => 1.0,
+                batches => 1.0 - f64::from(self.hits) / f64::from(batches),
+            },
+        };
+        self.window = self.window.wrapping_add(1);
+        self.first = pause;
+        (self.requests, self.reads, self.followers, self.sequential, self.touching) = (0, 0, 0, 0, 0);
+        (self.bytes, self.distance_log2, self.outstanding, self.batches, self.hits) = (0, 0.0, 0, 0, 0);
+        seen
+    }
+}

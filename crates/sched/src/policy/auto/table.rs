@@ -1,0 +1,289 @@
+//! The decision table of `auto`: from what is observed to a policy, as a file that people read, change and retrain.
+//!
+//! TOML: a list of `[[rule]]`; the first whose conditions all hold counts. `table.toml` beside this file is the one that is
+//! built in; its head documents every column. Mistakes are refused with their line or the rule's name.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::observe::{DeviceClass, FEATURES, Feature, Observation};
+use crate::policy::{self, Params, Setup};
+use crate::spec::PolicySpec;
+
+/// The version of the format.
+const VERSION: u32 = 1;
+/// Rules at most.
+const RULES_MAX: usize = 256;
+/// Alternatives of a rule at most.
+const CHOICES_MAX: usize = 32;
+
+/// The table that is built in.
+pub const BUILT_IN: &str = include_str!("table.toml");
+
+/// What is to be made small, or large.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The time until the slowest process is done.
+    Makespan,
+    /// The mean time of a process.
+    MeanTime,
+    /// The variance of the processes' times.
+    Variance,
+    /// The least that an application gets.
+    Share,
+}
+
+impl Objective {
+    /// Their names, as the parameter has them.
+    pub const NAMES: [&str; 4] = ["makespan", "mean-time", "variance", "share"];
+
+    /// By its name; the first for anything else.
+    pub fn named(name: &str) -> Objective {
+        match name {
+            "mean-time" => Objective::MeanTime,
+            "variance" => Objective::Variance,
+            "share" => Objective::Share,
+            _ => Objective::Makespan,
+        }
+    }
+}
+
+/// Where a scheduler stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// In front of one device.
+    Data,
+    /// In front of several data servers.
+    IoNode,
+}
+
+/// Bounds of an observed value: `from` ≤ value < `below`.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bounds {
+    /// The least; absent: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<f64>,
+    /// What it stays below; absent: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<f64>,
+}
+
+impl Bounds {
+    fn hold(&self, value: f64) -> bool {
+        self.from.is_none_or(|from| value >= from) && self.below.is_none_or(|below| value < below)
+    }
+}
+
+/// A policy, and what it is expected to gain over `fifo`: 1 − T/T_fifo of what the objective counts; negative: it loses.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alternative {
+    /// The policy with parameters, as on a command line. Waiting is among them.
+    pub policy: String,
+    /// Batches in flight at a lane at most; absent: as configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depth: Option<u32>,
+    /// Reads that nobody asked for are started beside it.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub read_ahead: bool,
+    /// Expected gain in makespan.
+    #[serde(default)]
+    pub makespan: f64,
+    /// Expected gain in the mean time of a process.
+    #[serde(default)]
+    pub mean_time: f64,
+    /// Expected gain in the variance of the processes' times.
+    #[serde(default)]
+    pub variance: f64,
+    /// Expected gain in the least throughput of an application: 1 − least_fifo/least.
+    #[serde(default)]
+    pub share: f64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde asks
+fn is_true(on: &bool) -> bool {
+    *on
+}
+
+impl Alternative {
+    /// What is expected of it.
+    pub fn gain(&self, objective: Objective) -> f64 {
+        match objective {
+            Objective::Makespan => self.makespan,
+            Objective::MeanTime => self.mean_time,
+            Objective::Variance => self.variance,
+            Objective::Share => self.share,
+        }
+    }
+
+    /// Its policy. The table was checked: it is one.
+    pub(super) fn spec(&self) -> PolicySpec {
+        self.policy.parse().unwrap_or_else(|_| PolicySpec::named("fifo"))
+    }
+}
+
+/// Under which conditions which policies are worth what.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Rule {
+    /// What it is about.
+    pub name: String,
+    /// Only there; absent: anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
+    /// Only above what sorts by itself (true) or serves requests as they come (false); absent: both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sorted_below: Option<bool>,
+    /// Only in front of devices of these classes; absent: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Vec<DeviceClass>>,
+    /// The alternatives.
+    pub choice: Vec<Alternative>,
+    /// Conditions on what is observed, by the names of [`FEATURES`]: all hold.
+    #[serde(flatten)]
+    pub observed: BTreeMap<String, Bounds>,
+}
+
+/// What does not change while a scheduler stands where it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Situation {
+    /// Where it stands.
+    pub place: Place,
+    /// What is below sorts.
+    pub sorted_below: bool,
+    /// The device; `None`: not known yet.
+    pub device: Option<DeviceClass>,
+}
+
+impl Rule {
+    fn fits(&self, situation: Situation) -> bool {
+        self.place.is_none_or(|place| place == situation.place)
+            && self.sorted_below.is_none_or(|sorted| sorted == situation.sorted_below)
+            && self.device.as_ref().is_none_or(|all| situation.device.is_some_and(|d| all.contains(&d)))
+    }
+
+    fn holds(&self, seen: &Observation) -> bool {
+        self.observed.iter().all(|(name, bounds)| feature(name).is_none_or(|(_, value)| bounds.hold(value(seen))))
+    }
+}
+
+fn feature(name: &str) -> Option<&'static Feature> {
+    FEATURES.iter().find(|f| f.0 == name)
+}
+
+/// A decision table.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    /// Of the format: 1.
+    pub version: u32,
+    /// In the order in which they are asked. The last has no conditions.
+    pub rule: Vec<Rule>,
+}
+
+impl Table {
+    /// Reads and checks a table, or says in one line what is wrong with it.
+    pub fn parse(text: &str) -> Result<Table, String> {
+        let table: Table = toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|at| text[..at.start.min(text.len())].matches('\n').count() + 1);
+            let what = e.message().lines().next().unwrap_or("it is not TOML").to_string();
+            line.map_or_else(|| what.clone(), |line| format!("line {line}: {what}"))
+        })?;
+        table.check()?;
+        Ok(table)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.version != VERSION {
+            return Err(format!("version {} is not supported; this program reads version {VERSION}", self.version));
+        }
+        if self.rule.len() > RULES_MAX {
+            return Err(format!("there are {} rules; at most {RULES_MAX} are read", self.rule.len()));
+        }
+        self.rule.iter().try_for_each(check_rule)?;
+        let last = self.rule.last().ok_or("there is no [[rule]]")?;
+        if !last.observed.is_empty() || last.place.is_some() || last.sorted_below.is_some() || last.device.is_some() {
+            return Err(format!("the last rule, {:?}, has conditions; one without any must end the table", last.name));
+        }
+        Ok(())
+    }
+
+    /// The rule that counts; `seen`: nothing was observed yet, so that rules which ask for it are passed over.
+    pub(super) fn rule_for(&self, situation: Situation, seen: Option<&Observation>) -> usize {
+        let fits = |rule: &Rule| rule.fits(situation) && seen.map_or(rule.observed.is_empty(), |seen| rule.holds(seen));
+        self.rule.iter().position(fits).unwrap_or(self.rule.len() - 1)
+    }
+
+    /// No observation changes which rule counts there.
+    pub(super) fn needs_no_observation(&self, situation: Situation) -> bool {
+        let first = self.rule.iter().find(|rule| {
+            let device = situation.device.is_none() && rule.device.is_some();
+            device || rule.fits(situation)
+        });
+        first.is_some_and(|rule| rule.observed.is_empty() && (rule.device.is_none() || situation.device.is_some()))
+    }
+}
+
+fn check_rule(rule: &Rule) -> Result<(), String> {
+    let refuse = |what: String| Err(format!("rule {:?}: {what}", rule.name));
+    if rule.choice.is_empty() || rule.choice.len() > CHOICES_MAX {
+        return refuse(format!("there are {} choices; a rule has 1 to {CHOICES_MAX}", rule.choice.len()));
+    }
+    if let Some(unknown) = rule.observed.keys().find(|name| feature(name).is_none()) {
+        let known: Vec<_> = FEATURES.iter().map(|f| f.0).collect();
+        return refuse(format!(
+            "\"{unknown}\" is not observed; conditions are on place, sorted_below, device, {}",
+            known.join(", ")
+        ));
+    }
+    let empty = |bounds: &Bounds| {
+        let values = [bounds.from, bounds.below];
+        values.iter().flatten().any(|v| !v.is_finite()) || bounds.from.zip(bounds.below).is_some_and(|(a, b)| a >= b)
+    };
+    if let Some((name, _)) = rule.observed.iter().find(|(_, bounds)| empty(bounds)) {
+        return refuse(format!("{name}: nothing lies between these bounds"));
+    }
+    for choice in &rule.choice {
+        let refuse = |what: String| refuse(format!("policy \"{}\": {what}", choice.policy));
+        let spec: PolicySpec = match choice.policy.parse() {
+            Ok(spec) => spec,
+            Err(e) => return refuse(format!("{e}")),
+        };
+        if ["auto", "tbf", "mclock"].contains(&spec.name.as_str()) {
+            return refuse("it is not for a table: it follows an administrator's rules, not what is observed".into());
+        }
+        // What needs several lanes is for I/O nodes.
+        let lanes = if rule.place == Some(Place::IoNode) { 4 } else { 1 };
+        let setup = Setup { lanes, shared_space: false, node_rank: 0, capacity: 1, sorted_below: false };
+        if let Err(e) = policy::build(&spec, &setup) {
+            return refuse(e.to_string());
+        }
+        if choice.depth.is_some_and(|depth| !(1..=4096).contains(&depth)) {
+            return refuse("depth is not a whole number from 1 to 4096".into());
+        }
+        let gains = [choice.makespan, choice.mean_time, choice.variance, choice.share];
+        if gains.iter().any(|gain| !gain.is_finite() || *gain > 1.0) {
+            return refuse("a gain is 1 − T/T_fifo: at most 1".into());
+        }
+    }
+    Ok(())
+}
+
+/// The table that the parameters name.
+pub(super) fn of(params: &Params) -> Result<Table, String> {
+    match params.text("table") {
+        "" => Table::parse(BUILT_IN),
+        text if !text.contains('\n') => Err(format!(
+            "\"{text}\" is not the text of a table; a configuration file and `impresario policy set` read the file that they \
+             are given as table=FILE"
+        )),
+        text => Table::parse(text),
+    }
+}

@@ -1,0 +1,265 @@
+//! Tables are refused with their mistakes named; observations tell patterns apart; switches follow them and are undone
+//! where they yield less.
+
+use super::table::{BUILT_IN, Table};
+use super::*;
+use crate::{
+    ClientId, Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Next, Op,
+    PolicySpec, Request,
+};
+
+/// Clients that each have one request outstanding, in virtual time; the device takes what `service` says.
+struct Load {
+    core: Core,
+    now: Nanos,
+    flying: Vec<(crate::Batch, Nanos)>,
+    /// Requests that each client has sent.
+    sent: Vec<u64>,
+}
+
+impl Load {
+    fn new(spec: &PolicySpec, config: CoreConfig, clients: usize) -> Load {
+        let core = Core::new(config, spec).unwrap();
+        Load { core, now: Nanos(1), flying: Vec::new(), sent: vec![0; clients] }
+    }
+
+    fn push(&mut self, client: usize, place: &dyn Fn(u64, u64) -> (u32, u64)) {
+        let (file, offset) = place(client as u64, self.sent[client]);
+        self.sent[client] += 1;
+        let extent =
+            Extent { file: FileId(file), lane: LaneId(0), file_offset: offset, lane_offset: offset, len: 4096 };
+        let (job, client) = (JobId(file), ClientId(client as u32));
+        self.core.push(self.now, &Request { client, job, ..Request::new(Op::Read, extent) }).unwrap();
+    }
+
+    /// Serves so many requests of clients that each go to `place(client, n)` for their n-th.
+    fn run(
+        &mut self,
+        requests: u64,
+        place: &dyn Fn(u64, u64) -> (u32, u64),
+        service: &dyn Fn(&str, &crate::Batch) -> u64,
+    ) {
+        (0..self.sent.len()).for_each(|client| self.push(client, place));
+        let mut served = 0;
+        while !self.core.is_empty() {
+            match self.core.next(self.now) {
+                Next::Dispatch(batch) => {
+                    let acting = self.core.acting().0.name;
+                    let begins = self.flying.iter().map(|f| f.1).max().unwrap_or(self.now);
+                    let ends = begins + Nanos(service(&acting, &batch));
+                    self.flying.push((batch, ends));
+                    continue;
+                }
+                Next::Wait { until, .. } if self.flying.is_empty() => {
+                    assert!(until < Nanos::MAX, "nothing would go on");
+                    self.now = until;
+                    continue;
+                }
+                Next::Wait { .. } => {}
+            }
+            let (batch, ends) = self.flying.remove(0);
+            let clients: Vec<usize> =
+                batch.parts.iter().map(|p| self.core.request(p.id).unwrap().client.0 as usize).collect();
+            let begun = self.now;
+            self.now = self.now.max(ends);
+            self.core.event(self.now, Event::Completed(Completion::of(&batch, begun, self.now)));
+            served += clients.len() as u64;
+            clients.into_iter().filter(|_| served < requests).for_each(|client| self.push(client, place));
+        }
+    }
+
+    fn seen(&self) -> Observation {
+        self.core.chosen().unwrap().observed.unwrap()
+    }
+}
+
+fn data() -> CoreConfig {
+    CoreConfig::single_lane(256)
+}
+
+fn millis(ms: u64) -> impl Fn(&str, &crate::Batch) -> u64 {
+    move |_, _| ms * 1_000_000
+}
+
+fn with_table(text: &str) -> PolicySpec {
+    PolicySpec::named("auto").with("table", text)
+}
+
+#[test]
+fn mistakes_in_tables_are_named() {
+    let rule = |more: &str| format!("version = 1\n[[rule]]\nname = \"a\"\n{more}\n");
+    for (text, says) in [
+        ("version = 1\nrule = 3", "line 2: invalid type"),
+        ("version = 1\nrules = []", "line 2: unknown field `rules`"),
+        ("version = 2\nrule = []", "version 2 is not supported"),
+        ("version = 1\nrule = []", "there is no [[rule]]"),
+        (&*rule("choice = []"), "rule \"a\": there are 0 choices"),
+        (&*rule("choice = [{ policy = \"mfl\" }]"), "there is no policy \"mfl\""),
+        (&*rule("choice = [{ policy = \"auto\" }]"), "it is not for a table"),
+        (&*rule("choice = [{ policy = \"twins\" }]"), "one lane only"),
+        (&*rule("choice = [{ policy = \"mlf pass_us=x\" }]"), "pass_us"),
+        (&*rule("choice = [{ policy = \"mlf\", depth = 0 }]"), "depth is not"),
+        (&*rule("choice = [{ policy = \"mlf\", makespan = 1.5 }]"), "a gain is"),
+        (&*rule("choice = [{ policy = \"mlf\", speed = 1.5 }]"), "unknown field `speed`"),
+        (&*rule("colour = { from = 1.0 }\nchoice = [{ policy = \"mlf\" }]"), "\"colour\" is not observed"),
+        (&*rule("reads = { from = 1.0, below = 1.0 }\nchoice = [{ policy = \"mlf\" }]"), "reads: nothing lies between"),
+        (&*rule("reads = { from = 0.5 }\nchoice = [{ policy = \"mlf\" }]"), "has conditions; one without any"),
+    ] {
+        let error = Table::parse(text).unwrap_err();
+        assert!(error.contains(says), "{text}: {error}");
+        let refused = Core::new(data(), &with_table(&format!("{text}\n"))).err().unwrap().to_string();
+        assert!(refused.starts_with("policy auto cannot be used here: its decision table: "), "{refused}");
+    }
+    let refused = Core::new(data(), &with_table("mine.toml")).err().unwrap().to_string();
+    assert!(refused.contains("\"mine.toml\" is not the text of a table"), "{refused}");
+}
+
+#[test]
+fn the_built_in_table_is_one_and_survives_writing() {
+    let table = Table::parse(BUILT_IN).unwrap();
+    assert_eq!(Table::parse(&toml::to_string(&table).unwrap()).unwrap(), table);
+    assert!(BUILT_IN.len() <= crate::policy::params::TEXT_MAX_BYTES, "it could not be given as a parameter");
+}
+
+/// Above what sorts by itself requests are handed over at once, and nothing is observed.
+#[test]
+fn above_a_kernel_everything_is_handed_over() {
+    let mut load = Load::new(&PolicySpec::named("auto"), CoreConfig { sorted_below: true, ..data() }, 32);
+    load.run(2_000, &|client, n| (0, (client * 1_000 + n) * 4096), &millis(1));
+    let chosen = load.core.chosen().unwrap();
+    assert_eq!((chosen.policy.name.as_str(), chosen.read_ahead, chosen.switches), ("none", true, 0));
+    assert_eq!(chosen.observed, None);
+    assert_eq!(load.core.status().lanes[0].limit_batches, None);
+}
+
+#[test]
+fn patterns_are_told_apart() {
+    let spec = with_table(
+        "version = 1\n[[rule]]\nname = \"r\"\nreads = { from = 9.0 }\nchoice = [{ policy = \"fifo\" }]\n\
+                           [[rule]]\nname = \"s\"\nchoice = [{ policy = \"fifo\" }]\n",
+    );
+    let observed = |place: &dyn Fn(u64, u64) -> (u32, u64)| {
+        let mut load = Load::new(&spec, data(), 32);
+        load.run(600, place, &millis(10));
+        load.seen()
+    };
+    let contiguous = observed(&|client, n| (0, (client * 1_000 + n) * 4096));
+    assert!(contiguous.sequential > 0.95 && contiguous.touching < 0.1 && contiguous.files == 1.0, "{contiguous:?}");
+    assert!(contiguous.clients == 32.0 && contiguous.reads == 1.0 && contiguous.outstanding > 20.0, "{contiguous:?}");
+    let strided = observed(&|client, n| (0, (n * 32 + client) * 4096));
+    assert!(strided.sequential == 0.0 && strided.touching > 0.8, "{strided:?}");
+    assert!((100_000.0..200_000.0).contains(&strided.distance_bytes), "31 blocks apart: {strided:?}");
+    let own_files = observed(&|client, n| (client as u32, n * 4096));
+    assert!(own_files.files == 32.0 && own_files.jobs == 32.0 && own_files.sequential > 0.95, "{own_files:?}");
+    let random = observed(&|client, n| (0, (client * 7919 + n * 104_729) % 65_536 * 4096));
+    assert!(random.sequential < 0.1 && random.touching < 0.2 && random.distance_bytes > 1e6, "{random:?}");
+}
+
+/// Requests that a cache serves do not need the device.
+#[test]
+fn hits_are_told_from_the_device() {
+    let line = LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 1_000 };
+    let config = CoreConfig { cost: CostModel::new(line, line), ..data() };
+    let mut load = Load::new(&with_table(NEAR_AND_FAR), config, 8);
+    load.run(600, &|client, n| (0, (client * 1_000 + n) * 4096), &|_, batch| {
+        if batch.extent.lane_offset / 4096 % 2 == 0 { 10_000_000 } else { 50_000 }
+    });
+    let seen = load.seen();
+    assert!((0.3..0.7).contains(&seen.device_share), "{seen:?}");
+    assert_eq!(load.core.chosen().unwrap().device, Some(DeviceClass::Disk));
+}
+
+const NEAR_AND_FAR: &str = "version = 1\n\
+    [[rule]]\nname = \"streams\"\nsequential = { from = 0.5 }\n\
+    choice = [{ policy = \"hbrr\", makespan = 0.4 }, { policy = \"sjf\", makespan = 0.6 }, { policy = \"fifo\" }]\n\
+    [[rule]]\nname = \"others\"\nchoice = [{ policy = \"fifo\" }]\n";
+
+fn stream(client: u64, n: u64) -> (u32, u64) {
+    (0, (client * 100_000 + n) * 4096)
+}
+
+fn scattered(client: u64, n: u64) -> (u32, u64) {
+    (0, (client * 7919 + n * 104_729) % 65_536 * 4096)
+}
+
+#[test]
+fn switches_follow_what_is_observed() {
+    let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 16);
+    assert_eq!(load.core.acting().0.name, "fifo", "before anything is observed");
+    load.run(400, &stream, &millis(1));
+    let chosen = load.core.chosen().unwrap();
+    assert_eq!((chosen.policy.name.as_str(), chosen.rule.as_str(), chosen.switches), ("sjf", "streams", 1));
+    assert_eq!(chosen.expected_gain, 0.6);
+    let others: Vec<_> = chosen.alternatives.iter().map(|a| a.policy.as_str()).collect();
+    assert_eq!(others, ["hbrr", "fifo"]);
+    // One window that differs is not enough.
+    load.run(70, &scattered, &millis(1));
+    assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("sjf", 1));
+    load.run(400, &scattered, &millis(1));
+    assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("fifo", 2));
+    // After a pause the first window is.
+    load.now += Nanos::from_millis(1_000);
+    load.run(160, &stream, &millis(1));
+    assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("sjf", 3));
+}
+
+/// `sjf` is expected to gain, and measures worse than what was before it.
+#[test]
+fn a_choice_that_yields_less_is_undone_and_remembered() {
+    let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 16);
+    let service = |acting: &str, _: &crate::Batch| if acting == "sjf" { 3_000_000 } else { 1_000_000 };
+    // Without a pause before, so that there is something to compare with.
+    load.run(300, &scattered, &service);
+    load.run(2_000, &stream, &service);
+    let chosen = load.core.chosen().unwrap();
+    assert_eq!((chosen.policy.name.as_str(), chosen.undone), ("fifo", vec!["sjf".to_string()]));
+    assert_eq!(chosen.switches, 2);
+    // A minute later it is tried again, and undone again.
+    load.run(70_000, &stream, &service);
+    let chosen = load.core.chosen().unwrap();
+    assert_eq!((chosen.policy.name.as_str(), chosen.switches), ("fifo", 4));
+}
+
+/// The same table with the same load chooses by the objective.
+#[test]
+fn the_objective_decides() {
+    let table = NEAR_AND_FAR.replace("makespan = 0.4", "makespan = 0.4, share = 0.9");
+    let mut load = Load::new(&with_table(&table).with("objective", "share"), data(), 16);
+    load.run(400, &stream, &millis(1));
+    assert_eq!(load.core.acting().0.name, "hbrr");
+}
+
+/// `cargo test --release -p impresario-sched -- --ignored choosing_costs --nocapture` prints it.
+#[test]
+#[ignore = "a measurement"]
+fn choosing_costs_some_tens_of_nanoseconds() {
+    let never = "version = 1\n[[rule]]\nname = \"never\"\nreads = { from = 9.0 }\nchoice = [{ policy = \"fifo\" }]\n\
+                 [[rule]]\nname = \"always\"\nchoice = [{ policy = \"fifo\" }]\n";
+    let ns = |spec: &PolicySpec| {
+        let mut core = Core::new(CoreConfig { statistics: false, ..data() }, spec).unwrap();
+        let (requests, start) = (4_000_000_u64, std::time::Instant::now());
+        for n in 0..requests {
+            let (now, client) = (Nanos(n * 100_000), (n % 64) as u32);
+            let offset = n.wrapping_mul(0x9e37_79b9) % (1 << 20) * 4096;
+            let extent = Extent {
+                file: FileId(client / 8),
+                lane: LaneId(0),
+                file_offset: offset,
+                lane_offset: offset,
+                len: 4096,
+            };
+            core.push(now, &Request { client: ClientId(client), ..Request::new(Op::Read, extent) }).unwrap();
+            let Next::Dispatch(batch) = core.next(now) else { panic!("a lone request goes at once") };
+            core.event(now, Event::Completed(Completion::of(&batch, now, now + Nanos(50_000))));
+        }
+        start.elapsed().as_secs_f64() * 1e9 / requests as f64
+    };
+    let fifo = PolicySpec::named("fifo");
+    for _ in 0..3 {
+        let (without, with) = (ns(&fifo), ns(&with_table(never)));
+        println!(
+            "{without:.1} ns a request under fifo, {with:.1} ns under auto that acts as fifo: {:.1} ns",
+            with - without
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! How good the choice is where it was not trained: beside every fixed policy, in other situations and over a schedule of
+//! phases.
+
+use std::fmt::Write;
+
+use anyhow::{Result, anyhow};
+use impresario_sched::PolicySpec;
+use impresario_sched::policy::{self, POLICIES};
+use impresario_sim::Simulation;
+use impresario_sim::sweep::side_by_side;
+
+use super::situation::{PHASE_S, Situation, schedule};
+use super::trial::{self, costs};
+
+/// Every policy that serves one lane, with its defaults. Those by rules are as without any.
+pub fn fixed() -> Vec<PolicySpec> {
+    let all = POLICIES.iter().filter(|p| p.name != "auto").map(|p| PolicySpec::named(p.name));
+    all.filter(|spec| policy::check(spec, 1).is_ok()).collect()
+}
+
+/// Times of several systems in several cases, s, and how often `auto` switched.
+pub struct Times {
+    /// The systems; the first is `auto`.
+    pub systems: Vec<PolicySpec>,
+    /// The cases.
+    pub cases: Vec<String>,
+    /// By case and system, mean over the seeds.
+    pub times_s: Vec<Vec<f64>>,
+}
+
+impl Times {
+    /// The best fixed system of a case and its time.
+    fn best(&self, case: usize) -> (usize, f64) {
+        let all = self.times_s[case].iter().copied().enumerate().skip(1);
+        all.reduce(|a, b| if b.1 < a.1 { b } else { a }).unwrap_or((0, f64::NAN))
+    }
+
+    /// Time of the best fixed system by that of a system.
+    fn ratio(&self, case: usize, system: usize) -> f64 {
+        self.best(case).1 / self.times_s[case][system]
+    }
+
+    /// Sum over the cases, s.
+    fn whole_s(&self, system: usize) -> f64 {
+        self.times_s.iter().map(|times| times[system]).sum()
+    }
+
+    /// Geometric mean over the cases of the ratio to the best, and the least.
+    fn mean_and_least(&self, system: usize) -> (f64, f64) {
+        let ratios: Vec<f64> = (0..self.cases.len()).map(|case| self.ratio(case, system)).collect();
+        let mean = (ratios.iter().map(|r| r.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        (mean, ratios.into_iter().fold(f64::INFINITY, f64::min))
+    }
+
+    /// The systems by their time over the whole, or by their mean ratio.
+    fn order(&self, by: impl Fn(usize) -> f64) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+        order.sort_by(|a, b| by(*a).total_cmp(&by(*b)));
+        order
+    }
+
+    /// The phases of a schedule: each beside the best fixed policy, and the whole.
+    pub fn schedule_text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        _ = writeln!(
+            out,
+            "| phase | auto, s | best fixed policy | its time, s | auto by it |\n|---|---:|---|---:|---:|"
+        );
+        for (case, name) in self.cases.iter().enumerate() {
+            let (best, time_s) = self.best(case);
+            let (auto_s, percent) = (self.times_s[case][0], 100.0 * self.ratio(case, 0));
+            _ = writeln!(
+                out,
+                "| {name} | {auto_s:.2} | `{}` | {time_s:.2} | {percent:.1} % |",
+                self.systems[best].name
+            );
+        }
+        _ = writeln!(out, "\n| system | whole schedule, s | by auto |\n|---|---:|---:|");
+        for system in self.order(|system| self.whole_s(system)) {
+            let whole_s = self.whole_s(system);
+            _ = writeln!(
+                out,
+                "| `{}` | {whole_s:.2} | × {:.2} |",
+                name(&self.systems[system]),
+                whole_s / self.whole_s(0)
+            );
+        }
+        out
+    }
+
+    /// Situations: how near each system comes to the best fixed policy of each.
+    pub fn situations_text(&self) -> String {
+        let mut out = String::new();
+        _ = writeln!(out, "| system | of the best fixed policy's speed, mean | least |\n|---|---:|---:|");
+        for system in self.order(|system| -self.mean_and_least(system).0) {
+            let (mean, least) = self.mean_and_least(system);
+            _ = writeln!(out, "| `{}` | {:.1} % | {:.1} % |", name(&self.systems[system]), 100.0 * mean, 100.0 * least);
+        }
+        let worst = {
+            let mut order: Vec<usize> = (0..self.cases.len()).collect();
+            order.sort_by(|a, b| self.ratio(*a, 0).total_cmp(&self.ratio(*b, 0)));
+            order
+        };
+        _ = writeln!(out, "\n`auto` is farthest from the best in:");
+        for case in worst.into_iter().take(6) {
+            let best = &self.systems[self.best(case).0].name;
+            _ = writeln!(out, "- {}: {:.1} % of `{best}`", self.cases[case], 100.0 * self.ratio(case, 0));
+        }
+        out
+    }
+}
+
+fn name(spec: &PolicySpec) -> &str {
+    &spec.name
+}
+
+/// Runs every system over the schedule of phases with every seed. Also what `auto` chose in each phase, in words.
+pub fn over_phases(auto: &PolicySpec, phases: &[Situation], seeds: &[u64]) -> Result<(Times, String)> {
+    let systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
+    let run = |system: usize, seed: u64| -> Result<(Vec<f64>, String)> {
+        let mut simulation = Simulation::new(&schedule(phases, &systems[system], seed))?;
+        let mut chosen = String::new();
+        for (at, phase) in phases.iter().enumerate().filter(|_| system == 0) {
+            // At the end of a phase.
+            simulation.step_until(impresario_sim::Budget::VirtualS((at + 1) as f64 * PHASE_S - 1.0));
+            let told = simulation.chosen();
+            let list: Vec<String> =
+                told.iter().map(|(_, c)| format!("{} ({} switches)", c.policy.name, c.switches)).collect();
+            _ = writeln!(chosen, "- {}: {}", phase.name, list.join(", "));
+        }
+        let outcome = simulation.finish();
+        anyhow::ensure!(outcome.failed == 0, "{}: {} operations failed", systems[system], outcome.failed);
+        let mut first = 0;
+        let mut times = Vec::new();
+        for phase in phases {
+            let count = phase.load.copies as usize;
+            times.push(costs(&outcome, first, count)[0]);
+            anyhow::ensure!(
+                times[times.len() - 1] < PHASE_S,
+                "{}: a phase is longer than {PHASE_S} s",
+                systems[system]
+            );
+            first += count;
+        }
+        Ok((times, chosen))
+    };
+    let results = all_of(systems.len() * seeds.len(), |nth| run(nth / seeds.len(), seeds[nth % seeds.len()]))?;
+    let mut times_s = vec![vec![0.0; systems.len()]; phases.len()];
+    for (nth, (times, _)) in results.iter().enumerate() {
+        for (phase, time_s) in times.iter().enumerate() {
+            times_s[phase][nth / seeds.len()] += time_s / seeds.len() as f64;
+        }
+    }
+    let chosen = results.into_iter().next().map(|(_, chosen)| chosen).unwrap_or_default();
+    Ok((Times { systems, cases: phases.iter().map(|p| p.name.clone()).collect(), times_s }, chosen))
+}
+
+/// Runs every system in every situation with every seed.
+pub fn over_situations(auto: &PolicySpec, situations: &[Situation], seeds: &[u64]) -> Result<Times> {
+    let systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
+    let per = systems.len() * seeds.len();
+    let run = |nth: usize| {
+        let (situation, rest) = (&situations[nth / per], nth % per);
+        let scenario = situation.scenario(&systems[rest / seeds.len()], seeds[rest % seeds.len()]);
+        trial::run(&scenario, None).map(|trial| trial.costs[0])
+    };
+    let results = all_of(situations.len() * per, run)?;
+    let mut times_s = vec![vec![0.0; systems.len()]; situations.len()];
+    for (nth, time_s) in results.into_iter().enumerate() {
+        times_s[nth / per][nth % per / seeds.len()] += time_s / seeds.len() as f64;
+    }
+    Ok(Times { systems, cases: situations.iter().map(|s| s.name.clone()).collect(), times_s })
+}
+
+/// Every result of pieces of work that are done side by side.
+fn all_of<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let mut results = Vec::new();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    side_by_side(count, threads, |nth| Some(work(nth)), |_, result| results.push(result));
+    anyhow::ensure!(results.len() == count, "not everything was run");
+    results.into_iter().collect::<Result<Vec<T>>>().map_err(|e| anyhow!("{e:#}"))
+}

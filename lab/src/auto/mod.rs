@@ -1,0 +1,115 @@
+//! The decision table of `auto`: training it, and judging it where it was not trained.
+//!
+//! `impresario-lab auto train --out crates/sched/src/policy/auto/table.toml`
+
+mod evaluate;
+mod situation;
+mod train;
+mod tree;
+mod trial;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use impresario_sched::PolicySpec;
+use tree::Growth;
+
+/// Train the decision table of the policy auto in the simulator, and show what it is worth where it was not trained
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Run every candidate policy in every training situation and write the table
+    Train {
+        /// Where to write it; without this: standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        /// Situations
+        #[arg(long, default_value_t = 320, value_name = "N", value_parser = clap::value_parser!(u64).range(8..=100_000))]
+        situations: u64,
+        /// Seeds of each simulation
+        #[arg(long, default_value_t = 1, value_name = "SEEDS", value_parser = clap::value_parser!(u64).range(1..=100))]
+        seeds: u64,
+        /// Situations whose observations meet a rule at least
+        #[arg(long, default_value_t = 10.0, value_name = "N")]
+        least: f64,
+        /// What a condition must gain at least over all situations, percent
+        #[arg(long, default_value_t = 0.4, value_name = "PERCENT")]
+        gain: f64,
+        /// Conditions of a rule at most
+        #[arg(long, default_value_t = 6, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20))]
+        conditions: u32,
+    },
+    /// Compare auto with every fixed policy in situations that are not among those of training
+    HeldOut {
+        /// Another table than the built-in one
+        #[arg(long, value_name = "FILE")]
+        table: Option<PathBuf>,
+        /// Situations, drawn at random
+        #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        situations: u64,
+        /// Seed of the draw and of the simulations
+        #[arg(long, default_value_t = 1000, value_name = "SEED")]
+        seed: u64,
+    },
+    /// Compare auto with every fixed policy over a schedule of eight phases, none of which is among the training situations
+    Phases {
+        /// Another table than the built-in one
+        #[arg(long, value_name = "FILE")]
+        table: Option<PathBuf>,
+        /// Seeds of each schedule
+        #[arg(long, default_value_t = 3, value_name = "SEEDS", value_parser = clap::value_parser!(u64).range(1..=100))]
+        seeds: u64,
+    },
+}
+
+/// Seeds that training does not use.
+const OTHER_SEEDS: u64 = 5_000;
+
+fn auto(table: Option<&Path>) -> Result<PolicySpec> {
+    let spec = PolicySpec::named("auto");
+    let Some(path) = table else { return Ok(spec) };
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let spec = spec.with("table", text);
+    impresario_sched::policy::check(&spec, 1).map_err(|e| crate::usage(format!("{}: {e}", path.display())))?;
+    Ok(spec)
+}
+
+/// Trains, or shows tables.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match &args.command {
+        Command::Train { out, situations, seeds, least, gain, conditions } => {
+            let seeds: Vec<u64> = (1..=*seeds).collect();
+            let growth = Growth { depth_max: *conditions, leaf_min: *least, gain_min: gain / 100.0 };
+            let text = train::table(*situations as usize, &seeds, growth, &mut |done, of| {
+                if done % 500 == 0 || done == of {
+                    eprintln!("{done} of {of} simulations");
+                }
+            })?;
+            match out {
+                Some(path) => std::fs::write(path, text).with_context(|| path.display().to_string())?,
+                None => return crate::print(text.as_bytes()),
+            }
+        }
+        Command::HeldOut { table, situations, seed } => {
+            let auto = auto(table.as_deref())?;
+            let situations = situation::held_out(*situations as usize, *seed);
+            let times = evaluate::over_situations(&auto, &situations, &[OTHER_SEEDS + seed])?;
+            return crate::print(times.situations_text().as_bytes());
+        }
+        Command::Phases { table, seeds } => {
+            let auto = auto(table.as_deref())?;
+            let seeds: Vec<u64> = (0..*seeds).map(|seed| OTHER_SEEDS + seed).collect();
+            let (times, chosen) = evaluate::over_phases(&auto, &situation::phases(), &seeds)?;
+            return crate::print(
+                format!("{}\nAt the end of each phase, by data server:\n{chosen}", times.schedule_text()).as_bytes(),
+            );
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,129 @@
+//! The loads that the decision table is trained on and judged by: data servers that serve one batch at a time in front of
+//! disks in order of arrival.
+
+use std::collections::BTreeMap;
+
+use impresario_base::Random;
+use impresario_device::{DeviceParams, Order};
+use impresario_sched::PolicySpec;
+use impresario_sim::Scenario;
+use impresario_sim::model::{Application, Device, Operation, Pattern, Servers};
+
+/// One load.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Situation {
+    /// For people.
+    pub name: String,
+    /// The applications.
+    pub load: Application,
+    /// Data servers.
+    pub servers: u16,
+}
+
+impl Situation {
+    /// `applications` of so many processes each move `kib_per_process` by requests of `request_kib`.
+    pub fn new(
+        (applications, processes): (u32, u32),
+        op: Operation,
+        pattern: Pattern,
+        (request_kib, kib_per_process): (u64, u64),
+    ) -> Situation {
+        let (op_name, pattern_name) = (format!("{op:?}").to_lowercase(), format!("{pattern:?}").to_lowercase());
+        let name = format!("{applications} × {processes}, {op_name} {pattern_name} {request_kib} KiB");
+        let load = Application {
+            name: name.clone(),
+            copies: applications,
+            processes,
+            op,
+            pattern,
+            request_bytes: request_kib << 10,
+            requests: (kib_per_process / request_kib).max(4),
+            ..Application::default()
+        };
+        Situation { name, load, servers: 4 }
+    }
+
+    /// The load on a cluster whose data servers have a policy.
+    pub fn scenario(&self, policy: &PolicySpec, seed: u64) -> Scenario {
+        cluster(vec![self.load.clone()], self.servers, policy, seed)
+    }
+}
+
+/// A cluster of disks in order of arrival, one batch at a time.
+pub fn cluster(application: Vec<Application>, count: u16, policy: &PolicySpec, seed: u64) -> Scenario {
+    let disk = DeviceParams { order: Order::Arrival, placement_span: 0.1, ..DeviceParams::default() };
+    let servers = Servers { count, policy: policy.clone(), device: "disk".into(), ..Servers::default() };
+    let device = BTreeMap::from([("disk".into(), Device::Disk(disk))]);
+    let title = application.first().map(|a| a.name.clone()).unwrap_or_default();
+    // A policy that lets some wait is slow, not wrong.
+    Scenario { title, seed, servers, device, application, request_timeout_ms: 600_000, ..Scenario::default() }
+}
+
+const PATTERNS: [Pattern; 4] = [Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random];
+const OPS: [Operation; 2] = [Operation::Read, Operation::Write];
+
+/// What the table is trained on: every pattern and operation, with sizes, concurrency and servers drawn from a grid.
+pub fn training(count: usize) -> Vec<Situation> {
+    let mut random = Random::new(1);
+    let mut pick = |values: &[u64]| values[random.below(values.len() as u64) as usize];
+    let draw = |nth: usize| {
+        let (op, pattern) = (OPS[nth % 2], PATTERNS[nth / 2 % 4]);
+        let (applications, processes) = (pick(&[1, 1, 2, 4, 16]) as u32, pick(&[2, 4, 8, 16, 32]) as u32);
+        let request_kib = pick(&[4, 16, 24, 64, 192, 256, 1024]);
+        // Small requests of as many processes move less, or they would take most of the time.
+        let kib = (256 * request_kib).clamp(1024, 6144);
+        let mut drawn = Situation::new((applications, processes), op, pattern, (request_kib, kib));
+        drawn.servers = pick(&[1, 2, 4, 4, 8]) as u16;
+        drawn
+    };
+    (0..count).map(draw).collect()
+}
+
+/// What it is judged by: sizes, concurrency and servers between those of the grid, drawn by a seed.
+pub fn held_out(count: usize, seed: u64) -> Vec<Situation> {
+    let mut random = Random::new(seed);
+    let mut pick = |values: &[u64]| values[random.below(values.len() as u64) as usize];
+    let draw = |_| {
+        let op = OPS[pick(&[0, 1]) as usize];
+        let pattern = PATTERNS[pick(&[0, 1, 2, 3]) as usize];
+        let (applications, processes) = (pick(&[1, 2, 3, 6, 8]) as u32, pick(&[3, 6, 12, 20]) as u32);
+        let request_kib = pick(&[8, 32, 48, 128, 512]);
+        let kib = 8 << 10;
+        let mut drawn = Situation::new((applications, processes), op, pattern, (request_kib, kib));
+        drawn.servers = pick(&[2, 3, 6]) as u16;
+        drawn.name = format!("{}, {} servers", drawn.name, drawn.servers);
+        drawn
+    };
+    (0..count).map(draw).collect()
+}
+
+/// Time between two phases of the schedule, s: longer than any phase takes.
+pub const PHASE_S: f64 = 600.0;
+
+/// The schedule of eight phases that differ in operation, pattern, size and concurrency; none of them is on the grid.
+pub fn phases() -> Vec<Situation> {
+    use Operation::{Read, Write};
+    use Pattern::{Contiguous, FilePerProcess, Random, Strided};
+    [
+        ((4, 12), Read, Contiguous, 32),
+        ((1, 24), Write, Strided, 128),
+        ((6, 6), Read, FilePerProcess, 48),
+        ((3, 16), Read, Strided, 40),
+        ((2, 10), Write, Random, 32),
+        ((2, 24), Write, Contiguous, 192),
+        ((5, 5), Read, Random, 96),
+        ((3, 8), Read, Contiguous, 768),
+    ]
+    .into_iter()
+    .map(|(scale, op, pattern, request_kib)| Situation::new(scale, op, pattern, (request_kib, 8 << 10)))
+    .collect()
+}
+
+/// The phases one after the other, with a pause between them, on one cluster.
+pub fn schedule(phases: &[Situation], policy: &PolicySpec, seed: u64) -> Scenario {
+    let applications = phases.iter().enumerate().map(|(at, phase)| {
+        let start_s = at as f64 * PHASE_S;
+        Application { start_s, ..phase.load.clone() }
+    });
+    cluster(applications.collect(), 4, policy, seed)
+}

@@ -1,0 +1,68 @@
+//! One simulation under one policy: what it took, and what `auto` observed meanwhile.
+
+use anyhow::{Context, Result};
+use impresario_sched::PolicySpec;
+use impresario_sched::policy::auto::Observation;
+use impresario_sched::policy::auto::table::Place;
+use impresario_sim::{Budget, Outcome, Scenario, Simulation};
+
+/// The four quantities that an objective can be about; all are to be small.
+pub type Costs = [f64; 4];
+
+/// What one simulation gave.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Trial {
+    /// Makespan, mean time of a process, variance of their times, inverse of the least throughput of an application.
+    pub costs: Costs,
+    /// Windows of observations, of all servers.
+    pub seen: Vec<Observation>,
+}
+
+/// Observations kept of a run at most.
+const SEEN_MAX: usize = 24;
+
+/// `auto` that always chooses one policy, and observes.
+pub fn forced(policy: &str) -> PolicySpec {
+    let rule = |name: &str, condition: &str| {
+        format!("[[rule]]\nname = \"{name}\"\n{condition}choice = [{{ policy = '''{policy}''' }}]\n")
+    };
+    // A rule that never holds makes it observe.
+    let table = format!("version = 1\n{}{}", rule("never", "reads = { from = 9.0 }\n"), rule("always", ""));
+    PolicySpec::named("auto").with("table", table)
+}
+
+/// The costs of the applications from `first` on, as many as `count`.
+pub fn costs(outcome: &Outcome, first: usize, count: usize) -> Costs {
+    let all = &outcome.applications[first..first + count];
+    let mean =
+        |of: fn(&impresario_sim::outcome::ApplicationOutcome) -> f64| all.iter().map(of).sum::<f64>() / count as f64;
+    let makespan = all.iter().map(|a| a.time_s).fold(0.0, f64::max);
+    let least = all.iter().map(|a| a.least_throughput).fold(f64::INFINITY, f64::min);
+    [makespan, mean(|a| a.task_mean_s), mean(|a| a.task_variance_s2), 1.0 / least.max(1.0)]
+}
+
+/// Runs a scenario, with looks at what the policies at `place` observe if it is given.
+pub fn run(scenario: &Scenario, place: Option<Place>) -> Result<Trial> {
+    let mut simulation = Simulation::new(scenario).with_context(|| scenario.title.clone())?;
+    let mut seen: Vec<Observation> = Vec::new();
+    if let Some(place) = place {
+        let mut next = 0.02;
+        loop {
+            let progress = simulation.step_until(Budget::Events(1_000));
+            if progress.done {
+                break;
+            }
+            if progress.fraction < next || seen.len() >= SEEN_MAX {
+                continue;
+            }
+            next = progress.fraction * 1.4 + 0.02;
+            let told = simulation.chosen().into_iter().filter(|(_, chosen)| chosen.place == place);
+            let fresh = told.filter_map(|(_, chosen)| chosen.observed).filter(|o| o.requests >= 24);
+            seen.extend(fresh.take(2));
+        }
+    }
+    let outcome = simulation.finish();
+    anyhow::ensure!(outcome.failed == 0, "{}: {} operations failed", scenario.title, outcome.failed);
+    anyhow::ensure!(outcome.violations.is_empty(), "{}: {:?}", scenario.title, outcome.violations);
+    Ok(Trial { costs: costs(&outcome, 0, outcome.applications.len()), seen })
+}
