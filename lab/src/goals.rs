@@ -55,7 +55,13 @@ fn scaled(bytes: u64, request_bytes: u64, scale: f64) -> u64 {
 }
 
 fn on_data(name: &str, policy: PolicySpec, disk_order: DiskOrder) -> System {
-    System { name: name.into(), data_policy: Some(policy), io_policy: None, disk_order: Some(disk_order) }
+    System {
+        name: name.into(),
+        data_policy: Some(policy),
+        io_policy: None,
+        disk_order: Some(disk_order),
+        recorded: false,
+    }
 }
 
 fn mlf(name: &'static str, wire: Option<u32>, (arrival, elevator): (f64, f64), effort: &Effort, scale: f64) -> Goal {
@@ -96,6 +102,7 @@ fn twins(effort: &Effort, scale: f64) -> Goal {
         io_policy: Some(policy(name).unwrap_or_else(|_| PolicySpec::named(name))),
         data_policy: Some(PolicySpec::named("none")),
         disk_order: Some(DiskOrder::Arrival),
+        recorded: false,
     });
     let case = Case { name: "16 KiB strided read, shared".into(), workload };
     let title = "twins on two I/O nodes, data servers in arrival order".into();

@@ -272,7 +272,7 @@ fn run_live(
 ) -> Result<(Run, Vec<String>)> {
     let storage = Storage::of(cluster);
     let data_policy = Some(policy(opt));
-    storage.switch(&System { name: opt.into(), data_policy, io_policy: None, disk_order: None })?;
+    storage.switch(&System { name: opt.into(), data_policy, io_policy: None, disk_order: None, recorded: false })?;
     storage.cool()?;
     storage.reset()?;
     let barrier = Barrier::new(TASKS as usize + 1);

@@ -7,11 +7,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::account::Account;
 use crate::detector::{Detector, STREAMS_MAX};
+use crate::earlier::{Follower, Foretold};
 use crate::phases::{NextPhase, Phases};
 use crate::predictor::{Prediction, Shared, Source};
 use crate::reading_ahead::is_there;
@@ -183,8 +185,23 @@ pub(crate) struct FileStreams {
     order: VecDeque<u64>,
     /// Predictions that were asked for lately; oldest first.
     expected: VecDeque<Taken>,
+    /// Of all streams but what an earlier run foretells.
     account: Account,
     phases: Phases,
+    /// Of an earlier run.
+    following: Following,
+}
+
+/// The reads of an earlier run that a file's are compared with.
+#[derive(Debug, Default)]
+struct Following {
+    follower: Option<Box<Follower>>,
+    /// Of which exchange it is.
+    exchange: u32,
+    /// Of what it predicts; 0: nothing yet.
+    stream: u32,
+    /// The file's reads are those of the run at present.
+    agrees: bool,
 }
 
 impl FileStreams {
@@ -208,13 +225,16 @@ impl FileStreams {
         let grown_min = if lone > LONE_RUNS.max(self.growing) { GROWN_MIN_BY_CHANCE } else { GROWN_MIN };
         let grows = self.runs.get(&run).is_some_and(|r| r.grown >= grown_min);
         let strided = self.observe_stride(shared, source.reader, &extent, at_ns, !grows);
-        if self.account.pays() {
+        let follows = self.follow(shared, source.file, &extent, at_ns);
+        if follows {
+            self.foretell(shared, source.file, at_ns, &mut predictions);
+        } else if self.account.pays() {
             let extents = match grows {
                 true => self.run_ahead(shared, run, extent.end - extent.start, at_ns),
                 false => strided,
             };
             for (stream, extent) in extents {
-                let predicted_to = self.predict(shared, source.file, stream, extent, at_ns, &mut predictions);
+                let predicted_to = self.predict(shared, (source.file, stream), extent, at_ns, None, &mut predictions);
                 if let Some(run) = self.runs.get_mut(&run).filter(|run| run.stream == stream) {
                     run.predicted_to = predicted_to;
                 }
@@ -438,14 +458,74 @@ impl FileStreams {
         pieces.into_iter().map(|piece| (stream, piece)).collect()
     }
 
-    /// Predicts of an extent what is neither predicted nor read already, as far as the budgets allow; how far that is.
+    /// Whether the file's reads are those of an earlier run.
+    fn follow(&mut self, shared: &mut Shared, file: u64, extent: &Range<u64>, at_ns: u64) -> bool {
+        if self.following.exchange != shared.earlier.1 {
+            let reads = shared.earlier.0.as_ref().and_then(|earlier| earlier.file(file));
+            let follower = reads.map(|reads| Box::new(Follower::new(Arc::clone(reads))));
+            self.following = Following { follower, exchange: shared.earlier.1, ..Following::default() };
+        }
+        let Some(agrees) = self.following.follower.as_mut().map(|follower| follower.read(extent, at_ns)) else {
+            return false;
+        };
+        if agrees != self.following.agrees {
+            self.following.agrees = agrees;
+            shared.followed = if agrees { shared.followed + 1 } else { shared.followed - 1 };
+            if !agrees {
+                // The rest will not be read either.
+                let stream = self.following.stream;
+                self.extents_of(stream).iter().for_each(|extent| self.waste(shared, stream, extent));
+            }
+        }
+        if agrees && self.following.stream == 0 {
+            self.following.stream = self.new_stream();
+        }
+        if let Some(ledger) = self.ledgers.get_mut(&self.following.stream) {
+            ledger.account.demanded(extent.end - extent.start);
+            ledger.request(extent.end - extent.start, at_ns);
+        }
+        agrees
+    }
+
+    /// Predicts what the earlier run read next.
+    fn foretell(&mut self, shared: &mut Shared, file: u64, at_ns: u64, predictions: &mut Vec<Prediction>) {
+        let stream = self.following.stream;
+        let Some(ledger) = self.ledgers.get(&stream).filter(|ledger| ledger.account.pays()) else { return };
+        // Half of its part for what comes next, the other for what is read along and comes later.
+        let part = shared.followers_part();
+        let room = part.saturating_sub(ledger.outstanding_bytes);
+        let gaps = (part / 2).saturating_sub(ledger.outstanding_bytes);
+        let window = ledger.window_bytes.min(part / 2);
+        let Some(follower) = &mut self.following.follower else { return };
+        let next = follower.next(window, room, gaps);
+        for Foretold { extent, late_ns } in next {
+            let end = extent.end;
+            let to = self.predict(shared, (file, stream), extent, at_ns, Some(late_ns), predictions);
+            if to < end
+                && let Some(follower) = &mut self.following.follower
+            {
+                follower.not_predicted(&(to..end));
+            }
+        }
+    }
+
+    /// What an earlier run foretold is dropped, without a judgement.
+    pub(crate) fn forget_earlier(&mut self, shared: &mut Shared) {
+        let Following { stream, agrees, .. } = std::mem::take(&mut self.following);
+        shared.followed -= usize::from(agrees);
+        self.extents_of(stream).iter().for_each(|extent| self.drop_predictions(shared, extent));
+        self.ledgers.remove(&stream);
+    }
+
+    /// Predicts of an extent what is neither predicted nor read already, as far as the budgets allow; how far that is. It is
+    /// late when the stream's pace says so, unless that is given.
     fn predict(
         &mut self,
         shared: &mut Shared,
-        file: u64,
-        stream: u32,
+        (file, stream): (u64, u32),
         extent: Range<u64>,
         at_ns: u64,
+        late_ns: Option<u64>,
         predictions: &mut Vec<Prediction>,
     ) -> u64 {
         let mut at = extent.start;
@@ -475,7 +555,7 @@ impl FileStreams {
                 0 => LATE_UNKNOWN_NS,
                 _ => LATE_NS.saturating_add(ledger.time_ns(ledger.outstanding_bytes).saturating_mul(4)),
             };
-            let late_ns = at_ns.saturating_add(patience_ns);
+            let late_ns = late_ns.unwrap_or(at_ns.saturating_add(patience_ns));
             self.outstanding.insert(at, Outstanding { end, stream, late_ns, arrived_to: at });
             self.order.push_back(at);
             shared.totals.outstanding_bytes += bytes;
@@ -521,7 +601,9 @@ impl FileStreams {
             shared.totals.hit_bytes += bytes;
             let ns = shared.fetch_ns(bytes);
             shared.totals.gained_ns = shared.totals.gained_ns.saturating_add(ns);
-            self.account.hit(bytes, ns);
+            if stream != self.following.stream {
+                self.account.hit(bytes, ns);
+            }
             let Some(ledger) = self.ledgers.get_mut(&stream) else { continue };
             ledger.outstanding_bytes -= bytes;
             ledger.account.hit(bytes, ns);
@@ -533,7 +615,11 @@ impl FileStreams {
             ledger.hit_in_window += bytes;
             if ledger.hit_in_window >= ledger.window_bytes {
                 ledger.hit_in_window = 0;
-                ledger.window_bytes = (ledger.window_bytes * 2).min(shared.limits.stream_bytes);
+                let window_max = match stream == self.following.stream {
+                    true => shared.followers_part(),
+                    false => shared.limits.stream_bytes,
+                };
+                ledger.window_bytes = (ledger.window_bytes * 2).min(window_max);
             }
         }
     }
@@ -545,12 +631,28 @@ impl FileStreams {
                 Some(o) if o.late_ns > at_ns => return,
                 Some(o) => {
                     let (extent, stream) = (start..o.end, o.stream);
-                    self.waste(shared, stream, &extent);
+                    if !self.is_early(stream, &extent, at_ns) {
+                        self.waste(shared, stream, &extent);
+                    }
                 }
                 None => {}
             }
             self.order.pop_front();
         }
+    }
+
+    /// Whether an extent that an earlier run foretold is not late after all, since the run is slower than it was at first.
+    fn is_early(&mut self, stream: u32, extent: &Range<u64>, at_ns: u64) -> bool {
+        let follower = self.following.follower.as_ref().filter(|_| stream == self.following.stream);
+        let late_ns = follower.map_or(0, |follower| follower.late_again_ns(extent));
+        if late_ns <= at_ns {
+            return false;
+        }
+        if let Some(o) = self.outstanding.get_mut(&extent.start) {
+            o.late_ns = late_ns;
+            self.order.push_back(extent.start);
+        }
+        true
     }
 
     fn waste(&mut self, shared: &mut Shared, stream: u32, extent: &Range<u64>) {
@@ -567,9 +669,11 @@ impl FileStreams {
         shared.totals.wasted_bytes += bytes;
         let ns = shared.fetch_ns(bytes);
         shared.totals.lost_ns = shared.totals.lost_ns.saturating_add(ns);
-        let stops = self.account.stops;
-        judge(&mut self.account, bytes, ns);
-        shared.totals.stops += u64::from(self.account.stops - stops);
+        if stream != self.following.stream {
+            let stops = self.account.stops;
+            judge(&mut self.account, bytes, ns);
+            shared.totals.stops += u64::from(self.account.stops - stops);
+        }
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return };
         let stops = ledger.account.stops;
         judge(&mut ledger.account, bytes, ns);
@@ -663,6 +767,11 @@ impl FileStreams {
         self.ledgers.get(&stream).map_or(0, |l| l.outstanding_bytes)
     }
 
+    /// The extents that a stream has outstanding.
+    fn extents_of(&self, stream: u32) -> Vec<Range<u64>> {
+        self.outstanding.iter().filter(|(_, o)| o.stream == stream).map(|(start, o)| *start..o.end).collect()
+    }
+
     /// Two streams have met and are one.
     fn join(&mut self, keep: u32, gone: u32) {
         let Some(other) = self.ledgers.remove(&gone) else { return };
@@ -681,9 +790,7 @@ impl FileStreams {
     /// A stream is forgotten: what it predicted will not come true.
     fn end_stream(&mut self, shared: &mut Shared, stream: u32) {
         if self.outstanding_of(stream) > 0 {
-            let of = self.outstanding.iter().filter(|(_, o)| o.stream == stream);
-            let extents: Vec<Range<u64>> = of.map(|(start, o)| *start..o.end).collect();
-            extents.iter().for_each(|extent| self.waste(shared, stream, extent));
+            self.extents_of(stream).iter().for_each(|extent| self.waste(shared, stream, extent));
         }
         self.ledgers.remove(&stream);
     }
@@ -700,6 +807,7 @@ impl FileStreams {
     pub(crate) fn leave(&self, shared: &mut Shared) {
         shared.runs -= self.runs.len();
         shared.readers -= self.readers.len();
+        shared.followed -= usize::from(self.following.agrees);
     }
 
     pub(crate) fn ends_at(&mut self, len_bytes: u64) {
@@ -737,7 +845,7 @@ impl FileStreams {
         assert!(runs().zip(runs().skip(1)).all(disjoint));
         assert!(self.runs.len() <= RUNS_MAX.1 && self.readers.len() <= READERS_MAX.1);
         assert_eq!(self.growing, self.runs.values().filter(|run| run.grown >= GROWN_MIN).count());
-        assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * STREAMS_MAX);
+        assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * STREAMS_MAX + 1);
         assert!(self.order.len() <= 4 * OUTSTANDING_MAX + OUTSTANDING_MAX);
         assert!(self.expected.len() <= EXPECTED_MAX);
         assert!(self.outstanding.iter().all(|(start, o)| (*start..=o.end).contains(&o.arrived_to.max(*start))));

@@ -6,6 +6,7 @@
 //!
 //! - [`Predictor`]: the streams of many files, each read by many clients: what a data server sees. Each stream has an
 //!   [`Account`] of what its predictions gained, which stops it where it does not pay. [`Phases`] of I/O are learnt too.
+//! - [`EarlierReads`]: the reads of an earlier run, which a predictor follows while the present ones agree with them.
 //! - [`Hints`]: what clients themselves say that they will read.
 //! - [`ReadingAhead`]: what a data server makes of its predictions: which it acts on, and when it sleeps.
 //! - [`Detector`]: strides of one reader in one file; its [`Forecast`] says which bytes come next.
@@ -16,6 +17,7 @@
 
 mod account;
 mod detector;
+mod earlier;
 mod file;
 mod forecast;
 mod hints;
@@ -32,6 +34,7 @@ mod stream;
 
 pub use account::Account;
 pub use detector::{Detector, STREAMS_MAX, Seen};
+pub use earlier::EarlierReads;
 pub use forecast::Forecast;
 pub use hints::{HINT_PIECE_BYTES, HintTotals, Hints};
 pub use pattern::{Kind, Part, Pattern, Phase};

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::earlier::EarlierRead;
+
 /// A request of a recorded run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recorded {
@@ -213,6 +215,16 @@ impl PredictedQueues {
         let nearest = near.min_by_key(|at| when(at).abs_diff(since_first_ns))?;
         let within = bound_ns.saturating_add((when(nearest) as f64 * bound_part) as u64);
         (when(nearest).abs_diff(since_first_ns) <= within).then_some(PredictedId(*nearest))
+    }
+
+    /// The reads of each file, in no particular order.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = (u64, Vec<EarlierRead>)> {
+        let read =
+            |p: &Predicted| EarlierRead { offset: p.offset, len: p.len, at_ns: p.since_first_ns, before_bytes: 0 };
+        self.queues.iter().filter(|((_, write), _)| !write).map(move |((file, _), queue)| {
+            let requests = &self.requests[queue.range.start as usize..queue.range.end as usize];
+            (*file, requests.iter().map(read).collect())
+        })
     }
 
     /// When a predicted request arrived, ns since the first of its file.

@@ -7,11 +7,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::PAGE_BYTES;
 use crate::account::Account;
+use crate::earlier::EarlierReads;
 use crate::file::FileStreams;
 use crate::phases::NextPhase;
 
@@ -108,6 +110,10 @@ pub(crate) struct Shared {
     /// Runs and readers of all files.
     pub(crate) runs: usize,
     pub(crate) readers: usize,
+    /// Of an earlier run, and how often they were exchanged.
+    pub(crate) earlier: (Option<Arc<EarlierReads>>, u32),
+    /// Files that follow them.
+    pub(crate) followed: usize,
     /// Streams seen in this interval of [`BEAT_NS`] and in the one before.
     streams: (usize, usize),
     beat: u64,
@@ -138,6 +144,12 @@ impl Shared {
     pub(crate) fn part(&self, growing: usize) -> u64 {
         let streams = self.streams.0.max(self.streams.1).max(growing).max(1) as u64;
         (self.outstanding_max() / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
+    }
+
+    /// What a file that follows an earlier run may have outstanding, bytes: its part of three quarters, so that there is room for
+    /// streams of others.
+    pub(crate) fn followers_part(&self) -> u64 {
+        (self.outstanding_max() / 4 * 3 / self.followed.max(1) as u64).max(PAGE_BYTES)
     }
 
     /// Whether so many bytes more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
@@ -179,6 +191,8 @@ impl Predictor {
             openings: Account::default(),
             runs: 0,
             readers: 0,
+            earlier: (None, 0),
+            followed: 0,
             streams: (0, 0),
             beat: 0,
         };
@@ -252,6 +266,15 @@ impl Predictor {
         if let Some(file) = self.files.get_mut(&file) {
             file.missed(&mut self.shared, extent, in_memory);
         }
+    }
+
+    /// Reads of an earlier run that will probably be made again, instead of those given before. While the reads of a file agree
+    /// with them, what they foretell is predicted in the place of streams.
+    pub fn foretell(&mut self, earlier: Option<Arc<EarlierReads>>) {
+        for file in self.files.values_mut() {
+            file.forget_earlier(&mut self.shared);
+        }
+        self.shared.earlier = (earlier, self.shared.earlier.1.wrapping_add(1));
     }
 
     /// Requests will not be observed for a while: what is outstanding is dropped, without a judgement.

@@ -3,7 +3,9 @@
 //! fetched, and into what, is theirs.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::earlier::EarlierReads;
 use crate::predictor::{Limits, Prediction, Predictor, Source, Totals};
 
 /// After so many reads that all came from memory, with nothing read ahead from the device either, there is nothing to gain:
@@ -86,6 +88,11 @@ impl ReadingAhead {
     /// Predicted and not yet read, bytes of all streams together, at most from now on.
     pub fn set_budget(&mut self, budget_bytes: u64) {
         self.predictor.set_budget(budget_bytes);
+    }
+
+    /// Reads of an earlier run that will probably be made again; those before are forgotten.
+    pub fn foretell(&mut self, earlier: Option<Arc<EarlierReads>>) {
+        self.predictor.foretell(earlier);
     }
 
     /// Requests are not told for a while: what they would show of predictions is not known, so these are dropped.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
 use impresario_foresight::{ALONE_MAX, Prediction};
-use impresario_sched::{ConnId, LaneId, Op, PolicySpec, policy};
+use impresario_sched::{ConnId, LaneId, Op, PolicySpec, PredictedQueues, policy};
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
 
 use crate::connection::{Connection, Reply};
@@ -50,7 +50,7 @@ pub struct DataServer {
     /// The policy lets predicted extents be read ahead.
     foresees: AtomicBool,
     trace: RequestTrace<Item>,
-    runs: Arc<EarlierRuns<Item>>,
+    runs: Arc<EarlierRuns>,
 }
 
 impl DataServer {
@@ -73,7 +73,14 @@ impl DataServer {
             let disk = disk.clone();
             move |file| disk.holds(file)
         });
-        let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, engine.clone());
+        let foretell = Box::new({
+            let (engine, disk) = (engine.clone(), disk.clone());
+            move |queues: Option<Arc<PredictedQueues>>| {
+                disk.foretell(queues.as_deref());
+                engine.foresee(queues);
+            }
+        });
+        let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
         Ok(Arc::new(DataServer { vitals, engine, disk, ledger, asked, foresees, trace, runs }))
     }

@@ -1,4 +1,4 @@
-//! What earlier runs foretell the scheduler of a server: their traces, loaded at its start or by a call, off the way of
+//! What earlier runs foretell a server: their traces, loaded at its start or by a call, off the way of
 //! requests. A trace that cannot be used changes nothing; the server serves all the same.
 
 use std::ffi::OsString;
@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
-use impresario_engine::Engine;
 use impresario_sched::PredictedQueues;
 use impresario_trace::predict::RunsOf;
 use impresario_trace::{Space, TraceError};
@@ -19,14 +18,16 @@ use crate::workers::{PATIENCE, Workers};
 
 /// Says whether a server holds something of a file.
 pub(crate) type Holds = Box<dyn Fn(u64) -> bool + Send + Sync>;
+/// Takes what is foretold from now on.
+pub(crate) type Foretell = Box<dyn Fn(Option<Arc<PredictedQueues>>) + Send + Sync>;
 
 /// The earlier runs of one server.
-pub(crate) struct EarlierRuns<T: Send + 'static> {
+pub(crate) struct EarlierRuns {
     name: String,
     space: Space,
     configured: Vec<PathBuf>,
     holds: Holds,
-    engine: Arc<Engine<T>>,
+    foretell: Foretell,
     /// One thread: loads take turns, so that the memory of one is the most.
     loader: Workers,
     told: Mutex<Told>,
@@ -42,21 +43,21 @@ struct Told {
     failure: Option<String>,
 }
 
-impl<T: Send + 'static> EarlierRuns<T> {
+impl EarlierRuns {
     /// Loads the runs of the configuration. A failure is told to the log and in the status.
     pub(crate) fn new(
         name: &str,
         space: Space,
         configured: Vec<PathBuf>,
         holds: Holds,
-        engine: Arc<Engine<T>>,
-    ) -> Arc<EarlierRuns<T>> {
+        foretell: Foretell,
+    ) -> Arc<EarlierRuns> {
         let runs = EarlierRuns {
             name: name.into(),
             space,
             configured,
             holds,
-            engine,
+            foretell,
             loader: Workers::new("earlier-runs", 1),
             told: Mutex::default(),
         };
@@ -127,7 +128,7 @@ impl<T: Send + 'static> EarlierRuns<T> {
     }
 
     fn become_current(&self, queues: Option<Arc<PredictedQueues>>, told: Told) {
-        self.engine.foresee(queues);
+        (self.foretell)(queues);
         *self.told.lock() = told;
     }
 

@@ -98,7 +98,7 @@ pub struct IoNode {
     unscheduled: Workers,
     hints: Workers,
     trace: RequestTrace<Item>,
-    runs: Arc<EarlierRuns<Item>>,
+    runs: Arc<EarlierRuns>,
 }
 
 /// What is kept for a client.
@@ -128,7 +128,11 @@ impl IoNode {
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
         // What the data servers hold of a file is not known here.
         let (space, holds) = (settings.trace.space, Box::new(|_| true));
-        let runs = EarlierRuns::new(vitals.name(), space, settings.earlier_runs, holds, engine.clone());
+        let foretell = Box::new({
+            let engine = engine.clone();
+            move |queues| engine.foresee(queues)
+        });
+        let runs = EarlierRuns::new(vitals.name(), space, settings.earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), settings.trace, engine.clone());
         Ok(Arc::new(IoNode {
             vitals,

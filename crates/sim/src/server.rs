@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use impresario_device::{CHUNK_BYTES, DeviceQueue, Disk, Flash, Io, Op as IoOp, PageCache, ReadAhead};
-use impresario_foresight::{Prediction, ReadingAhead, Source};
+use impresario_foresight::{EarlierReads, PredictedQueues, Prediction, ReadingAhead, Source};
 use impresario_node::session::Fence;
 use impresario_sched::{
     Batch, BatchId, ClientId, Completion, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Part, Request, RequestId,
@@ -60,6 +61,8 @@ pub(crate) struct Server {
     pub(crate) read_ahead: FxHashMap<u32, ReadAhead>,
     /// What the server itself reads ahead, and how much at most.
     pub(crate) foresight: Option<ReadingAhead>,
+    /// Reads of earlier runs.
+    earlier: Option<Arc<EarlierReads>>,
     foresight_bytes: u64,
     /// The ends of objects that were cut off, bytes; the others are whole.
     pub(crate) cut: FxHashMap<u32, u64>,
@@ -99,6 +102,7 @@ impl Server {
             read_ahead: FxHashMap::default(),
             foresight: (foresight_bytes > 0).then(|| ReadingAhead::new(foresight_bytes)),
             foresight_bytes,
+            earlier: None,
             cut: FxHashMap::default(),
             contents: checked.then(Box::default),
             throttled: VecDeque::new(),
@@ -174,6 +178,15 @@ impl Server {
         predictions
     }
 
+    /// What earlier runs foretell it.
+    pub(crate) fn foretell(&mut self, foretold: &Arc<PredictedQueues>) {
+        self.station.foresee(Some(Arc::clone(foretold)));
+        if let Some(foresight) = &mut self.foresight {
+            self.earlier = Some(Arc::new(EarlierReads::of(foretold)));
+            foresight.foretell(self.earlier.clone());
+        }
+    }
+
     /// What the laws say of reading ahead: it stays within its bounds.
     pub(crate) fn ahead_too_far(&self) -> Option<String> {
         let totals = self.foresight.as_ref()?.totals();
@@ -207,7 +220,10 @@ impl Server {
             cache.clear();
         }
         self.read_ahead.clear();
-        self.foresight = self.foresight.is_some().then(|| ReadingAhead::new(self.foresight_bytes));
+        if let Some(foresight) = &mut self.foresight {
+            *foresight = ReadingAhead::new(self.foresight_bytes);
+            foresight.foretell(self.earlier.clone());
+        }
         if let Some(contents) = &mut self.contents {
             contents.restarted();
         }

@@ -367,12 +367,13 @@ impl Simulation {
                 },
                 Device::Flash(params) => Storage::Flash(Flash::new(params)),
             };
-            let mut station = Station::new(config, &s.policy, 0, self.checks)?;
-            if let Some(foretold) = self.foretold.get(usize::from(index)) {
-                station.foresee(Some(Arc::clone(foretold)));
-            }
+            let station = Station::new(config, &s.policy, 0, self.checks)?;
             let cache = (s.cache_bytes > 0).then(|| Box::new(PageCache::new(s.cache_bytes)));
-            self.servers.push(Server::new(station, storage, cache, foresight_bytes, self.checks));
+            let mut server = Server::new(station, storage, cache, foresight_bytes, self.checks);
+            if let Some(foretold) = self.foretold.get(usize::from(index)) {
+                server.foretell(foretold);
+            }
+            self.servers.push(server);
         }
         Ok(())
     }

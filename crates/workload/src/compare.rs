@@ -4,6 +4,7 @@
 //! a system over another in a pair is 1 − T_new / T_base on makespan; what is reported is the mean over the pairs
 //! with its t interval, per case and for the mean over the cases.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -187,6 +188,13 @@ pub fn compare(
     for set in &sets {
         outcome.places.push(set.places(target)?);
     }
+    // By case: traces of a run of it.
+    let mut traces: Vec<Vec<PathBuf>> = vec![Vec::new(); sets.len()];
+    if let Some(system) = experiment.systems.iter().find(|s| s.recorded) {
+        for ((case, set), traces) in experiment.cases.iter().zip(&mut sets).zip(&mut traces) {
+            *traces = recorded_run(target, system, case, set, stop)?;
+        }
+    }
     let per_pair = (experiment.cases.len() * experiment.systems.len()) as u32;
     let running = Instant::now();
     let mut random = Random::new(experiment.seed);
@@ -220,7 +228,8 @@ pub fn compare(
                 for attempt in 1.. {
                     let position = outcome.trials.len() as u32;
                     let place = (case, system, pair);
-                    let trial = match one_trial(target, experiment, &mut sets[case], place, position, stop) {
+                    let of_case = (&mut sets[case], traces[case].as_slice());
+                    let trial = match one_trial(target, experiment, of_case, place, position, stop) {
                         Err(_) if stop.is_set() && pair > 0 => {
                             outcome.trials.retain(|t| t.pair < pair);
                             outcome.stopped = true;
@@ -250,11 +259,26 @@ pub fn compare(
     Ok(outcome)
 }
 
+/// Runs a case with the servers recording it: where the traces are.
+fn recorded_run(
+    target: &dyn Switch,
+    system: &System,
+    case: &Case,
+    set: &mut DataSet,
+    stop: &Stop,
+) -> Result<Vec<PathBuf>> {
+    let what = || format!("recording a run of {} under {}", case.name, system.name);
+    target.switch(system).with_context(what)?;
+    target.begin_recording().with_context(what)?;
+    run(target, set, &case.workload, &RunOptions::default(), stop).with_context(what)?;
+    target.end_recording().with_context(what)
+}
+
 /// Runs one system on one case.
 fn one_trial(
     target: &dyn Switch,
     experiment: &Experiment,
-    set: &mut DataSet,
+    (set, traces): (&mut DataSet, &[PathBuf]),
     (case, system, pair): (usize, usize, u32),
     position: u32,
     stop: &Stop,
@@ -262,6 +286,9 @@ fn one_trial(
     let (c, s) = (&experiment.cases[case], &experiment.systems[system]);
     let what = || format!("{} under {}, pair {}", c.name, s.name, pair + 1);
     target.switch(s).with_context(what)?;
+    if experiment.systems.iter().any(|s| s.recorded) {
+        target.foretell(if s.recorded { traces } else { &[] }).with_context(what)?;
+    }
     let depth = target.depth()?;
     let options = RunOptions { verify: true, pair, ..RunOptions::default() };
     let result = run(target, set, &c.workload, &options, stop).with_context(what)?;
@@ -517,6 +544,17 @@ pub(crate) mod tests {
             *self.delay.lock() = Duration::from_millis(ms);
             Ok(())
         }
+        fn begin_recording(&self) -> Result<()> {
+            self.recordings.lock().push(Vec::new());
+            Ok(())
+        }
+        fn end_recording(&self) -> Result<Vec<PathBuf>> {
+            Ok(vec![format!("run {}", self.recordings.lock().len()).into()])
+        }
+        fn foretell(&self, traces: &[PathBuf]) -> Result<()> {
+            self.recordings.lock().push(traces.to_vec());
+            Ok(())
+        }
         fn depth(&self) -> Result<Option<u32>> {
             Ok(Some(1))
         }
@@ -612,6 +650,23 @@ pub(crate) mod tests {
         let gain = outcome.case_gain(0, 1, 0);
         assert_eq!((gain.mean, gain.low, gain.high), (0.5, 0.5, 0.5));
         assert_eq!(outcome.average_gain(1, 0).mean, 0.5);
+    }
+
+    /// What a case's servers recorded of it is foretold to the system that goes by it, and only to that.
+    #[test]
+    fn a_system_may_go_by_a_recorded_run_of_each_case() {
+        let fifo = PolicySpec::named("fifo");
+        let mut e = experiment();
+        e.systems = ["none", "mlf@recorded"].map(|s| System::parse(s, Layer::Data, &fifo).unwrap()).into();
+        (e.claims, e.pairs, e.shuffle) = (Vec::new(), 1, false);
+        let memory = Memory::default();
+        compare(&memory, &e, &Stop::new(), &mut |_| {}).unwrap();
+        let none: &[&str] = &[];
+        let told = [none, none, none, &["run 1"], none, &["run 2"]];
+        let gone_by = memory.recordings.lock();
+        let gone_by: Vec<Vec<&str>> =
+            gone_by.iter().map(|traces| traces.iter().filter_map(|t| t.to_str()).collect()).collect();
+        assert_eq!(gone_by, told, "two recordings, and for each case none and its own");
     }
 
     /// A writer beside a reader: each is told by itself, with the delays of its own requests.

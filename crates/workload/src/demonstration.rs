@@ -38,6 +38,7 @@ pub fn kernel_experiment(quick: bool) -> Experiment {
         data_policy: Some(PolicySpec::named(policy)),
         io_policy: None,
         disk_order: None,
+        recorded: false,
     };
     Experiment {
         title: "demonstration below the kernel".into(),
@@ -99,6 +100,7 @@ fn systems() -> Vec<System> {
         data_policy: Some(data_policy),
         io_policy: Some(io_policy),
         disk_order: Some(disk_order),
+        recorded: false,
     };
     let fifo = || PolicySpec::named("fifo");
     vec![

@@ -22,6 +22,8 @@ pub struct Memory {
     pub observation: Arc<Mutex<Observation>>,
     /// Connections made.
     pub connected: Arc<AtomicU64>,
+    /// Recordings begun, as nothing, and traces gone by.
+    pub recordings: Arc<Mutex<Vec<Vec<std::path::PathBuf>>>>,
 }
 
 struct Client {

@@ -1,5 +1,6 @@
 //! A cluster of ours as something that can be measured and switched.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,6 +154,37 @@ impl Switch for Storage {
             each(servers, |_, address| Ok(admin::set_disk_order(address, order.name(), PATIENCE)?))?;
         }
         Ok(())
+    }
+
+    fn begin_recording(&self) -> Result<()> {
+        self.foretell(&[])?;
+        each(self.data(), |_, address| Ok(admin::trace(address, true, PATIENCE)?)).map(|_| ())
+    }
+
+    fn end_recording(&self) -> Result<Vec<PathBuf>> {
+        let path = |(name, state): (String, Value)| {
+            let path = state.pointer("/trace/path").and_then(Value::as_str).map(PathBuf::from);
+            path.with_context(|| format!("server {name} writes no trace"))
+        };
+        let paths = self.status(self.data())?.into_iter().map(path).collect::<Result<_>>()?;
+        each(self.data(), |_, address| Ok(admin::trace(address, false, PATIENCE)?))?;
+        Ok(paths)
+    }
+
+    fn foretell(&self, traces: &[PathBuf]) -> Result<()> {
+        if traces.is_empty() {
+            let loaded: Vec<_> = self.status(self.data())?;
+            let loaded = loaded.iter().filter(|(_, state)| state.pointer("/earlier_runs/traces").is_some());
+            let loaded: Vec<&str> = loaded.map(|(name, _)| name.as_str()).collect();
+            let servers = self.data().filter(|(name, _)| loaded.contains(name));
+            return each(servers, |_, address| Ok(admin::earlier_runs(address, None, PATIENCE)?)).map(|_| ());
+        }
+        let of = |name: &str| self.data().position(|(other, _)| other == name).and_then(|at| traces.get(at));
+        each(self.data(), |name, address| {
+            let trace = of(name).context("there is no trace of it")?;
+            Ok(admin::earlier_runs(address, Some(std::slice::from_ref(trace)), PATIENCE)?)
+        })
+        .map(|_| ())
     }
 
     fn depth(&self) -> Result<Option<u32>> {

@@ -1,5 +1,7 @@
 //! What is compared: policies on data servers and I/O nodes, and the order in which modelled disks serve.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 pub use impresario_device::Order as DiskOrder;
 use impresario_sched::PolicySpec;
@@ -40,12 +42,24 @@ pub struct System {
     pub io_policy: Option<PolicySpec>,
     /// Of the modelled disks; absent: left as it is.
     pub disk_order: Option<DiskOrder>,
+    /// The data servers go by a run of the same case that they recorded before.
+    #[serde(default)]
+    pub recorded: bool,
 }
 
 /// A target whose policies can be switched while it runs.
 pub trait Switch: Target {
     /// Puts a system into force. Nothing is outstanding when it is called.
     fn switch(&self, system: &System) -> Result<()>;
+
+    /// Data servers record their requests from now on, and go by no recorded run.
+    fn begin_recording(&self) -> Result<()>;
+
+    /// Data servers end their traces; which.
+    fn end_recording(&self) -> Result<Vec<PathBuf>>;
+
+    /// Data servers go by what these traces foretell, one for each; by none if there are none.
+    fn foretell(&self, traces: &[PathBuf]) -> Result<()>;
 
     /// Batches that a data server hands to its disk at once under the present policy; `None`: all of them.
     fn depth(&self) -> Result<Option<u32>>;
@@ -62,12 +76,17 @@ pub fn policy(text: &str) -> Result<PolicySpec, String> {
 }
 
 impl System {
-    /// Reads `name[+key=value…][@arrival|@elevator]`, a policy for one layer; the other layer keeps `other`.
+    /// Reads `name[+key=value…][@arrival|@elevator][@recorded]`, a policy for one layer; the other layer keeps `other`.
     pub fn parse(text: &str, on: Layer, other: &PolicySpec) -> Result<System, String> {
-        let (name, order) = match text.split_once('@') {
-            None => (text, None),
-            Some((name, order)) => (name, Some(order.parse()?)),
-        };
+        let mut words = text.split('@');
+        let name = words.next().unwrap_or_default();
+        let (mut order, mut recorded) = (None, false);
+        for word in words {
+            match word {
+                "recorded" => recorded = true,
+                _ => order = Some(word.parse().map_err(|why| format!("{why}, or recorded"))?),
+            }
+        }
         let (own, other) = (Some(policy(name)?), Some(other.clone()));
         let (data_policy, io_policy) = match on {
             Layer::Data => (own, other),
@@ -75,7 +94,7 @@ impl System {
         };
         // What is not said is arrival: a comparison must not depend on what ran before.
         let disk_order = Some(order.unwrap_or_default());
-        Ok(System { name: text.into(), data_policy, io_policy, disk_order })
+        Ok(System { name: text.into(), data_policy, io_policy, disk_order, recorded })
     }
 
     /// Checks the policies against the list of those that exist, before anything is started.
@@ -105,6 +124,9 @@ mod tests {
         assert_eq!(s.io_policy.as_ref().unwrap().to_string(), "twins window_us=2000");
         assert_eq!((s.data_policy.clone(), s.disk_order), (Some(fifo.clone()), Some(DiskOrder::Arrival)));
         s.check(4).unwrap();
+        assert!(!s.recorded);
+        let s = System::parse("auto@elevator@recorded", Layer::Data, &fifo).unwrap();
+        assert_eq!((s.recorded, s.disk_order), (true, Some(DiskOrder::Elevator)));
         assert_eq!(
             System::parse("control", Layer::Data, &fifo).unwrap().data_policy.unwrap().to_string(),
             "fifo merge=on"

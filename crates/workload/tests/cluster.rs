@@ -74,6 +74,7 @@ fn systems_switch_on_running_servers() {
         data_policy: Some(PolicySpec::named("none")),
         io_policy: Some(PolicySpec::named("twins").with("window_us", 3000)),
         disk_order: Some(DiskOrder::Elevator),
+        recorded: false,
     };
     storage.switch(&system).unwrap();
     assert_eq!(storage.depth().unwrap(), None);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use impresario_device as device;
 use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
 use impresario_foresight::{ALONE_MAX, Prediction, is_there};
-use impresario_sched::{Nanos, Op, Request};
+use impresario_sched::{Nanos, Op, PredictedQueues, Request};
 use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
 use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
@@ -305,6 +305,11 @@ impl Disk {
     /// Requests are not told to foresight for a while.
     pub(super) fn rest(&self) {
         self.read_ahead.iter().for_each(|(read_ahead, _)| read_ahead.rest());
+    }
+
+    /// What earlier runs foretell of reads.
+    pub(super) fn foretell(&self, queues: Option<&PredictedQueues>) {
+        self.read_ahead.iter().for_each(|(read_ahead, _)| read_ahead.foretell(queues));
     }
 
     /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.

@@ -7,12 +7,13 @@
 //! with the request that they continue, or alone while little else is under way.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
 use impresario_engine::now;
-use impresario_foresight::{Hints, Prediction, ReadingAhead, Source};
-use impresario_sched::Op;
+use impresario_foresight::{EarlierReads, Hints, Prediction, ReadingAhead, Source};
+use impresario_sched::{Op, PredictedQueues};
 use impresario_store::ObjectStore;
 use impresario_wire::Extents;
 use serde_json::{Value, json};
@@ -130,6 +131,13 @@ impl ReadAhead {
             self.rule.lock().within(&mut predictions, end);
         }
         predictions
+    }
+
+    /// Reads of earlier runs that will probably be made again; those before are forgotten.
+    pub(super) fn foretell(&self, queues: Option<&PredictedQueues>) {
+        // Off the lock: there may be a million.
+        let earlier = queues.map(|queues| Arc::new(EarlierReads::of(queues)));
+        self.rule.lock().foretell(earlier);
     }
 
     /// Requests will not be observed for a while: what is outstanding is forgotten, without a judgement.
