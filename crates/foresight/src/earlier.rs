@@ -14,8 +14,8 @@ use crate::predicted::PredictedQueues;
 
 /// Gaps that are read along, bytes: passing over them costs a disk less than a seek.
 const GAP_BYTES: u64 = 128 << 10;
-/// Requests after which a file's reads are compared with the run's, and of 32, those that must be in it.
-const COMPARED_MIN: u32 = 8;
+/// Requests after which a file's reads may agree with the run's, and where other files did; of 32, those that must be in it.
+const COMPARED_MIN: (u32, u32) = (4, 1);
 const AGREEING_MIN: u32 = 24;
 /// Of 32 requests, those of which all predictions had been asked for already, when the run has begun again.
 const AGAIN_MIN: u32 = 12;
@@ -169,8 +169,8 @@ impl Follower {
         }
     }
 
-    /// A request came. Whether the file's reads are those of the run at present.
-    pub(crate) fn read(&mut self, extent: &Range<u64>, at_ns: u64) -> bool {
+    /// A request came. Whether the file's reads are those of the run at present; sooner where the run is `trusted`.
+    pub(crate) fn read(&mut self, extent: &Range<u64>, at_ns: u64, trusted: bool) -> bool {
         let reads = Arc::clone(&self.reads);
         let of_place = reads.by_offset[reads.place_of(extent.start)..].iter().copied();
         let of_place = of_place.take_while(|at| reads.at(*at).offset == extent.start);
@@ -198,7 +198,8 @@ impl Follower {
             (self.last, self.last_ns) = (at, at_ns);
         }
         let of = self.compared.min(32);
-        of >= COMPARED_MIN && self.agreed.count_ones() * 32 >= AGREEING_MIN * of
+        of >= if trusted { COMPARED_MIN.1 } else { COMPARED_MIN.0 }
+            && self.agreed.count_ones() * 32 >= AGREEING_MIN * of
     }
 
     fn begin_again(&mut self) {
@@ -208,15 +209,20 @@ impl Follower {
     }
 
     /// What the run reads next and is neither asked for nor predicted yet, by offset; its reads count as predicted from now on.
-    /// Nothing while more than half of the next `window_bytes` is predicted; else up to all of these, as far as there is
+    /// Nothing while more than `left_bytes` of the next `window_bytes` is predicted; else up to all of these, as far as there is
     /// room for `room_bytes`, and of what lies in gaps between them for `gap_bytes`.
-    pub(crate) fn next(&mut self, window_bytes: u64, room_bytes: u64, gap_bytes: u64) -> Vec<Foretold> {
+    pub(crate) fn next(
+        &mut self,
+        (window_bytes, left_bytes): (u64, u64),
+        room_bytes: u64,
+        gap_bytes: u64,
+    ) -> Vec<Foretold> {
         let reads = Arc::clone(&self.reads);
         self.front = self.front.max(self.last.saturating_sub(BEHIND));
         let from = reads.at(self.last).before_bytes;
         let ahead_bytes =
             |front: u32| reads.reads.get(front as usize).map(|read| read.before_bytes.saturating_sub(from));
-        if ahead_bytes(self.front).is_none_or(|bytes| bytes > window_bytes / 2) {
+        if ahead_bytes(self.front).is_none_or(|bytes| bytes > left_bytes.max(reads.at(self.last).len)) {
             return Vec::new();
         }
         let (mut bytes, mut found) = (0, Vec::new());

@@ -43,16 +43,19 @@ fn shuffled() -> Vec<u64> {
 fn what_the_run_read_next_comes_by_offset() {
     let run = shuffled();
     let mut follower = follower(&run);
-    for (n, b) in run[..COMPARED_MIN as usize].iter().enumerate() {
-        assert_eq!(follower.read(&block(*b), n as u64 * MS), n + 1 == COMPARED_MIN as usize, "{n}");
+    for (n, b) in run[..8].iter().enumerate() {
+        assert_eq!(follower.read(&block(*b), n as u64 * MS, false), n + 1 >= COMPARED_MIN.0 as usize, "{n}");
     }
     let mut wanted: Vec<u64> = run[8..16].to_vec();
     wanted.sort_unstable();
-    let next = follower.next(9 * 16 * KIB, u64::MAX, u64::MAX);
+    let next = follower.next((9 * 16 * KIB, 9 * 16 * KIB / 2), u64::MAX, u64::MAX);
     assert_eq!(blocks(&next), wanted.iter().map(|b| *b..b + 1).collect::<Vec<_>>());
     assert!(next.iter().all(|f| f.late_ns > 4_000 * MS && f.late_ns < 5_000 * MS));
-    assert!(follower.read(&block(run[9]), 9 * MS) && follower.read(&block(run[8]), 10 * MS), "in any order");
-    let next = blocks(&follower.next(17 * 16 * KIB, 16 * KIB, 0));
+    assert!(
+        follower.read(&block(run[9]), 9 * MS, false) && follower.read(&block(run[8]), 10 * MS, false),
+        "in any order"
+    );
+    let next = blocks(&follower.next((17 * 16 * KIB, 17 * 16 * KIB / 2), 16 * KIB, 0));
     assert_eq!((next.len(), next[0].start), (1, run[16]));
 }
 
@@ -61,9 +64,9 @@ fn small_gaps_that_are_read_later_are_read_along() {
     // Even blocks first, then odd ones but 5; block 40 is far away.
     let run: Vec<u64> = (1..9).map(|n| n * 1000).chain((0..8).map(|n| n * 2)).chain([40, 1, 3, 7, 9, 11, 13]).collect();
     let mut follower = follower(&run);
-    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), 1));
-    assert_eq!(blocks(&follower.next(10 * 16 * KIB, u64::MAX, u64::MAX)), [0..5, 6..15, 40..41]);
-    assert!(follower.next(u64::MAX, u64::MAX, 0).is_empty(), "the others were read along");
+    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), 1, false));
+    assert_eq!(blocks(&follower.next((10 * 16 * KIB, 10 * 16 * KIB / 2), u64::MAX, u64::MAX)), [0..5, 6..15, 40..41]);
+    assert!(follower.next((u64::MAX, u64::MAX / 2), u64::MAX, 0).is_empty(), "the others were read along");
 }
 
 #[test]
@@ -73,9 +76,9 @@ fn another_run_is_not_followed() {
     for n in 0..100 {
         // Every second read is of the run.
         let b = if n % 2 == 0 { run[n / 2] } else { 50 + n as u64 };
-        assert!(!follower.read(&block(b), 1), "{n}");
+        assert!(!follower.read(&block(b), 1, false), "{n}");
     }
-    assert!(!follower.read(&(0..4 * KIB), 1), "another length");
+    assert!(!follower.read(&(0..4 * KIB), 1, false), "another length");
 }
 
 #[test]
@@ -85,8 +88,8 @@ fn a_run_that_begins_again_is_followed_again() {
     for pass in 0..3 {
         let mut predicted = 0;
         for (n, b) in run.iter().enumerate() {
-            if follower.read(&block(*b), (pass * 64 + n as u64) * MS) {
-                predicted += follower.next(8 * 16 * KIB, 4 * 16 * KIB, 0).len();
+            if follower.read(&block(*b), (pass * 64 + n as u64) * MS, false) {
+                predicted += follower.next((8 * 16 * KIB, 8 * 16 * KIB / 2), 4 * 16 * KIB, 0).len();
             }
         }
         assert!(predicted >= 40, "{pass}: {predicted}");
@@ -97,10 +100,10 @@ fn a_run_that_begins_again_is_followed_again() {
 fn what_was_not_predicted_comes_another_time() {
     let run = shuffled();
     let mut follower = follower(&run);
-    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), 1));
-    let next = follower.next(5 * 16 * KIB, u64::MAX, 0);
+    run[..8].iter().for_each(|b| _ = follower.read(&block(*b), 1, false));
+    let next = follower.next((5 * 16 * KIB, 5 * 16 * KIB / 2), u64::MAX, 0);
     follower.not_predicted(&next[3].extent);
-    assert_eq!(follower.next(16 * 16 * KIB, 16 * KIB, 0), next[3..]);
+    assert_eq!(follower.next((16 * 16 * KIB, 16 * 16 * KIB / 2), 16 * KIB, 0), next[3..]);
 }
 
 /// From its middle on: what the run read long before is not predicted.
@@ -108,8 +111,8 @@ fn what_was_not_predicted_comes_another_time() {
 fn a_run_may_begin_anywhere() {
     let run: Vec<u64> = (0..4096).map(|n| n * 37 % 4096 * 100).collect();
     let mut follower = follower(&run);
-    run[2000..2008].iter().for_each(|b| _ = follower.read(&block(*b), 1));
-    let next = follower.next(u64::MAX, 1024 * 16 * KIB, 0);
+    run[2000..2008].iter().for_each(|b| _ = follower.read(&block(*b), 1, false));
+    let next = follower.next((u64::MAX, u64::MAX / 2), 1024 * 16 * KIB, 0);
     let early: HashSet<u64> = run[..2000 - BEHIND as usize].iter().copied().collect();
     assert!(next.len() == 1024 && blocks(&next).iter().all(|b| !early.contains(&b.start)));
 }

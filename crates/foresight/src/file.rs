@@ -465,9 +465,9 @@ impl FileStreams {
             let follower = reads.map(|reads| Box::new(Follower::new(Arc::clone(reads))));
             self.following = Following { follower, exchange: shared.earlier.1, ..Following::default() };
         }
-        let Some(agrees) = self.following.follower.as_mut().map(|follower| follower.read(extent, at_ns)) else {
-            return false;
-        };
+        let trusted = shared.trusts_followers();
+        let Some(follower) = &mut self.following.follower else { return false };
+        let agrees = follower.read(extent, at_ns, trusted);
         if agrees != self.following.agrees {
             self.following.agrees = agrees;
             shared.followed = if agrees { shared.followed + 1 } else { shared.followed - 1 };
@@ -478,7 +478,11 @@ impl FileStreams {
             }
         }
         if agrees && self.following.stream == 0 {
-            self.following.stream = self.new_stream();
+            let stream = self.new_stream();
+            self.following.stream = stream;
+            if let Some(ledger) = self.ledgers.get_mut(&stream).filter(|_| trusted) {
+                ledger.window_bytes = shared.limits.budget_bytes;
+            }
         }
         if let Some(ledger) = self.ledgers.get_mut(&self.following.stream) {
             ledger.account.demanded(extent.end - extent.start);
@@ -491,13 +495,17 @@ impl FileStreams {
     fn foretell(&mut self, shared: &mut Shared, file: u64, at_ns: u64, predictions: &mut Vec<Prediction>) {
         let stream = self.following.stream;
         let Some(ledger) = self.ledgers.get(&stream).filter(|ledger| ledger.account.pays()) else { return };
-        // Half of its part for what comes next, the other for what is read along and comes later.
         let part = shared.followers_part();
         let room = part.saturating_sub(ledger.outstanding_bytes);
+        // What is read along and comes later leaves half of it for what comes next.
         let gaps = (part / 2).saturating_sub(ledger.outstanding_bytes);
-        let window = ledger.window_bytes.min(part / 2);
+        // As for runs: where there is too little room for all, long pieces beat short ones.
+        let (window, left) = match ledger.window_bytes {
+            wanted if wanted <= part => (wanted, wanted / 2),
+            _ => (part, 0),
+        };
         let Some(follower) = &mut self.following.follower else { return };
-        let next = follower.next(window, room, gaps);
+        let next = follower.next((window, left), room, gaps);
         for Foretold { extent, late_ns } in next {
             let end = extent.end;
             let to = self.predict(shared, (file, stream), extent, at_ns, Some(late_ns), predictions);
@@ -601,8 +609,9 @@ impl FileStreams {
             shared.totals.hit_bytes += bytes;
             let ns = shared.fetch_ns(bytes);
             shared.totals.gained_ns = shared.totals.gained_ns.saturating_add(ns);
-            if stream != self.following.stream {
-                self.account.hit(bytes, ns);
+            match stream == self.following.stream {
+                true => shared.followers.hit(bytes, ns),
+                false => self.account.hit(bytes, ns),
             }
             let Some(ledger) = self.ledgers.get_mut(&stream) else { continue };
             ledger.outstanding_bytes -= bytes;
@@ -669,11 +678,10 @@ impl FileStreams {
         shared.totals.wasted_bytes += bytes;
         let ns = shared.fetch_ns(bytes);
         shared.totals.lost_ns = shared.totals.lost_ns.saturating_add(ns);
-        if stream != self.following.stream {
-            let stops = self.account.stops;
-            judge(&mut self.account, bytes, ns);
-            shared.totals.stops += u64::from(self.account.stops - stops);
-        }
+        let of_all = if stream == self.following.stream { &mut shared.followers } else { &mut self.account };
+        let stops = of_all.stops;
+        judge(of_all, bytes, ns);
+        shared.totals.stops += u64::from(of_all.stops - stops);
         let Some(ledger) = self.ledgers.get_mut(&stream) else { return };
         let stops = ledger.account.stops;
         judge(&mut ledger.account, bytes, ns);

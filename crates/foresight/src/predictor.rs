@@ -21,6 +21,8 @@ use crate::phases::NextPhase;
 const SLACK_BYTES: u64 = 32 << 20;
 /// Streams are counted over so long, ns.
 const BEAT_NS: u64 = 2_000_000_000;
+/// An earlier run is trusted after so many of the bytes that it foretold were read.
+const TRUSTED_BYTES: u64 = 4 << 20;
 /// When the waste is used up, a stream may still have this part of its own hits outstanding or wasted.
 const PROVEN_PART: u64 = 50;
 
@@ -112,8 +114,9 @@ pub(crate) struct Shared {
     pub(crate) readers: usize,
     /// Of an earlier run, and how often they were exchanged.
     pub(crate) earlier: (Option<Arc<EarlierReads>>, u32),
-    /// Files that follow them.
+    /// Files that follow them, and what became of what they were foretold.
     pub(crate) followed: usize,
+    pub(crate) followers: Account,
     /// Streams seen in this interval of [`BEAT_NS`] and in the one before.
     streams: (usize, usize),
     beat: u64,
@@ -146,10 +149,14 @@ impl Shared {
         (self.outstanding_max() / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
     }
 
-    /// What a file that follows an earlier run may have outstanding, bytes: its part of three quarters, so that there is room for
-    /// streams of others.
+    /// What a file that follows an earlier run may have outstanding, bytes.
     pub(crate) fn followers_part(&self) -> u64 {
-        (self.outstanding_max() / 4 * 3 / self.followed.max(1) as u64).max(PAGE_BYTES)
+        (self.outstanding_max() / self.followed.max(1) as u64).max(PAGE_BYTES)
+    }
+
+    /// What the earlier run foretold of other files came true.
+    pub(crate) fn trusts_followers(&self) -> bool {
+        self.followers.pays() && self.followers.hit_bytes >= TRUSTED_BYTES
     }
 
     /// Whether so many bytes more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
@@ -193,6 +200,7 @@ impl Predictor {
             readers: 0,
             earlier: (None, 0),
             followed: 0,
+            followers: Account::default(),
             streams: (0, 0),
             beat: 0,
         };
@@ -206,6 +214,7 @@ impl Predictor {
         }
         self.shared.totals.demand_bytes += extent.end - extent.start;
         self.shared.openings.demanded(extent.end - extent.start);
+        self.shared.followers.demanded(extent.end - extent.start);
         self.look_after_one(at_ns);
         if !self.files.contains_key(&source.file) {
             self.make_room(at_ns);
@@ -274,6 +283,7 @@ impl Predictor {
         for file in self.files.values_mut() {
             file.forget_earlier(&mut self.shared);
         }
+        self.shared.followers = Account::default();
         self.shared.earlier = (earlier, self.shared.earlier.1.wrapping_add(1));
     }
 
