@@ -480,13 +480,17 @@ impl FileStreams {
         if agrees && self.following.stream == 0 {
             let stream = self.new_stream();
             self.following.stream = stream;
-            if let Some(ledger) = self.ledgers.get_mut(&stream).filter(|_| trusted) {
-                ledger.window_bytes = shared.limits.budget_bytes;
+            if let Some(ledger) = self.ledgers.get_mut(&stream) {
+                ledger.window_bytes = shared.limits.stream_bytes;
             }
         }
         if let Some(ledger) = self.ledgers.get_mut(&self.following.stream) {
             ledger.account.demanded(extent.end - extent.start);
             ledger.request(extent.end - extent.start, at_ns);
+            if trusted && agrees {
+                // The more is known, the less a device has to seek.
+                ledger.window_bytes = shared.limits.budget_bytes;
+            }
         }
         agrees
     }
@@ -624,11 +628,7 @@ impl FileStreams {
             ledger.hit_in_window += bytes;
             if ledger.hit_in_window >= ledger.window_bytes {
                 ledger.hit_in_window = 0;
-                let window_max = match stream == self.following.stream {
-                    true => shared.followers_part(),
-                    false => shared.limits.stream_bytes,
-                };
-                ledger.window_bytes = (ledger.window_bytes * 2).min(window_max);
+                ledger.window_bytes = (ledger.window_bytes * 2).min(shared.limits.stream_bytes);
             }
         }
     }

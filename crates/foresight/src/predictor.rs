@@ -22,7 +22,7 @@ const SLACK_BYTES: u64 = 32 << 20;
 /// Streams are counted over so long, ns.
 const BEAT_NS: u64 = 2_000_000_000;
 /// An earlier run is trusted after so many of the bytes that it foretold were read.
-const TRUSTED_BYTES: u64 = 4 << 20;
+const TRUSTED_BYTES: u64 = 1 << 20;
 /// When the waste is used up, a stream may still have this part of its own hits outstanding or wasted.
 const PROVEN_PART: u64 = 50;
 
