@@ -76,8 +76,8 @@ struct RunArgs {
 
 /// Compare schedulers: interleaved in one run, in random order, with paired gains and 95 % intervals
 ///
-/// A system is `NAME[+KEY=VALUE…][@arrival|@elevator]`: a policy with parameters, and the order in which modelled
-/// disks serve. `control` is fifo that merges neighbours and does nothing else. Gains are shown over each
+/// A system is `NAME[+KEY=VALUE…][@arrival|@elevator][@recorded]`: a policy with parameters, the order in which modelled
+/// disks serve, and whether the data servers go by a run that they recorded before. `control` is fifo that merges neighbours and does nothing else. Gains are shown over each
 /// baseline; verdicts are holds, does not hold, or unresolved, and unresolved is never a pass.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:

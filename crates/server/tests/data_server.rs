@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use impresario_sched::PolicySpec;
 use impresario_sched::policy::POLICIES;
 use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Role, Who};
-use support::{Cluster, Peer, eventually, fault, pattern, who};
+use support::{Cluster, Peer, cold_object, eventually, fault, pattern, who};
 
 fn sync(file: u64) -> Call {
     Call::Sync { who: who(1), file: FileKey(file) }
@@ -429,7 +429,7 @@ fn a_list_is_answered_in_pieces() {
 #[test]
 fn streams_are_read_ahead() {
     const BLOCK: u64 = 64 << 10;
-    let Some((cluster, mut one, _folder, bytes)) = cold_object("auto", 16 << 20) else { return };
+    let Some((cluster, mut one, _folder, bytes)) = cold("auto", 16 << 20) else { return };
     let mut two = cluster.peer(0, 2);
     let block = |at: u64| &bytes[at as usize..(at + BLOCK) as usize];
     for i in 0..64 {
@@ -454,25 +454,9 @@ fn streams_are_read_ahead() {
     assert!(number("outstanding_bytes") <= 16 << 20, "{told}");
 }
 
-/// A data server whose folder lies on a device, with one object of 8 MiB that is not in memory. `None` where the build's
-/// folder is in memory itself.
-fn cold_object(policy: &str, read_ahead_bytes: u64) -> Option<(Cluster, Peer, tempfile::TempDir, Vec<u8>)> {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let cluster = Cluster::start(1, |config| {
-        config.data[0].dir = folder.path().into();
-        config.data[0].policy = PolicySpec::named(policy);
-        config.data[0].read_ahead_bytes = read_ahead_bytes;
-    });
-    let mut peer = cluster.peer(0, 1);
-    let bytes = pattern(7, 8 << 20);
-    for (i, part) in bytes.chunks(1 << 20).enumerate() {
-        assert_eq!(peer.write(1, 1, (i as u64) << 20, part), Answer::Written(1 << 20));
-    }
-    assert_eq!(peer.call(&sync(1), &[]).0, Answer::Done);
-    let object = std::fs::File::open(folder.path().join("objects/01/0000000000000001")).unwrap();
-    rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-    let in_memory = peer.status()["store"]["in_memory"] == true;
-    (!in_memory).then_some((cluster, peer, folder, bytes))
+/// A data server with this policy and budget, and an object of 8 MiB that is not in memory, as [`cold_object`] says.
+fn cold(policy: &str, read_ahead_bytes: u64) -> Option<(Cluster, Peer, tempfile::TempDir, Vec<u8>)> {
+    cold_object(|data| (data.policy, data.read_ahead_bytes) = (PolicySpec::named(policy), read_ahead_bytes))
 }
 
 fn hint(file: u64, extents: &[(u64, u32)]) -> Call {
@@ -483,7 +467,7 @@ fn hint(file: u64, extents: &[(u64, u32)]) -> Call {
 #[test]
 fn hinted_bytes_are_read_before_they_are_asked_for() {
     const MIB: u64 = 1 << 20;
-    let Some((cluster, mut peer, _folder, bytes)) = cold_object("auto", 4 << 20) else { return };
+    let Some((cluster, mut peer, _folder, bytes)) = cold("auto", 4 << 20) else { return };
     let told = |peer: &mut Peer, key: &str| {
         let status = peer.status();
         status.pointer(&format!("/read_ahead/{key}")).and_then(|n| n.as_u64()).unwrap_or_else(|| panic!("{status}"))
@@ -523,7 +507,7 @@ fn hinted_bytes_are_read_before_they_are_asked_for() {
 #[test]
 fn hints_are_not_taken_where_nothing_is_read_ahead() {
     for (policy, budget_bytes) in [("none", 4 << 20), ("auto", 0)] {
-        let Some((_cluster, mut peer, _folder, bytes)) = cold_object(policy, budget_bytes) else { return };
+        let Some((_cluster, mut peer, _folder, bytes)) = cold(policy, budget_bytes) else { return };
         assert_eq!(peer.call(&hint(1, &[(0, 1 << 20)]), &[]).0, Answer::Accepted(0), "{policy}");
         assert!(peer.read(1, 1, 0, 4096) == bytes[..4096]);
     }

@@ -10,7 +10,7 @@ use impresario_sched::PolicySpec;
 use impresario_trace::{FileInfo, Header, Space, Trace};
 use impresario_wire::{Answer, Call, FileKey, Role};
 use serde_json::Value;
-use support::{Cluster, Peer, eventually, fault, pattern, who};
+use support::{Cluster, Peer, cold_object, cool, eventually, fault, pattern, who};
 
 const BLOCK: usize = 16 << 10;
 
@@ -67,6 +67,37 @@ fn strided_reads(address: &str, role: Role, content: &[u8], read: impl Fn(u64, u
             });
         }
     });
+}
+
+/// A data server reads ahead what the run read next, in whatever order that was; other reads it leaves alone.
+#[test]
+fn reads_in_no_order_are_read_ahead_after_a_recorded_run() {
+    let traces = tempfile::tempdir().unwrap();
+    let cold = cold_object(|data| {
+        (data.trace, data.trace_at_start) = (Some(traces.path().into()), false);
+        (data.policy, data.read_ahead_bytes) = (PolicySpec::named("auto"), 16 << 20);
+    });
+    let Some((_cluster, mut peer, folder, bytes)) = cold else { return };
+    let blocks = bytes.len() / BLOCK;
+    // Every block once, no two neighbours one after the other.
+    let read_all = |peer: &mut Peer, step: usize| {
+        for block in (0..blocks).map(|n| n * step % blocks) {
+            assert!(
+                peer.read(1, 1, (block * BLOCK) as u64, BLOCK as u32) == bytes[block * BLOCK..][..BLOCK],
+                "{block}"
+            );
+        }
+        peer.status()["read_ahead"]["hit_bytes"].as_u64().unwrap()
+    };
+    trace(&mut peer, true);
+    let blind = read_all(&mut peer, 201);
+    let recorded = path_of(&trace(&mut peer, false));
+    assert!(text(load(&mut peer, &[&recorded])).contains("512 requests"));
+    cool(folder.path());
+    let foretold = read_all(&mut peer, 201) - blind;
+    assert!(foretold > 7 << 20, "{foretold} of 8 MiB were there before they were asked for");
+    let told = &peer.status()["read_ahead"];
+    assert!(told["wasted_bytes"].as_u64().unwrap() < 1 << 20, "{told}");
 }
 
 fn read_of(file: u64) -> impl Fn(u64, u64) -> Call + Sync {

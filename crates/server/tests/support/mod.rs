@@ -285,3 +285,30 @@ impl Cluster {
         started
     }
 }
+
+/// A data server whose folder lies on a device, with object 1 of 8 MiB, which is not in memory. `None` where the build's
+/// folder is in memory itself.
+pub fn cold_object(
+    adjust: impl FnOnce(&mut impresario_config::Data),
+) -> Option<(Cluster, Peer, tempfile::TempDir, Vec<u8>)> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cluster = Cluster::start(1, |config| {
+        config.data[0].dir = folder.path().into();
+        adjust(&mut config.data[0]);
+    });
+    let mut peer = cluster.peer(0, 1);
+    let bytes = pattern(7, 8 << 20);
+    for (i, part) in bytes.chunks(1 << 20).enumerate() {
+        assert_eq!(peer.write(1, 1, (i as u64) << 20, part), Answer::Written(1 << 20));
+    }
+    assert_eq!(peer.call(&Call::Sync { who: who(1), file: FileKey(1) }, &[]).0, Answer::Done);
+    cool(folder.path());
+    let in_memory = peer.status()["store"]["in_memory"] == true;
+    (!in_memory).then_some((cluster, peer, folder, bytes))
+}
+
+/// Object 1 of a data server's folder leaves memory.
+pub fn cool(folder: &std::path::Path) {
+    let object = std::fs::File::open(folder.join("objects/01/0000000000000001")).unwrap();
+    rustix::fs::fadvise(&object, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
