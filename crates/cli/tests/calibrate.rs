@@ -197,7 +197,7 @@ fn a_modelled_data_server_is_measured_and_its_calibration_changes_ttp() {
     // Sequential reads are streamed: far below a seek.
     assert!(read.curve(PointOp::Read, Pattern::Sequential, 1)[0].median_ns < 3_000_000);
     let data = cluster.dir.path().join("data.0");
-    assert_eq!(objects(&data), 0, "the scratch object is left");
+    assert_eq!(objects(&data.join("objects")), 0, "the scratch object is left");
 
     // The server takes it on at its next start.
     let with =
@@ -219,7 +219,7 @@ fn a_modelled_data_server_is_measured_and_its_calibration_changes_ttp() {
     }
     // Use corrects it, and the status says so.
     write_file(&client(&cluster.config, 1), "/x", &[7; 3 << 20]);
-    assert_eq!(objects(&data), 1, "one file has one object");
+    assert_eq!(objects(&data.join("objects")), 1, "one file has one object");
     let observed = cluster.state("data.0")["engine"]["cost"]["write"]["observed"].as_u64().unwrap();
     assert!(observed > 0, "nothing was observed");
     let status = run(["status", text(&config)]);

@@ -52,11 +52,6 @@ impl LoopDisk {
         &self.mount
     }
 
-    /// Name of the device, `/dev/loopN`.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The device.
     pub fn device(&self) -> Result<BlockDevice> {
         BlockDevice::under(&self.mount)
@@ -76,6 +71,20 @@ pub(super) fn detach(mount: &Path, name: &str) {
         let _ = Command::new("umount").arg("--lazy").arg(mount).output();
     }
     let _ = Command::new("losetup").arg("--detach").arg(name).output();
+}
+
+/// The loop devices whose images lie below a folder, by what the kernel says: also of a process that was killed before it
+/// could note them.
+pub(super) fn devices_on(folder: &Path) -> Vec<String> {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
+    let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let on_folder = |device: fs::DirEntry| {
+        let image = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        Path::new(image.trim_end())
+            .starts_with(&folder)
+            .then(|| format!("/dev/{}", device.file_name().to_string_lossy()))
+    };
+    devices.flatten().filter_map(on_folder).collect()
 }
 
 /// Makes a sparse image with an empty ext4 file system. Its tables are written now: the kernel would else do it in the

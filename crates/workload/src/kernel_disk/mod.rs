@@ -67,7 +67,6 @@ impl KernelDisk {
         // From here on what is dropped takes the mounts away.
         let image = Some(session);
         let disk = LoopDisk::attach(&at("fuse").join(image::IMAGE), &at("disk"), true)?;
-        fs::write(at("loop"), disk.name())?;
         let device = disk.device()?;
         device.set_queue("max_sectors_kb", REQUEST_MAX_KIB)?;
         device.set_queue("scheduler", SCHEDULER)?;
@@ -139,8 +138,8 @@ pub fn remove_stale(parent: &Path) -> Result<Vec<PathBuf>> {
             continue;
         }
         let folder = entry.path();
-        if let Ok(name) = fs::read_to_string(folder.join("loop")) {
-            loop_disk::detach(&folder.join("disk"), &name);
+        for device in loop_disk::devices_on(&folder) {
+            loop_disk::detach(&folder.join("disk"), &device);
         }
         let _ = std::process::Command::new("umount").arg("--lazy").arg(folder.join("fuse")).output();
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
