@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
 
+mod agios;
 mod auto;
 mod codec;
 mod command {
@@ -58,6 +59,9 @@ enum Command {
     Prediction(prediction::Args),
     Datapath(command::datapath::Args),
     Core(command::core::Args),
+    Agios(agios::Args),
+    #[command(hide = true)]
+    AgiosOne(agios::OneArgs),
     Concurrency(concurrency::Args),
     Link(link::Args),
     #[command(name = "live-2002")]
@@ -118,6 +122,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::TwinsOptions(args) => twins_options::run(&args),
         Command::Datapath(args) => command::datapath::run(args),
         Command::Core(args) => command::core::run(args),
+        Command::Agios(args) => agios::run(args),
+        Command::AgiosOne(args) => agios::run_one(args),
         Command::Concurrency(args) => concurrency::run(&args),
         Command::Link(args) => link::run(&args),
         Command::Live2002(args) => live_2002::run(&args),
