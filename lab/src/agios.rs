@@ -40,9 +40,13 @@ pub struct Args {
 /// One measurement in this process.
 #[derive(clap::Args)]
 pub struct OneArgs {
+    /// The library
     library: PathBuf,
+    /// Its configuration
     config: PathBuf,
+    /// What is measured
     case: String,
+    /// Requests
     requests: u64,
 }
 

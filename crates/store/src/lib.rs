@@ -20,4 +20,4 @@ pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, mak
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};
 pub use notes::Note;
 pub use objects::{ObjectStore, StoreOptions};
-pub use real::Real;
+pub use real::{Real, lock_soon};

@@ -98,12 +98,24 @@ fn make_directory(dir: &Path) -> io::Result<()> {
     fs::File::open(parent)?.sync_all()
 }
 
+/// Locks a file for this process alone. It may be locked for an instant after its holder let go: by a program that the
+/// holder is just starting, until that closes what it inherited. So it is tried for half a second.
+pub fn lock_soon(file: &OwnedFd) -> Result<(), Errno> {
+    for _ in 0..50 {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            locked => return locked,
+        }
+    }
+    Err(Errno::WOULDBLOCK)
+}
+
 /// Takes the lock file, or reports its holder.
 fn lock(root: &OwnedFd, dir: &Path) -> Result<OwnedFd, StoreError> {
     let not_writable = |e: Errno| StoreError::NotWritable { dir: dir.into(), source: e.into() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(root, LOCK, flags, Mode::from_raw_mode(0o600)).map_err(not_writable)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match lock_soon(&file) {
         Err(Errno::WOULDBLOCK) => {
             let mut pid = [0; 20];
             let len = rustix::io::pread(&file, &mut pid, 0).unwrap_or(0);

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use impresario_base::lock::Mutex;
 use impresario_wire::message::{ClusterId, FileKey};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, XattrFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
 
 use super::disk::{Disk, PATH_FLAGS, StepHook};
@@ -318,7 +318,7 @@ fn claim(dir: &Path, top: &OwnedFd) -> Result<OwnedFd, StartError> {
         |errno: Errno| StartError::Unusable { dir: dir.into(), what: "it cannot be written", source: errno.into() };
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(top, "lock", flags, Mode::RUSR | Mode::WUSR).map_err(unusable)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match impresario_store::lock_soon(&file) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(StartError::InUse { dir: dir.into() }),
         Err(errno) => Err(unusable(errno)),
