@@ -1,0 +1,270 @@
+//! What lies behind a server that forwards: file systems under one contract.
+//!
+//! A [`Backend`] serves calls on nodes (files, directories, links, devices) by their [`Handle`]. Handles are what a
+//! client may keep for months: they stay valid over restarts of the server and name no other node later. Calls block
+//! the thread that makes them and may be made from many threads at once; who schedules requests decides which thread
+//! that is. Every call says on whose behalf it is made; the backend checks that user's rights, not the server's.
+
+use std::time::SystemTime;
+
+pub use impresario_layout::Layout;
+
+/// Longest handle, bytes: a handle of NFSv3 has 64 (RFC 1813, 2.4), of which servers need some for themselves.
+pub const HANDLE_MAX_BYTES: usize = 48;
+
+/// A node's permanent name. Opaque to everyone but the backend that made it; untrusted when it comes from a client.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle {
+    len_bytes: u8,
+    bytes: [u8; HANDLE_MAX_BYTES],
+}
+
+impl Handle {
+    /// A handle of these bytes; `None` when they are too many.
+    pub fn new(bytes: &[u8]) -> Option<Handle> {
+        let mut all = [0; HANDLE_MAX_BYTES];
+        all.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Handle { len_bytes: bytes.len() as u8, bytes: all })
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len_bytes)]
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Handle({:02x?})", self.as_bytes())
+    }
+}
+
+/// On whose behalf a call is made, after squashing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group; new files get it unless their directory says otherwise.
+    pub gid: u32,
+    /// Further groups; at most 16 come with a call of NFSv3 (RFC 5531, appendix A).
+    pub groups: Vec<u32>,
+}
+
+/// Why a call failed: the number that POSIX gives for it (`ENOENT`, `ESTALE` for a node that is gone, …).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{}", std::io::Error::from_raw_os_error(*.0))]
+pub struct Errno(pub i32);
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Errno {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+/// What a call gives, or why it failed.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// Kind of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Block device.
+    Block,
+    /// Character device.
+    Character,
+    /// Named pipe.
+    Fifo,
+    /// Socket.
+    Socket,
+}
+
+/// What is known of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    /// Kind.
+    pub kind: Kind,
+    /// Permissions, with the bits for set-user, set-group and sticky: 0 to 0o7777.
+    pub mode: u32,
+    /// Hard links.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length, bytes.
+    pub size_bytes: u64,
+    /// Space that it takes, bytes.
+    pub used_bytes: u64,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// File system that it is on: nodes with the same `fsid` and `fileid` are the same node.
+    pub fsid: u64,
+    /// Number within the file system.
+    pub fileid: u64,
+    /// Last read, by the backend's clock, as all times here.
+    pub atime: SystemTime,
+    /// Last change of its contents.
+    pub mtime: SystemTime,
+    /// Last change of anything.
+    pub ctime: SystemTime,
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The backend's own time.
+    Now,
+    /// This one.
+    To(SystemTime),
+}
+
+/// What to change of a node; what is `None` stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permissions, 0 to 0o7777.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length, bytes.
+    pub size_bytes: Option<u64>,
+    /// Last read.
+    pub atime: Option<SetTime>,
+    /// Last change of contents.
+    pub mtime: Option<SetTime>,
+}
+
+/// What to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Make<'a> {
+    /// A regular file that must not exist.
+    File,
+    /// A regular file that may exist and then stays as it is.
+    FileIfNone,
+    /// A regular file that must not exist, unless it was made with this very verifier: a repeated call then gives the
+    /// same file (EXCLUSIVE of NFSv3; RFC 1813, 3.3.8). Attributes are not set.
+    FileOnce([u8; 8]),
+    /// A directory.
+    Directory,
+    /// A symbolic link to this text.
+    Symlink(&'a [u8]),
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block device with major and minor number.
+    Block(u32, u32),
+    /// A character device with major and minor number.
+    Character(u32, u32),
+}
+
+/// A name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Name, without `/` and zero bytes.
+    pub name: Vec<u8>,
+    /// Number of the node, as in [`Attr::fileid`].
+    pub fileid: u64,
+    /// Where a listing goes on after this entry; never 0.
+    pub cookie: u64,
+}
+
+/// Space and numbers of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Space {
+    /// All of it, bytes.
+    pub total_bytes: u64,
+    /// Free, bytes.
+    pub free_bytes: u64,
+    /// Free for users without privilege, bytes.
+    pub available_bytes: u64,
+    /// Nodes that it can hold.
+    pub total_files: u64,
+    /// Nodes that it can still take.
+    pub free_files: u64,
+    /// Longest name, bytes.
+    pub name_max_bytes: u32,
+    /// Hard links that a node may have.
+    pub links_max: u32,
+}
+
+/// Where the bytes of a file lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Placement {
+    /// All on one data server, by number.
+    One(u32),
+    /// Striped over data servers.
+    Striped(Layout),
+}
+
+/// A file system that requests end at. See the module for what every call promises.
+///
+/// Errors: the number that POSIX gives; `ESTALE` for a handle whose node is gone or that this backend did not make,
+/// `EACCES` or `EPERM` where the caller lacks the right, `ENAMETOOLONG`, `EXDEV` and the rest as in POSIX. Names with a
+/// `/`, a zero byte or no byte at all are `EINVAL`; `.` and `..` are looked up, and not made or removed.
+pub trait Backend: Send + Sync + 'static {
+    /// The directory that everything is below of.
+    fn root(&self) -> Result<Handle>;
+
+    /// The node of a name in a directory. `..` of the root is the root.
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)>;
+
+    /// A node's attributes.
+    fn attr(&self, node: &Handle) -> Result<Attr>;
+
+    /// Changes attributes: all of them or, on an error, as few as can be. Gives those after the change.
+    fn set_attr(&self, caller: &Caller, node: &Handle, set: &SetAttr) -> Result<Attr>;
+
+    /// Which of the rights `wanted` (a sum of `R_OK`, `W_OK`, `X_OK`) the caller has.
+    fn access(&self, caller: &Caller, node: &Handle, wanted: u32) -> Result<u32>;
+
+    /// Makes a node with these attributes.
+    fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr)
+    -> Result<(Handle, Attr)>;
+
+    /// A second name for a node that is no directory. Gives the node's attributes.
+    fn link(&self, caller: &Caller, node: &Handle, dir: &Handle, name: &[u8]) -> Result<Attr>;
+
+    /// Removes a name of a node that is no directory (`EISDIR`).
+    fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn remove_dir(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<()>;
+
+    /// Gives a node another name, in place of what has it, in one step.
+    fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()>;
+
+    /// The text of a symbolic link.
+    fn read_link(&self, caller: &Caller, node: &Handle) -> Result<Vec<u8>>;
+
+    /// Names of a directory after `cookie` (0: from its start, with `.` and `..`), at most `most`; and whether these
+    /// were the last. What is there all the time is told once, whatever else is made or removed in between.
+    fn read_dir(&self, caller: &Caller, dir: &Handle, cookie: u64, most: usize) -> Result<(Vec<DirEntry>, bool)>;
+
+    /// Reads into `into` from `offset` on; less than asked only at the file's end. The owner may always read an open
+    /// file, whatever its mode says meanwhile.
+    fn read(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Result<usize>;
+
+    /// Writes all of `bytes` at `offset`, or fails; what a failed write left is undefined. With `stable` they and the
+    /// metadata that reading them needs are on stable storage when the call returns.
+    fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()>;
+
+    /// Puts what was written to a file, and its metadata, on stable storage. An error of writing back is told by each
+    /// call until the server restarts: bytes that may be lost are never called stable.
+    fn sync(&self, file: &Handle) -> Result<()>;
+
+    /// Space and limits of the file system that `node` is on.
+    fn space(&self, node: &Handle) -> Result<Space>;
+
+    /// Where the bytes of a file lie.
+    fn placement(&self, file: &Handle) -> Result<Placement>;
+
+    /// Says that these bytes will be read soon. Without effect where that is not known to help.
+    fn will_read(&self, _file: &Handle, _offset: u64, _len_bytes: u64) {}
+}
