@@ -162,7 +162,7 @@ impl Client {
     ) -> Result<usize, ClientError> {
         let piece_max = match &self.data {
             DataPath::Direct(striped) => {
-                return striped.read_made(&self.identity.who(), file, layout, made, offset, into);
+                return striped.read(&self.identity.who(), file, layout, made, offset, into);
             }
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };
@@ -225,7 +225,7 @@ impl Client {
     ) -> Result<Vec<usize>, ClientError> {
         let piece_max = match &self.data {
             DataPath::Direct(striped) => {
-                return striped.read_list_made(&self.identity.who(), file, layout, made, extents, into);
+                return striped.read_list(&self.identity.who(), file, layout, made, extents, into);
             }
             DataPath::IoNode { piece_max_bytes } => *piece_max_bytes,
         };

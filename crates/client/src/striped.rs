@@ -50,21 +50,10 @@ impl Striped {
         &self.servers
     }
 
-    /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
+    /// Reads from `offset` on. Short only at the end of the file; holes are zeros. Of a file that is known to have the
+    /// objects `made` ([`ObjectInfo::made`]; 0: none is), one of which is missing, what looks like a hole or the end of the file
+    /// is [`ClientError::ObjectLost`].
     pub fn read(
-        &self,
-        who: &Who,
-        file: FileKey,
-        layout: &Layout,
-        offset: u64,
-        into: &mut [u8],
-    ) -> Result<usize, ClientError> {
-        self.read_made(who, file, layout, 0, offset, into)
-    }
-
-    /// The same of a file that is known to have the objects `made` ([`ObjectInfo::made`]): where one of them is missing, what
-    /// looks like a hole or the end of the file is [`ClientError::ObjectLost`].
-    pub fn read_made(
         &self,
         who: &Who,
         file: FileKey,

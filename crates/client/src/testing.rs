@@ -325,7 +325,7 @@ fn forward_by(striped: &Arc<Striped>, mut meta: Serve) -> Serve {
         let done = match &call.call {
             Call::FileRead { who, file, layout, made, offset, len } => {
                 bytes.resize(*len as usize, 0);
-                striped.read_made(who, *file, layout, *made, *offset, &mut bytes).map(|got| {
+                striped.read(who, *file, layout, *made, *offset, &mut bytes).map(|got| {
                     bytes.truncate(got);
                     Answer::Data
                 })

@@ -67,7 +67,7 @@ impl EarlierRead {
 pub(crate) struct FileReads {
     /// In order of arrival.
     reads: Box<[EarlierRead]>,
-    /// The same by offset, of one offset in order of arrival.
+    /// The same by offset and length, of one extent in order of arrival.
     by_offset: Box<[u32]>,
 }
 
@@ -80,7 +80,7 @@ impl FileReads {
             bytes = bytes.saturating_add(read.len);
         }
         let mut by_offset: Vec<u32> = (0..reads.len() as u32).collect();
-        by_offset.sort_by_key(|at| (reads[*at as usize].offset, *at));
+        by_offset.sort_by_key(|at| (reads[*at as usize].offset, reads[*at as usize].len, *at));
         FileReads { reads: reads.into(), by_offset: by_offset.into() }
     }
 
@@ -91,6 +91,13 @@ impl FileReads {
     /// Places in `by_offset` from the first read at this offset or beyond.
     fn place_of(&self, offset: u64) -> usize {
         self.by_offset.partition_point(|at| self.at(*at).offset < offset)
+    }
+
+    /// The reads of this very extent, in order of arrival.
+    fn of(&self, extent: &Range<u64>) -> &[u32] {
+        let place = |at: &u32| (self.at(*at).offset, self.at(*at).end());
+        let from = &self.by_offset[self.by_offset.partition_point(|at| place(at) < (extent.start, extent.end))..];
+        &from[..from.partition_point(|at| place(at) == (extent.start, extent.end))]
     }
 }
 
@@ -172,16 +179,10 @@ impl Follower {
     /// A request came. Whether the file's reads are those of the run at present; sooner where the run is `trusted`.
     pub(crate) fn read(&mut self, extent: &Range<u64>, at_ns: u64, trusted: bool) -> bool {
         let reads = Arc::clone(&self.reads);
-        let of_place = reads.by_offset[reads.place_of(extent.start)..].iter().copied();
-        let of_place = of_place.take_while(|at| reads.at(*at).offset == extent.start);
-        let (mut known, mut next) = (None, None);
-        for at in of_place.filter(|at| reads.at(*at).end() == extent.end) {
-            known = known.or(Some(at));
-            if !self.asked.has(at) {
-                next = Some(at);
-                break;
-            }
-        }
+        let same = reads.of(extent);
+        // Each request counts as the first of these that was not asked for yet, so those that were come first.
+        let asked = same.partition_point(|at| self.asked.has(*at));
+        let (known, mut next) = (same.first().copied(), same.get(asked).copied());
         self.compared = self.compared.saturating_add(1);
         self.agreed = self.agreed << 1 | u32::from(known.is_some());
         self.again = self.again << 1 | u32::from(known.is_some() && next.is_none());

@@ -31,19 +31,8 @@ struct Chunk<'a> {
 impl Striped {
     /// Reads extents (offset, length) of a file into `into`, back to back. They may overlap and come in any order.
     /// Returns the bytes of each that lie before the end of the file; holes are zeros.
+    /// `made` as for [`Striped::read`].
     pub fn read_list(
-        &self,
-        who: &Who,
-        file: FileKey,
-        layout: &Layout,
-        extents: &[(u64, usize)],
-        into: &mut [u8],
-    ) -> Result<Vec<usize>, ClientError> {
-        self.read_list_made(who, file, layout, 0, extents, into)
-    }
-
-    /// As [`Striped::read_made`].
-    pub fn read_list_made(
         &self,
         who: &Who,
         file: FileKey,

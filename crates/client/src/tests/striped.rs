@@ -83,7 +83,7 @@ proptest! {
                 }
                 Step::Read(offset, len) => {
                     let mut bytes = vec![0xaa; len];
-                    let got = bed.striped.read(who, file, &layout, offset, &mut bytes).unwrap();
+                    let got = bed.striped.read(who, file, &layout, 0, offset, &mut bytes).unwrap();
                     let from = reference.len().min(offset as usize);
                     let to = reference.len().min(offset as usize + len);
                     prop_assert_eq!(got, to - from);
@@ -112,7 +112,7 @@ fn a_request_is_one_call_per_server_and_pieces_are_sent_as_asked() {
     let bytes = content(0, 1 << 20);
     bed.striped.write(&bed.who, FileKey(1), &layout, 0, &bytes).unwrap();
     let mut back = vec![0; 1 << 20];
-    bed.striped.read(&bed.who, FileKey(1), &layout, 0, &mut back).unwrap();
+    bed.striped.read(&bed.who, FileKey(1), &layout, 0, 0, &mut back).unwrap();
     assert!(back == bytes);
     for objects in &bed.objects {
         assert_eq!(objects.log().len(), 2, "one write, one read of 256 KiB each");
@@ -156,7 +156,7 @@ fn what_looked_like_a_hole_but_was_being_written_is_read_again() {
     });
     let striped = Striped::new(links.collect(), Duration::from_secs(5));
     let mut bytes = vec![0xaa; 8192];
-    assert_eq!(striped.read(&identity.who(), FileKey(1), &layout, 0, &mut bytes).unwrap(), 8192);
+    assert_eq!(striped.read(&identity.who(), FileKey(1), &layout, 0, 0, &mut bytes).unwrap(), 8192);
     assert!(bytes == all, "zeros were returned that were never in the file");
 }
 
@@ -195,13 +195,13 @@ fn impossible_requests_are_refused() {
     let bed = bed(2, 4096, None);
     let (who, file) = (&bed.who, FileKey(1));
     let layout = Layout::over_all(2).unwrap();
-    let error = bed.striped.read(who, file, &Layout { servers: 3, pcount: 3, ..layout }, 0, &mut [0]).unwrap_err();
+    let error = bed.striped.read(who, file, &Layout { servers: 3, pcount: 3, ..layout }, 0, 0, &mut [0]).unwrap_err();
     assert!(error.to_string().contains("3 data servers, the configuration has 2"), "{error}");
-    let error = bed.striped.read(who, file, &Layout { pcount: 0, ..layout }, 0, &mut [0]).unwrap_err();
+    let error = bed.striped.read(who, file, &Layout { pcount: 0, ..layout }, 0, 0, &mut [0]).unwrap_err();
     assert!(error.to_string().contains("damaged"), "{error}");
     assert_eq!(bed.striped.write(who, file, &layout, i64::MAX as u64, b"ab").unwrap_err().errno(), libc::EFBIG);
     assert_eq!(bed.striped.write(who, file, &layout, u64::MAX, b"ab").unwrap_err().errno(), libc::EFBIG);
-    assert_eq!(bed.striped.read(who, file, &layout, 0, &mut []).unwrap(), 0);
+    assert_eq!(bed.striped.read(who, file, &layout, 0, 0, &mut []).unwrap(), 0);
     assert!(bed.striped.lane_read(who, 5, file, 0, &mut []).is_err());
     let mut bytes = [0; 5000];
     let error = bed.striped.lane_read(who, 0, file, 0, &mut [std::io::IoSliceMut::new(&mut bytes)]).unwrap_err();

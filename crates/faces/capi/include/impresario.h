@@ -13,7 +13,8 @@
  * Callbacks. They run without any lock held, on threads of the library (one per lane, at most 8, unless
  *            dispatch_threads says otherwise). At most dispatch_threads / lanes of them, and at least one, run for one
  *            lane at a time. A blocking callback delays only its own lane, provided that each of the others has a
- *            thread; submitting never waits for a callback. C++ exceptions must not leave a callback.
+ *            thread; submitting never waits for a callback. Batches of a lane that are out together (lane_requests above 1)
+ *            may start in another order than they were chosen. C++ exceptions must not leave a callback.
  * Fork.      Threads do not survive a fork. In the child of a process that has created a scheduler, every function returns
  *            an error (-EINVAL) and never hangs; create schedulers after the fork, or exec.
  * Signals.   No function may be called from a signal handler. The library's threads block all signals but SIGSEGV, SIGBUS,

@@ -182,7 +182,7 @@ impl Forwarder {
                 let into = &mut [IoSliceMut::new(&mut buffer)];
                 self.striped.lane_read(&target.who, server, target.file, start, into)
             }
-            None => self.striped.read_made(&target.who, target.file, &target.layout, target.made, start, &mut buffer),
+            None => self.striped.read(&target.who, target.file, &target.layout, target.made, start, &mut buffer),
         };
         let got = match got {
             Ok(got) => got,
@@ -271,7 +271,7 @@ impl Forwarder {
     /// a look at all objects can tell.
     fn resolve(&self, who: &Who, file: FileKey, made: u64, short: Short) {
         let mut buffer = self.vitals.pool().buffer(short.len_bytes());
-        match self.striped.read_made(who, file, short.layout(), made, short.offset(), &mut buffer) {
+        match self.striped.read(who, file, short.layout(), made, short.offset(), &mut buffer) {
             Ok(got) => short.answer(Slice::new(Arc::new(buffer), 0..got)),
             Err(error) => short.fail(error.to_fault()),
         }

@@ -8,6 +8,7 @@ compile_error!("identifiers and pointers of the oldest interface share 64-bit wo
 
 pub mod calls;
 mod config;
+mod exports;
 mod files;
 mod foretold;
 pub mod generation1;

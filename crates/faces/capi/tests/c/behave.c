@@ -538,7 +538,7 @@ static void configured(void) {
     impresario_options_t o = IMPRESARIO_OPTIONS_INIT;
     o.on_batch = on_batch;
     impresario_t *s = impresario_create_from_text(
-        "policy = { name = 'mlf', batch_requests = 4 }\nqueue_requests = 100\n[read_cost]\nfixed_ns = 100\nps_per_byte = 1\n", &o);
+        "policy = { name = 'mlf', batch_requests = 4 }\nqueue_requests = 100\nlane_requests = 1\n[read_cost]\nfixed_ns = 100\nps_per_byte = 1\n", &o);
     CHECK(s);
     start_over();
     neighbours(s);
