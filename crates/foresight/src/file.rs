@@ -5,36 +5,32 @@
 //! (each every n-th block, in whatever order they arrive) are one run with a few islands before it. A run that keeps
 //! growing is predicted to grow on, up to the next run. What does not grow is left to the readers' [`Detector`]s.
 
-use std::collections::{BTreeMap, VecDeque};
+mod following;
+mod ledger;
+pub(crate) mod strides;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::account::Account;
-use crate::detector::{Detector, STREAMS_MAX};
-use crate::earlier::{Follower, Foretold};
+use crate::outstanding::Outstanding;
 use crate::phases::{NextPhase, Phases};
 use crate::predictor::{Prediction, Shared, Source};
-use crate::reading_ahead::is_there;
+use following::Following;
+use ledger::{Ledger, WINDOW_BYTES_MIN};
+use strides::Strides;
 
-/// Runs of one file, and readers whose strides are looked for: of any file, and as long as all files together are below
-/// [`RUNS_OF_ALL`] and [`READERS_OF_ALL`].
+/// Runs of one file: of any file, and as long as all files together are below [`RUNS_OF_ALL`].
 const RUNS_MAX: (usize, usize) = (64, 1024);
-const READERS_MAX: (usize, usize) = (8, 64);
 /// Runs of all files beyond which a file with more than its part gives one up for a new one.
 pub(crate) const RUNS_OF_ALL: usize = 32 << 10;
-/// The same for readers, which take up to 5 KiB each.
-pub(crate) const READERS_OF_ALL: usize = 4 << 10;
 /// Runs among which the one that was touched longest ago makes room.
 const SAMPLED: usize = 8;
-/// Predicted extents outstanding in one file.
-const OUTSTANDING_MAX: usize = 512;
 /// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
 /// case its own reader goes on.
 const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
-/// Predicted parts of a file's requests between their arrival and their service.
-const EXPECTED_MAX: usize = 64;
 /// A run that nobody has extended for so long is over: what is read again of it begins a new one wherever it is, and its
 /// bytes may be predicted again, ns.
 const OVER_AFTER_NS: u64 = 1_000_000_000;
@@ -42,17 +38,6 @@ const OVER_AFTER_NS: u64 = 1_000_000_000;
 const GROWN_MIN: u32 = 1;
 const GROWN_MIN_BY_CHANCE: u32 = 3;
 const LONE_RUNS: usize = 16;
-/// Rounds that a stride's forecast must reach: it was right at least once.
-const ROUNDS_MIN: u64 = 8;
-/// Rounds predicted at a time.
-const ROUNDS_AHEAD_MAX: u64 = 64;
-/// Gaps up to here are read along by strided streams where the file has several readers: they cost less than a request,
-/// and others want them, bytes.
-const GAP_BYTES: u64 = 128 << 10;
-/// Where it has one reader, up to this part of its request.
-const GAP_PART: u64 = 4;
-/// The least that a stream predicts at a time, bytes.
-const WINDOW_BYTES_MIN: u64 = 1 << 20;
 /// A prediction is late after this and four times the time in which its stream will have read all of it, ns.
 const LATE_NS: u64 = 1_000_000_000;
 /// The same where the stream's pace is not known yet.
@@ -79,92 +64,6 @@ impl Run {
     }
 }
 
-/// What is known of one stream's predictions.
-#[derive(Clone, Debug, Default)]
-struct Ledger {
-    account: Account,
-    outstanding_bytes: u64,
-    /// Bytes to be predicted beyond the reader; doubled as they are hit.
-    window_bytes: u64,
-    hit_in_window: u64,
-    last_ns: u64,
-    /// Nothing but the beginning of the file speaks for it so far.
-    opening: bool,
-    /// A moving average of the time between requests by their bytes, ps a byte.
-    ps_per_byte: u64,
-}
-
-impl Ledger {
-    /// How long the stream takes to read so much.
-    fn time_ns(&self, bytes: u64) -> u64 {
-        (u128::from(bytes) * u128::from(self.ps_per_byte) / 1000).min(1 << 60) as u64
-    }
-
-    fn request(&mut self, bytes: u64, at_ns: u64) {
-        if self.last_ns > 0 {
-            let ps =
-                (u128::from(at_ns.saturating_sub(self.last_ns)) * 1000 / u128::from(bytes.max(1))).min(1 << 50) as u64;
-            self.ps_per_byte = if self.ps_per_byte == 0 { ps } else { (self.ps_per_byte * 7 + ps) / 8 };
-        }
-        self.last_ns = at_ns;
-        self.window_bytes = self.window_bytes.max((4 * bytes).max(WINDOW_BYTES_MIN));
-    }
-}
-
-/// One reader's strides.
-#[derive(Debug)]
-struct Strides {
-    reader: u64,
-    detector: Detector,
-    /// By the detector's numbers.
-    streams: [Option<Stride>; STREAMS_MAX],
-    used: u64,
-}
-
-/// A detected stride.
-#[derive(Clone, Copy, Debug)]
-struct Stride {
-    stream: u32,
-    /// Predicted up to here, in its direction.
-    predicted_to: u64,
-    /// First byte of its last request.
-    last: u64,
-}
-
-#[derive(Debug)]
-struct Outstanding {
-    end: u64,
-    stream: u32,
-    late_ns: u64,
-    /// It is in memory up to here.
-    arrived_to: u64,
-}
-
-/// Bytes of a prediction.
-#[derive(Debug)]
-struct Taken {
-    extent: Range<u64>,
-    stream: u32,
-    /// They are in memory up to here.
-    arrived_to: u64,
-}
-
-impl Taken {
-    fn bytes(&self) -> u64 {
-        self.extent.end - self.extent.start
-    }
-
-    /// What has arrived of a range.
-    fn arrived_of(&self, range: &Range<u64>) -> Range<u64> {
-        range.start.max(self.extent.start)..range.end.min(self.extent.end).min(self.arrived_to)
-    }
-}
-
-/// How far a prediction that begins at `start` has arrived when an extent of it has, too.
-fn arrived_to(start: u64, end: u64, before: u64, extent: &Range<u64>) -> u64 {
-    if extent.start <= before.max(start) { before.max(extent.end.min(end)) } else { before }
-}
-
 /// One file.
 #[derive(Debug, Default)]
 pub(crate) struct FileStreams {
@@ -179,29 +78,12 @@ pub(crate) struct FileStreams {
     readers: Vec<Strides>,
     ledgers: FxHashMap<u32, Ledger>,
     next_stream: u32,
-    /// By first byte, disjoint.
-    outstanding: BTreeMap<u64, Outstanding>,
-    /// First bytes of predictions in the order of time; some are gone already.
-    order: VecDeque<u64>,
-    /// Predictions that were asked for lately; oldest first.
-    expected: VecDeque<Taken>,
+    outstanding: Outstanding,
     /// Of all streams but what an earlier run foretells.
     account: Account,
     phases: Phases,
     /// Of an earlier run.
     following: Following,
-}
-
-/// The reads of an earlier run that a file's are compared with.
-#[derive(Debug, Default)]
-struct Following {
-    follower: Option<Box<Follower>>,
-    /// Of which exchange it is.
-    exchange: u32,
-    /// Of what it predicts; 0: nothing yet.
-    stream: u32,
-    /// The file's reads are those of the run at present.
-    agrees: bool,
 }
 
 impl FileStreams {
@@ -361,174 +243,6 @@ impl FileStreams {
         vec![(run.stream, from..to)]
     }
 
-    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet. It `counts` as a
-    /// stream unless a run is predicted in its place.
-    fn observe_stride(
-        &mut self,
-        shared: &mut Shared,
-        reader: u64,
-        extent: &Range<u64>,
-        at_ns: u64,
-        counts: bool,
-    ) -> Vec<(u32, Range<u64>)> {
-        let at = match self.readers.iter().position(|r| r.reader == reader) {
-            Some(at) => at,
-            None => {
-                let known = self.readers.len();
-                if (known >= READERS_MAX.1 || known >= READERS_MAX.0 && shared.readers >= READERS_OF_ALL)
-                    && let Some(oldest) = (0..known).min_by_key(|i| self.readers[*i].used)
-                {
-                    shared.readers -= 1;
-                    let gone = self.readers.swap_remove(oldest);
-                    gone.streams.iter().flatten().for_each(|stride| self.end_stream(shared, stride.stream));
-                }
-                shared.readers += 1;
-                self.readers.push(Strides {
-                    reader,
-                    detector: Detector::default(),
-                    streams: [None; STREAMS_MAX],
-                    used: 0,
-                });
-                self.readers.len() - 1
-            }
-        };
-        let gap_bytes = match self.readers.len() {
-            1 => ((extent.end - extent.start) / GAP_PART).min(GAP_BYTES),
-            _ => GAP_BYTES,
-        };
-        let strides = &mut self.readers[at];
-        strides.used = self.requests;
-        let seen = strides.detector.observe(extent, gap_bytes);
-        let number = seen.stream;
-        if seen.fresh
-            && let Some(gone) = strides.streams[number].take()
-        {
-            self.end_stream(shared, gone.stream);
-            return Vec::new();
-        }
-        let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return Vec::new() };
-        let forward = forecast.stride_bytes() > 0;
-        let stride_bytes = forecast.stride_bytes().unsigned_abs();
-        let nothing = if forward { 0 } else { u64::MAX };
-        let (stream, predicted_to) = match strides.streams[number] {
-            Some(known) => {
-                // Back by more than a round: the reader has begun again.
-                let back = match forward {
-                    true => known.last.saturating_sub(extent.start),
-                    false => extent.start.saturating_sub(known.last),
-                };
-                (known.stream, if back > stride_bytes { nothing } else { known.predicted_to })
-            }
-            None => {
-                self.next_stream = self.next_stream.wrapping_add(1);
-                self.ledgers.insert(self.next_stream, Ledger::default());
-                (self.next_stream, nothing)
-            }
-        };
-        let Some(ledger) = self.ledgers.get_mut(&stream) else { return Vec::new() };
-        if counts {
-            shared.stream_lives(ledger.last_ns, at_ns);
-        }
-        ledger.account.demanded(extent.end - extent.start);
-        ledger.request(extent.end - extent.start, at_ns);
-        let window = ledger.window_bytes.min(shared.part(self.growing));
-        let reach = match forecast.is_dense() {
-            true => window,
-            false => stride_bytes.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
-        };
-        let (ahead, to) = match forward {
-            true => {
-                let end = extent.end.saturating_add(reach).min(self.len_bytes.unwrap_or(u64::MAX)).min(i64::MAX as u64);
-                (predicted_to.max(extent.end)..end, end)
-            }
-            false => {
-                let start = extent.start.saturating_sub(reach);
-                (start..predicted_to.min(extent.start), start)
-            }
-        };
-        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
-        // Half of the reach at least, so that predictions are long and rare.
-        if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
-            return Vec::new();
-        }
-        let pieces = forecast.within(ahead);
-        if !pieces.is_empty() {
-            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
-        }
-        pieces.into_iter().map(|piece| (stream, piece)).collect()
-    }
-
-    /// Whether the file's reads are those of an earlier run.
-    fn follow(&mut self, shared: &mut Shared, file: u64, extent: &Range<u64>, at_ns: u64) -> bool {
-        if self.following.exchange != shared.earlier.1 {
-            let reads = shared.earlier.0.as_ref().and_then(|earlier| earlier.file(file));
-            let follower = reads.map(|reads| Box::new(Follower::new(Arc::clone(reads))));
-            self.following = Following { follower, exchange: shared.earlier.1, ..Following::default() };
-        }
-        let trusted = shared.trusts_followers();
-        let Some(follower) = &mut self.following.follower else { return false };
-        let agrees = follower.read(extent, at_ns, trusted);
-        if agrees != self.following.agrees {
-            self.following.agrees = agrees;
-            shared.followed = if agrees { shared.followed + 1 } else { shared.followed - 1 };
-            if !agrees {
-                // The rest will not be read either.
-                let stream = self.following.stream;
-                self.extents_of(stream).iter().for_each(|extent| self.waste(shared, stream, extent));
-            }
-        }
-        if agrees && self.following.stream == 0 {
-            let stream = self.new_stream();
-            self.following.stream = stream;
-            if let Some(ledger) = self.ledgers.get_mut(&stream) {
-                ledger.window_bytes = shared.limits.stream_bytes;
-            }
-        }
-        if let Some(ledger) = self.ledgers.get_mut(&self.following.stream) {
-            ledger.account.demanded(extent.end - extent.start);
-            ledger.request(extent.end - extent.start, at_ns);
-            if trusted && agrees {
-                // The more is known, the less a device has to seek.
-                ledger.window_bytes = shared.limits.budget_bytes;
-            }
-        }
-        agrees
-    }
-
-    /// Predicts what the earlier run read next.
-    fn foretell(&mut self, shared: &mut Shared, file: u64, at_ns: u64, predictions: &mut Vec<Prediction>) {
-        let stream = self.following.stream;
-        let Some(ledger) = self.ledgers.get(&stream).filter(|ledger| ledger.account.pays()) else { return };
-        let part = shared.followers_part();
-        let room = part.saturating_sub(ledger.outstanding_bytes);
-        // What is read along and comes later leaves half of it for what comes next.
-        let gaps = (part / 2).saturating_sub(ledger.outstanding_bytes);
-        // As for runs: where there is too little room for all, long pieces beat short ones.
-        let (window, left) = match ledger.window_bytes {
-            wanted if wanted <= part => (wanted, wanted / 2),
-            _ => (part, 0),
-        };
-        let Some(follower) = &mut self.following.follower else { return };
-        let next = follower.next((window, left), room, gaps);
-        for Foretold { extent, late_ns } in next {
-            let end = extent.end;
-            let to = self.predict(shared, (file, stream), extent, at_ns, Some(late_ns), predictions);
-            if to < end
-                && let Some(follower) = &mut self.following.follower
-            {
-                follower.not_predicted(&(to..end));
-            }
-        }
-    }
-
-    /// What an earlier run foretold is dropped, without a judgement.
-    pub(crate) fn forget_earlier(&mut self, shared: &mut Shared) {
-        let Following { stream, agrees, .. } = std::mem::take(&mut self.following);
-        shared.followed -= usize::from(agrees);
-        self.extents_of(stream).iter().for_each(|extent| self.drop_predictions(shared, extent));
-        self.ledgers.remove(&stream);
-    }
-
     /// Predicts of an extent what is neither predicted nor read already, as far as the budgets allow; how far that is. It is
     /// late when the stream's pace says so, unless that is given.
     fn predict(
@@ -547,14 +261,14 @@ impl FileStreams {
                 continue;
             }
             let next_run = self.next_run(at..extent.end, at_ns);
-            let next_prediction = self.outstanding.range(at..extent.end).next().map(|(start, _)| *start);
+            let next_prediction = self.outstanding.first_within(at..extent.end);
             let end = extent.end.min(at.saturating_add(shared.limits.piece_bytes));
             let end = end.min(next_run.unwrap_or(end)).min(next_prediction.unwrap_or(end));
             let bytes = end - at;
             let Some(ledger) = self.ledgers.get_mut(&stream) else { return at };
             let hit = ledger.account.hit_bytes;
             if !ledger.account.pays()
-                || self.outstanding.len() >= OUTSTANDING_MAX
+                || self.outstanding.is_full()
                 || !shared.may_predict(bytes, hit, ledger.account.wasted_bytes + ledger.outstanding_bytes)
             {
                 shared.totals.withheld_bytes += extent.end - at;
@@ -568,8 +282,7 @@ impl FileStreams {
                 _ => LATE_NS.saturating_add(ledger.time_ns(ledger.outstanding_bytes).saturating_mul(4)),
             };
             let late_ns = late_ns.unwrap_or(at_ns.saturating_add(patience_ns));
-            self.outstanding.insert(at, Outstanding { end, stream, late_ns, arrived_to: at });
-            self.order.push_back(at);
+            self.outstanding.add(at..end, stream, late_ns);
             shared.totals.outstanding_bytes += bytes;
             shared.totals.predicted_bytes += bytes;
             let expected_at_ns = at_ns.saturating_add(wait_ns);
@@ -591,24 +304,16 @@ impl FileStreams {
     fn known_until(&self, byte: u64, at_ns: u64) -> Option<u64> {
         let run = self.runs.range(..=byte).next_back().map(|(_, run)| run).filter(|run| !run.is_over(at_ns));
         let run = run.map(|run| run.end);
-        let predicted = self.outstanding.range(..=byte).next_back().map(|(_, o)| o.end);
+        let predicted = self.outstanding.last_end(byte);
         run.max(predicted).filter(|end| *end > byte)
-    }
-
-    /// What was asked for of these bytes before is asked for anew, or has changed.
-    fn forget_expected(&mut self, extent: &Range<u64>) {
-        self.expected.retain(|e| e.extent.end <= extent.start || extent.end <= e.extent.start);
     }
 
     /// Predictions that a request proves right.
     fn credit(&mut self, shared: &mut Shared, extent: &Range<u64>) {
-        self.forget_expected(extent);
-        for taken in self.take_outstanding(extent) {
+        self.outstanding.forget_expected(extent);
+        for taken in self.outstanding.take(extent) {
             let (stream, bytes) = (taken.stream, taken.bytes());
-            if self.expected.len() == EXPECTED_MAX {
-                self.expected.pop_front();
-            }
-            self.expected.push_back(taken);
+            self.outstanding.expect(taken);
             shared.totals.outstanding_bytes -= bytes;
             shared.totals.hit_bytes += bytes;
             let ns = shared.fetch_ns(bytes);
@@ -635,37 +340,15 @@ impl FileStreams {
 
     /// Predictions that are late will not come true.
     pub(crate) fn expire(&mut self, shared: &mut Shared, at_ns: u64) {
-        while let Some(&start) = self.order.front() {
-            match self.outstanding.get(&start) {
-                Some(o) if o.late_ns > at_ns => return,
-                Some(o) => {
-                    let (extent, stream) = (start..o.end, o.stream);
-                    if !self.is_early(stream, &extent, at_ns) {
-                        self.waste(shared, stream, &extent);
-                    }
-                }
-                None => {}
+        while let Some((extent, stream)) = self.outstanding.next_late(at_ns) {
+            if !self.is_early(stream, &extent, at_ns) {
+                self.waste(shared, stream, &extent);
             }
-            self.order.pop_front();
         }
-    }
-
-    /// Whether an extent that an earlier run foretold is not late after all, since the run is slower than it was at first.
-    fn is_early(&mut self, stream: u32, extent: &Range<u64>, at_ns: u64) -> bool {
-        let follower = self.following.follower.as_ref().filter(|_| stream == self.following.stream);
-        let late_ns = follower.map_or(0, |follower| follower.late_again_ns(extent));
-        if late_ns <= at_ns {
-            return false;
-        }
-        if let Some(o) = self.outstanding.get_mut(&extent.start) {
-            o.late_ns = late_ns;
-            self.order.push_back(extent.start);
-        }
-        true
     }
 
     fn waste(&mut self, shared: &mut Shared, stream: u32, extent: &Range<u64>) {
-        for taken in self.take_outstanding(extent) {
+        for taken in self.outstanding.take(extent) {
             shared.totals.outstanding_bytes -= taken.bytes();
             if let Some(ledger) = self.ledgers.get_mut(&stream) {
                 ledger.outstanding_bytes -= taken.bytes();
@@ -694,75 +377,34 @@ impl FileStreams {
 
     /// Predicted bytes are in memory.
     pub(crate) fn arrived(&mut self, extent: &Range<u64>) {
-        let first = self.outstanding.range(..=extent.start).next_back().map_or(extent.start, |(start, _)| *start);
-        for (start, o) in self.outstanding.range_mut(first..extent.end.max(first)) {
-            o.arrived_to = arrived_to(*start, o.end, o.arrived_to, extent);
-        }
-        for e in &mut self.expected {
-            e.arrived_to = arrived_to(e.extent.start, e.extent.end, e.arrived_to, extent);
-        }
+        self.outstanding.arrived(extent);
     }
 
     /// A read of these bytes needed the device. What had arrived of them and is not in memory left it unused, and with it
     /// what was asked for together with it.
     pub(crate) fn missed(&mut self, shared: &mut Shared, extent: &Range<u64>, in_memory: &dyn Fn(u64) -> bool) {
-        let is_lost = |e: &Taken| {
-            let arrived = e.arrived_of(extent);
-            !arrived.is_empty() && !is_there(&arrived, in_memory)
-        };
-        let (lost, kept): (VecDeque<Taken>, VecDeque<Taken>) = self.expected.drain(..).partition(is_lost);
-        self.expected = kept;
-        for taken in lost {
+        for taken in self.outstanding.take_lost(extent, in_memory) {
             let (stream, bytes) = (taken.stream, taken.bytes());
             let ns = shared.fetch_ns(bytes);
             shared.totals.hit_bytes = shared.totals.hit_bytes.saturating_sub(bytes);
             shared.totals.gained_ns = shared.totals.gained_ns.saturating_sub(ns);
             self.judge_wasted(shared, stream, bytes, Account::lost);
             // The kernel reads on from here and would hide that the rest is gone, too.
-            let gone = |(start, o): &(&u64, &Outstanding)| {
-                let arrived = **start..o.arrived_to;
-                o.stream == stream && !arrived.is_empty() && !is_there(&arrived, in_memory)
-            };
-            let gone: Vec<Range<u64>> = self.outstanding.iter().filter(gone).map(|(start, o)| *start..o.end).collect();
+            let gone = self.outstanding.gone_of(stream, in_memory);
             gone.iter().for_each(|extent| self.waste(shared, stream, extent));
         }
     }
 
     /// Drops predictions without a judgement.
     pub(crate) fn drop_predictions(&mut self, shared: &mut Shared, extent: &Range<u64>) {
-        self.forget_expected(extent);
-        for taken in self.take_outstanding(extent) {
+        self.outstanding.forget_expected(extent);
+        for taken in self.outstanding.take(extent) {
             shared.totals.outstanding_bytes -= taken.bytes();
             shared.totals.dropped_bytes += taken.bytes();
             if let Some(ledger) = self.ledgers.get_mut(&taken.stream) {
                 ledger.outstanding_bytes -= taken.bytes();
             }
         }
-    }
-
-    /// Takes the predicted bytes within an extent out.
-    fn take_outstanding(&mut self, extent: &Range<u64>) -> Vec<Taken> {
-        let before = self.outstanding.range(..extent.start).next_back().filter(|(_, o)| o.end > extent.start);
-        let within = self.outstanding.range(extent.clone());
-        let found: Vec<u64> = before.into_iter().chain(within).map(|(start, _)| *start).collect();
-        let mut taken = Vec::with_capacity(found.len());
-        for start in found {
-            let Some(o) = self.outstanding.remove(&start) else { continue };
-            let inside = start.max(extent.start)..o.end.min(extent.end);
-            taken.push(Taken { extent: inside.clone(), stream: o.stream, arrived_to: o.arrived_to });
-            if start < inside.start {
-                self.outstanding.insert(start, Outstanding { end: inside.start, ..o });
-            }
-            if inside.end < o.end {
-                self.order.push_back(inside.end);
-                self.outstanding.insert(inside.end, o);
-            }
-        }
-        // Entries of predictions that are gone leave at the front or here.
-        if self.order.len() > 4 * OUTSTANDING_MAX {
-            self.order.retain(|start| self.outstanding.contains_key(start));
-        }
-        taken
     }
 
     fn new_stream(&mut self) -> u32 {
@@ -775,16 +417,11 @@ impl FileStreams {
         self.ledgers.get(&stream).map_or(0, |l| l.outstanding_bytes)
     }
 
-    /// The extents that a stream has outstanding.
-    fn extents_of(&self, stream: u32) -> Vec<Range<u64>> {
-        self.outstanding.iter().filter(|(_, o)| o.stream == stream).map(|(start, o)| *start..o.end).collect()
-    }
-
     /// Two streams have met and are one.
     fn join(&mut self, keep: u32, gone: u32) {
         let Some(other) = self.ledgers.remove(&gone) else { return };
         if other.outstanding_bytes > 0 {
-            self.outstanding.values_mut().filter(|o| o.stream == gone).for_each(|o| o.stream = keep);
+            self.outstanding.join(keep, gone);
         }
         if let Some(ledger) = self.ledgers.get_mut(&keep) {
             ledger.account.join(&other.account);
@@ -798,7 +435,7 @@ impl FileStreams {
     /// A stream is forgotten: what it predicted will not come true.
     fn end_stream(&mut self, shared: &mut Shared, stream: u32) {
         if self.outstanding_of(stream) > 0 {
-            self.extents_of(stream).iter().for_each(|extent| self.waste(shared, stream, extent));
+            self.outstanding.of(stream).iter().for_each(|extent| self.waste(shared, stream, extent));
         }
         self.ledgers.remove(&stream);
     }
@@ -844,20 +481,14 @@ impl FileStreams {
 
     #[cfg(test)]
     pub(crate) fn check(&self) -> u64 {
-        let outstanding: u64 = self.outstanding.iter().map(|(start, o)| o.end - start).sum();
+        let outstanding = self.outstanding.check();
         assert_eq!(outstanding, self.ledgers.values().map(|l| l.outstanding_bytes).sum::<u64>());
         let disjoint = |(a, b): ((&u64, u64), (&u64, u64))| a.1 <= *b.0;
-        let ranges = || self.outstanding.iter().map(|(s, o)| (s, o.end));
-        assert!(ranges().zip(ranges().skip(1)).all(disjoint));
         let runs = || self.runs.iter().map(|(s, r)| (s, r.end));
         assert!(runs().zip(runs().skip(1)).all(disjoint));
-        assert!(self.runs.len() <= RUNS_MAX.1 && self.readers.len() <= READERS_MAX.1);
+        assert!(self.runs.len() <= RUNS_MAX.1 && self.readers.len() <= strides::READERS_MAX.1);
         assert_eq!(self.growing, self.runs.values().filter(|run| run.grown >= GROWN_MIN).count());
-        assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * STREAMS_MAX + 1);
-        assert!(self.order.len() <= 4 * OUTSTANDING_MAX + OUTSTANDING_MAX);
-        assert!(self.expected.len() <= EXPECTED_MAX);
-        assert!(self.outstanding.iter().all(|(start, o)| (*start..=o.end).contains(&o.arrived_to.max(*start))));
-        assert!(self.outstanding.keys().all(|start| self.order.contains(start)));
+        assert!(self.ledgers.len() <= self.runs.len() + self.readers.len() * crate::detector::STREAMS_MAX + 1);
         outstanding
     }
 }

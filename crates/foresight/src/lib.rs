@@ -22,6 +22,7 @@ mod file;
 mod forecast;
 mod hints;
 mod majority;
+mod outstanding;
 mod pattern;
 mod phases;
 mod predicted;

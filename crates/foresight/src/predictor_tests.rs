@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::file::{READERS_OF_ALL, RUNS_OF_ALL};
+use crate::file::RUNS_OF_ALL;
+use crate::file::strides::READERS_OF_ALL;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

@@ -1,0 +1,141 @@
+//! The strides of a file's readers.
+
+use std::ops::Range;
+
+use super::FileStreams;
+use super::ledger::Ledger;
+use crate::detector::{Detector, STREAMS_MAX};
+use crate::predictor::Shared;
+
+/// Readers whose strides are looked for: of any file, and as long as all files together are below [`READERS_OF_ALL`].
+pub(super) const READERS_MAX: (usize, usize) = (8, 64);
+/// Readers of all files beyond which a file with more than its part gives one up for a new one. They take up to 5 KiB each.
+pub(crate) const READERS_OF_ALL: usize = 4 << 10;
+/// Rounds that a stride's forecast must reach: it was right at least once.
+const ROUNDS_MIN: u64 = 8;
+/// Rounds predicted at a time.
+const ROUNDS_AHEAD_MAX: u64 = 64;
+/// Gaps up to here are read along by strided streams where the file has several readers: they cost less than a request,
+/// and others want them, bytes.
+const GAP_BYTES: u64 = 128 << 10;
+/// Where it has one reader, up to this part of its request.
+const GAP_PART: u64 = 4;
+
+/// One reader's strides.
+#[derive(Debug)]
+pub(super) struct Strides {
+    reader: u64,
+    detector: Detector,
+    /// By the detector's numbers.
+    streams: [Option<Stride>; STREAMS_MAX],
+    used: u64,
+}
+
+/// A detected stride.
+#[derive(Clone, Copy, Debug)]
+struct Stride {
+    stream: u32,
+    /// Predicted up to here, in its direction.
+    predicted_to: u64,
+    /// First byte of its last request.
+    last: u64,
+}
+
+impl FileStreams {
+    /// Lets the reader's detector see a request; what its stride will read next and is not predicted yet. It `counts` as a
+    /// stream unless a run is predicted in its place.
+    pub(super) fn observe_stride(
+        &mut self,
+        shared: &mut Shared,
+        reader: u64,
+        extent: &Range<u64>,
+        at_ns: u64,
+        counts: bool,
+    ) -> Vec<(u32, Range<u64>)> {
+        let at = match self.readers.iter().position(|r| r.reader == reader) {
+            Some(at) => at,
+            None => {
+                let known = self.readers.len();
+                if (known >= READERS_MAX.1 || known >= READERS_MAX.0 && shared.readers >= READERS_OF_ALL)
+                    && let Some(oldest) = (0..known).min_by_key(|i| self.readers[*i].used)
+                {
+                    shared.readers -= 1;
+                    let gone = self.readers.swap_remove(oldest);
+                    gone.streams.iter().flatten().for_each(|stride| self.end_stream(shared, stride.stream));
+                }
+                shared.readers += 1;
+                self.readers.push(Strides {
+                    reader,
+                    detector: Detector::default(),
+                    streams: [None; STREAMS_MAX],
+                    used: 0,
+                });
+                self.readers.len() - 1
+            }
+        };
+        let gap_bytes = match self.readers.len() {
+            1 => ((extent.end - extent.start) / GAP_PART).min(GAP_BYTES),
+            _ => GAP_BYTES,
+        };
+        let strides = &mut self.readers[at];
+        strides.used = self.requests;
+        let seen = strides.detector.observe(extent, gap_bytes);
+        let number = seen.stream;
+        if seen.fresh
+            && let Some(gone) = strides.streams[number].take()
+        {
+            self.end_stream(shared, gone.stream);
+            return Vec::new();
+        }
+        let Some(forecast) = seen.forecast.filter(|f| f.rounds() >= ROUNDS_MIN) else { return Vec::new() };
+        let forward = forecast.stride_bytes() > 0;
+        let stride_bytes = forecast.stride_bytes().unsigned_abs();
+        let nothing = if forward { 0 } else { u64::MAX };
+        let (stream, predicted_to) = match strides.streams[number] {
+            Some(known) => {
+                // Back by more than a round: the reader has begun again.
+                let back = match forward {
+                    true => known.last.saturating_sub(extent.start),
+                    false => extent.start.saturating_sub(known.last),
+                };
+                (known.stream, if back > stride_bytes { nothing } else { known.predicted_to })
+            }
+            None => {
+                self.next_stream = self.next_stream.wrapping_add(1);
+                self.ledgers.insert(self.next_stream, Ledger::default());
+                (self.next_stream, nothing)
+            }
+        };
+        let Some(ledger) = self.ledgers.get_mut(&stream) else { return Vec::new() };
+        if counts {
+            shared.stream_lives(ledger.last_ns, at_ns);
+        }
+        ledger.account.demanded(extent.end - extent.start);
+        ledger.request(extent.end - extent.start, at_ns);
+        let window = ledger.window_bytes.min(shared.part(self.growing));
+        let reach = match forecast.is_dense() {
+            true => window,
+            false => stride_bytes.saturating_mul((window / forecast.round_bytes().max(1)).clamp(1, ROUNDS_AHEAD_MAX)),
+        };
+        let (ahead, to) = match forward {
+            true => {
+                let end = extent.end.saturating_add(reach).min(self.len_bytes.unwrap_or(u64::MAX)).min(i64::MAX as u64);
+                (predicted_to.max(extent.end)..end, end)
+            }
+            false => {
+                let start = extent.start.saturating_sub(reach);
+                (start..predicted_to.min(extent.start), start)
+            }
+        };
+        strides.streams[number] = Some(Stride { stream, predicted_to, last: extent.start });
+        // Half of the reach at least, so that predictions are long and rare.
+        if ahead.start >= ahead.end || (ahead.end - ahead.start) * 2 < reach {
+            return Vec::new();
+        }
+        let pieces = forecast.within(ahead);
+        if !pieces.is_empty() {
+            strides.streams[number] = Some(Stride { stream, predicted_to: to, last: extent.start });
+        }
+        pieces.into_iter().map(|piece| (stream, piece)).collect()
+    }
+}
