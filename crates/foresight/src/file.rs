@@ -3,7 +3,7 @@
 //! A *run* is a range read lately without gaps, whoever read it. Requests extend runs; runs that meet become one. So a
 //! sequential reader is a run that grows at its end, 32 of them are 32 runs, and processes that read a file in turns
 //! (each every n-th block, in whatever order they arrive) are one run with a few islands before it. A run that keeps
-//! growing is predicted to grow on, up to the next run. What does not grow is left to the readers' [`Detector`]s.
+//! growing is predicted to grow on, up to the next run. What does not grow is left to the readers' [`Detector`](crate::Detector)s.
 
 mod following;
 mod ledger;

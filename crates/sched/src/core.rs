@@ -15,6 +15,10 @@
 //! assert!(core.is_empty());
 //! ```
 
+mod ground;
+mod leaving;
+mod told;
+
 use std::sync::Arc;
 
 use impresario_foresight::PredictedQueues;
@@ -22,18 +26,19 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use crate::conflicts::Conflicts;
-use crate::contract::{Cancelled, Completion, CoreConfig, Event, Foretold, Full, LaneStatus, Next, Status};
+use crate::contract::{Completion, CoreConfig, Event, Full, Next};
 use crate::correction::Corrector;
 use crate::ended::{Ended, Watch};
-use crate::names::{Names, Who};
+use crate::names::Names;
 use crate::occupied::Occupied;
-use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, View, WaitBound, WaitReason};
+use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, WaitReason};
 use crate::spec::PolicySpec;
 use crate::speculation::Speculations;
 use crate::stats::Statistics;
 use crate::stranded::Stranded;
 use crate::table::{Slot, State, Table};
-use crate::types::{Batch, BatchId, ConnId, Extent, FileId, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
+use crate::types::{Batch, BatchId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
+use ground::Ground;
 use impresario_base::prefetch::fetch;
 
 struct InFlight {
@@ -44,88 +49,6 @@ struct InFlight {
     slots: SmallVec<[Slot; 4]>,
     /// What is read along and nobody asked for, after the extent; alone where there are no slots.
     along: Slot,
-}
-
-/// What policies may look at; apart from the policy, so that it can look while it acts.
-struct Ground {
-    config: CoreConfig,
-    table: Table,
-    lanes: Vec<Lane>,
-    /// The lanes of which the policy has requests, and which have room for one: only those are decided for.
-    startable: Occupied,
-    names: Names,
-    not_ready: FxHashSet<ConnId>,
-    in_flight_batches: u32,
-    shared_offset_ns: i64,
-    unlimited: bool,
-    speculates: bool,
-}
-
-impl Ground {
-    fn view(&self, now: Nanos) -> View<'_> {
-        View {
-            now,
-            shared_now: Nanos(now.0.saturating_add_signed(self.shared_offset_ns)),
-            table: &self.table,
-            cost: &self.config.cost,
-            names: &self.names,
-            pieces: self.config.pieces,
-            lanes: &self.lanes,
-            startable: &self.startable,
-            not_ready: &self.not_ready,
-            total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
-            shared_space: self.config.shared_space,
-        }
-    }
-
-    /// The policy has so many requests more of a lane, or fewer.
-    fn queued(&mut self, lane: LaneId, change: i32) {
-        let at = lane.index();
-        self.lanes[at].queued = self.lanes[at].queued.saturating_add_signed(change);
-        self.look_at(at);
-    }
-
-    /// A batch of so many bytes went into flight on a lane, or came back.
-    fn in_flight(&mut self, lane: LaneId, goes: bool, bytes: u64) {
-        let l = &mut self.lanes[lane.index()];
-        if goes {
-            self.in_flight_batches += 1;
-            l.in_flight_requests += 1;
-            l.in_flight_bytes = l.in_flight_bytes.saturating_add(bytes);
-        } else {
-            self.in_flight_batches -= 1;
-            l.in_flight_requests -= 1;
-            l.in_flight_bytes = l.in_flight_bytes.saturating_sub(bytes);
-        }
-        self.look_at(lane.index());
-    }
-
-    fn look_at(&mut self, at: usize) {
-        let lane = &self.lanes[at];
-        self.startable.set(at, lane.queued > 0 && lane.has_room());
-    }
-
-    fn setup(&self) -> Setup {
-        Setup {
-            lanes: self.lanes.len() as u16,
-            shared_space: self.config.shared_space,
-            node_rank: self.config.node_rank,
-            capacity: self.table.capacity(),
-            sorted_below: self.config.sorted_below,
-        }
-    }
-
-    fn apply_limits(&mut self, policy: &dyn Policy) {
-        let unlimited = policy.unlimited();
-        self.unlimited = unlimited;
-        self.speculates = policy.speculates();
-        let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
-        for lane in &mut self.lanes {
-            lane.limit_requests = if unlimited { u32::MAX } else { requests };
-            lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
-        }
-        (0..self.lanes.len()).for_each(|at| self.look_at(at));
-    }
 }
 
 /// A request that is dispatched piece by piece.
@@ -588,75 +511,6 @@ impl Core {
         self.released = released;
     }
 
-    /// Withdraws a request. One of which a piece is in flight counts as in flight; its other pieces are not started.
-    pub fn cancel(&mut self, now: Nanos, id: RequestId) -> Cancelled {
-        let Some(slot) = self.ground.table.find(id) else { return Cancelled::Unknown };
-        match self.ground.table.state(slot) {
-            State::InFlight => Cancelled::InFlight,
-            State::Free | State::Speculative => Cancelled::Unknown,
-            state => {
-                self.count(|s| &mut s.cancelled);
-                self.withdraw(now, slot, state)
-            }
-        }
-    }
-
-    fn withdraw(&mut self, now: Nanos, slot: Slot, state: State) -> Cancelled {
-        if state == State::Blocked {
-            self.blocked -= 1;
-        } else {
-            self.queued -= 1;
-            if self.ground.table.op(slot).is_data() {
-                left_queue(&mut self.ground, &mut self.stranded, &[slot]);
-                self.policy.dequeue(&self.ground.view(now), slot);
-            } else {
-                self.barriers.retain(|s| *s != slot);
-            }
-        }
-        if self.pieced.get(&slot).is_some_and(|p| p.in_flight > 0) {
-            self.ground.table.set_state(slot, State::InFlight);
-            return Cancelled::InFlight;
-        }
-        self.forget_pieces(slot);
-        if let Some(watch) = &mut self.watch {
-            watch.forget(slot);
-        }
-        self.retire(now, slot, 0);
-        Cancelled::Removed
-    }
-
-    /// Cancels what a connection has queued; returns the identities. What is in flight stays.
-    pub fn cancel_connection(&mut self, now: Nanos, conn: ConnId) -> Vec<RequestId> {
-        let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
-        // From the youngest: what a cancelled request blocked is gone before it could be admitted.
-        let mine = slots.into_iter().rev().filter(|s| self.ground.table.conn(*s) == conn).collect::<Vec<_>>();
-        // A connection that is gone can be waited for no more.
-        self.event(now, Event::Ready { connection: conn, ready: true });
-        let mut gone = Vec::with_capacity(mine.len());
-        for slot in mine {
-            let id = self.ground.table.id(slot);
-            self.cancel(now, id);
-            gone.push(id);
-        }
-        gone
-    }
-
-    /// Takes everything out that is not in flight, in order of arrival; of a request that is served piece by piece, what
-    /// is left.
-    pub fn drain(&mut self, now: Nanos) -> Vec<Request> {
-        self.speculations.give_up_all(&mut self.ground.table);
-        let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
-        let mut requests = Vec::with_capacity(slots.len());
-        for slot in slots.into_iter().rev() {
-            let (request, state) = (self.ground.table.request(slot), self.ground.table.state(slot));
-            self.count(|s| &mut s.cancelled);
-            self.withdraw(now, slot, state);
-            requests.push(request);
-        }
-        requests.reverse();
-        requests
-    }
-
     /// Switches the policy. The new one receives all queued requests with their arrival times; what is in flight stays
     /// counted. A refusal changes nothing.
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
@@ -682,21 +536,6 @@ impl Core {
         }
     }
 
-    /// The policy that decides at present, where the one in force chooses among others; and how often that changed.
-    pub fn acting(&self) -> (PolicySpec, u64) {
-        (self.policy.acting(), self.own_switches)
-    }
-
-    /// What the policy in force chose and why; `None` where it does not choose.
-    pub fn chosen(&self) -> Option<policy::Chosen> {
-        self.policy.chosen()
-    }
-
-    /// Whether [`Core::reconfigure`] would take this policy.
-    pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
-        policy::build(spec, &self.ground.setup()).map(drop)
-    }
-
     /// Idles one lane until an instant. A hold ends by itself; a later call replaces it.
     pub fn hold(&mut self, lane: LaneId, until: Nanos) {
         if let Some(lane) = self.ground.lanes.get_mut(lane.index()) {
@@ -715,61 +554,6 @@ impl Core {
             self.ground.config.lane_bytes = lane_bytes;
         }
         self.ground.apply_limits(&*self.policy);
-    }
-
-    /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.
-    pub fn wait_bound(&self, now: Nanos, id: RequestId) -> Option<WaitBound> {
-        let slot = self.ground.table.find(id)?;
-        if self.ground.table.state(slot) != State::Queued || !self.ground.table.op(slot).is_data() {
-            return None;
-        }
-        let view = self.ground.view(now);
-        Some(self.policy.wait_bound(&view, slot))
-    }
-
-    /// A rule of the policy keeps a queued request from going at present.
-    pub fn is_withheld(&self, now: Nanos, id: RequestId) -> bool {
-        let slot = self.ground.table.find(id).filter(|s| self.ground.table.state(*s) == State::Queued);
-        slot.is_some_and(|slot| self.policy.is_withheld(&self.ground.view(now), slot))
-    }
-
-    /// The whole of an outstanding request.
-    pub fn request(&self, id: RequestId) -> Option<Request> {
-        let slot = self.ground.table.find(id)?;
-        let mut request = self.ground.table.request(slot);
-        if let Some(pieced) = self.pieced.get(&slot) {
-            request.extent = pieced.whole;
-        }
-        Some(request)
-    }
-
-    /// The youngest request that is queued or blocked and has exactly these bytes of a file; of lane 0 where lanes have
-    /// spaces of their own.
-    pub fn youngest_queued(&self, file: FileId, op: Op, start: u64, len: u64) -> Option<RequestId> {
-        let waits = |slot| matches!(self.ground.table.state(slot), State::Queued | State::Blocked);
-        let slot = self.conflicts.youngest(&self.ground.table, file, op, (start, len), waits)?;
-        Some(self.ground.table.id(slot))
-    }
-
-    /// What is known of an outstanding request is needed soon.
-    pub fn fetch(&self, id: RequestId) {
-        self.ground.table.fetch(Slot(id.0 as u32));
-    }
-
-    /// A batch in flight is expected back.
-    pub fn fetch_batch(&self, id: BatchId) {
-        self.flights.get(id.0 as u32 as usize).inspect(|flight| fetch(*flight));
-    }
-
-    /// The stable keys of identities, to be told to policies that go by them.
-    pub fn names_mut(&mut self) -> &mut Names {
-        &mut self.ground.names
-    }
-
-    /// What the policy does with requests of this kind at present, in words; `None` where that does not depend on who
-    /// asks.
-    pub fn explain(&self, now: Nanos, who: &Who) -> Option<String> {
-        self.policy.explain(who, now)
     }
 
     /// What a recorded run foretells is for the policies that go by it; `None`: nothing any more. Stays over a switch.
@@ -794,21 +578,6 @@ impl Core {
         self.watch.iter_mut().flat_map(|watch| watch.ended.drain(..))
     }
 
-    /// Nothing is queued, blocked or in flight.
-    pub fn is_empty(&self) -> bool {
-        self.ground.table.is_empty()
-    }
-
-    /// Requests queued, those blocked by others included.
-    pub fn queued(&self) -> u32 {
-        self.queued + self.blocked
-    }
-
-    /// Room for further requests.
-    pub fn room(&self) -> usize {
-        self.ground.table.capacity() as usize - self.ground.table.len()
-    }
-
     /// Zeroes the statistics.
     pub fn reset_statistics(&mut self) {
         if let Some(statistics) = &mut self.statistics {
@@ -816,39 +585,25 @@ impl Core {
         }
     }
 
+    /// What is known of an outstanding request is needed soon.
+    pub fn fetch(&self, id: RequestId) {
+        self.ground.table.fetch(Slot(id.0 as u32));
+    }
+
+    /// A batch in flight is expected back.
+    pub fn fetch_batch(&self, id: BatchId) {
+        self.flights.get(id.0 as u32 as usize).inspect(|flight| fetch(*flight));
+    }
+
+    /// The stable keys of identities, to be told to policies that go by them.
+    pub fn names_mut(&mut self) -> &mut Names {
+        &mut self.ground.names
+    }
+
     /// Counts one more of something.
     fn count(&mut self, of: impl FnOnce(&mut Statistics) -> &mut u64) {
         if let Some(statistics) = &mut self.statistics {
             *of(statistics) += 1;
-        }
-    }
-
-    /// Policy, queues and statistics.
-    pub fn status(&self) -> Status {
-        Status {
-            policy: self.policy.spec(),
-            chosen: self.policy.chosen(),
-            capacity: self.ground.table.capacity(),
-            queued: self.queued,
-            blocked: self.blocked,
-            in_flight_batches: self.ground.in_flight_batches,
-            speculated_bytes: self.speculations.started_bytes(),
-            lanes: self
-                .ground
-                .lanes
-                .iter()
-                .map(|l| LaneStatus {
-                    in_flight_batches: l.in_flight_requests,
-                    in_flight_bytes: l.in_flight_bytes,
-                    limit_batches: (l.limit_requests != u32::MAX).then_some(l.limit_requests),
-                })
-                .collect(),
-            cost: self.corrector.status(),
-            foretold: self
-                .foreseen
-                .as_ref()
-                .map(|run| Foretold { requests: run.len() as u64, linked: self.policy.linked() }),
-            statistics: self.statistics.as_ref().map(|s| s.report()).unwrap_or_default(),
         }
     }
 }

@@ -1,0 +1,92 @@
+//! What policies may look at: the requests, the lanes and who asks.
+
+use rustc_hash::FxHashSet;
+
+use crate::contract::CoreConfig;
+use crate::names::Names;
+use crate::occupied::Occupied;
+use crate::policy::{Lane, Policy, Setup, View};
+use crate::table::Table;
+use crate::types::{ConnId, LaneId, Nanos};
+
+/// What policies may look at; apart from the policy, so that it can look while it acts.
+pub(super) struct Ground {
+    pub(super) config: CoreConfig,
+    pub(super) table: Table,
+    pub(super) lanes: Vec<Lane>,
+    /// The lanes of which the policy has requests, and which have room for one: only those are decided for.
+    pub(super) startable: Occupied,
+    pub(super) names: Names,
+    pub(super) not_ready: FxHashSet<ConnId>,
+    pub(super) in_flight_batches: u32,
+    pub(super) shared_offset_ns: i64,
+    pub(super) unlimited: bool,
+    pub(super) speculates: bool,
+}
+
+impl Ground {
+    pub(super) fn view(&self, now: Nanos) -> View<'_> {
+        View {
+            now,
+            shared_now: Nanos(now.0.saturating_add_signed(self.shared_offset_ns)),
+            table: &self.table,
+            cost: &self.config.cost,
+            names: &self.names,
+            pieces: self.config.pieces,
+            lanes: &self.lanes,
+            startable: &self.startable,
+            not_ready: &self.not_ready,
+            total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
+            shared_space: self.config.shared_space,
+        }
+    }
+
+    /// The policy has so many requests more of a lane, or fewer.
+    pub(super) fn queued(&mut self, lane: LaneId, change: i32) {
+        let at = lane.index();
+        self.lanes[at].queued = self.lanes[at].queued.saturating_add_signed(change);
+        self.look_at(at);
+    }
+
+    /// A batch of so many bytes went into flight on a lane, or came back.
+    pub(super) fn in_flight(&mut self, lane: LaneId, goes: bool, bytes: u64) {
+        let l = &mut self.lanes[lane.index()];
+        if goes {
+            self.in_flight_batches += 1;
+            l.in_flight_requests += 1;
+            l.in_flight_bytes = l.in_flight_bytes.saturating_add(bytes);
+        } else {
+            self.in_flight_batches -= 1;
+            l.in_flight_requests -= 1;
+            l.in_flight_bytes = l.in_flight_bytes.saturating_sub(bytes);
+        }
+        self.look_at(lane.index());
+    }
+
+    fn look_at(&mut self, at: usize) {
+        let lane = &self.lanes[at];
+        self.startable.set(at, lane.queued > 0 && lane.has_room());
+    }
+
+    pub(super) fn setup(&self) -> Setup {
+        Setup {
+            lanes: self.lanes.len() as u16,
+            shared_space: self.config.shared_space,
+            node_rank: self.config.node_rank,
+            capacity: self.table.capacity(),
+            sorted_below: self.config.sorted_below,
+        }
+    }
+
+    pub(super) fn apply_limits(&mut self, policy: &dyn Policy) {
+        let unlimited = policy.unlimited();
+        self.unlimited = unlimited;
+        self.speculates = policy.speculates();
+        let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
+        for lane in &mut self.lanes {
+            lane.limit_requests = if unlimited { u32::MAX } else { requests };
+            lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
+        }
+        (0..self.lanes.len()).for_each(|at| self.look_at(at));
+    }
+}

@@ -1,0 +1,110 @@
+//! What the core tells of itself.
+
+use super::Core;
+use crate::contract::{Foretold, LaneStatus, Status};
+use crate::names::Who;
+use crate::policy::{self, PolicyError, WaitBound};
+use crate::spec::PolicySpec;
+use crate::table::State;
+use crate::types::{FileId, Nanos, Op, Request, RequestId};
+
+impl Core {
+    /// The policy that decides at present, where the one in force chooses among others; and how often that changed.
+    pub fn acting(&self) -> (PolicySpec, u64) {
+        (self.policy.acting(), self.own_switches)
+    }
+
+    /// What the policy in force chose and why; `None` where it does not choose.
+    pub fn chosen(&self) -> Option<policy::Chosen> {
+        self.policy.chosen()
+    }
+
+    /// Whether [`Core::reconfigure`] would take this policy.
+    pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
+        policy::build(spec, &self.ground.setup()).map(drop)
+    }
+
+    /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.
+    pub fn wait_bound(&self, now: Nanos, id: RequestId) -> Option<WaitBound> {
+        let slot = self.ground.table.find(id)?;
+        if self.ground.table.state(slot) != State::Queued || !self.ground.table.op(slot).is_data() {
+            return None;
+        }
+        let view = self.ground.view(now);
+        Some(self.policy.wait_bound(&view, slot))
+    }
+
+    /// A rule of the policy keeps a queued request from going at present.
+    pub fn is_withheld(&self, now: Nanos, id: RequestId) -> bool {
+        let slot = self.ground.table.find(id).filter(|s| self.ground.table.state(*s) == State::Queued);
+        slot.is_some_and(|slot| self.policy.is_withheld(&self.ground.view(now), slot))
+    }
+
+    /// The whole of an outstanding request.
+    pub fn request(&self, id: RequestId) -> Option<Request> {
+        let slot = self.ground.table.find(id)?;
+        let mut request = self.ground.table.request(slot);
+        if let Some(pieced) = self.pieced.get(&slot) {
+            request.extent = pieced.whole;
+        }
+        Some(request)
+    }
+
+    /// The youngest request that is queued or blocked and has exactly these bytes of a file; of lane 0 where lanes have
+    /// spaces of their own.
+    pub fn youngest_queued(&self, file: FileId, op: Op, start: u64, len: u64) -> Option<RequestId> {
+        let waits = |slot| matches!(self.ground.table.state(slot), State::Queued | State::Blocked);
+        let slot = self.conflicts.youngest(&self.ground.table, file, op, (start, len), waits)?;
+        Some(self.ground.table.id(slot))
+    }
+
+    /// What the policy does with requests of this kind at present, in words; `None` where that does not depend on who
+    /// asks.
+    pub fn explain(&self, now: Nanos, who: &Who) -> Option<String> {
+        self.policy.explain(who, now)
+    }
+
+    /// Nothing is queued, blocked or in flight.
+    pub fn is_empty(&self) -> bool {
+        self.ground.table.is_empty()
+    }
+
+    /// Requests queued, those blocked by others included.
+    pub fn queued(&self) -> u32 {
+        self.queued + self.blocked
+    }
+
+    /// Room for further requests.
+    pub fn room(&self) -> usize {
+        self.ground.table.capacity() as usize - self.ground.table.len()
+    }
+
+    /// Policy, queues and statistics.
+    pub fn status(&self) -> Status {
+        Status {
+            policy: self.policy.spec(),
+            chosen: self.policy.chosen(),
+            capacity: self.ground.table.capacity(),
+            queued: self.queued,
+            blocked: self.blocked,
+            in_flight_batches: self.ground.in_flight_batches,
+            speculated_bytes: self.speculations.started_bytes(),
+            lanes: self
+                .ground
+                .lanes
+                .iter()
+                .map(|l| LaneStatus {
+                    in_flight_batches: l.in_flight_requests,
+                    in_flight_bytes: l.in_flight_bytes,
+                    limit_batches: (l.limit_requests != u32::MAX).then_some(l.limit_requests),
+                })
+                .collect(),
+            cost: self.corrector.status(),
+            foretold: self
+                .foreseen
+                .as_ref()
+                .map(|run| Foretold { requests: run.len() as u64, linked: self.policy.linked() }),
+            statistics: self.statistics.as_ref().map(|s| s.report()).unwrap_or_default(),
+        }
+    }
+}
