@@ -5,9 +5,14 @@
 //! the thread that makes them and may be made from many threads at once; who schedules requests decides which thread
 //! that is. Every call says on whose behalf it is made; the backend checks that user's rights, not the server's.
 
+pub mod posix;
+pub mod suite;
+
+use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use impresario_layout::Layout;
+pub use posix::PosixTree;
 
 /// Longest handle, bytes: a handle of NFSv3 has 64 (RFC 1813, 2.4), of which servers need some for themselves.
 pub const HANDLE_MAX_BYTES: usize = 48;
@@ -40,7 +45,7 @@ impl std::fmt::Debug for Handle {
 }
 
 /// On whose behalf a call is made, after squashing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Caller {
     /// User.
     pub uid: u32,
@@ -54,6 +59,12 @@ pub struct Caller {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{}", std::io::Error::from_raw_os_error(*.0))]
 pub struct Errno(pub i32);
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(error: rustix::io::Errno) -> Errno {
+        Errno(error.raw_os_error())
+    }
+}
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Errno {
@@ -196,18 +207,32 @@ pub struct Space {
 
 /// Where the bytes of a file lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Placement {
-    /// All on one data server, by number.
-    One(u32),
-    /// Striped over data servers.
-    Striped(Layout),
+pub struct Placement {
+    /// How the file is striped over the data servers of [`Placement::servers`], which it counts from 0 in that order.
+    pub layout: Layout,
+    /// The data servers of the file by their numbers in the file system; [`Layout::servers`] of them, at least one.
+    pub servers: Arc<[u32]>,
+}
+
+impl Placement {
+    /// All on one data server.
+    pub fn one(server: u32) -> Placement {
+        let layout = Layout { base: 0, pcount: 1, ssize_bytes: Layout::SSIZE_MAX_BYTES, servers: 1 };
+        Placement { layout, servers: Arc::new([server]) }
+    }
+
+    /// Striped over data servers that have the layout's numbers.
+    pub fn striped(layout: Layout) -> Placement {
+        Placement { layout, servers: (0..u32::from(layout.servers)).collect() }
+    }
 }
 
 /// A file system that requests end at. See the module for what every call promises.
 ///
 /// Errors: the number that POSIX gives; `ESTALE` for a handle whose node is gone or that this backend did not make,
 /// `EACCES` or `EPERM` where the caller lacks the right, `ENAMETOOLONG`, `EXDEV` and the rest as in POSIX. Names with a
-/// `/`, a zero byte or no byte at all are `EINVAL`; `.` and `..` are looked up, and not made or removed.
+/// `/`, a zero byte or no byte at all are `EINVAL`; `.` and `..` are looked up, and not made (`EEXIST`) or removed
+/// (`EINVAL`).
 pub trait Backend: Send + Sync + 'static {
     /// The directory that everything is below of.
     fn root(&self) -> Result<Handle>;
@@ -224,7 +249,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Which of the rights `wanted` (a sum of `R_OK`, `W_OK`, `X_OK`) the caller has.
     fn access(&self, caller: &Caller, node: &Handle, wanted: u32) -> Result<u32>;
 
-    /// Makes a node with these attributes.
+    /// Makes a node with these attributes; without a mode it is 0o755 for a directory, else 0o644. An owner or a group
+    /// that the node has anyway is no change.
     fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: Make<'_>, set: &SetAttr)
     -> Result<(Handle, Attr)>;
 
@@ -239,6 +265,10 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Gives a node another name, in place of what has it, in one step.
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()>;
+
+    /// As [`Backend::rename`] where nothing has the new name; else `EEXIST`. `EINVAL` where the file system cannot do it
+    /// in one step.
+    fn rename_new(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()>;
 
     /// The text of a symbolic link.
     fn read_link(&self, caller: &Caller, node: &Handle) -> Result<Vec<u8>>;
@@ -255,9 +285,17 @@ pub trait Backend: Send + Sync + 'static {
     /// metadata that reading them needs are on stable storage when the call returns.
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()>;
 
-    /// Puts what was written to a file, and its metadata, on stable storage. An error of writing back is told by each
+    /// Puts what was written to a file, and its metadata, on stable storage; of a directory its names. An error of writing back is told by each
     /// call until the server restarts: bytes that may be lost are never called stable.
     fn sync(&self, file: &Handle) -> Result<()>;
+
+    /// Keeps a node usable by its handle when its last name is removed, as an open does, until as many calls of
+    /// [`Backend::release`]. The server's end ends it too. A node that is removed and not held is `ESTALE`, at the latest
+    /// some seconds after its last use.
+    fn hold(&self, node: &Handle) -> Result<()>;
+
+    /// Ends a [`Backend::hold`].
+    fn release(&self, node: &Handle);
 
     /// Space and limits of the file system that `node` is on.
     fn space(&self, node: &Handle) -> Result<Space>;

@@ -1,0 +1,404 @@
+//! The calls of the contract on a folder: names here, attributes in [`super::metadata`], bytes in [`super::data`].
+
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
+
+use super::nodes::{Node, Use};
+use super::{NAMING, PosixTree, Shared, proc_path};
+use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
+
+/// Bytes of names that one system call lists.
+const LISTING_BYTES: usize = 64 * 1024;
+/// A name that comes and goes while it is being made is tried again so often.
+const MAKE_TRIES: usize = 16;
+
+/// A name that a system call takes.
+fn checked(name: &[u8]) -> Result<&OsStr> {
+    let bad = name.is_empty() || name.contains(&b'/') || name.contains(&0);
+    if bad { Err(Errno(libc::EINVAL)) } else { Ok(OsStr::from_bytes(name)) }
+}
+
+/// The same, of a name that is to be made (`dots` is `EEXIST`) or removed (`EINVAL`).
+fn proper(name: &[u8], dots: i32) -> Result<&OsStr> {
+    if name == b"." || name == b".." { Err(Errno(dots)) } else { checked(name) }
+}
+
+/// The times that an exclusive create leaves in the file: the verifier, in numbers that every file system keeps. Linux's
+/// own server does the same.
+fn once_times(verifier: [u8; 8]) -> (SystemTime, SystemTime) {
+    let half = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| verifier[at + n])) & 0x7fff_ffff;
+    let time = |secs: u32| SystemTime::UNIX_EPOCH + Duration::from_secs(secs.into());
+    (time(half(0)), time(half(4)))
+}
+
+impl Shared {
+    fn directory(&self, handle: &Handle) -> Result<Arc<Node>> {
+        let node = self.node(handle)?;
+        if node.kind == Kind::Directory { Ok(node) } else { Err(Errno(libc::ENOTDIR)) }
+    }
+
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+        checked(name)?;
+        let at = self.directory(dir)?;
+        if name == b"." || name == b".." {
+            return self.lookup_dots(caller, &at, name);
+        }
+        let fd = {
+            let _acting = self.identity.act_as(caller)?;
+            self.open_name(&at, name)?
+        };
+        let (node, attr) = self.enter(dir, name, fd)?;
+        Ok((node.handle, attr))
+    }
+
+    fn lookup_dots(&self, caller: &Caller, at: &Node, name: &[u8]) -> Result<(Handle, Attr)> {
+        let up = name == b".." && at.handle != self.root;
+        let fd = {
+            let _acting = self.identity.act_as(caller)?;
+            rustix::fs::openat(&at.fd, if up { ".." } else { "." }, NAMING | OFlags::DIRECTORY, Mode::empty())?
+        };
+        if up && !self.is_inside(fd.as_fd())? {
+            return Err(Errno(libc::ESTALE));
+        }
+        let seen = self.see(fd.as_fd())?;
+        let handle = if !up { at.handle } else { self.handle_of(fd.as_fd(), seen.born) };
+        Ok((self.nodes.insert(handle, fd, seen.attr.fileid, seen.attr.kind).handle, seen.attr))
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        dir: &Handle,
+        name: &[u8],
+        what: Make<'_>,
+        set: &SetAttr,
+    ) -> Result<(Handle, Attr)> {
+        proper(name, libc::EEXIST)?;
+        let at = self.directory(dir)?;
+        let once = match what {
+            Make::FileOnce(verifier) => Some(once_times(verifier)),
+            _ => None,
+        };
+        let set = match once {
+            Some((atime, mtime)) => SetAttr {
+                atime: Some(SetTime::To(atime)),
+                mtime: Some(SetTime::To(mtime)),
+                mode: Some(0o600),
+                ..SetAttr::default()
+            },
+            None => set.clone(),
+        };
+        for _ in 0..MAKE_TRIES {
+            match self.make_new(caller, &at, name, what, set.mode) {
+                Ok(opened) => return self.finish(caller, &at, name, opened, &set),
+                Err(error) if error != Errno(libc::EEXIST) => return Err(error),
+                Err(_) if once.is_none() && what != Make::FileIfNone => return Err(Errno(libc::EEXIST)),
+                Err(_) => {}
+            }
+            // It is there: it may be the one that is meant.
+            let (handle, attr) = match self.lookup(caller, dir, name) {
+                Err(Errno(libc::ENOENT)) => continue,
+                found => found?,
+            };
+            let meant = match once {
+                Some((atime, mtime)) => attr.size_bytes == 0 && (attr.atime, attr.mtime) == (atime, mtime),
+                None => true,
+            };
+            return match attr.kind {
+                Kind::File if meant => Ok((handle, attr)),
+                Kind::Directory if once.is_none() => Err(Errno(libc::EISDIR)),
+                _ => Err(Errno(libc::EEXIST)),
+            };
+        }
+        Err(Errno(libc::EEXIST))
+    }
+
+    /// Makes a node that must not exist. Gives a new file's descriptor.
+    fn make_new(
+        &self,
+        caller: &Caller,
+        dir: &Node,
+        name: &[u8],
+        what: Make<'_>,
+        mode: Option<u32>,
+    ) -> Result<Option<OwnedFd>> {
+        let name = OsStr::from_bytes(name);
+        let default = if what == Make::Directory { 0o755 } else { 0o644 };
+        let mode = Mode::from_raw_mode(mode.unwrap_or(default) & 0o7777);
+        let _acting = self.identity.act_as(caller)?;
+        let node = |kind, device| rustix::fs::mknodat(&dir.fd, name, kind, mode, device);
+        match what {
+            Make::File | Make::FileIfNone | Make::FileOnce(_) => {
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                return Ok(Some(rustix::fs::openat(&dir.fd, name, flags, mode)?));
+            }
+            Make::Directory => rustix::fs::mkdirat(&dir.fd, name, mode)?,
+            Make::Symlink([]) => return Err(Errno(libc::ENOENT)),
+            Make::Symlink(text) => rustix::fs::symlinkat(text, &dir.fd, name)?,
+            Make::Fifo => node(FileType::Fifo, 0)?,
+            Make::Socket => node(FileType::Socket, 0)?,
+            Make::Block(major, minor) => node(FileType::BlockDevice, rustix::fs::makedev(major, minor))?,
+            Make::Character(major, minor) => node(FileType::CharacterDevice, rustix::fs::makedev(major, minor))?,
+        }
+        Ok(None)
+    }
+
+    /// Gives a new node the attributes that its making did not, or removes it again.
+    fn finish(
+        &self,
+        caller: &Caller,
+        dir: &Node,
+        name: &[u8],
+        opened: Option<OwnedFd>,
+        set: &SetAttr,
+    ) -> Result<(Handle, Attr)> {
+        let fd = match &opened {
+            Some(file) => rustix::fs::open(proc_path(file.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())?,
+            None => {
+                let _acting = self.identity.act_as(caller)?;
+                self.open_name(dir, name)?
+            }
+        };
+        let (node, attr) = self.enter(&dir.handle, name, fd)?;
+        if let Some(file) = opened {
+            self.nodes.add_open(&node, file, self.caller_number(caller), (true, true));
+        }
+        let lacking = SetAttr {
+            // The process's own mask is none of the caller's.
+            mode: set.mode.map(|mode| mode & 0o7777).filter(|&mode| {
+                let masked = mode & !self.umask;
+                attr.kind != Kind::Symlink && attr.mode != mode && attr.mode & 0o777 == masked & 0o777
+            }),
+            uid: set.uid.filter(|uid| *uid != attr.uid),
+            gid: set.gid.filter(|gid| *gid != attr.gid),
+            size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),
+            ..set.clone()
+        };
+        if lacking == SetAttr::default() {
+            return Ok((node.handle, attr));
+        }
+        if let Err(error) = self.change(caller, &node, &lacking) {
+            let flags = if attr.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            let _ = rustix::fs::unlinkat(&dir.fd, OsStr::from_bytes(name), flags); // the first error is told
+            self.nodes.set_gone(node.fileid);
+            return Err(error);
+        }
+        Ok((node.handle, self.see(node.fd.as_fd())?.attr))
+    }
+
+    /// The number of a node that is about to lose its last name.
+    fn last_name(&self, dir: &Node, name: &OsStr) -> Option<u64> {
+        let stat = rustix::fs::statat(&dir.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        (directory || stat.st_nlink == 1).then_some(stat.st_ino)
+    }
+
+    fn unlink(&self, caller: &Caller, dir: &Handle, name: &[u8], flags: AtFlags) -> Result<()> {
+        let name = proper(name, libc::EINVAL)?;
+        let dir = self.directory(dir)?;
+        let _acting = self.identity.act_as(caller)?;
+        let last = self.last_name(&dir, name);
+        rustix::fs::unlinkat(&dir.fd, name, flags)?;
+        drop(_acting);
+        if let Some(fileid) = last {
+            self.nodes.set_gone(fileid);
+        }
+        Ok(())
+    }
+
+    fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8]), flags: RenameFlags) -> Result<()> {
+        let (old, new) = (proper(from.1, libc::EINVAL)?, proper(to.1, libc::EINVAL)?);
+        let (from_dir, to_dir) = (self.directory(from.0)?, self.directory(to.0)?);
+        let acting = self.identity.act_as(caller)?;
+        let last = self.last_name(&to_dir, new);
+        if flags.is_empty() {
+            rustix::fs::renameat(&from_dir.fd, old, &to_dir.fd, new)?;
+        } else {
+            rustix::fs::renameat_with(&from_dir.fd, old, &to_dir.fd, new, flags)?;
+        }
+        let moved = self.key.is_none().then(|| self.open_name(&to_dir, to.1).ok()).flatten();
+        drop(acting);
+        if let Some(fd) = moved {
+            // The table learns the new name.
+            let _ = self.enter(to.0, to.1, fd);
+        }
+        let replaced = last.filter(|fileid| {
+            // Two names of one node may have been given: then nothing happened.
+            let now = rustix::fs::statat(&to_dir.fd, new, AtFlags::SYMLINK_NOFOLLOW);
+            now.map_or(true, |stat| stat.st_ino != *fileid)
+        });
+        if let Some(fileid) = replaced {
+            self.nodes.set_gone(fileid);
+        }
+        Ok(())
+    }
+
+    fn list(&self, caller: &Caller, dir: &Handle, cookie: u64, most: usize) -> Result<(Vec<DirEntry>, bool)> {
+        let node = self.directory(dir)?;
+        let open = self.open_for(caller, &node, Use::List)?;
+        let mut position = open.position.lock();
+        // Room for one entry at least, whatever its name.
+        let mut buffer = vec![MaybeUninit::uninit(); most.saturating_mul(64).clamp(4096, LISTING_BYTES)];
+        let mut entries = Vec::new();
+        // Unknown, should a call below fail.
+        let at = std::mem::replace(&mut *position, u64::MAX);
+        // A new listing starts over: what the kernel keeps of the directory may be old.
+        if at != cookie || cookie == 0 {
+            rustix::fs::seek(&open.fd, SeekFrom::Start(cookie))?;
+        }
+        let mut listing = RawDir::new(&open.fd, &mut buffer);
+        while entries.len() < most {
+            let Some(entry) = listing.next() else { return Ok((entries, true)) };
+            let entry = entry?;
+            let name = entry.file_name().to_bytes().to_vec();
+            let up = name == b".." && node.handle == self.root;
+            let fileid = if up { self.root_id } else { entry.ino() };
+            entries.push(DirEntry { name, fileid, cookie: entry.next_entry_cookie() });
+        }
+        // More was read from the kernel than is told here: the next call starts where this one ends.
+        if let Some(last) = entries.last() {
+            rustix::fs::seek(&open.fd, SeekFrom::Start(last.cookie))?;
+            *position = last.cookie;
+        }
+        Ok((entries, false))
+    }
+}
+
+impl Backend for PosixTree {
+    fn root(&self) -> Result<Handle> {
+        Ok(self.shared.root)
+    }
+
+    fn lookup(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<(Handle, Attr)> {
+        self.shared.lookup(caller, dir, name)
+    }
+
+    fn attr(&self, node: &Handle) -> Result<Attr> {
+        let node = self.shared.node(node)?;
+        let attr = self.shared.see(node.fd.as_fd())?.attr;
+        if attr.links == 0 && node.holds.load(Ordering::Acquire) == 0 {
+            return Err(Errno(libc::ESTALE));
+        }
+        Ok(attr)
+    }
+
+    fn set_attr(&self, caller: &Caller, node: &Handle, set: &SetAttr) -> Result<Attr> {
+        let node = self.shared.node(node)?;
+        self.shared.change(caller, &node, set)?;
+        Ok(self.shared.see(node.fd.as_fd())?.attr)
+    }
+
+    fn access(&self, caller: &Caller, node: &Handle, wanted: u32) -> Result<u32> {
+        let node = self.shared.node(node)?;
+        self.shared.rights(caller, &node, wanted)
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        dir: &Handle,
+        name: &[u8],
+        what: Make<'_>,
+        set: &SetAttr,
+    ) -> Result<(Handle, Attr)> {
+        self.shared.make(caller, dir, name, what, set)
+    }
+
+    fn link(&self, caller: &Caller, node: &Handle, dir: &Handle, name: &[u8]) -> Result<Attr> {
+        let name = proper(name, libc::EEXIST)?;
+        let shared = &self.shared;
+        let (node, dir) = (shared.node(node)?, shared.directory(dir)?);
+        {
+            let _acting = shared.identity.act_as(caller)?;
+            rustix::fs::linkat(CWD, proc_path(node.fd.as_fd()), &dir.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+        }
+        Ok(shared.see(node.fd.as_fd())?.attr)
+    }
+
+    fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<()> {
+        self.shared.unlink(caller, dir, name, AtFlags::empty())
+    }
+
+    fn remove_dir(&self, caller: &Caller, dir: &Handle, name: &[u8]) -> Result<()> {
+        self.shared.unlink(caller, dir, name, AtFlags::REMOVEDIR)
+    }
+
+    fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
+        self.shared.rename(caller, from, to, RenameFlags::empty())
+    }
+
+    fn rename_new(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
+        self.shared.rename(caller, from, to, RenameFlags::NOREPLACE)
+    }
+
+    fn read_link(&self, _caller: &Caller, node: &Handle) -> Result<Vec<u8>> {
+        let node = self.shared.node(node)?;
+        if node.kind != Kind::Symlink {
+            return Err(Errno(libc::EINVAL));
+        }
+        Ok(rustix::fs::readlinkat(&node.fd, "", Vec::new())?.into_bytes())
+    }
+
+    fn read_dir(&self, caller: &Caller, dir: &Handle, cookie: u64, most: usize) -> Result<(Vec<DirEntry>, bool)> {
+        self.shared.list(caller, dir, cookie, most)
+    }
+
+    fn read(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let node = self.shared.node(file)?;
+        self.shared.read(caller, &node, offset, into)
+    }
+
+    fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
+        let node = self.shared.node(file)?;
+        self.shared.write(caller, &node, offset, bytes, stable)
+    }
+
+    fn sync(&self, file: &Handle) -> Result<()> {
+        let node = self.shared.node(file)?;
+        self.shared.sync(&node)
+    }
+
+    fn hold(&self, node: &Handle) -> Result<()> {
+        let node = self.shared.node(node)?;
+        node.holds.fetch_add(1, Ordering::AcqRel);
+        // It may have left the nodes in use since: then it is there under its handle again, and this is its only user.
+        self.shared.nodes.keep(&node);
+        Ok(())
+    }
+
+    fn release(&self, node: &Handle) {
+        self.shared.nodes.release(node);
+    }
+
+    fn space(&self, node: &Handle) -> Result<Space> {
+        let node = self.shared.node(node)?;
+        let fs = rustix::fs::fstatvfs(&node.fd)?;
+        // SAFETY: fpathconf takes a descriptor that is open and a number.
+        let links_max = unsafe { libc::fpathconf(std::os::fd::AsRawFd::as_raw_fd(&node.fd), libc::_PC_LINK_MAX) };
+        let bytes = |blocks: u64| blocks.saturating_mul(fs.f_frsize);
+        Ok(Space {
+            total_bytes: bytes(fs.f_blocks),
+            free_bytes: bytes(fs.f_bfree),
+            available_bytes: bytes(fs.f_bavail),
+            total_files: fs.f_files,
+            free_files: fs.f_ffree,
+            name_max_bytes: u32::try_from(fs.f_namemax).unwrap_or(u32::MAX),
+            links_max: u32::try_from(links_max).unwrap_or(1),
+        })
+    }
+
+    fn placement(&self, file: &Handle) -> Result<Placement> {
+        let node = self.shared.node(file)?;
+        if node.kind != Kind::File {
+            return Err(Errno(libc::EINVAL));
+        }
+        Ok(self.shared.options.striping.map_or_else(|| Placement::one(0), Placement::striped))
+    }
+}

@@ -1,0 +1,144 @@
+//! The bytes of files: reading, writing, cutting, syncing.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno as Number;
+
+use super::metadata::may;
+use super::nodes::{Node, Open, Use};
+use super::{Shared, proc_path};
+use crate::{Caller, Errno, Kind, Result};
+
+impl Shared {
+    /// A descriptor of a node for this use, opened as the caller unless there is one.
+    pub(super) fn open_for(&self, caller: &Caller, node: &Node, what: Use) -> Result<Arc<Open>> {
+        let number = self.caller_number(caller);
+        if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
+            return Ok(open);
+        }
+        match (what, node.kind) {
+            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => {}
+            (Use::List, _) => return Err(Errno(libc::ENOTDIR)),
+            (_, Kind::Directory) => return Err(Errno(libc::EISDIR)),
+            // Devices, pipes and sockets are the client's own machine's matter.
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        let (fd, rights) = self.open_checked(caller, node, what)?;
+        Ok(self.nodes.add_open(node, fd, number, rights))
+    }
+
+    fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(std::os::fd::OwnedFd, (bool, bool))> {
+        let path = proc_path(node.fd.as_fd());
+        let open = |flags: OFlags| {
+            rustix::fs::open(&path, flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
+        };
+        let tries: &[(OFlags, (bool, bool))] = match what {
+            Use::List => &[(OFlags::RDONLY.union(OFlags::DIRECTORY), (true, false))],
+            Use::Read => &[(OFlags::RDONLY, (true, false))],
+            Use::Write => &[(OFlags::RDWR, (true, true)), (OFlags::WRONLY, (false, true))],
+        };
+        let acting = self.identity.act_as(caller)?;
+        let mut refused = Number::ACCESS;
+        for (flags, rights) in tries {
+            match open(*flags) {
+                Ok(fd) => return Ok((fd, *rights)),
+                Err(error) => refused = error,
+            }
+            if refused != Number::ACCESS {
+                break;
+            }
+        }
+        if refused != Number::ACCESS || what == Use::List {
+            return Err(refused.into());
+        }
+        let executes = what == Use::Read && may(node.fd.as_fd(), libc::X_OK).is_ok();
+        drop(acting);
+        // The owner opened it when its mode allowed that, or a program is about to be run: the server opens it.
+        let owns = self.see(node.fd.as_fd())?.attr.uid == caller.uid;
+        match (owns || executes, what) {
+            (true, Use::Write) => Ok((open(OFlags::RDWR)?, (owns, true))),
+            (true, _) => Ok((open(OFlags::RDONLY)?, (true, false))),
+            (false, _) => Err(refused.into()),
+        }
+    }
+
+    pub(super) fn read(&self, caller: &Caller, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let open = self.open_for(caller, node, Use::Read)?;
+        let mut done = 0;
+        while done < into.len() {
+            let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else { break };
+            match rustix::io::pread(&open.fd, &mut into[done..], at) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(Number::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(done)
+    }
+
+    pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
+        end.ok_or(Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        let mut done = 0;
+        while done < bytes.len() {
+            // Before the first byte: what becomes of it must be asked from then on.
+            open.unsynced.store(true, Ordering::Release);
+            match rustix::io::pwrite(&open.fd, &bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(Errno(libc::EIO)),
+                Ok(count) => done += count,
+                Err(Number::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !stable {
+            return Ok(());
+        }
+        let _syncing = node.syncing.lock();
+        self.losses.check(&node.handle)?;
+        // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
+        self.losses.observe(&node.handle, rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.fd)))
+    }
+
+    pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
+        i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        open.unsynced.store(true, Ordering::Release);
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&open.fd, size_bytes))?)
+    }
+
+    pub(super) fn sync(&self, node: &Node) -> Result<()> {
+        let _syncing = node.syncing.lock();
+        self.losses.check(&node.handle)?;
+        let unsynced = node.unsynced();
+        for open in &unsynced {
+            // Before the sync: a write that comes meanwhile needs another.
+            open.unsynced.store(false, Ordering::Release);
+        }
+        let mut synced = Ok(());
+        for open in &unsynced {
+            synced = self
+                .losses
+                .observe(&node.handle, rustix::io::retry_on_intr(|| rustix::fs::fsync(&open.fd)))
+                .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
+                .and(synced);
+        }
+        if unsynced.is_empty() {
+            // Others' writes, the attributes, the names of a directory.
+            let open = match node.any_open() {
+                Some(open) => open,
+                None => self.open_for(
+                    self.identity.own(),
+                    node,
+                    if node.kind == Kind::Directory { Use::List } else { Use::Read },
+                )?,
+            };
+            synced = self.losses.observe(&node.handle, rustix::io::retry_on_intr(|| rustix::fs::fsync(&open.fd)));
+        }
+        synced
+    }
+}

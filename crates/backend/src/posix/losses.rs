@@ -1,0 +1,115 @@
+//! Files of which written bytes were lost: an error of writing back is told by each sync of the file from then on.
+//!
+//! Linux tells such an error to every descriptor that was open when it happened, once (errseq_t). A server that closes and
+//! reopens descriptors must remember it.
+
+use impresario_base::lock::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
+use rustix::io::Errno as Number;
+
+use crate::{Errno, Handle, Result};
+
+/// Files with losses that are remembered one by one; with more of them every file counts as one.
+const FILES_MAX: usize = 65_536;
+
+#[derive(Default)]
+struct State {
+    lost: FxHashMap<Handle, Errno>,
+    /// Set when files no longer fit.
+    all: Option<Errno>,
+    /// Files with descriptors that are being synced to be closed.
+    closing: FxHashMap<Handle, usize>,
+}
+
+/// The files with losses.
+#[derive(Default)]
+pub(super) struct Losses {
+    state: Mutex<State>,
+    closed: Condvar,
+}
+
+impl Losses {
+    /// The error that a file's sync must tell, after closes of its descriptors that are under way.
+    pub(super) fn check(&self, file: &Handle) -> Result<()> {
+        let state = self.closed.wait_while(self.state.lock(), |state| state.closing.contains_key(file));
+        match state.all.or_else(|| state.lost.get(file).copied()) {
+            None => Ok(()),
+            Some(errno) => Err(errno),
+        }
+    }
+
+    /// What a sync said; remembers a failure that means a loss.
+    pub(super) fn observe(&self, file: &Handle, synced: rustix::io::Result<()>) -> Result<()> {
+        let Err(number) = synced else { return Ok(()) };
+        let errno = Errno(number.raw_os_error());
+        // Others say that the call was not made: nothing was written, nothing forgotten.
+        let not_tried = [Number::INTR, Number::BADF, Number::INVAL, Number::ROFS, Number::NOSYS];
+        if !not_tried.contains(&number) {
+            let mut state = self.state.lock();
+            if state.lost.len() < FILES_MAX || state.lost.contains_key(file) {
+                state.lost.entry(*file).or_insert(errno);
+            } else {
+                state.all.get_or_insert(errno);
+            }
+            tracing::warn!(?file, error = %errno, "the file system lost bytes of a file that was written");
+        }
+        Err(errno)
+    }
+
+    /// Syncs a descriptor that is about to be closed.
+    pub(super) fn settle(&self, file: &Handle, sync: impl Fn() -> rustix::io::Result<()>) {
+        *self.state.lock().closing.entry(*file).or_default() += 1;
+        let _ = self.observe(file, rustix::io::retry_on_intr(sync)); // remembered
+        let mut state = self.state.lock();
+        if let Some(count) = state.closing.get_mut(file) {
+            *count -= 1;
+            if *count == 0 {
+                state.closing.remove(file);
+            }
+        }
+        drop(state);
+        self.closed.notify_all();
+    }
+
+    /// Files of which bytes were lost.
+    pub(super) fn count(&self) -> usize {
+        self.state.lock().lost.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(number: u32) -> Handle {
+        Handle::new(&number.to_le_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_loss_is_told_from_then_on() {
+        let losses = Losses::default();
+        assert_eq!(losses.check(&file(1)), Ok(()));
+        assert_eq!(losses.observe(&file(1), Err(Number::IO)), Err(Errno(libc::EIO)));
+        assert_eq!(losses.observe(&file(1), Ok(())), Ok(()));
+        assert_eq!(losses.check(&file(1)), Err(Errno(libc::EIO)));
+        assert_eq!(losses.check(&file(2)), Ok(()));
+        losses.settle(&file(2), || Err(Number::NOSPC));
+        assert_eq!(losses.check(&file(2)), Err(Errno(libc::ENOSPC)));
+        // An interrupted sync loses nothing.
+        assert_eq!(losses.observe(&file(3), Err(Number::INTR)), Err(Errno(libc::EINTR)));
+        assert_eq!(losses.check(&file(3)), Ok(()));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_no_loss_forgotten() {
+        let losses = Losses::default();
+        for number in 0..FILES_MAX as u32 {
+            let _ = losses.observe(&file(number), Err(Number::IO));
+        }
+        assert_eq!(losses.check(&file(u32::MAX)), Ok(()));
+        let _ = losses.observe(&file(u32::MAX), Err(Number::IO));
+        assert_eq!(losses.check(&file(u32::MAX)), Err(Errno(libc::EIO)));
+        assert_eq!(losses.count(), FILES_MAX);
+        assert!(losses.check(&file(u32::MAX - 1)).is_err(), "where files no longer fit every one counts as lost");
+    }
+}

@@ -1,0 +1,162 @@
+//! Attributes: what statx(2) says in the contract's terms, and changes of them.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Statx, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+
+use super::nodes::Node;
+use super::{Shared, proc_path};
+use crate::{Attr, Caller, Errno, Kind, Result, SetAttr, SetTime};
+
+/// Kind of a node by its mode.
+fn kind_of(mode: u32) -> Result<Kind> {
+    Ok(match mode & libc::S_IFMT {
+        libc::S_IFREG => Kind::File,
+        libc::S_IFDIR => Kind::Directory,
+        libc::S_IFLNK => Kind::Symlink,
+        libc::S_IFBLK => Kind::Block,
+        libc::S_IFCHR => Kind::Character,
+        libc::S_IFIFO => Kind::Fifo,
+        libc::S_IFSOCK => Kind::Socket,
+        _ => return Err(Errno(libc::EIO)),
+    })
+}
+
+pub(super) fn attr_of(stat: &Statx, fsid: u64) -> Result<Attr> {
+    Ok(Attr {
+        kind: kind_of(stat.stx_mode.into())?,
+        mode: u32::from(stat.stx_mode) & 0o7777,
+        links: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        size_bytes: stat.stx_size,
+        used_bytes: stat.stx_blocks.saturating_mul(512),
+        device: (stat.stx_rdev_major, stat.stx_rdev_minor),
+        fsid,
+        fileid: stat.stx_ino,
+        atime: time_of(&stat.stx_atime),
+        mtime: time_of(&stat.stx_mtime),
+        ctime: time_of(&stat.stx_ctime),
+    })
+}
+
+fn time_of(time: &StatxTimestamp) -> SystemTime {
+    let (secs, nanos) = (Duration::from_secs(time.tv_sec.unsigned_abs()), Duration::from_nanos(time.tv_nsec.into()));
+    let whole = if time.tv_sec < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(secs)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(secs)
+    };
+    whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn timespec_of(set: Option<SetTime>) -> Timespec {
+    let time = match set {
+        None => return Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(SetTime::Now) => return Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(SetTime::To(time)) => time,
+    };
+    let secs = |since: Duration| i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => Timespec { tv_sec: secs(since), tv_nsec: since.subsec_nanos().into() },
+        Err(before) => match before.duration() {
+            until if until.subsec_nanos() == 0 => Timespec { tv_sec: -secs(until), tv_nsec: 0 },
+            until => Timespec { tv_sec: -secs(until) - 1, tv_nsec: i64::from(1_000_000_000 - until.subsec_nanos()) },
+        },
+    }
+}
+
+/// Whether the thread, as it is to the file system now, has this right (`R_OK`, `W_OK`, `X_OK`). Not what access(2)
+/// says, which is the right of the process's real user.
+pub(super) fn may(node: BorrowedFd<'_>, right: i32) -> Result<()> {
+    let flags = libc::AT_EACCESS | libc::AT_EMPTY_PATH;
+    // SAFETY: the path is an empty C string, the rest are numbers.
+    let answer = unsafe { libc::syscall(libc::SYS_faccessat2, node.as_raw_fd(), c"".as_ptr(), right, flags) };
+    if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+}
+
+/// The same by owner, group and mode alone, for kernels without the call (before 5.8).
+fn may_by_mode(caller: &Caller, attr: &Attr, right: i32) -> bool {
+    let class = if caller.uid == attr.uid {
+        6
+    } else if caller.gid == attr.gid || caller.groups.contains(&attr.gid) {
+        3
+    } else {
+        0
+    };
+    let everything = caller.uid == 0 && (right != libc::X_OK || attr.mode & 0o111 != 0);
+    everything || attr.mode >> class & right as u32 == right as u32
+}
+
+impl Shared {
+    /// Which of the rights the caller has.
+    pub(super) fn rights(&self, caller: &Caller, node: &Node, wanted: u32) -> Result<u32> {
+        let acting = self.identity.act_as(caller)?;
+        let mut granted = 0;
+        for right in [libc::R_OK, libc::W_OK, libc::X_OK] {
+            let may = match may(node.fd.as_fd(), right) {
+                Err(Errno(libc::ENOSYS)) => may_by_mode(caller, &self.see(node.fd.as_fd())?.attr, right),
+                Err(Errno(libc::ESTALE)) => return Err(Errno(libc::ESTALE)),
+                may => may.is_ok(),
+            };
+            if may && wanted & right as u32 != 0 {
+                granted |= right as u32;
+            }
+        }
+        drop(acting);
+        Ok(granted)
+    }
+
+    /// Changes attributes as the caller. First what is most likely to be refused, last the times, which the others change.
+    pub(super) fn change(&self, caller: &Caller, node: &Node, set: &SetAttr) -> Result<()> {
+        let path = proc_path(node.fd.as_fd());
+        let rights = set.uid.is_some() || set.gid.is_some() || set.mode.is_some();
+        if rights {
+            let _acting = self.identity.act_as(caller)?;
+            if set.uid.is_some() || set.gid.is_some() {
+                let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
+                if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+                    return Err(Errno(libc::EINVAL)); // chown(2) takes it for "as it is"
+                }
+                rustix::fs::chownat(&node.fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
+            }
+            if let Some(mode) = set.mode {
+                rustix::fs::chmodat(CWD, &path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+            }
+        }
+        if rights {
+            // Who has the file open must have the rights that it gives now.
+            node.close_opens();
+        }
+        if let Some(size_bytes) = set.size_bytes {
+            self.truncate(caller, node, size_bytes)?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let _acting = self.identity.act_as(caller)?;
+            let times = Timestamps { last_access: timespec_of(set.atime), last_modification: timespec_of(set.mtime) };
+            rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_they_were_set() {
+        for (tv_sec, tv_nsec) in [(0, 0), (1, 999_999_999), (-1, 0), (-1, 1), (-5, 999_999_999), (1 << 33, 7)] {
+            let mut stamp = zero();
+            (stamp.tv_sec, stamp.tv_nsec) = (tv_sec, tv_nsec);
+            let back = timespec_of(Some(SetTime::To(time_of(&stamp))));
+            assert_eq!((back.tv_sec, back.tv_nsec), (tv_sec, tv_nsec.into()));
+        }
+    }
+
+    fn zero() -> StatxTimestamp {
+        // SAFETY: the structure is plain numbers.
+        unsafe { std::mem::zeroed() }
+    }
+}

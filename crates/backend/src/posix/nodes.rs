@@ -1,0 +1,339 @@
+//! Nodes that were used lately: their descriptors, bounded in number and closed when they are idle.
+//!
+//! Every node in use has one descriptor that only names it (`O_PATH`); a file that is read or written has further ones,
+//! opened as the callers on whose behalf they are used, so that the file system itself has checked their rights.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_base::lock::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use super::losses::Losses;
+use crate::{Handle, Kind};
+
+const SHARDS: usize = 32;
+/// Descriptors of one node at most: callers with other identities take the places of those that were idle longest.
+const OPENS_MAX: usize = 64;
+
+/// A node in use.
+pub(super) struct Node {
+    /// Its handle.
+    pub(super) handle: Handle,
+    /// Names it; cannot read or write it.
+    pub(super) fd: OwnedFd,
+    /// Number within the file system.
+    pub(super) fileid: u64,
+    /// Kind; never changes.
+    pub(super) kind: Kind,
+    /// Its last name was removed through this tree.
+    gone: AtomicBool,
+    /// Users for whom it stays when its last name is removed.
+    pub(super) holds: AtomicU32,
+    opens: Mutex<Vec<Arc<Open>>>,
+    /// Held over a sync and the record of what it said: the kernel says it only once for each descriptor.
+    pub(super) syncing: Mutex<()>,
+    /// When its way in the table of names was last confirmed, milliseconds of the cache's clock.
+    pub(super) confirmed_ms: AtomicU64,
+    _counted: Counted,
+}
+
+/// What a descriptor may be used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// Listing a directory.
+    List,
+}
+
+/// A descriptor of a node, opened on a caller's behalf.
+pub(super) struct Open {
+    pub(super) fd: OwnedFd,
+    caller: u64,
+    reads: bool,
+    writes: bool,
+    /// Of a directory: where its listing stands; held while it is read.
+    pub(super) position: Mutex<u64>,
+    used_ms: AtomicU64,
+    /// Written through since the last sync.
+    pub(super) unsynced: AtomicBool,
+    handle: Handle,
+    losses: Arc<Losses>,
+    _counted: Counted,
+}
+
+/// Counts a descriptor as long as it lives.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Counted {
+        count.fetch_add(1, Ordering::Relaxed);
+        Counted(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What became of bytes that were written through a descriptor is only certain to be told to that descriptor: it is
+/// asked before it is closed.
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.unsynced.load(Ordering::Acquire) {
+            self.losses.settle(&self.handle, || rustix::fs::fsync(&self.fd));
+        }
+    }
+}
+
+impl Node {
+    /// True when its last name is gone and nobody holds it.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire) && self.holds.load(Ordering::Acquire) == 0
+    }
+
+    /// The descriptor for a use on a caller's behalf, if there is one.
+    pub(super) fn open_for(&self, caller: u64, what: Use, now_ms: u64) -> Option<Arc<Open>> {
+        let opens = self.opens.lock();
+        let open = opens.iter().find(|open| open.caller == caller && open.serves(what))?;
+        open.used_ms.store(now_ms, Ordering::Relaxed);
+        Some(open.clone())
+    }
+
+    /// Any descriptor that the file can be synced through.
+    pub(super) fn any_open(&self) -> Option<Arc<Open>> {
+        self.opens.lock().first().cloned()
+    }
+
+    /// The descriptors with writes that were not synced.
+    pub(super) fn unsynced(&self) -> Vec<Arc<Open>> {
+        self.opens.lock().iter().filter(|open| open.unsynced.load(Ordering::Acquire)).cloned().collect()
+    }
+
+    /// Closes all descriptors for data once their present users are done, so that rights are checked anew.
+    pub(super) fn close_opens(&self) {
+        let closed = std::mem::take(&mut *self.opens.lock());
+        drop(closed); // may sync; not under the lock
+    }
+
+    fn close_idle(&self, before_ms: u64) {
+        let (mut closed, mut opens) = (Vec::new(), self.opens.lock());
+        opens.retain(|open| {
+            let keep = open.used_ms.load(Ordering::Relaxed) >= before_ms || Arc::strong_count(open) > 1;
+            if !keep {
+                closed.push(open.clone());
+            }
+            keep
+        });
+        drop(opens);
+    }
+}
+
+impl Open {
+    fn serves(&self, what: Use) -> bool {
+        match what {
+            Use::Read | Use::List => self.reads,
+            Use::Write => self.writes,
+        }
+    }
+}
+
+/// The nodes in use.
+pub(super) struct Nodes {
+    shards: Vec<Mutex<Shard>>,
+    /// Handles of the nodes in use by their numbers in the file system.
+    by_fileid: Mutex<FxHashMap<u64, Handle>>,
+    start: Instant,
+    /// Descriptors that are open now.
+    count: Arc<AtomicUsize>,
+    max: usize,
+    losses: Arc<Losses>,
+}
+
+#[derive(Default)]
+struct Shard {
+    by_handle: FxHashMap<Handle, (Arc<Node>, u64)>,
+}
+
+impl Nodes {
+    /// Keeps about `max` descriptors open at most.
+    pub(super) fn new(max: usize, losses: Arc<Losses>) -> Nodes {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Nodes { shards, by_fileid: Mutex::default(), start: Instant::now(), count: Arc::default(), max, losses }
+    }
+
+    /// Milliseconds since the cache was made.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    /// The node, if it is in use.
+    pub(super) fn get(&self, handle: &Handle) -> Option<Arc<Node>> {
+        let now_ms = self.now_ms();
+        let mut shard = self.shard(handle);
+        let (node, used_ms) = shard.by_handle.get_mut(handle)?;
+        *used_ms = now_ms;
+        Some(node.clone())
+    }
+
+    /// A node that was just opened; the one in use already, if there is one.
+    pub(super) fn insert(&self, handle: Handle, fd: OwnedFd, fileid: u64, kind: Kind) -> Arc<Node> {
+        let now_ms = self.now_ms();
+        if let Some(known) = self.get(&handle) {
+            // A handle names a node as long as that exists; a gone one may be held by name-less use only.
+            return known;
+        }
+        let node = Arc::new(Node {
+            handle,
+            fd,
+            fileid,
+            kind,
+            gone: AtomicBool::new(false),
+            holds: AtomicU32::new(0),
+            opens: Mutex::default(),
+            syncing: Mutex::default(),
+            confirmed_ms: AtomicU64::new(now_ms),
+            _counted: Counted::new(&self.count),
+        });
+        let mut shard = self.shard(&handle);
+        let entry = shard.by_handle.entry(handle).or_insert_with(|| (node.clone(), now_ms));
+        let node = entry.0.clone();
+        let evicted = self.evict(&mut shard, &handle);
+        drop(shard);
+        self.by_fileid.lock().insert(fileid, handle);
+        self.close(evicted);
+        node
+    }
+
+    /// Adds a descriptor to a node.
+    pub(super) fn add_open(&self, node: &Node, fd: OwnedFd, caller: u64, (reads, writes): (bool, bool)) -> Arc<Open> {
+        let now_ms = self.now_ms();
+        let open = Arc::new(Open {
+            fd,
+            caller,
+            reads,
+            writes,
+            position: Mutex::new(0),
+            used_ms: AtomicU64::new(now_ms),
+            unsynced: AtomicBool::new(false),
+            handle: node.handle,
+            losses: self.losses.clone(),
+            _counted: Counted::new(&self.count),
+        });
+        let mut opens = node.opens.lock();
+        let idle_longest = || (0..opens.len()).min_by_key(|&n| opens[n].used_ms.load(Ordering::Relaxed));
+        let closed = if opens.len() >= OPENS_MAX { idle_longest() } else { None }.map(|n| opens.swap_remove(n));
+        opens.push(open.clone());
+        drop(opens);
+        drop(closed); // may sync; not under the lock
+        if self.count.load(Ordering::Relaxed) > self.max {
+            let evicted = self.evict(&mut self.shard(&node.handle), &node.handle);
+            self.close(evicted);
+        }
+        open
+    }
+
+    /// Says that the last name of the node with this number is removed, if the node is in use.
+    pub(super) fn set_gone(&self, fileid: u64) {
+        let Some(handle) = self.by_fileid.lock().get(&fileid).copied() else { return };
+        let mut shard = self.shard(&handle);
+        let Some((node, _)) = shard.by_handle.get(&handle) else { return };
+        node.gone.store(true, Ordering::Release);
+        let node = if node.is_gone() { shard.by_handle.remove(&handle).map(|(node, _)| node) } else { None };
+        drop(shard);
+        self.close(node);
+    }
+
+    /// Makes a node that is held one in use again, should it just have been taken out.
+    pub(super) fn keep(&self, node: &Arc<Node>) {
+        let now_ms = self.now_ms();
+        let mut shard = self.shard(&node.handle);
+        shard.by_handle.entry(node.handle).or_insert_with(|| (node.clone(), now_ms));
+        drop(shard);
+        self.by_fileid.lock().insert(node.fileid, node.handle);
+    }
+
+    /// Ends one hold of a node.
+    pub(super) fn release(&self, handle: &Handle) {
+        let mut shard = self.shard(handle);
+        let Some((node, _)) = shard.by_handle.get(handle) else { return };
+        let fewer = |holds: u32| holds.checked_sub(1);
+        let _ = node.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer); // of nobody: nothing ends
+        let node = if node.is_gone() { shard.by_handle.remove(handle).map(|(node, _)| node) } else { None };
+        drop(shard);
+        self.close(node);
+    }
+
+    /// Lets go of nodes that were taken out of their shards, none of which is locked: closing may sync.
+    fn close(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
+        for node in nodes {
+            let mut by_fileid = self.by_fileid.lock();
+            if by_fileid.get(&node.fileid) == Some(&node.handle) {
+                by_fileid.remove(&node.fileid);
+            }
+            drop(by_fileid);
+        }
+    }
+
+    /// Closes what was not used for that long.
+    pub(super) fn close_idle(&self, idle: Duration) {
+        let before_ms = self.now_ms().saturating_sub(idle.as_millis() as u64);
+        for shard in &self.shards {
+            let (mut idle_nodes, mut used) = (Vec::new(), Vec::new());
+            shard.lock().by_handle.retain(|_, (node, used_ms)| {
+                let keep = *used_ms >= before_ms || node.holds.load(Ordering::Acquire) > 0;
+                if keep { &mut used } else { &mut idle_nodes }.push(node.clone());
+                keep
+            });
+            self.close(idle_nodes);
+            used.iter().for_each(|node| node.close_idle(before_ms));
+        }
+    }
+
+    /// Closes everything that nobody holds.
+    pub(super) fn close_all(&self) {
+        self.close_idle(Duration::ZERO);
+        for shard in &self.shards {
+            let all: Vec<_> = {
+                let mut shard = shard.lock();
+                let closed = shard.by_handle.iter().filter(|(_, (node, _))| node.holds.load(Ordering::Acquire) == 0);
+                let closed: Vec<Handle> = closed.map(|(handle, _)| *handle).collect();
+                closed.iter().filter_map(|handle| shard.by_handle.remove(handle)).map(|(node, _)| node).collect()
+            };
+            self.close(all);
+        }
+    }
+
+    /// Descriptors that are open now.
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Takes nodes out of a shard until the number of descriptors is within its limit, those idle longest first.
+    fn evict(&self, shard: &mut Shard, keep: &Handle) -> Vec<Arc<Node>> {
+        let mut evicted = Vec::new();
+        let mut over = self.count.load(Ordering::Relaxed).saturating_sub(self.max);
+        while over > 0 {
+            let free = |(handle, (node, _)): &(&Handle, &(Arc<Node>, u64))| {
+                *handle != keep && node.holds.load(Ordering::Acquire) == 0
+            };
+            let oldest = shard.by_handle.iter().filter(free).min_by_key(|(_, (_, used_ms))| *used_ms);
+            let Some(oldest) = oldest.map(|(handle, _)| *handle) else { break };
+            let Some((node, _)) = shard.by_handle.remove(&oldest) else { break };
+            over = over.saturating_sub(1 + node.opens.lock().len());
+            evicted.push(node);
+        }
+        evicted
+    }
+
+    fn shard(&self, handle: &Handle) -> MutexGuard<'_, Shard> {
+        use std::hash::BuildHasher;
+        let hash = rustc_hash::FxBuildHasher.hash_one(handle);
+        self.shards[hash as usize % SHARDS].lock()
+    }
+}

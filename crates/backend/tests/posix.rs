@@ -1,0 +1,185 @@
+//! A folder of this machine as a backend.
+
+use std::path::Path;
+
+use impresario_backend::posix::Options;
+use impresario_backend::suite::Suite;
+use impresario_backend::{Backend, Caller, Errno, Handle, Make, PosixTree, SetAttr};
+
+fn caller() -> Caller {
+    Caller {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: rustix::process::getgroups().unwrap().iter().map(|group| group.as_raw()).collect(),
+    }
+}
+
+fn suite(folder: &Path, options: Options, entries: usize) {
+    let tree = PosixTree::open(folder, options).unwrap();
+    Suite { backend: &tree, caller: caller(), others: impresario_testing::is_root(), entries }.run();
+}
+
+#[test]
+fn the_contract_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    suite(folder.path(), Options::default(), 10_000);
+}
+
+#[test]
+fn the_contract_holds_with_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    suite(folder.path(), Options { table_only: true, ..Options::default() }, 1000);
+}
+
+#[test]
+fn the_contract_holds_with_few_descriptors() {
+    let folder = tempfile::tempdir().unwrap();
+    suite(folder.path(), Options { descriptors_max: Some(16), ..Options::default() }, 300);
+}
+
+#[test]
+fn random_calls_do_what_a_plain_folder_does() {
+    for table_only in [false, true] {
+        for seed in 1..=6 {
+            let (folder, model) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let options = Options { table_only, descriptors_max: (seed % 3 == 0).then_some(16), ..Options::default() };
+            let tree = PosixTree::open(folder.path(), options).unwrap();
+            let suite = Suite { backend: &tree, caller: caller(), others: false, entries: 0 };
+            impresario_backend::suite::reference::compare(&suite, model.path(), seed, 1500);
+        }
+    }
+}
+
+#[test]
+fn handles_outlive_a_restart_and_renames() {
+    let folder = tempfile::tempdir().unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    if !tree.has_permanent_handles() {
+        return impresario_testing::skip("root", "this file system gives no permanent handles to this user");
+    }
+    let caller = caller();
+    let root = tree.root().unwrap();
+    let (dir, _) = tree.make(&caller, &root, b"dir", Make::Directory, &SetAttr::default()).unwrap();
+    let (file, _) = tree.make(&caller, &dir, b"file", Make::File, &SetAttr::default()).unwrap();
+    tree.write(&caller, &file, 0, b"bytes", false).unwrap();
+    drop(tree);
+    std::fs::rename(folder.path().join("dir/file"), folder.path().join("moved")).unwrap();
+    let tree = PosixTree::open(folder.path(), Options::default()).unwrap();
+    let mut bytes = [0; 5];
+    assert_eq!(tree.read(&caller, &file, 0, &mut bytes), Ok(5));
+    assert_eq!(tree.lookup(&caller, &dir, b"..").unwrap().0, root);
+    assert_eq!(tree.root().unwrap(), root);
+    // A node that takes the place of another is not it.
+    std::fs::remove_file(folder.path().join("moved")).unwrap();
+    for n in 0..100 {
+        std::fs::write(folder.path().join(format!("new {n}")), "x").unwrap();
+    }
+    tree.close_all();
+    assert_eq!(tree.attr(&file), Err(Errno(libc::ESTALE)));
+}
+
+#[test]
+fn handles_of_another_folder_are_refused() {
+    let above = tempfile::tempdir().unwrap();
+    let (one, two) = (above.path().join("one"), above.path().join("two"));
+    std::fs::create_dir(&one).unwrap();
+    std::fs::create_dir(&two).unwrap();
+    let (one, two) = [one, two].map(|path| PosixTree::open(&path, Options::default()).unwrap()).into();
+    let whole = PosixTree::open(above.path(), Options::default()).unwrap();
+    let caller = caller();
+    let (file, _) = one.make(&caller, &one.root().unwrap(), b"file", Make::File, &SetAttr::default()).unwrap();
+    assert!(one.attr(&file).is_ok());
+    assert_eq!(two.attr(&file), Err(Errno(libc::ESTALE)));
+    assert_eq!(whole.attr(&file), Err(Errno(libc::ESTALE)));
+}
+
+#[test]
+fn what_is_moved_out_of_the_folder_or_planted_in_it_leads_nowhere() {
+    let above = tempfile::tempdir().unwrap();
+    let folder = above.path().join("folder");
+    std::fs::create_dir_all(folder.join("dir/inner")).unwrap();
+    std::fs::write(above.path().join("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink(above.path(), folder.join("way out")).unwrap();
+    std::os::unix::fs::symlink(above.path().join("secret"), folder.join("link")).unwrap();
+    let tree = PosixTree::open(&folder, Options::default()).unwrap();
+    let (caller, root) = (caller(), tree.root().unwrap());
+    let find = |dir: &Handle, name: &str| tree.lookup(&caller, dir, name.as_bytes()).map(|found| found.0);
+    let (out, link) = (find(&root, "way out").unwrap(), find(&root, "link").unwrap());
+    assert_eq!(find(&out, "secret"), Err(Errno(libc::ENOTDIR)));
+    assert!(tree.read(&caller, &link, 0, &mut [0; 6]).is_err());
+    assert_eq!(find(&root, ".."), Ok(root));
+
+    let dir = find(&root, "dir").unwrap();
+    let inner = find(&dir, "inner").unwrap();
+    std::fs::rename(folder.join("dir"), above.path().join("dir")).unwrap();
+    // Going up does not leave the folder, even while descriptors are open.
+    assert_eq!(find(&dir, ".."), Err(Errno(libc::ESTALE)));
+    tree.close_all();
+    assert_eq!(tree.attr(&dir), Err(Errno(libc::ESTALE)));
+    assert_eq!(tree.attr(&inner), Err(Errno(libc::ESTALE)));
+    // A folder whose name begins alike is another one.
+    std::fs::rename(above.path().join("dir"), above.path().join("folder2")).unwrap();
+    assert_eq!(tree.attr(&dir), Err(Errno(libc::ESTALE)));
+}
+
+#[test]
+fn descriptors_are_bounded_and_closed_when_idle() {
+    let folder = tempfile::tempdir().unwrap();
+    let options =
+        Options { descriptors_max: Some(100), idle: std::time::Duration::from_millis(20), ..Options::default() };
+    let tree = PosixTree::open(folder.path(), options).unwrap();
+    let (caller, root) = (caller(), tree.root().unwrap());
+    let mut most = 0;
+    for n in 0..1000 {
+        let name = format!("file {n}").into_bytes();
+        let (file, _) = tree.make(&caller, &root, &name, Make::File, &SetAttr::default()).unwrap();
+        tree.write(&caller, &file, 0, &name, false).unwrap();
+        most = most.max(tree.descriptors());
+    }
+    // As many shards as there are may each keep what is just used.
+    assert!(most <= 200, "{most}");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while tree.descriptors() > 0 {
+        assert!(std::time::Instant::now() < deadline, "{} are open", tree.descriptors());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let (file, _) = tree.lookup(&caller, &root, b"file 7").unwrap();
+    let mut bytes = [0; 6];
+    assert_eq!(tree.read(&caller, &file, 0, &mut bytes), Ok(6));
+}
+
+/// Not a test by itself: the next one runs it in a process of its own, as a user without rights.
+#[test]
+#[ignore = "run by another test as a process"]
+fn without_rights() {
+    let folder = std::env::var_os("IMPRESARIO_FOLDER").unwrap();
+    let tree = PosixTree::open(Path::new(&folder), Options::default()).unwrap();
+    assert!(!tree.has_permanent_handles());
+    let (own, root) = (caller(), tree.root().unwrap());
+    Suite { backend: &tree, caller: own.clone(), others: false, entries: 500 }.run();
+    let other = Caller { uid: own.uid + 1, ..own };
+    let refused = tree.make(&other, &root, b"file", Make::File, &SetAttr::default());
+    assert_eq!(refused.unwrap_err(), Errno(libc::EACCES));
+    let root_user = Caller { uid: 0, gid: 0, groups: vec![] };
+    assert_eq!(tree.read_dir(&root_user, &root, 0, 10).unwrap_err(), Errno(libc::EACCES));
+}
+
+#[test]
+fn a_server_without_rights_serves_its_own_user() {
+    use std::os::unix::process::CommandExt;
+    if !impresario_testing::require("root") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(7001), Some(7001)).unwrap();
+    // The program where that user can run it.
+    let program = folder.path().join("program");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let served = folder.path().join("served");
+    std::fs::create_dir(&served).unwrap();
+    std::os::unix::fs::chown(&served, Some(7001), Some(7001)).unwrap();
+    let mut command = std::process::Command::new(program);
+    command.args(["--ignored", "--exact", "without_rights"]).env("IMPRESARIO_FOLDER", &served).uid(7001).gid(7001);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
