@@ -18,6 +18,7 @@ mod command {
     pub mod goals;
     pub mod guided;
     pub mod reproduce;
+    pub mod study;
     pub mod validate;
 }
 mod concurrency;
@@ -28,12 +29,10 @@ mod guided;
 mod link;
 mod live_2002;
 mod minimal;
-mod policies;
 mod prediction;
 mod reproduce;
 mod sim_cost;
 mod trace_cost;
-mod twins_options;
 mod validate;
 
 /// Experiments on Impresario: the papers' results beside ours, validation of the simulator, and the project's benchmarks
@@ -53,9 +52,8 @@ enum Command {
     Validate(command::validate::Args),
     Guided(command::guided::Args),
     Goals(command::goals::Args),
-    Policies(policies::Args),
     Auto(auto::Args),
-    TwinsOptions(twins_options::Args),
+    Study(command::study::Args),
     Prediction(prediction::Args),
     Datapath(command::datapath::Args),
     Core(command::core::Args),
@@ -116,10 +114,9 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Validate(args) => command::validate::run(args),
         Command::Guided(args) => command::guided::run(args),
         Command::Goals(args) => command::goals::run(args),
-        Command::Policies(args) => policies::run(&args),
         Command::Auto(args) => auto::run(&args),
         Command::Prediction(args) => prediction::run(&args),
-        Command::TwinsOptions(args) => twins_options::run(&args),
+        Command::Study(args) => command::study::run(args),
         Command::Datapath(args) => command::datapath::run(args),
         Command::Core(args) => command::core::run(args),
         Command::Agios(args) => agios::run(args),

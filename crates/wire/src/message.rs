@@ -99,7 +99,7 @@ pub struct Welcome {
     /// The server's name in the configuration.
     pub name: String,
     /// Drawn anew at each start of the server: tells a restart from a broken connection. The upper 32 bits name the
-    /// boot of its machine ([`same_boot`]).
+    /// boot of its machine.
     pub incarnation: u64,
     /// Largest payload of one request or reply, bytes.
     pub max_payload_bytes: u32,
@@ -107,12 +107,6 @@ pub struct Welcome {
     pub cluster: ClusterId,
     /// The identity of its folder, drawn at random when the folder was made; 0 where it has none.
     pub store: u64,
-}
-
-/// True when a server's machine has not restarted between two incarnations of it, so that what it had acknowledged
-/// but not yet made durable is still in the machine's memory.
-pub fn same_boot(incarnation: u64, later: u64) -> bool {
-    incarnation >> 32 == later >> 32
 }
 
 /// A request to a server.

@@ -162,7 +162,7 @@ fn run_map(args: &Args, effort: &Effort) -> Result<ExitCode> {
     Ok(status(&maps.iter().flat_map(|m| m.complaints.clone()).collect::<Vec<_>>()))
 }
 
-fn show(line: &mut Progress, step: Step) {
+pub(super) fn show(line: &mut Progress, step: Step) {
     let left = step
         .left
         .filter(|l| l.as_secs() > 0)
@@ -172,7 +172,7 @@ fn show(line: &mut Progress, step: Step) {
 }
 
 /// A broken law or a failed operation is not a result.
-fn status(complaints: &[String]) -> ExitCode {
+pub(super) fn status(complaints: &[String]) -> ExitCode {
     if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 

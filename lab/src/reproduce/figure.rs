@@ -27,14 +27,19 @@ use super::metric::Metric;
 pub struct Figure {
     /// Name of its file without the ending, e.g. `twins-2017-fig3`.
     pub id: &'static str,
-    /// The paper, e.g. `twins-2017`.
+    /// The paper, e.g. `twins-2017`; [`STUDY`] for a study of ours.
     pub paper: &'static str,
     /// The scenario before any level is applied.
     pub base: Scenario,
     /// Everything else in the file.
     pub metadata: Metadata,
     values: Table,
+    /// Set in every cell, after its levels.
+    extra: Vec<(String, Value)>,
 }
+
+/// Stands for a paper where the file is in `lab/studies`.
+pub const STUDY: &str = "study";
 
 /// What a file says beside its scenario.
 #[derive(Deserialize)]
@@ -53,7 +58,8 @@ pub struct Metadata {
     /// Named lists of levels, for the keys of claims and plots.
     #[serde(default)]
     pub sets: BTreeMap<String, Vec<String>>,
-    /// What the paper says.
+    /// What the paper says; a study has none.
+    #[serde(default)]
     pub claims: Vec<Claim>,
     /// How the paper draws it.
     #[serde(default)]
@@ -112,13 +118,18 @@ pub struct Cell {
 impl Figure {
     /// Reads a file; errors name it.
     pub fn read(id: &'static str, paper: &'static str, text: &str) -> Result<Figure> {
-        let file = || format!("lab/papers/{id}.toml");
+        let file = || path(id, paper);
         let mut values: Table = toml::from_str(text).with_context(file)?;
         let metadata = values.remove("metadata").with_context(|| format!("{}: there is no [metadata]", file()))?;
         let metadata: Metadata = metadata.try_into().with_context(file)?;
         let base = scenario(id, &values, Vec::new())?;
         metadata.check().with_context(file)?;
-        Ok(Figure { id, paper, base, metadata, values })
+        Ok(Figure { id, paper, base, metadata, values, extra: Vec::new() })
+    }
+
+    /// Sets a key of the scenario in every cell, whatever its levels say.
+    pub fn set(&mut self, key: String, value: Value) {
+        self.extra.push((key, value));
     }
 
     /// All cells with this effort; every scenario is checked.
@@ -137,20 +148,26 @@ impl Figure {
             level.unset.iter().for_each(|key| drop(values.remove(key)));
             set.extend(level.set.iter().map(|(key, value)| (key.clone(), value.clone())));
         }
+        set.extend(self.extra.iter().cloned());
         for (key, factor) in levels.iter().flat_map(|l| &l.multiply) {
             match set.iter_mut().rev().find(|(k, _)| k == key) {
                 Some((_, Value::Integer(n))) => *n *= factor,
-                _ => bail!("lab/papers/{}.toml: no level sets {key} to a whole number to multiply", self.id),
+                _ => bail!("{}: no level sets {key} to a whole number to multiply", path(self.id, self.paper)),
             }
         }
         let mut scenario = scenario(self.id, &values, set)?;
         effort.thin(&mut scenario);
         let key = levels.iter().map(|l| l.name.as_str()).collect::<Vec<_>>().join("/");
         if let Some((at, message)) = scenario.check().into_iter().next() {
-            bail!("lab/papers/{}.toml, {key}: {at}: {message}", self.id);
+            bail!("{}, {key}: {at}: {message}", path(self.id, self.paper));
         }
         Ok(Cell { key, scenario, alone: self.metadata.alone })
     }
+}
+
+/// The file of a figure or a study, from the root of the tree.
+fn path(id: &str, paper: &str) -> String {
+    format!("lab/{}/{id}.toml", if paper == STUDY { "studies" } else { "papers" })
 }
 
 /// The scenario of these values with some keys set, read and checked as the simulator does it.

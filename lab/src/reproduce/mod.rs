@@ -15,6 +15,7 @@ mod metric;
 pub mod page;
 pub mod papers;
 pub mod report;
+pub mod studies;
 pub mod sweep;
 pub mod text;
 pub mod why;

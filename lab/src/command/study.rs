@@ -1,0 +1,68 @@
+//! `impresario-lab study`: what the project asks of itself, in virtual time.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use impresario_base::units::show_seconds;
+use impresario_sim::sweep::value;
+use impresario_workload::progress::{Progress, catch_signals};
+
+use super::reproduce::{show, status};
+use crate::reproduce::{Effort, campaign, studies};
+use crate::{print, usage};
+
+/// Compare systems in the situations of a study, in virtual time: what policies and their options gain
+///
+/// Studies are the files of lab/studies: a scenario, and below [metadata] the axes: situations, and last the systems that
+/// are compared. Gains are over the first system, run by run of the same seed, with their intervals.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario-lab study policies --repetitions 8
+  impresario-lab study policies --set network.jitter_us=0
+  impresario-lab study twins-options --set io_nodes.count=4")]
+pub struct Args {
+    /// policies (what mlf, hbrr and merging gain over arrival order and the elevator), twins-windows or twins-options
+    #[arg(value_name = "STUDY")]
+    study: String,
+    /// Runs of each system in each situation [default: the study's own]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: Option<u32>,
+    /// Set a key of the scenario in every situation, whatever the study says
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Simulations at a time; 0: one a core
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: u16,
+    /// Write the tables to a file, too
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+}
+
+/// Runs a study and prints its tables.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut study = studies::study(&args.study).map_err(|e| usage(format!("{e:#}")))?;
+    for text in &args.set {
+        let set = text.split_once('=').filter(|(key, value)| !key.trim().is_empty() && !value.trim().is_empty());
+        let (key, to) =
+            set.ok_or_else(|| usage(format!("--set {text:?} sets nothing: write --set servers.in_flight=8")))?;
+        study.set(key.trim().into(), value(to.trim()));
+    }
+    let effort = Effort { repetitions: args.repetitions, threads: usize::from(args.threads), ..Effort::default() };
+    // What `--set` gets wrong is the command line's mistake.
+    study.cells(&effort).map_err(|e| usage(format!("{e:#}")))?;
+    let stop = catch_signals()?;
+    let mut line = Progress::new();
+    let campaign = campaign::run(&[&study], &effort, &stop, &mut |s| show(&mut line, s))?;
+    line.end();
+    let none = Default::default();
+    let runs = campaign.figures.get(study.id).unwrap_or(&none);
+    let table = studies::markdown(&study, runs, effort.repetitions.unwrap_or(study.metadata.repetitions));
+    print(table.as_bytes())?;
+    eprintln!("{} simulations in {}.", campaign.simulations, show_seconds(campaign.took_s));
+    campaign.complaints.iter().for_each(|complaint| eprintln!("{complaint}"));
+    if let Some(path) = &args.markdown {
+        std::fs::write(path, &table).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(status(&campaign.complaints))
+}
