@@ -1,5 +1,6 @@
 //! What every room needs once. It knows nothing of requests, files or servers.
 
+pub mod durable;
 pub mod histogram;
 pub mod lock;
 pub mod prefetch;
@@ -9,6 +10,7 @@ pub mod statistics;
 pub mod time;
 pub mod units;
 
+pub use durable::Durable;
 pub use histogram::Histogram;
 pub use random::Random;
 pub use time::Nanos;

@@ -212,11 +212,35 @@ impl Striped {
 
     /// Removes a file's objects; no error when there are none.
     pub fn unlink(&self, who: &Who, file: FileKey, layout: &Layout) -> Result<(), ClientError> {
-        for (server, reply) in self.on_all_lanes(layout, |_| Call::Unlink { who: *who, file })? {
-            expect_done(&reply)?;
-            self.unsynced.forget(server, file);
+        self.unlink_all(&[(*who, file, *layout)]).pop().unwrap_or(Ok(()))
+    }
+
+    /// The same for several files, all calls sent before any answer is awaited; a result for each.
+    pub fn unlink_all(&self, files: &[(Who, FileKey, Layout)]) -> Vec<Result<(), ClientError>> {
+        let mut ops = Vec::new();
+        let mut sent = Vec::with_capacity(files.len());
+        for (who, file, layout) in files {
+            let lanes: Result<Vec<(u16, &Link)>, ClientError> = self.check(layout, 0, 0).and_then(|()| {
+                (0..layout.pcount).map(|k| Ok((layout.server_at(k), self.server(layout.server_at(k))?))).collect()
+            });
+            for (_, link) in lanes.iter().flatten() {
+                ops.push(Op { link, call: Call::Unlink { who: *who, file: *file }, payload: &[], into: None });
+            }
+            sent.push(lanes);
         }
-        Ok(())
+        let mut replies = exchange(ops, self.deadline()).into_iter();
+        let results = sent.into_iter().zip(files).map(|(lanes, (_, file, _))| {
+            // Every reply of a file is taken, whatever the first of them says.
+            let mut result = Ok(());
+            for ((server, _), reply) in lanes?.into_iter().zip(&mut replies) {
+                match reply.and_then(|reply| expect_done(&reply)) {
+                    Ok(()) => drop(self.unsynced.forget(server, *file)),
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+            result
+        });
+        results.collect()
     }
 
     /// Reads a range of one server's object, at most a call's payload; short where the object ends, which need not be

@@ -1,5 +1,6 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
+mod callers;
 mod disk;
 mod ledger;
 mod losses;
@@ -25,6 +26,7 @@ use crate::outbox::Bulk;
 use crate::payload::Slice;
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
+use callers::Callers;
 pub(crate) use disk::Disk;
 use ledger::Ledger;
 pub(crate) use ledger::stale;
@@ -46,6 +48,7 @@ pub struct DataServer {
     engine: Arc<Engine<Item>>,
     disk: Arc<Disk>,
     ledger: Ledger,
+    callers: Callers,
     asked: Arc<Asked>,
     /// The policy lets predicted extents be read ahead.
     foresees: AtomicBool,
@@ -82,7 +85,8 @@ impl DataServer {
         });
         let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
-        Ok(Arc::new(DataServer { vitals, engine, disk, ledger, asked, foresees, trace, runs }))
+        let callers = Callers::default();
+        Ok(Arc::new(DataServer { vitals, engine, disk, ledger, callers, asked, foresees, trace, runs }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
@@ -203,6 +207,7 @@ impl Service for DataServer {
 
     fn open(&self, connection: &Arc<Connection>) -> Result<ConnId, Fault> {
         connection.report_readiness(&self.engine, &self.asked);
+        self.callers.add(connection, self.disk.store().removals().0);
         Ok(connection.id())
     }
 
@@ -227,7 +232,10 @@ impl Service for DataServer {
             }
             Call::Sync { who, file } => (who, file, Op::Sync, (0, u64::MAX)),
             Call::Truncate { who, file, len } => (who, file, Op::Truncate, (len, u64::MAX)),
-            Call::Unlink { who, file } => (who, file, Op::Unlink, (0, u64::MAX)),
+            Call::Unlink { who, file } => {
+                self.callers.removed(self.disk.store().removals());
+                (who, file, Op::Unlink, (0, u64::MAX))
+            }
             call => return self.serve_unscheduled(call, reply),
         };
         let checked = match op {

@@ -12,6 +12,9 @@ use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Role,
 
 use crate::meta::Objects;
 
+/// Removals of objects that are under way at once, for one thread.
+const UNLINKS_AT_ONCE: usize = 512;
+
 /// Links to all data servers, in the order of the configuration.
 pub(crate) struct DataServers {
     pub(crate) striped: Arc<Striped>,
@@ -82,8 +85,14 @@ impl Objects for DataServers {
         self.striped.sync(&newer, file, layout).map_err(failed)
     }
 
-    fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()> {
-        self.striped.unlink(&self.identity.who(), file, layout).map_err(failed)
+    fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
+        let lanes_max = files.iter().map(|(_, layout)| usize::from(layout.pcount)).max().unwrap_or(1).max(1);
+        let chunks = files.chunks((UNLINKS_AT_ONCE / lanes_max).max(1));
+        let removed = chunks.flat_map(|files| {
+            let calls: Vec<_> = files.iter().map(|(file, layout)| (self.identity.who(), *file, *layout)).collect();
+            self.striped.unlink_all(&calls)
+        });
+        removed.map(|removed| removed.map_err(failed)).collect()
     }
 
     /// Files are striped evenly, so what is free is limited by the fullest server.

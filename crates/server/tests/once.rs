@@ -346,3 +346,87 @@ fn a_restarted_metadata_server_does_no_change_twice() {
     // Failed before the restarts, and given up since.
     assert_eq!(fault(ask(4, 0, &unlink)).0, Fault::FENCED);
 }
+
+/// Keys of the objects in a data server's folder.
+fn objects_in(dir: &std::path::Path) -> Vec<String> {
+    let list = |dir: &std::path::Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let folders = list(&dir.join("objects")).flat_map(|folder| list(&folder.path()));
+    folders.map(|object| object.file_name().into_string().unwrap()).collect()
+}
+
+fn wait_until_removed(cluster: &Cluster) {
+    eventually("the object is removed", || objects_in(&cluster.config.data[0].dir).is_empty());
+}
+
+#[test]
+fn a_write_that_comes_after_the_removal_does_not_make_the_object_again() {
+    let mut cluster = Cluster::start(1, |config| config.cluster.request_timeout_ms = 1_000);
+    let meta = impresario_server::start(&cluster.config, "meta").unwrap();
+    cluster.config.meta.address = meta.address().to_string();
+    let link = SlowLink::to(cluster.address(0));
+    let mut config = cluster.config.clone();
+    config.data[0].address = link.address.clone();
+    let client = Client::connect(&config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap();
+    let file = client.create("f", CreateOptions::default()).unwrap();
+    file.write_at(b"old", 0).unwrap();
+    link.stick_what_is_connected();
+    assert_eq!(file.write_at(b"late", 0).unwrap_err().errno(), libc::EIO);
+    file.close().unwrap();
+    client.unlink("f").unwrap();
+    wait_until_removed(&cluster);
+    link.heal();
+    assert_eq!(objects_in(&cluster.config.data[0].dir), [""; 0]);
+}
+
+#[test]
+fn a_truncation_that_comes_after_the_removal_does_not_make_the_object_again() {
+    let bed = Truncation::start();
+    let file = bed.client.create("f", CreateOptions::default()).unwrap();
+    file.write_at(b"old", 0).unwrap();
+    assert_eq!(file.attr().unwrap().size, 3);
+    bed.link.stick_what_is_connected();
+    assert_eq!(file.set_len(20).unwrap_err().errno(), libc::EIO);
+    bed.client.unlink("f").unwrap();
+    drop(file);
+    wait_until_removed(&bed.cluster);
+    bed.link.heal();
+    assert_eq!(objects_in(&bed.cluster.config.data[0].dir), [""; 0]);
+}
+
+/// As after a power failure of the data server: the name of the removed object is there again.
+#[test]
+fn a_removed_object_stays_removed_over_a_restart() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let peer = |cluster: &Cluster| Peer::connect(cluster.address(0), Role::Data, 1);
+    let folder = cluster.config.data[0].dir.clone();
+    assert_eq!(peer(&cluster).write(1, 0xab, 0, b"old"), Answer::Written(3));
+    let unlink = Call::Unlink { who: support::who(1), file: impresario_wire::FileKey(0xab) };
+    assert_eq!(peer(&cluster).call(&unlink, &[]).0, Answer::Done);
+    cluster.stop_data(0);
+    std::fs::write(folder.join("objects/ab/00000000000000ab"), "back again").unwrap();
+    cluster.start_data(0);
+    assert_eq!(objects_in(&folder), [""; 0]);
+    assert_eq!(fault(peer(&cluster).write(1, 0xab, 0, b"late")).0, libc::EIDRM);
+    assert_eq!(peer(&cluster).call(&unlink, &[]).0, Answer::Done);
+    assert_eq!(peer(&cluster).write(1, 0xac, 0, b"another"), Answer::Written(7));
+}
+
+/// Before a data server forgets a removal, no connection is left on which something older could come.
+#[test]
+fn connections_from_before_many_removals_are_ended() {
+    const HALF_A_GENERATION: u64 = 1 << 17;
+    let cluster = Cluster::start(1, |_| {});
+    let mut idle = Peer::connect(cluster.address(0), Role::Data, 1);
+    let mut removes = Peer::connect(cluster.address(0), Role::Data, 2);
+    for window in 0..HALF_A_GENERATION / 1024 {
+        let unlink = |n| Call::Unlink { who: support::who(2), file: impresario_wire::FileKey(window * 1024 + n) };
+        for n in 0..1024 {
+            removes.send(&unlink(n), &[]);
+        }
+        (0..1024).for_each(|_| assert_eq!(removes.answer().unwrap().1, Answer::Done));
+    }
+    assert_eq!(idle.write(1, 1 << 40, 0, b"x"), Answer::Written(1), "not yet");
+    removes.send(&Call::Unlink { who: support::who(2), file: impresario_wire::FileKey(1 << 41) }, &[]);
+    assert!(idle.is_closed());
+    assert_eq!(Peer::connect(cluster.address(0), Role::Data, 1).write(1, 1 << 40, 0, b"x"), Answer::Written(1));
+}

@@ -4,13 +4,14 @@
 //! number of its own. A server opens a folder that was made for it and no other: an empty one may be a disk that is not
 //! mounted, and zeros in the place of a file are worse than a server that does not start.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::path::Path;
 
 use crate::error::StoreError;
 use crate::filesystem::FileSystem;
 use crate::objects::OBJECTS;
 use crate::real::Real;
+use crate::replace::replace_file;
 
 const FORMAT: &str = "impresario objects 2";
 /// Without identities: adopted, not served.
@@ -162,18 +163,8 @@ pub(crate) fn state_of<F: FileSystem>(fs: &F, dir: &Path) -> Result<FolderState,
 
 /// After a power failure the format file is either complete or as it was.
 fn write_format<F: FileSystem>(fs: &F, dir: &Path, identity: &FolderIdentity) -> Result<(), StoreError> {
-    let write = || {
-        let file = fs.open(FORMAT_NEW, true)?;
-        let text = identity.text();
-        fs.set_len(&file, 0)?;
-        if fs.write(&file, 0, &[IoSlice::new(text.as_bytes())])? < text.len() {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        fs.sync(&file)?;
-        fs.rename(FORMAT_NEW, FORMAT_FILE)?;
-        fs.sync_dir("")
-    };
-    write().map_err(|source| StoreError::NotWritable { dir: dir.into(), source })
+    let written = replace_file(fs, FORMAT_FILE, FORMAT_NEW, identity.text().as_bytes());
+    written.map(drop).map_err(|source| StoreError::NotWritable { dir: dir.into(), source })
 }
 
 #[cfg(test)]

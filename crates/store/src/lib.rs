@@ -12,6 +12,8 @@ mod modelled;
 mod notes;
 mod objects;
 mod real;
+mod removed;
+mod replace;
 pub mod testing;
 
 pub use error::{StoreError, WriteError};

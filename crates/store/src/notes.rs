@@ -6,14 +6,15 @@
 //! The file is made longer than its notes, so that a full device still takes the next ones, and is replaced as a whole
 //! when it has grown.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use impresario_base::Durable;
 use impresario_base::lock::Mutex;
 
 use crate::filesystem::FileSystem;
 use crate::objects::ObjectStore;
+use crate::replace::{read_all, replace_file, write_all};
 
 const NOTES: &str = "notes";
 const NOTES_NEW: &str = "notes.new";
@@ -53,14 +54,12 @@ impl Note {
 /// The open file of notes.
 pub(crate) struct Notes<H> {
     file: Mutex<Option<Open<H>>>,
-    /// Notes taken, and of these the number known to be durable. Starts at 1: a killed server may have left some.
-    taken: AtomicU64,
-    durable: AtomicU64,
+    durable: Durable,
 }
 
 impl<H> Default for Notes<H> {
     fn default() -> Self {
-        Notes { file: Mutex::new(None), taken: AtomicU64::new(1), durable: AtomicU64::new(0) }
+        Notes { file: Mutex::new(None), durable: Durable::default() }
     }
 }
 
@@ -72,22 +71,8 @@ struct Open<H> {
 impl<F: FileSystem> ObjectStore<F> {
     /// Opens the notes; gives what earlier runs noted, oldest first.
     pub fn open_notes(&self) -> io::Result<Vec<Note>> {
-        let mut found = Vec::new();
-        match self.fs.open(NOTES, false) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-            Ok(file) => {
-                let mut bytes = vec![0; self.fs.stat(&file)?.size as usize];
-                let mut done = 0;
-                while done < bytes.len() {
-                    match self.fs.read(&file, done as u64, &mut [IoSliceMut::new(&mut bytes[done..])])? {
-                        0 => break,
-                        len => done += len,
-                    }
-                }
-                found.extend(bytes.chunks_exact(NOTE_BYTES).map_while(Note::decode));
-            }
-        }
+        let bytes = read_all(&self.fs, NOTES)?.unwrap_or_default();
+        let found: Vec<Note> = bytes.chunks_exact(NOTE_BYTES).map_while(Note::decode).collect();
         self.replace_notes(found.iter().copied())?;
         Ok(found)
     }
@@ -98,7 +83,7 @@ impl<F: FileSystem> ObjectStore<F> {
         let open = open.as_mut().ok_or(io::ErrorKind::NotFound)?;
         write_all(&self.fs, &open.file, (open.notes * NOTE_BYTES) as u64, &note.encode())?;
         open.notes += 1;
-        self.notes.taken.fetch_add(1, Ordering::AcqRel);
+        self.notes.durable.changed();
         Ok(())
     }
 
@@ -113,43 +98,24 @@ impl<F: FileSystem> ObjectStore<F> {
         let count = bytes.len() / NOTE_BYTES;
         bytes.resize(bytes.len() + SPARE * NOTE_BYTES, 0);
         let mut open = self.notes.file.lock();
-        let file = self.fs.open(NOTES_NEW, true)?;
-        self.fs.set_len(&file, 0)?;
-        write_all(&self.fs, &file, 0, &bytes)?;
-        self.fs.sync(&file)?;
-        self.fs.rename(NOTES_NEW, NOTES)?;
-        self.fs.sync_dir("")?;
+        let file = replace_file(&self.fs, NOTES, NOTES_NEW, &bytes)?;
         *open = Some(Open { file: Arc::new(file), notes: count });
         Ok(())
     }
 
     /// Makes the notes taken so far durable.
     pub(crate) fn sync_notes(&self) -> io::Result<()> {
-        let taken = self.notes.taken.load(Ordering::Acquire);
-        if self.notes.durable.load(Ordering::Acquire) >= taken {
-            return Ok(());
-        }
-        // Taken out of the lock: notes may be taken meanwhile.
-        let file = self.notes.file.lock().as_ref().map(|open| open.file.clone());
-        file.map_or(Ok(()), |file| self.fs.sync(&file))?;
-        self.notes.durable.fetch_max(taken, Ordering::AcqRel);
-        Ok(())
+        self.notes.durable.sync(|| {
+            // Taken out of the lock: notes may be taken meanwhile.
+            let file = self.notes.file.lock().as_ref().map(|open| open.file.clone());
+            file.map_or(Ok(()), |file| self.fs.sync(&file))
+        })
     }
-}
-
-fn write_all<F: FileSystem>(fs: &F, file: &F::File, offset: u64, bytes: &[u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match fs.write(file, offset + done as u64, &[IoSlice::new(&bytes[done..])])? {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            len => done += len,
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
     use std::path::Path;
 
     use super::*;

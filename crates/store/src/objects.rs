@@ -6,6 +6,7 @@
 //!   servers may ignore keep the number. Version 1 had the first line only.
 //! - `lock`: held by the server that has the directory open; its text is only for people.
 //! - `notes`, `notes.new`: what the server must know after a restart; see `notes.rs`.
+//! - `removed`, `removed.old`: the keys of removed objects, which are never made again; see `removed.rs`.
 //! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
 //!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
 //!   range never written is a hole. The file's length is the object's length. A missing object has length 0.
@@ -14,9 +15,8 @@
 //!
 //! # Durability
 //! [`ObjectStore::sync`] returns when the object's name and all its writes and truncations that returned before are
-//! durable. Until then a crash may undo them, wholly or in part. A removal is durable at the latest when another object
-//! of the same directory is synced. Until then a crash may bring the object back, which wastes space but is harmless,
-//! because keys are never used twice.
+//! durable. Until then a crash may undo them, wholly or in part. A removal is durable when [`ObjectStore::unlink`]
+//! returns: what a crash brings back is removed again when the store is opened.
 //!
 //! # Concurrency
 //! All calls may run at the same time. A read that overlaps a write may see parts of both; a write that overlaps a
@@ -26,7 +26,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use impresario_base::Durable;
 
 use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
@@ -34,6 +35,7 @@ use crate::folder::{self, FolderIdentity};
 use crate::handles::Handles;
 use crate::notes::Notes;
 use crate::real::Real;
+use crate::removed::{Removed, is_removed};
 
 pub(crate) const OBJECTS: &str = "objects";
 const FOLDERS: usize = 256;
@@ -45,11 +47,13 @@ const OBJECT_MAX_BYTES: u64 = i64::MAX as u64;
 pub struct StoreOptions {
     /// Largest number of objects kept open (at least 1; default 512), plus those in use at the moment.
     pub open_files: usize,
+    /// Removed objects that are remembered at least (at least 1; default 262,144: at most 10 MiB of memory).
+    pub removed_keys: usize,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { open_files: 512 }
+        StoreOptions { open_files: 512, removed_keys: 1 << 18 }
     }
 }
 
@@ -57,18 +61,17 @@ impl Default for StoreOptions {
 pub struct ObjectStore<F: FileSystem = Real> {
     pub(crate) fs: F,
     pub(crate) notes: Notes<F::File>,
+    pub(crate) removed: Removed<F::File>,
     identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
 }
 
-/// Whether names in a directory of objects changed since its last sync.
+/// A directory of objects.
 struct Directory {
     path: String,
-    /// Number of name changes. Starts at 1: a killed server may have left unsynced changes.
-    changes: AtomicU64,
-    /// Of these, the number known to be durable.
-    durable: AtomicU64,
+    /// Changes of its names.
+    names: Durable,
 }
 
 impl ObjectStore<Real> {
@@ -84,18 +87,37 @@ impl<F: FileSystem> ObjectStore<F> {
     pub fn over(fs: F, dir: &Path, server: &str, options: StoreOptions) -> Result<ObjectStore<F>, StoreError> {
         let identity = folder::open(&fs, dir, server)?;
         make_folders(&fs, dir)?;
-        let directory = |i| Directory {
-            path: format!("{OBJECTS}/{i:02x}"),
-            changes: AtomicU64::new(1),
-            durable: AtomicU64::new(0),
-        };
-        Ok(ObjectStore {
+        let failed = |source: io::Error| StoreError::Io { dir: dir.into(), source };
+        let removed = Removed::open(&fs, options.removed_keys).map_err(failed)?;
+        let directory = |i| Directory { path: format!("{OBJECTS}/{i:02x}"), names: Durable::default() };
+        let store = ObjectStore {
             fs,
             identity,
             notes: Notes::default(),
+            removed,
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
-        })
+        };
+        store.remove_again().map_err(failed)?;
+        Ok(store)
+    }
+
+    /// Removes what a power failure has brought back.
+    fn remove_again(&self) -> io::Result<()> {
+        let mut back = 0;
+        for key in self.removed.recent() {
+            match self.fs.unlink(&self.path(key)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                unlinked => {
+                    unlinked?;
+                    back += 1;
+                }
+            }
+        }
+        if back > 0 {
+            tracing::info!(objects = back, "removed objects were there again, after a crash; removed again");
+        }
+        Ok(())
     }
 
     /// Whose objects these are.
@@ -185,7 +207,7 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(())
     }
 
-    /// Writes the slices one after the other; the first write creates the object. Returns the number of bytes written,
+    /// Writes the slices one after the other; the first write creates the object, unless it was removed. Returns the number of bytes written,
     /// which is all of them. An empty write creates no object.
     pub fn write_vectored(&self, key: u64, offset: u64, bufs: &[IoSlice<'_>]) -> Result<usize, WriteError> {
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
@@ -217,18 +239,19 @@ impl<F: FileSystem> ObjectStore<F> {
         self.sync_notes()?;
         let directory = self.directory(key);
         // Read before the file is opened: the name by which it is opened is among these changes.
-        let changes = directory.changes.load(Ordering::Acquire);
+        let changes = directory.names.made();
         if let Some(file) = self.existing(key)? {
             self.fs.sync(&file)?;
         }
-        if directory.durable.load(Ordering::Acquire) < changes {
-            self.fs.sync_dir(&directory.path)?;
-            directory.durable.fetch_max(changes, Ordering::AcqRel);
-        }
-        Ok(())
+        directory.names.sync_to(changes, || self.fs.sync_dir(&directory.path))
     }
 
-    /// Sets the length of the object; creates it if `len` is not 0.
+    /// Makes all names of objects durable, and the absence of those that were removed.
+    pub(crate) fn sync_names(&self) -> io::Result<()> {
+        self.directories.iter().try_for_each(|directory| directory.names.sync(|| self.fs.sync_dir(&directory.path)))
+    }
+
+    /// Sets the length of the object; creates it if `len` is not 0, unless it was removed.
     pub fn truncate(&self, key: u64, len: u64) -> io::Result<()> {
         if len > OBJECT_MAX_BYTES {
             return Err(too_large());
@@ -237,16 +260,22 @@ impl<F: FileSystem> ObjectStore<F> {
         file.map_or(Ok(()), |file| self.fs.set_len(&file, len))
     }
 
-    /// Removes the object; succeeds if there is none.
+    /// Removes the object for ever, durably; succeeds if there is none. From now on a write or truncation that would make
+    /// it fails with EIDRM.
     pub fn unlink(&self, key: u64) -> io::Result<()> {
-        let removed = self.handles.remove(key, || self.fs.unlink(&self.path(key)));
-        match removed {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        let is_noted = self.remember_removed(key)?;
+        match self.handles.remove(key, || self.fs.unlink(&self.path(key))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => {
-                self.directory(key).changes.fetch_add(1, Ordering::AcqRel);
-                removed
+                self.directory(key).names.changed();
+                removed?;
             }
         }
+        if is_noted {
+            return self.sync_removed();
+        }
+        let directory = self.directory(key);
+        directory.names.sync(|| self.fs.sync_dir(&directory.path))
     }
 
     /// The state of the object; zeros if there is none.
@@ -296,8 +325,12 @@ impl<F: FileSystem> ObjectStore<F> {
         let file = self.handles.get_or_open(key, || match self.fs.open(&self.path(key), false) {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                // A removal is remembered before it takes the lock under which this runs.
+                if self.removed.contains(key) {
+                    return Err(is_removed());
+                }
                 let file = self.fs.open(&self.path(key), true)?;
-                self.directory(key).changes.fetch_add(1, Ordering::AcqRel);
+                self.directory(key).names.changed();
                 Ok(Some(file))
             }
             Err(e) => Err(e),

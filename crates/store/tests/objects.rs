@@ -1,10 +1,10 @@
 //! The store against a reference model, over the local file system and over one that forgets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use impresario_store::testing::Forgetful;
 use impresario_store::{
@@ -14,7 +14,7 @@ use impresario_store::{
 use proptest::prelude::*;
 
 /// Fewer handles than keys, so that handles are evicted and opened again.
-const FEW: StoreOptions = StoreOptions { open_files: 2 };
+const FEW: StoreOptions = StoreOptions { open_files: 2, removed_keys: 1 << 18 };
 
 /// In memory where possible: many short runs need not wait for a device each time.
 fn scratch() -> tempfile::TempDir {
@@ -97,13 +97,24 @@ fn pattern(len: usize, fill: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ fill).collect()
 }
 
-/// Applies one step to both; reads must return the same bytes.
-fn apply<F: FileSystem>(
-    store: &ObjectStore<F>,
-    model: &mut HashMap<u64, Vec<u8>>,
-    step: &Step,
-) -> Result<(), TestCaseError> {
+/// What the store must hold.
+#[derive(Default)]
+struct Model {
+    objects: HashMap<u64, Vec<u8>>,
+    removed: HashSet<u64>,
+}
+
+/// Applies one step to both; reads must return the same bytes, and what was removed is never made again.
+fn apply<F: FileSystem>(store: &ObjectStore<F>, model: &mut Model, step: &Step) -> Result<(), TestCaseError> {
+    let Model { objects: model, removed } = model;
     match step {
+        Step::Write { key, lens, .. } if removed.contains(key) && lens.iter().sum::<usize>() > 0 => {
+            let error = store.write_vectored(*key, 0, &[IoSlice::new(b"late")]).unwrap_err();
+            prop_assert_eq!(error.source.raw_os_error(), Some(libc::EIDRM));
+        }
+        Step::Truncate { key, len } if removed.contains(key) && *len > 0 => {
+            prop_assert_eq!(store.truncate(*key, *len).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+        }
         Step::Write { key, offset, lens, fill } => {
             let bytes = pattern(lens.iter().sum(), *fill);
             let mut rest = &bytes[..];
@@ -144,6 +155,7 @@ fn apply<F: FileSystem>(
         Step::Unlink { key } => {
             store.unlink(*key).unwrap();
             model.remove(key);
+            removed.insert(*key);
         }
         Step::Sync { key } => store.sync(*key).unwrap(),
         Step::Crash { .. } => {}
@@ -158,14 +170,14 @@ proptest! {
     fn the_store_is_a_map_of_bytes(steps in prop::collection::vec(any_step(), 1..60)) {
         let dir = scratch();
         let (real, forgetful) = (open(dir.path()), over(&Forgetful::default()));
-        let (mut model, mut same) = (HashMap::new(), HashMap::new());
+        let (mut model, mut same) = (Model::default(), Model::default());
         for step in &steps {
             apply(&real, &mut model, step)?;
             apply(&forgetful, &mut same, step)?;
         }
         drop(real);
         let reopened = open(dir.path());
-        for (key, object) in model {
+        for (key, object) in model.objects {
             prop_assert_eq!(&content(&reopened, key), &object);
             prop_assert_eq!(&content(&forgetful, key), &object);
         }
@@ -175,18 +187,20 @@ proptest! {
     fn what_was_synced_survives_every_crash(steps in prop::collection::vec(any_step_or_crash(), 1..80)) {
         let fs = Forgetful::default();
         let mut store = over(&fs);
-        let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut model = Model::default();
         // The content of each object at its last sync, and whether it changed since.
         let mut synced: HashMap<u64, (Vec<u8>, bool)> = HashMap::new();
         for step in &steps {
             apply(&store, &mut model, step)?;
             match step {
                 Step::Sync { key } => {
-                    synced.insert(*key, (model.get(key).cloned().unwrap_or_default(), false));
+                    synced.insert(*key, (model.objects.get(key).cloned().unwrap_or_default(), false));
                 }
-                Step::Write { key, .. } | Step::Truncate { key, .. } | Step::Unlink { key } => {
-                    synced.entry(*key).or_default().1 = true;
+                Step::Write { key, .. } | Step::Truncate { key, .. } => {
+                    synced.entry(*key).or_default().1 = !model.removed.contains(key);
                 }
+                // For good.
+                Step::Unlink { key } => drop(synced.insert(*key, (Vec::new(), false))),
                 Step::Crash { seed } => {
                     match seed {
                         Some(seed) => fs.crash_partly(*seed),
@@ -199,8 +213,8 @@ proptest! {
                         }
                     }
                     // What survived by luck is the new truth; how much of it is durable is unknown until the next sync.
-                    model = [1, 2, 0x101, 0xffff_ffff_ffff_ff01].map(|key| (key, content(&store, key))).into();
-                    model.retain(|_, object| !object.is_empty());
+                    model.objects = [1, 2, 0x101, 0xffff_ffff_ffff_ff01].map(|key| (key, content(&store, key))).into();
+                    model.objects.retain(|_, object| !object.is_empty());
                     synced.retain(|_, (_, touched)| !*touched);
                 }
                 Step::Read { .. } => {}
@@ -307,7 +321,6 @@ fn reading_makes_no_object_and_nor_does_an_empty_write() {
     assert_eq!(store.write_vectored(3, 10, &[IoSlice::new(b"")]).unwrap(), 0);
     store.truncate(3, 0).unwrap();
     store.sync(3).unwrap();
-    store.unlink(3).unwrap();
     let path = dir.path().join("objects/03/0000000000000003");
     assert!(!path.exists());
     store.truncate(3, 100).unwrap();
@@ -320,27 +333,27 @@ fn reading_makes_no_object_and_nor_does_an_empty_write() {
 
 #[test]
 fn no_handle_outlives_a_removal() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = scratch();
     let store = open(dir.path());
-    let stop = AtomicBool::new(false);
+    let (stop, present) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        // Keeps opening the object that the other thread removes.
+        // Keeps opening the object that the other thread makes and removes.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let len = store.read(1, 0, &mut [0; 64]).unwrap();
+                let len = store.read(present.load(Ordering::Relaxed), 0, &mut [0; 64]).unwrap();
                 assert!(len == 0 || len == 64);
             }
         });
-        for round in 0..2000u64 {
-            write(&store, 1, 0, &[round as u8; 64]);
-            assert!(
-                dir.path().join("objects/01/0000000000000001").exists(),
-                "round {round}: written to a removed file"
-            );
-            store.unlink(1).unwrap();
-            assert_eq!(store.read(1, 0, &mut [0; 64]).unwrap(), 0, "round {round}");
-        }
+        let rounds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..2000u64 {
+                present.store(round, Ordering::Relaxed);
+                write(&store, round, 0, &[round as u8; 64]);
+                store.unlink(round).unwrap();
+                assert_eq!(store.read(round, 0, &mut [0; 64]).unwrap(), 0, "round {round}");
+            }
+        }));
         stop.store(true, Ordering::Relaxed);
+        rounds.unwrap();
     });
 }
 
@@ -535,4 +548,111 @@ fn a_directory_that_cannot_be_written_says_so() {
     assert!(error.to_string().contains("must be writable"), "{error}");
     let error = make(Path::new("/proc/nothing/here"), &identity()).err().unwrap();
     assert!(matches!(error, StoreError::Open { .. }), "{error}");
+}
+
+#[test]
+fn a_removed_object_is_not_made_again_by_what_comes_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    write(&store, 1, 0, b"x");
+    store.unlink(1).unwrap();
+    // It never had an object here: a late write must not give it one, either.
+    store.unlink(2).unwrap();
+    drop(store);
+    for _ in 0..2 {
+        let store = open(dir.path());
+        for key in [1, 2] {
+            let error = store.write_vectored(key, 7, &[IoSlice::new(b"late")]).unwrap_err();
+            assert_eq!((error.written, error.source.raw_os_error()), (0, Some(libc::EIDRM)));
+            assert_eq!(store.truncate(key, 9).unwrap_err().raw_os_error(), Some(libc::EIDRM));
+            store.truncate(key, 0).unwrap();
+            store.unlink(key).unwrap();
+            store.sync(key).unwrap();
+            assert_eq!(store.look(key).unwrap(), None);
+        }
+        write(&store, 3, 0, b"another");
+    }
+}
+
+/// Wherever the server stops, and whatever survives of what was not synced.
+#[test]
+fn a_removal_that_was_acknowledged_outlasts_a_power_failure() {
+    let mut acknowledged = 0;
+    for stop in 0..24 {
+        for seed in [None, Some(1u64), Some(2), Some(3)] {
+            let fs = Forgetful::default();
+            let store = over(&fs);
+            for key in [1, 2, 0x101] {
+                write(&store, key, 0, b"synced");
+                store.sync(key).unwrap();
+            }
+            fs.stop_after(stop);
+            let removed: Vec<u64> = [1, 2, 0x101].into_iter().filter(|key| store.unlink(*key).is_ok()).collect();
+            match seed {
+                Some(seed) => fs.crash_partly(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+                None => fs.crash(),
+            }
+            let store = over(&fs);
+            for key in &removed {
+                assert_eq!(store.look(*key).unwrap(), None, "object {key:x}, stopped after {stop} changes");
+                assert!(store.write_vectored(*key, 0, &[IoSlice::new(b"late")]).is_err());
+            }
+            for key in [1, 2, 0x101].iter().filter(|key| !removed.contains(key)) {
+                assert!([&b""[..], b"synced"].contains(&&*content(&store, *key)));
+                store.unlink(*key).unwrap();
+            }
+            fs.crash();
+            let store = over(&fs);
+            assert!([1, 2, 0x101].iter().all(|key| store.look(*key).unwrap().is_none()), "the second attempt holds");
+            acknowledged += removed.len();
+        }
+    }
+    assert!(acknowledged > 100, "{acknowledged}");
+}
+
+#[test]
+fn removals_are_remembered_for_a_generation_at_least_and_stay_durable_beyond() {
+    const GENERATION: u64 = 50;
+    let options = StoreOptions { open_files: 2, removed_keys: GENERATION as usize };
+    let fs = Forgetful::default();
+    let again = || {
+        let name = Path::new("forgetful");
+        ObjectStore::over(fs.clone(), name, "data.0", options.clone()).unwrap()
+    };
+    drop(over(&fs));
+    let mut store = again();
+    for key in 1..=5 * GENERATION {
+        write(&store, key, 0, b"x");
+        store.sync(key).unwrap();
+        store.unlink(key).unwrap();
+        if key % 33 == 0 {
+            fs.crash();
+            store = again();
+        }
+        let refuses = |key| store.write_vectored(key, 0, &[IoSlice::new(b"late")]).is_err();
+        assert!((1..=key).rev().take(GENERATION as usize).all(refuses), "{key}");
+    }
+    fs.crash();
+    let store = again();
+    (1..=5 * GENERATION).for_each(|key| assert_eq!(store.look(key).unwrap(), None, "{key}"));
+    let forgotten = (1..=5 * GENERATION).filter(|key| store.write_vectored(*key, 0, &[IoSlice::new(b"x")]).is_ok());
+    assert!(forgotten.count() >= 3 * GENERATION as usize, "memory is bounded");
+}
+
+#[test]
+fn a_full_device_still_removes() {
+    let fs = Forgetful::new(20_000);
+    let store = over(&fs);
+    write(&store, 1, 0, b"a");
+    write(&store, 2, 0, b"b");
+    (1..=2).for_each(|key| store.sync(key).unwrap());
+    store.write_vectored(3, 0, &[IoSlice::new(&[1; 20_000])]).unwrap_err();
+    store.unlink(1).unwrap();
+    fs.crash();
+    let store = over(&fs);
+    assert_eq!(store.look(1).unwrap(), None);
+    store.unlink(3).unwrap();
+    store.unlink(2).unwrap();
+    fs.crash();
+    assert!(over(&fs).write_vectored(2, 0, &[IoSlice::new(b"late")]).is_err(), "noted when there was room again");
 }

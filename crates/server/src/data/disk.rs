@@ -440,6 +440,10 @@ fn fault_of(error: &io::Error) -> Fault {
     let remedy = match errno_of(error) {
         libc::ENOSPC | libc::EDQUOT => "; free space on the data server",
         libc::EMFILE | libc::ENFILE => "; raise its limit of open files",
+        libc::EIDRM => {
+            let message = "its file was removed; what came for it late was not done".into();
+            return Fault { errno: libc::EIDRM, message };
+        }
         _ => "",
     };
     Fault { errno: errno_of(error), message: format!("{error}{remedy}") }

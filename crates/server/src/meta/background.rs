@@ -262,15 +262,16 @@ impl Meta {
     fn remove_batch(&self, first: Job) {
         let mut batch = self.background.take_reaps(BATCH_MAX - 1);
         batch.insert(0, first);
-        let durable = self.sync_removals();
-        for job in batch {
-            let Job::Reap(key) = job else { continue };
-            match durable {
-                Err(errno) => self.background.done(job, Err(errno.into())),
-                // The data servers stopped answering: the rest of the batch waits until they answer again.
-                Ok(()) if self.background.is_stopped() || self.background.is_paused() => self.background.give_back(job),
-                Ok(()) => self.background.done(job, self.reap(key)),
+        let keys: Vec<FileKey> =
+            batch.iter().filter_map(|job| if let Job::Reap(key) = job { Some(*key) } else { None }).collect();
+        if self.background.is_stopped() {
+            return batch.into_iter().for_each(|job| self.background.give_back(job));
+        }
+        match self.sync_removals() {
+            Ok(()) => {
+                batch.into_iter().zip(self.reap(&keys)).for_each(|(job, result)| self.background.done(job, result))
             }
+            Err(errno) => batch.into_iter().for_each(|job| self.background.done(job, Err(errno.into()))),
         }
     }
 }

@@ -12,8 +12,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use impresario_base::Durable;
 use impresario_base::lock::Mutex;
 use impresario_node::session::{Admission, Kept, Replies, Stamp};
 use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, MetaCall, Target, Who};
@@ -59,9 +59,8 @@ impl Known {
 pub(super) struct Changes {
     replies: Mutex<Replies<Known>>,
     file: Mutex<File>,
-    /// Notes of new epochs, and of these the number known to be durable. Starts at 1: a killed server may have left some.
-    taken: AtomicU64,
-    durable: AtomicU64,
+    /// Notes of new epochs.
+    epochs: Durable,
 }
 
 struct File {
@@ -139,15 +138,16 @@ impl Changes {
                 _ => change(None),
             });
         }
-        let file = Mutex::new(write_anew(directory, &replies)?);
-        let (taken, durable) = (AtomicU64::new(1), AtomicU64::new(0));
-        Ok(Changes { replies: Mutex::new(replies), file, taken, durable })
+        let file = Mutex::new(write_anew(directory, &encode_all(&replies))?);
+        Ok(Changes { replies: Mutex::new(replies), file, epochs: Durable::default() })
     }
 
     fn note(&self, directory: &MetaDirectory, note: Note) -> rustix::io::Result<()> {
         let mut file = self.file.lock();
         if file.len > FILE_MAX_BYTES {
-            *file = write_anew(directory, &self.replies.lock())?;
+            // Not in the call: its lock would be held over it.
+            let bytes = encode_all(&self.replies.lock());
+            *file = write_anew(directory, &bytes)?;
         }
         directory.disk.append_change(&file.fd, &note.encode())?;
         file.len += NOTE_BYTES as u64;
@@ -156,15 +156,11 @@ impl Changes {
 
     /// Makes the epochs noted so far durable.
     pub(super) fn sync(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
-        let taken = self.taken.load(Ordering::Acquire);
-        if self.durable.load(Ordering::Acquire) >= taken {
-            return Ok(());
-        }
-        // Notes may be taken meanwhile.
-        let fd = self.file.lock().fd.clone();
-        directory.disk.sync_changes(&*fd)?;
-        self.durable.fetch_max(taken, Ordering::AcqRel);
-        Ok(())
+        self.epochs.sync(|| {
+            // Notes may be taken meanwhile.
+            let fd = self.file.lock().fd.clone();
+            directory.disk.sync_changes(&*fd)
+        })
     }
 
     /// Notes the epoch of a call, if it is news; whether its client is still in it.
@@ -172,14 +168,19 @@ impl Changes {
         let known = self.replies.lock().epoch_of(who.client.0);
         if known < who.epoch {
             self.note(directory, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;
-            self.taken.fetch_add(1, Ordering::AcqRel);
+            self.epochs.changed();
         }
         Ok(self.replies.lock().note(who.client.0, who.epoch))
     }
 }
 
-/// Rewrites the file with the remembered changes.
-fn write_anew(directory: &MetaDirectory, replies: &Replies<Known>) -> rustix::io::Result<File> {
+/// Rewrites the file.
+fn write_anew(directory: &MetaDirectory, bytes: &[u8]) -> rustix::io::Result<File> {
+    Ok(File { fd: Arc::new(directory.disk.replace_changes(&directory.top, bytes)?), len: bytes.len() as u64 })
+}
+
+/// The remembered changes, as the file has them.
+fn encode_all(replies: &Replies<Known>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for kept in replies.kept() {
         let (kind, client, epoch, sequence, key) = match kept {
@@ -200,7 +201,7 @@ fn write_anew(directory: &MetaDirectory, replies: &Replies<Known>) -> rustix::io
         let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
         bytes.extend_from_slice(&Note { kind: BEGUN, who, key: FileKey(0) }.encode());
     }
-    Ok(File { fd: Arc::new(directory.disk.replace_changes(&directory.top, &bytes)?), len: bytes.len() as u64 })
+    bytes
 }
 
 /// True for calls that are of no harm whenever they come.

@@ -19,8 +19,8 @@ pub trait Objects: Send + Sync {
     /// When this returns, no change of the file that came under this epoch of the client, or an older one, is still to be
     /// done.
     fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()>;
-    /// Removes the file's objects; succeeds if there are none.
-    fn unlink(&self, file: FileKey, layout: &Layout) -> io::Result<()>;
+    /// Removes the objects of files for ever; a result for each, which is good if there are none.
+    fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>>;
     /// Totals over the data servers; `files` and `files_free` are ignored.
     fn statfs(&self) -> io::Result<Statfs>;
 }
@@ -134,10 +134,13 @@ impl Objects for MemoryObjects {
         self.enter()
     }
 
-    fn unlink(&self, file: FileKey, _layout: &Layout) -> io::Result<()> {
-        self.enter()?;
-        self.files.lock().remove(&file);
-        Ok(())
+    fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
+        let unlink = |(file, _): &(FileKey, Layout)| {
+            self.enter()?;
+            self.files.lock().remove(file);
+            Ok(())
+        };
+        files.iter().map(unlink).collect()
     }
 
     fn statfs(&self) -> io::Result<Statfs> {

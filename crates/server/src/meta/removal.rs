@@ -11,7 +11,9 @@
 //! removed.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
+use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use impresario_base::lock::{Mutex, MutexGuard};
@@ -218,44 +220,70 @@ impl Meta {
         if disk.ordered { disk.sync(&self.dir.orphans) } else { disk.sync_file_system(&self.dir.orphans) }
     }
 
-    /// Removes the objects of a file without names and openers, then the file. Its removal is durable.
-    pub(super) fn reap(&self, key: FileKey) -> Result<(), Failure> {
+    /// Removes the objects of files without names and openers, then the files. Their removals are durable. A result for
+    /// each; the data servers are asked once for all.
+    pub(super) fn reap(&self, keys: &[FileKey]) -> Vec<Result<(), Failure>> {
+        let claimed: Vec<_> = keys.iter().map(|key| self.claim_orphan(*key)).collect();
+        let is_whole = |file: &Arc<OpenFile>| Ok(links(&rustix::fs::fstat(&file.fd)?) > 1 + self.is_marked(file));
+        // A file that still has a name is no orphan: a removal failed half-way and could not be undone.
+        let whole: Vec<Option<rustix::io::Result<bool>>> =
+            claimed.iter().map(|claimed| claimed.as_ref().ok()?.as_ref().map(is_whole)).collect();
+        let orphans = claimed.iter().zip(&whole).filter(|(_, whole)| matches!(whole, Some(Ok(false))));
+        let orphans: Vec<_> = orphans.filter_map(|(claimed, _)| claimed.as_ref().ok()?.as_ref()).collect();
+        let files: Vec<_> = orphans.iter().map(|file| (file.key, file.layout)).collect();
+        let mut removed = if files.is_empty() { Vec::new() } else { self.objects.unlink(&files) }.into_iter();
+        let results = claimed.into_iter().zip(whole).map(|(claimed, whole)| {
+            let (Some(file), Some(whole)) = (claimed?, whole) else { return Ok(()) };
+            let result = whole.map_err(Failure::from).and_then(|is_whole| match is_whole {
+                true => Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?),
+                false => {
+                    let removed = removed.next().unwrap_or_else(|| Err(io::ErrorKind::Other.into()));
+                    self.note_answer(removed).map_err(Failure::DataServers)?;
+                    self.finish_removal(&file)
+                }
+            });
+            self.forget(file.ino);
+            result
+        });
+        results.collect()
+    }
+
+    fn is_marked(&self, file: &OpenFile) -> u64 {
+        u64::from(self.opens.mark_of(file.ino).is_some())
+    }
+
+    /// Claims a file without names; `None` if it is in use or gone.
+    fn claim_orphan(&self, key: FileKey) -> Result<Option<Arc<OpenFile>>, Failure> {
         let name = key_name(key);
         for _ in 0..TRIES {
             let fd = match self.dir.disk.open_file(&self.dir.orphans, name.as_bytes()) {
-                Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::NOENT) => return Ok(None),
                 other => other?,
             };
             let (file, _) =
                 read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
             if let Some(file) = self.claim(file) {
-                let result = self.reap_claimed(&file);
-                self.forget(ino);
-                return result;
+                return Ok(Some(file));
             }
             // In use: the last opener queues the removal again if the table knows of it. An opener whose name was just
             // being removed may have added the file without knowing.
             match self.pin(ino, true) {
                 Found::Pinned(pin) => {
                     self.note_removed(&pin);
-                    return Ok(());
+                    return Ok(None);
                 }
-                Found::Removed => return Ok(()),
+                Found::Removed => return Ok(None),
                 Found::Absent => {}
             }
         }
         Err(Failure::Local(format!("{name} in orphans/ is never free")))
     }
 
-    fn reap_claimed(&self, file: &OpenFile) -> Result<(), Failure> {
-        let marked = self.opens.mark_of(file.ino).is_some();
-        // A file that still has a name is no orphan: a removal failed half-way and could not be undone.
-        if links(&rustix::fs::fstat(&file.fd)?) <= 1 + u64::from(marked) {
-            self.note_answer(self.objects.unlink(file.key, &file.layout)).map_err(Failure::DataServers)?;
-            if marked {
-                self.unmark(file)?;
-            }
+    /// Removes a file whose objects are removed.
+    fn finish_removal(&self, file: &OpenFile) -> Result<(), Failure> {
+        if self.is_marked(file) > 0 {
+            self.unmark(file)?;
         }
         Ok(self.dir.disk.unlink(&self.dir.orphans, key_name(file.key).as_bytes())?)
     }

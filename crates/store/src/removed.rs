@@ -1,0 +1,196 @@
+//! Deleted stays deleted: which objects were removed, in the files `removed` and `removed.old`, 8 bytes each.
+//!
+//! Keys are never used twice, so what comes for a removed object comes late: a write or truncation that was delayed, or a
+//! copy of one. It must not make the object again. And a removal that was acknowledged must outlast a power failure, which
+//! may bring the object's name back. So a removal is noted, durably, before it is acknowledged; an object that is noted is
+//! never made again, and is removed again when the store is opened.
+//!
+//! **Bound.** Keys are remembered in two generations. When the younger one is full ([`StoreOptions::removed_keys`]), all
+//! removals so far are made durable, the older generation is forgotten, and the younger one takes its place. So a key is
+//! forgotten after at least that many later removals. By then nothing sent before its removal may still come: the server
+//! ends every connection that is older than half as many removals ([`ObjectStore::removals`]).
+//!
+//! **Order.** A key is noted before the object is removed. The note becomes durable after that, and several removals share
+//! one sync. A device that is full takes no note: then the removal itself is made durable, and is noted with a later one.
+//!
+//! [`StoreOptions::removed_keys`]: crate::StoreOptions::removed_keys
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use impresario_base::Durable;
+use impresario_base::lock::{Mutex, RwLock};
+use rustc_hash::FxHashSet;
+
+use crate::filesystem::FileSystem;
+use crate::objects::ObjectStore;
+use crate::replace::{read_all, write_all};
+
+pub(crate) const REMOVED: &str = "removed";
+pub(crate) const REMOVED_OLD: &str = "removed.old";
+const KEY_BYTES: usize = 8;
+/// Room for so many more keys is taken from the device ahead of them.
+const SPARE: usize = 1024;
+
+/// The keys of removed objects.
+pub(crate) struct Removed<H> {
+    keys: RwLock<Keys>,
+    file: Mutex<File<H>>,
+    durable: Durable,
+    /// Removals that were remembered since the older generation began.
+    count: AtomicU64,
+    generation_keys: usize,
+}
+
+#[derive(Default)]
+struct Keys {
+    young: FxHashSet<u64>,
+    old: FxHashSet<u64>,
+}
+
+/// The file of the younger generation.
+struct File<H> {
+    open: Option<Arc<H>>,
+    /// Keys in it, and keys that it has room for.
+    len: usize,
+    room: usize,
+    /// Keys that found no room; the next removal notes them, too.
+    unnoted: Vec<u64>,
+}
+
+/// A key as it is written. Zeros are room, so no key may look like them.
+fn encode(key: u64) -> [u8; KEY_BYTES] {
+    (!key).to_le_bytes()
+}
+
+fn decode(bytes: &[u8]) -> Vec<u64> {
+    let words = bytes.chunks_exact(KEY_BYTES).filter_map(|word| word.first_chunk());
+    words.map(|word| u64::from_le_bytes(*word)).take_while(|word| *word != 0).map(|word| !word).collect()
+}
+
+impl<H> Removed<H> {
+    /// What earlier runs noted.
+    pub(crate) fn open<F: FileSystem<File = H>>(fs: &F, generation_keys: usize) -> io::Result<Removed<H>> {
+        let read = |name| read_all(fs, name).map(|bytes| bytes.map(|bytes| (bytes.len() / KEY_BYTES, decode(&bytes))));
+        let (old, young) = (read(REMOVED_OLD)?, read(REMOVED)?);
+        let open = young.is_some().then(|| fs.open(REMOVED, false)).transpose()?.map(Arc::new);
+        let (room, young) = young.unwrap_or_default();
+        let old = old.map(|(_, keys)| keys.into_iter().collect()).unwrap_or_default();
+        let file = File { open, len: young.len(), room, unnoted: Vec::new() };
+        let keys = Keys { young: young.into_iter().collect(), old };
+        Ok(Removed {
+            count: AtomicU64::new(keys.young.len() as u64),
+            keys: RwLock::new(keys),
+            file: Mutex::new(file),
+            durable: Durable::default(),
+            generation_keys: generation_keys.max(1),
+        })
+    }
+
+    /// True when the object was removed: it must not be made again.
+    pub(crate) fn contains(&self, key: u64) -> bool {
+        let keys = self.keys.read();
+        keys.young.contains(&key) || keys.old.contains(&key)
+    }
+
+    /// The objects whose removal may not be durable.
+    pub(crate) fn recent(&self) -> Vec<u64> {
+        self.keys.read().young.iter().copied().collect()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+}
+
+impl<F: FileSystem> ObjectStore<F> {
+    /// Removals since the older of the generations that are remembered began, and how many a generation has. A key is
+    /// forgotten after at least a generation's worth of later removals; what was sent before its removal must not come
+    /// after that.
+    pub fn removals(&self) -> (u64, u64) {
+        (self.removed.count(), self.removed.generation_keys as u64)
+    }
+
+    /// Remembers that an object is removed, before it is. True if that is noted in the file, though not durable yet.
+    pub(crate) fn remember_removed(&self, key: u64) -> io::Result<bool> {
+        let removed = &self.removed;
+        let mut file = removed.file.lock();
+        let is_new = !removed.contains(key);
+        if is_new {
+            if removed.keys.read().young.len() >= removed.generation_keys {
+                self.begin_generation(&mut file)?;
+            }
+            removed.keys.write().young.insert(key);
+            removed.count.fetch_add(1, Ordering::AcqRel);
+            file.unnoted.push(key);
+        }
+        if file.unnoted.is_empty() {
+            return Ok(true);
+        }
+        match self.append(&mut file) {
+            Ok(()) => {
+                removed.durable.changed();
+                Ok(true)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a removal could not be noted in the store's folder; it is made durable itself");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Makes the notes so far durable.
+    pub(crate) fn sync_removed(&self) -> io::Result<()> {
+        self.removed.durable.sync(|| {
+            let file = self.removed.file.lock().open.clone();
+            file.map_or(Ok(()), |file| self.fs.sync(&file))
+        })
+    }
+
+    fn append(&self, file: &mut File<F::File>) -> io::Result<()> {
+        let open = match &file.open {
+            Some(open) => open.clone(),
+            None => {
+                let open = Arc::new(self.fs.open(REMOVED, true)?);
+                self.fs.sync_dir("")?;
+                file.open = Some(open.clone());
+                open
+            }
+        };
+        let wanted = file.len + file.unnoted.len();
+        if wanted > file.room {
+            let spare = vec![0; (wanted + SPARE - file.room) * KEY_BYTES];
+            write_all(&self.fs, &open, (file.room * KEY_BYTES) as u64, &spare)?;
+            file.room = wanted + SPARE;
+        }
+        let bytes: Vec<u8> = file.unnoted.iter().flat_map(|key| encode(*key)).collect();
+        write_all(&self.fs, &open, (file.len * KEY_BYTES) as u64, &bytes)?;
+        file.len = wanted;
+        file.unnoted.clear();
+        Ok(())
+    }
+
+    /// Forgets the older generation; the younger one takes its place, after its removals were made durable.
+    fn begin_generation(&self, file: &mut File<F::File>) -> io::Result<()> {
+        self.sync_names()?;
+        if file.open.is_some() {
+            match self.fs.rename(REMOVED, REMOVED_OLD) {
+                // An attempt before this one came so far.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
+            self.fs.sync_dir("")?;
+        }
+        *file = File { open: None, len: 0, room: 0, unnoted: Vec::new() };
+        let mut keys = self.removed.keys.write();
+        keys.old = std::mem::take(&mut keys.young);
+        Ok(())
+    }
+}
+
+/// The error of what comes for a removed object.
+pub(crate) fn is_removed() -> io::Error {
+    // Nothing else uses this number, so a log says at once what it was.
+    rustix::io::Errno::IDRM.into()
+}

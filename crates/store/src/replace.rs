@@ -1,0 +1,47 @@
+//! How a small file is replaced as a whole, and written at all.
+
+use std::io::{self, IoSlice};
+
+use crate::filesystem::FileSystem;
+
+/// Replaces the file `name` at the top of a directory through `name_new`: after a power failure it is the old one or the
+/// new one, complete. Gives the new one, open.
+pub(crate) fn replace_file<F: FileSystem>(fs: &F, name: &str, name_new: &str, bytes: &[u8]) -> io::Result<F::File> {
+    let file = fs.open(name_new, true)?;
+    fs.set_len(&file, 0)?;
+    write_all(fs, &file, 0, bytes)?;
+    fs.sync(&file)?;
+    fs.rename(name_new, name)?;
+    fs.sync_dir("")?;
+    Ok(file)
+}
+
+/// Writes all bytes at an offset.
+pub(crate) fn write_all<F: FileSystem>(fs: &F, file: &F::File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match fs.write(file, offset + done as u64, &[IoSlice::new(&bytes[done..])])? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            len => done += len,
+        }
+    }
+    Ok(())
+}
+
+/// The content of a file; `None` if there is none.
+pub(crate) fn read_all<F: FileSystem>(fs: &F, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let file = match fs.open(name, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = vec![0; fs.stat(&file)?.size as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        match fs.read(&file, done as u64, &mut [io::IoSliceMut::new(&mut bytes[done..])])? {
+            0 => break,
+            len => done += len,
+        }
+    }
+    bytes.truncate(done);
+    Ok(Some(bytes))
+}
