@@ -18,7 +18,6 @@ mod identity;
 mod losses;
 mod metadata;
 mod nodes;
-mod siphash;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

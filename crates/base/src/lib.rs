@@ -5,6 +5,7 @@ pub mod histogram;
 pub mod lock;
 pub mod prefetch;
 pub mod random;
+pub mod siphash;
 pub mod slab;
 pub mod statistics;
 pub mod time;

@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use impresario_base::lock::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::siphash::siphash;
 use crate::{Errno, HANDLE_MAX_BYTES, Handle, Result};
+use impresario_base::siphash::siphash;
 
 /// First byte of a handle: how to read the rest.
 const KERNEL: u8 = 1;

@@ -2,7 +2,7 @@
 //! SipHash: a fast short-input PRF, Indocrypt 2012, section 2).
 
 /// The hash of `message` under `key`.
-pub(super) fn siphash(key: &[u8; 16], message: &[u8]) -> u64 {
+pub fn siphash(key: &[u8; 16], message: &[u8]) -> u64 {
     let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| key[at + n]));
     let (k0, k1) = (half(0), half(8));
     let mut v = [

@@ -1,0 +1,322 @@
+//! What the scheduler has released: batches become reads and writes of the backend, and their parts are answered.
+//!
+//! A batch touches one file in one piece. Its parts are read in one call and divided, or written in one call; where that
+//! fails, each part is tried alone, so that an error meets only the call that it concerns. Parts of different users are
+//! never put together: the backend checks each user's rights.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::SystemTime;
+
+use impresario_backend::{Attr, Errno, SetAttr};
+use impresario_engine::{Executor, Outcome, Started, Work, now};
+use impresario_sched::{Op, Request};
+
+use crate::procedures::{fail, set_attr};
+use crate::protocol::{Change, Stability, Status, procedure, write_after, write_change};
+use crate::reply::Reply;
+use crate::service::{Node, Service};
+
+/// A call on its way through the engine.
+pub struct Item {
+    /// The file, and as whom.
+    pub node: Node,
+    /// The scheduler's key of it.
+    pub file: u64,
+    /// The client.
+    pub client: u64,
+    /// What is asked.
+    pub what: What,
+    /// The answer that is owed.
+    pub reply: Reply,
+}
+
+/// What is asked.
+pub enum What {
+    /// Bytes.
+    Read,
+    /// These bytes are to be written.
+    Write {
+        /// The record that they came in.
+        record: Vec<u8>,
+        /// Where in it.
+        range: Range<usize>,
+        /// How stable.
+        stability: Stability,
+    },
+    /// All written bytes are to be stable.
+    Sync,
+    /// The length, and perhaps other attributes, are to be set.
+    Resize {
+        /// To these.
+        set: SetAttr,
+        /// If the file was last changed at this time.
+        guard: Option<SystemTime>,
+    },
+}
+
+/// Starts batches on the service's threads.
+pub struct Data(pub Weak<Service>);
+
+impl Executor<Item> for Data {
+    fn start(&self, work: Work<Item>) -> Started<Item> {
+        let Some(service) = self.0.upgrade() else {
+            drop(work);
+            return Started::Pending;
+        };
+        let of = work.batch.extent.lane.0.into();
+        let here = service.clone();
+        service.data.run(of, Box::new(move || perform(&here, work)));
+        Started::Pending
+    }
+
+    fn only_hands_on(&self) -> bool {
+        true
+    }
+}
+
+/// Does a batch and answers its parts.
+fn perform(service: &Service, work: Work<Item>) {
+    let Work { batch, parts, ticket, .. } = work;
+    let started = now();
+    let mut outcome = Done::default();
+    let mut parts = parts.into_iter().peekable();
+    while let Some(first) = parts.next() {
+        // What goes together: neighbours of one file and one user.
+        let mut group = vec![first];
+        let mut end = group[0].0.extent.end();
+        while let Some(next) = parts.next_if(|(request, item)| {
+            let of = &group[0].1.node;
+            batch.op.is_data() && item.node.handle == of.handle && item.node.caller == of.caller
+                // Writes touch; reads may also overlap.
+                && (request.extent.lane_offset == end || batch.op == Op::Read && request.extent.lane_offset < end)
+        }) {
+            end = end.max(next.0.extent.end());
+            group.push(next);
+        }
+        match batch.op {
+            Op::Read => read(group, end, &mut outcome),
+            Op::Write => write(service, group, &mut outcome),
+            Op::Sync => group.into_iter().for_each(|(_, item)| sync(service, item, &mut outcome)),
+            Op::Truncate | Op::Unlink => group.into_iter().for_each(|(_, item)| resize(service, item, &mut outcome)),
+        }
+    }
+    let Done { errno, bytes_done } = outcome;
+    ticket.complete(Outcome { errno, bytes_done, started, finished: now() });
+}
+
+/// What became of a batch.
+#[derive(Default)]
+struct Done {
+    errno: i32,
+    bytes_done: u64,
+}
+
+impl Done {
+    fn failed(&mut self, error: Errno) {
+        self.errno = if self.errno == 0 { error.0 } else { self.errno };
+    }
+}
+
+fn read(group: Vec<(Request, Item)>, end: u64, done: &mut Done) {
+    // Nobody waits for what clients asked that are gone.
+    if group.iter().all(|(_, item)| item.reply.connection.is_closed()) {
+        return;
+    }
+    let Some(start) = group.first().map(|(request, _)| request.extent.lane_offset) else { return };
+    let node = group[0].1.node.clone();
+    let backend = &node.export.backend;
+    let into = |from: u64, to: u64| {
+        let mut bytes = vec![0; (to - from) as usize];
+        let got = backend.read(&node.caller, &node.handle, from, &mut bytes);
+        got.map(|got| {
+            bytes.truncate(got);
+            Arc::new(bytes)
+        })
+    };
+    match into(start, end) {
+        Ok(bytes) => {
+            let attr = node.attr();
+            for (request, item) in group {
+                let from = ((request.extent.lane_offset - start) as usize).min(bytes.len());
+                let to = (from + request.extent.len as usize).min(bytes.len());
+                done.bytes_done += (to - from) as u64;
+                answer_read(&request, item, attr.as_ref(), &bytes, from..to);
+            }
+        }
+        Err(error) if group.len() == 1 => {
+            done.failed(error);
+            let attr = node.attr();
+            group.into_iter().for_each(|(_, item)| fail_read(item, attr.as_ref(), error.into()));
+        }
+        Err(_) => {
+            for one in group {
+                let end = one.0.extent.end();
+                read(vec![one], end, done);
+            }
+        }
+    }
+}
+
+fn answer_read(request: &Request, mut item: Item, attr: Option<&Attr>, bytes: &Arc<Vec<u8>>, range: Range<usize>) {
+    let got = range.len() as u64;
+    let reached = request.extent.lane_offset + got;
+    let eof = attr.map_or(got < request.extent.len, |attr| reached >= attr.size_bytes);
+    item.reply.read_bytes = got;
+    let mut out = item.reply.writer();
+    out.u32(0);
+    write_after(&mut out, attr);
+    out.u32(got as u32).bool(eof).u32(got as u32);
+    item.reply.send(out, Some((bytes.clone(), range)), Status::OK);
+}
+
+fn fail_read(item: Item, attr: Option<&Attr>, status: Status) {
+    let mut out = item.reply.writer();
+    out.u32(status.0);
+    write_after(&mut out, attr);
+    item.reply.send(out, None, status);
+}
+
+fn write(service: &Service, group: Vec<(Request, Item)>, done: &mut Done) {
+    let Some((first, item)) = group.first() else { return };
+    let (offset, node, file) = (first.extent.lane_offset, item.node.clone(), item.file);
+    let backend = &node.export.backend;
+    let client = Some(item.client).filter(|client| group.iter().all(|(_, other)| other.client == *client));
+    let stability = group.iter().map(|(_, item)| stability_of(item)).max().unwrap_or(Stability::File);
+    // Before the write: of bytes that are lost meanwhile the writer learns.
+    let verifier = service.verifier.get();
+    let began = service.changes.begin(&node.handle, client);
+    let before = node.attr();
+    let stable = stability > Stability::Unstable;
+    let written = match group.as_slice() {
+        [(_, item)] => backend.write(&node.caller, &node.handle, offset, payload(item), stable),
+        parts => {
+            let mut bytes = Vec::with_capacity(parts.iter().map(|(_, item)| payload(item).len()).sum());
+            parts.iter().for_each(|(_, item)| bytes.extend_from_slice(payload(item)));
+            backend.write(&node.caller, &node.handle, offset, &bytes, stable)
+        }
+    };
+    let after = node.attr();
+    let change = Change { before: before.filter(|_| began.end()), after };
+    match written {
+        Ok(()) => {
+            // What the strictest asked for is true of all.
+            let committed = if stable { Stability::File } else { Stability::Unstable };
+            for (request, mut item) in group {
+                done.bytes_done += request.extent.len;
+                item.reply.written_bytes = request.extent.len;
+                let mut out = item.reply.writer();
+                out.u32(0);
+                write_change(&mut out, &change);
+                out.u32(request.extent.len as u32).u32(committed as u32).array(&verifier);
+                item.reply.send(out, None, Status::OK);
+            }
+        }
+        Err(_) if group.len() > 1 => group.into_iter().for_each(|one| write(service, vec![one], done)),
+        Err(error) => {
+            done.failed(error);
+            // Of a stable write that the device failed, what else was not stable yet may be lost too.
+            if stable && error.0 == libc::EIO {
+                service.verifier.failed(file, error);
+            }
+            for (_, item) in group {
+                changed(item, &change, Err(error.into()), |_| ());
+            }
+        }
+    }
+}
+
+fn stability_of(item: &Item) -> Stability {
+    match &item.what {
+        What::Write { stability, .. } => *stability,
+        _ => Stability::Unstable,
+    }
+}
+
+fn payload(item: &Item) -> &[u8] {
+    match &item.what {
+        What::Write { record, range, .. } => record.get(range.clone()).unwrap_or_default(),
+        _ => &[],
+    }
+}
+
+fn sync(service: &Service, item: Item, done: &mut Done) {
+    let backend = &item.node.export.backend;
+    let before = item.node.attr();
+    let synced = backend.sync(&item.node.handle);
+    if let Err(error) = synced {
+        done.failed(error);
+        service.verifier.failed(item.file, error);
+    }
+    // A commit changes nothing that clients keep.
+    let change = Change { before: None, after: item.node.attr().or(before) };
+    let verifier = service.verifier.get();
+    changed(item, &change, synced.map_err(Status::from), |out| {
+        out.array(&verifier);
+    });
+}
+
+fn resize(service: &Service, item: Item, done: &mut Done) {
+    let began = service.changes.begin(&item.node.handle, Some(item.client));
+    let before = item.node.attr();
+    let set = match &item.what {
+        What::Resize { set, guard } => set_attr(&item.node, set, *guard),
+        _ => Ok(()),
+    };
+    if set.is_err() {
+        done.failed(Errno(libc::EIO));
+    }
+    let after = item.node.attr();
+    let change = Change { before: before.filter(|_| began.end()), after };
+    changed(item, &change, set, |_| ());
+}
+
+/// Answers with what became of the file, then with the results.
+fn changed(item: Item, change: &Change, done: Result<(), Status>, results: impl FnOnce(&mut crate::xdr::Writer)) {
+    let mut out = item.reply.writer();
+    let status = done.err().unwrap_or(Status::OK);
+    out.u32(status.0);
+    write_change(&mut out, change);
+    if status == Status::OK {
+        results(&mut out);
+    }
+    item.reply.send(out, None, status);
+}
+
+/// Answers a READ or WRITE of no bytes, or a READ beyond where any file ends.
+pub fn answer_empty(service: &Service, offset: u64, item: Item) {
+    let backend = &item.node.export.backend;
+    match item.what {
+        What::Read => {
+            // Says whether the user may read, and whether it is a file.
+            match backend.read(&item.node.caller, &item.node.handle, 0, &mut []) {
+                Ok(_) => {
+                    let attr = item.node.attr();
+                    let mut out = item.reply.writer();
+                    out.u32(0);
+                    write_after(&mut out, attr.as_ref());
+                    out.u32(0).bool(attr.is_none_or(|attr| offset >= attr.size_bytes)).u32(0);
+                    item.reply.send(out, None, Status::OK);
+                }
+                Err(error) => {
+                    let attr = item.node.attr();
+                    fail_read(item, attr.as_ref(), error.into());
+                }
+            }
+        }
+        What::Write { .. } => {
+            let written = backend.write(&item.node.caller, &item.node.handle, 0, &[], false);
+            let change = Change { before: None, after: item.node.attr() };
+            let verifier = service.verifier.get();
+            let results = |out: &mut crate::xdr::Writer| {
+                out.u32(0).u32(Stability::File as u32).array(&verifier);
+            };
+            changed(item, &change, written.map_err(Status::from), results);
+        }
+        _ => {
+            let mut out = item.reply.writer();
+            fail(&mut out, procedure::COMMIT, Status::FBIG);
+            item.reply.send(out, None, Status::FBIG);
+        }
+    }
+}

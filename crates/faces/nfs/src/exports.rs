@@ -1,0 +1,285 @@
+//! Exports: what is offered, to whom, with which rights, and as whom clients' users act.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use impresario_backend::{Backend, Caller, Handle, Kind};
+
+use crate::handles::export_number;
+use crate::rpc::Credential;
+
+/// A network: an address and how many of its leading bits count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Network {
+    address: IpAddr,
+    prefix_bits: u8,
+}
+
+impl Network {
+    /// True for addresses inside. An IPv4 address counts as itself also where it comes in IPv6's clothes.
+    pub fn contains(&self, client: IpAddr) -> bool {
+        let differs = match (self.address, client.to_canonical()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
+            (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),
+            _ => return false,
+        };
+        differs.leading_zeros() >= u32::from(self.prefix_bits)
+    }
+
+    /// This machine only.
+    pub fn loopback() -> Vec<Network> {
+        let network = |address: &str, prefix_bits| Network {
+            address: address.parse().unwrap_or(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
+            prefix_bits,
+        };
+        vec![network("127.0.0.0", 8), network("::1", 128)]
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Network, String> {
+        let refuse = || format!("{text} is no network; write 10.1.0.0/16, 192.168.3.4, fd00::/8 or any");
+        if text == "any" {
+            return Err("any is two networks; write 0.0.0.0/0 or ::/0".into());
+        }
+        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.parse().map_err(|_| refuse())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| refuse()))?;
+        if prefix_bits > most {
+            return Err(refuse());
+        }
+        Ok(Network { address, prefix_bits })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix_bits)
+    }
+}
+
+/// Which users act as the anonymous one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Squash {
+    /// User and group 0.
+    #[default]
+    Root,
+    /// All.
+    All,
+    /// None: root on a client is root here.
+    None,
+}
+
+/// The rules of an export.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// Clients that may use it; nobody else even sees it.
+    pub networks: Vec<Network>,
+    /// Nothing can be changed through it.
+    pub read_only: bool,
+    /// Which users act as the anonymous one.
+    pub squash: Squash,
+    /// The anonymous user, also for calls without a user.
+    pub anonymous_uid: u32,
+    /// His group.
+    pub anonymous_gid: u32,
+    /// Clients must call from a port below 1024, which only root gets on most machines.
+    pub privileged_ports: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            networks: Network::loopback(),
+            read_only: false,
+            squash: Squash::Root,
+            anonymous_uid: 65534,
+            anonymous_gid: 65534,
+            privileged_ports: true,
+        }
+    }
+}
+
+impl Rules {
+    /// True when a client at this address and port may use the export.
+    pub fn admits(&self, address: IpAddr, port: u16) -> bool {
+        (!self.privileged_ports || port < 1024) && self.networks.iter().any(|network| network.contains(address))
+    }
+
+    /// As whom a call is made.
+    pub fn caller(&self, credential: &Credential) -> Caller {
+        let anonymous = || Caller { uid: self.anonymous_uid, gid: self.anonymous_gid, groups: Vec::new() };
+        let Credential::Sys { uid, gid, groups } = credential else { return anonymous() };
+        match self.squash {
+            Squash::All => anonymous(),
+            Squash::None => Caller { uid: *uid, gid: *gid, groups: groups.clone() },
+            Squash::Root => Caller {
+                uid: if *uid == 0 { self.anonymous_uid } else { *uid },
+                gid: if *gid == 0 { self.anonymous_gid } else { *gid },
+                // A user may rightly be in group 0, but who says so is the client.
+                groups: groups.iter().copied().filter(|group| *group != 0).collect(),
+            },
+        }
+    }
+}
+
+/// What is to be exported.
+pub struct ExportSettings {
+    /// The path that clients mount, for example `/data`.
+    pub name: String,
+    /// The file system.
+    pub backend: Arc<dyn Backend>,
+    /// The folder of it that is the export's root; empty: its own.
+    pub folder: String,
+    /// The rules.
+    pub rules: Rules,
+}
+
+/// An export.
+pub struct Export {
+    /// The path that clients mount.
+    pub name: String,
+    /// Its number in handles.
+    pub number: u32,
+    /// The file system.
+    pub backend: Arc<dyn Backend>,
+    /// The directory that is its root.
+    pub root: Handle,
+    /// The rules.
+    pub rules: Rules,
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("name", &self.name).field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+/// The user that the server itself is.
+const SERVER: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
+
+/// All exports. Their names differ.
+#[derive(Debug)]
+pub struct Exports(Vec<Arc<Export>>);
+
+impl Exports {
+    /// Finds the roots and checks the names.
+    pub fn new(settings: Vec<ExportSettings>) -> Result<Exports, String> {
+        if settings.is_empty() {
+            return Err("there is nothing to export; name a folder with --export, or add an [[nfs.export]]".into());
+        }
+        let mut exports: Vec<Arc<Export>> = Vec::new();
+        for ExportSettings { name, backend, folder, rules } in settings {
+            if !name.starts_with('/') || name.len() > 1 && name.ends_with('/') || name.contains("//") {
+                return Err(format!("the export {name} needs a name such as /data: a path without a slash at its end"));
+            }
+            let number = export_number(&name);
+            if let Some(other) = exports.iter().find(|other| other.number == number) {
+                return Err(format!("the exports {name} and {} have one name or number; rename one", other.name));
+            }
+            let root = find(&*backend, &folder).map_err(|why| format!("the export {name}: {why}"))?;
+            exports.push(Arc::new(Export { name, number, backend, root, rules }));
+        }
+        Ok(Exports(exports))
+    }
+
+    /// In the order of the configuration.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Export>> {
+        self.0.iter()
+    }
+
+    /// The export of that number.
+    pub fn by_number(&self, number: u32) -> Option<&Arc<Export>> {
+        self.0.iter().find(|export| export.number == number)
+    }
+
+    /// The export that a path to mount lies in: the one with the longest name, and the names below it.
+    pub fn by_path<'a>(&self, path: &'a str) -> Option<(&Arc<Export>, &'a str)> {
+        let path = path.trim_end_matches('/');
+        let below = |export: &Arc<Export>| {
+            let rest = path.strip_prefix(export.name.trim_end_matches('/'))?;
+            (rest.is_empty() || rest.starts_with('/')).then_some(rest)
+        };
+        let found = self.0.iter().filter_map(|export| Some((export, below(export)?)));
+        found.max_by_key(|(export, _)| export.name.len())
+    }
+}
+
+/// The directory of that path below a file system's root.
+fn find(backend: &dyn Backend, folder: &str) -> Result<Handle, String> {
+    let mut at = backend.root().map_err(|error| format!("its file system has no root: {error}"))?;
+    for name in folder.split('/').filter(|name| !name.is_empty()) {
+        if name == "." || name == ".." {
+            return Err(format!("its folder {folder} may not contain {name}"));
+        }
+        let (node, attr) = backend
+            .lookup(&SERVER, &at, name.as_bytes())
+            .map_err(|error| format!("its folder {folder} cannot be found at {name}: {error}"))?;
+        if attr.kind != Kind::Directory {
+            return Err(format!("its folder {folder} is none: {name} is a {:?}", attr.kind));
+        }
+        at = node;
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::MemoryTree;
+
+    #[test]
+    fn networks_contain_what_shares_their_bits() {
+        let inside = |network: &str, client: &str| {
+            network.parse::<Network>().unwrap().contains(client.parse::<IpAddr>().unwrap())
+        };
+        assert!(inside("10.1.0.0/16", "10.1.255.3") && !inside("10.1.0.0/16", "10.2.0.1"));
+        assert!(inside("10.1.2.3", "10.1.2.3") && !inside("10.1.2.3", "10.1.2.4"));
+        assert!(inside("0.0.0.0/0", "1.2.3.4") && !inside("0.0.0.0/0", "fd00::1"));
+        assert!(inside("10.0.0.0/8", "::ffff:10.9.9.9"));
+        assert!(inside("fd00::/8", "fdab::1") && !inside("fd00::/8", "fe80::1"));
+        for bad in ["", "10.1.0.0/33", "10.1/16", "fd00::/129", "host", "any", "10.0.0.1/-1"] {
+            bad.parse::<Network>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn users_are_squashed_as_the_rules_say() {
+        let sys = |uid, gid, groups: &[u32]| Credential::Sys { uid, gid, groups: groups.to_vec() };
+        let rules = |squash| Rules { squash, ..Rules::default() };
+        let caller = |uid, gid, groups: &[u32]| Caller { uid, gid, groups: groups.to_vec() };
+        let nobody = caller(65534, 65534, &[]);
+        assert_eq!(rules(Squash::Root).caller(&sys(0, 0, &[0, 4])), caller(65534, 65534, &[4]));
+        assert_eq!(rules(Squash::Root).caller(&sys(7, 0, &[])), caller(7, 65534, &[]));
+        assert_eq!(rules(Squash::Root).caller(&sys(7, 8, &[9])), caller(7, 8, &[9]));
+        assert_eq!(rules(Squash::All).caller(&sys(7, 8, &[9])), nobody);
+        assert_eq!(rules(Squash::None).caller(&sys(0, 0, &[0])), caller(0, 0, &[0]));
+        assert_eq!(rules(Squash::None).caller(&Credential::None), nobody);
+    }
+
+    #[test]
+    fn paths_to_mount_are_found_in_the_deepest_export() {
+        let backend = MemoryTree::new();
+        let export = |name: &str| ExportSettings {
+            name: name.into(),
+            backend: backend.clone(),
+            folder: String::new(),
+            rules: Rules::default(),
+        };
+        let exports = Exports::new(vec![export("/a"), export("/a/b"), export("/")]).unwrap();
+        let found = |path| exports.by_path(path).map(|(export, rest)| (export.name.clone(), rest));
+        assert_eq!(found("/a/c"), Some(("/a".into(), "/c")));
+        assert_eq!(found("/a/b"), Some(("/a/b".into(), "")));
+        assert_eq!(found("/a/b/"), Some(("/a/b".into(), "")));
+        assert_eq!(found("/ab"), Some(("/".into(), "/ab")));
+        assert!(Exports::new(vec![export("/a"), export("/a")]).unwrap_err().contains("rename"));
+        assert!(Exports::new(vec![export("a")]).is_err() && Exports::new(vec![]).is_err());
+        let lost = ExportSettings { folder: "x/y".into(), ..export("/a") };
+        assert!(Exports::new(vec![lost]).unwrap_err().contains("x/y"));
+    }
+}

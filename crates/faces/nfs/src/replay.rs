@@ -1,0 +1,170 @@
+//! Answers of calls that may not be carried out twice, kept for clients that ask again (Juszczak 1989, "Improving the
+//! Performance and Correctness of an NFS Server").
+//!
+//! A client whose connection broke sends its calls anew, under their old numbers. A call that is under way is not begun
+//! again: whoever asked again gets the answer too. Which call it is says the client's address, the call's number, and a
+//! checksum of what it asks. The answers kept are bounded in number; the oldest go first.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use impresario_base::lock::Mutex;
+use rustc_hash::FxHashMap;
+
+/// Answers kept at most.
+const ANSWERS_MAX: usize = 16384;
+/// Repetitions of a call under way that are answered with it; further ones are dropped, as if they were lost.
+const REPEATED_MAX: usize = 4;
+/// Bytes of a call that its checksum is made of; the length of the rest counts too.
+const CHECKED_BYTES: usize = 1024;
+
+/// Which call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    client: IpAddr,
+    xid: u32,
+    procedure: u32,
+    len: u32,
+    sum: u32,
+}
+
+impl Key {
+    /// Of a call as it came, from its head on.
+    pub fn of(client: IpAddr, xid: u32, procedure: u32, record: &[u8]) -> Key {
+        let sum = crc32fast::hash(&record[..record.len().min(CHECKED_BYTES)]);
+        Key { client, xid, procedure, len: record.len() as u32, sum }
+    }
+}
+
+enum Entry<W> {
+    UnderWay(Vec<W>),
+    Done(Vec<u8>),
+}
+
+/// The answers; `W` is whom one is sent to.
+pub struct Replay<W> {
+    state: Mutex<State<W>>,
+    answers_max: usize,
+}
+
+struct State<W> {
+    entries: FxHashMap<Key, Entry<W>>,
+    /// Of those that are done, oldest first.
+    done: VecDeque<Key>,
+    replayed: u64,
+}
+
+/// What is to be done with a call.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Seen<T, W> {
+    /// It is new: carry it out.
+    New(T),
+    /// It was carried out, with this answer, or is being carried out and its answer will come.
+    Before(Option<(W, Vec<u8>)>),
+}
+
+impl<W> Default for Replay<W> {
+    fn default() -> Replay<W> {
+        Replay::new(ANSWERS_MAX)
+    }
+}
+
+impl<W> Replay<W> {
+    fn new(answers_max: usize) -> Replay<W> {
+        let state = State { entries: FxHashMap::default(), done: VecDeque::new(), replayed: 0 };
+        Replay { state: Mutex::new(state), answers_max }
+    }
+
+    /// A call came; `again` makes of it what waits for the answer of an earlier one.
+    pub fn see<T>(&self, key: Key, call: T, again: impl FnOnce(T) -> W) -> Seen<T, W> {
+        let mut state = self.state.lock();
+        let State { entries, replayed, .. } = &mut *state;
+        match entries.get_mut(&key) {
+            None => {
+                entries.insert(key, Entry::UnderWay(Vec::new()));
+                Seen::New(call)
+            }
+            Some(Entry::Done(answer)) => {
+                *replayed += 1;
+                Seen::Before(Some((again(call), answer.clone())))
+            }
+            Some(Entry::UnderWay(others)) => {
+                *replayed += 1;
+                if others.len() < REPEATED_MAX {
+                    others.push(again(call));
+                }
+                Seen::Before(None)
+            }
+        }
+    }
+
+    /// A call was carried out. Who else gets the answer.
+    pub fn done(&self, key: Key, answer: &[u8]) -> Vec<W> {
+        let mut state = self.state.lock();
+        let Some(entry @ Entry::UnderWay(_)) = state.entries.get_mut(&key) else { return Vec::new() };
+        let Entry::UnderWay(others) = std::mem::replace(entry, Entry::Done(answer.to_vec())) else { return Vec::new() };
+        state.done.push_back(key);
+        while state.done.len() > self.answers_max {
+            if let Some(oldest) = state.done.pop_front() {
+                state.entries.remove(&oldest);
+            }
+        }
+        others
+    }
+
+    /// A call was not carried out: asked again, it is new. Who else hears that.
+    pub fn undone(&self, key: Key) -> Vec<W> {
+        match self.state.lock().entries.remove(&key) {
+            Some(Entry::UnderWay(others)) => others,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Answers kept, and repetitions that were answered or dropped.
+    pub fn counts(&self) -> (usize, u64) {
+        let state = self.state.lock();
+        (state.entries.len(), state.replayed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same<T>(whom: T) -> T {
+        whom
+    }
+
+    fn key(xid: u32, record: &[u8]) -> Key {
+        Key::of(IpAddr::from([127, 0, 0, 1]), xid, 8, record)
+    }
+
+    #[test]
+    fn a_call_is_carried_out_once_and_answered_as_often_as_asked() {
+        let replay = Replay::new(2);
+        assert_eq!(replay.see(key(1, b"make"), "a", same), Seen::New("a"));
+        assert_eq!(replay.see(key(1, b"make"), "b", same), Seen::Before(None));
+        assert_eq!(replay.see(key(1, b"other"), "c", same), Seen::New("c"));
+        assert_eq!(replay.done(key(1, b"make"), b"made"), ["b"]);
+        assert_eq!(replay.see(key(1, b"make"), "d", same), Seen::Before(Some(("d", b"made".to_vec()))));
+        // What was not carried out may be tried again.
+        assert_eq!(replay.undone(key(1, b"other")), [] as [&str; 0]);
+        assert_eq!(replay.see(key(1, b"other"), "e", same), Seen::New("e"));
+    }
+
+    #[test]
+    fn the_oldest_answers_go_and_repetitions_are_bounded() {
+        let replay = Replay::new(2);
+        for xid in 0..5 {
+            assert!(matches!(replay.see(key(xid, b""), xid, same), Seen::New(_)));
+            replay.done(key(xid, b""), b"");
+        }
+        assert_eq!(replay.counts().0, 2);
+        assert!(matches!(replay.see(key(4, b""), 9, same), Seen::Before(Some(_))));
+        assert!(matches!(replay.see(key(0, b""), 0, same), Seen::New(_)));
+        for n in 0..100 {
+            assert_eq!(replay.see(key(0, b""), n, same), Seen::Before(None));
+        }
+        assert_eq!(replay.done(key(0, b""), b"").len(), REPEATED_MAX);
+    }
+}

@@ -1,0 +1,376 @@
+//! Reading and writing through the scheduler: what is merged, what is stable, what is told when bytes are lost.
+
+mod support;
+
+use std::sync::{Arc, Barrier};
+
+use impresario_backend::SetAttr;
+use impresario_nfs::protocol::{Stability, Status, procedure::*};
+use impresario_nfs::testing::{Client, ClientError, Faults, MemoryTree, handle, name_in, read_back, skip_change};
+use impresario_sched::PolicySpec;
+use support::{Served, serve};
+
+const KIB: u64 = 1 << 10;
+
+fn none() -> SetAttr {
+    SetAttr::default()
+}
+
+/// The bytes of a place of a file.
+fn content(seed: u64, offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ seed.wrapping_mul(97)) as u8).collect()
+}
+
+/// A file of that many bytes at the server.
+fn filled(client: &mut Client, root: &[u8], name: &str, len: u64) -> Vec<u8> {
+    let file = client.create(root, name, &none()).unwrap();
+    for offset in (0..len).step_by(1 << 20) {
+        let bytes = content(0, offset, (len - offset).min(1 << 20) as usize);
+        client.write(&file, offset, &bytes, Stability::File).unwrap();
+    }
+    file
+}
+
+/// Has requests queue up behind one that hangs, then lets them go.
+fn queued<T>(served: &Served, start: impl FnOnce() -> T, queued: u64) -> T {
+    served.tree.set_faults(Faults { data_hung: true, ..Faults::default() });
+    let started = start();
+    served.tree.await_hung(1);
+    while served.running.status()["connections"]["calls_under_way"].as_u64() < Some(queued) {
+        std::thread::yield_now();
+    }
+    served.tree.set_faults(Faults::default());
+    started
+}
+
+fn merging(settings: &mut impresario_nfs::Settings) {
+    settings.policy = PolicySpec::named("mlf");
+    settings.in_flight_requests = 1;
+}
+
+#[test]
+fn reads_give_what_was_written_up_to_the_end() {
+    let served = Served::new();
+    let (mut client, root) = served.mounted();
+    let file = filled(&mut client, &root, "f", 100_001);
+    let read = client.read(&file, 0, 1 << 20).unwrap();
+    assert!(read.bytes == content(0, 0, 100_001) && read.eof);
+    let read = client.read(&file, 3, 1000).unwrap();
+    assert!(read.bytes == content(0, 3, 1000) && !read.eof);
+    let read = client.read(&file, 100_000, 1).unwrap();
+    assert!(read.bytes == content(0, 100_000, 1) && read.eof);
+    for (offset, count) in [(100_001, 10), (1 << 40, 10), (u64::MAX, 10), (0, 0)] {
+        let read = client.read(&file, offset, count).unwrap();
+        assert!(read.bytes.is_empty(), "{offset} {count}");
+        assert_eq!(read.eof, count > 0);
+    }
+    // More than the server gives at once.
+    assert_eq!(client.read(&file, 0, u32::MAX).unwrap().bytes.len(), 100_001);
+    let reply = client.send_write(&file, i64::MAX as u64, b"xx", Stability::File).unwrap();
+    assert!(matches!(client.wait(reply).unwrap().open().unwrap(), (Status::FBIG, _)));
+    assert_eq!(client.write(&file, 5, b"", Stability::Unstable).unwrap().0, Stability::File);
+    let failed = client.read(&root, 0, 10);
+    assert!(matches!(failed, Err(ClientError::Failed(Status::ISDIR))), "{failed:?}");
+}
+
+#[test]
+fn neighbouring_reads_of_many_clients_become_one_and_an_error_meets_its_own() {
+    let served = serve(&MemoryTree::new(), merging);
+    let (mut client, root) = served.mounted();
+    let file = filled(&mut client, &root, "f", 1 << 20);
+    served.tree.take_calls();
+    let mut clients: Vec<Client> = (0..8).map(|_| served.client()).collect();
+    let sent = queued(
+        &served,
+        || -> Vec<(u64, u32)> {
+            let send = |n: u64| {
+                let offset = n * 8 * KIB;
+                (offset, clients[n as usize % 8].send_read(&file, offset, 8 << 10).unwrap())
+            };
+            (0..33).map(send).collect()
+        },
+        33,
+    );
+    for (n, (offset, xid)) in sent.into_iter().enumerate() {
+        let read = read_back(&clients[n % 8].wait(xid).unwrap()).unwrap();
+        assert!(read.bytes == content(0, offset, 8 << 10), "{n}");
+    }
+    let (reads, _) = served.tree.take_calls();
+    assert!(reads.len() <= 8, "{reads:?}");
+
+    // One bad byte spoils one answer.
+    let bad = 100 * KIB + 7;
+    let sent = queued(
+        &served,
+        || (0..33).map(|n: u64| client.send_read(&file, n * 8 * KIB, 8 << 10).unwrap()).collect::<Vec<u32>>(),
+        33,
+    );
+    // What hung was released without the fault; now with it.
+    sent.into_iter().for_each(|xid| drop(client.wait(xid).unwrap()));
+    served.tree.set_faults(Faults { data_hung: true, bad_byte: Some(bad), ..Faults::default() });
+    let sent: Vec<u32> = (0..33).map(|n: u64| client.send_read(&file, n * 8 * KIB, 8 << 10).unwrap()).collect();
+    while served.running.status()["connections"]["calls_under_way"].as_u64() < Some(33) {
+        std::thread::yield_now();
+    }
+    served.tree.set_faults(Faults { bad_byte: Some(bad), ..Faults::default() });
+    let failed: Vec<usize> = sent
+        .into_iter()
+        .enumerate()
+        .filter_map(|(n, xid)| read_back(&client.wait(xid).unwrap()).is_err().then_some(n))
+        .collect();
+    assert_eq!(failed, [bad as usize / (8 << 10)]);
+}
+
+#[test]
+fn users_are_not_merged_with_those_who_may_read() {
+    let served = serve(&MemoryTree::new(), merging);
+    let (mut client, root) = served.mounted();
+    let file = client.create(&root, "f", &SetAttr { mode: Some(0o600), uid: Some(5), ..none() }).unwrap();
+    client.write(&file, 0, &content(0, 0, 64 << 10), Stability::File).unwrap();
+    let (mut owner, mut other) = (served.client(), served.client());
+    owner.be(5, 5, &[]);
+    other.be(6, 6, &[]);
+    let sent = queued(
+        &served,
+        || {
+            let first = client.send_read(&file, 0, 1).unwrap();
+            let theirs: Vec<(u32, u32)> = (0..8)
+                .map(|n| {
+                    let at = n * 8 * KIB;
+                    (owner.send_read(&file, at, 4096).unwrap(), other.send_read(&file, at + 4096, 4096).unwrap())
+                })
+                .collect();
+            (first, theirs)
+        },
+        17,
+    );
+    client.wait(sent.0).unwrap();
+    for (mine, theirs) in sent.1 {
+        assert_eq!(read_back(&owner.wait(mine).unwrap()).unwrap().bytes.len(), 4096);
+        assert!(matches!(read_back(&other.wait(theirs).unwrap()), Err(ClientError::Failed(Status::ACCES))));
+    }
+}
+
+#[test]
+fn neighbouring_writes_become_one_that_is_as_stable_as_the_strictest() {
+    let served = serve(&MemoryTree::new(), merging);
+    let (mut client, root) = served.mounted();
+    let file = client.create(&root, "f", &none()).unwrap();
+    served.tree.take_calls();
+    let sent = queued(
+        &served,
+        || -> Vec<u32> {
+            let how = |n: u64| if n == 20 { Stability::Data } else { Stability::Unstable };
+            let send = |n: u64| client.send_write(&file, n * 4096, &content(9, n * 4096, 4096), how(n)).unwrap();
+            (0..32).map(send).collect()
+        },
+        32,
+    );
+    for (n, xid) in sent.into_iter().enumerate() {
+        let reply = client.wait(xid).unwrap();
+        let mut reader = reply.good().unwrap();
+        skip_change(&mut reader).unwrap();
+        assert_eq!(reader.u32().unwrap(), 4096);
+        let committed = Stability::read(&mut reader).unwrap();
+        assert!(committed >= if n == 20 { Stability::Data } else { Stability::Unstable });
+    }
+    let (_, writes) = served.tree.take_calls();
+    assert!(writes.len() <= 8, "{writes:?}");
+    assert!(client.read(&file, 0, 128 << 10).unwrap().bytes == content(9, 0, 128 << 10));
+    // What was said to be stable is.
+    served.tree.crash();
+    assert!(client.read(&file, 20 * 4096, 4096).unwrap().bytes == content(9, 20 * 4096, 4096));
+    // Of writes that fail together each is told of its own failure.
+    served.tree.set_faults(Faults { write_errno: Some(libc::ENOSPC), ..Faults::default() });
+    let failed = client.write(&file, 0, b"x", Stability::Unstable);
+    assert!(matches!(failed, Err(ClientError::Failed(Status::NOSPC))), "{failed:?}");
+}
+
+#[test]
+fn what_is_committed_survives_and_the_verifier_tells_of_what_does_not() {
+    let tree = MemoryTree::new();
+    let key = impresario_nfs::HandleKey::random().unwrap();
+    let here = key.clone();
+    let served = serve(&tree, |settings| settings.key = here);
+    let (mut client, root) = served.mounted();
+    let file = client.create(&root, "f", &none()).unwrap();
+    let (how, first) = client.write(&file, 0, b"committed", Stability::Unstable).unwrap();
+    assert_eq!(how, Stability::Unstable);
+    assert_eq!(client.commit(&file).unwrap(), first);
+    assert_eq!(client.write(&file, 9, b"/stable", Stability::File).unwrap(), (Stability::File, first));
+    client.write(&file, 16, b"/unstable", Stability::Unstable).unwrap();
+    drop(served);
+    tree.crash();
+    // The same handles at the next server; another verifier, so the client writes again what it has not committed.
+    let served = serve(&tree, |settings| settings.key = key);
+    let mut client = served.client();
+    assert_eq!(client.read(&file, 0, 100).unwrap().bytes, b"committed/stable");
+    let (_, second) = client.write(&file, 16, b"/unstable", Stability::Unstable).unwrap();
+    assert_ne!(first, second);
+    assert_eq!(client.commit(&file).unwrap(), second);
+    // A sync that fails may have lost what others wrote, too.
+    served.tree.set_faults(Faults { sync_errno: Some(libc::EIO), ..Faults::default() });
+    assert!(matches!(client.commit(&file), Err(ClientError::Failed(Status::IO))));
+    served.tree.set_faults(Faults::default());
+    let (_, third) = client.write(&file, 0, b"x", Stability::Unstable).unwrap();
+    assert_ne!(second, third);
+}
+
+#[test]
+fn a_repeated_call_is_answered_and_not_carried_out_again() {
+    let served = Served::new();
+    let (mut client, root) = served.mounted();
+    client.create(&root, "f", &none()).unwrap();
+    client.set_xid(1000);
+    let first = client.call(REMOVE, name_in(&root, "f")).unwrap();
+    // The connection breaks; the client asks again on another one.
+    let mut again = served.client();
+    again.set_xid(1000);
+    assert_eq!(again.call(REMOVE, name_in(&root, "f")).unwrap(), first);
+    first.good().unwrap();
+    // Another call under this number is another call.
+    again.set_xid(1000);
+    assert!(matches!(again.remove(&root, "g"), Err(ClientError::Failed(Status::NOENT))));
+
+    // Repeated while it is under way, it is carried out once, and both are answered.
+    let file = client.create(&root, "h", &none()).unwrap();
+    served.tree.take_calls();
+    served.tree.set_faults(Faults { data_hung: true, ..Faults::default() });
+    client.set_xid(2000);
+    again.set_xid(2000);
+    let one = client.send_write(&file, 0, b"once", Stability::File).unwrap();
+    served.tree.await_hung(1);
+    let two = again.send_write(&file, 0, b"once", Stability::File).unwrap();
+    while served.running.status()["repetitions"]["repeated"].as_u64() < Some(2) {
+        std::thread::yield_now();
+    }
+    served.tree.set_faults(Faults::default());
+    assert_eq!(client.wait(one).unwrap(), again.wait(two).unwrap());
+    assert_eq!(served.tree.take_calls().1, [(0, 4)]);
+}
+
+#[test]
+fn a_hung_file_delays_nobody_else() {
+    let served = Served::new();
+    let (mut client, root) = served.mounted();
+    let hung = client.make_dir(&root, "hung", 0o755).unwrap();
+    let node = impresario_backend::Handle::new(&hung[13..]).unwrap();
+    served.tree.set_faults(Faults { hung: Some(node), ..Faults::default() });
+    let mut stuck = served.client();
+    let calls: Vec<u32> = (0..100).map(|_| stuck.send(GETATTR, handle(&hung)).unwrap()).collect();
+    served.tree.await_hung(12);
+    for n in 0..50 {
+        client.create(&root, &format!("f{n}"), &none()).unwrap();
+    }
+    served.tree.set_faults(Faults::default());
+    for xid in calls {
+        stuck.wait(xid).unwrap().good().unwrap();
+    }
+}
+
+#[test]
+fn a_stopping_server_answers_what_it_has_taken() {
+    let mut served = Served::new();
+    let (mut client, root) = served.mounted();
+    let file = client.create(&root, "f", &none()).unwrap();
+    let xid = queued(&served, || client.send_write(&file, 0, b"last", Stability::File).unwrap(), 1);
+    let stopping = std::thread::spawn(move || served.running.stop());
+    let reply = client.wait(xid).unwrap();
+    reply.good().unwrap();
+    stopping.join().unwrap();
+    assert!(matches!(client.attr(&root), Err(ClientError::Io(_))));
+}
+
+#[test]
+fn back_pressure_delays_and_loses_nothing() {
+    // Memory for one large answer at a time.
+    let served = serve(&MemoryTree::new(), |settings| settings.memory_bytes = 1 << 20);
+    let (mut client, root) = served.mounted();
+    let file = filled(&mut client, &root, "f", 4 << 20);
+    let threads: Vec<_> = (0..8u64)
+        .map(|n| {
+            let (mut client, file) = (served.client(), file.clone());
+            std::thread::spawn(move || {
+                let sent: Vec<(u64, u32)> = (0..16)
+                    .map(|k| (n + k) % 8 * 512 * KIB)
+                    .map(|offset| (offset, client.send_read(&file, offset, 512 << 10).unwrap()))
+                    .collect();
+                for (offset, xid) in sent {
+                    let mut reply = client.wait(xid).unwrap();
+                    // Asked to come again later, it does.
+                    while matches!(read_back(&reply), Err(ClientError::Failed(Status::JUKEBOX))) {
+                        let xid = client.send_read(&file, offset, 512 << 10).unwrap();
+                        reply = client.wait(xid).unwrap();
+                    }
+                    assert!(read_back(&reply).unwrap().bytes == content(0, offset, 512 << 10));
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let memory = served.running.status()["memory"].clone();
+    // One call beyond the limit, with its record and its answer.
+    assert!(memory["peak_bytes"].as_u64().unwrap() <= 3 << 20, "{memory}");
+}
+
+#[test]
+fn many_clients_write_and_read_back_one_file_under_every_kind_of_policy() {
+    for policy in ["auto", "mlf", "sjf", "stream", "twins", "mclock"] {
+        if impresario_sched::policy::check(&PolicySpec::named(policy), 1).is_err() {
+            continue;
+        }
+        let served = serve(&MemoryTree::new(), |settings| settings.policy = PolicySpec::named(policy));
+        let (mut client, root) = served.mounted();
+        let file = client.create(&root, "shared", &none()).unwrap();
+        const CLIENTS: u64 = 32;
+        let together = Arc::new(Barrier::new(CLIENTS as usize));
+        let threads: Vec<_> = (0..CLIENTS)
+            .map(|n| {
+                let (mut client, file, together) = (served.client(), file.clone(), together.clone());
+                std::thread::spawn(move || {
+                    together.wait();
+                    let mine = |k: u64| (k * CLIENTS + n) * 8 * KIB;
+                    let verifier = client.write(&file, mine(0), &content(1, mine(0), 8 << 10), Stability::Unstable);
+                    let verifier = verifier.unwrap().1;
+                    for k in 1..8 {
+                        let bytes = content(1, mine(k), 8 << 10);
+                        let sent = client.send_write(&file, mine(k), &bytes, Stability::Unstable).unwrap();
+                        let read = client.send_read(&file, mine(k - 1), 8 << 10).unwrap();
+                        client.wait(sent).unwrap().good().unwrap();
+                        let read = read_back(&client.wait(read).unwrap()).unwrap();
+                        assert!(read.bytes == content(1, mine(k - 1), 8 << 10));
+                    }
+                    assert_eq!(client.commit(&file).unwrap(), verifier);
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        served.tree.crash();
+        let len = 8 * CLIENTS * 8 * KIB;
+        for offset in (0..len).step_by(1 << 20) {
+            let read = client.read(&file, offset, 1 << 20).unwrap();
+            assert!(read.bytes == content(1, offset, 1 << 20), "{policy} {offset}");
+        }
+    }
+}
+
+#[test]
+fn the_state_tells_policy_calls_and_who_loads_it() {
+    let served = serve(&MemoryTree::new(), |settings| settings.policy = PolicySpec::named("auto"));
+    let (mut client, root) = served.mounted();
+    let file = filled(&mut client, &root, "f", 1000);
+    client.be(42, 42, &[]);
+    client.read(&file, 0, 1000).unwrap();
+    let status = served.running.status();
+    assert_eq!(status["engine"]["policy"]["name"], "auto");
+    assert_eq!(status["calls"]["procedures"]["read"]["calls"], 1);
+    assert_eq!(status["calls"]["procedures"]["mount.mnt"]["calls"], 1);
+    assert!(status["calls"]["procedures"]["read"]["p99_us"].as_f64() > Some(0.0));
+    assert_eq!(status["calls"]["clients"][0]["written_bytes"], 1000);
+    let users = status["calls"]["users"].as_array().unwrap();
+    assert!(users.iter().any(|user| user["user"] == "42" && user["read_bytes"] == 1000));
+    served.running.set_policy(&PolicySpec::named("mlf")).unwrap();
+    assert!(served.running.set_policy(&PolicySpec::named("none-such")).is_err());
+    assert_eq!(served.running.status()["engine"]["policy"]["name"], "mlf");
+    assert_eq!(client.read(&file, 0, 1000).unwrap().bytes.len(), 1000);
+}
