@@ -343,3 +343,42 @@ fn anticipation_switches_itself_off_where_it_does_not_pay() {
     assert_eq!(holds(true), 300);
     assert_eq!(holds(false), 4 + (300 - 4) / 64);
 }
+
+/// A change of parameters leaves the scan where it stands, and the account of a stream that did not pay empty.
+#[test]
+fn a_change_of_parameters_forgets_nothing() {
+    let ordered = twins().with("order_within", "offset");
+    let order_after = |spec: PolicySpec| {
+        let mut core = core(ordered.clone(), 2, 1);
+        push(&mut core, Nanos(0), &[(0, 1, 80)]);
+        let first = dispatch(&mut core, Nanos(0));
+        push(&mut core, Nanos(0), &[(0, 1, 0), (0, 1, 200)]);
+        core.reconfigure(Nanos(0), &spec).unwrap();
+        complete(&mut core, Nanos(0), &first);
+        serve(&mut core, Nanos(0)).iter().map(|s| s.2).collect::<Vec<_>>()
+    };
+    assert_eq!(order_after(ordered.clone().with("window_us", 2000)), [200, 0], "from 84 KiB on, then round");
+    assert_eq!(order_after(twins()), [0, 200], "another order begins anew");
+
+    let mut core = core(anticipating().with("window_us", 2_000_000), 2, 1);
+    let holds = |core: &mut Core, rounds: std::ops::Range<u64>| {
+        let mut held = 0;
+        for i in rounds {
+            let mut now = us(i * 1000);
+            push(core, now, &[(0, 1, i * 100), (0, 9, i * 100)]);
+            while let Next::Dispatch(batch) = core.next(now) {
+                complete(core, now, &batch);
+            }
+            held += u32::from(matches!(core.next(now), Next::Wait { reason: WaitReason::Hold, .. }));
+            now += us(500);
+            while let Next::Dispatch(batch) = core.next(now) {
+                core.event(now, Event::Completed(Completion { errno: 5, ..Completion::of(&batch, now, now) }));
+            }
+        }
+        held
+    };
+    let before = holds(&mut core, 0..40);
+    assert!((1..20).contains(&before), "held for {before} times, then no longer");
+    core.reconfigure(us(40_000), &anticipating().with("window_us", 1_999_000)).unwrap();
+    assert!(holds(&mut core, 40..60) <= 1, "the account is still empty");
+}

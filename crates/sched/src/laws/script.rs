@@ -29,6 +29,10 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
         (p("mlf").with("pass_us", 50), 2),
         (p("mlf").with("weights", "a: user=0 & op=read {weight=8}; b: op=write {weight=0.1}"), 1),
         (p("mlf").with("reads_ahead_requests", 100).with("batch_requests", 3), 2),
+        (
+            p("mlf").with("adapt", "on").with("weights", "a: user=0 {weight=5}; b: * {weight=0.2}").with("pass_us", 20),
+            2,
+        ),
         (p("aioli").with("hold_us", 10), 1),
         (p("aioli").with("hold_us", 5).with("window_us", 0).with("quantum_bytes", 1024), 3),
         (p("agios"), 1),
@@ -136,6 +140,8 @@ pub(super) enum Load {
     Ascending,
     /// The same at the lowest offsets.
     Low,
+    /// That stream alone.
+    LowAlone,
     /// What a stream leaves behind.
     Victims,
 }
@@ -199,11 +205,15 @@ impl Script {
     /// A request: its operation, file, offset, length and connection by the load.
     pub(super) fn request(&mut self) -> Request {
         let lane = LaneId(self.below(u64::from(self.lanes)) as u16);
-        let streams = self.load == Load::Victims || (self.load != Load::Mixed && self.below(8) > 0);
+        let streams = match self.load {
+            Load::Victims | Load::LowAlone => true,
+            Load::Mixed => false,
+            Load::Ascending | Load::Low => self.below(8) > 0,
+        };
         let (op, file, offset, len) = if streams {
             let offset = match self.load {
                 Load::Victims => 20 + 2 * self.pushed,
-                Load::Low => self.pushed % 3,
+                Load::Low | Load::LowAlone => self.pushed % 3,
                 _ => 50 + 2 * self.pushed,
             };
             (Op::Read, 3, offset * 1024, 512)

@@ -106,13 +106,17 @@ impl Policy for Broken {
 /// Eight requests, and then one stream that never ends and that the policy prefers. What was promised by `promised` and
 /// done by `acts`.
 fn starve(promised: &PolicySpec, acts: &PolicySpec, lanes: u16, load: Load) -> Vec<String> {
+    starve_for(6_000, promised, acts, lanes, load)
+}
+
+fn starve_for(steps: u32, promised: &PolicySpec, acts: &PolicySpec, lanes: u16, load: Load) -> Vec<String> {
     let config = CoreConfig { lanes, pieces: false, ..CoreConfig::single_lane(64) };
     let mut core = Core::new(config.clone(), promised).unwrap();
     let setup = Setup { lanes, shared_space: false, node_rank: 0, capacity: 64, sorted_below: false };
     let build = |spec| policy::build(spec, &setup).unwrap();
     core.install(Box::new(Broken { acts: build(acts), promises: build(promised) }));
     let mut script = Script::on(core, &config, Random::new(7));
-    script.flood(&[(Load::Victims, 4), (load, 6_000)]);
+    script.flood(&[(Load::Victims, 4), (load, steps)]);
     script.finish();
     script.laws.take_violations()
 }
@@ -144,6 +148,11 @@ fn a_broken_guard_is_found() {
         let found = starve(&guarded(1), &guarded(0), lanes, load);
         assert!(found.iter().any(|v| v.contains("law 3") && v.contains("batches before it")), "{spec}: {found:?}");
     }
+    // The guard as it comes, too: the bound of the oldest request lies within the script.
+    let shipped = p("mlf").with("window_us", 0).with("batch_requests", 1);
+    assert_eq!(starve_for(40_000, &shipped, &shipped, 1, Load::LowAlone), Vec::<String>::new());
+    let found = starve_for(40_000, &shipped, &shipped.clone().with("guard_batches", 0), 1, Load::LowAlone);
+    assert!(found.iter().any(|v| v.contains("law 3") && v.contains("batches before it")), "{found:?}");
     // Bounds of idle time as well: windows and rates that are longer or lower than stated.
     let found = starve(&twins, &twins.clone().with("window_us", 5_000), 2, Load::Mixed);
     assert!(found.iter().any(|v| v.contains("law 3: the lane idled")), "{found:?}");
