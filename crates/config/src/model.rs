@@ -86,6 +86,10 @@ pub struct Data {
     /// kernel: not from memory, and not from a device model.
     #[serde(default = "default_read_ahead")]
     pub read_ahead_bytes: u64,
+    /// Also schedule reads that the page cache has; else they are answered at once, unless the policy is about who gets how
+    /// much.
+    #[serde(default)]
+    pub schedule_cached_reads: bool,
     /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
     /// configuration file. Absent: that of the device model, else of a 7200 rpm disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -250,6 +254,7 @@ impl Data {
             queue_requests: default_queue(),
             payload_bytes: default_payload(),
             read_ahead_bytes: default_read_ahead(),
+            schedule_cached_reads: false,
             device: None,
             cost: None,
             correct_cost: None,

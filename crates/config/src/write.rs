@@ -85,6 +85,8 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     optional(out, payload, note("limit of the memory for payloads, bytes"))?;
     let ahead = ("read_ahead_bytes", data.read_ahead_bytes, default.read_ahead_bytes);
     optional(out, ahead, note("read ahead of the clients, bytes at most; 0: not at all"))?;
+    let cached = ("schedule_cached_reads", data.schedule_cached_reads, default.schedule_cached_reads);
+    optional(out, cached, note("schedule also what the page cache has"))?;
     if let Some(device) = &data.device {
         writeln!(out, "device = {}", text(device))?;
     }
@@ -190,6 +192,7 @@ mod tests {
         config.data[2].in_flight_requests = 3;
         config.data[2].payload_bytes = 64 << 20;
         config.data[1].read_ahead_bytes = 128 << 20;
+        config.data[1].schedule_cached_reads = true;
         config.data[0].cost = Some("/etc/impresario/cal \"0\".toml".into());
         config.io[1].correct_cost = Some(true);
         config.data[0].trace = Some("/var/traces \"0\"".into());

@@ -29,6 +29,11 @@ impl Interner {
         n
     }
 
+    /// The number of a key that is in use.
+    pub fn number(&self, key: u64) -> Option<u32> {
+        self.numbers.get(&key).copied()
+    }
+
     /// One reference more to a number in use.
     pub fn again(&mut self, n: u32) {
         if let Some(entry) = self.entries.get_mut(n) {

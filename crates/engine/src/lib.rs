@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_sched::{
-    Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, Event, Extent, FileId, JobId, LaneId,
-    Nanos, Next, Observer, PolicyError, PolicySpec, PredictedQueues, Request, RequestId, Status, UserId, Who,
+    Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, Ended, Event, Extent, FileId, JobId,
+    LaneId, Nanos, Next, Observer, PolicyError, PolicySpec, PredictedQueues, Request, RequestId, Status, UserId, Who,
 };
 
 pub use clock::{Clocks, SharedTime, SystemClocks};
@@ -123,6 +123,8 @@ struct Shared<T: Send + 'static> {
     executor: Arc<dyn Executor<T>>,
     clocks: Box<dyn Clocks>,
     stopped: AtomicBool,
+    /// What [`Core::lets_pass`] said last: under most policies nobody need take the lock to ask.
+    lets_pass: AtomicBool,
 }
 
 /// The engine. Threads: one timer; the rest is borrowed from submitters and completers.
@@ -332,6 +334,7 @@ impl<T: Send + 'static> Shared<T> {
                         state.alarm = until;
                         self.timer.notify_one();
                     }
+                    self.note_policy(&state);
                     drop(state);
                     if started > 0 {
                         self.executor.all_started();
@@ -356,6 +359,14 @@ impl<T: Send + 'static> Shared<T> {
         self.timer.notify_one();
         drop(state);
         self.executor.all_started();
+    }
+
+    /// The policy may have changed, or chosen another one to act.
+    fn note_policy(&self, state: &State<T>) {
+        let lets_pass = state.core.lets_pass();
+        if self.lets_pass.load(Ordering::Relaxed) != lets_pass {
+            self.lets_pass.store(lets_pass, Ordering::Relaxed);
+        }
     }
 
     fn keep_time(self: Arc<Self>) {
@@ -406,6 +417,7 @@ impl<T: Send + 'static> Engine<T> {
             statistics: true,
         };
         let mut core = Core::new(core_config, &config.policy)?;
+        let lets_pass = AtomicBool::new(core.lets_pass());
         let shared_time = SharedTime::sample(&*clocks);
         let at = now();
         core.event(at, shared_time.event());
@@ -432,6 +444,7 @@ impl<T: Send + 'static> Engine<T> {
             timer: Condvar::new(),
             executor,
             clocks,
+            lets_pass,
             stopped: AtomicBool::new(false),
         });
         let timer = std::thread::Builder::new().name("engine-timer".into()).stack_size(256 << 10).spawn({
@@ -506,6 +519,39 @@ impl<T: Send + 'static> Engine<T> {
         }
         self.shared.pump(state, now());
         refused
+    }
+
+    /// Whether a read that needs no device may be served at once, without being submitted; see [`Core::may_pass`].
+    pub fn may_pass(&self, read: &Submission) -> bool {
+        if !self.shared.lets_pass.load(Ordering::Relaxed) {
+            return false;
+        }
+        let state = self.shared.lock();
+        let file = state.files.number(read.file).map(FileId);
+        let end = read.lane_offset.saturating_add(read.len);
+        !state.closed && state.core.may_pass(file, read.lane, read.conn, read.lane_offset..end)
+    }
+
+    /// A read that arrived at an instant was served without being submitted, and moved so many bytes.
+    pub fn passed(&self, read: &Submission, arrival: Nanos, moved_bytes: u64) {
+        let mut state = self.shared.lock();
+        state.core.passed();
+        if let Some(observer) = &state.observer {
+            observer.ended(&Ended {
+                arrival,
+                finished: now(),
+                file: read.file,
+                client: read.client,
+                job: read.job,
+                offset: read.lane_offset,
+                len: read.len,
+                moved_bytes,
+                user: read.user,
+                errno: 0,
+                lane: read.lane,
+                op: read.op,
+            });
+        }
     }
 
     /// What is left of the time that a submitter waits for room.

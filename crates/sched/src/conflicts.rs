@@ -10,6 +10,8 @@
 //! on one older request at a time and looks again when that one has gone: a chain of n writes of the
 //! same block costs n log n, not n².
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -190,6 +192,12 @@ impl Conflicts {
             to = key;
         }
         None
+    }
+
+    /// Whether anything outstanding changes bytes of this range.
+    pub(crate) fn changes(&self, table: &Table, file: FileId, lane: LaneId, range: Range<u64>) -> bool {
+        let index = self.files.get(&(file, if self.shared_space { LaneId(0) } else { lane }));
+        index.is_some_and(|i| i.older_conflict(table, Kind::Read, range.start, range.end, u64::MAX).is_some())
     }
 
     fn blocker(&self, table: &Table, slot: Slot) -> Option<Slot> {

@@ -131,6 +131,7 @@ impl Core {
             shared_offset_ns: 0,
             unlimited: false,
             speculates: false,
+            shares: true,
             config,
         };
         ground.apply_limits(&*policy);
@@ -598,6 +599,11 @@ impl Core {
     /// The stable keys of identities, to be told to policies that go by them.
     pub fn names_mut(&mut self) -> &mut Names {
         &mut self.ground.names
+    }
+
+    /// A read was served without being scheduled, as [`Core::may_pass`] allowed.
+    pub fn passed(&mut self) {
+        self.count(|s| &mut s.passed);
     }
 
     /// Counts one more of something.

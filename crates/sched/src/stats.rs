@@ -15,6 +15,7 @@ pub(crate) const STEPS_LOG2: u32 = 2;
 pub struct Statistics {
     pub(crate) accepted: u64,
     pub(crate) cancelled: u64,
+    pub(crate) passed: u64,
     pub(crate) completed: u64,
     pub(crate) failed: u64,
     pub(crate) read_bytes: u64,
@@ -67,6 +68,7 @@ impl Statistics {
         Report {
             accepted: self.accepted,
             cancelled: self.cancelled,
+            passed: self.passed,
             completed: self.completed,
             failed: self.failed,
             read_bytes: self.read_bytes,
@@ -100,6 +102,8 @@ pub struct Report {
     pub accepted: u64,
     /// Requests cancelled while queued.
     pub cancelled: u64,
+    /// Reads that needed no device and were not scheduled; they count nowhere else.
+    pub passed: u64,
     /// Requests completed, failed ones included.
     pub completed: u64,
     /// Requests that failed.

@@ -1,5 +1,6 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
+mod cached;
 mod callers;
 mod disk;
 mod ledger;
@@ -30,7 +31,7 @@ use callers::Callers;
 pub(crate) use disk::Disk;
 use ledger::Ledger;
 pub(crate) use ledger::stale;
-use owed::{Came, Owed, Shared};
+use owed::{Came, Owed, Run, Shared};
 
 /// How long the engine's last batches may take when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -100,6 +101,10 @@ impl DataServer {
     fn submit(&self, conn: ConnId, who: Who, op: Op, range: (u64, u64), item: Item) {
         let ahead = self.foresee(op, item.file, range, who);
         let submission = submission(conn, who, op, item.file, range);
+        let Some(item) = self.pass(&submission, item, &mut Run::default()) else {
+            let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
+            return self.refuse(self.engine.submit_all(ahead));
+        };
         if ahead.is_empty() {
             if let Err(refused) = self.engine.submit(submission, item) {
                 self.refuse([refused]);
@@ -108,6 +113,24 @@ impl DataServer {
         }
         let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
         self.refuse(self.engine.submit_all(std::iter::once((submission, item)).chain(ahead)));
+    }
+
+    /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones; else
+    /// gives the request back.
+    fn pass(&self, submission: &Submission, item: Item, run: &mut Run) -> Option<Item> {
+        if submission.op != Op::Read || !self.disk.may_have() {
+            return Some(item);
+        }
+        let arrival = self.engine.now();
+        if !self.engine.may_pass(submission) {
+            return Some(item);
+        }
+        let Some(slice) = self.disk.read_at_once(item.file, (submission.lane_offset, submission.len)) else {
+            return Some(item);
+        };
+        self.engine.passed(submission, arrival, slice.len() as u64);
+        run.read(item.owed, slice);
+        None
     }
 
     fn foresee(&self, op: Op, file: FileKey, range: (u64, u64), who: Who) -> Vec<Prediction> {
@@ -121,16 +144,18 @@ impl DataServer {
     fn submit_list(&self, conn: ConnId, who: Who, file: FileKey, extents: &Extents, reply: Reply) {
         let len = extents.iter().map(|extent| u64::from(extent.1)).sum();
         let shared = Shared::new(reply, len, true);
-        let mut at = 0;
-        let requests = extents.iter().flat_map(|(offset, len)| {
+        let (mut at, mut passed, mut requests) = (0, Run::default(), Vec::new());
+        for (offset, len) in extents.iter() {
             let len = u64::from(len);
             let owed = Owed::Part { shared: shared.clone(), at, len };
             at += len;
             let submission = submission(conn, who, Op::Read, file, (offset, len));
             let ahead = self.foresee(Op::Read, file, (offset, len), who);
-            let ahead = ahead.into_iter().map(move |prediction| speculation(&submission, prediction.extent));
-            std::iter::once((submission, Item { file, payload: None, owed })).chain(ahead)
-        });
+            let waits = self.pass(&submission, Item { file, payload: None, owed }, &mut passed);
+            requests.extend(waits.map(|item| (submission, item)));
+            requests.extend(ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent)));
+        }
+        passed.send();
         self.refuse(self.engine.submit_all(requests));
     }
 

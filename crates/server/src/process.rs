@@ -169,7 +169,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     };
     let modelled = device.map(ModelledDevice::start).transpose();
     let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
-    let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes);
+    let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes, !data.schedule_cached_reads);
     let engine = EngineConfig {
         // A disk does one thing at a time: what it does not have yet, the policy can still order.
         lane_requests: if data.in_flight_requests == 0 && device.is_some() { 1 } else { data.in_flight_requests },

@@ -720,3 +720,59 @@ fn every_operation_works_on_the_modelled_device() {
     cluster.stop_data(0);
     assert!(started.elapsed() < Duration::from_secs(60));
 }
+
+/// Reads that the page cache has do not wait for a device that is kept busy or idle by the policy; what is about to change
+/// them goes first all the same, and where everybody gets a share nothing passes.
+#[test]
+fn what_the_page_cache_has_is_not_scheduled() {
+    let policy = |name: &str, params: &[(&str, &str)]| Call::SetPolicy {
+        name: name.into(),
+        params: params.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+        at_shared_ns: 0,
+    };
+    let read = |lane_offset, len| Call::Read { who: who(1), file: FileKey(1), lane_offset, len };
+    for scheduled in [false, true] {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let cluster = Cluster::start(1, |config| {
+            config.data[0].dir = folder.path().into();
+            config.data[0].policy = PolicySpec::named("fifo");
+            config.data[0].schedule_cached_reads = scheduled;
+        });
+        let mut peer = cluster.peer(0, 1);
+        if peer.status()["store"]["in_memory"] == true {
+            return impresario_testing::skip("disk", "the build's folder is in memory");
+        }
+        let bytes = pattern(1, 100_000);
+        assert_eq!(peer.write(1, 1, 0, &bytes), Answer::Written(100_000));
+        let passed = |peer: &mut Peer| peer.status()["engine"]["statistics"]["passed"].as_u64().unwrap();
+        assert_eq!(peer.call(&policy("tbf", &[("rules", "all: * {requests_per_s=1e6}")]), &[]).0, Answer::Done);
+        assert!(peer.read(1, 1, 5000, 1000) == bytes[5000..6000]);
+        assert_eq!(passed(&mut peer), 0, "every request counts");
+        // Each request waits for passes of 200 ms.
+        assert_eq!(peer.call(&policy("mlf", &[("pass_us", "200000"), ("window_us", "0")]), &[]).0, Answer::Done);
+        let write = Call::Write { who: who(1), file: FileKey(1), lane_offset: 50_000 };
+        let write = peer.send(&write, &[7; 1000]);
+        let (over, beside) = (peer.send(&read(49_990, 20), &[]), peer.send(&read(0, 1000), &[]));
+        let order: Vec<(u64, Vec<u8>)> = (0..3)
+            .map(|_| {
+                let (id, _, bytes) = peer.answer().unwrap();
+                (id, bytes)
+            })
+            .collect();
+        let of = |id| order.iter().position(|(answered, _)| *answered == id).unwrap();
+        assert!(of(write) < of(over), "a read of what changes waits");
+        assert_eq!(order[of(over)].1, [&bytes[49_990..50_000], &[7; 10]].concat());
+        assert!(order[of(beside)].1 == bytes[..1000]);
+        if !scheduled {
+            assert_eq!(of(beside), 0, "what is in memory goes at once");
+            // Short at the end, and empty behind it.
+            assert_eq!((peer.read(1, 1, 99_990, 100).len(), peer.read(1, 1, 200_000, 100).len()), (10, 0));
+        }
+        // Of a list, what nothing changes.
+        let extents = Extents::Pairs(vec![(0, 10), (10, 10), (60_000, 10), (10, 5)]);
+        let (answer, list) = peer.call(&Call::ReadList { who: who(1), file: FileKey(1), extents }, &[]);
+        assert!(matches!(answer, Answer::Data), "{answer:?}");
+        assert!(list == [&bytes[..20], &bytes[60_000..60_010], &bytes[10..15]].concat());
+        assert_eq!(passed(&mut peer), if scheduled { 0 } else { 7 });
+    }
+}

@@ -22,6 +22,8 @@ pub(super) struct Ground {
     pub(super) shared_offset_ns: i64,
     pub(super) unlimited: bool,
     pub(super) speculates: bool,
+    /// The policy counts every request; see [`Conduct::shares`](crate::policy::Conduct::shares).
+    pub(super) shares: bool,
 }
 
 impl Ground {
@@ -82,6 +84,7 @@ impl Ground {
         let unlimited = policy.unlimited();
         self.unlimited = unlimited;
         self.speculates = policy.speculates();
+        self.shares = policy.shares();
         let requests = self.config.lane_requests.min(policy.lane_requests().unwrap_or(u32::MAX)).max(1);
         for lane in &mut self.lanes {
             lane.limit_requests = if unlimited { u32::MAX } else { requests };

@@ -1,12 +1,14 @@
 //! What the core tells of itself.
 
+use std::ops::Range;
+
 use super::Core;
 use crate::contract::{Foretold, LaneStatus, Status};
 use crate::names::Who;
 use crate::policy::{self, PolicyError, WaitBound};
 use crate::spec::PolicySpec;
 use crate::table::State;
-use crate::types::{FileId, Nanos, Op, Request, RequestId};
+use crate::types::{ConnId, FileId, LaneId, Nanos, Op, Request, RequestId};
 
 impl Core {
     /// The policy that decides at present, where the one in force chooses among others; and how often that changed.
@@ -22,6 +24,21 @@ impl Core {
     /// Whether [`Core::reconfigure`] would take this policy.
     pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         policy::build(spec, &self.ground.setup()).map(drop)
+    }
+
+    /// Whether any read may pass at present; see [`Core::may_pass`].
+    pub fn lets_pass(&self) -> bool {
+        !self.ground.unlimited && !self.ground.shares
+    }
+
+    /// Whether a read that needs no device may be served at once, without being scheduled: nothing outstanding changes these
+    /// bytes of the lane's space, its connection can take data, and the policy is about devices, not about who gets how
+    /// much. Where everything is handed over at once anyway, nothing need pass. `file` is none that is outstanding: `None`.
+    pub fn may_pass(&self, file: Option<FileId>, lane: LaneId, conn: ConnId, range: Range<u64>) -> bool {
+        let ground = &self.ground;
+        self.lets_pass()
+            && !ground.not_ready.contains(&conn)
+            && file.is_none_or(|file| !self.conflicts.changes(&ground.table, file, lane, range))
     }
 
     /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.

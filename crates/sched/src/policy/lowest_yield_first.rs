@@ -33,7 +33,10 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lowest-yield-first",
     summary: "The application that got least since its I/O phase began goes first.",
     source: "Benoit et al., INRIA RR-9502 (GreedyYield)",
-    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
+    conduct: Conduct {
+        shares: true,
+        ..Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches")
+    },
     params: &[
         ParamInfo {
             name: "measure",

@@ -49,6 +49,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     summary: "Reservation, weight and limit for each class.",
     source: "mClock (Gulati et al., OSDI 2010)",
     conduct: Conduct {
+        shares: true,
         idles: |params| {
             rules::parse(params.text("rules")).is_ok_and(|all| all.iter().any(|r| r.settings.contains_key("limit")))
         },

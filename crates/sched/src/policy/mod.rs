@@ -286,6 +286,11 @@ pub trait Policy: Any + Send {
         speculates(&self.spec())
     }
 
+    /// It is about who gets how much: every request counts, also one that needs no device.
+    fn shares(&self) -> bool {
+        info(&self.spec().name).is_none_or(|info| info.conduct.shares)
+    }
+
     /// The worst-case wait of a queued request from now.
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound;
 
@@ -371,6 +376,8 @@ pub struct Conduct {
     pub minds_connections: bool,
     /// With these parameters only the first access of a connection may go, in order of arrival.
     pub in_order: fn(&Params) -> bool,
+    /// It is about who gets how much: every request counts, also one that needs no device.
+    pub shares: bool,
     /// The worst-case wait of a request, in words; [`Policy::wait_bound`] computes it.
     pub wait: &'static str,
 }
@@ -384,6 +391,7 @@ impl Conduct {
             idles: |_| false,
             minds_connections: false,
             in_order: |_| false,
+            shares: false,
             wait,
         }
     }

@@ -38,7 +38,10 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "set10",
     summary: "Applications in sets by the period of their I/O phases: alone within a set, shares between sets.",
     source: "IO-SETS (Boito et al., IEEE TPDS 2023)",
-    conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
+    conduct: Conduct {
+        shares: true,
+        ..Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches")
+    },
     params: &[
         ParamInfo {
             name: "rules",

@@ -59,6 +59,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     summary: "Token buckets by rules, with borrowing of what is idle.",
     source: "Lustre network request scheduler, TBF; Qian et al., SC 2017",
     conduct: Conduct {
+        shares: true,
         idles: |params| rules::parse(params.text("rules")).is_ok_and(|all| all.iter().any(is_hard)),
         ..Conduct::conserving(
             "(older requests + 1) × (guard_batches + 1) batches; with a hard limit, its tokens as well",

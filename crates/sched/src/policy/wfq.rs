@@ -37,7 +37,10 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "wfq",
     summary: "Weighted fair queueing: deficit round robin over jobs (users, clients, files), quanta by rules.",
     source: "AGIOS, public library (WFQ); Shreedhar and Varghese, SIGCOMM 1995",
-    conduct: Conduct::conserving("the rounds that pay for the older requests of the queue and for this one"),
+    conduct: Conduct {
+        shares: true,
+        ..Conduct::conserving("the rounds that pay for the older requests of the queue and for this one")
+    },
     params: &[
         ParamInfo {
             name: "by",

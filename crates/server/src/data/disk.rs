@@ -14,6 +14,7 @@ use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
+use super::cached::Cached;
 use super::losses::Losses;
 use super::modelled::{Meeting, Performed};
 use super::owed::{Came, Owed, Run};
@@ -35,6 +36,8 @@ pub(crate) struct Disk {
     losses: Arc<Losses>,
     device: Option<Arc<ModelledDevice>>,
     threads: Workers,
+    /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
+    cached: Option<Cached>,
     /// Reads ahead of the clients, if the configuration says so, and its threads.
     read_ahead: Option<(ReadAhead, Workers)>,
 }
@@ -51,17 +54,20 @@ pub(super) enum Done {
 }
 
 impl Disk {
-    /// `read_ahead_bytes` are read ahead of the clients at most; 0, or with a modelled device, nothing is.
+    /// `read_ahead_bytes` are read ahead of the clients at most; 0, or with a modelled device, nothing is. `cached_pass`: what
+    /// the page cache has need not be scheduled; from a modelled device or a folder in memory everything is.
     pub(crate) fn new(
         vitals: Vitals,
         store: ObjectStore,
         device: Option<Arc<ModelledDevice>>,
         read_ahead_bytes: u64,
+        cached_pass: bool,
     ) -> Arc<Disk> {
         let threads = Workers::new("device", DEVICE_THREADS);
         let wanted = read_ahead_bytes > 0 && device.is_none() && !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
         let read_ahead = wanted.then(ahead);
+        let cached = (cached_pass && device.is_none() && !store.in_memory()).then(Cached::default);
         Arc::new_cyclic(|this| Disk {
             this: this.clone(),
             vitals,
@@ -69,6 +75,7 @@ impl Disk {
             losses: Arc::default(),
             device,
             threads,
+            cached,
             read_ahead,
         })
     }
@@ -294,6 +301,19 @@ impl Disk {
                 meeting.performed((work, result)).into_iter().for_each(complete_modelled);
             }),
         }
+    }
+
+    /// Reads that the page cache has may be answered before they are scheduled, and one is worth a try.
+    pub(super) fn may_have(&self) -> bool {
+        self.cached.as_ref().is_some_and(Cached::is_worth_a_try)
+    }
+
+    /// What the page cache has of a read; nothing unless it has all of it.
+    pub(super) fn read_at_once(&self, file: FileKey, (offset, len): (u64, u64)) -> Option<Slice> {
+        let mut buffer = self.vitals.pool().buffer(len as usize);
+        let got = self.store.read_cached(file.0, offset, &mut buffer).and_then(Result::ok);
+        self.cached.iter().for_each(|cached| cached.came(got.is_some()));
+        got.map(|got| Slice::new(Arc::new(buffer), 0..got))
     }
 
     /// A request came that will be scheduled. What should be read before it is asked for.

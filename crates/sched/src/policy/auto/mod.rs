@@ -404,6 +404,10 @@ impl Policy for Auto {
         self.alternative(self.acting).read_ahead
     }
 
+    fn shares(&self) -> bool {
+        self.objective == Objective::Share || self.inner.shares()
+    }
+
     fn acting(&self) -> PolicySpec {
         self.inner.spec()
     }

@@ -35,6 +35,7 @@ use crate::types::{ConnId, Nanos, Op};
 pub(in crate::policy) const CONDUCT: Conduct = Conduct {
     unlimited: false,
     speculates: true,
+    shares: false,
     idles: |_| false,
     minds_connections: true,
     in_order: |params| params.text("job_order") == "byte",

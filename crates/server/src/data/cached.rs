@@ -1,0 +1,53 @@
+//! Whether it is worth looking into the page cache before a read is scheduled: where it hardly ever has what is asked for,
+//! looking costs a system call for nothing.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Misses in a row after which only each [`SELDOM`]-th read is tried.
+const MISSES_MAX: u32 = 32;
+const SELDOM: u32 = 16;
+
+/// What came of the last tries.
+#[derive(Default)]
+pub(super) struct Cached {
+    misses: AtomicU32,
+    /// Reads that were not tried since the last one that was.
+    left_out: AtomicU32,
+}
+
+impl Cached {
+    /// A read came that might be in memory.
+    pub fn is_worth_a_try(&self) -> bool {
+        if self.misses.load(Relaxed) < MISSES_MAX {
+            return true;
+        }
+        self.left_out.fetch_add(1, Relaxed) % SELDOM == SELDOM - 1
+    }
+
+    /// One was tried, and was in memory or not.
+    pub fn came(&self, hit: bool) {
+        match hit {
+            true => self.misses.store(0, Relaxed),
+            // Several at once may count beyond the bound, to no harm.
+            false if self.misses.load(Relaxed) < MISSES_MAX => drop(self.misses.fetch_add(1, Relaxed)),
+            false => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misses_make_tries_rare_and_a_hit_makes_them_usual() {
+        let cached = Cached::default();
+        for _ in 0..MISSES_MAX {
+            assert!(cached.is_worth_a_try());
+            cached.came(false);
+        }
+        assert_eq!((0..160).filter(|_| cached.is_worth_a_try()).count(), 10);
+        cached.came(true);
+        assert!((0..10).all(|_| cached.is_worth_a_try()));
+    }
+}
