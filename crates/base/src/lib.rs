@@ -3,6 +3,7 @@
 pub mod durable;
 pub mod histogram;
 pub mod lock;
+pub mod place;
 pub mod prefetch;
 pub mod random;
 pub mod siphash;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use impresario_base::place::line_column;
 use toml::{Table, Value};
 use toml_edit::{Document, Item, TableLike};
 
-use crate::load::{Complaint, line_column};
+use crate::load::Complaint;
 
 /// The path of a key: names, and indices of arrays as numbers, for example `data`, `2`, `address`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]

@@ -17,7 +17,7 @@ pub use address::Address;
 pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;
-pub use load::{Complaint, ConfigErrors, line_column};
+pub use load::{Complaint, ConfigErrors};
 pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};
 pub use table::{read_table, table_file};
 

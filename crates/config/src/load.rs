@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use impresario_base::place::line_column;
 use toml::{Table, Value};
 
 use crate::Calibration;
@@ -156,11 +157,4 @@ fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
         _ => return Some(("", Value::Table(Table::new()))),
     };
     Some((example, Value::String(String::new())))
-}
-
-/// Line and column, from 1 and in characters, of a byte of the text.
-pub fn line_column(text: &str, byte: usize) -> (usize, usize) {
-    let before = text.get(..byte).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |n| n + 1);
-    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }

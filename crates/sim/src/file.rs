@@ -10,9 +10,10 @@ mod tests;
 
 use std::path::Path;
 
+use impresario_base::place::line_column;
 use impresario_config::document::{KeyPath, Tree, shown};
 use impresario_config::mistake::Mistake;
-use impresario_config::{Complaint, ConfigErrors, line_column};
+use impresario_config::{Complaint, ConfigErrors};
 use toml::{Table, Value};
 
 use crate::model::{Scenario, TracedAccess};

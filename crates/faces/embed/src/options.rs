@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use impresario_base::place::at_line;
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostCurve, CostModel, LinearCost, Nanos, OpCost, PolicySpec, Table, policy};
 use serde::Deserialize;
@@ -107,11 +108,8 @@ impl Options {
 
     /// Applies `text` (TOML); `doc/EMBEDDING.md` documents every key. Missing keys leave the options unchanged.
     pub fn read(mut self, text: &str) -> Result<Options, String> {
-        let file: File = toml::from_str(text).map_err(|e| {
-            let line = e.span().map(|span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
-            let what = e.message().trim().replace('\n', "; ");
-            line.map_or(what.clone(), |line| format!("line {line}: {what}"))
-        })?;
+        let file: File =
+            toml::from_str(text).map_err(|e| at_line(text, e.span().map(|span| span.start), e.message()))?;
         if let Some(policy) = file.policy {
             self.policy = match policy {
                 PolicyText::Text(text) => parse_policy(&text)?,

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use impresario_base::place::at_line;
 use serde::{Deserialize, Serialize};
 
 use super::observe::{DeviceClass, FEATURES, Feature, Observation};
@@ -191,11 +192,8 @@ pub struct Table {
 impl Table {
     /// Reads and checks a table, or says in one line what is wrong with it.
     pub fn parse(text: &str) -> Result<Table, String> {
-        let table: Table = toml::from_str(text).map_err(|e| {
-            let line = e.span().map(|at| text[..at.start.min(text.len())].matches('\n').count() + 1);
-            let what = e.message().lines().next().unwrap_or("it is not TOML").to_string();
-            line.map_or_else(|| what.clone(), |line| format!("line {line}: {what}"))
-        })?;
+        let table: Table =
+            toml::from_str(text).map_err(|e| at_line(text, e.span().map(|span| span.start), e.message()))?;
         table.check()?;
         Ok(table)
     }
