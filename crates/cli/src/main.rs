@@ -13,6 +13,7 @@ mod children;
 mod config_command;
 mod demo;
 mod explain;
+mod fsck;
 mod layout;
 mod mount;
 mod policy;
@@ -60,6 +61,7 @@ enum Command {
     Umount(mount::UmountArgs),
     Status(status::Args),
     Explain(explain::Args),
+    Fsck(fsck::Args),
     #[command(subcommand)]
     Policy(policy::Command),
     #[command(subcommand)]
@@ -123,6 +125,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Umount(args) => mount::umount(args),
         Command::Status(args) => status::run(args),
         Command::Explain(args) => explain::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Store(command) => store::run(command),

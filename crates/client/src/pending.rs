@@ -254,7 +254,7 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
     );
     let changes = match call {
         Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
-        Call::Truncate { .. } | Call::Unlink { .. } => true,
+        Call::Truncate { .. } | Call::Unlink { .. } | Call::SetAside { .. } => true,
         Call::Meta { call, .. } => call.is_change(),
         _ => false,
     };
@@ -264,7 +264,8 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
 /// May a call be sent again though a copy of it was sent before?
 fn may_repeat(call: &Call, ours: bool) -> bool {
     match call {
-        Call::Write { .. } | Call::FileWrite { .. } | Call::Truncate { .. } | Call::Unlink { .. } => ours,
+        Call::Write { .. } | Call::FileWrite { .. } | Call::Truncate { .. } => ours,
+        Call::Unlink { .. } | Call::SetAside { .. } => ours,
         // Its other senders decide for themselves.
         Call::WriteMerged { .. } => false,
         // The metadata server recognises the copies by their sequence.
@@ -274,14 +275,14 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             // An open whose answer was lost ends with its connection.
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,
-            MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs => true,
+            MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Close { .. } | MetaCall::Fsync { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
             MetaCall::Rename { .. } | MetaCall::Symlink { .. } => false,
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
-        Call::ObjectStat { .. } | Call::FileStat { .. } => true,
+        Call::ObjectStat { .. } | Call::FileStat { .. } | Call::ListObjects { .. } => true,
         Call::Prefetch { .. } | Call::FilePrefetch { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,
         Call::Status

@@ -190,6 +190,11 @@ impl DataServer {
     fn serve_unscheduled(&self, call: Call, reply: Reply) {
         match call {
             Call::ObjectStat { file } => self.disk.stat(file, reply),
+            Call::ListObjects { from, max } => self.disk.list(from, max, reply),
+            Call::SetAside { who, file } => match self.ledger.admit(self.disk.store(), who).map(drop) {
+                Ok(()) => self.disk.set_aside(file, reply),
+                Err(fault) => reply.send(&Answer::Fault(fault)),
+            },
             Call::Status => reply.send(&Answer::Text(self.status())),
             call @ Call::Explain { .. } => explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params, at_shared_ns } => {

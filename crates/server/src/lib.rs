@@ -9,6 +9,7 @@ pub mod data;
 mod data_servers;
 pub mod earlier_runs;
 pub mod folders;
+pub mod fsck;
 mod io_node;
 pub mod listener;
 pub mod meta;

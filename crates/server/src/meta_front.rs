@@ -51,7 +51,8 @@ fn may_wait(call: &MetaCall) -> bool {
         | MetaCall::Close { .. }
         | MetaCall::Fsync { .. }
         | MetaCall::FsyncDir { .. }
-        | MetaCall::Statfs => true,
+        | MetaCall::Statfs
+        | MetaCall::Examine(_) => true,
         MetaCall::SetAttr { set, .. } => set.size.is_some(),
         _ => false,
     }

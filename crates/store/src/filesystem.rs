@@ -47,8 +47,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns when all names created and removed in a directory (`""`: this one) are durable.
     fn sync_dir(&self, path: &str) -> io::Result<()>;
 
-    /// The names in this directory.
-    fn names(&self) -> io::Result<Vec<String>>;
+    /// The names in a directory (`""`: this one), in any order.
+    fn names(&self, dir: &str) -> io::Result<Vec<String>>;
+
+    /// Length, time and use of the file of that name, without following symbolic links; an error if it is no file.
+    fn stat_name(&self, path: &str) -> io::Result<FileState>;
 
     /// Space on the device.
     fn space(&self) -> io::Result<SpaceState>;

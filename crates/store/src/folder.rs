@@ -8,9 +8,11 @@ use std::io::{self, IoSliceMut};
 use std::path::Path;
 
 use crate::error::StoreError;
+use crate::examine::SET_ASIDE;
 use crate::filesystem::FileSystem;
 use crate::objects::OBJECTS;
 use crate::real::Real;
+use crate::removed::{REMOVED, REMOVED_OLD};
 use crate::replace::replace_file;
 
 const FORMAT: &str = "impresario objects 2";
@@ -128,6 +130,12 @@ pub(crate) fn open<F: FileSystem>(fs: &F, dir: &Path, server: &str) -> Result<Fo
     }
 }
 
+/// True for names that the top of a store's folder may have.
+pub(crate) fn is_known(name: &str) -> bool {
+    const MORE: [&str; 5] = ["notes", "notes.new", REMOVED, REMOVED_OLD, SET_ASIDE];
+    KNOWN_NAMES.contains(&name) || MORE.contains(&name)
+}
+
 fn whose(identity: &FolderIdentity) -> String {
     format!("{} of cluster {:016x}", identity.server, identity.cluster)
 }
@@ -137,7 +145,7 @@ pub(crate) fn state_of<F: FileSystem>(fs: &F, dir: &Path) -> Result<FolderState,
     let file = match fs.open(FORMAT_FILE, false) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let names = fs.names().map_err(failed)?;
+            let names = fs.names("").map_err(failed)?;
             // `objects` is made after `format`: without `format` it belongs to something else.
             let ours = |name: &String| KNOWN_NAMES.contains(&name.as_str()) && name != OBJECTS;
             return match names.into_iter().find(|name| !ours(name)) {

@@ -5,6 +5,7 @@
 //! disk in real time; it runs the work it is given and knows nothing of objects.
 
 mod error;
+mod examine;
 mod filesystem;
 mod folder;
 mod handles;
@@ -17,6 +18,7 @@ mod replace;
 pub mod testing;
 
 pub use error::{StoreError, WriteError};
+pub use examine::{ObjectPage, SET_ASIDE};
 pub use filesystem::{FileState, FileSystem, SpaceState};
 pub use folder::{FolderIdentity, FolderState, adopt, any_key, examine, make, make_over};
 pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotonic_ns};

@@ -7,6 +7,7 @@
 //! - `lock`: held by the server that has the directory open; its text is only for people.
 //! - `notes`, `notes.new`: what the server must know after a restart; see `notes.rs`.
 //! - `removed`, `removed.old`: the keys of removed objects, which are never made again; see `removed.rs`.
+//! - `set-aside/<kkkkkkkkkkkkkkkk>`: objects that belonged to no file, moved there by a check of the cluster.
 //! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
 //!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
 //!   range never written is a hole. The file's length is the object's length. A missing object has length 0.
@@ -38,7 +39,7 @@ use crate::real::Real;
 use crate::removed::{Removed, is_removed};
 
 pub(crate) const OBJECTS: &str = "objects";
-const FOLDERS: usize = 256;
+pub(crate) const FOLDERS: usize = 256;
 /// Longest object: the largest offset of Linux.
 const OBJECT_MAX_BYTES: u64 = i64::MAX as u64;
 
@@ -278,6 +279,13 @@ impl<F: FileSystem> ObjectStore<F> {
         directory.names.sync(|| self.fs.sync_dir(&directory.path))
     }
 
+    /// Renames an object to a path outside the objects.
+    pub(crate) fn move_away(&self, key: u64, to: &str) -> io::Result<()> {
+        self.handles.remove(key, || self.fs.rename(&self.path(key), to))?;
+        self.directory(key).names.changed();
+        Ok(())
+    }
+
     /// The state of the object; zeros if there is none.
     pub fn stat(&self, key: u64) -> io::Result<FileState> {
         Ok(self.look(key)?.unwrap_or_default())
@@ -342,7 +350,7 @@ impl<F: FileSystem> ObjectStore<F> {
         &self.directories[key as usize % FOLDERS]
     }
 
-    fn path(&self, key: u64) -> String {
+    pub(crate) fn path(&self, key: u64) -> String {
         format!("{OBJECTS}/{:02x}/{key:016x}", key & 0xff)
     }
 }

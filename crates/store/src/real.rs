@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_device::device_limits;
-use rustix::fs::{Advice, AtFlags, Dir, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Advice, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
@@ -180,13 +180,15 @@ impl FileSystem for Real {
     }
 
     fn stat(&self, file: &OwnedFd) -> io::Result<FileState> {
-        let stat = rustix::fs::fstat(file)?;
-        Ok(FileState {
-            size: stat.st_size as u64,
-            mtime_secs: stat.st_mtime,
-            mtime_nanos: stat.st_mtime_nsec as u32,
-            used_bytes: stat.st_blocks as u64 * 512,
-        })
+        Ok(state_of(&rustix::fs::fstat(file)?))
+    }
+
+    fn stat_name(&self, path: &str) -> io::Result<FileState> {
+        let stat = rustix::fs::statat(&self.root, path, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(state_of(&stat)),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 
     fn unlink(&self, path: &str) -> io::Result<()> {
@@ -209,9 +211,10 @@ impl FileSystem for Real {
         retry(|| rustix::fs::fsync(&dir))
     }
 
-    fn names(&self) -> io::Result<Vec<String>> {
+    fn names(&self, dir: &str) -> io::Result<Vec<String>> {
+        let dir = self.open_at(if dir.is_empty() { "." } else { dir }, DIR_FLAGS)?;
         let mut names = Vec::new();
-        for entry in Dir::read_from(&self.root)? {
+        for entry in Dir::read_from(&dir)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if name != "." && name != ".." {
                 names.push(name);
@@ -232,6 +235,15 @@ impl FileSystem for Real {
 
     fn in_memory(&self) -> bool {
         self.in_memory
+    }
+}
+
+fn state_of(stat: &rustix::fs::Stat) -> FileState {
+    FileState {
+        size: stat.st_size as u64,
+        mtime_secs: stat.st_mtime,
+        mtime_nanos: stat.st_mtime_nsec as u32,
+        used_bytes: stat.st_blocks as u64 * 512,
     }
 }
 

@@ -357,10 +357,14 @@ impl FileSystem for Forgetful {
         Ok(())
     }
 
-    fn names(&self) -> io::Result<Vec<String>> {
+    fn names(&self, dir: &str) -> io::Result<Vec<String>> {
         let state = self.lock();
-        let names = state.now.files.keys().chain(&state.now.dirs);
-        Ok(names.filter(|name| parent(name).is_empty()).cloned().collect())
+        let names = state.now.files.keys().chain(&state.now.dirs).filter(|name| parent(name) == dir);
+        Ok(names.map(|name| name.rsplit('/').next().unwrap_or(name).to_string()).collect())
+    }
+
+    fn stat_name(&self, path: &str) -> io::Result<FileState> {
+        self.stat(&self.open(path, false)?)
     }
 
     fn space(&self) -> io::Result<SpaceState> {

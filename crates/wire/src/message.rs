@@ -300,6 +300,21 @@ pub enum Call {
         /// runs that are loaded.
         runs: Option<Vec<Vec<u8>>>,
     },
+    /// Data server: which objects it has, for a check of the cluster. Answer: [`Answer::Objects`].
+    ListObjects {
+        /// Begin with this key; keys are ordered by their lowest byte, then by number. 0: from the start.
+        from: FileKey,
+        /// At most so many; the server may give fewer.
+        max: u32,
+    },
+    /// Data server: move an object that belongs to no file out of the way. It counts as removed from then on. No error when
+    /// there is none. Answer: [`Answer::Done`].
+    SetAside {
+        /// Sender.
+        who: Who,
+        /// Key of the object.
+        file: FileKey,
+    },
 }
 
 impl Call {
@@ -317,7 +332,7 @@ impl Call {
         match self {
             Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
             Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
-            Call::Truncate { who, .. } | Call::Unlink { who, .. } => Some(who),
+            Call::Truncate { who, .. } | Call::Unlink { who, .. } | Call::SetAside { who, .. } => Some(who),
             Call::FileRead { who, .. }
             | Call::FileWrite { who, .. }
             | Call::FileSync { who, .. }
@@ -333,7 +348,7 @@ impl Call {
         match self {
             Call::Read { who, .. } | Call::ReadList { who, .. } => Some(who),
             Call::Write { who, .. } | Call::WriteMerged { who, .. } | Call::Sync { who, .. } => Some(who),
-            Call::Truncate { who, .. } | Call::Unlink { who, .. } => Some(who),
+            Call::Truncate { who, .. } | Call::Unlink { who, .. } | Call::SetAside { who, .. } => Some(who),
             Call::FileRead { who, .. }
             | Call::FileWrite { who, .. }
             | Call::FileSync { who, .. }
@@ -515,6 +530,44 @@ pub enum MetaCall {
         /// `None`: as its parent says.
         layout: Option<LayoutRequest>,
     },
+    /// Looks at what the metadata server knows, for a check of the cluster; changes nothing. Answer: [`Answer::Examined`].
+    Examine(Examine),
+}
+
+/// What a check of the cluster looks at.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Examine {
+    /// A slice of a directory; empty at its end.
+    Directory {
+        /// Path.
+        path: Vec<u8>,
+        /// Resume after this name; empty: from the start.
+        after: Vec<u8>,
+        /// At most so many entries; the server may give fewer.
+        max: u32,
+    },
+    /// One name; no entry when there is none.
+    File {
+        /// Path.
+        path: Vec<u8>,
+    },
+    /// Files that lost their last name, or files whose size only the data servers know; the name of each is its key.
+    Unnamed {
+        /// Those that lost their last name.
+        removed: bool,
+        /// Resume after this name.
+        after: Vec<u8>,
+        /// At most so many entries; the server may give fewer.
+        max: u32,
+    },
+    /// From now on it is noted which files are renamed, so that a walk through all directories that misses one is known.
+    /// Ends an earlier walk.
+    BeginWalk,
+    /// Which files were renamed since that walk began.
+    EndWalk {
+        /// Number of the walk.
+        walk: u64,
+    },
 }
 
 impl MetaCall {
@@ -527,7 +580,7 @@ impl MetaCall {
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
             MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } => false,
-            MetaCall::Readdir { .. } | MetaCall::Statfs => false,
+            MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => false,
         }
     }
 }
@@ -602,6 +655,45 @@ pub struct Entry {
     pub name: Vec<u8>,
     /// What it names.
     pub attr: Attr,
+}
+
+/// What the metadata server knows of one name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Examined {
+    /// The name.
+    pub name: Vec<u8>,
+    /// What it names; `None`: nothing that belongs there.
+    pub kind: Option<NodeKind>,
+    /// Of a file: what is kept of it, or why that cannot be used.
+    pub file: Option<Result<FileRecord, String>>,
+}
+
+/// What the metadata server keeps of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Its key.
+    pub file: FileKey,
+    /// Where its data lie.
+    pub layout: Layout,
+    /// The objects that it had when they were last asked for, as in [`ObjectInfo::made`].
+    pub made: u64,
+    /// Length, bytes; not the truth while `is_marked`.
+    pub size: u64,
+    /// Only the data servers know the length.
+    pub is_marked: bool,
+    /// When anything of it changed last.
+    pub changed: Time,
+}
+
+/// An object of a data server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ObjectEntry {
+    /// Key of its file.
+    pub file: FileKey,
+    /// Length, bytes.
+    pub size: u64,
+    /// Time since its last modification by the clock of its server, seconds.
+    pub age_s: u64,
 }
 
 /// The state of an object, or of a file as its objects tell it.
@@ -706,6 +798,26 @@ pub enum Answer {
     /// Bytes of a hint that are, or are going to be, read ahead; 0 where nothing is read ahead or the sender's hints did
     /// not pay.
     Accepted(u64),
+    /// A page of a data server's objects.
+    Objects {
+        /// The objects.
+        objects: Vec<ObjectEntry>,
+        /// Files in its folder that are not its own; some of many.
+        foreign: Vec<String>,
+        /// With which key the next page begins; `None` at the end.
+        next: Option<FileKey>,
+    },
+    /// What the metadata server knows.
+    Examined {
+        /// Of names.
+        entries: Vec<Examined>,
+        /// Of a walk: its number.
+        walk: u64,
+        /// Of a walk that ended: the files that were renamed meanwhile.
+        renamed: Vec<FileKey>,
+        /// Of a walk that ended: those are all that it may have missed.
+        is_sure: bool,
+    },
 }
 
 /// A failure that a server reports.

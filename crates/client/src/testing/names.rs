@@ -155,6 +155,7 @@ impl FakeNames {
                 Answer::Statfs(Statfs { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 1000, files_free: 900 })
             }
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => Answer::Done,
+            MetaCall::Examine(_) => return Err(libc::ENOSYS),
         })
     }
 

@@ -4,13 +4,14 @@
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use impresario_device as device;
 use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
 use impresario_foresight::{ALONE_MAX, Prediction, is_there};
 use impresario_sched::{Nanos, Op, PredictedQueues, Request};
-use impresario_store::{Job, ModelledDevice, ObjectStore, Timing};
-use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectInfo, Time};
+use impresario_store::{FileState, Job, ModelledDevice, ObjectPage, ObjectStore, Timing};
+use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectEntry, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
@@ -27,6 +28,9 @@ use crate::workers::{PATIENCE, Workers};
 
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
+
+/// Objects in one page of a listing.
+const PAGE_OBJECTS_MAX: usize = 4096;
 
 /// The folder of objects, and what is in front of it.
 pub(crate) struct Disk {
@@ -118,6 +122,43 @@ impl Disk {
             }
             Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
         }
+    }
+
+    /// Answers with a page of the objects.
+    pub(crate) fn list(&self, from: FileKey, max: u32, reply: Reply) {
+        self.on_a_thread(move |disk| {
+            let max = (max as usize).clamp(1, PAGE_OBJECTS_MAX);
+            let page = disk.store.page(from.0, max).and_then(|mut page| {
+                if from.0 == 0 {
+                    page.foreign.extend(disk.store.foreign_at_top()?);
+                }
+                Ok(page)
+            });
+            match page {
+                Ok(ObjectPage { objects, foreign, next }) => {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+                    let entry = |(key, state): &(u64, FileState)| ObjectEntry {
+                        file: FileKey(*key),
+                        size: state.size,
+                        age_s: now.saturating_sub(u64::try_from(state.mtime_secs).unwrap_or(0)),
+                    };
+                    let objects = objects.iter().map(entry).collect();
+                    reply.send(&Answer::Objects { objects, foreign, next: next.map(FileKey) });
+                }
+                Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+            }
+        });
+    }
+
+    /// Moves an object out of the way.
+    pub(crate) fn set_aside(&self, file: FileKey, reply: Reply) {
+        self.on_a_thread(move |disk| match disk.store.set_aside(file.0) {
+            Ok(()) => {
+                tracing::warn!(key = file.0, "an object that belongs to no file was set aside");
+                reply.send(&Answer::Done);
+            }
+            Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+        });
     }
 
     /// Changes the order in which the modelled device serves.

@@ -156,8 +156,22 @@ struct Keys {
 }
 
 impl MetaDirectory {
-    /// Claims the directory, which must have been made ([`make`]).
+    /// Claims the directory, which must have been made ([`make`]), for a server.
     pub(super) fn open(dir: &Path, hook: Option<StepHook>) -> Result<MetaDirectory, StartError> {
+        let unusable = |what| move |errno: Errno| unusable(dir, what, errno);
+        let directory = MetaDirectory::claimed(dir, hook)?;
+        keep_private(dir, &directory.top).map_err(unusable("it cannot be kept from other users"))?;
+        directory.clear_staging().map_err(unusable("its directory `staging` cannot be emptied"))?;
+        directory.probe()?;
+        Ok(directory)
+    }
+
+    /// Claims the directory for a check, and changes nothing in it.
+    pub(super) fn open_idle(dir: &Path) -> Result<MetaDirectory, StartError> {
+        MetaDirectory::claimed(dir, None)
+    }
+
+    fn claimed(dir: &Path, hook: Option<StepHook>) -> Result<MetaDirectory, StartError> {
         let unusable = |what| move |errno: Errno| unusable(dir, what, errno);
         let identity = match look(dir)? {
             Format::Blank => return Err(StartError::Blank { dir: dir.into() }),
@@ -166,10 +180,9 @@ impl MetaDirectory {
         };
         let top = open_dir_at(CWD, dir).map_err(unusable("it cannot be opened"))?;
         let claim = claim(dir, &top)?;
-        keep_private(dir, &top).map_err(unusable("it cannot be kept from other users"))?;
         let disk = Disk::new(&top, hook).map_err(unusable("its file system cannot be asked"))?;
         let member = |name: &str| open_dir_at(&top, name);
-        let dir = MetaDirectory {
+        Ok(MetaDirectory {
             names: member("names").map_err(unusable("its directory `names` cannot be opened"))?,
             writers: member("writers").map_err(unusable("its directory `writers` cannot be opened"))?,
             orphans: member("orphans").map_err(unusable("its directory `orphans` cannot be opened"))?,
@@ -180,10 +193,7 @@ impl MetaDirectory {
             top,
             _lock: claim,
             identity,
-        };
-        dir.clear_staging().map_err(unusable("its directory `staging` cannot be emptied"))?;
-        dir.probe()?;
-        Ok(dir)
+        })
     }
 
     /// A key that no file ever had.

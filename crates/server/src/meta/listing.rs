@@ -36,7 +36,7 @@ const SIZE_QUERIES_MAX: usize = 64;
 
 /// Sorted names of a directory, in one buffer.
 #[derive(Default)]
-struct Names {
+pub(super) struct Names {
     bytes: Vec<u8>,
     /// Start and length of each.
     index: Vec<(u32, u16)>,
@@ -48,6 +48,10 @@ impl Names {
     fn get(&self, i: usize) -> Option<&[u8]> {
         let (start, len) = *self.index.get(i)?;
         self.bytes.get(start as usize..start as usize + usize::from(len))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.index.iter().map(|at| self.name(at))
     }
 
     fn name(&self, &(start, len): &(u32, u16)) -> &[u8] {
@@ -82,7 +86,7 @@ impl Names {
     }
 
     /// The smallest names of a directory after `after`, as many as fit.
-    fn read(directory: &OwnedFd, after: &[u8], max_bytes: usize) -> rustix::io::Result<Names> {
+    pub(super) fn read(directory: &OwnedFd, after: &[u8], max_bytes: usize) -> rustix::io::Result<Names> {
         let mut names = Names { whole: true, ..Names::default() };
         let mut ceiling: Option<Vec<u8>> = None;
         // Duplicated, not opened again: its permission bits may forbid that.
@@ -149,37 +153,56 @@ impl Listings {
 impl Meta {
     /// A slice of a directory after a name; empty at the end.
     pub(super) fn readdir(&self, session: SessionId, path: &[u8], after: &[u8], max: u32) -> Outcome<Vec<Entry>> {
-        let doing = "list";
-        let directory = self.dir.open_dir_by_path(path).explain(doing, path)?;
-        let ino = rustix::fs::fstat(&directory).explain(doing, path)?.st_ino;
+        let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
+        let mut slice = Slice::default();
+        let listed = self.names_after(session, path, after, |directory, name| {
+            slice.add(directory, name)?;
+            Ok(!slice.is_full(max))
+        });
+        listed.explain("list", path)?;
+        self.ask_sizes(path, &mut slice.entries);
+        Ok(slice.entries)
+    }
+
+    /// Passes on the names of a directory after a name, in order, until `take` says that it has enough.
+    pub(super) fn names_after(
+        &self,
+        session: SessionId,
+        path: &[u8],
+        after: &[u8],
+        mut take: impl FnMut(&OwnedFd, &[u8]) -> rustix::io::Result<bool>,
+    ) -> rustix::io::Result<()> {
+        let directory = self.dir.open_dir_by_path(path)?;
+        let ino = rustix::fs::fstat(&directory)?.st_ino;
         let kept = if after.is_empty() { None } else { self.listings.take(session, ino, after) };
         let mut listing = match kept {
             Some(listing) => listing,
-            None => self.snapshot(session, ino, &directory, after).explain(doing, path)?,
+            None => self.snapshot(session, ino, &directory, after)?,
         };
-        let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
-        let mut slice = Slice::default();
         let mut at = listing.names.index.partition_point(|i| listing.names.name(i) <= after);
-        while !slice.is_full(max) {
+        let mut taken = 0;
+        loop {
             if let Some(name) = listing.names.get(at) {
-                slice.add(&directory, name).explain(doing, path)?;
                 at += 1;
+                taken += 1;
+                if !take(&directory, name)? {
+                    break;
+                }
             } else if listing.names.whole {
                 break;
             } else {
                 let Some(last) = listing.names.index.last().map(|last| listing.names.name(last).to_vec()) else {
                     break;
                 };
-                listing = self.snapshot(session, ino, &directory, &last).explain(doing, path)?;
+                listing = self.snapshot(session, ino, &directory, &last)?;
                 at = 0;
             }
         }
-        // An empty slice marks the end, so the snapshot is kept until the client has requested that slice.
-        if !slice.entries.is_empty() {
+        // A slice without names marks the end, so the snapshot is kept until the client has requested that slice.
+        if taken > 0 {
             self.listings.keep(listing);
         }
-        self.ask_sizes(path, &mut slice.entries);
-        Ok(slice.entries)
+        Ok(())
     }
 
     fn snapshot(&self, session: SessionId, ino: u64, directory: &OwnedFd, after: &[u8]) -> rustix::io::Result<Listing> {

@@ -12,6 +12,7 @@
 //! | `sizes` | who knows a file's size |
 //! | `removal` | how names and files are removed |
 //! | `listing` | how directories are read |
+//! | `examine` | what a check of the cluster asks |
 //! | `opens` | which client has which file open |
 //! | `background` | tasks that run after the reply |
 //! | `objects` | calls to the data servers |
@@ -49,6 +50,7 @@ mod changes;
 mod create;
 mod directory;
 mod disk;
+mod examine;
 mod fault;
 mod listing;
 mod objects;
@@ -65,6 +67,7 @@ use impresario_wire::message::Fault;
 
 pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
 pub use disk::StepHook;
+pub use examine::IdleFolder;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};

@@ -176,6 +176,7 @@ impl Meta {
                 self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
             let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
+            let _walked = self.walks.rename(&self.dir.disk, &source, &moved);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.
                 None => plain(true),

@@ -7,13 +7,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use impresario_layout::Layout;
-use impresario_wire::message::{Answer, MetaCall, Opened, Statfs, Target, Who};
+use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Statfs, Target, Who};
 use rustix::io::Errno;
 
 use super::background::{self, BackgroundTasks};
 use super::changes::Changes;
 use super::directory::{MetaDirectory, StartError};
 use super::disk::StepHook;
+use super::examine::Walks;
 use super::fault::{Explain, Outcome, data_fault};
 use super::listing::Listings;
 use super::objects::Objects;
@@ -72,6 +73,7 @@ pub(super) struct Meta {
     pub(super) changes: Changes,
     pub(super) names: NameLocks,
     pub(super) listings: Listings,
+    pub(super) walks: Walks,
     pub(super) operations: Operations,
     /// Counts created files, to distribute their first strips evenly.
     pub(super) dealt: AtomicU64,
@@ -99,6 +101,7 @@ impl MetaService {
             background: BackgroundTasks::default(),
             names: NameLocks::default(),
             listings: Listings::default(),
+            walks: Walks::default(),
             operations: Operations::default(),
             dealt: AtomicU64::new(u64::from(std::process::id())),
             staged: AtomicU64::new(0),
@@ -156,7 +159,7 @@ impl MetaService {
     pub fn may_wait(&self, call: &MetaCall) -> bool {
         match call {
             MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
-            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs => true,
+            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             // A file that already exists is opened for writing.
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::SetAttr { set, .. } if set.size.is_some() => true,
@@ -272,6 +275,7 @@ impl Meta {
             }
             MetaCall::Readdir { path, after, max } => Answer::Entries(self.readdir(session.id, &path, &after, max)?),
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),
+            MetaCall::Examine(what) => self.examine(session.id, what)?,
             MetaCall::SetLayout { path, layout } => {
                 self.set_layout(&path, layout)?;
                 Answer::Done
@@ -315,6 +319,8 @@ impl Meta {
 
 fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
     let (one, other) = match call {
+        MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path }) => (Some(path), None),
+        MetaCall::Examine(_) => (None, None),
         MetaCall::GetAttr { target: Target::Path(path) }
         | MetaCall::SetAttr { target: Target::Path(path), .. }
         | MetaCall::Create { path, .. }

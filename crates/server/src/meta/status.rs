@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "getattr",
     "setattr",
     "create",
@@ -29,6 +29,7 @@ const KINDS: [&str; 19] = [
     "setlayout",
     "session_start",
     "session_end",
+    "examine",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -51,6 +52,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Readdir { .. } => 14,
         MetaCall::Statfs => 15,
         MetaCall::SetLayout { .. } => 16,
+        MetaCall::Examine(_) => 19,
     }
 }
 

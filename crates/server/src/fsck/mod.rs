@@ -1,0 +1,93 @@
+//! Checking a cluster: do its names and its objects fit together, and what can be mended?
+//!
+//! | file | question |
+//! |---|---|
+//! | `check` | what is compared with what, and what is repaired |
+//! | `folders` | names and objects of folders that no server serves |
+//! | `online` | names and objects of running servers |
+//! | `report` | what was found, and what is said of it |
+
+mod check;
+mod folders;
+mod online;
+mod report;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use impresario_config::Config;
+use impresario_wire::{Examine, Examined, FileKey, FileRecord};
+
+pub use report::{Finding, Kind, Outcome, Report};
+
+/// How a cluster is checked.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ask the running servers instead of looking into folders on this machine.
+    pub online: bool,
+    /// Repair what is safe.
+    pub repair: bool,
+    /// Remove objects that belong to no file instead of setting them aside.
+    pub delete_orphans: bool,
+    /// Objects that changed more recently are not taken for orphans.
+    pub min_age: Duration,
+}
+
+/// A page of a data server's objects: key, length in bytes and age in seconds of each.
+pub(crate) struct Page {
+    objects: Vec<(u64, u64, u64)>,
+    foreign: Vec<String>,
+    next: Option<u64>,
+}
+
+/// What was examined, as in [`Answer::Examined`](impresario_wire::Answer::Examined).
+#[derive(Default)]
+pub(crate) struct Looked {
+    entries: Vec<Examined>,
+    walk: u64,
+    renamed: Vec<FileKey>,
+    is_sure: bool,
+}
+
+/// The names of a cluster. Errors are one line.
+pub(crate) trait Names {
+    /// The upper bits of its keys.
+    fn key_prefix(&self) -> Option<u64>;
+    /// Looks at something.
+    fn examine(&mut self, what: Examine) -> Result<Looked, String>;
+    /// Has the length of a file taken from its objects, which is `size`.
+    fn settle(&mut self, path: &[u8], size: u64, file: FileKey) -> Result<(), String>;
+    /// Forgets a file without names whose objects are removed; false if a running server does that itself.
+    fn finish_removal(&mut self, file: &FileRecord, has_name: bool) -> Result<bool, String>;
+}
+
+/// The objects of a data server. Errors are one line.
+pub(crate) trait Objects {
+    /// The objects from a key on, as [`ObjectStore::page`](impresario_store::ObjectStore::page).
+    fn page(&mut self, from: u64) -> Result<Page, String>;
+    /// Length of an object, bytes; `None` if there is none.
+    fn look(&mut self, key: u64) -> Result<Option<u64>, String>;
+    /// Sets an object aside, or removes it for good.
+    fn remove(&mut self, key: u64, for_good: bool) -> Result<(), String>;
+}
+
+/// The two sides of a cluster, as far as they can be had.
+pub(crate) struct Sides {
+    names: Option<Box<dyn Names>>,
+    /// In the order of the configuration.
+    objects: Vec<Option<Box<dyn Objects>>>,
+}
+
+/// Checks the cluster of a configuration. `tell` hears now and then how far it is. Needs memory for 24 bytes an object.
+pub fn run(config: &Config, options: &Options, tell: &mut dyn FnMut(&str)) -> Report {
+    let mut report = Report::default();
+    let sides = match options.online {
+        true => online::connect(config, &mut report),
+        false => folders::open(config, &mut report),
+    };
+    check::run(config, options, sides, &mut report, tell);
+    report
+}
+
+/// The numbers of the folders that the metadata server knows.
+type Known = BTreeMap<String, u64>;

@@ -1,0 +1,181 @@
+//! Names and objects of running servers, asked page by page.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Vet};
+use impresario_config::{Config, META_NAME};
+use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
+use impresario_wire::{Answer, Call, Examine, FileKey, FileRecord, MetaCall, Role, Welcome};
+
+use super::{Finding, Kind, Known, Looked, Names, Objects, Outcome, Page, Report, Sides};
+
+/// Objects of one page.
+const PAGE_OBJECTS: u32 = 4096;
+
+/// Connects to the servers of a configuration.
+pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
+    let nothing = |config: &Config| Sides { names: None, objects: config.data.iter().map(|_| None).collect() };
+    let (user, name) = impresario_client::whoami();
+    let identity = match Identity::draw(0, user) {
+        Ok(identity) => Arc::new(identity),
+        Err(error) => {
+            report.unchecked.push(error.to_string());
+            return nothing(config);
+        }
+    };
+    let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    let link = |role, server: &str, address: &str, vet| {
+        let options = LinkOptions {
+            who: identity.who(),
+            name: name.clone(),
+            timeout,
+            keep_trying: false,
+            vet,
+            ..LinkOptions::new(role, ANSWER_BODY_MAX_BYTES)
+        };
+        Link::new(&[(server, address)], identity.clone(), options)
+    };
+    let meta = link(Role::Meta, META_NAME, &config.meta.address, None).and_then(|link| {
+        let status = ask(&link, Call::Status, timeout)?;
+        Ok((link, status))
+    });
+    let (meta, status) = match meta {
+        Ok((link, Answer::Text(status))) => (link, serde_json::from_str(&status).unwrap_or_default()),
+        Ok(_) => return nothing(config),
+        Err(error) => {
+            report.unchecked.push(format!("{error}; or stop all servers and check their folders without --online"));
+            return nothing(config);
+        }
+    };
+    let known = known(&status);
+    let number = |text: &serde_json::Value| u64::from_str_radix(text.as_str()?, 16).ok();
+    let key_prefix = status.get("key_prefix").and_then(number);
+    let names = RunningNames { link: meta, identity: identity.clone(), timeout, key_prefix };
+    let objects = config.data.iter().map(|data| {
+        let is_other = Arc::new(AtomicBool::new(false));
+        let (wanted, other) = (known.get(&data.name).copied(), is_other.clone());
+        let vet = Vet(Arc::new(move |welcome: &Welcome| {
+            if wanted.is_none_or(|wanted| wanted == welcome.store) {
+                return Ok(());
+            }
+            other.store(true, Ordering::Relaxed);
+            Err(format!("it serves folder {:016x}, which is not the one that the cluster knows", welcome.store))
+        }));
+        let objects = link(Role::Data, &data.name, &data.address, Some(vet)).and_then(|link| {
+            ask(&link, Call::Status, timeout)?;
+            Ok(Box::new(RunningObjects { link, identity: identity.clone(), timeout }) as Box<dyn Objects>)
+        });
+        match objects {
+            Ok(objects) => Some(objects),
+            Err(error) if is_other.load(Ordering::Relaxed) => {
+                let (kind, outcome, server) = (Kind::Identity, Outcome::Left, Some(data.name.clone()));
+                let what = format!("{error}: is the right disk mounted?");
+                report.add(Finding { kind, outcome, server, path: None, key: None, what });
+                None
+            }
+            Err(error) => {
+                report.unchecked.push(error.to_string());
+                None
+            }
+        }
+    });
+    let objects = objects.collect();
+    Sides { names: Some(Box::new(names)), objects }
+}
+
+fn known(status: &serde_json::Value) -> Known {
+    let stores = status.get("stores").and_then(|stores| stores.as_object());
+    let number = |text: &serde_json::Value| u64::from_str_radix(text.as_str()?, 16).ok();
+    stores.into_iter().flatten().filter_map(|(name, store)| Some((name.clone(), number(store)?))).collect()
+}
+
+fn ask(link: &Link, call: Call, timeout: Duration) -> Result<Answer, ClientError> {
+    link.call(call, &[], None, Instant::now() + timeout).map(|reply| reply.answer)
+}
+
+fn unexpected() -> String {
+    "a server gave an answer to another question; is it of this version?".into()
+}
+
+struct RunningNames {
+    link: Link,
+    identity: Arc<Identity>,
+    timeout: Duration,
+    key_prefix: Option<u64>,
+}
+
+impl RunningNames {
+    fn call(&self, call: MetaCall) -> Result<(Answer, u64), ClientError> {
+        let call = Call::Meta { who: self.identity.who(), call };
+        let reply = self.link.call(call, &[], None, Instant::now() + self.timeout)?;
+        Ok((reply.answer, reply.session))
+    }
+}
+
+impl Names for RunningNames {
+    fn key_prefix(&self) -> Option<u64> {
+        self.key_prefix
+    }
+
+    fn examine(&mut self, what: Examine) -> Result<Looked, String> {
+        match self.call(MetaCall::Examine(what)).map_err(|error| error.to_string())?.0 {
+            Answer::Examined { entries, walk, renamed, is_sure } => Ok(Looked { entries, walk, renamed, is_sure }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// An open for writing marks the file, and with its end the server asks the objects for the length.
+    fn settle(&mut self, path: &[u8], _size: u64, file: FileKey) -> Result<(), String> {
+        let opened = self.call(MetaCall::Open { path: path.into(), write: true }).map_err(|error| error.to_string())?;
+        let (Answer::Opened(opened), session) = opened else { return Err(unexpected()) };
+        let close = Call::Meta { who: self.identity.who(), call: MetaCall::Close { handle: opened.handle } };
+        let closed = self.link.call_in(session, close, Instant::now() + self.timeout);
+        closed.map_err(|error| error.to_string())?;
+        if opened.file == file { Ok(()) } else { Err("it was replaced meanwhile".into()) }
+    }
+
+    fn finish_removal(&mut self, _file: &FileRecord, _has_name: bool) -> Result<bool, String> {
+        Ok(false)
+    }
+}
+
+struct RunningObjects {
+    link: Link,
+    identity: Arc<Identity>,
+    timeout: Duration,
+}
+
+impl RunningObjects {
+    fn call(&self, call: Call) -> Result<Answer, String> {
+        ask(&self.link, call, self.timeout).map_err(|error| error.to_string())
+    }
+}
+
+impl Objects for RunningObjects {
+    fn page(&mut self, from: u64) -> Result<Page, String> {
+        match self.call(Call::ListObjects { from: FileKey(from), max: PAGE_OBJECTS })? {
+            Answer::Objects { objects, foreign, next } => {
+                let objects = objects.iter().map(|object| (object.file.0, object.size, object.age_s)).collect();
+                Ok(Page { objects, foreign, next: next.map(|key| key.0) })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn look(&mut self, key: u64) -> Result<Option<u64>, String> {
+        match self.call(Call::ObjectStat { file: FileKey(key) })? {
+            Answer::Object(info) => Ok((info.made != 0).then_some(info.size)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn remove(&mut self, key: u64, for_good: bool) -> Result<(), String> {
+        let (who, file) = (self.identity.who(), FileKey(key));
+        match self.call(if for_good { Call::Unlink { who, file } } else { Call::SetAside { who, file } })? {
+            Answer::Done => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What a check has found, for people and for programs.
+
+use std::fmt::Write;
+
+use serde_json::json;
+
+/// Findings that are told one by one; of more, only the number.
+const FINDINGS_MAX: usize = 100_000;
+
+/// What a finding is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A folder is not that of its server.
+    Identity,
+    /// A file in a folder that no server has made.
+    ForeignFile,
+    /// An object of another cluster.
+    ForeignObject,
+    /// An object that belongs to no file.
+    Orphan,
+    /// A file has lost an object.
+    Missing,
+    /// The length of a file is not what its objects say.
+    Size,
+    /// The record of a file cannot be used.
+    Record,
+    /// A removal was begun and not finished.
+    Removal,
+    /// A file was being written when its server stopped.
+    Mark,
+}
+
+impl Kind {
+    /// One word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Identity => "identity",
+            Kind::ForeignFile => "foreign-file",
+            Kind::ForeignObject => "foreign-object",
+            Kind::Orphan => "orphan",
+            Kind::Missing => "missing",
+            Kind::Size => "size",
+            Kind::Record => "record",
+            Kind::Removal => "removal",
+            Kind::Mark => "mark",
+        }
+    }
+}
+
+/// What has become of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Nothing is wrong: the servers see to it themselves.
+    Noted,
+    /// It was repaired.
+    Repaired,
+    /// It can be repaired with `--repair`.
+    Repairable,
+    /// It cannot be repaired safely.
+    Left,
+}
+
+impl Outcome {
+    /// One word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Noted => "noted",
+            Outcome::Repaired => "repaired",
+            Outcome::Repairable => "repairable",
+            Outcome::Left => "left",
+        }
+    }
+}
+
+/// Something that was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// What it is about.
+    pub kind: Kind,
+    /// What has become of it.
+    pub outcome: Outcome,
+    /// The server that it was found at.
+    pub server: Option<String>,
+    /// The file, as a path from the root of the name space.
+    pub path: Option<String>,
+    /// The key of file and object.
+    pub key: Option<u64>,
+    /// What is wrong, and the remedy.
+    pub what: String,
+}
+
+/// The result of a check.
+#[derive(Clone, Default, Debug)]
+pub struct Report {
+    /// What was found.
+    pub findings: Vec<Finding>,
+    /// Further findings by outcome, which are only counted: noted, repaired, others.
+    more: [u64; 3],
+    /// What could not be checked, and why.
+    pub unchecked: Vec<String>,
+    /// Directories and files that were examined.
+    pub directories: u64,
+    /// Files.
+    pub files: u64,
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub object_bytes: u64,
+    /// Objects without a file that changed too recently to be judged.
+    pub young: u64,
+    /// Objects without a file that could not be judged, because directories were renamed all the time.
+    pub in_doubt: u64,
+}
+
+impl Report {
+    pub(super) fn add(&mut self, finding: Finding) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+            return;
+        }
+        let more = match finding.outcome {
+            Outcome::Noted => 0,
+            Outcome::Repaired => 1,
+            Outcome::Repairable | Outcome::Left => 2,
+        };
+        self.more[more] += 1;
+    }
+
+    /// The exit status of a check: 0 clean, else the sum of 1 (something was repaired), 4 (something is left that is wrong)
+    /// and 8 (something could not be checked).
+    pub fn status(&self) -> u8 {
+        let has = |outcome| self.findings.iter().any(|finding| finding.outcome == outcome);
+        let repaired = has(Outcome::Repaired) || self.more[1] > 0;
+        let left = has(Outcome::Repairable) || has(Outcome::Left) || self.more[2] > 0;
+        u8::from(repaired) | u8::from(left) << 2 | u8::from(!self.unchecked.is_empty()) << 3
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for Finding { kind, outcome, server, path, key, what } in &self.findings {
+            let place = match (path, server, key) {
+                (Some(path), _, _) => path.clone(),
+                (None, Some(server), Some(key)) => format!("{server}: object {key:016x}"),
+                (None, Some(server), None) => server.clone(),
+                (None, None, Some(key)) => format!("file {key:016x}"),
+                (None, None, None) => "cluster".into(),
+            };
+            let outcome = match outcome {
+                Outcome::Noted => "",
+                Outcome::Repaired => " [repaired]",
+                Outcome::Repairable => " [--repair mends it]",
+                Outcome::Left => " [left as it is]",
+            };
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{}: {place}: {what}{outcome}", kind.name());
+        }
+        let more: u64 = self.more.iter().sum();
+        if more > 0 {
+            let _ = writeln!(text, "and {more} more findings");
+        }
+        for why in &self.unchecked {
+            let _ = writeln!(text, "not checked: {why}");
+        }
+        if self.young > 0 {
+            let _ = writeln!(text, "{} objects without a file are too young to be judged (--min-age)", self.young);
+        }
+        if self.in_doubt > 0 {
+            let doubt = self.in_doubt;
+            let _ = writeln!(text, "{doubt} objects were not judged: directories were renamed meanwhile; check again");
+        }
+        let Report { directories, files, objects, .. } = self;
+        let bytes = impresario_base::units::show_bytes(self.object_bytes as f64);
+        let verdict = match self.status() {
+            0 => "clean",
+            1 => "repaired",
+            status if status & 4 != 0 => "not clean",
+            _ => "not fully checked",
+        };
+        let _ = writeln!(text, "{files} files in {directories} directories, {objects} objects of {bytes}: {verdict}");
+        text
+    }
+
+    /// For programs.
+    pub fn json(&self) -> serde_json::Value {
+        let finding = |f: &Finding| {
+            json!({
+                "kind": f.kind.name(),
+                "outcome": f.outcome.name(),
+                "server": f.server,
+                "path": f.path,
+                "key": f.key.map(|key| format!("{key:016x}")),
+                "what": f.what,
+            })
+        };
+        json!({
+            "status": self.status(),
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
+            "more_findings": self.more.iter().sum::<u64>(),
+            "unchecked": self.unchecked,
+            "directories": self.directories,
+            "files": self.files,
+            "objects": self.objects,
+            "object_bytes": self.object_bytes,
+            "young": self.young,
+            "in_doubt": self.in_doubt,
+        })
+    }
+}

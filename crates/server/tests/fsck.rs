@@ -1,0 +1,413 @@
+//! `fsck`: every kind of damage is found, what is safe is repaired, and nothing that clients do is taken for damage.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use impresario_base::Random;
+use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_server::Started;
+use impresario_server::fsck::{self, Finding, Kind, Options, Outcome, Report};
+use support::Cluster;
+
+const OFFLINE: Options = Options { online: false, repair: false, delete_orphans: false, min_age: Duration::ZERO };
+const REPAIR: Options = Options { repair: true, ..OFFLINE };
+const ONLINE: Options = Options { online: true, ..OFFLINE };
+
+/// A cluster that can be stopped and started as a whole.
+struct Bed {
+    cluster: Cluster,
+    meta: Option<Started>,
+}
+
+impl Bed {
+    fn start(servers: usize) -> Bed {
+        let mut bed = Bed { cluster: Cluster::start(servers, |_| {}), meta: None };
+        bed.start_meta();
+        bed
+    }
+
+    fn start_meta(&mut self) {
+        let meta = impresario_server::start(&self.cluster.config, "meta").unwrap();
+        self.cluster.config.meta.address = meta.address().to_string();
+        self.meta = Some(meta);
+    }
+
+    fn client(&self) -> Arc<Client> {
+        Client::connect(&self.cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
+    }
+
+    /// Files of some lengths in two directories, over all servers; then everything stops.
+    fn stopped_with_files(servers: usize) -> Bed {
+        let mut bed = Bed::start(servers);
+        let client = bed.client();
+        client.mkdir("d", 0o755, 0, 0).unwrap();
+        for (path, len) in FILES {
+            let file = client.create(path, CreateOptions::default()).unwrap();
+            file.write_at(&content(path, len), 0).unwrap();
+            file.sync().unwrap();
+            file.close().unwrap();
+        }
+        client.create("empty", CreateOptions::default()).unwrap().close().unwrap();
+        drop(client);
+        bed.stop();
+        bed
+    }
+
+    fn stop(&mut self) {
+        self.meta = None;
+        (0..self.cluster.config.data.len()).for_each(|i| self.cluster.stop_data(i));
+    }
+
+    fn start_again(&mut self) {
+        (0..self.cluster.config.data.len()).for_each(|i| self.cluster.start_data(i));
+        self.start_meta();
+    }
+
+    fn check(&self, options: &Options) -> Report {
+        fsck::run(&self.cluster.config, options, &mut |_| {})
+    }
+
+    #[track_caller]
+    fn assert_clean(&self, options: &Options) {
+        let report = self.check(options);
+        assert!(report.status() == 0 && report.findings.is_empty(), "{}", report.text());
+        assert_eq!((report.files, report.directories), (FILES.len() as u64 + 1, 2));
+    }
+
+    fn assert_readable(&mut self) {
+        self.start_again();
+        let client = self.client();
+        for (path, len) in FILES {
+            let file = client.open(path, false).unwrap();
+            let mut read = vec![0; len + 1];
+            assert_eq!(file.read_at(&mut read, 0).unwrap(), len, "{path}");
+            assert_eq!(&read[..len], content(path, len), "{path}");
+        }
+        drop(client);
+        self.stop();
+    }
+
+    fn name(&self, path: &str) -> PathBuf {
+        self.cluster.config.meta.dir.join("names").join(path)
+    }
+
+    /// Key of a file, out of its record.
+    fn key(&self, path: &str) -> u64 {
+        let record = xattr::get(self.name(path), "user.impresario.file").unwrap().unwrap();
+        u64::from_le_bytes(record[16..24].try_into().unwrap())
+    }
+
+    fn object(&self, server: usize, key: u64) -> PathBuf {
+        self.cluster.config.data[server].dir.join(format!("objects/{:02x}/{key:016x}", key & 0xff))
+    }
+}
+
+const FILES: [(&str, usize); 4] = [("a", 300_000), ("b", 1), ("d/c", 70_000), ("d/e", 200_001)];
+
+fn content(path: &str, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 251) as u8 ^ path.bytes().last().unwrap()).collect()
+}
+
+#[track_caller]
+fn only(report: &Report, kind: Kind, outcome: Outcome) -> Finding {
+    match report.findings.as_slice() {
+        [finding] if (finding.kind, finding.outcome) == (kind, outcome) => finding.clone(),
+        _ => panic!("{}", report.text()),
+    }
+}
+
+#[test]
+fn objects_without_a_file_are_set_aside_or_removed() {
+    let mut bed = Bed::stopped_with_files(2);
+    bed.assert_clean(&OFFLINE);
+    for delete_orphans in [false, true] {
+        let key = bed.key("a") + 1000 + u64::from(delete_orphans);
+        let orphan = bed.object(1, key);
+        fs::write(&orphan, "whose?").unwrap();
+        let found = bed.check(&OFFLINE);
+        let finding = only(&found, Kind::Orphan, Outcome::Repairable);
+        assert_eq!(
+            (finding.key, finding.server.as_deref(), found.status()),
+            (Some(key), Some(&*bed.cluster.config.data[1].name), 4)
+        );
+        let young = Options { min_age: Duration::from_secs(3600), ..REPAIR };
+        assert_eq!((bed.check(&young).young, orphan.exists()), (1, true));
+        let repaired = bed.check(&Options { delete_orphans, ..REPAIR });
+        only(&repaired, Kind::Orphan, Outcome::Repaired);
+        assert!(repaired.status() == 1 && !orphan.exists());
+        let aside = bed.cluster.config.data[1].dir.join(format!("set-aside/{key:016x}"));
+        assert_eq!(fs::read(aside).ok(), (!delete_orphans).then(|| b"whose?".to_vec()));
+        bed.assert_clean(&OFFLINE);
+    }
+    bed.assert_readable();
+}
+
+#[test]
+fn a_lost_object_is_told_by_path_and_nothing_is_touched() {
+    let mut bed = Bed::stopped_with_files(2);
+    let object = bed.object(1, bed.key("d/e"));
+    let kept = fs::read(&object).unwrap();
+    fs::remove_file(&object).unwrap();
+    for options in [OFFLINE, REPAIR] {
+        let report = bed.check(&options);
+        let finding = only(&report, Kind::Missing, Outcome::Left);
+        assert_eq!((finding.path.as_deref(), report.status()), (Some("d/e"), 4));
+        assert!(finding.what.contains(&bed.cluster.config.data[1].name), "{}", finding.what);
+    }
+    fs::write(&object, kept).unwrap();
+    bed.assert_clean(&OFFLINE);
+    bed.assert_readable();
+}
+
+#[test]
+fn a_length_is_taken_from_the_objects_unless_that_cuts_the_file() {
+    let mut bed = Bed::stopped_with_files(2);
+    let set_len = |path: PathBuf, len| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+    set_len(bed.name("a"), 5);
+    set_len(bed.name("b"), 100);
+    let report = bed.check(&REPAIR);
+    assert_eq!(report.status(), 5, "{}", report.text());
+    let outcome =
+        |path: &str| report.findings.iter().find(|f| f.path.as_deref() == Some(path)).map(|f| (f.kind, f.outcome));
+    assert_eq!(outcome("a"), Some((Kind::Size, Outcome::Repaired)));
+    assert_eq!(outcome("b"), Some((Kind::Size, Outcome::Left)));
+    set_len(bed.name("b"), 1);
+    bed.assert_clean(&OFFLINE);
+    bed.assert_readable();
+}
+
+#[test]
+fn removals_and_writes_that_were_begun_are_finished() {
+    let mut bed = Bed::stopped_with_files(2);
+    let meta = bed.cluster.config.meta.dir.clone();
+    let (removed, written, half) = (bed.key("d/c"), bed.key("b"), bed.key("a"));
+    let kept = content("d/c", 70_000);
+    fs::rename(bed.name("d/c"), meta.join(format!("orphans/{removed:016x}"))).unwrap();
+    fs::hard_link(bed.name("b"), meta.join(format!("writers/{written:016x}"))).unwrap();
+    // Its removal had not come so far that it lost its name.
+    fs::hard_link(bed.name("a"), meta.join(format!("orphans/{half:016x}"))).unwrap();
+    let found = bed.check(&OFFLINE);
+    assert!(found.status() == 0 && found.findings.len() == 3, "{}", found.text());
+    let repaired = bed.check(&REPAIR);
+    assert!(
+        repaired.status() == 1 && repaired.findings.iter().all(|f| f.outcome == Outcome::Repaired),
+        "{}",
+        repaired.text()
+    );
+    assert!(!bed.object(0, removed).exists() && !bed.object(1, removed).exists());
+    for folder in ["orphans", "writers"] {
+        assert_eq!(fs::read_dir(meta.join(folder)).unwrap().count(), 0);
+    }
+    assert_eq!(bed.check(&OFFLINE).findings, []);
+    bed.start_again();
+    let file = bed.client().create("d/c", CreateOptions::default()).unwrap();
+    file.write_at(&kept, 0).unwrap();
+    file.close().unwrap();
+    bed.stop();
+    bed.assert_readable();
+}
+
+#[test]
+fn what_is_not_the_clusters_own_is_told_and_left() {
+    let bed = Bed::stopped_with_files(2);
+    let data = bed.cluster.config.data[0].dir.clone();
+    for (place, kind) in [
+        (data.join("letter.txt"), Kind::ForeignFile),
+        (data.join("objects/00/letter.txt"), Kind::ForeignFile),
+        (data.join("objects/07/1234560000000007"), Kind::ForeignObject),
+        (bed.cluster.config.meta.dir.join("orphans/letter.txt"), Kind::ForeignFile),
+        (bed.name("d/letter.txt"), Kind::Record),
+    ] {
+        fs::write(&place, "dear").unwrap();
+        let report = bed.check(&REPAIR);
+        assert_eq!(report.findings.len(), 1, "{}: {}", place.display(), report.text());
+        let finding = only(&report, kind, Outcome::Left);
+        assert_eq!(report.status(), 4, "{finding:?}");
+        assert_eq!(fs::read(&place).unwrap(), b"dear");
+        fs::remove_file(&place).unwrap();
+        assert_eq!(bed.check(&OFFLINE).status(), 0);
+    }
+}
+
+/// Whose objects are they? As long as that is not known, none is taken for an orphan.
+#[test]
+fn with_an_unreadable_record_nothing_is_moved() {
+    let mut bed = Bed::stopped_with_files(2);
+    let (record, key) = (xattr::get(bed.name("a"), "user.impresario.file").unwrap().unwrap(), bed.key("a"));
+    xattr::set(bed.name("a"), "user.impresario.file", b"garbage").unwrap();
+    let report = bed.check(&Options { delete_orphans: true, ..REPAIR });
+    assert!(report.status() == 4 && report.findings.iter().all(|f| f.outcome == Outcome::Left), "{}", report.text());
+    assert!(report.findings.iter().any(|f| f.kind == Kind::Record && f.path.as_deref() == Some("a")));
+    assert!(bed.object(0, key).exists() && bed.object(1, key).exists());
+    xattr::set(bed.name("a"), "user.impresario.file", &record).unwrap();
+    bed.assert_clean(&OFFLINE);
+    bed.assert_readable();
+}
+
+#[test]
+fn folders_that_cannot_be_checked_are_named_with_the_remedy() {
+    let mut bed = Bed::stopped_with_files(2);
+    let (first, second) = (bed.cluster.config.data[0].dir.clone(), bed.cluster.config.data[1].dir.clone());
+    // One is not there: nothing is said of its objects, and nothing that rests on them is repaired.
+    fs::rename(&second, second.with_extension("away")).unwrap();
+    let report = bed.check(&REPAIR);
+    assert!(report.status() == 8 && report.findings.is_empty(), "{}", report.text());
+    assert!(report.unchecked[0].contains("not on this machine"), "{:?}", report.unchecked);
+    // They were swapped.
+    fs::rename(&first, &second).unwrap();
+    fs::rename(second.with_extension("away"), &first).unwrap();
+    let report = bed.check(&REPAIR);
+    assert_eq!(report.findings.iter().filter(|f| f.kind == Kind::Identity).count(), 2, "{}", report.text());
+    fs::rename(&first, second.with_extension("away")).unwrap();
+    fs::rename(&second, &first).unwrap();
+    fs::rename(second.with_extension("away"), &second).unwrap();
+    // Servers hold them.
+    bed.start_again();
+    let report = bed.check(&REPAIR);
+    assert_eq!((report.status(), report.unchecked.len()), (8, 3), "{}", report.text());
+    assert!(report.unchecked.iter().all(|why| why.contains("in use") && why.contains("--online")), "{}", report.text());
+    // They do not answer.
+    bed.cluster.stop_data(1);
+    let report = bed.check(&ONLINE);
+    assert!(report.status() == 8 && report.findings.is_empty(), "{}", report.text());
+    bed.meta = None;
+    let report = bed.check(&ONLINE);
+    assert!(report.status() == 8 && report.text().contains("without --online"), "{}", report.text());
+}
+
+#[test]
+fn any_damage_is_found_and_a_second_run_finds_only_what_is_lost() {
+    for seed in 0..12 {
+        let mut random = Random::new(seed);
+        let mut bed = Bed::stopped_with_files(3);
+        let mut damaged: BTreeMap<&str, ()> = BTreeMap::new();
+        let (mut orphans, mut sizes, mut lost) = (0, 0, 0);
+        for n in 0..1 + random.below(6) {
+            let (path, len) = FILES[random.below(FILES.len() as u64) as usize];
+            let server = random.below(3) as usize;
+            match random.below(3) {
+                0 => {
+                    let key = bed.key("a") + 1000 + n;
+                    fs::write(bed.object(server, key), vec![7; random.below(100_000) as usize]).unwrap();
+                    orphans += 1;
+                }
+                1 if !damaged.contains_key(path) => {
+                    let name = fs::OpenOptions::new().write(true).open(bed.name(path)).unwrap();
+                    name.set_len(random.below(len as u64)).unwrap();
+                    damaged.insert(path, ());
+                    sizes += 1;
+                }
+                2 if !damaged.contains_key(path) => {
+                    let object = bed.object(server, bed.key(path));
+                    if object.exists() {
+                        fs::remove_file(object).unwrap();
+                        damaged.insert(path, ());
+                        lost += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let count = |report: &Report, kind| report.findings.iter().filter(|f| f.kind == kind).count();
+        let found = bed.check(&OFFLINE);
+        let counts = (count(&found, Kind::Orphan), count(&found, Kind::Size), count(&found, Kind::Missing));
+        assert_eq!(counts, (orphans, sizes, lost), "seed {seed}: {}", found.text());
+        assert_eq!(found.findings.len(), orphans + sizes + lost);
+        let repaired = bed.check(&REPAIR);
+        assert_eq!(repaired.status(), u8::from(orphans + sizes > 0) | u8::from(lost > 0) << 2, "seed {seed}");
+        let again = bed.check(&REPAIR);
+        assert_eq!((again.findings.len(), count(&again, Kind::Missing)), (lost, lost), "seed {seed}: {}", again.text());
+        if lost == 0 {
+            bed.assert_readable();
+        }
+    }
+}
+
+#[test]
+fn running_servers_are_checked_and_repaired_too() {
+    let mut bed = Bed::stopped_with_files(2);
+    let key = bed.key("a") + 1000;
+    let lost = bed.object(1, bed.key("d/e"));
+    fs::write(bed.object(0, key), "whose?").unwrap();
+    fs::OpenOptions::new().write(true).open(bed.name("a")).unwrap().set_len(5).unwrap();
+    fs::remove_file(&lost).unwrap();
+    bed.start_again();
+    let found = bed.check(&ONLINE);
+    assert!(found.status() == 4 && found.findings.len() == 3, "{}", found.text());
+    let repaired = bed.check(&Options { repair: true, ..ONLINE });
+    assert!(repaired.status() == 5 && repaired.findings.len() == 3, "{}", repaired.text());
+    assert!(bed.cluster.config.data[0].dir.join(format!("set-aside/{key:016x}")).exists());
+    assert_eq!(bed.client().stat("a").unwrap().size, 300_000);
+    only(&bed.check(&ONLINE), Kind::Missing, Outcome::Left);
+}
+
+/// Creates, writes, truncates, renames (over others, too), unlinks, and moves directories, on several threads, while the
+/// cluster is checked and repaired again and again.
+#[test]
+fn nothing_that_clients_do_is_taken_for_damage() {
+    const THREADS: u64 = 4;
+    const CHECKS: usize = 25;
+    let bed = Bed::start(3);
+    let client = bed.client();
+    for directory in 0..8 {
+        client.mkdir(format!("d{directory}"), 0o755, 0, 0).unwrap();
+    }
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let config = bed.cluster.config.clone();
+    let work = |thread: u64| {
+        let options = ClientOptions { via: Via::Direct, ..Default::default() };
+        let (client, mut random) = (Client::connect(&config, options).unwrap(), Random::new(thread));
+        while !stop.load(Ordering::Relaxed) {
+            let mut path = || format!("d{}/f{}", random.below(8), random.below(12));
+            let (path, other) = (path(), path());
+            // Another thread may be faster: whether each call succeeds is of no interest here.
+            match random.below(10) {
+                0..3 => {
+                    if let Ok(file) = client.create(&path, CreateOptions::default()) {
+                        let _ = file.write_at(&vec![1; random.below(200_000) as usize], random.below(100_000));
+                        let _ = file.close();
+                    }
+                }
+                3 => drop(client.set_attr(
+                    &path,
+                    impresario_wire::SetAttr { size: Some(random.below(300_000)), ..Default::default() },
+                )),
+                4..7 => drop(client.rename(&path, &other, false)),
+                7 if thread == 0 && random.below(20) == 0 => {
+                    let (from, to) = (format!("d{}", random.below(8)), "moved");
+                    if client.rename(&from, to, true).is_ok() {
+                        client.rename(to, &from, true).unwrap();
+                    }
+                }
+                _ => drop(client.unlink(&path)),
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..THREADS).for_each(|thread| {
+            drop(scope.spawn({
+                let work = &work;
+                move || work(thread)
+            }))
+        });
+        let checks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for check in 0..CHECKS {
+                let report = bed.check(&Options { repair: true, ..ONLINE });
+                let bad: Vec<_> = report.findings.iter().filter(|f| f.outcome != Outcome::Noted).collect();
+                assert!(bad.is_empty() && report.unchecked.is_empty(), "check {check}: {}", report.text());
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        checks.unwrap();
+    });
+    assert!(done.load(Ordering::Relaxed) > 100, "{done:?} operations");
+    let report = bed.check(&ONLINE);
+    assert_eq!(report.status(), 0, "{}", report.text());
+}
