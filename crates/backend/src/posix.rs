@@ -18,6 +18,7 @@ mod identity;
 mod losses;
 mod metadata;
 mod nodes;
+mod placement;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -52,6 +53,8 @@ pub struct Options {
     pub table_max: usize,
     /// How files are striped over data servers, where the file system does not tell.
     pub striping: Option<Layout>,
+    /// Data servers, where the file system tells of stripes but not whose they are.
+    pub data_servers: u16,
     /// Use the table for handles even where the kernel gives permanent ones. For tests.
     pub table_only: bool,
 }
@@ -59,7 +62,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let idle = Duration::from_secs(10);
-        Options { descriptors_max: None, idle, table_max: 262_144, striping: None, table_only: false }
+        Options { descriptors_max: None, idle, table_max: 262_144, striping: None, data_servers: 1, table_only: false }
     }
 }
 
@@ -113,6 +116,7 @@ struct Shared {
     next_caller: AtomicU64,
     /// What the process's mask takes from the mode of new nodes.
     umask: u32,
+    placements: placement::Source,
     options: Options,
 }
 
@@ -214,6 +218,7 @@ impl Shared {
             callers: RwLock::default(),
             next_caller: AtomicU64::new(0),
             umask: umask(),
+            placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
             options,
         };
         shared.root = shared.handle_of(shared.folder.as_fd(), born(&stat));

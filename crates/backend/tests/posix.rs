@@ -183,3 +183,26 @@ fn a_server_without_rights_serves_its_own_user() {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
+
+#[test]
+fn the_contract_holds_on_a_glusterfs_volume() {
+    let Some(volume) = impresario_testing::gluster::GlusterVolume::start() else { return };
+    let folder = volume.mount().join("served");
+    std::fs::create_dir(&folder).unwrap();
+    suite(&folder, Options::default(), 1000);
+
+    // Where its files are is told by the volume.
+    let tree = PosixTree::open(&folder, Options::default()).unwrap();
+    let (caller, root) = (caller(), tree.root().unwrap());
+    let mut bricks = std::collections::BTreeMap::new();
+    for n in 0..20 {
+        let name = format!("file {n}");
+        let (file, _) = tree.make(&caller, &root, name.as_bytes(), Make::File, &SetAttr::default()).unwrap();
+        let server = tree.placement(&file).unwrap().servers[0];
+        let holds = |brick: usize| volume.brick(brick).join("served").join(&name).exists();
+        let brick = usize::from(holds(1));
+        assert!(holds(brick));
+        assert_eq!(*bricks.entry(brick).or_insert(server), server, "{name}");
+    }
+    assert!(bricks.len() == 2 && bricks[&0] != bricks[&1], "{bricks:?}");
+}

@@ -37,7 +37,11 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let (data, io) = (config.data.len(), config.io.len());
             let devices = config.data.iter().filter(|d| d.device.is_some()).count();
             let modelled = if devices > 0 { format!(", {devices} of them on modelled devices") } else { String::new() };
-            print(format!("{}: good: {data} data servers{modelled}, {io} I/O nodes\n", path.display()).as_bytes())
+            let below = match &config.tree {
+                Some(tree) => format!("the folder {}", tree.folder.display()),
+                None => format!("{data} data servers{modelled}"),
+            };
+            print(format!("{}: good: {below}, {io} I/O nodes\n", path.display()).as_bytes())
         }
         Command::Show { config, json: true } => {
             print(format!("{}\n", serde_json::to_string_pretty(&load(&config)?)?).as_bytes())

@@ -70,6 +70,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(STATUS_CONFIG));
         }
     };
+    if let Some(tree) = &config.tree {
+        let folder = tree.folder.display();
+        let _ = writeln!(std::io::stderr(), "{folder} is another file system's: check it with that one's own commands");
+        return Ok(ExitCode::from(STATUS_CONFIG));
+    }
     let min_age = args.min_age.unwrap_or(if args.online { MIN_AGE_ONLINE } else { Duration::ZERO });
     let Args { online, repair, delete_orphans, .. } = *args;
     let is_told = args.progress || std::io::stderr().is_terminal();

@@ -58,7 +58,9 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let file = client.open(name(&path), false).with_context(|| format!("cannot open {path}"))?;
             let layout = file.layout();
             let servers = (0..layout.pcount).map(|k| usize::from(layout.server_at(k)));
-            let servers: Vec<&str> = servers.filter_map(|i| config.data.get(i)).map(|d| d.name.as_str()).collect();
+            // Of a file system below only the numbers are known.
+            let server = |i: usize| config.data.get(i).map_or_else(|| format!("data server {i}"), |d| d.name.clone());
+            let servers: Vec<String> = servers.map(server).collect();
             let text = if json {
                 let all = json!({
                     "path": path, "stripe_bytes": layout.ssize_bytes, "stripe_count": layout.pcount,

@@ -206,7 +206,7 @@ fn explain(config: &Config, servers: &[Server<'_>], who: &Who) -> anyhow::Result
 fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Result<ExitCode> {
     // Changes nothing anywhere if a refusal by one server is foreseeable.
     for server in servers {
-        let lanes = if matches!(server, Server::Io(..)) { config.data.len() as u16 } else { 1 };
+        let lanes = if matches!(server, Server::Io(..)) { config.lanes() } else { 1 };
         policy::check(spec, lanes).map_err(|e| usage(format!("{}: {e}", server.name())))?;
     }
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);

@@ -264,6 +264,7 @@ mod tests {
     fn a_server_that_does_not_answer_is_shown_and_the_table_is_aligned() {
         let config = Config {
             cluster: Default::default(),
+            tree: None,
             meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into() },
             data: vec![],
             io: vec![],

@@ -8,7 +8,7 @@ use impresario_config::Config;
 use impresario_server::folders::{self, Folder, State};
 use impresario_wire::ClusterId;
 
-use crate::{load, print, usage};
+use crate::{print, usage};
 
 /// Make, show or adopt the folders of a cluster's servers
 ///
@@ -95,6 +95,19 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Adopt { config, .. } => adopt_all(&load(&config)?),
         Command::Show { config, json } => show(&load(&config)?, json),
+    }
+}
+
+/// The configuration, of a cluster whose servers have folders.
+fn load(path: &std::path::Path) -> anyhow::Result<Config> {
+    let config = crate::load(path)?;
+    match &config.tree {
+        None => Ok(config),
+        Some(tree) => Err(usage(format!(
+            "{} serves {}, whose files are its own: its servers have no folders",
+            path.display(),
+            tree.folder.display()
+        ))),
     }
 }
 

@@ -95,6 +95,11 @@ impl Client {
             ..LinkOptions::new(role, config.cluster.max_payload_bytes)
         };
         let first = match options.via {
+            Via::Direct if config.tree.is_some() => {
+                return Err(ClientError::invalid(
+                    "a folder of a file system is served by I/O nodes only; go through one",
+                ));
+            }
             Via::Direct => None,
             Via::Auto if config.io.is_empty() => None,
             Via::Auto => Some((options.placement_seed % config.io.len() as u64) as usize),

@@ -63,13 +63,15 @@ impl File {
 
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
-        self.inner.client.read_made(self.inner.key, &self.inner.layout, self.inner.made, offset, into)
+        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        self.inner.known(|| client.read_made(*key, layout, *made, offset, into))
     }
 
     /// Reads extents (offset, length) into `into`, back to back; `into` is as long as all of them together. They may
     /// overlap and come in any order. Returns the bytes of each that lie before the end of the file; holes are zeros.
     pub fn read_list(&self, extents: &[(u64, usize)], into: &mut [u8]) -> Result<Vec<usize>, ClientError> {
-        self.inner.client.read_list_made(self.inner.key, &self.inner.layout, self.inner.made, extents, into)
+        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        self.inner.known(|| client.read_list_made(*key, layout, *made, extents, into))
     }
 
     /// Reads `count` extents of `len` bytes, the first at `offset` and each `stride` bytes after the one before.
@@ -99,7 +101,8 @@ impl File {
             });
         }
         let deadline = self.inner.client.deadline();
-        let written = self.inner.client.write(self.inner.key, &self.inner.layout, offset, bytes)?;
+        let OpenFile { client, key, layout, .. } = &*self.inner;
+        let written = self.inner.known(|| client.write(*key, layout, offset, bytes))?;
         self.inner.stay_registered(deadline)?;
         Ok(written)
     }
@@ -123,7 +126,8 @@ impl File {
 
     /// Makes data, size and attributes durable.
     pub fn sync(&self) -> Result<(), ClientError> {
-        let synced = self.inner.client.sync_data(self.inner.key, &self.inner.layout);
+        let OpenFile { client, key, layout, .. } = &*self.inner;
+        let synced = self.inner.known(|| client.sync_data(*key, layout));
         // This one's own failure, or what another open of the file found out.
         let mut told = self.inner.told.lock();
         if let Some((loss, error)) = self.inner.client.told.news(self.inner.key, *told) {
@@ -213,6 +217,18 @@ impl OpenFile {
         // Waits for another thread that is registering it just now.
         let is_registered = Some(self.registration.lock().session) == session;
         if is_registered { Ok(()) } else { self.register(deadline).map(drop) }
+    }
+
+    /// Reads, writes or syncs. An I/O node in front of a folder knows the files that are open there: one that does not know
+    /// this one yet, because the client came to it just now, is told of it, and asked again.
+    fn known<T>(&self, mut data: impl FnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
+        match data() {
+            Err(ClientError::Fault { fault: Fault { errno: libc::EBADF, .. }, .. }) => {
+                self.register(self.client.deadline())?;
+                data()
+            }
+            done => done,
+        }
     }
 
     /// True when the metadata server does not know, as far as we know, that the file is open.

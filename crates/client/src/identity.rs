@@ -119,12 +119,14 @@ impl TrafficCount {
 }
 
 impl Traffic {
-    pub(crate) fn count_read(&self, bytes: u64) {
+    /// A read of so many bytes leaves.
+    pub fn count_read(&self, bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_write(&self, bytes: u64) {
+    /// A write of so many bytes leaves.
+    pub fn count_write(&self, bytes: u64) {
         self.writes.fetch_add(1, Ordering::Relaxed);
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -277,6 +277,7 @@ impl FakeCluster {
         let data_config = addresses.iter().enumerate().map(|(i, a)| Data::new(format!("data.{i}"), a, "unused"));
         let mut config = Config {
             cluster,
+            tree: None,
             meta: Meta { address: meta.address().into(), dir: "unused".into() },
             data: data_config.collect(),
             io: Vec::new(),

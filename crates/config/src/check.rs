@@ -77,6 +77,7 @@ impl Config {
     pub fn check(&self) -> Vec<(KeyPath, String)> {
         let mut found = Findings::default();
         self.check_cluster(&mut found);
+        self.check_tree(&mut found);
         self.check_data(&mut found);
         self.check_io(&mut found);
         self.check_apart(&mut found);
@@ -98,9 +99,47 @@ impl Config {
         }
     }
 
+    /// A tree stands in the place of other servers; without one they are needed.
+    fn check_tree(&self, found: &mut Findings) {
+        let root = KeyPath::default();
+        let Some(tree) = &self.tree else {
+            if self.meta.is_none() {
+                found.add(&root, "meta", "there is no section [meta]; add one");
+            }
+            return;
+        };
+        let at = root.key("tree");
+        let instead = "[tree] stands in its place; remove one of them";
+        if !self.meta.is_none() {
+            found.add(&root, "meta", format!("there is a section [meta], but {instead}"));
+        }
+        if !self.data.is_empty() {
+            found.add(&root, "data", format!("there are sections [[data]], but {instead}"));
+        }
+        if self.io.is_empty() {
+            found.add(&at, "folder", "there is no section [[io]]; add one for each I/O node: they serve the folder");
+        }
+        if tree.folder.as_os_str().is_empty() {
+            found.add(&at, "folder", "folder is empty; name a folder of the file system");
+        }
+        let most = SERVERS_MAX as u64;
+        found.range(&at, "data_servers", tree.data_servers.into(), (1, most), "");
+        let ssize = (u64::from(Layout::SSIZE_MIN_BYTES), u64::from(Layout::SSIZE_MAX_BYTES));
+        match (tree.stripe_bytes, tree.stripe_count) {
+            (Some(bytes), _) => found.range(&at, "stripe_bytes", bytes.into(), ssize, " bytes"),
+            (None, Some(_)) => found.add(&at, "stripe_count", "stripe_count needs stripe_bytes; add it"),
+            (None, None) => {}
+        }
+        if let Some(count) = tree.stripe_count {
+            let most = u64::from(tree.data_servers);
+            found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
+        }
+    }
+
     fn check_data(&self, found: &mut Findings) {
         let root = KeyPath::default();
         match self.data.len() {
+            0 if self.tree.is_some() => {}
             0 => found.add(&root, "data", "there is no section [[data]]; add one for each server"),
             1..=SERVERS_MAX => {}
             n => found.add(&root, "data", format!("there are {n} data servers; at most {SERVERS_MAX} are allowed")),
@@ -142,7 +181,7 @@ impl Config {
         if self.io.len() > SERVERS_MAX {
             found.add(&root, "io", format!("there are {} I/O nodes; at most {SERVERS_MAX} are allowed", self.io.len()));
         }
-        let lanes = self.data.len().min(usize::from(u16::MAX)) as u16;
+        let lanes = self.lanes();
         for (i, io) in self.io.iter().enumerate() {
             let at = root.key("io").index(i);
             found.range(&at, "in_flight_requests", io.in_flight_requests.into(), (1, 256), " requests");
@@ -176,7 +215,8 @@ impl Config {
     fn check_apart(&self, found: &mut Findings) {
         let root = KeyPath::default();
         let data = (0..self.data.len()).map(|i| root.key("data").index(i));
-        let paths = data.chain([root.key("meta")]).chain((0..self.io.len()).map(|i| root.key("io").index(i)));
+        let meta = self.tree.is_none().then(|| root.key("meta"));
+        let paths = data.chain(meta).chain((0..self.io.len()).map(|i| root.key("io").index(i)));
         let mut names: BTreeMap<&str, KeyPath> = BTreeMap::new();
         let mut addresses: BTreeMap<String, KeyPath> = BTreeMap::new();
         let mut dirs: BTreeMap<&Path, KeyPath> = BTreeMap::new();
@@ -254,11 +294,12 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Data, Io, Meta};
+    use crate::model::{Cluster, Data, Io, Meta, Tree, TreeBackend};
 
     fn good() -> Config {
         Config {
             cluster: Cluster::default(),
+            tree: None,
             meta: Meta { address: "127.0.0.1:7000".into(), dir: "/c/meta".into() },
             data: (0..4).map(|i| Data::new(format!("data.{i}"), format!("h:710{i}"), format!("/c/data.{i}"))).collect(),
             io: (0..2).map(|i| Io::new(format!("io.{i}"), format!("h:720{i}"))).collect(),
@@ -307,6 +348,43 @@ mod tests {
             "io",
             "at most 1024",
         );
+    }
+
+    #[test]
+    fn a_tree_stands_alone() {
+        let tree = || Tree {
+            backend: TreeBackend::Posix,
+            folder: "/scratch".into(),
+            data_servers: 4,
+            stripe_bytes: Some(1 << 20),
+            stripe_count: Some(2),
+        };
+        let alone = |c: &mut Config| {
+            (c.meta, c.data) = (Meta::default(), Vec::new());
+            c.tree = Some(tree());
+        };
+        let mut config = good();
+        alone(&mut config);
+        assert_eq!(config.check(), []);
+        assert_eq!(config.servers().map(|server| server.name()).collect::<Vec<_>>(), ["io.0", "io.1"]);
+        let with = |change: fn(&mut Config)| {
+            move |c: &mut Config| {
+                alone(c);
+                change(c);
+            }
+        };
+        refused(with(|c| c.meta = good().meta), "meta", "[tree] stands in its place");
+        refused(with(|c| c.data = good().data), "data", "[tree] stands in its place");
+        refused(with(|c| c.io.clear()), "tree.folder", "no section [[io]]");
+        refused(with(|c| c.tree.as_mut().unwrap().folder = "".into()), "tree.folder", "folder is empty");
+        let none = |c: &mut Config| {
+            let tree = c.tree.as_mut().unwrap();
+            (tree.data_servers, tree.stripe_count) = (0, None);
+        };
+        refused(with(none), "tree.data_servers", "between 1 and 1024");
+        refused(with(|c| c.tree.as_mut().unwrap().stripe_bytes = Some(1)), "tree.stripe_bytes", "between 512");
+        refused(with(|c| c.tree.as_mut().unwrap().stripe_bytes = None), "tree.stripe_count", "needs stripe_bytes");
+        refused(with(|c| c.tree.as_mut().unwrap().stripe_count = Some(5)), "tree.stripe_count", "between 1 and 4");
     }
 
     #[test]

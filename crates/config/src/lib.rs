@@ -18,7 +18,7 @@ pub use calibration::Calibration;
 pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;
 pub use load::{Complaint, ConfigErrors};
-pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server};
+pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server, Tree, TreeBackend};
 pub use table::{read_table, table_file};
 
 /// The candidate closest to `word`, if close enough for "did you mean".

@@ -118,6 +118,7 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
     let tree =
         Tree::parse(text).map_err(|complaint| ConfigErrors { file: file.into(), complaints: vec![complaint] })?;
     let (mut values, mut mistakes, root) = (tree.values.clone(), Mistakes::default(), KeyPath::default());
+    tree_policies(&mut values);
     policies(&mut values, &root, &mut mistakes);
     let config = read::<Config>(values, &root, missing, &mut mistakes);
     if let Some(config) = &config {
@@ -133,7 +134,9 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
     match config {
         Some(mut config) if mistakes.0.is_empty() => {
             let base = file.parent().unwrap_or(Path::new(""));
-            config.meta.dir = base.join(&config.meta.dir);
+            if !config.meta.is_none() {
+                config.meta.dir = base.join(&config.meta.dir);
+            }
             config.data.iter_mut().for_each(|data| data.dir = base.join(&data.dir));
             config.data.iter_mut().for_each(|data| set_base(&mut data.policy, base));
             config.io.iter_mut().for_each(|io| set_base(&mut io.policy, base));
@@ -141,6 +144,17 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
             Ok((config, tree))
         }
         _ => Err(ConfigErrors::of(file, text, &tree, mistakes)),
+    }
+}
+
+/// In front of a file system an I/O node chooses its policy itself where the file names none: nothing below it does.
+fn tree_policies(values: &mut Table) {
+    if !values.contains_key("tree") {
+        return;
+    }
+    let io = values.get_mut("io").and_then(Value::as_array_mut).into_iter().flatten();
+    for node in io.filter_map(Value::as_table_mut) {
+        node.entry("policy").or_insert_with(|| Value::String("auto".into()));
     }
 }
 
@@ -154,6 +168,7 @@ fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
         ("data", "address") => "\"127.0.0.1:7100\"",
         ("meta", "address") => "\"127.0.0.1:7000\"",
         ("meta", "dir") => "\"meta\"",
+        ("tree", "folder") => "\"/mnt/scratch\"",
         _ => return Some(("", Value::Table(Table::new()))),
     };
     Some((example, Value::String(String::new())))

@@ -17,9 +17,13 @@ pub struct Config {
     /// Settings of all servers.
     #[serde(default)]
     pub cluster: Cluster,
-    /// The metadata server.
+    /// A folder of a file system in the place of metadata server and data servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Tree>,
+    /// The metadata server; none with a `tree`.
+    #[serde(default, skip_serializing_if = "Meta::is_none")]
     pub meta: Meta,
-    /// The data servers (1 to 1024); their order is the order of striping and must never change.
+    /// The data servers (1 to 1024); their order is the order of striping and must never change. None with a `tree`.
     #[serde(default)]
     pub data: Vec<Data>,
     /// The I/O nodes (0 to 1024); without any, clients send requests directly to the data servers.
@@ -47,8 +51,38 @@ pub struct Cluster {
     pub max_payload_bytes: u32,
 }
 
-/// The metadata server.
+/// A folder of a file system that every I/O node has mounted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tree {
+    /// How the file system is reached.
+    #[serde(default)]
+    pub backend: TreeBackend,
+    /// The folder, on every I/O node; relative to the configuration file.
+    pub folder: PathBuf,
+    /// Data servers of the file system (1 to 1024): each is a lane of the schedulers.
+    #[serde(default = "one")]
+    pub data_servers: u16,
+    /// Strip size of files of which the file system does not tell how they are striped, bytes (512 to 1 GiB). Absent:
+    /// such a file counts as lying on one data server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_bytes: Option<u32>,
+    /// Data servers of such a file (1 to `data_servers`); absent: all. Needs `stripe_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_count: Option<u16>,
+}
+
+/// How a file system is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TreeBackend {
+    /// By the calls of the machine that has it mounted.
+    #[default]
+    Posix,
+}
+
+/// The metadata server.
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Meta {
     /// `host:port` or `unix:/path`.
@@ -201,8 +235,15 @@ impl Config {
     /// All servers in start order: those that others need come first.
     pub fn servers(&self) -> impl Iterator<Item = Server<'_>> {
         let data = self.data.iter().enumerate().map(|(i, data)| Server::Data(i, data));
+        let meta = self.tree.is_none().then_some(Server::Meta(&self.meta));
         let io = self.io.iter().enumerate().map(|(i, io)| Server::Io(i, io));
-        data.chain(std::iter::once(Server::Meta(&self.meta))).chain(io)
+        data.chain(meta).chain(io)
+    }
+
+    /// Lanes of the I/O nodes' schedulers: one for each data server.
+    pub fn lanes(&self) -> u16 {
+        let data = self.data.len().min(usize::from(u16::MAX)) as u16;
+        self.tree.as_ref().map_or(data, |tree| tree.data_servers)
     }
 
     /// The server of that name; the error lists the closest name and all names.
@@ -218,12 +259,20 @@ impl Config {
     pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
         let io = self.io.iter_mut().map(|io| (&mut io.cost, &mut io.trace, &mut io.earlier_runs));
-        data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs))
+        let folder = self.tree.as_mut().map(|tree| &mut tree.folder);
+        data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs)).chain(folder)
     }
 
     /// Number of data servers that a file is striped over by default.
     pub fn stripe_count(&self) -> u16 {
         self.cluster.stripe_count.unwrap_or(self.data.len() as u16)
+    }
+}
+
+impl Meta {
+    /// True where the configuration has none.
+    pub fn is_none(&self) -> bool {
+        *self == Meta::default()
     }
 }
 
@@ -289,6 +338,9 @@ impl Io {
 
 fn yes() -> bool {
     true
+}
+fn one() -> u16 {
+    1
 }
 fn default_data_policy() -> PolicySpec {
     PolicySpec::named("auto")

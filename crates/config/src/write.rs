@@ -5,7 +5,7 @@ use std::path::Path;
 
 use impresario_sched::PolicySpec;
 
-use crate::model::{Config, Data, Io};
+use crate::model::{Config, Data, Io, Tree, TreeBackend};
 
 impl Config {
     /// The configuration as a commented file. Reading it back gives the same configuration.
@@ -35,13 +35,17 @@ impl Config {
         writeln!(out, "# Largest payload of one request on the wire, bytes.")?;
         writeln!(out, "max_payload_bytes = {}", cluster.max_payload_bytes)?;
 
-        writeln!(out, "\n# The metadata server. Directories are relative to this file.")?;
-        writeln!(out, "[meta]\naddress = {}\ndir = {}", text(&self.meta.address), path(&self.meta.dir))?;
-
-        writeln!(
-            out,
-            "\n# The data servers. Their order is the order of striping: never change it once there are files."
-        )?;
+        match &self.tree {
+            Some(tree) => write_tree(out, tree)?,
+            None => {
+                writeln!(out, "\n# The metadata server. Directories are relative to this file.")?;
+                writeln!(out, "[meta]\naddress = {}\ndir = {}", text(&self.meta.address), path(&self.meta.dir))?;
+                writeln!(
+                    out,
+                    "\n# The data servers. Their order is the order of striping: never change it once there are files."
+                )?;
+            }
+        }
         for (i, data) in self.data.iter().enumerate() {
             write_data(out, data, i == 0)?;
         }
@@ -69,6 +73,26 @@ fn optional<T: PartialEq + std::fmt::Display>(
     match comment {
         _ if value != default => writeln!(out, "{key} = {value}"),
         Some(comment) => writeln!(out, "# {key} = {value}    # {comment}"),
+        None => Ok(()),
+    }
+}
+
+fn write_tree(out: &mut String, tree: &Tree) -> std::fmt::Result {
+    let Tree { backend: TreeBackend::Posix, folder, data_servers, stripe_bytes, stripe_count } = tree;
+    writeln!(out, "\n# A folder of a file system that every I/O node has mounted.")?;
+    writeln!(out, "[tree]\nbackend = \"posix\"\nfolder = {}", path(folder))?;
+    writeln!(
+        out,
+        "# Data servers of the file system: each is a lane of the schedulers.\ndata_servers = {data_servers}"
+    )?;
+    if let Some(bytes) = stripe_bytes {
+        writeln!(
+            out,
+            "# Of files of which the file system does not tell how they are striped.\nstripe_bytes = {bytes}"
+        )?;
+    }
+    match stripe_count {
+        Some(count) => writeln!(out, "stripe_count = {count}"),
         None => Ok(()),
     }
 }
@@ -178,6 +202,7 @@ mod tests {
         let io = |i: usize| Io::new(format!("io.{i}"), format!("unix:/run/io \"{i}\""));
         let mut config = Config {
             cluster: Cluster { name: "a \"quoted\" # näme \\".into(), stripe_count: Some(1), ..Cluster::default() },
+            tree: None,
             meta: Meta { address: "[::1]:7000".into(), dir: "meta".into() },
             data: (0..3).map(data).collect(),
             io: (0..2).map(io).collect(),
@@ -186,6 +211,17 @@ mod tests {
                 ("a disk, fast".into(), DeviceParams { rpm: 15_000, seek_average_ms: 8.25, ..DeviceParams::default() }),
             ]),
         };
+        let tree = Tree {
+            backend: TreeBackend::Posix,
+            folder: "/mnt/a \"folder\"".into(),
+            data_servers: 3,
+            stripe_bytes: Some(1 << 20),
+            stripe_count: Some(2),
+        };
+        let (meta, data) = (Meta::default(), Vec::new());
+        let alone = Config { tree: Some(tree), meta, data, ..config.clone() };
+        assert_eq!(Config::parse(&alone.to_toml(), Path::new("/c.toml")).unwrap(), alone);
+
         config.data[2].device = Some("a disk, fast".into());
         config.data[1].queue_requests = 77;
         config.data[1].policy = PolicySpec::named("hbrr");

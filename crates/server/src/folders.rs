@@ -67,8 +67,11 @@ pub struct Folder {
     pub state: Result<State, FolderError>,
 }
 
-/// The folders of a configuration as they are on this machine, the metadata server's first.
+/// The folders of a configuration as they are on this machine, the metadata server's first. Servers of a tree have none.
 pub fn survey(config: &Config) -> Vec<Folder> {
+    if config.tree.is_some() {
+        return Vec::new();
+    }
     let meta = Folder { name: META_NAME.into(), dir: config.meta.dir.clone(), state: meta_state(&config.meta.dir) };
     let data = config.data.iter().map(|data| Folder {
         name: data.name.clone(),

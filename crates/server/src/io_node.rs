@@ -1,16 +1,18 @@
-//! The I/O node: clients' file ranges become scheduled requests, which are forwarded to the data servers;
-//! metadata passes through unscheduled.
+//! The I/O node: clients' file ranges become scheduled requests, which are forwarded to the data servers, or to a folder
+//! of a file system; metadata passes through unscheduled.
 
 mod family;
 mod forward;
 mod meta_proxy;
+mod storage;
+mod tree;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use impresario_base::lock::Mutex;
-use impresario_client::Striped;
+use impresario_client::Identity;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
 use impresario_layout::{Layout, Piece};
 use impresario_node::session::Fence;
@@ -32,6 +34,9 @@ use family::Family;
 use forward::Forwarder;
 use meta_proxy::MetaProxy;
 pub(crate) use meta_proxy::Upstream;
+use storage::{Cluster, Storage, Striping};
+use tree::TreeSession;
+pub(crate) use tree::{Tree, TreeSettings};
 
 /// How long the engine's last batches may take when the node stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -49,6 +54,8 @@ pub(crate) struct Item {
     who: Who,
     file: FileKey,
     layout: Layout,
+    /// The data server of its first byte, by its number in the layout.
+    server: u16,
     /// The objects that the file is known to have.
     made: u64,
     /// Of a write: the bytes, in the order of the lane.
@@ -76,12 +83,24 @@ pub(crate) struct IoSettings {
     pub(crate) merge_bytes: u64,
     /// Cut requests at the boundaries of data servers before they are scheduled.
     pub(crate) split: bool,
-    /// The metadata server.
-    pub(crate) upstream: Upstream,
     /// Its traces.
     pub(crate) trace: TraceSettings,
     /// Traces of earlier runs.
     pub(crate) earlier_runs: Vec<PathBuf>,
+}
+
+/// What an I/O node stands in front of.
+pub(crate) enum Below {
+    /// The data servers of its cluster, and the metadata server.
+    Cluster(DataServers, Upstream),
+    /// A folder of a file system.
+    Tree(Arc<Tree>, Arc<Identity>),
+}
+
+/// Who answers metadata calls.
+enum Names {
+    MetadataServer(Arc<Upstream>),
+    Tree(Arc<Tree>),
 }
 
 /// The I/O node's service.
@@ -89,10 +108,9 @@ pub struct IoNode {
     vitals: Vitals,
     engine: Arc<Engine<Item>>,
     forwarder: Arc<Forwarder>,
-    striped: Arc<Striped>,
-    servers: u16,
+    storage: Arc<dyn Storage>,
     split: bool,
-    upstream: Arc<Upstream>,
+    names: Names,
     fence: Mutex<Fence>,
     asked: Arc<Asked>,
     unscheduled: Workers,
@@ -105,7 +123,13 @@ pub struct IoNode {
 pub struct Session {
     connection: Arc<Connection>,
     /// Made with the first metadata call.
-    meta: Option<MetaProxy>,
+    meta: Option<NamesSession>,
+}
+
+/// What serves a client's metadata calls.
+enum NamesSession {
+    Proxy(MetaProxy),
+    Tree(Arc<TreeSession>),
 }
 
 /// A request as it is taken apart from its call.
@@ -113,7 +137,7 @@ struct FileRequest {
     conn: ConnId,
     who: Who,
     file: FileKey,
-    layout: Layout,
+    striping: Striping,
     made: u64,
     op: Op,
     offset: u64,
@@ -121,10 +145,17 @@ struct FileRequest {
 }
 
 impl IoNode {
-    pub(crate) fn new(vitals: Vitals, data: DataServers, settings: IoSettings) -> Result<Arc<IoNode>, String> {
-        let servers = settings.engine.lanes;
+    pub(crate) fn new(vitals: Vitals, below: Below, settings: IoSettings) -> Result<Arc<IoNode>, String> {
         let asked = Asked::new(&settings.engine.policy);
-        let forwarder = Forwarder::new(vitals.clone(), &data, &settings);
+        let (storage, identity, names): (Arc<dyn Storage>, _, _) = match below {
+            Below::Cluster(DataServers { striped, identity, .. }, upstream) => {
+                let (name, servers) = (vitals.name().to_string(), settings.engine.lanes);
+                let cluster = Cluster { name, striped, servers, pool: vitals.pool().clone() };
+                (Arc::new(cluster), identity, Names::MetadataServer(Arc::new(upstream)))
+            }
+            Below::Tree(tree, identity) => (tree.clone(), identity, Names::Tree(tree)),
+        };
+        let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings);
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
         // What the data servers hold of a file is not known here.
         let (space, holds) = (settings.trace.space, Box::new(|_| true));
@@ -138,10 +169,9 @@ impl IoNode {
             vitals,
             engine,
             forwarder,
-            striped: data.striped,
-            servers,
+            storage,
             split: settings.split,
-            upstream: Arc::new(settings.upstream),
+            names,
             fence: Mutex::new(Fence::new(FENCED_CLIENTS)),
             asked,
             unscheduled: Workers::new("unscheduled", UNSCHEDULED_THREADS),
@@ -157,6 +187,9 @@ impl IoNode {
         let _ = self.trace.stop(); // there may be none
         self.runs.stop();
         self.forwarder.stop();
+        if let Names::Tree(tree) = &self.names {
+            tree.stop();
+        }
         self.unscheduled.stop(PATIENCE);
         self.hints.stop(PATIENCE);
     }
@@ -183,26 +216,15 @@ impl IoNode {
         if self.hints.waiting() >= HINTS_MAX {
             return reply.send(&Answer::Accepted(0));
         }
-        let striped = self.striped.clone();
-        let FileRequest { who, file, layout, offset, len, .. } = request;
-        self.hints.run(Box::new(move || match striped.prefetch(&who, file, &layout, offset, len) {
+        let storage = self.storage.clone();
+        let FileRequest { who, file, striping, offset, len, .. } = request;
+        self.hints.run(Box::new(move || match storage.prefetch(&who, file, &striping.layout, offset, len) {
             Ok(bytes) => reply.send(&Answer::Accepted(bytes)),
-            Err(error) => reply.send(&Answer::Fault(error.to_fault())),
+            Err(fault) => reply.send(&Answer::Fault(fault)),
         }));
     }
 
     fn check(&self, request: &FileRequest) -> Result<(), Fault> {
-        let fault = |errno, message| Fault { errno, message };
-        request.layout.check().map_err(|e| fault(libc::EINVAL, format!("the file's layout is damaged: {e}")))?;
-        if request.layout.servers != self.servers {
-            let (theirs, ours) = (request.layout.servers, self.servers);
-            let message = format!(
-                "the file is striped in a cluster of {theirs} data servers, {} knows {ours}; \
-                 use the same configuration everywhere",
-                self.vitals.name()
-            );
-            return Err(fault(libc::EINVAL, message));
-        }
         if request.op.is_data() {
             check_range(request.offset, request.len)?;
         }
@@ -218,15 +240,15 @@ impl IoNode {
             let len = b.len();
             Bulk::One(Slice::new(Arc::new(b), 0..len))
         });
-        let extent = whole_request(&request.layout, request.offset, request.len);
+        let extent = whole_request(&request.striping.layout, request.offset, request.len);
         self.submit(request, extent, payload, Answering::Whole(reply));
     }
 
     /// Cut into one request per data server; answered when all are done.
     fn submit_pieces(&self, request: &FileRequest, payload: Option<Buffer>, reply: Reply) {
         let payload = payload.map(Arc::new);
-        let ranges: Vec<Piece> = core_requests(&request.layout, request.offset, request.len, true).collect();
-        let family = Family::of_data(request.layout, request.offset, request.len, ranges.clone(), reply);
+        let ranges: Vec<Piece> = core_requests(&request.striping.layout, request.offset, request.len, true).collect();
+        let family = Family::of_data(request.striping.layout, request.offset, request.len, ranges.clone(), reply);
         for (index, range) in ranges.iter().enumerate() {
             let part = payload.as_ref().map_or(Bulk::None, |buffer| family.payload_of(range, buffer));
             self.submit(request, *range, part, Answering::Part(family.clone(), index));
@@ -235,9 +257,10 @@ impl IoNode {
 
     /// A barrier on every data server of the file; the last one to be reached does the work.
     fn submit_barriers(&self, request: &FileRequest, reply: Reply) {
-        let family = Family::of_barriers(request.layout, reply);
-        for k in 0..request.layout.pcount {
-            let extent = Piece { server: request.layout.server_at(k), file_offset: 0, lane_offset: 0, len: u64::MAX };
+        let family = Family::of_barriers(request.striping.layout, reply);
+        let layout = request.striping.layout;
+        for k in 0..layout.pcount {
+            let extent = Piece { server: layout.server_at(k), file_offset: 0, lane_offset: 0, len: u64::MAX };
             self.submit(request, extent, Bulk::None, Answering::Part(family.clone(), usize::from(k)));
         }
     }
@@ -246,7 +269,7 @@ impl IoNode {
         let submission = Submission {
             op: request.op,
             file: request.file.0,
-            lane: LaneId(extent.server),
+            lane: LaneId(request.striping.lane(extent.server)),
             file_offset: extent.file_offset,
             lane_offset: extent.lane_offset,
             len: extent.len,
@@ -256,8 +279,8 @@ impl IoNode {
             user: request.who.user,
             speculative: false,
         };
-        let FileRequest { who, file, layout, made, .. } = *request;
-        let item = Item { who, file, layout, made, payload, answer };
+        let FileRequest { who, file, ref striping, made, .. } = *request;
+        let item = Item { who, file, layout: striping.layout, server: extent.server, made, payload, answer };
         let (item, errno, why) = match self.engine.submit(submission, item) {
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),
@@ -270,10 +293,10 @@ impl IoNode {
     fn serve_unscheduled(&self, call: Call, reply: Reply) {
         match call {
             Call::FileStat { file, layout } => {
-                let striped = self.striped.clone();
-                self.unscheduled.run(Box::new(move || match striped.stat(file, &layout) {
+                let storage = self.storage.clone();
+                self.unscheduled.run(Box::new(move || match storage.stat(file, &layout) {
                     Ok(info) => reply.send(&Answer::Object(info)),
-                    Err(error) => reply.send(&Answer::Fault(error.to_fault())),
+                    Err(fault) => reply.send(&Answer::Fault(fault)),
                 }));
             }
             Call::Status => reply.send(&Answer::Text(self.status())),
@@ -294,8 +317,23 @@ impl IoNode {
         }
     }
 
+    fn serve_names(&self, session: &mut Session, call: Call, reply: Reply) {
+        let connection = &session.connection;
+        let names = session.meta.get_or_insert_with(|| match &self.names {
+            Names::MetadataServer(upstream) => NamesSession::Proxy(MetaProxy::new(upstream, connection)),
+            Names::Tree(tree) => NamesSession::Tree(TreeSession::new(tree)),
+        });
+        match names {
+            NamesSession::Proxy(proxy) => proxy.pass_on(call, reply),
+            NamesSession::Tree(tree) => tree.serve(call, reply),
+        }
+    }
+
     fn status(&self) -> String {
         let mut status = self.vitals.status();
+        if let Names::Tree(tree) = &self.names {
+            status.insert("tree".into(), tree.status());
+        }
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("forward".into(), self.forwarder.status());
         status.insert("split".into(), self.split.into());
@@ -326,25 +364,33 @@ impl Service for IoNode {
     fn serve(&self, session: &mut Session, request: Incoming, reply: Reply) {
         let Incoming { call, payload } = request;
         let conn = session.connection.id();
+        let striping = match &call {
+            Call::FileRead { file, layout, .. }
+            | Call::FileWrite { file, layout, .. }
+            | Call::FileSync { file, layout, .. }
+            | Call::FilePrefetch { file, layout, .. } => self.storage.striping(*file, *layout),
+            Call::Meta { .. } => return self.serve_names(session, call, reply),
+            _ => return self.serve_unscheduled(call, reply),
+        };
+        let striping = match striping {
+            Ok(striping) => striping,
+            Err(fault) => return reply.send(&Answer::Fault(fault)),
+        };
         let request = match call {
-            Call::FileRead { who, file, layout, made, offset, len } => {
-                FileRequest { conn, who, file, layout, made, op: Op::Read, offset, len: u64::from(len) }
+            Call::FileRead { who, file, made, offset, len, .. } => {
+                FileRequest { conn, who, file, striping, made, op: Op::Read, offset, len: u64::from(len) }
             }
-            Call::FileWrite { who, file, layout, offset } => {
+            Call::FileWrite { who, file, offset, .. } => {
                 let len = payload.as_ref().map_or(0, |p| p.len() as u64);
-                FileRequest { conn, who, file, layout, made: 0, op: Op::Write, offset, len }
+                FileRequest { conn, who, file, striping, made: 0, op: Op::Write, offset, len }
             }
-            Call::FileSync { who, file, layout } => {
-                FileRequest { conn, who, file, layout, made: 0, op: Op::Sync, offset: 0, len: u64::MAX }
+            Call::FileSync { who, file, .. } => {
+                FileRequest { conn, who, file, striping, made: 0, op: Op::Sync, offset: 0, len: u64::MAX }
             }
-            Call::FilePrefetch { who, file, layout, offset, len } => {
+            Call::FilePrefetch { who, file, offset, len, .. } => {
                 let len = len.min((i64::MAX as u64).saturating_sub(offset));
-                let request = FileRequest { conn, who, file, layout, made: 0, op: Op::Read, offset, len };
+                let request = FileRequest { conn, who, file, striping, made: 0, op: Op::Read, offset, len };
                 return self.pass_hint(request, reply);
-            }
-            call @ Call::Meta { .. } => {
-                let proxy = session.meta.get_or_insert_with(|| MetaProxy::new(&self.upstream, &session.connection));
-                return proxy.pass_on(call, reply);
             }
             call => return self.serve_unscheduled(call, reply),
         };
@@ -354,5 +400,8 @@ impl Service for IoNode {
     fn close(&self, session: Session) {
         // Dropping their contexts answers nobody: the connection has ended. The proxy ends with it.
         drop(self.engine.cancel_connection(session.connection.id()));
+        if let Some(NamesSession::Tree(tree)) = session.meta {
+            tree.end();
+        }
     }
 }

@@ -147,6 +147,11 @@ impl Vitals {
         &self.0.settings.name
     }
 
+    /// Tells this run from others, and the boot of the machine ([`impresario_wire::same_boot`]).
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.0.incarnation
+    }
+
     /// What every server's status begins with: who it is, how long it runs, connections, payload memory.
     pub fn status(&self) -> serde_json::Map<String, serde_json::Value> {
         let shared = &self.0;

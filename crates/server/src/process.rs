@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use impresario_backend::{Caller, Layout, PosixTree};
 use impresario_client::Vet;
-use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, read_table};
+use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
 use impresario_engine::EngineConfig;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
@@ -17,7 +18,7 @@ use signal_hook::iterator::Signals;
 
 use crate::data::{DataServer, Disk};
 use crate::data_servers::{DataServers, upstream_timeout};
-use crate::io_node::{IoNode, IoSettings, Upstream};
+use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
 use crate::meta::{MetaOptions, MetaService, Stores};
 use crate::meta_front::MetaFront;
@@ -39,6 +40,14 @@ pub enum StartError {
         name: String,
         /// What is wrong, and the remedy.
         source: impresario_store::StoreError,
+    },
+    /// The folder of its tree cannot be used.
+    #[error("{name}: {source}")]
+    Tree {
+        /// The server.
+        name: String,
+        /// What is wrong, and the remedy.
+        source: impresario_backend::posix::OpenError,
     },
     /// The metadata server's folder cannot be used.
     #[error("{META_NAME}: {0}")]
@@ -197,9 +206,18 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     };
     let server = Server::bind(&io.address, settings)?;
     let data = DataServers::of(config, &io.name, membership.clone(), None).map_err(|e| unsuitable(e.to_string()))?;
+    let below = match &config.tree {
+        Some(tree) => start_tree(&server, io, tree, data)?,
+        None => {
+            let (address, timeout) = (config.meta.address.clone(), upstream_timeout(config));
+            Below::Cluster(data, Upstream { address, timeout, via: io.name.clone(), membership })
+        }
+    };
     let engine = EngineConfig {
-        lanes: config.data.len() as u16,
+        lanes: config.lanes(),
         shared_space: !io.split,
+        // A kernel with a page cache and an I/O scheduler, or another system's servers.
+        sorted_below: config.tree.is_some(),
         // What the policy has released waits in the dispatch queue, which is as long as this.
         lane_requests: io.dispatch_requests,
         total_requests: io.dispatch_requests,
@@ -215,12 +233,6 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         merge_requests: io.merge_requests as usize,
         merge_bytes: u64::from(config.cluster.max_payload_bytes),
         split: io.split,
-        upstream: Upstream {
-            address: config.meta.address.clone(),
-            timeout: upstream_timeout(config),
-            via: io.name.clone(),
-            membership,
-        },
         trace: TraceSettings {
             folder: io.trace.clone(),
             at_start: io.trace_at_start,
@@ -228,8 +240,55 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         },
         earlier_runs: io.earlier_runs.clone(),
     };
-    let service = IoNode::new(server.vitals(), data, io_settings).map_err(unsuitable)?;
+    let service = IoNode::new(server.vitals(), below, io_settings).map_err(unsuitable)?;
     begin(&io.name, server, service, |service| service.stop())
+}
+
+/// The folder that an I/O node serves.
+fn start_tree(
+    server: &Server,
+    io: &Io,
+    tree: &impresario_config::Tree,
+    data: DataServers,
+) -> Result<Below, StartError> {
+    let name = io.name.clone();
+    let TreeBackend::Posix = tree.backend;
+    let striping = tree.stripe_bytes.map(|bytes| {
+        let count = tree.stripe_count.unwrap_or(tree.data_servers);
+        Layout::new(0, count, bytes, tree.data_servers)
+    });
+    let striping = striping.transpose();
+    let striping = striping.map_err(|e| StartError::Unsuitable { name: name.clone(), reason: e.to_string() })?;
+    let options =
+        impresario_backend::posix::Options { striping, data_servers: tree.data_servers, ..Default::default() };
+    let posix =
+        PosixTree::open(&tree.folder, options).map_err(|source| StartError::Tree { name: name.clone(), source })?;
+    let (posix, folder) = (Arc::new(posix), tree.folder.display().to_string());
+    let described = posix.clone();
+    let describe = Box::new(move || {
+        serde_json::json!({
+            "backend": "posix",
+            "folder": folder,
+            "permanent_handles": described.has_permanent_handles(),
+            "descriptors": described.descriptors(),
+            "files_with_losses": described.losses(),
+        })
+    });
+    let groups = rustix::process::getgroups().unwrap_or_default().into_iter().map(rustix::process::Gid::as_raw);
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let identity = data.identity;
+    let settings = TreeSettings {
+        name,
+        backend: posix,
+        caller: Caller { uid, gid, groups: groups.collect() },
+        lanes: tree.data_servers,
+        split: io.split,
+        incarnation: server.vitals().incarnation(),
+        identity: identity.clone(),
+        pool: server.vitals().pool().clone(),
+        describe,
+    };
+    Ok(Below::Tree(Tree::new(settings), identity))
 }
 
 fn begin<S: Service>(

@@ -16,6 +16,8 @@
 //! # a_test_that_mounts();
 //! ```
 
+pub mod gluster;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;

@@ -219,7 +219,7 @@ impl Plan {
             request_timeout_ms: 60_000,
             ..Cluster::default()
         };
-        let config = Config { cluster, meta, data, io, device };
+        let config = Config { cluster, tree: None, meta, data, io, device };
         match config.check().as_slice() {
             [] => Ok(config),
             complaints => {

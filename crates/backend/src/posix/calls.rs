@@ -170,14 +170,16 @@ impl Shared {
         if let Some(file) = opened {
             self.nodes.add_open(&node, file, self.caller_number(caller), (true, true));
         }
+        let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
         let lacking = SetAttr {
-            // The process's own mask is none of the caller's.
+            // The process's own mask is none of the caller's; and a change of the owner takes set-user and set-group.
             mode: set.mode.map(|mode| mode & 0o7777).filter(|&mode| {
-                let masked = mode & !self.umask;
-                attr.kind != Kind::Symlink && attr.mode != mode && attr.mode & 0o777 == masked & 0o777
+                let masked = attr.mode != mode && attr.mode & 0o777 == mode & !self.umask & 0o777;
+                let taken = (uid.is_some() || gid.is_some()) && mode & 0o6000 != 0;
+                attr.kind != Kind::Symlink && (masked || taken)
             }),
-            uid: set.uid.filter(|uid| *uid != attr.uid),
-            gid: set.gid.filter(|gid| *gid != attr.gid),
+            uid,
+            gid,
             size_bytes: set.size_bytes.filter(|size| *size != 0 && attr.kind == Kind::File),
             ..set.clone()
         };
@@ -399,6 +401,8 @@ impl Backend for PosixTree {
         if node.kind != Kind::File {
             return Err(Errno(libc::EINVAL));
         }
-        Ok(self.shared.options.striping.map_or_else(|| Placement::one(0), Placement::striped))
+        let told = self.shared.placements.ask(&proc_path(node.fd.as_fd()));
+        let configured = || self.shared.options.striping.map(Placement::striped);
+        Ok(told.or_else(configured).unwrap_or_else(|| Placement::one(0)))
     }
 }

@@ -43,7 +43,11 @@ fn files_belong_to_their_makers(suite: &Suite<'_>, dir: &Handle) {
     refuses(backend.make(&ann, dir, b"foreign", Make::File, &foreign), libc::EPERM);
     refuses(backend.lookup(&ann, dir, b"foreign"), libc::ENOENT);
     assert!(backend.make(&ann, dir, b"disk", Make::Block(8, 0), &SetAttr::default()).is_err());
-    // Root gives it away, and makes devices.
+    // Root makes files for others, with every bit of their mode.
+    let set = SetAttr { uid: Some(7001), gid: Some(7002), mode: Some(0o6711), ..SetAttr::default() };
+    let (_, attr) = backend.make(&suite.caller, dir, b"given", Make::File, &set).unwrap();
+    assert_eq!((attr.uid, attr.gid, attr.mode), (7001, 7002, 0o6711));
+    // And gives them away.
     let attr = backend.set_attr(&suite.caller, &file, &to(Some(7002), Some(7003))).unwrap();
     assert_eq!((attr.uid, attr.gid), (7002, 7003));
 }

@@ -138,6 +138,7 @@ impl Cluster {
         let mut address = || ports.next().unwrap();
         let mut config = Config {
             cluster: Default::default(),
+            tree: None,
             meta: Meta { address: address(), dir: "meta".into() },
             data: (0..data).map(|i| Data::new(format!("data.{i}"), address(), format!("data.{i}"))).collect(),
             io: (0..io).map(|i| Io::new(format!("io.{i}"), address())).collect(),

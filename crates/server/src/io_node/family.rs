@@ -145,10 +145,6 @@ impl Family {
 }
 
 impl Short {
-    pub(super) fn layout(&self) -> &Layout {
-        &self.family.layout
-    }
-
     /// Offset in the file, bytes.
     pub(super) fn offset(&self) -> u64 {
         self.family.offset

@@ -1,20 +1,18 @@
 //! What the I/O node's policy has released: waits in the dispatch queue, is merged with neighbours, is forwarded.
 
-use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use impresario_base::lock::Mutex;
-use impresario_client::{ClientError, Identity, Striped, TrafficCount};
+use impresario_client::{Identity, TrafficCount};
 use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
-use impresario_layout::Layout;
 use impresario_node::{DispatchQueue, Entry};
 use impresario_sched::{Op, Request};
-use impresario_wire::{Answer, Fault, FileKey, Who};
+use impresario_wire::{Answer, Fault, Who};
 
 use super::family::{Complete, Short};
+use super::storage::{Storage, Target};
 use super::{Answering, IoSettings, Item};
-use crate::data_servers::DataServers;
 use crate::listener::Vitals;
 use crate::outbox::{Bulk, hand_over_own_replies};
 use crate::payload::Slice;
@@ -30,7 +28,7 @@ pub(super) struct Load {
 pub(super) struct Forwarder {
     this: Weak<Forwarder>,
     vitals: Vitals,
-    striped: Arc<Striped>,
+    storage: Arc<dyn Storage>,
     split: bool,
     queue: Mutex<DispatchQueue<Load>>,
     /// Entries of the queue that no thread was called for yet.
@@ -54,14 +52,19 @@ struct Counts {
 }
 
 impl Forwarder {
-    pub(super) fn new(vitals: Vitals, servers: &DataServers, settings: &IoSettings) -> Arc<Forwarder> {
+    pub(super) fn new(
+        vitals: Vitals,
+        storage: Arc<dyn Storage>,
+        identity: Arc<Identity>,
+        settings: &IoSettings,
+    ) -> Arc<Forwarder> {
         let in_flight = settings.in_flight_requests.max(1);
         let queue = DispatchQueue::new(in_flight, settings.merge_requests, settings.merge_bytes);
         Arc::new_cyclic(|this| Forwarder {
             this: this.clone(),
             vitals,
-            striped: servers.striped.clone(),
-            identity: servers.identity.clone(),
+            storage,
+            identity,
             before: Mutex::default(),
             split: settings.split,
             queue: Mutex::new(queue),
@@ -138,7 +141,7 @@ impl Forwarder {
             let errno = forwarded.errno;
             ticket.complete(Outcome { errno, bytes_done: if errno == 0 { len } else { 0 }, started, finished });
         }
-        forwarded.shorts.into_iter().for_each(|(who, file, made, short)| self.resolve(&who, file, made, short));
+        forwarded.shorts.into_iter().for_each(|(target, short)| self.resolve(&target, short));
     }
 
     /// Forwards touching parts of one file and operation as one request, and answers them.
@@ -154,7 +157,7 @@ impl Forwarder {
             file: item.file,
             layout: item.layout,
             made: parts.iter().fold(0, |made, (_, item)| made | item.made),
-            server: self.split.then_some(request.extent.lane.0),
+            server: self.split.then_some(item.server),
         };
         let failed = match request.op {
             Op::Read => self.read(&target, start, end, parts, forwarded),
@@ -177,16 +180,9 @@ impl Forwarder {
     ) -> Option<i32> {
         let mut buffer = self.vitals.pool().buffer((end - start) as usize);
         self.counts.out(end - start);
-        let got = match target.server {
-            Some(server) => {
-                let into = &mut [IoSliceMut::new(&mut buffer)];
-                self.striped.lane_read(&target.who, server, target.file, start, into)
-            }
-            None => self.striped.read(&target.who, target.file, &target.layout, target.made, start, &mut buffer),
-        };
-        let got = match got {
+        let got = match self.storage.read(target, start, &mut buffer) {
             Ok(got) => got,
-            Err(error) => return Some(fail_all(parts, &error)),
+            Err(fault) => return Some(fail_all(parts, &fault)),
         };
         let buffer = Arc::new(buffer);
         for (request, item) in parts {
@@ -196,7 +192,8 @@ impl Forwarder {
                 Answering::Whole(reply) => reply.send_data(Bulk::One(slice)),
                 Answering::Part(ref family, index) => {
                     if let Complete::Short(short) = family.part_read(index, slice) {
-                        forwarded.shorts.push((item.who, item.file, item.made, short));
+                        let target = Target { who: item.who, made: item.made, ..*target };
+                        forwarded.shorts.push((target, short));
                     }
                 }
             }
@@ -209,28 +206,12 @@ impl Forwarder {
         let whos = senders(&parts);
         let pieces: Vec<&[u8]> =
             parts.iter().flat_map(|(_, item)| item.payload.slices()).map(|slice| &**slice).collect();
-        let written = match (target.server, pieces.as_slice()) {
-            (Some(server), pieces) => {
-                let pieces: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-                self.striped.lane_write(&whos, server, target.file, start, &pieces)
-            }
-            (None, [whole]) => self.striped.write_merged(&whos, target.file, &target.layout, start, whole),
-            (None, pieces) => {
-                let mut merged = self.vitals.pool().buffer((end - start) as usize);
-                let mut rest = &mut *merged;
-                for piece in pieces {
-                    let (front, back) = rest.split_at_mut(piece.len().min(rest.len()));
-                    front.copy_from_slice(piece.get(..front.len()).unwrap_or(&[]));
-                    rest = back;
-                }
-                self.striped.write_merged(&whos, target.file, &target.layout, start, &merged)
-            }
-        };
+        let written = self.storage.write(&whos, target, start, &pieces);
         drop(pieces);
         let lanes = match written {
             Ok(lanes) => lanes,
             // One of them has left its epoch: the others' bytes are as good as before.
-            Err(error) if error.errno() == Fault::FENCED && whos.len() > 1 => {
+            Err(fault) if fault.errno == Fault::FENCED && whos.len() > 1 => {
                 let mut failed = None;
                 for (request, item) in parts {
                     let (start, end) = (request.extent.lane_offset, request.extent.end());
@@ -239,7 +220,7 @@ impl Forwarder {
                 }
                 return failed;
             }
-            Err(error) => return Some(fail_all(parts, &error)),
+            Err(fault) => return Some(fail_all(parts, &fault)),
         };
         for (request, mut item) in parts {
             // Before the reply, with which the permission to hold it goes.
@@ -255,9 +236,9 @@ impl Forwarder {
     }
 
     fn sync(&self, target: &Target, parts: Vec<(Request, Item)>) -> Option<i32> {
-        let (lanes, errno) = match self.striped.sync_lanes(&target.who, target.file, &target.layout) {
+        let (lanes, errno) = match self.storage.sync(target) {
             Ok(synced) => synced,
-            Err(error) => return Some(fail_all(parts, &error)),
+            Err(fault) => return Some(fail_all(parts, &fault)),
         };
         for (_, item) in parts {
             if let Answering::Whole(reply) = item.answer {
@@ -269,11 +250,11 @@ impl Forwarder {
 
     /// Answers a read that met the end of an object: whether that is the end of the file or a hole in it, only
     /// a look at all objects can tell.
-    fn resolve(&self, who: &Who, file: FileKey, made: u64, short: Short) {
+    fn resolve(&self, target: &Target, short: Short) {
         let mut buffer = self.vitals.pool().buffer(short.len_bytes());
-        match self.striped.read(who, file, short.layout(), made, short.offset(), &mut buffer) {
+        match self.storage.read_file(target, short.offset(), &mut buffer) {
             Ok(got) => short.answer(Slice::new(Arc::new(buffer), 0..got)),
-            Err(error) => short.fail(error.to_fault()),
+            Err(fault) => short.fail(fault),
         }
     }
 }
@@ -315,22 +296,11 @@ impl Executor<Item> for Forwarder {
     }
 }
 
-/// Where a forwarded request goes.
-struct Target {
-    who: Who,
-    file: FileKey,
-    layout: Layout,
-    /// The objects that it is known to have.
-    made: u64,
-    /// Where requests are split: the data server, whose object the offsets mean.
-    server: Option<u16>,
-}
-
 /// What became of a forwarded batch.
 #[derive(Default)]
 struct Forwarded {
     errno: i32,
-    shorts: Vec<(Who, FileKey, u64, Short)>,
+    shorts: Vec<(Target, Short)>,
 }
 
 impl Counts {
@@ -364,8 +334,7 @@ fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
 }
 
 /// Answers all parts with the failure; gives its errno.
-fn fail_all(parts: Vec<(Request, Item)>, error: &ClientError) -> i32 {
-    let fault = error.to_fault();
-    parts.into_iter().for_each(|(_, item)| item.answer.fail(&fault));
+fn fail_all(parts: Vec<(Request, Item)>, fault: &Fault) -> i32 {
+    parts.into_iter().for_each(|(_, item)| item.answer.fail(fault));
     fault.errno
 }

@@ -14,7 +14,7 @@ pub(super) fn fault(errno: Errno, message: impl Into<String>) -> Fault {
 }
 
 /// A path for people: at most 200 bytes, control characters escaped.
-pub(super) fn show(path: &[u8]) -> String {
+pub(crate) fn show(path: &[u8]) -> String {
     const SHOWN_MAX_BYTES: usize = 200;
     if path.is_empty() {
         return "the root directory".into();

@@ -68,6 +68,7 @@ use impresario_wire::message::Fault;
 pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_prefix, make};
 pub use disk::StepHook;
 pub use examine::IdleFolder;
+pub(crate) use fault::show;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};

@@ -239,6 +239,7 @@ impl Cluster {
         let data = (0..count).map(|i| Data::new(format!("c{number}.data.{i}"), "127.0.0.1:0", folder(i)));
         let mut config = Config {
             cluster: Default::default(),
+            tree: None,
             meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta") },
             data: data.collect(),
             io: Vec::new(),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use impresario_client::{Client, ClientOptions, Via};
-use impresario_config::{Cluster as Common, Config, Data, Io, Meta};
+use impresario_config::{Cluster as Common, Config, Data, Io, Meta, Tree, TreeBackend};
 use impresario_fuse::{MountOptions, Mounted, mount};
 use impresario_server::Started;
 use impresario_wire::Attr;
@@ -30,6 +30,29 @@ impl Cluster {
         Cluster::with_io_nodes(timeout, 0)
     }
 
+    /// I/O nodes in front of a folder, nothing else.
+    pub fn over(folder: &Path, io_nodes: usize, adjust: impl Fn(&mut Io)) -> Option<Arc<Cluster>> {
+        if !impresario_testing::require("fuse") {
+            return None;
+        }
+        let dir = TempDir::new().unwrap();
+        let socket = |name: &str| format!("unix:{}", dir.path().join(name).display());
+        let mut io: Vec<Io> = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}")))).collect();
+        io.iter_mut().for_each(adjust);
+        let tree = Tree {
+            backend: TreeBackend::Posix,
+            folder: folder.into(),
+            data_servers: 4,
+            stripe_bytes: Some(64 << 10),
+            stripe_count: None,
+        };
+        let (cluster, meta, data, device) = (Common::default(), Meta::default(), Vec::new(), Default::default());
+        let config = Config { cluster, tree: Some(tree), meta, data, io, device };
+        let running =
+            config.servers().map(|server| impresario_server::start(&config, server.name()).unwrap()).collect();
+        Some(Arc::new(Cluster { config, running: Mutex::new(running), _dir: dir }))
+    }
+
     pub fn with_io_nodes(timeout: Duration, io_nodes: usize) -> Option<Arc<Cluster>> {
         if !impresario_testing::require("fuse") {
             return None;
@@ -47,6 +70,7 @@ impl Cluster {
         let io = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}"))));
         let config = Config {
             cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
+            tree: None,
             meta: Meta { address: socket("meta"), dir: directory("meta") },
             data: data.collect(),
             io: io.collect(),
@@ -61,21 +85,32 @@ impl Cluster {
 
     /// Its own client.
     pub fn client(&self) -> Arc<Client> {
+        self.client_through(0)
+    }
+
+    /// A client through another I/O node.
+    pub fn client_through(&self, node: u64) -> Arc<Client> {
         let options = ClientOptions {
             job: 1,
             user: 0,
             name: "test".into(),
             via: Via::Auto,
             wire_max_bytes: None,
-            placement_seed: 0,
+            placement_seed: node,
         };
         Client::connect(&self.config, options).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// A node with its own client and mount.
     pub fn mount(self: &Arc<Cluster>, options: MountOptions) -> Node {
+        self.mount_through(0, options)
+    }
+
+    /// The same through another I/O node.
+    pub fn mount_through(self: &Arc<Cluster>, node: u64, options: MountOptions) -> Node {
         let directory = TempDir::new().unwrap();
-        let mounted = mount(self.client(), directory.path(), options).unwrap_or_else(|error| panic!("{error}"));
+        let mounted =
+            mount(self.client_through(node), directory.path(), options).unwrap_or_else(|error| panic!("{error}"));
         Node { mounted, directory, cluster: self.clone() }
     }
 

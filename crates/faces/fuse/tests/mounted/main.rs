@@ -8,3 +8,4 @@ mod mounting;
 mod names;
 mod nodes;
 mod tools;
+mod tree;

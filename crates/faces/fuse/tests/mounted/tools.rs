@@ -9,7 +9,7 @@ use impresario_fuse::MountOptions;
 use crate::cluster::{Node, mounted, mounted_with};
 
 /// Runs a program that must succeed without any complaint.
-fn run(command: &mut Command) -> Output {
+pub fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -60,24 +60,34 @@ fn same_listing(left: &Path, right: &Path) {
 #[test]
 fn cp_and_diff() {
     let Some(node) = mounted() else { return };
+    let fresh = node.second(MountOptions::default());
+    copies_are_the_same(&node, &fresh);
+    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0);
+}
+
+/// Copies a tree to one node, and back and forth, and compares it on another, with `cp -a` and `diff -r`.
+pub fn copies_are_the_same(node: &Node, fresh: &Node) {
     let scratch = tempfile::tempdir().unwrap();
     let tree = some_tree(scratch.path());
     run(Command::new("cp").arg("-a").arg(&tree).arg(node.at("copy")));
     run(Command::new("diff").arg("-r").arg("--no-dereference").arg(&tree).arg(node.at("copy")));
     same_listing(&tree, &node.at("copy"));
     // And on another node with cold caches; then back, and within.
-    let fresh = node.second(MountOptions::default());
     run(Command::new("diff").arg("-r").arg("--no-dereference").arg(&tree).arg(fresh.at("copy")));
     run(Command::new("cp").arg("-a").arg(node.at("copy")).arg(node.at("again")));
     run(Command::new("cp").arg("-a").arg(node.at("again")).arg(scratch.path().join("back")));
     same_listing(&tree, &scratch.path().join("back"));
     run(Command::new("rm").arg("-r").arg(node.at("copy")).arg(node.at("again")));
-    assert_eq!(fs::read_dir(node.mount_point()).unwrap().count(), 0);
 }
 
 #[test]
 fn tar_there_and_back() {
     let Some(node) = mounted() else { return };
+    archives_are_the_same(&node);
+}
+
+/// Packs and unpacks a tree on a node.
+pub fn archives_are_the_same(node: &Node) {
     let scratch = tempfile::tempdir().unwrap();
     let tree = some_tree(scratch.path());
     run(Command::new("tar")
@@ -99,7 +109,7 @@ fn tar_there_and_back() {
     same_listing(&tree, &scratch.path().join("out/tree"));
 }
 
-fn fio(node: &Node, name: &str, args: &[&str]) {
+pub fn fio(node: &Node, name: &str, args: &[&str]) {
     let mut command = Command::new("fio");
     command
         .arg(format!("--name={name}"))

@@ -1,0 +1,131 @@
+//! What an I/O node forwards to: the data servers of its cluster, or a folder of a file system.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use impresario_client::Striped;
+use impresario_layout::Layout;
+use impresario_wire::{Fault, FileKey, LaneState, ObjectInfo, Who};
+
+use crate::payload::PayloadPool;
+
+/// Where a forwarded request goes.
+pub(crate) struct Target {
+    pub(crate) who: Who,
+    pub(crate) file: FileKey,
+    pub(crate) layout: Layout,
+    /// The objects that it is known to have.
+    pub(crate) made: u64,
+    /// Where requests are split: the data server, by its number in the layout, whose object the offsets mean.
+    pub(crate) server: Option<u16>,
+}
+
+/// How a file is striped, and over which lanes of the scheduler.
+#[derive(Clone)]
+pub(crate) struct Striping {
+    pub(crate) layout: Layout,
+    /// The lane of each data server of the layout; `None`: they have the same numbers.
+    pub(crate) lanes: Option<Arc<[u16]>>,
+}
+
+impl Striping {
+    /// The lane of a data server of the layout.
+    pub(crate) fn lane(&self, server: u16) -> u16 {
+        self.lanes.as_ref().and_then(|lanes| lanes.get(usize::from(server)).copied()).unwrap_or(server)
+    }
+}
+
+/// What an I/O node forwards to. Calls block; several run at once.
+pub(crate) trait Storage: Send + Sync + 'static {
+    /// How a file is striped, where its client says `claimed`.
+    fn striping(&self, file: FileKey, claimed: Layout) -> Result<Striping, Fault>;
+
+    /// Reads; short where the file ends, or the object where requests are split.
+    fn read(&self, target: &Target, start: u64, into: &mut [u8]) -> Result<usize, Fault>;
+
+    /// Reads a range of the file that met the end of an object: short only where the file ends.
+    fn read_file(&self, target: &Target, offset: u64, into: &mut [u8]) -> Result<usize, Fault>;
+
+    /// Writes what several clients sent, back to back.
+    fn write(&self, whos: &[Who], target: &Target, start: u64, pieces: &[&[u8]]) -> Result<Vec<LaneState>, Fault>;
+
+    /// Makes a file's data durable. Gives what tells whether they may have been lost, and how the sync failed, or 0.
+    fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault>;
+
+    /// Length and times of a file.
+    fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, Fault>;
+
+    /// Passes a hint on; gives the bytes that are, or are going to be, in memory.
+    fn prefetch(&self, who: &Who, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, Fault>;
+}
+
+/// The data servers of a cluster.
+pub(super) struct Cluster {
+    pub(super) name: String,
+    pub(super) striped: Arc<Striped>,
+    pub(super) servers: u16,
+    pub(super) pool: Arc<PayloadPool>,
+}
+
+impl Storage for Cluster {
+    fn striping(&self, _: FileKey, layout: Layout) -> Result<Striping, Fault> {
+        let fault = |message| Fault { errno: libc::EINVAL, message };
+        layout.check().map_err(|e| fault(format!("the file's layout is damaged: {e}")))?;
+        if layout.servers != self.servers {
+            let (theirs, ours) = (layout.servers, self.servers);
+            return Err(fault(format!(
+                "the file is striped in a cluster of {theirs} data servers, {} knows {ours}; \
+                 use the same configuration everywhere",
+                self.name
+            )));
+        }
+        Ok(Striping { layout, lanes: None })
+    }
+
+    fn read(&self, target: &Target, start: u64, into: &mut [u8]) -> Result<usize, Fault> {
+        let Target { who, file, layout, made, server } = target;
+        let got = match server {
+            Some(server) => self.striped.lane_read(who, *server, *file, start, &mut [IoSliceMut::new(into)]),
+            None => self.striped.read(who, *file, layout, *made, start, into),
+        };
+        got.map_err(|error| error.to_fault())
+    }
+
+    fn read_file(&self, target: &Target, offset: u64, into: &mut [u8]) -> Result<usize, Fault> {
+        let Target { who, file, layout, made, .. } = target;
+        self.striped.read(who, *file, layout, *made, offset, into).map_err(|error| error.to_fault())
+    }
+
+    fn write(&self, whos: &[Who], target: &Target, start: u64, pieces: &[&[u8]]) -> Result<Vec<LaneState>, Fault> {
+        let written = match (target.server, pieces) {
+            (Some(server), pieces) => {
+                let pieces: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+                self.striped.lane_write(whos, server, target.file, start, &pieces)
+            }
+            (None, [whole]) => self.striped.write_merged(whos, target.file, &target.layout, start, whole),
+            (None, pieces) => {
+                let mut merged = self.pool.buffer(pieces.iter().map(|piece| piece.len()).sum());
+                let mut rest = &mut *merged;
+                for piece in pieces {
+                    let (front, back) = rest.split_at_mut(piece.len().min(rest.len()));
+                    front.copy_from_slice(piece.get(..front.len()).unwrap_or(&[]));
+                    rest = back;
+                }
+                self.striped.write_merged(whos, target.file, &target.layout, start, &merged)
+            }
+        };
+        written.map_err(|error| error.to_fault())
+    }
+
+    fn sync(&self, target: &Target) -> Result<(Vec<LaneState>, i32), Fault> {
+        self.striped.sync_lanes(&target.who, target.file, &target.layout).map_err(|error| error.to_fault())
+    }
+
+    fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, Fault> {
+        self.striped.stat(file, layout).map_err(|error| error.to_fault())
+    }
+
+    fn prefetch(&self, who: &Who, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, Fault> {
+        self.striped.prefetch(who, file, layout, offset, len).map_err(|error| error.to_fault())
+    }
+}

@@ -1,0 +1,273 @@
+//! I/O nodes in front of a folder: names and data of a file system that is there already, for the clients there are.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
+use impresario_config::{Config, Io, Meta, Tree, TreeBackend};
+use impresario_sched::PolicySpec;
+use impresario_server::Started;
+use impresario_wire::{NodeKind, SetAttr, SetTime, Time};
+use tempfile::TempDir;
+
+/// I/O nodes over a folder of this machine.
+struct Bed {
+    config: Config,
+    nodes: Vec<Option<Started>>,
+    folder: TempDir,
+}
+
+impl Bed {
+    fn start(nodes: usize, adjust: impl Fn(&mut Tree, &mut Io)) -> Bed {
+        let folder = TempDir::new().unwrap();
+        let mut tree = Tree {
+            backend: TreeBackend::Posix,
+            folder: folder.path().into(),
+            data_servers: 4,
+            stripe_bytes: Some(64 << 10),
+            stripe_count: None,
+        };
+        let mut io: Vec<Io> = (0..nodes).map(|i| Io::new(format!("io.{i}"), "127.0.0.1:0")).collect();
+        io.iter_mut().for_each(|io| {
+            io.policy = PolicySpec::named("auto");
+            adjust(&mut tree, io);
+        });
+        let (cluster, meta, data, device) = (Default::default(), Meta::default(), Vec::new(), Default::default());
+        let config = Config { cluster, tree: Some(tree), meta, data, io, device };
+        let mut bed = Bed { config, nodes: Vec::new(), folder };
+        for index in 0..nodes {
+            let started = impresario_server::start(&bed.config, &format!("io.{index}")).unwrap();
+            bed.config.io[index].address = started.address().to_string();
+            bed.nodes.push(Some(started));
+        }
+        bed
+    }
+
+    fn client(&self, node: usize) -> Arc<Client> {
+        Client::connect(&self.config, ClientOptions { via: Via::IoNode(node), ..ClientOptions::default() }).unwrap()
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T, ClientError>) -> i32 {
+    result.unwrap_err().errno()
+}
+
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (seed * 31 + i * 7 + (i >> 8) * 13) as u8).collect()
+}
+
+#[test]
+fn names_are_those_of_the_folder() {
+    let bed = Bed::start(2, |_, _| {});
+    let (one, two) = (bed.client(0), bed.client(1));
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    one.mkdir("dir", 0o750, uid, gid).unwrap();
+    let file = one.create("dir/file", CreateOptions { mode: 0o640, ..CreateOptions::default() }).unwrap();
+    file.write_at(b"bytes", 0).unwrap();
+    file.close().unwrap();
+    one.symlink("link", "dir/file", uid, gid).unwrap();
+    assert_eq!(std::fs::read(bed.path().join("dir/file")).unwrap(), b"bytes");
+    assert_eq!(std::fs::metadata(bed.path().join("dir")).unwrap().mode() & 0o7777, 0o750);
+
+    // Another node sees it at once, and what other programs make.
+    let attr = two.stat("dir/file").unwrap();
+    assert_eq!((attr.kind, attr.mode, attr.size, attr.nlink), (NodeKind::File, 0o640, 5, 1));
+    assert_eq!(attr.ino, std::fs::metadata(bed.path().join("dir/file")).unwrap().ino());
+    assert_eq!(two.readlink("link").unwrap(), b"dir/file");
+    std::fs::write(bed.path().join("dir/another"), "x").unwrap();
+    let names = |client: &Client, path: &str| -> Vec<_> {
+        client.list(path).unwrap().into_iter().map(|entry| String::from_utf8(entry.name).unwrap()).collect()
+    };
+    assert_eq!(names(&two, ""), ["dir", "link"]);
+    assert_eq!(names(&two, "dir"), ["another", "file"]);
+
+    two.rename("dir/file", "dir/moved", false).unwrap();
+    assert_eq!(errno(two.rename("dir/moved", "dir/another", true)), libc::EEXIST);
+    assert_eq!(errno(one.stat("dir/file")), libc::ENOENT);
+    assert_eq!(errno(one.rmdir("dir")), libc::ENOTEMPTY);
+    assert_eq!(errno(one.stat("link/x")), libc::ELOOP);
+    assert_eq!(errno(one.open("dir", false)), libc::EISDIR);
+    assert_eq!(errno(one.unlink("dir")), libc::EISDIR);
+    assert_eq!(errno(one.stat("dir/../dir")), libc::EINVAL);
+    assert_eq!(errno(one.stat("x".repeat(300))), libc::ENAMETOOLONG);
+    assert_eq!(errno(one.create("dir/moved", CreateOptions { exclusive: true, ..Default::default() })), libc::EEXIST);
+    let set = SetAttr {
+        mode: Some(0o600),
+        size: Some(2),
+        mtime: Some(SetTime::At(Time { secs: 1_000_000, nanos: 0 })),
+        ..SetAttr::default()
+    };
+    let attr = one.set_attr("dir/moved", set).unwrap();
+    assert_eq!((attr.mode, attr.size, attr.mtime.secs), (0o600, 2, 1_000_000));
+    one.unlink("dir/moved").unwrap();
+    one.unlink("dir/another").unwrap();
+    one.sync_dir("").unwrap();
+    one.rmdir("dir").unwrap();
+    let space = one.statfs().unwrap();
+    assert!(space.total_bytes > 0 && space.free_bytes <= space.total_bytes);
+    // How files are striped is the file system's matter; and nothing is reached past the nodes.
+    assert_eq!(errno(one.set_layout("", None)), libc::EOPNOTSUPP);
+    let direct = Client::connect(&bed.config, ClientOptions { via: Via::Direct, ..ClientOptions::default() });
+    assert!(direct.unwrap_err().to_string().contains("served by I/O nodes only"));
+}
+
+#[test]
+fn large_folders_are_listed_in_order_without_what_clients_do_not_know() {
+    let bed = Bed::start(1, |_, _| {});
+    let client = bed.client(0);
+    let mut want = Vec::new();
+    for n in 0..3000 {
+        let name = format!("a name of some length {n:05}");
+        std::fs::write(bed.path().join(&name), "").unwrap();
+        want.push(name.into_bytes());
+    }
+    let pipe = |name: &str| {
+        let path = std::ffi::CString::new(bed.path().join(name).to_str().unwrap()).unwrap();
+        // SAFETY: a C string and a mode.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    };
+    pipe("a name in the middle");
+    pipe("zzz");
+    let listed: Vec<_> = client.list("").unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(listed, want);
+    // Two listings of one client at a time.
+    for n in [5, 2000, 6, 2001] {
+        let slice = client.readdir("", &want[n], 3).unwrap();
+        assert_eq!(
+            slice.iter().map(|entry| &entry.name).collect::<Vec<_>>(),
+            want[n + 1..n + 4].iter().collect::<Vec<_>>()
+        );
+    }
+    assert_eq!(client.readdir("", want.last().unwrap(), 3).unwrap(), []);
+    assert_eq!(errno(client.stat("zzz")), libc::EOPNOTSUPP);
+}
+
+/// Whatever the scheduler does with them, bytes are where they belong.
+#[test]
+fn data_are_those_of_the_folder() {
+    for (split, policy) in [(false, "auto"), (true, "auto"), (true, "twins"), (false, "hbrr")] {
+        let bed = Bed::start(1, |_, io| {
+            io.split = split;
+            io.policy = PolicySpec::named(policy);
+        });
+        let (client, other) = (bed.client(0), bed.client(0));
+        let bytes = pattern(1, 1_000_000);
+        let file = client.create("file", CreateOptions::default()).unwrap();
+        std::thread::scope(|scope| {
+            for (n, part) in bytes.chunks(30_000).enumerate() {
+                let file = &file;
+                scope.spawn(move || file.write_at(part, n as u64 * 30_000).unwrap());
+            }
+        });
+        assert!(std::fs::read(bed.path().join("file")).unwrap() == bytes, "{split} {policy}");
+        let reader = other.open("file", false).unwrap();
+        let mut back = vec![0; bytes.len() + 10_000];
+        assert_eq!(reader.read_at(&mut back, 0).unwrap(), bytes.len());
+        assert!(back[..bytes.len()] == bytes, "{split} {policy}");
+        // The end of the file, and beyond.
+        assert_eq!(reader.read_at(&mut back, 999_000).unwrap(), 1000);
+        assert_eq!(reader.read_at(&mut back, 5_000_000).unwrap(), 0);
+        // Written by another program meanwhile.
+        use std::os::unix::fs::FileExt;
+        let direct = std::fs::File::options().write(true).open(bed.path().join("file")).unwrap();
+        direct.write_all_at(b"from outside", 500_000).unwrap();
+        assert_eq!(reader.read_at(&mut back[..12], 500_000).unwrap(), 12);
+        assert_eq!(&back[..12], b"from outside");
+        assert_eq!(file.set_len(70_000).unwrap().size, 70_000);
+        assert_eq!(reader.attr().unwrap().size, 70_000);
+        assert_eq!(file.write_at(b"far", 300_000).unwrap(), 3);
+        assert_eq!(reader.read_at(&mut back, 0).unwrap(), 300_003);
+        assert!(back[70_000..300_000].iter().all(|byte| *byte == 0) && back[..70_000] == bytes[..70_000]);
+        let got = reader.read_list(&[(300_000, 10), (5, 7), (69_990, 20)], &mut back[..37]).unwrap();
+        assert_eq!(got, [3, 7, 20]);
+        file.sync().unwrap();
+        file.close().unwrap();
+    }
+}
+
+#[test]
+fn a_removed_file_stays_for_who_has_it_open() {
+    let bed = Bed::start(1, |_, _| {});
+    let (one, two) = (bed.client(0), bed.client(0));
+    let file = one.create("file", CreateOptions::default()).unwrap();
+    file.write_at(b"bytes", 0).unwrap();
+    let second = two.open("file", true).unwrap();
+    two.unlink("file").unwrap();
+    let fresh = two.create("file", CreateOptions::default()).unwrap();
+    fresh.write_at(b"other bytes", 0).unwrap();
+    let mut back = [0; 20];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 5);
+    assert_eq!(second.write_at(b"!", 5).unwrap(), 1);
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 6);
+    assert_eq!(file.attr().unwrap().nlink, 0);
+    file.sync().unwrap();
+    file.close().unwrap();
+    assert_eq!(second.read_at(&mut back, 0).unwrap(), 6);
+    second.close().unwrap();
+    assert_eq!(fresh.read_at(&mut back, 0).unwrap(), 11);
+}
+
+#[test]
+fn clients_go_on_through_another_node() {
+    let mut bed = Bed::start(2, |_, _| {});
+    let client = bed.client(0);
+    let file = client.create("file", CreateOptions::default()).unwrap();
+    let bytes = pattern(3, 400_000);
+    file.write_at(&bytes[..200_000], 0).unwrap();
+    bed.nodes[0] = None;
+    // Open files are opened there again; both nodes use the memory of one machine, so that a sync is still true.
+    file.write_at(&bytes[200_000..], 200_000).unwrap();
+    let mut back = vec![0; 500_000];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 400_000);
+    assert!(back[..400_000] == bytes);
+    file.sync().unwrap();
+    client.rename("file", "moved", false).unwrap();
+    assert_eq!(file.attr().unwrap().size, 400_000);
+    file.close().unwrap();
+    assert!(std::fs::read(bed.path().join("moved")).unwrap() == bytes);
+    // A file that another one took the place of is not it.
+    let file = client.open("moved", false).unwrap();
+    let started = impresario_server::start(&bed.config, "io.0").unwrap();
+    bed.config.io[0].address = started.address().to_string();
+    std::fs::write(bed.path().join("new"), "new").unwrap();
+    std::fs::rename(bed.path().join("new"), bed.path().join("moved")).unwrap();
+    bed.nodes = vec![Some(started), None];
+    assert_eq!(errno(file.read_at(&mut back, 0)), libc::ENOENT);
+}
+
+#[test]
+fn new_nodes_belong_to_their_makers() {
+    if !impresario_testing::require("root") {
+        return;
+    }
+    let bed = Bed::start(1, |_, _| {});
+    let client = bed.client(0);
+    let options = CreateOptions { uid: 7001, gid: 7002, mode: 0o4711, ..CreateOptions::default() };
+    client.create("file", options).unwrap().close().unwrap();
+    let attr = client.mkdir("dir", 0o2775, 7001, 7100).unwrap();
+    assert_eq!((attr.uid, attr.gid, attr.mode), (7001, 7100, 0o2775));
+    let attr = client.stat("file").unwrap();
+    assert_eq!((attr.uid, attr.gid, attr.mode), (7001, 7002, 0o4711));
+    // In such a directory nodes get its group.
+    client.create("dir/file", options).unwrap().close().unwrap();
+    assert_eq!(client.stat("dir/file").unwrap().gid, 7100);
+    assert_eq!(client.symlink("dir/link", "x", 7001, 7002).unwrap().uid, 7001);
+    // Without the right to look, too: permissions are checked where programs run.
+    std::fs::set_permissions(bed.path().join("dir"), std::fs::Permissions::from_mode(0o000)).unwrap();
+    assert_eq!(client.list("dir").unwrap().len(), 2);
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_named() {
+    let mut bed = Bed::start(1, |_, _| {});
+    bed.nodes.clear();
+    bed.config.tree.as_mut().unwrap().folder = bed.path().join("nowhere");
+    bed.config.io[0].address = "127.0.0.1:0".into();
+    let refused = impresario_server::start(&bed.config, "io.0").err().unwrap().to_string();
+    assert!(refused.contains("io.0: cannot open the folder") && refused.contains("nowhere"), "{refused}");
+}
