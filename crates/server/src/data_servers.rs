@@ -11,6 +11,7 @@ use impresario_transport::Membership;
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Role, Statfs, Who};
 
 use crate::meta::Objects;
+use crate::workers::waiting_elsewhere;
 
 /// Removals of objects that are under way at once, for one thread.
 const UNLINKS_AT_ONCE: usize = 512;
@@ -65,12 +66,12 @@ fn failed(error: ClientError) -> io::Error {
 
 impl Objects for DataServers {
     fn stat(&self, file: FileKey, layout: &Layout) -> io::Result<ObjectInfo> {
-        self.striped.stat(file, layout).map_err(failed)
+        waiting_elsewhere(|| self.striped.stat(file, layout)).map_err(failed)
     }
 
     fn truncate(&self, who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
         let who = if who.client == ClientKey::default() { self.identity.who() } else { *who };
-        self.striped.truncate(&who, file, layout, len_bytes).map_err(|error| match error {
+        waiting_elsewhere(|| self.striped.truncate(&who, file, layout, len_bytes)).map_err(|error| match error {
             // It may still be under way: its client asks for it again in a newer epoch.
             ClientError::Lost { .. } => io::Error::from_raw_os_error(Fault::PATH_LOST),
             error => failed(error),
@@ -82,7 +83,7 @@ impl Objects for DataServers {
         let own = who.client == ClientKey::default();
         let newer = if own { self.identity.who() } else { Who { epoch: who.epoch.saturating_add(1), ..*who } };
         // A sync waits for all that came before it.
-        self.striped.sync(&newer, file, layout).map_err(failed)
+        waiting_elsewhere(|| self.striped.sync(&newer, file, layout)).map_err(failed)
     }
 
     fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {
@@ -101,7 +102,7 @@ impl Objects for DataServers {
         let mut total = Statfs { free_bytes: u64::MAX, ..Statfs::default() };
         let servers = self.striped.servers();
         for server in servers {
-            let reply = server.call(Call::Status, &[], None, deadline).map_err(failed)?;
+            let reply = waiting_elsewhere(|| server.call(Call::Status, &[], None, deadline)).map_err(failed)?;
             let Answer::Text(text) = reply.answer else { return Err(io::ErrorKind::InvalidData.into()) };
             let status: serde_json::Value = serde_json::from_str(&text)?;
             let store = |key: &str| status.get("store").and_then(|s| s.get(key)?.as_u64()).unwrap_or(0);

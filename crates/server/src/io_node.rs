@@ -29,7 +29,7 @@ use crate::outbox::Bulk;
 use crate::payload::{Buffer, Slice};
 use crate::readiness::Asked;
 use crate::request_trace::{RequestTrace, TraceSettings};
-use crate::workers::{PATIENCE, Workers};
+use crate::workers::{PATIENCE, Workers, waiting_elsewhere};
 use family::Family;
 use forward::Forwarder;
 use meta_proxy::MetaProxy;
@@ -218,9 +218,11 @@ impl IoNode {
         }
         let storage = self.storage.clone();
         let FileRequest { who, file, striping, offset, len, .. } = request;
-        self.hints.run(Box::new(move || match storage.prefetch(&who, file, &striping.layout, offset, len) {
-            Ok(bytes) => reply.send(&Answer::Accepted(bytes)),
-            Err(fault) => reply.send(&Answer::Fault(fault)),
+        self.hints.run(Box::new(move || {
+            match waiting_elsewhere(|| storage.prefetch(&who, file, &striping.layout, offset, len)) {
+                Ok(bytes) => reply.send(&Answer::Accepted(bytes)),
+                Err(fault) => reply.send(&Answer::Fault(fault)),
+            }
         }));
     }
 
@@ -294,7 +296,7 @@ impl IoNode {
         match call {
             Call::FileStat { file, layout } => {
                 let storage = self.storage.clone();
-                self.unscheduled.run(Box::new(move || match storage.stat(file, &layout) {
+                self.unscheduled.run(Box::new(move || match waiting_elsewhere(|| storage.stat(file, &layout)) {
                     Ok(info) => reply.send(&Answer::Object(info)),
                     Err(fault) => reply.send(&Answer::Fault(fault)),
                 }));

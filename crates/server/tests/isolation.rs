@@ -1,0 +1,117 @@
+//! A data server that hangs delays what needs it, and nothing else.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_wire::LayoutRequest;
+use support::Cluster;
+
+/// A proxy that stops to pass anything on, as a stopped process does: connections stay, and new ones are accepted.
+struct Stoppable {
+    address: String,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Stoppable {
+    fn to(server: &str) -> Stoppable {
+        use std::io::{Read, Write};
+        use std::net::{TcpListener, TcpStream};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (server, is_stopped) = (server.to_string(), stopped.clone());
+        std::thread::spawn(move || {
+            while let Ok((client, _)) = listener.accept() {
+                let Ok(upstream) = TcpStream::connect(&server) else { continue };
+                let ways = [(client.try_clone().unwrap(), upstream.try_clone().unwrap()), (upstream, client)];
+                for (mut from, mut to) in ways {
+                    let is_stopped = is_stopped.clone();
+                    std::thread::spawn(move || {
+                        let mut buffer = vec![0; 1 << 16];
+                        while let Ok(got @ 1..) = from.read(&mut buffer) {
+                            while is_stopped.load(Ordering::SeqCst) {
+                                std::thread::sleep(Duration::from_millis(5));
+                            }
+                            if to.write_all(&buffer[..got]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Stoppable { address, stopped }
+    }
+}
+
+fn connect(cluster: &Cluster) -> Arc<Client> {
+    Client::connect(&cluster.config, ClientOptions { via: Via::Direct, ..Default::default() }).unwrap()
+}
+
+/// Creates a file on one data server, writes it, closes and opens it, cuts it: all that asks data servers.
+fn cycle(client: &Arc<Client>, name: &str) {
+    let layout = LayoutRequest { base: Some(0), pcount: Some(1), ssize_bytes: None };
+    let file = client.create(name, CreateOptions { layout: Some(layout), ..Default::default() }).unwrap();
+    file.write_at(b"some bytes", 0).unwrap();
+    assert_eq!(file.attr().unwrap().size, 10);
+    file.close().unwrap();
+    let file = client.open(name, true).unwrap();
+    file.set_len(3).unwrap();
+    file.close().unwrap();
+    assert_eq!(client.stat(name).unwrap().size, 3);
+}
+
+#[test]
+fn files_on_other_servers_are_served_while_64_callers_wait_for_a_hung_one() {
+    const CALLERS: usize = 64;
+    const CYCLES: usize = 500;
+    let mut cluster = Cluster::start(2, |config| config.cluster.request_timeout_ms = 40_000);
+    let hung = Stoppable::to(cluster.address(1));
+    let mut seen_by_meta = cluster.config.clone();
+    seen_by_meta.data[1].address = hung.address.clone();
+    let meta = impresario_server::start(&seen_by_meta, "meta").unwrap();
+    cluster.config.meta.address = meta.address().to_string();
+
+    let layout = LayoutRequest { base: Some(1), pcount: Some(1), ssize_bytes: None };
+    let waiting: Vec<_> = (0..CALLERS)
+        .map(|n| {
+            let client = connect(&cluster);
+            let options = CreateOptions { layout: Some(layout), ..Default::default() };
+            let file = client.create(format!("waits.{n}"), options).unwrap();
+            file.write_at(b"x", 0).unwrap();
+            file
+        })
+        .collect();
+    let client = connect(&cluster);
+    let began = Instant::now();
+    (0..CYCLES).for_each(|n| cycle(&client, &format!("before.{n}")));
+    let before = began.elapsed();
+
+    hung.stopped.store(true, Ordering::SeqCst);
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for file in &waiting {
+            let ended = &ended;
+            scope.spawn(move || {
+                // Its length is asked from the data server, which says nothing until it goes on.
+                let _ = file.attr();
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let began = Instant::now();
+        let cycles = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..CYCLES).for_each(|n| cycle(&client, &format!("beside.{n}")));
+        }));
+        let (beside, had_ended) = (began.elapsed(), ended.load(Ordering::SeqCst));
+        hung.stopped.store(false, Ordering::SeqCst);
+        cycles.unwrap();
+        println!("{CYCLES} cycles: {before:?} before, {beside:?} beside {CALLERS} callers of a hung server");
+        assert_eq!(had_ended, 0, "all callers of the hung server wait still");
+    });
+    drop(waiting);
+}
