@@ -1,5 +1,6 @@
 //! A folder of this machine as a backend.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use impresario_backend::posix::Options;
@@ -199,10 +200,85 @@ fn the_contract_holds_on_a_glusterfs_volume() {
         let name = format!("file {n}");
         let (file, _) = tree.make(&caller, &root, name.as_bytes(), Make::File, &SetAttr::default()).unwrap();
         let server = tree.placement(&file).unwrap().servers[0];
-        let holds = |brick: usize| volume.brick(brick).join("served").join(&name).exists();
+        // Not the link that GlusterFS leaves where a name belongs when it puts the file elsewhere.
+        let link = |mode: u32| mode & 0o1000 != 0;
+        let there = |brick: usize| std::fs::metadata(volume.brick(brick).join("served").join(&name));
+        let holds = |brick: usize| there(brick).is_ok_and(|found| !link(found.mode()));
         let brick = usize::from(holds(1));
         assert!(holds(brick));
         assert_eq!(*bricks.entry(brick).or_insert(server), server, "{name}");
     }
     assert!(bricks.len() == 2 && bricks[&0] != bricks[&1], "{bricks:?}");
+}
+
+/// A file system on a device that takes less than it promises: writes succeed in memory, and are lost on their way to it.
+struct ShortDevice(tempfile::TempDir);
+
+impl ShortDevice {
+    fn start() -> Option<ShortDevice> {
+        if !["root", "mkfs.ext4", "mount"].into_iter().all(impresario_testing::require) {
+            return None;
+        }
+        let device = ShortDevice(tempfile::tempdir().unwrap());
+        let (small, image, mount) = (device.path("small"), device.path("small/image"), device.path("mount"));
+        std::fs::create_dir(&small).unwrap();
+        std::fs::create_dir(&mount).unwrap();
+        let run = |program: &str, arguments: &[&str]| {
+            let done = std::process::Command::new(program).args(arguments).output().unwrap();
+            done.status.success().then_some(()).ok_or(String::from_utf8_lossy(&done.stderr).into_owned())
+        };
+        let text = |path: &std::path::PathBuf| path.to_str().unwrap().to_string();
+        let made = run("mount", &["-t", "tmpfs", "-o", "size=12m", "none", &text(&small)])
+            .and_then(|()| run("truncate", &["-s", "64m", &text(&image)]))
+            .and_then(|()| run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", &text(&image)]))
+            .and_then(|()| run("mount", &["-o", "loop", &text(&image), &text(&mount)]));
+        match made {
+            Ok(()) => Some(device),
+            Err(why) => {
+                impresario_testing::skip("loop devices", why);
+                None
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+impl Drop for ShortDevice {
+    fn drop(&mut self) {
+        for name in ["mount", "small"] {
+            let _ = std::process::Command::new("umount").arg("-l").arg(self.path(name)).output();
+        }
+    }
+}
+
+#[test]
+fn lost_bytes_are_told_by_every_sync_from_then_on() {
+    let Some(device) = ShortDevice::start() else { return };
+    let tree = PosixTree::open(&device.path("mount"), Options::default()).unwrap();
+    let (caller, root) = (caller(), tree.root().unwrap());
+    let make = |name: &[u8]| tree.make(&caller, &root, name, Make::File, &SetAttr::default()).unwrap().0;
+    let (lost, closed) = (make(b"lost"), make(b"closed"));
+    let bytes = vec![7; 1 << 20];
+    for n in 0..20 {
+        tree.write(&caller, &lost, n << 20, &bytes, false).unwrap();
+    }
+    let failed = tree.sync(&lost).unwrap_err();
+    assert!([libc::EIO, libc::ENOSPC].contains(&failed.0), "{failed:?}");
+    // The kernel tells it once or twice. It stays true, for stable writes too, and whatever is closed in between.
+    for _ in 0..4 {
+        assert_eq!(tree.sync(&lost), Err(failed));
+        tree.close_all();
+    }
+    assert_eq!(tree.write(&caller, &lost, 0, b"x", true), Err(failed));
+    assert_eq!(tree.losses(), 1);
+    // What is lost unnoticed, because nobody syncs, is noticed when the descriptor is closed.
+    for n in 0..20 {
+        tree.write(&caller, &closed, n << 20, &bytes, false).unwrap();
+    }
+    tree.close_all();
+    assert_eq!(tree.losses(), 2);
+    assert!(tree.sync(&closed).is_err());
 }

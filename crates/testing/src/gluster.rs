@@ -58,7 +58,12 @@ impl GlusterVolume {
             );
         }
         let all: Vec<String> = (0..BRICKS).map(|n| format!("client{n}")).collect();
-        client += &format!("volume dht\n type cluster/distribute\n subvolumes {}\nend-volume\n", all.join(" "));
+        // Names go where their hash says, however full the disk is.
+        let all = all.join(" ");
+        client += &format!(
+            "volume dht\n type cluster/distribute\n option min-free-disk 0\n option min-free-inodes 0\n \
+             subvolumes {all}\nend-volume\n"
+        );
         let file = volume.path("client.vol");
         fs::write(&file, client).expect("a file");
         let mount = volume.mount.clone();

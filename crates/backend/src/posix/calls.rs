@@ -369,9 +369,7 @@ impl Backend for PosixTree {
 
     fn hold(&self, node: &Handle) -> Result<()> {
         let node = self.shared.node(node)?;
-        node.holds.fetch_add(1, Ordering::AcqRel);
-        // It may have left the nodes in use since: then it is there under its handle again, and this is its only user.
-        self.shared.nodes.keep(&node);
+        self.shared.nodes.hold(&node);
         Ok(())
     }
 

@@ -249,11 +249,13 @@ impl Nodes {
         self.close(node);
     }
 
-    /// Makes a node that is held one in use again, should it just have been taken out.
-    pub(super) fn keep(&self, node: &Arc<Node>) {
+    /// Holds a node; it is one in use again, should it just have been taken out.
+    pub(super) fn hold(&self, node: &Arc<Node>) {
         let now_ms = self.now_ms();
         let mut shard = self.shard(&node.handle);
-        shard.by_handle.entry(node.handle).or_insert_with(|| (node.clone(), now_ms));
+        // Another thread may have opened it anew meanwhile: what is in use is what must be held.
+        let (used, _) = shard.by_handle.entry(node.handle).or_insert_with(|| (node.clone(), now_ms));
+        used.holds.fetch_add(1, Ordering::AcqRel);
         drop(shard);
         self.by_fileid.lock().insert(node.fileid, node.handle);
     }
