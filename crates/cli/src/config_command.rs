@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use impresario_config::Config;
+use impresario_config::{Config, Nfs};
 
 use crate::{load, print};
 
@@ -32,6 +32,10 @@ pub enum Command {
 
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Check { config: path } if Nfs::stands_alone(&path) => {
+            let exports = Nfs::load(&path)?.export.len();
+            print(format!("{}: good: an NFS server, {exports} exports\n", path.display()).as_bytes())
+        }
         Command::Check { config: path } => {
             let config = Config::load_with_calibrations(&path)?;
             let (data, io) = (config.data.len(), config.io.len());
@@ -42,6 +46,11 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
                 None => format!("{data} data servers{modelled}"),
             };
             print(format!("{}: good: {below}, {io} I/O nodes\n", path.display()).as_bytes())
+        }
+        Command::Show { config, json } if Nfs::stands_alone(&config) => {
+            let nfs = Nfs::load(&config)?;
+            let text = if json { serde_json::to_string_pretty(&nfs)? + "\n" } else { nfs.to_toml() };
+            print(text.as_bytes())
         }
         Command::Show { config, json: true } => {
             print(format!("{}\n", serde_json::to_string_pretty(&load(&config)?)?).as_bytes())

@@ -16,6 +16,7 @@ mod explain;
 mod fsck;
 mod layout;
 mod mount;
+mod nfs;
 mod policy;
 mod ports;
 mod prefetch;
@@ -59,6 +60,7 @@ enum Command {
     Serve(serve::Args),
     Mount(mount::MountArgs),
     Umount(mount::UmountArgs),
+    Nfs(Box<nfs::Args>),
     Status(status::Args),
     Explain(explain::Args),
     Fsck(fsck::Args),
@@ -97,7 +99,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    let level = if matches!(command, Command::Serve(_)) { "info" } else { "warn" };
+    let level = if matches!(command, Command::Serve(_) | Command::Nfs(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -123,6 +125,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::mount(args),
         Command::Umount(args) => mount::umount(args),
+        Command::Nfs(args) => nfs::run(*args),
         Command::Status(args) => status::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Fsck(args) => fsck::run(&args),

@@ -10,7 +10,7 @@ use impresario_config::{Config, Server};
 use impresario_sched::PolicySpec;
 use serde_json::{Value, json};
 
-use crate::{load, print};
+use crate::{load, nfs, print};
 
 /// Show servers, policies, queues and statistics
 ///
@@ -19,13 +19,17 @@ use crate::{load, print};
 /// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer is shown as
 /// such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
 /// its cost model and how far measured times correct it, and how many requests came that earlier runs had foretold.
+///
+/// Of an NFS server (`impresario nfs --status SOCKET`): connections, policy and queue, its calls with their times, and the
+/// clients and users that load it most.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario status cluster/impresario.toml
   impresario status cluster/impresario.toml --watch 1s
+  impresario status /run/impresario/nfs.sock
   impresario status cluster/impresario.toml --json | jq '.servers[].state.engine.queued'")]
 pub struct Args {
-    /// The configuration file of the cluster
+    /// The configuration file of the cluster, or the status socket of an NFS server
     config: PathBuf,
     /// As JSON, with everything that the servers report
     #[arg(long)]
@@ -128,16 +132,24 @@ pub fn ask_all(config: &Config) -> Vec<State> {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let config = load(&args.config)?;
+    let ask: Box<dyn Fn() -> anyhow::Result<(String, bool)>> = if nfs::is_socket(&args.config) {
+        Box::new(|| Ok((nfs::status(&args.config, args.json)?, true)))
+    } else {
+        let config = load(&args.config)?;
+        Box::new(move || {
+            let states = ask_all(&config);
+            let text = if args.json { to_json(&config, &states)? } else { table(&config, &states) };
+            Ok((text, states.iter().all(|state| state.report.is_ok())))
+        })
+    };
     loop {
         let started = Instant::now();
-        let states = ask_all(&config);
-        let text = if args.json { to_json(&config, &states)? } else { table(&config, &states) };
+        let (text, well) = ask()?;
         // On a terminal, clears the screen as `watch` does.
         let clear = args.watch.is_some() && !args.json && std::io::IsTerminal::is_terminal(&std::io::stdout());
         print(format!("{}{text}", if clear { "\x1b[H\x1b[J" } else { "" }).as_bytes())?;
         match args.watch {
-            None => return Ok(ExitCode::from(u8::from(states.iter().any(|s| s.report.is_err())))),
+            None => return Ok(ExitCode::from(u8::from(!well))),
             Some(every) => std::thread::sleep(every.saturating_sub(started.elapsed())),
         }
     }

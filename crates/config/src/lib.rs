@@ -10,6 +10,7 @@ pub mod document;
 mod load;
 pub mod mistake;
 mod model;
+mod nfs;
 mod table;
 mod write;
 
@@ -19,6 +20,7 @@ pub use check::{device_key, missing_device, policy_complaint};
 pub use document::KeyPath;
 pub use load::{Complaint, ConfigErrors};
 pub use model::{Cluster, Config, Data, Io, META_NAME, Meta, Server, Tree, TreeBackend};
+pub use nfs::{Network, Nfs, NfsExport, Squash};
 pub use table::{read_table, table_file};
 
 /// The candidate closest to `word`, if close enough for "did you mean".

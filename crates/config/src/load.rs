@@ -63,7 +63,7 @@ impl ConfigErrors {
 }
 
 /// Size limit of a configuration, bytes.
-const FILE_MAX_BYTES: u64 = 4 << 20;
+pub(crate) const FILE_MAX_BYTES: u64 = 4 << 20;
 
 impl Config {
     /// Reads and checks a file. Relative paths in it are resolved against its directory.
@@ -120,6 +120,9 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
     let (mut values, mut mistakes, root) = (tree.values.clone(), Mistakes::default(), KeyPath::default());
     tree_policies(&mut values);
     policies(&mut values, &root, &mut mistakes);
+    if let Some(section) = crate::nfs::take_section(&mut values) {
+        crate::nfs::read_section(section, &mut mistakes);
+    }
     let config = read::<Config>(values, &root, missing, &mut mistakes);
     if let Some(config) = &config {
         // A device model with a mistake is not a missing model.

@@ -22,7 +22,7 @@ mod request_trace;
 mod workers;
 
 pub use impresario_transport::BindError;
-pub use process::{StartError, Started, run, start};
+pub use process::{StartError, Started, run, start, until_signal};
 
 /// A value as JSON; what cannot be one (it can here) is null.
 pub(crate) fn json(value: &impl serde::Serialize) -> serde_json::Value {

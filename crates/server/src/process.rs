@@ -116,24 +116,37 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
 
 /// Runs the server of that name until SIGTERM, SIGINT or SIGHUP; calls `ready` with its address once it answers.
 pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
+    let start = || {
+        let server = start(config, name)?;
+        tracing::info!(name, address = server.address(), pid = std::process::id(), "serving");
+        ready(server.address());
+        Ok(server)
+    };
+    until_signal(name, start, |error| system(name, "handling signals", error), |mut server| server.stop())
+}
+
+/// Starts something that serves, runs it until SIGTERM, SIGINT or SIGHUP, and stops it; a second signal ends the process
+/// at once. `no_signals` makes an error of signals that cannot be handled.
+pub fn until_signal<S, E>(
+    name: &str,
+    start: impl FnOnce() -> Result<S, E>,
+    no_signals: impl FnOnce(std::io::Error) -> E,
+    stop: impl FnOnce(S),
+) -> Result<(), E> {
     // Before anything else, so that a signal during the start is not lost.
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|source| system(name, "handling signals", source))?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(no_signals)?;
     raise_descriptor_limit();
     keep_the_heap_small();
-    let mut server = start(config, name)?;
-    tracing::info!(name, address = server.address(), pid = std::process::id(), "serving");
-    ready(server.address());
+    let server = start()?;
     let signal = signals.forever().next();
     tracing::info!(name, signal, "stopping");
-    // A second signal ends the process at once.
     let impatient = signals.handle();
     let _ = std::thread::Builder::new().name("signals".into()).spawn(move || {
         if signals.forever().next().is_some() {
             std::process::exit(1);
         }
     });
-    server.stop();
+    stop(server);
     impatient.close();
     tracing::info!(name, "stopped");
     Ok(())

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Directories of the letters in the document.
-const PLACES: [(&str, &str); 7] = [
+const PLACES: [(&str, &str); 8] = [
     ("F", "crates/faces/fuse/tests/mounted"),
     ("U", "crates/faces/fuse/src"),
     ("S", "crates/server/tests"),
@@ -12,6 +12,7 @@ const PLACES: [(&str, &str); 7] = [
     ("E", "crates/sched/src"),
     ("C", "crates/client"),
     ("L", "crates/cli/tests"),
+    ("N", "crates/faces/nfs/tests"),
 ];
 
 fn root() -> PathBuf {

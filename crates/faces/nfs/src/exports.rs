@@ -2,78 +2,13 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use impresario_backend::{Backend, Caller, Handle, Kind};
+pub use impresario_config::{Network, Squash};
 
 use crate::handles::export_number;
 use crate::rpc::Credential;
-
-/// A network: an address and how many of its leading bits count.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Network {
-    address: IpAddr,
-    prefix_bits: u8,
-}
-
-impl Network {
-    /// True for addresses inside. An IPv4 address counts as itself also where it comes in IPv6's clothes.
-    pub fn contains(&self, client: IpAddr) -> bool {
-        let differs = match (self.address, client.to_canonical()) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
-            (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),
-            _ => return false,
-        };
-        differs.leading_zeros() >= u32::from(self.prefix_bits)
-    }
-
-    /// This machine only.
-    pub fn loopback() -> Vec<Network> {
-        let network = |address: &str, prefix_bits| Network {
-            address: address.parse().unwrap_or(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
-            prefix_bits,
-        };
-        vec![network("127.0.0.0", 8), network("::1", 128)]
-    }
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Network, String> {
-        let refuse = || format!("{text} is no network; write 10.1.0.0/16, 192.168.3.4, fd00::/8 or any");
-        if text == "any" {
-            return Err("any is two networks; write 0.0.0.0/0 or ::/0".into());
-        }
-        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
-        let address: IpAddr = address.parse().map_err(|_| refuse())?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let prefix_bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| refuse()))?;
-        if prefix_bits > most {
-            return Err(refuse());
-        }
-        Ok(Network { address, prefix_bits })
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix_bits)
-    }
-}
-
-/// Which users act as the anonymous one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Squash {
-    /// User and group 0.
-    #[default]
-    Root,
-    /// All.
-    All,
-    /// None: root on a client is root here.
-    None,
-}
 
 /// The rules of an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -161,7 +96,10 @@ impl fmt::Debug for Export {
 }
 
 /// The user that the server itself is.
-const SERVER: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
+pub fn server() -> Caller {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Caller { uid, gid, groups: Vec::new() }
+}
 
 /// All exports. Their names differ.
 #[derive(Debug)]
@@ -218,7 +156,7 @@ fn find(backend: &dyn Backend, folder: &str) -> Result<Handle, String> {
             return Err(format!("its folder {folder} may not contain {name}"));
         }
         let (node, attr) = backend
-            .lookup(&SERVER, &at, name.as_bytes())
+            .lookup(&server(), &at, name.as_bytes())
             .map_err(|error| format!("its folder {folder} cannot be found at {name}: {error}"))?;
         if attr.kind != Kind::Directory {
             return Err(format!("its folder {folder} is none: {name} is a {:?}", attr.kind));
@@ -232,21 +170,6 @@ fn find(backend: &dyn Backend, folder: &str) -> Result<Handle, String> {
 mod tests {
     use super::*;
     use crate::testing::MemoryTree;
-
-    #[test]
-    fn networks_contain_what_shares_their_bits() {
-        let inside = |network: &str, client: &str| {
-            network.parse::<Network>().unwrap().contains(client.parse::<IpAddr>().unwrap())
-        };
-        assert!(inside("10.1.0.0/16", "10.1.255.3") && !inside("10.1.0.0/16", "10.2.0.1"));
-        assert!(inside("10.1.2.3", "10.1.2.3") && !inside("10.1.2.3", "10.1.2.4"));
-        assert!(inside("0.0.0.0/0", "1.2.3.4") && !inside("0.0.0.0/0", "fd00::1"));
-        assert!(inside("10.0.0.0/8", "::ffff:10.9.9.9"));
-        assert!(inside("fd00::/8", "fdab::1") && !inside("fd00::/8", "fe80::1"));
-        for bad in ["", "10.1.0.0/33", "10.1/16", "fd00::/129", "host", "any", "10.0.0.1/-1"] {
-            bad.parse::<Network>().unwrap_err();
-        }
-    }
 
     #[test]
     fn users_are_squashed_as_the_rules_say() {

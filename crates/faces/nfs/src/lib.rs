@@ -12,6 +12,7 @@ pub mod exports;
 pub mod handles;
 mod mount;
 mod pool;
+mod portmap;
 mod procedures;
 pub mod protocol;
 mod records;

@@ -1,7 +1,7 @@
 //! The server's front: takes its addresses, accepts connections within a limit, stops gracefully, tells its state.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,6 +21,7 @@ use crate::data::Data;
 use crate::exports::{ExportSettings, Exports};
 use crate::handles::HandleKey;
 use crate::pool::Pool;
+use crate::portmap::Registered;
 use crate::service::Service;
 use crate::statistics::Statistics;
 use crate::verifier::Verifier;
@@ -60,6 +61,8 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// A connection without calls is closed after this time.
     pub idle_max: Duration,
+    /// The portmapper that is told where the server is; `None`: none.
+    pub portmapper: Option<SocketAddr>,
 }
 
 impl Settings {
@@ -75,6 +78,7 @@ impl Settings {
             max_connections: 1024,
             memory_bytes: 256 << 20,
             idle_max: Duration::from_secs(600),
+            portmapper: None,
         })
     }
 }
@@ -101,6 +105,7 @@ struct Shared {
 pub struct Running {
     shared: Arc<Shared>,
     acceptor: Option<std::thread::JoinHandle<()>>,
+    registered: Option<Registered>,
 }
 
 /// Starts a server. An error is one line with the remedy.
@@ -172,7 +177,11 @@ pub fn start(settings: Settings) -> Result<Running, String> {
     let accepting = shared.clone();
     let acceptor = std::thread::Builder::new().name("nfs-accept".into()).stack_size(STACK_BYTES);
     let acceptor = acceptor.spawn(move || accept(&accepting, &listeners)).map_err(|e| system("no thread", e))?;
-    Ok(Running { shared, acceptor: Some(acceptor) })
+    let mut running = Running { shared, acceptor: Some(acceptor), registered: None };
+    if let (Some(portmapper), Some(address)) = (settings.portmapper, running.addresses().first()) {
+        running.registered = Some(Registered::new(portmapper, address.port())?);
+    }
+    Ok(running)
 }
 
 fn accept(shared: &Arc<Shared>, listeners: &[TcpListener]) {
@@ -206,7 +215,7 @@ impl Shared {
     fn admit(self: &Arc<Shared>, socket: TcpStream, peer: SocketAddr) {
         // Whom no export admits is nobody's client.
         let known = self.service.exports.iter().any(|e| e.rules.networks.iter().any(|n| n.contains(peer.ip())));
-        if !known || !self.make_room(peer.ip()) {
+        if !known || !self.make_room() {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -236,7 +245,7 @@ impl Shared {
     }
 
     /// Finds a place for a connection; where there is none, closes the idlest, whose client connects again when it needs to.
-    fn make_room(&self, _peer: IpAddr) -> bool {
+    fn make_room(&self) -> bool {
         let connections = self.connections.lock();
         if connections.len() < self.max_connections as usize {
             return true;
@@ -290,6 +299,7 @@ impl Running {
     /// Stops: takes no more connections and calls, answers those that were taken, for at most ten seconds, and closes.
     pub fn stop(&mut self) {
         let Some(acceptor) = self.acceptor.take() else { return };
+        drop(self.registered.take());
         let shared = &self.shared;
         shared.stopping.store(true, Ordering::Release);
         let _ = rustix::io::write(&shared.wake, &1u64.to_ne_bytes());

@@ -1,0 +1,273 @@
+//! `impresario nfs` from outside: a real process over a real folder, libnfs's programs, and what survives `kill -9`.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_nfs::protocol::Stability;
+use impresario_nfs::testing::{Client, ClientError};
+use impresario_testing::{require, skip};
+use support::{PATIENCE, Process, eventually, free_ports, run, run_command};
+
+/// A folder and the server that exports it as `/data`.
+struct Served {
+    folder: PathBuf,
+    port: u16,
+    process: Process,
+    _all: Arc<tempfile::TempDir>,
+}
+
+fn start(all: &Arc<tempfile::TempDir>, port: u16, more: &[&str]) -> Served {
+    let folder = all.path().join("data");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (export, listen) = (format!("{}:/data", folder.display()), format!("127.0.0.1:{port}"));
+    let key = all.path().join("key").display().to_string();
+    let mut args = vec!["nfs", "--export", &export, "--listen", &listen, "--any-port", "--key-file", &key];
+    args.extend(more);
+    let process = Process::start(&args, &all.path().join("log"));
+    let served = Served { folder, port, process, _all: all.clone() };
+    served.await_answer();
+    served
+}
+
+fn served(more: &[&str]) -> Served {
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    start(&all, free_ports(1)[0], more)
+}
+
+impl Served {
+    fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
+    fn await_answer(&self) {
+        eventually("the server answers", PATIENCE, || self.mounted());
+    }
+
+    /// A client as the user of the test, and the export's root.
+    fn mounted(&self) -> Option<(Client, Vec<u8>)> {
+        let mut client = Client::connect(self.address()).ok()?;
+        client.be(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
+        let root = client.mount("/data").ok()?;
+        Some((client, root))
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("nfs://127.0.0.1/data{path}?version=3&nfsport={0}&mountport={0}", self.port)
+    }
+}
+
+/// As root, root is to be root: the folder is the test's own.
+const AS_WE_ARE: [&str; 2] = ["--squash", "none"];
+
+#[track_caller]
+fn tool(program: &str, args: &[&str]) -> String {
+    let ran = run_command(Command::new(program).args(args), Duration::from_secs(60));
+    assert_eq!(ran.code, 0, "{program} {args:?}: {ran:?}");
+    ran.out
+}
+
+#[test]
+fn the_programs_of_libnfs_list_copy_and_show() {
+    if !require("nfs-cp") {
+        return;
+    }
+    let served = served(&AS_WE_ARE);
+    let bytes: Vec<u8> = (0..5_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let local = served.folder.with_file_name("local");
+    std::fs::write(&local, &bytes).unwrap();
+    let copied = tool("nfs-cp", &[local.to_str().unwrap(), &served.url("/copy")]);
+    assert!(copied.contains("5000001"), "{copied}");
+    assert!(std::fs::read(served.folder.join("copy")).unwrap() == bytes);
+    let back = served.folder.with_file_name("back");
+    tool("nfs-cp", &[&served.url("/copy"), back.to_str().unwrap()]);
+    assert!(std::fs::read(&back).unwrap() == bytes);
+    std::fs::create_dir(served.folder.join("sub")).unwrap();
+    std::fs::write(served.folder.join("sub/text"), "what it says").unwrap();
+    for n in 0..500 {
+        std::fs::write(served.folder.join(format!("sub/many-{n:03}")), "").unwrap();
+    }
+    let listed = tool("nfs-ls", &[&served.url("/sub")]);
+    assert_eq!(listed.lines().filter(|line| line.contains("many-")).count(), 500, "{listed}");
+    let recursive = tool("nfs-ls", &["-R", &served.url("")]);
+    assert!(recursive.contains("many-499") && recursive.contains("copy"), "{recursive}");
+    assert_eq!(tool("nfs-cat", &[&served.url("/sub/text")]), "what it says");
+}
+
+/// Each of many clients writes its places of one file, unstable, and commits; the server is killed and started again
+/// under way. What a client believes to be committed is there, byte by byte.
+#[test]
+fn nothing_committed_is_lost_when_the_server_is_killed_under_load() {
+    const CLIENTS: usize = 32;
+    const BLOCK: usize = 16 << 10;
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    let mut server = start(&all, free_ports(1)[0], &AS_WE_ARE);
+    if !permanent(&server) {
+        return skip("handles", "the kernel gives this process no permanent handles");
+    }
+    let address = server.address();
+    let (mut client, root) = server.mounted().unwrap();
+    let file = client.create(&root, "shared", &Default::default()).unwrap();
+    let first = client.write(&file, 0, b"", Stability::Unstable).unwrap().1;
+    let (stop, verifiers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let rounds: Arc<Vec<AtomicUsize>> = Arc::new((0..CLIENTS).map(|_| AtomicUsize::new(0)).collect());
+    let threads: Vec<_> = (0..CLIENTS)
+        .map(|n| {
+            let (file, stop, rounds, verifiers) = (file.clone(), stop.clone(), rounds.clone(), verifiers.clone());
+            std::thread::spawn(move || {
+                let mut committed = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    // Four blocks, then a commit; all again while the verifier says that something may be lost.
+                    let offsets: Vec<u64> =
+                        (0..4).map(|k| (((committed * 4 + k) * CLIENTS + n) * BLOCK) as u64).collect();
+                    let (changed, done) = write_and_commit(address, &file, &offsets, n as u64, &stop);
+                    verifiers.fetch_add(changed, Ordering::Relaxed);
+                    committed += usize::from(done);
+                    rounds[n].store(committed, Ordering::Relaxed);
+                }
+                committed
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        let at_least = rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() + 2 * CLIENTS;
+        eventually("clients commit", PATIENCE, || {
+            (rounds.iter().map(|n| n.load(Ordering::Relaxed)).sum::<usize>() >= at_least).then_some(())
+        });
+        server.process.kill();
+        server = start(&all, server.port, &AS_WE_ARE);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let committed: Vec<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let (mut client, _) = server.mounted().unwrap();
+    assert_ne!(client.write(&file, 0, b"", Stability::Unstable).unwrap().1, first);
+    assert!(committed.iter().sum::<usize>() >= 6 * CLIENTS, "{committed:?}");
+    for (n, rounds) in committed.into_iter().enumerate() {
+        for k in 0..rounds * 4 {
+            let offset = ((k * CLIENTS + n) * BLOCK) as u64;
+            let read = client.read(&file, offset, BLOCK as u32).unwrap();
+            assert!(read.bytes == content(n as u64, offset, BLOCK), "client {n}, block {k}");
+        }
+    }
+    // The kill came under way of something: a client saw another verifier, or a broken connection at least.
+    assert!(verifiers.load(Ordering::Relaxed) > 0);
+}
+
+fn content(seed: u64, offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ seed.wrapping_mul(97)) as u8).collect()
+}
+
+/// As a kernel's client does: what was written under another verifier than that of the commit is written again. How
+/// often that or a broken connection was met, and whether all is committed.
+fn write_and_commit(address: SocketAddr, file: &[u8], offsets: &[u64], seed: u64, stop: &AtomicBool) -> (usize, bool) {
+    let deadline = Instant::now() + PATIENCE;
+    for broken in 0.. {
+        let attempt = || -> Result<bool, ClientError> {
+            let mut client = Client::connect(address)?;
+            client.be(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
+            let mut verifiers = Vec::new();
+            for offset in offsets {
+                verifiers.push(client.write(file, *offset, &content(seed, *offset, 16 << 10), Stability::Unstable)?.1);
+            }
+            let verifier = client.commit(file)?;
+            Ok(verifiers.iter().all(|written| *written == verifier))
+        };
+        match attempt() {
+            Ok(true) => return (broken, true),
+            Ok(false) => {}
+            Err(ClientError::Io(_)) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => panic!("{error}"),
+        }
+        if stop.load(Ordering::Relaxed) && Instant::now() > deadline {
+            return (broken, false);
+        }
+    }
+    (0, false)
+}
+
+fn permanent(server: &Served) -> bool {
+    !server.process.log().contains("no permanent handles")
+}
+
+#[test]
+fn users_get_their_own_files_and_root_is_nobody() {
+    if !require("root") {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let served = served(&[]);
+    std::fs::set_permissions(&served.folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let mut client = Client::connect(served.address()).unwrap();
+    let root = client.mount("/data").unwrap();
+    for (uid, gid, owner) in [(1234, 567, (1234, 567)), (0, 0, (65534, 65534))] {
+        client.be(uid, gid, &[]);
+        let name = format!("of-{uid}");
+        let file = client.create(&root, &name, &Default::default()).unwrap();
+        client.write(&file, 0, b"mine", Stability::File).unwrap();
+        let state = std::fs::metadata(served.folder.join(&name)).unwrap();
+        assert_eq!((state.uid(), state.gid()), owner);
+    }
+    client.be(99, 99, &[]);
+    let file = client.lookup(&root, "of-1234").unwrap();
+    assert!(matches!(client.write(&file, 0, b"not", Stability::File), Err(ClientError::Failed(_))));
+    std::fs::set_permissions(served.folder.join("of-1234"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(matches!(client.read(&file, 0, 4), Err(ClientError::Failed(_))));
+}
+
+#[test]
+fn the_state_is_told_at_a_socket_and_a_stop_leaves_nothing() {
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    let socket = all.path().join("nfs.sock");
+    let told = ["--status", socket.to_str().unwrap(), "--policy", "mlf window_us=0"];
+    let mut served = start(&all, free_ports(1)[0], &told);
+    let ran = run(["status", socket.to_str().unwrap()]);
+    assert!(ran.code == 0 && ran.out.contains("mlf window_us=0") && ran.out.contains("mount.mnt"), "{ran:?}");
+    let ran = run(["status", socket.to_str().unwrap(), "--json"]);
+    assert!(ran.code == 0 && ran.out.contains("\"role\": \"nfs\""), "{ran:?}");
+    // A second server does not take the socket of the first.
+    let other = all.path().join("other");
+    let listen = format!("127.0.0.1:{}", free_ports(1)[0]);
+    let (key, path) = (other.display().to_string(), all.path().display().to_string());
+    let ran = run(["nfs", "--export", &path, "--listen", &listen, "--key-file", &key, "--status", told[1]]);
+    assert!(ran.code == 1 && ran.err.contains("another server answers there"), "{ran:?}");
+    served.process.signal(rustix::process::Signal::TERM);
+    assert!(served.process.wait(PATIENCE).success());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_configuration_file_says_the_same_and_mistakes_are_named() {
+    let all = tempfile::tempdir().unwrap();
+    let file = all.path().join("nfs.toml");
+    let port = free_ports(1)[0];
+    std::fs::create_dir(all.path().join("d")).unwrap();
+    let text = format!(
+        "[nfs]\nlisten = [\"127.0.0.1:{port}\"]\nkey_file = \"key\"\npolicy = \"sjf\"\n\
+         [[nfs.export]]\nname = \"/data\"\ndir = \"d\"\nprivileged_ports = false\n"
+    );
+    std::fs::write(&file, &text).unwrap();
+    let path = file.to_str().unwrap();
+    let ran = run(["config", "check", path]);
+    assert!(ran.code == 0 && ran.out.contains("an NFS server, 1 exports"), "{ran:?}");
+    assert!(run(["config", "show", path]).out.contains("memory_bytes"));
+    let _server = Process::start(["nfs", path], &all.path().join("log"));
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    eventually("it answers", PATIENCE, || Client::connect(address).ok()?.mount("/data").ok());
+
+    std::fs::write(&file, text.replace("sjf", "sjff")).unwrap();
+    let ran = run(["nfs", path]);
+    assert!(ran.code == 2 && ran.err.contains("nfs.toml:4:") && ran.err.contains("sjf"), "{ran:?}");
+    let none = run(["nfs"]);
+    assert!(none.code == 2 && none.err.contains("--export"), "{none:?}");
+    let nowhere = all.path().join("nowhere").display().to_string();
+    let ran = run(["nfs", "--export", &nowhere, "--key-file", all.path().join("k").to_str().unwrap()]);
+    assert!(ran.code == 1 && ran.err.contains("nowhere"), "{ran:?}");
+    let ran = run(["nfs", "--export", &nowhere, "--allow", "10.1/8"]);
+    assert!(ran.code == 2 && ran.err.contains("10.1/8"), "{ran:?}");
+}

@@ -1,0 +1,378 @@
+//! The section `[nfs]` of a configuration: an NFS server's addresses, limits and exports. It may stand in the file of a
+//! cluster or in one of its own: the server needs nothing else of a cluster.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use impresario_sched::{PolicySpec, policy};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::check::policy_complaint;
+use crate::document::{KeyPath, Tree};
+use crate::load::{ConfigErrors, FILE_MAX_BYTES, text_of};
+use crate::mistake::{Mistakes, policies, read};
+use crate::table::{set_base, without_table_file};
+
+/// Exports of one server.
+const EXPORTS_MAX: usize = 1024;
+
+/// An NFS server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Nfs {
+    /// Addresses, each `ip:port`; port 0: any free one.
+    pub listen: Vec<String>,
+    /// Scheduling policy of reads and writes.
+    pub policy: PolicySpec,
+    /// Batches that the file system has at once at most (1 to 256).
+    pub in_flight_requests: u32,
+    /// Threads for calls on names and attributes (2 to 256).
+    pub name_threads: u32,
+    /// Connections at once (1 to 65536).
+    pub max_connections: u32,
+    /// Memory for calls and answers, bytes (2 MiB to 64 GiB).
+    pub memory_bytes: u64,
+    /// A connection without calls is closed after this time, s (10 to 86400).
+    pub idle_s: u64,
+    /// The file with the secret of handles, made where there is none; relative to the configuration file. Absent: in the
+    /// state folder of the system or user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    /// A socket at which `impresario status` finds the server; relative to the configuration file. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<PathBuf>,
+    /// Tell the portmapper of this machine where the server is.
+    pub register: bool,
+    /// What it offers.
+    pub export: Vec<NfsExport>,
+}
+
+/// What an NFS server offers, and to whom.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NfsExport {
+    /// The path that clients mount, e.g. `/data`.
+    pub name: String,
+    /// The folder; relative to the configuration file.
+    pub dir: PathBuf,
+    /// The folder below `dir` that clients see as the root; empty: `dir` itself.
+    #[serde(default)]
+    pub folder: String,
+    /// Clients that may use it, as networks; nobody else sees it.
+    #[serde(default = "loopback")]
+    pub networks: Vec<String>,
+    /// Refuse every change.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Which users act as the anonymous one.
+    #[serde(default)]
+    pub squash: Squash,
+    /// The anonymous user.
+    #[serde(default = "nobody")]
+    pub anonymous_uid: u32,
+    /// His group.
+    #[serde(default = "nobody")]
+    pub anonymous_gid: u32,
+    /// Clients must call from a port below 1024.
+    #[serde(default = "yes")]
+    pub privileged_ports: bool,
+}
+
+/// Which users act as the anonymous one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Squash {
+    /// User and group 0.
+    #[default]
+    Root,
+    /// All.
+    All,
+    /// None: root on a client is root here.
+    None,
+}
+
+fn loopback() -> Vec<String> {
+    Network::loopback().iter().map(Network::to_string).collect()
+}
+fn nobody() -> u32 {
+    65534
+}
+fn yes() -> bool {
+    true
+}
+
+impl Default for Nfs {
+    fn default() -> Nfs {
+        Nfs {
+            listen: vec!["127.0.0.1:2049".into()],
+            policy: PolicySpec::named("auto"),
+            in_flight_requests: 16,
+            name_threads: 16,
+            max_connections: 1024,
+            memory_bytes: 256 << 20,
+            idle_s: 600,
+            key_file: None,
+            status: None,
+            register: false,
+            export: Vec::new(),
+        }
+    }
+}
+
+impl NfsExport {
+    /// A folder under a name, with the default of every other key.
+    pub fn new(name: impl Into<String>, dir: impl Into<PathBuf>) -> NfsExport {
+        NfsExport {
+            name: name.into(),
+            dir: dir.into(),
+            folder: String::new(),
+            networks: loopback(),
+            read_only: false,
+            squash: Squash::Root,
+            anonymous_uid: nobody(),
+            anonymous_gid: nobody(),
+            privileged_ports: true,
+        }
+    }
+}
+
+impl Nfs {
+    /// Reads and checks the section of a file, whatever else the file has. Relative paths in it are resolved against the
+    /// file's directory.
+    pub fn load(file: &Path) -> Result<Nfs, ConfigErrors> {
+        let remedy = "doc/NFS.md has an example";
+        let text = text_of(file, FILE_MAX_BYTES, "a configuration", remedy)?;
+        let full = std::path::absolute(file).map_err(|e| ConfigErrors::whole(file, format!("cannot be found: {e}")))?;
+        let tree =
+            Tree::parse(&text).map_err(|complaint| ConfigErrors { file: file.into(), complaints: vec![complaint] })?;
+        let (mut values, mut mistakes) = (tree.values.clone(), Mistakes::default());
+        policies(&mut values, &KeyPath::default(), &mut mistakes);
+        let Some(section) = take_section(&mut values) else {
+            return Err(ConfigErrors::whole(file, format!("there is no section [nfs]; add one: {remedy}")));
+        };
+        match read_section(section, &mut mistakes) {
+            Some(mut nfs) if mistakes.0.is_empty() => {
+                nfs.resolve(full.parent().unwrap_or(Path::new("")));
+                Ok(nfs)
+            }
+            _ => Err(ConfigErrors::of(file, &text, &tree, mistakes)),
+        }
+    }
+
+    /// Whether a file has this section and nothing else, so that it describes no cluster.
+    pub fn stands_alone(file: &Path) -> bool {
+        let text = text_of(file, FILE_MAX_BYTES, "a configuration", "");
+        let tree = text.ok().and_then(|text| Tree::parse(&text).ok());
+        tree.is_some_and(|tree| tree.values.len() == 1 && tree.values.contains_key("nfs"))
+    }
+
+    /// The section as a file, with every default filled in.
+    pub fn to_toml(&self) -> String {
+        let section =
+            Table::from_iter([("nfs".to_string(), Value::try_from(self).unwrap_or(Value::Table(Table::new())))]);
+        toml::to_string(&section).unwrap_or_default()
+    }
+
+    fn resolve(&mut self, base: &Path) {
+        set_base(&mut self.policy, base);
+        let own = self.key_file.iter_mut().chain(&mut self.status);
+        own.chain(self.export.iter_mut().map(|export| &mut export.dir)).for_each(|path| *path = base.join(&*path));
+    }
+
+    /// All invalid values, each with its key; empty if the section is valid.
+    pub fn check(&self) -> Vec<(KeyPath, String)> {
+        let at = KeyPath::default().key("nfs");
+        let mut found = Vec::new();
+        let mut range = |key: &str, value: u64, least: u64, most: u64, unit: &str| {
+            if !(least..=most).contains(&value) {
+                found.push((at.key(key), format!("{key} is {value}; it must be between {least} and {most}{unit}")));
+            }
+        };
+        range("in_flight_requests", self.in_flight_requests.into(), 1, 256, " batches");
+        range("name_threads", self.name_threads.into(), 2, 256, " threads");
+        range("max_connections", self.max_connections.into(), 1, 65536, " connections");
+        range("memory_bytes", self.memory_bytes, 2 << 20, 64 << 30, " bytes");
+        range("idle_s", self.idle_s, 10, 86400, " s");
+        if self.listen.is_empty() {
+            found.push((at.key("listen"), "listen is empty; name an address such as \"0.0.0.0:2049\"".into()));
+        }
+        for (i, address) in self.listen.iter().enumerate() {
+            if address.parse::<std::net::SocketAddr>().is_err() {
+                let why =
+                    format!("{address:?} is not an address; write ip:port, such as \"0.0.0.0:2049\" or \"[::]:2049\"");
+                found.push((at.key("listen").index(i), why));
+            }
+        }
+        if let Err(error) = policy::check(&without_table_file(&self.policy), 1) {
+            found.push((at.key("policy"), policy_complaint(&error)));
+        }
+        if self.export.len() > EXPORTS_MAX {
+            found.push((at.key("export"), format!("there are more than {EXPORTS_MAX} exports")));
+        }
+        for (i, export) in self.export.iter().enumerate() {
+            let at = at.key("export").index(i);
+            let (name, others) = (&export.name, &self.export[..i]);
+            if !name.starts_with('/')
+                || name.len() > 1 && name.ends_with('/')
+                || name.contains("//")
+                || name.len() > 1000
+            {
+                let why = format!("{name:?} is not the name of an export; write a path such as \"/data\"");
+                found.push((at.key("name"), why));
+            } else if others.iter().any(|other| other.name == *name) {
+                found.push((at.key("name"), format!("{name:?} is exported twice; give each export its own name")));
+            }
+            if export.folder.split('/').any(|name| name == ".." || name == ".") {
+                found.push((at.key("folder"), "folder may not contain . or ..; name a folder below dir".into()));
+            }
+            for (k, network) in export.networks.iter().enumerate() {
+                if let Err(why) = network.parse::<Network>() {
+                    found.push((at.key("networks").index(k), why));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Takes the section out of a file's values.
+pub(crate) fn take_section(values: &mut Table) -> Option<Table> {
+    match values.remove("nfs")? {
+        Value::Table(section) => Some(section),
+        other => Some(Table::from_iter([("nfs".to_string(), other)])),
+    }
+}
+
+/// Reads the section and notes its mistakes.
+pub(crate) fn read_section(section: Table, mistakes: &mut Mistakes) -> Option<Nfs> {
+    let nfs: Nfs = read(section, &KeyPath::default().key("nfs"), missing, mistakes)?;
+    for (path, message) in nfs.check() {
+        mistakes.add(path, message);
+    }
+    Some(nfs)
+}
+
+/// The keys without default.
+fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
+    let example = if path.0.last()? == "name" { "\"/data\"" } else { "\"/srv/data\"" };
+    Some((example, Value::String("/".into())))
+}
+
+/// A network: an address and how many of its leading bits count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Network {
+    address: IpAddr,
+    prefix_bits: u8,
+}
+
+impl Network {
+    /// True for addresses inside. An IPv4 address counts as itself also where it is mapped into IPv6.
+    pub fn contains(&self, client: IpAddr) -> bool {
+        let differs = match (self.address, client.to_canonical()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
+            (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),
+            _ => return false,
+        };
+        differs.leading_zeros() >= u32::from(self.prefix_bits)
+    }
+
+    /// This machine only.
+    pub fn loopback() -> Vec<Network> {
+        vec![
+            Network { address: Ipv4Addr::new(127, 0, 0, 0).into(), prefix_bits: 8 },
+            Network { address: Ipv6Addr::LOCALHOST.into(), prefix_bits: 128 },
+        ]
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Network, String> {
+        let refuse = || format!("{text:?} is not a network; write 10.1.0.0/16, 192.168.3.4, fd00::/8 or 0.0.0.0/0");
+        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.parse().map_err(|_| refuse())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| refuse()))?;
+        if prefix_bits > most { Err(refuse()) } else { Ok(Network { address, prefix_bits }) }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix_bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn networks_contain_what_shares_their_bits() {
+        let inside = |network: &str, client: &str| {
+            network.parse::<Network>().unwrap().contains(client.parse::<IpAddr>().unwrap())
+        };
+        assert!(inside("10.1.0.0/16", "10.1.255.3") && !inside("10.1.0.0/16", "10.2.0.1"));
+        assert!(inside("10.1.2.3", "10.1.2.3") && !inside("10.1.2.3", "10.1.2.4"));
+        assert!(inside("0.0.0.0/0", "1.2.3.4") && !inside("0.0.0.0/0", "fd00::1"));
+        assert!(inside("10.0.0.0/8", "::ffff:10.9.9.9"));
+        assert!(inside("fd00::/8", "fdab::1") && !inside("fd00::/8", "fe80::1"));
+        for bad in ["", "10.1.0.0/33", "10.1/16", "fd00::/129", "host", "any", "10.0.0.1/-1"] {
+            bad.parse::<Network>().unwrap_err();
+        }
+    }
+
+    const GOOD: &str = "[nfs]\npolicy = \"mlf\"\nkey_file = \"key\"\n[[nfs.export]]\nname = \"/data\"\ndir = \"d\"\n\
+                        networks = [\"10.0.0.0/8\"]\nsquash = \"none\"\n";
+
+    fn load(text: &str) -> Result<Nfs, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("n.toml");
+        std::fs::write(&file, text).unwrap();
+        let base = folder.path().display().to_string();
+        Nfs::load(&file).map_err(|errors| errors.to_string().replace(&format!("{base}/"), ""))
+    }
+
+    #[test]
+    fn a_file_of_its_own_is_read_with_defaults_and_folders_resolved() {
+        let nfs = load(GOOD).unwrap();
+        assert_eq!((nfs.policy.name.as_str(), nfs.listen[0].as_str()), ("mlf", "127.0.0.1:2049"));
+        assert!(nfs.export[0].dir.is_absolute() && nfs.key_file.is_some_and(|file| file.ends_with("key")));
+        assert_eq!((nfs.export[0].squash, nfs.export[0].privileged_ports), (Squash::None, true));
+        assert!(load("[cluster]\n").unwrap_err().contains("no section [nfs]"));
+    }
+
+    #[test]
+    fn every_mistake_is_told_with_its_place() {
+        let text = GOOD.replace("\"mlf\"", "\"mfl\"\nidle_s = 1\nlissten = []");
+        let text = text.replace("10.0.0.0/8", "10.0.0/8").replace("\"none\"", "\"nobody\"\nfolder = \"../x\"");
+        let errors = load(&text).unwrap_err();
+        for (line, what) in
+            [(2, "mlf"), (3, "idle_s is 1"), (4, "lissten"), (9, "10.0.0/8"), (10, "squash"), (11, "folder")]
+        {
+            let found =
+                errors.lines().any(|error| error.starts_with(&format!("n.toml:{line}:")) && error.contains(what));
+            assert!(found, "{what}: {errors}");
+        }
+        assert!(load("[nfs]\n[[nfs.export]]\ndir = \"d\"\n").unwrap_err().contains("no name"));
+        assert!(load("nfs = 3\n").is_err());
+    }
+
+    /// In the file of a cluster it is checked with the rest, and hides nothing.
+    #[test]
+    fn the_section_may_stand_in_the_file_of_a_cluster() {
+        let cluster = "[meta]\naddress = \"127.0.0.1:1\"\ndir = \"m\"\n[[data]]\nname = \"data.0\"\n\
+                       address = \"127.0.0.1:2\"\ndir = \"d\"\n";
+        let text = format!("{cluster}{GOOD}");
+        assert_eq!(Config::parse(&text, Path::new("/c.toml")).unwrap().data.len(), 1);
+        load(&text).unwrap();
+        let bad = text.replace("\"none\"", "\"nobody\"");
+        let errors = Config::parse(&bad, Path::new("/c.toml")).unwrap_err().to_string();
+        assert!(errors.contains("/c.toml:15:") && errors.contains("squash"), "{errors}");
+    }
+}
