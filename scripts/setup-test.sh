@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip)
+present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip nfs-cp)
 headers=(glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
