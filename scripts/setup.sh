@@ -27,7 +27,7 @@ needs=(
   "include/acl/libacl.h:libacl1-dev:building the GlusterFS translator"
   "include/uuid/uuid.h:uuid-dev:building the GlusterFS translator"
   "openssl:openssl:the tests of the GlusterFS translator"
-  "ip:iproute2:the tests of the GlusterFS translator"
+  "ip:iproute2:the tests of keys and of the GlusterFS translator"
   "nfs-cp:libnfs-utils:the tests of the NFS server"
 )
 choose_toolchain || needs+=("curl:curl:downloading the Rust toolchain" ":ca-certificates:downloading the Rust toolchain")

@@ -26,6 +26,7 @@ mod core_bench;
 mod datapath;
 mod goals;
 mod guided;
+mod key_cost;
 mod link;
 mod live_2002;
 mod minimal;
@@ -68,6 +69,7 @@ enum Command {
     Codec,
     SimCost(sim_cost::Args),
     TraceCost(trace_cost::Args),
+    KeyCost(key_cost::Args),
     MinimalServer(command::datapath::MinimalServerArgs),
 }
 
@@ -127,6 +129,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Codec => codec::run(),
         Command::SimCost(args) => sim_cost::run(&args),
         Command::TraceCost(args) => trace_cost::run(&args),
+        Command::KeyCost(args) => key_cost::run(&args),
         Command::MinimalServer(args) => command::datapath::minimal_server(&args),
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use impresario_base::Random;
 use impresario_base::statistics::{Interval, mean};
-use impresario_client::admin;
+use impresario_client::{Access, KeyRole, admin};
 use impresario_sched::PolicySpec;
 use impresario_trace::Trace;
 use impresario_workload::cluster::{OwnCluster, Plan};
@@ -70,6 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let cluster = OwnCluster::start(&plan, &stop)?;
     let target = Storage::of(&cluster).direct();
     let address = cluster.config.data[0].address.clone();
+    let access = Access::of(&cluster.config, KeyRole::Admin);
     let mut out = format!(
         "{:<34} {:>12} {:>12} {:>26} {:>26} {:>10} {:>10}\n",
         "load", "without /s", "with /s", "throughput lost %", "server time more %", "bytes each", "not traced"
@@ -90,15 +91,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let mut halves = [None, None];
             for with in with_first {
                 if with {
-                    admin::trace(&address, true, TIMEOUT).context("beginning the trace")?;
+                    admin::trace(&access, &address, true, TIMEOUT).context("beginning the trace")?;
                 }
                 let options = RunOptions { verify: false, ..RunOptions::default() };
                 let result = run_load(&target, &mut set, &workload, &options, &stop)?;
                 if with {
-                    let status: serde_json::Value = serde_json::from_str(&admin::status(&address, TIMEOUT)?)?;
+                    let status: serde_json::Value = serde_json::from_str(&admin::status(&access, &address, TIMEOUT)?)?;
                     lost += status["trace"]["requests_not_traced"].as_u64().unwrap_or(0);
                     let path = status["trace"]["path"].as_str().context("the path of the trace")?.to_string();
-                    admin::trace(&address, false, TIMEOUT).context("ending the trace")?;
+                    admin::trace(&access, &address, false, TIMEOUT).context("ending the trace")?;
                     let trace = Trace::load(&path)?;
                     let whole = trace.records.iter().filter(|r| r.duration.is_some()).count() as u64;
                     ensure!(whole + lost >= result.requests, "{whole} of {} requests are traced", result.requests);

@@ -14,6 +14,7 @@ mod config_command;
 mod demo;
 mod explain;
 mod fsck;
+mod key;
 mod layout;
 mod mount;
 mod nfs;
@@ -68,6 +69,8 @@ enum Command {
     Policy(policy::Command),
     #[command(subcommand)]
     Config(config_command::Command),
+    #[command(subcommand)]
+    Key(key::Command),
     #[command(subcommand)]
     Store(store::Command),
     #[command(subcommand)]
@@ -131,6 +134,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Fsck(args) => fsck::run(&args),
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
+        Command::Key(command) => key::run(command),
         Command::Store(command) => store::run(command),
         Command::Layout(command) => layout::run(command),
         Command::Prefetch(args) => prefetch::run(args),

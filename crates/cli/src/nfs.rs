@@ -99,7 +99,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         drop(socket);
         running.stop();
     };
-    impresario_server::until_signal("nfs", start, |e| anyhow::Error::new(e).context("handling signals"), stop)?;
+    let no_signals = |e| anyhow::Error::new(e).context("handling signals");
+    impresario_server::until_signal("nfs", start, no_signals, |_| false, stop)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use impresario_client::{Access, KeyRole};
 use impresario_config::{Config, Server, nearest};
 use impresario_sched::policy::{POLICIES, PolicyInfo};
 use impresario_sched::{Op, PolicySpec, Who, policy};
@@ -195,8 +196,9 @@ pub fn chosen<'a>(config: &'a Config, which: &Which) -> anyhow::Result<Vec<Serve
 
 fn explain(config: &Config, servers: &[Server<'_>], who: &Who) -> anyhow::Result<ExitCode> {
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    let access = Access::of(config, KeyRole::Client);
     for server in servers {
-        let text = impresario_client::admin::explain(server.address(), who, timeout)
+        let text = impresario_client::admin::explain(&access, server.address(), who, timeout)
             .with_context(|| format!("{} ({}) does not answer", server.name(), server.address()))?;
         print(format!("{}: {text}\n", server.name()).as_bytes())?;
     }
@@ -210,18 +212,20 @@ fn set(config: &Config, servers: &[Server<'_>], spec: &PolicySpec) -> anyhow::Re
         policy::check(spec, lanes).map_err(|e| usage(format!("{}: {e}", server.name())))?;
     }
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+    let access = Access::of(config, KeyRole::Admin);
     let keeps = |server: &Server<'_>| format!("{} ({}) keeps its policy", server.name(), server.address());
     if let [server] = servers {
-        impresario_client::admin::set_policy(server.address(), spec, timeout).with_context(|| keeps(server))?;
+        impresario_client::admin::set_policy(&access, server.address(), spec, timeout)
+            .with_context(|| keeps(server))?;
     } else {
         // Servers that answer within the margin change together, so that their windows are coordinated throughout.
         for server in servers {
-            impresario_client::admin::status(server.address(), timeout).with_context(|| keeps(server))?;
+            impresario_client::admin::status(&access, server.address(), timeout).with_context(|| keeps(server))?;
         }
         let instant = SystemTime::now() + SWITCH_MARGIN;
         let at_shared_ns = instant.duration_since(UNIX_EPOCH)?.as_nanos() as i64;
         let ask = |server: &Server<'_>| {
-            impresario_client::admin::set_policy_at(server.address(), spec, at_shared_ns, timeout)
+            impresario_client::admin::set_policy_at(&access, server.address(), spec, at_shared_ns, timeout)
         };
         let asked: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> =

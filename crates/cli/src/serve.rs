@@ -12,7 +12,7 @@ use crate::{load, print, usage};
 ///
 /// Listens on the address in the configuration, prints one line when it serves, and logs to standard error. The server's
 /// folder must have been made for it, by `impresario up` or `impresario store init`. SIGTERM or Ctrl-C stops it after it has
-/// finished the requests in flight.
+/// finished the requests in flight; on SIGHUP it reads its keys again.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario serve impresario.toml --name data.2

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use impresario_base::units::{parse_duration, show_bytes, show_seconds};
+use impresario_client::{Access, KeyRole};
 use impresario_config::{Config, Server};
 use impresario_sched::PolicySpec;
 use serde_json::{Value, json};
@@ -108,19 +109,20 @@ pub fn short(policy: &PolicySpec) -> String {
 }
 
 /// Whether a server accepts connections at the address and speaks our protocol.
-pub fn answers(address: &str) -> bool {
-    impresario_client::admin::status(address, Duration::from_secs(1)).is_ok()
+pub fn answers(access: &Access, address: &str) -> bool {
+    impresario_client::admin::status(access, address, Duration::from_secs(1)).is_ok()
 }
 
 /// Queries all servers at once; takes as long as the slowest, at most [`PATIENCE`].
 pub fn ask_all(config: &Config) -> Vec<State> {
-    let ask = |server: Server<'_>| {
+    let access = Access::of(config, KeyRole::Client);
+    let ask = &|server: Server<'_>| {
         let (role, device) = match server {
             Server::Meta(_) => ("meta", None),
             Server::Data(_, data) => ("data", data.device.clone()),
             Server::Io(..) => ("io", None),
         };
-        let report = impresario_client::admin::status(server.address(), PATIENCE).map_err(|e| e.to_string());
+        let report = impresario_client::admin::status(&access, server.address(), PATIENCE).map_err(|e| e.to_string());
         let report =
             report.and_then(|text| serde_json::from_str(&text).map_err(|e| format!("answered with invalid JSON: {e}")));
         State { name: server.name().into(), role, address: server.address().into(), device, report }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use impresario_client::{ClientError, admin};
+use impresario_client::{Access, ClientError, KeyRole, admin};
 use impresario_trace::combine::{average, join};
 use impresario_trace::convert::{Format, ImportOptions, Imported, export, import};
 use impresario_trace::stats::{Collector, Stats};
@@ -188,12 +188,13 @@ fn say(notes: &[String]) {
 }
 
 /// Asks running servers for something. All of them are asked, whatever one answers.
-fn ask(which: &Which, of: impl Fn(&str, Duration) -> Result<String, ClientError>) -> Result<ExitCode> {
+fn ask(which: &Which, of: impl Fn(&Access, &str, Duration) -> Result<String, ClientError>) -> Result<ExitCode> {
     let config = load(&which.config)?;
     let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
     let mut failed = false;
+    let access = Access::of(&config, KeyRole::Admin);
     for server in chosen(&config, which)? {
-        match of(server.address(), timeout) {
+        match of(&access, server.address(), timeout) {
             Ok(text) => print(format!("{}: {text}\n", server.name()).as_bytes()).map(drop)?,
             Err(error) => {
                 eprintln!("impresario: {} ({}): {error}", server.name(), server.address());
@@ -206,13 +207,17 @@ fn ask(which: &Which, of: impl Fn(&str, Duration) -> Result<String, ClientError>
 
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Start(which) => ask(&which, |address, timeout| admin::trace(address, true, timeout)),
-        Command::Stop(which) => ask(&which, |address, timeout| admin::trace(address, false, timeout)),
+        Command::Start(which) => ask(&which, |access, address, timeout| admin::trace(access, address, true, timeout)),
+        Command::Stop(which) => ask(&which, |access, address, timeout| admin::trace(access, address, false, timeout)),
         Command::Load(LoadArgs { which, runs }) => {
             let runs = runs.iter().map(std::path::absolute).collect::<std::io::Result<Vec<PathBuf>>>()?;
-            ask(&which, |address, timeout| admin::earlier_runs(address, Some(&runs), timeout.max(LOAD_PATIENCE)))
+            ask(&which, |access, address, timeout| {
+                admin::earlier_runs(access, address, Some(&runs), timeout.max(LOAD_PATIENCE))
+            })
         }
-        Command::Unload(which) => ask(&which, |address, timeout| admin::earlier_runs(address, None, timeout)),
+        Command::Unload(which) => {
+            ask(&which, |access, address, timeout| admin::earlier_runs(access, address, None, timeout))
+        }
         Command::Info(args) => info(&args),
         Command::Stats(args) => stats(&args),
         Command::Convert(args) => convert(&args),

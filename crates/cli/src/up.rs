@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::ValueEnum;
 use impresario_base::units::parse_positive_bytes;
+use impresario_client::{Access, KeyRole};
 use impresario_config::{Cluster, Config, Data, Io, Meta};
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::{PolicySpec, policy};
 
 use crate::children::Server;
-use crate::{load, policy::split_param, ports, print, status, usage};
+use crate::{key, load, policy::split_param, ports, print, status, usage};
 
 /// Name of the configuration in the cluster's directory.
 pub const CONFIG_FILE: &str = "impresario.toml";
@@ -66,7 +67,8 @@ pub struct Args {
     /// Number of data servers per file (default all)
     #[arg(long, value_name = "N")]
     stripe_count: Option<u16>,
-    /// Address of this machine to listen on (default 127.0.0.1: only programs on this machine can connect)
+    /// Address of this machine to listen on (default 127.0.0.1: only programs on this machine can connect; with another
+    /// one keys are made, and only programs that have one can connect)
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<IpAddr>,
 }
@@ -96,6 +98,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(format!("wrote the configuration: {}\n", path.display()).as_bytes())?;
         load(&path)?
     };
+    make_keys(&config)?;
     // Of a new cluster only: an empty folder beside others may be a disk that is not mounted.
     impresario_server::folders::make_all(&config)?;
     let mut servers = Vec::new();
@@ -109,6 +112,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let clean = stop_all(&mut servers);
     Ok(ExitCode::from(u8::from(!(outcome? && clean))))
+}
+
+/// Makes keys where servers listen beyond this machine and there are none yet.
+fn make_keys(config: &Config) -> anyhow::Result<()> {
+    let needs = config.servers().any(|server| config.cluster.security.needs_key(server.address()));
+    if needs && key::make(&config.cluster.key_dir, false)? {
+        print(format!("made keys: {}\n", config.cluster.key_dir.display()).as_bytes())?;
+    }
+    Ok(())
 }
 
 /// A configuration from the flags, with directories relative to the file.
@@ -253,6 +265,7 @@ fn check_flags(args: &Args, config: &Config, path: &Path) -> anyhow::Result<()> 
 
 /// True when all servers answer, false if a stop was requested meanwhile.
 fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> anyhow::Result<bool> {
+    let access = Access::of(config, KeyRole::Client);
     let deadline = Instant::now() + START_PATIENCE;
     let mut next_notice = Instant::now() + Duration::from_secs(2);
     loop {
@@ -262,7 +275,8 @@ fn wait_until_up(config: &Config, servers: &mut [Server], stop: &AtomicBool) -> 
         if let Some(died) = servers.iter_mut().find_map(|s| s.ended().is_some().then_some(s)) {
             anyhow::bail!("the cluster did not start: {}", died.obituary());
         }
-        let waiting: Vec<&str> = config.servers().filter(|s| !status::answers(s.address())).map(|s| s.name()).collect();
+        let waiting: Vec<&str> =
+            config.servers().filter(|s| !status::answers(&access, s.address())).map(|s| s.name()).collect();
         if waiting.is_empty() {
             return Ok(true);
         }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use impresario_config::{Config, META_NAME};
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Call, FileKey, MetaCall, ObjectInfo, Role};
+use impresario_transport::Access;
+use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role};
 
 use crate::error::ClientError;
 use crate::identity::{Identity, TrafficCount};
@@ -45,6 +46,8 @@ pub struct ClientOptions {
     pub wire_max_bytes: Option<u32>,
     /// Spreads clients over the I/O nodes: consecutive numbers go to consecutive nodes.
     pub placement_seed: u64,
+    /// Which key it shows to servers that want one.
+    pub role: KeyRole,
 }
 
 impl Default for ClientOptions {
@@ -57,6 +60,7 @@ impl Default for ClientOptions {
             via: Via::Auto,
             wire_max_bytes: None,
             placement_seed: std::process::id().into(),
+            role: KeyRole::Client,
         }
     }
 }
@@ -88,7 +92,9 @@ impl Client {
     pub fn connect(config: &Config, options: ClientOptions) -> Result<Arc<Client>, ClientError> {
         let identity = Arc::new(Identity::draw(options.job, options.user)?);
         let timeout = Duration::from_millis(config.cluster.request_timeout_ms);
+        let access = Access::of(config, options.role);
         let link_options = |role| LinkOptions {
+            access: access.clone(),
             who: identity.who(),
             name: options.name.clone(),
             timeout,

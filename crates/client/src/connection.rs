@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Mutex, MutexGuard};
 use impresario_config::Address;
 use impresario_node::session::{Patience, Sign};
-use impresario_transport::{FrameReader, HandshakeError, Stream, TransportError, Unsent, say_hello};
+use impresario_transport::{Access, FrameReader, HandshakeError, OnStream, Stream, TransportError, say_hello};
 use impresario_wire::{Answer, Call, Hello, Kind, Limits, Welcome, decode_body, frame};
 use rustix::event::PollFlags;
 
@@ -41,6 +41,7 @@ pub(crate) struct Greeting<'a> {
     pub(crate) max_payload_bytes: u32,
     pub(crate) patience: Patience,
     pub(crate) vet: Option<&'a Vet>,
+    pub(crate) access: &'a Access,
 }
 
 /// A connection that has been welcomed.
@@ -122,6 +123,7 @@ impl Connection {
         let started = Instant::now();
         let failed = |error: HandshakeError| match error {
             HandshakeError::Refused(fault) => ClientError::Refused { peer: peer.clone(), fault },
+            HandshakeError::Key(what) => ClientError::Key { peer: peer.clone(), what },
             HandshakeError::Protocol(what) => ClientError::Protocol { peer: peer.clone(), what },
             HandshakeError::Transport(error) => ClientError::Unreachable {
                 server: peer.name.clone(),
@@ -143,7 +145,8 @@ impl Connection {
             .map_err(|error| failed(TransportError::from(error).into()))?;
         let limits = Limits { max_payload_bytes: greeting.max_payload_bytes };
         let mut reader = FrameReader::default();
-        let welcome = say_hello(&stream, &mut reader, hello, &peer.name, identity.membership(), &limits, deadline)
+        let (server, membership) = ((peer.name.as_str(), address), identity.membership());
+        let welcome = say_hello(&stream, &mut reader, hello, server, greeting.access, membership, &limits, deadline)
             .map_err(failed)?;
         if let Some(vet) = greeting.vet {
             (vet.0)(&welcome).map_err(|what| ClientError::Protocol { peer: peer.clone(), what })?;
@@ -222,7 +225,8 @@ impl Connection {
     /// Sends a frame. While the server does not take it, what it sends meanwhile is received: it may be waiting for
     /// exactly that.
     fn send(&self, head: &[u8], payload: &[IoSlice<'_>], deadline: Instant) -> Result<(), TransportError> {
-        let mut unsent = Unsent::new(head, payload);
+        let frame = OnStream::new(&self.stream, head, payload)?;
+        let mut unsent = frame.unsent();
         while !unsent.push(&self.stream)? {
             let now = Instant::now();
             if now >= deadline {
@@ -499,11 +503,12 @@ impl Connection {
             let rest = (*len - *filled) as usize;
             let received = match &mut landing {
                 Some(landing) => {
-                    let got =
-                        landing.with_rest(at + *filled as usize, rest, |rest| self.stream.receive(rest, deadline));
+                    let got = landing.with_rest(at + *filled as usize, rest, |rest| {
+                        receiving.reader.receive_payload(&self.stream, rest, deadline)
+                    });
                     got.map(|got| *filled += got as u32)
                 }
-                None => receiving.reader.fill(&self.stream, false, deadline),
+                None => receiving.reader.fill_payload(&self.stream, deadline),
             };
             state = self.slots.lock();
             if let Some(landing) = landing

@@ -46,6 +46,14 @@ pub enum ClientError {
         /// What it did.
         what: String,
     },
+    /// The server and this program have no keys that fit.
+    #[error("{peer}: {what}")]
+    Key {
+        /// The server.
+        peer: Peer,
+        /// What is wrong with the keys, and the remedy.
+        what: String,
+    },
     /// The server refused the connection, in its own words.
     #[error("{peer} refused the connection: {fault}")]
     Refused {
@@ -135,6 +143,7 @@ impl ClientError {
             ClientError::Invalid { .. } => libc::EINVAL,
             ClientError::System { errno, .. } => errno.0,
             ClientError::UnsyncedLost { errno, .. } => *errno,
+            ClientError::Key { .. } => libc::EACCES,
             _ => libc::EIO,
         }
     }

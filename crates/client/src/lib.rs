@@ -4,6 +4,9 @@
 //! - [`Striped`] reads and writes files on the data servers directly; an I/O node forwards through it.
 //! - [`Link`] is a connection to one service that many threads share and that is made anew when it is lost.
 
+pub use impresario_transport::Access;
+pub use impresario_wire::KeyRole;
+
 pub mod admin;
 mod client;
 mod clock;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Address;
 use impresario_node::session::{Next, Patience, Routes};
+use impresario_transport::Access;
 use impresario_wire::{Call, ClusterId, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
 
 use crate::clock::{instant, nanos, span};
@@ -53,14 +54,16 @@ pub struct LinkOptions {
     pub keep_trying: bool,
     /// What a server's welcome must pass beside the checks of every client.
     pub vet: Option<Vet>,
+    /// The keys that it shows to servers that want one.
+    pub access: Access,
 }
 
 impl LinkOptions {
-    /// For servers of a role: ten seconds for a call, an anonymous hello.
+    /// For servers of a role: ten seconds for a call, an anonymous hello, no keys.
     pub fn new(role: Role, max_payload_bytes: u32) -> LinkOptions {
         let timeout = Duration::from_secs(10);
-        let (who, name) = (Who::default(), String::new());
-        LinkOptions { role, who, name, timeout, max_payload_bytes, keep_trying: true, vet: None }
+        let (who, name, access) = (Who::default(), String::new(), Access::default());
+        LinkOptions { role, who, name, timeout, max_payload_bytes, keep_trying: true, vet: None, access }
     }
 }
 
@@ -232,6 +235,7 @@ impl Link {
                 max_payload_bytes: self.options.max_payload_bytes,
                 patience: Patience { silence, has_other_ways: self.routes.len() > 1 },
                 vet: self.options.vet.as_ref(),
+                access: &self.options.access,
             };
             Connection::open(&route.address, &greeting, &self.identity)
         });
@@ -247,6 +251,7 @@ impl Link {
                 state.cause = match &error {
                     ClientError::Unreachable { cause, .. } => cause.clone(),
                     ClientError::Refused { fault, .. } => fault.message.clone(),
+                    ClientError::Key { what, .. } => what.clone(),
                     other => other.to_string(),
                 };
                 Err(error)
@@ -289,7 +294,7 @@ impl Link {
 /// True when a server's refusal will not change by itself.
 fn is_final(error: &ClientError) -> bool {
     match error {
-        ClientError::Protocol { .. } | ClientError::Invalid { .. } => true,
+        ClientError::Protocol { .. } | ClientError::Key { .. } | ClientError::Invalid { .. } => true,
         ClientError::Refused { fault, .. } => fault.errno == libc::EPROTO,
         _ => false,
     }

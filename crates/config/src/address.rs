@@ -18,6 +18,23 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+impl Address {
+    /// True when only programs on this machine can reach it: a Unix socket, or a loopback address. Goes by the text: what
+    /// another name than `localhost` resolves to is not asked.
+    pub fn is_of_this_machine(&self) -> bool {
+        match self {
+            Address::Unix(_) => true,
+            Address::Tcp { host, .. } => is_loopback(host),
+        }
+    }
+}
+
+/// True for `localhost` and for numbers of the loopback network, with or without brackets.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    host == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|number| number.to_canonical().is_loopback())
+}
+
 /// Size of the path in the kernel's `sockaddr_un`, including the closing NUL.
 const UNIX_PATH_MAX_BYTES: usize = 107;
 
@@ -72,6 +89,21 @@ mod tests {
         for text in ["127.0.0.1:7000", "storage-3.example:1", "[::1]:65535", "unix:/run/impresario/data.0"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn what_only_this_machine_can_reach_needs_no_key() {
+        use crate::Security;
+        for here in ["127.0.0.1:7000", "127.9.9.9:1", "localhost:7000", "[::1]:7000", "[::ffff:127.0.0.1]:7", "unix:/s"]
+        {
+            assert!(!Security::Auto.needs_key(here) && Security::Key.needs_key(here), "{here}");
+        }
+        for beyond in
+            ["0.0.0.0:7000", "[::]:7000", "10.0.0.1:7000", "storage:7000", "localhost.example:7000", "nonsense"]
+        {
+            assert!(Security::Auto.needs_key(beyond) && !Security::None.needs_key(beyond), "{beyond}");
+        }
+        assert!(!Security::Auto.needs_key("127.0.0.1:0") && Security::Auto.needs_key("10.0.0.1:0"));
     }
 
     #[test]

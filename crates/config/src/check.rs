@@ -93,6 +93,14 @@ impl Config {
         found.range(&at, "stripe_bytes", cluster.stripe_bytes.into(), ssize, " bytes");
         found.range(&at, "request_timeout_ms", cluster.request_timeout_ms, (100, 600_000), " ms");
         found.range(&at, "max_payload_bytes", cluster.max_payload_bytes.into(), (4096, 64 << 20), " bytes");
+        let most = (1, 65_536);
+        found.range(&at, "max_connections", cluster.max_connections.into(), (16, 65_536), "");
+        found.range(&at, "max_connections_per_address", cluster.max_connections_per_address.into(), most, "");
+        let percent = cluster.payload_percent_per_address.into();
+        found.range(&at, "payload_percent_per_address", percent, (1, 100), " percent");
+        if cluster.key_dir.as_os_str().is_empty() {
+            found.add(&at, "key_dir", "key_dir is empty; name a folder for the files of keys, or remove the key");
+        }
         if let Some(count) = cluster.stripe_count.filter(|_| !self.data.is_empty()) {
             let most = self.data.len() as u64;
             found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
@@ -326,6 +334,12 @@ mod tests {
     #[test]
     fn ranges_are_kept() {
         refused(|c| c.cluster.name = "two\nlines".into(), "cluster.name", "one line");
+        refused(|c| c.cluster.max_connections = 15, "cluster.max_connections", "between 16 and");
+        let percent = "cluster.payload_percent_per_address";
+        refused(|c| c.cluster.payload_percent_per_address = 101, percent, "between 1 and 100 percent");
+        let each = "cluster.max_connections_per_address";
+        refused(|c| c.cluster.max_connections_per_address = 0, each, "between 1 and");
+        refused(|c| c.cluster.key_dir = "".into(), "cluster.key_dir", "name a folder");
         refused(|c| c.cluster.stripe_bytes = 511, "cluster.stripe_bytes", "between 512 and 1073741824 bytes");
         refused(|c| c.cluster.request_timeout_ms = 99, "cluster.request_timeout_ms", "between 100 and 600000 ms");
         refused(|c| c.cluster.max_payload_bytes = 1, "cluster.max_payload_bytes", "between 4096 and 67108864 bytes");

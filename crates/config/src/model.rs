@@ -49,6 +49,61 @@ pub struct Cluster {
     pub request_timeout_ms: u64,
     /// Largest payload of one request on the wire, bytes (4096 to 64 MiB).
     pub max_payload_bytes: u32,
+    /// Connections that a server has at once (16 to 65536).
+    pub max_connections: u32,
+    /// Connections that a server has at once from one address (1 to 65536).
+    pub max_connections_per_address: u32,
+    /// Share of a server's `payload_bytes` that the requests and answers of one address may have, percent (1 to 100).
+    pub payload_percent_per_address: u32,
+    /// Whether servers take only peers that prove a key of the cluster.
+    pub security: Security,
+    /// What keys protect; of a server's and a client's wish the stricter holds.
+    pub protect: Protect,
+    /// Folder of the files of keys, `client.key`, `admin.key` and `server.key`, of which each machine has those that it
+    /// needs; relative to the configuration file.
+    pub key_dir: PathBuf,
+}
+
+/// Whether servers take only peers that prove a key.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Security {
+    /// Where a server listens beyond this machine: not on loopback addresses and Unix sockets.
+    #[default]
+    Auto,
+    /// Everywhere.
+    Key,
+    /// Nowhere: whoever reaches a port can do everything.
+    None,
+}
+
+impl Security {
+    /// True when a server at this address, as the configuration has it, takes only peers with a key. Both sides decide by
+    /// the same text.
+    pub fn needs_key(self, address: &str) -> bool {
+        match self {
+            Security::Key => true,
+            Security::None => false,
+            Security::Auto => address.parse::<crate::Address>().map_or_else(
+                // Port 0, which only servers that are started by programs have.
+                |_| address.rsplit_once(':').is_none_or(|(host, _)| !crate::address::is_loopback(host)),
+                |address| !address.is_of_this_machine(),
+            ),
+        }
+    }
+}
+
+/// What keys protect.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protect {
+    /// The beginning of a connection: both ends know each other. What follows travels as it is.
+    #[default]
+    Handshake = 1,
+    /// Every message too: what is asked for, by whom, and what is answered. The bytes of files travel as they are.
+    Headers = 2,
+    /// The bytes of files too.
+    All = 3,
 }
 
 /// A folder of a file system that every I/O node has mounted.
@@ -260,7 +315,8 @@ impl Config {
         let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
         let io = self.io.iter_mut().map(|io| (&mut io.cost, &mut io.trace, &mut io.earlier_runs));
         let folder = self.tree.as_mut().map(|tree| &mut tree.folder);
-        data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs)).chain(folder)
+        let servers = data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs));
+        servers.chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))
     }
 
     /// Number of data servers that a file is striped over by default.
@@ -284,6 +340,12 @@ impl Default for Cluster {
             stripe_count: None,
             request_timeout_ms: 10_000,
             max_payload_bytes: 4 << 20,
+            max_connections: 1024,
+            max_connections_per_address: 512,
+            payload_percent_per_address: 75,
+            security: Security::default(),
+            protect: Protect::default(),
+            key_dir: "keys".into(),
         }
     }
 }

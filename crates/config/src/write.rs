@@ -5,7 +5,7 @@ use std::path::Path;
 
 use impresario_sched::PolicySpec;
 
-use crate::model::{Config, Data, Io, Tree, TreeBackend};
+use crate::model::{Config, Data, Io, Protect, Security, Tree, TreeBackend};
 
 impl Config {
     /// The configuration as a commented file. Reading it back gives the same configuration.
@@ -35,6 +35,35 @@ impl Config {
         writeln!(out, "# Largest payload of one request on the wire, bytes.")?;
         writeln!(out, "max_payload_bytes = {}", cluster.max_payload_bytes)?;
 
+        let default = crate::model::Cluster::default();
+        let limits = [
+            ("max_connections", cluster.max_connections, default.max_connections, "connections of a server at once"),
+            (
+                "max_connections_per_address",
+                cluster.max_connections_per_address,
+                default.max_connections_per_address,
+                "of them from one address",
+            ),
+            (
+                "payload_percent_per_address",
+                cluster.payload_percent_per_address,
+                default.payload_percent_per_address,
+                "percent of a server's payload_bytes for one address",
+            ),
+        ];
+        for (key, value, default, what) in limits {
+            optional(out, (key, value, default), Some(what))?;
+        }
+        writeln!(out, "# Servers take only peers with a key: auto (those beyond loopback), key (all) or none.")?;
+        writeln!(out, "{}security = {:?}", comment(cluster.security == default.security), security(cluster.security))?;
+        writeln!(
+            out,
+            "# What keys protect: handshake (who connects), headers (messages, not the bytes of files) or all."
+        )?;
+        writeln!(out, "{}protect = {:?}", comment(cluster.protect == default.protect), protect(cluster.protect))?;
+        writeln!(out, "# Folder of the files of keys: see `impresario key new`.")?;
+        writeln!(out, "{}key_dir = {}", comment(cluster.key_dir == default.key_dir), path(&cluster.key_dir))?;
+
         match &self.tree {
             Some(tree) => write_tree(out, tree)?,
             None => {
@@ -61,6 +90,27 @@ impl Config {
             out.push_str(&toml::to_string(device).map_err(|_| std::fmt::Error)?);
         }
         Ok(())
+    }
+}
+
+/// What is as by default stands in the file as a comment.
+fn comment(is_default: bool) -> &'static str {
+    if is_default { "# " } else { "" }
+}
+
+fn security(security: Security) -> &'static str {
+    match security {
+        Security::Auto => "auto",
+        Security::Key => "key",
+        Security::None => "none",
+    }
+}
+
+fn protect(protect: Protect) -> &'static str {
+    match protect {
+        Protect::Handshake => "handshake",
+        Protect::Headers => "headers",
+        Protect::All => "all",
     }
 }
 
@@ -211,6 +261,7 @@ mod tests {
                 ("a disk, fast".into(), DeviceParams { rpm: 15_000, seek_average_ms: 8.25, ..DeviceParams::default() }),
             ]),
         };
+        config.cluster.key_dir = "/etc/impresario/keys".into();
         let tree = Tree {
             backend: TreeBackend::Posix,
             folder: "/mnt/a \"folder\"".into(),

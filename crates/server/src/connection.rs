@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use impresario_engine::Engine;
 use impresario_sched::ConnId;
+use impresario_transport::Guest;
 use impresario_wire::{Answer, Fault, FrameError, Kind, Who, frame};
 
+use crate::addresses::{Share, Tenancy};
 use crate::outbox::{Bulk, Hold, OutFrame, Outbox};
 use crate::payload::{PayloadPool, Reservation};
 use crate::readiness::{Asked, Listener};
@@ -24,9 +26,11 @@ pub struct Connection {
     id: ConnId,
     peer: String,
     /// What the client's hello said; set once.
-    hello: OnceLock<(String, Who)>,
+    hello: OnceLock<(String, Who, Guest)>,
     pub(crate) outbox: Arc<Outbox>,
     pool: Arc<PayloadPool>,
+    /// Its place among the connections of its address; `None` for one that is refused.
+    tenancy: Option<Tenancy>,
     gate: Gate,
     ended: AtomicBool,
     made: Instant,
@@ -34,6 +38,8 @@ pub struct Connection {
     active_ms: AtomicU64,
     /// Since when it owes a slice of a write's bytes, milliseconds since it was made plus one; 0: it owes none.
     owing_ms: AtomicU64,
+    /// When [`Connection::is_due`] was last true, milliseconds since it was made.
+    due_ms: AtomicU64,
 }
 
 /// What is under way on a connection; its limits are what bounds the outbox.
@@ -68,11 +74,12 @@ impl Connection {
         outbox: Arc<Outbox>,
         pool: Arc<PayloadPool>,
         bytes_max: u64,
+        tenancy: Option<Tenancy>,
     ) -> Arc<Connection> {
         let gate = Gate { state: Mutex::default(), room: Condvar::new(), bytes_max };
         let (made, hello) = (Instant::now(), OnceLock::new());
-        let (ended, active_ms, owing_ms) = Default::default();
-        Arc::new(Connection { id, peer, hello, outbox, pool, gate, ended, made, active_ms, owing_ms })
+        let (ended, active_ms, owing_ms, due_ms) = Default::default();
+        Arc::new(Connection { id, peer, hello, outbox, pool, tenancy, gate, ended, made, active_ms, owing_ms, due_ms })
     }
 
     fn age_ms(&self) -> u64 {
@@ -82,6 +89,16 @@ impl Connection {
     /// A call came.
     pub(crate) fn note_call(&self) {
         self.active_ms.store(self.age_ms(), Ordering::Relaxed);
+    }
+
+    /// True once in this time, for what need not be asked at every call. For the connection's own thread.
+    pub(crate) fn is_due(&self, every: Duration) -> bool {
+        let now = self.age_ms();
+        let due = now.saturating_sub(self.due_ms.load(Ordering::Relaxed)) >= every.as_millis() as u64;
+        if due {
+            self.due_ms.store(now, Ordering::Relaxed);
+        }
+        due
     }
 
     /// How long it has had no call under way; `None` when it has one.
@@ -118,8 +135,13 @@ impl Connection {
         self.gate.state.lock().bytes
     }
 
-    pub(crate) fn introduce(&self, name: String, who: Who) {
-        let _ = self.hello.set((name, who));
+    pub(crate) fn introduce(&self, name: String, who: Who, guest: Guest) {
+        let _ = self.hello.set((name, who, guest));
+    }
+
+    /// What the hand-shake proved of the client.
+    pub(crate) fn guest(&self) -> Option<&Guest> {
+        self.hello.get().map(|(_, _, guest)| guest)
     }
 
     /// Lets the policies that go by connections know from now on whether this one can take data.
@@ -140,12 +162,12 @@ impl Connection {
 
     /// What the client calls itself, for logs.
     pub fn name(&self) -> &str {
-        self.hello.get().map_or("", |(name, _)| name)
+        self.hello.get().map_or("", |(name, ..)| name)
     }
 
     /// What the client said of itself in its hello.
     pub fn who(&self) -> Who {
-        self.hello.get().map(|(_, who)| *who).unwrap_or_default()
+        self.hello.get().map(|(_, who, _)| *who).unwrap_or_default()
     }
 
     /// Ends the connection now, in both directions. Its queued requests are cancelled by its thread.
@@ -161,17 +183,20 @@ impl Connection {
     }
 
     /// Waits until the connection may have another call with `bytes` of payload or reply under way;
-    /// `None` when the connection ended meanwhile, or the server's payload memory stayed full for `patience`.
-    pub(crate) fn admit(self: &Arc<Self>, bytes: u64, patience: Duration) -> Option<Slot> {
+    /// the error says why not.
+    pub(crate) fn admit(self: &Arc<Self>, bytes: u64, patience: Duration) -> Result<Slot, Denied> {
         let deadline = Instant::now() + patience;
-        self.enter(bytes)?;
-        let mut slot = Slot { connection: self.clone(), bytes, reservation: None };
+        self.enter(bytes).ok_or(Denied::Ended)?;
+        let mut slot = Slot { connection: self.clone(), bytes, reservation: None, share: None };
+        if let Some(tenancy) = &self.tenancy {
+            slot.share = Some(tenancy.share(bytes, patience).ok_or(Denied::Address)?);
+        }
         // Also a call without payload waits for those that have too much: its answer may be long.
         if bytes > 0 || self.pool.is_over() {
             let left = deadline.saturating_duration_since(Instant::now());
-            slot.reservation = Some(self.pool.reserve(bytes, left.max(patience / 2))?);
+            slot.reservation = Some(self.pool.reserve(bytes, left.max(patience / 2)).ok_or(Denied::Memory)?);
         }
-        Some(slot)
+        Ok(slot)
     }
 
     /// Counts a call in, as soon as the connection's limits allow it; `None` when the connection ended meanwhile.
@@ -194,7 +219,7 @@ impl Connection {
     /// A slot for an answer to a call that is not served; `None` when the connection ended meanwhile. Needs no memory.
     pub(crate) fn admit_answer(self: &Arc<Self>) -> Option<Slot> {
         self.enter(0)?;
-        Some(Slot { connection: self.clone(), bytes: 0, reservation: None })
+        Some(Slot { connection: self.clone(), bytes: 0, reservation: None, share: None })
     }
 
     /// Waits until every accepted call is answered and the answers have left; false when time ran out.
@@ -231,11 +256,23 @@ impl<T: Send + 'static> Listener for Scheduler<T> {
     }
 }
 
+/// Why a call is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Denied {
+    /// The connection ended meanwhile.
+    Ended,
+    /// The server's payload memory stayed full.
+    Memory,
+    /// The client's address has its share under way.
+    Address,
+}
+
 /// A call's share of its connection's limits and of the server's payload memory.
 pub(crate) struct Slot {
     connection: Arc<Connection>,
     bytes: u64,
     reservation: Option<Reservation>,
+    share: Option<Share>,
 }
 
 impl Slot {
@@ -243,6 +280,7 @@ impl Slot {
     pub(crate) fn grow(&mut self, bytes: u64, patience: Duration) -> bool {
         self.connection.gate.state.lock().bytes += bytes;
         self.bytes += bytes;
+        self.share.iter_mut().for_each(|share| share.grow(bytes));
         self.reservation.as_mut().is_none_or(|reservation| reservation.grow(bytes, patience))
     }
 }

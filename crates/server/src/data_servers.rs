@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Striped, Vet};
 use impresario_config::Config;
 use impresario_layout::Layout;
-use impresario_transport::Membership;
-use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, ObjectInfo, Role, Statfs, Who};
+use impresario_transport::{Access, Membership};
+use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
 
 use crate::meta::Objects;
 use crate::workers::waiting_elsewhere;
@@ -40,6 +40,7 @@ impl DataServers {
             name: name.into(),
             timeout,
             vet,
+            access: Access::of(config, KeyRole::Server),
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = |data: &impresario_config::Data| {

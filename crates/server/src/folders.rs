@@ -12,7 +12,8 @@ use std::time::Duration;
 use impresario_client::admin;
 use impresario_config::{Config, META_NAME, Server};
 use impresario_store::{FolderIdentity, StoreError};
-use impresario_wire::ClusterId;
+use impresario_transport::Access;
+use impresario_wire::{ClusterId, KeyRole};
 
 use crate::meta::{self, Stores};
 
@@ -266,7 +267,8 @@ fn known(config: &Config, cluster: Option<ClusterId>) -> Result<Known, FolderErr
 
 /// Asks the running metadata server.
 fn ask(config: &Config) -> Result<Known, String> {
-    let status = admin::status(&config.meta.address, ASK_MAX).map_err(|error| error.to_string())?;
+    let status = admin::status(&Access::of(config, KeyRole::Server), &config.meta.address, ASK_MAX)
+        .map_err(|error| error.to_string())?;
     let status: serde_json::Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
     let number = |value: &serde_json::Value| u64::from_str_radix(value.as_str()?, 16).ok();
     let cluster = status.get("cluster").and_then(|text| text.as_str()?.parse().ok());

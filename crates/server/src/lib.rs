@@ -3,6 +3,7 @@
 //! [`listener`] is the front that all three share; each of [`data`], [`io_node`] and [`meta`] is what is behind
 //! it; [`process`] starts one of them as a configuration says.
 
+mod addresses;
 mod complaints;
 pub mod connection;
 pub mod data;

@@ -8,17 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_config::Protect;
 use impresario_sched::ConnId;
 use impresario_transport::{
-    BindError, FrameReader, HelloError, Host, Listening, Membership, Pace, Stream, TransportError, receive_hello,
+    BindError, FrameReader, HelloError, Host, Keyring, Listening, Membership, Pace, Stream, TransportError,
+    receive_hello,
 };
-use impresario_wire::{Answer, Call, Fault, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, frame};
+use impresario_wire::{Answer, Call, Fault, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, frame, may_send};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::net::Shutdown;
 
+use crate::addresses::{Addresses, Tenancy};
 use crate::complaints::Complaints;
-use crate::connection::{self, Connection, Reply};
+use crate::connection::{self, Connection, Denied, Reply};
 use crate::outbox::{self, Bulk, OutFrame, Outbox, STACK_BYTES};
 use crate::payload::{Buffer, PayloadPool, SLICE_BYTES};
 
@@ -28,6 +31,8 @@ const GREETING_MAX: Duration = Duration::from_secs(5);
 const BUFFER_BYTES: usize = 20 << 10;
 /// How fast a peer must send a frame that it has begun.
 const PACE: Pace = Pace { stall: Duration::from_secs(10), frame: Duration::from_secs(120) };
+/// How often a connection that is used is asked whether its key is still accepted.
+const KEY_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// A refused peer has this time to read why.
 const FAREWELL_MAX: Duration = Duration::from_millis(300);
 /// While others wait for memory: how long a slice of a write may take.
@@ -36,6 +41,8 @@ const SLICE_MAX_WHEN_SHORT: Duration = Duration::from_secs(2);
 const IDLE_MIN: Duration = Duration::from_millis(500);
 /// The same for one of the machine that the other is from, or of one that has no more.
 const IDLE_MIN_OF_EQUALS: Duration = Duration::from_secs(60);
+/// So many connections may always be silent before their hello; of more, half.
+const UNPROVEN_MIN: usize = 16;
 /// Threads of connections that were closed and have not ended yet, beyond which no connection is taken.
 const CLOSING_MAX: usize = 64;
 /// When stopping: how long accepted calls may take to finish.
@@ -76,6 +83,10 @@ pub struct Settings {
     pub role: Role,
     /// Connections at once.
     pub max_connections: u32,
+    /// Connections at once from one address.
+    pub max_connections_per_address: u32,
+    /// Bytes of requests and answers that one address may have under way.
+    pub payload_bytes_per_address: u64,
     /// Largest payload of one request or reply, bytes.
     pub max_payload_bytes: u32,
     /// Bound of the memory for payloads, bytes.
@@ -86,21 +97,29 @@ pub struct Settings {
     pub membership: Arc<Membership>,
     /// Number of its folder; 0 without one.
     pub store: u64,
+    /// The keys of which peers must prove one; `None`: they need none.
+    pub keys: Option<Arc<Keyring>>,
+    /// What of the frames is protected where keys are used.
+    pub protect: Protect,
 }
 
 impl Settings {
-    /// Settings with 1024 connections and the cluster's limits.
+    /// Settings with the cluster's limits.
     pub fn new(name: &str, role: Role, cluster: &impresario_config::Cluster, payload_bytes: u64) -> Settings {
         Settings {
             name: name.into(),
             role,
-            max_connections: 1024,
+            max_connections: cluster.max_connections,
+            max_connections_per_address: cluster.max_connections_per_address,
+            payload_bytes_per_address: payload_bytes / 100 * u64::from(cluster.payload_percent_per_address),
             max_payload_bytes: cluster.max_payload_bytes,
             payload_bytes,
             // Half of what the client is ready to wait, so that it hears of it.
             payload_patience: Duration::from_millis(cluster.request_timeout_ms / 2),
             membership: Arc::default(),
             store: 0,
+            keys: None,
+            protect: cluster.protect,
         }
     }
 }
@@ -119,6 +138,7 @@ struct Shared {
     pool: Arc<PayloadPool>,
     complaints: Complaints,
     connections: Mutex<FxHashMap<u32, Arc<Connection>>>,
+    addresses: Addresses,
     /// Connection threads that run; changes are signalled.
     threads: Mutex<u32>,
     fewer_threads: Condvar,
@@ -209,6 +229,7 @@ impl Server {
             pool: PayloadPool::with_headroom(settings.payload_bytes, settings.max_payload_bytes.into()),
             complaints: Complaints::default(),
             connections: Mutex::default(),
+            addresses: Addresses::new(settings.payload_bytes_per_address),
             threads: Mutex::default(),
             fewer_threads: Condvar::new(),
             refusals: AtomicU32::new(0),
@@ -251,6 +272,12 @@ impl Running {
     /// The address that clients use.
     pub fn address(&self) -> &str {
         &self.shared.address
+    }
+
+    /// Reads the keys again if their file has changed; false when there are none.
+    pub fn refresh_keys(&self) -> bool {
+        let keys = self.shared.settings.keys.as_ref();
+        keys.inspect(|keys| _ = keys.refresh()).is_some()
     }
 
     /// Stops: no new connections or calls; accepted calls may finish, for at most five seconds.
@@ -308,11 +335,14 @@ fn accept<S: Service>(shared: &Arc<Shared>, listening: &Listening, service: &Arc
 /// Gives a connection its thread, or refuses it.
 fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, peer: String) {
     let stream = Arc::new(stream);
-    let full = !shared.make_room_for(&peer);
-    if full {
+    let (refusal, tenancy) = match shared.make_room_for(&peer) {
+        Ok(tenancy) => (None, Some(tenancy)),
+        Err(why) => (Some(why), None),
+    };
+    let full = refusal.is_some();
+    if let Some(why) = &refusal {
         shared.refused.fetch_add(1, Ordering::Relaxed);
-        let max = shared.settings.max_connections;
-        shared.complaints.about("full", || tracing::warn!(max, peer, "too many connections; refused"));
+        shared.complaints.about(host_of(&peer), || tracing::warn!(peer, "refused a connection: {why}"));
         if shared.refusals.fetch_add(1, Ordering::AcqRel) >= REFUSALS_MAX {
             shared.refusals.fetch_sub(1, Ordering::AcqRel);
             return;
@@ -322,7 +352,7 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, pee
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     let outbox = Outbox::new(stream.clone(), shared.pool.clone());
     let bytes_max = (shared.settings.payload_bytes / 2).max(u64::from(shared.settings.max_payload_bytes));
-    let connection = Connection::new(ConnId(id), peer, outbox, shared.pool.clone(), bytes_max);
+    let connection = Connection::new(ConnId(id), peer, outbox, shared.pool.clone(), bytes_max, tenancy);
     if !full {
         shared.connections.lock().insert(id, connection.clone());
     }
@@ -330,7 +360,7 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, pee
     let (here, service) = (shared.clone(), service.clone());
     let thread = std::thread::Builder::new().name(format!("conn-{id}")).stack_size(STACK_BYTES);
     let spawned = thread.spawn(move || {
-        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, full)));
+        let served = catch_unwind(AssertUnwindSafe(|| here.converse(&*service, &connection, stream, refusal)));
         if served.is_err() {
             tracing::error!(peer = connection.peer(), "a connection's thread panicked; the connection is closed");
         }
@@ -349,16 +379,26 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, pee
 impl Shared {
     /// Finds a place for a connection from `peer`; where there is none, closes one of the machine that has most: one that is
     /// silent before its hello, else the idlest. Nobody is closed for a machine that would then have most itself.
-    fn make_room_for(&self, peer: &str) -> bool {
-        let max = self.settings.max_connections as usize;
+    /// The error is what to tell the peer.
+    fn make_room_for(&self, peer: &str) -> Result<Tenancy, String> {
+        let Settings { name, max_connections, max_connections_per_address, .. } = &self.settings;
+        let max = *max_connections as usize;
+        let full = || format!("{name} has its {max} connections (max_connections); try again later");
         if *self.threads.lock() as usize >= max + CLOSING_MAX {
-            return false;
+            return Err(full());
         }
+        let ours = host_of(peer);
+        let tenancy = self.addresses.enter(ours, *max_connections_per_address).map_err(|has| {
+            format!(
+                "{name} has {has} connections from {ours}, of {max_connections_per_address} that an address may have \
+                 (max_connections_per_address); close some, or raise it"
+            )
+        })?;
         let mut connections = self.connections.lock();
-        if connections.len() < max {
-            return true;
+        let unproven = connections.values().filter(|connection| !connection.is_greeted()).count();
+        if connections.len() < max && unproven < (max / 2).max(UNPROVEN_MIN) {
+            return Ok(tenancy);
         }
-        let ours = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
         let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
         connections.values().for_each(|connection| *counts.entry(connection.host()).or_default() += 1);
         let most = counts.iter().max_by_key(|(_, count)| **count).map(|(host, count)| (*host, *count));
@@ -372,8 +412,19 @@ impl Shared {
             let silent = !connection.is_greeted();
             (silent || idle >= idle_min).then_some((silent, idle))
         };
-        let victim = connections.values().filter(|c| standing(c).is_some()).max_by_key(standing).cloned();
-        let Some(victim) = victim else { return false };
+        let of_unproven = connections.len() < max;
+        let silent = |c: &&Arc<Connection>| !c.is_greeted() && c.idle_for().is_some_and(|idle| idle >= IDLE_MIN);
+        let victim = match of_unproven {
+            // Half of the connections may be silent before their hello; the longest of them goes.
+            true => connections.values().filter(silent).max_by_key(|c| c.idle_for()).cloned(),
+            false => connections.values().filter(|c| standing(c).is_some()).max_by_key(standing).cloned(),
+        };
+        let Some(victim) = victim else {
+            return Err(match of_unproven {
+                true => format!("{name} has {unproven} connections that have not said hello; try again later"),
+                false => full(),
+            });
+        };
         self.complaints.about(victim.host(), || {
             tracing::warn!(peer = victim.peer(), name = victim.name(), max, "closed an idle connection for a new one");
         });
@@ -381,7 +432,7 @@ impl Shared {
         drop(connections);
         self.evicted.fetch_add(1, Ordering::Relaxed);
         victim.close();
-        true
+        Ok(tenancy)
     }
 
     /// Others wait for memory: closes the connections that announced bytes for a write and send them too slowly.
@@ -417,6 +468,17 @@ impl Shared {
         Fault { errno: libc::EBUSY, message }
     }
 
+    /// The same where the peer's address has its share.
+    fn busy_with(&self, host: &str) -> Fault {
+        let Settings { name, payload_bytes_per_address, .. } = &self.settings;
+        let message = format!(
+            "{name} is busy: {host} has the {} KiB of requests and answers under way that an address may have \
+             (payload_percent_per_address)",
+            payload_bytes_per_address / 1024
+        );
+        Fault { errno: libc::EBUSY, message }
+    }
+
     /// Books the end of a connection's thread.
     fn ended(&self, id: u32, was_refused: bool) {
         match was_refused {
@@ -428,11 +490,17 @@ impl Shared {
     }
 
     /// The whole life of a connection.
-    fn converse<S: Service>(&self, service: &S, connection: &Arc<Connection>, stream: Arc<Stream>, full: bool) {
+    fn converse<S: Service>(
+        &self,
+        service: &S,
+        connection: &Arc<Connection>,
+        stream: Arc<Stream>,
+        refusal: Option<String>,
+    ) {
         outbox::serve_on_this_thread(Some(connection.outbox.clone()));
         let limits = Limits { max_payload_bytes: self.settings.max_payload_bytes };
         let mut receiver = Receiver { stream, reader: FrameReader::new(BUFFER_BYTES), limits };
-        let greeted = self.greet(&mut receiver, connection, full);
+        let greeted = self.greet(&mut receiver, connection, refusal);
         let session = greeted.and_then(|()| service.open(connection).map_err(|fault| Farewell::Fault(0, fault)));
         let mut session = match session {
             Ok(session) => session,
@@ -463,23 +531,25 @@ impl Shared {
     }
 
     /// Hello and welcome.
-    fn greet(&self, receiver: &mut Receiver, connection: &Connection, full: bool) -> Result<(), Farewell> {
+    fn greet(&self, receiver: &mut Receiver, connection: &Connection, refusal: Option<String>) -> Result<(), Farewell> {
         let settings = &self.settings;
-        let host = Host { name: &settings.name, role: settings.role, membership: &settings.membership };
+        let keys = settings.keys.as_deref().map(|keys| (keys, settings.protect));
+        let host = Host { name: &settings.name, role: settings.role, membership: &settings.membership, keys };
         let Receiver { stream, reader, limits } = receiver;
-        let (id, hello) = match receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX) {
+        let received = receive_hello(stream, reader, host, limits, Instant::now() + GREETING_MAX);
+        // A refusal is protected too, once both sides have keys.
+        stream.session().inspect(|session| connection.outbox.protect((*session).clone()));
+        let (id, hello, guest) = match received {
             Ok(hello) => hello,
             Err(HelloError::Broken(error)) => return Err(Farewell::Broken(error)),
             Err(HelloError::Refused(id, fault)) => return Err(Farewell::Fault(id, fault)),
         };
-        if full {
-            let message =
-                format!("{} has its {} connections; try again later", settings.name, settings.max_connections);
+        if let Some(message) = refusal {
             return Err(Farewell::Fault(id, Fault { errno: libc::EUSERS, message }));
         }
         let name: String = hello.name.chars().filter(|c| !c.is_control()).take(256).collect();
         tracing::debug!(peer = connection.peer(), name, job = hello.who.job, "connected");
-        connection.introduce(name, hello.who);
+        connection.introduce(name, hello.who, guest);
         let welcome = Welcome {
             version: PROTOCOL_VERSION,
             name: settings.name.clone(),
@@ -510,6 +580,11 @@ impl Shared {
         }
         let call: Call = frame::decode_body(body)
             .map_err(|e| refuse(libc::EPROTO, format!("this is no call that version {PROTOCOL_VERSION} knows: {e}")))?;
+        self.check_key(connection)?;
+        if let Err(fault) = self.check_right(connection, &call) {
+            reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
+            return self.refuse(connection, header.id, &fault);
+        }
         let bytes = match &call {
             Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => u64::from(header.payload_len),
             _ if header.payload_len > 0 => {
@@ -534,12 +609,14 @@ impl Shared {
         let patience = self.settings.payload_patience;
         let is_write = matches!(call, Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. });
         let first = if is_write { self.pool.first_slice_bytes(bytes) } else { bytes };
-        let Some(mut slot) = connection.admit(first, patience) else {
-            if connection.has_ended() || connection.outbox.peer_is_gone() {
-                return Err(Farewell::Silent);
+        let mut slot = match connection.admit(first, patience) {
+            Ok(slot) => slot,
+            Err(_) if connection.has_ended() || connection.outbox.peer_is_gone() => return Err(Farewell::Silent),
+            Err(denied) => {
+                reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
+                let fault = if denied == Denied::Address { self.busy_with(connection.host()) } else { self.busy() };
+                return self.refuse(connection, header.id, &fault);
             }
-            reader.skip_payload_paced(stream, header.payload_len as usize, &PACE)?;
-            return self.refuse(connection, header.id, &self.busy());
         };
         let mut payload = None;
         if is_write {
@@ -566,6 +643,35 @@ impl Shared {
         }
         let reply = Reply::new(header.id, slot);
         service.serve(session, Incoming { call, payload }, reply);
+        Ok(())
+    }
+
+    /// Ends a connection whose key has been replaced and is no longer accepted. Its client comes back with the present one.
+    fn check_key(&self, connection: &Connection) -> Result<(), Farewell> {
+        let Some(ring) = &self.settings.keys else { return Ok(()) };
+        let Some(key) = connection.guest().and_then(|guest| guest.key) else { return Ok(()) };
+        if !connection.is_due(KEY_CHECK_EVERY) || ring.accepts(key) {
+            return Ok(());
+        }
+        let name = &self.settings.name;
+        let message =
+            format!("{name}: key {key:016x} was replaced and is no longer accepted; use the present key file");
+        Err(Farewell::Fault(0, Fault { errno: libc::EKEYEXPIRED, message }))
+    }
+
+    /// Whether the peer may send the call.
+    fn check_right(&self, connection: &Connection, call: &Call) -> Result<(), Fault> {
+        let Some(guest) = connection.guest() else { return Ok(()) };
+        if let Some(role) = guest.role {
+            may_send(role, connection.who().client, call).map_err(|why| {
+                let name = &self.settings.name;
+                let message = match guest.key {
+                    Some(_) => format!("{name}: {why}"),
+                    None => format!("{name}: {why}, as its user is neither the server's nor root"),
+                };
+                Fault { errno: libc::EPERM, message }
+            })?;
+        }
         Ok(())
     }
 
@@ -605,6 +711,11 @@ impl Shared {
         receiver.reader.drain(&receiver.stream, Instant::now() + FAREWELL_MAX);
         connection.close();
     }
+}
+
+/// The machine that a peer speaks from; all peers on Unix sockets are one.
+fn host_of(peer: &str) -> &str {
+    peer.rsplit_once(':').map_or(peer, |(host, _)| host)
 }
 
 /// The receiving end of a connection.

@@ -10,9 +10,11 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use impresario_config::Protect;
+use impresario_transport::Session;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
 
@@ -73,20 +75,43 @@ impl Bulk {
 pub(crate) struct OutFrame {
     head: Vec<u8>,
     bulk: Bulk,
+    /// As it was made, bytes: what counts as waiting.
     len: usize,
+    /// As it leaves, bytes.
+    wire_len: usize,
     sent: usize,
+    sealed: bool,
     _hold: Option<Hold>,
 }
 
 impl OutFrame {
     /// `head`: the frame's header and body; `bulk`: its payload.
     pub(crate) fn new(head: Vec<u8>, bulk: Bulk, hold: Option<Hold>) -> OutFrame {
-        OutFrame { len: head.len() + bulk.len_bytes(), head, bulk, sent: 0, _hold: hold }
+        let len = head.len() + bulk.len_bytes();
+        OutFrame { len, wire_len: len, head, bulk, sent: 0, sealed: false, _hold: hold }
+    }
+
+    /// Has the frame protected, once: frames must leave in the order in which they are sealed.
+    fn seal(&mut self, session: &Session) -> io::Result<()> {
+        if self.sealed || !session.seals_next() {
+            self.sealed = true;
+            return Ok(());
+        }
+        let pieces: Vec<IoSlice<'_>> = self.bulk.slices().iter().map(|slice| IoSlice::new(slice)).collect();
+        let head = session.seal(&self.head, &pieces).map_err(io::Error::other)?;
+        self.head = head;
+        if session.protect() == Protect::All {
+            self.bulk = Bulk::None;
+        }
+        self.wire_len = self.head.len() + self.bulk.len_bytes();
+        self.sealed = true;
+        Ok(())
     }
 
     /// Sends what the socket takes without blocking; true when the frame has left entirely.
-    fn push(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
-        while self.sent < self.len {
+    fn push(&mut self, socket: BorrowedFd<'_>, session: Option<&Arc<Session>>) -> io::Result<bool> {
+        session.map_or(Ok(()), |session| self.seal(session))?;
+        while self.sent < self.wire_len {
             let mut skip = self.sent;
             let mut pieces = [IoSlice::new(&[]); 8];
             let mut many = Vec::new();
@@ -143,6 +168,8 @@ struct Queue {
 /// The replies of one connection.
 pub(crate) struct Outbox {
     socket: Socket,
+    /// What protects the connection.
+    session: OnceLock<Arc<Session>>,
     pool: Arc<PayloadPool>,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -172,11 +199,17 @@ impl Outbox {
             Queue { frames: VecDeque::new(), drainer: Drainer::Nobody, busy: false, closed: false, waiting_bytes: 0 };
         Arc::new(Outbox {
             socket,
+            session: OnceLock::new(),
             pool,
             queue: Mutex::new(queue),
             wake: Condvar::new(),
             readiness: Readiness::default(),
         })
+    }
+
+    /// From the next frame on the connection is protected.
+    pub(crate) fn protect(&self, session: Arc<Session>) {
+        let _ = self.session.set(session);
     }
 
     /// Sends a frame or queues it; never blocks for the peer. On a closed connection it is dropped.
@@ -188,7 +221,7 @@ impl Outbox {
             return;
         }
         if queue.frames.is_empty() && !queue.busy {
-            match frame.push(self.socket.as_fd()) {
+            match frame.push(self.socket.as_fd(), self.session.get()) {
                 Ok(true) => {
                     drop(queue);
                     if asked {
@@ -417,7 +450,7 @@ impl Outbox {
     fn finish(&self, mut frame: OutFrame, yield_to_requests: bool) -> Option<OutFrame> {
         let mut progress = (frame.sent, Instant::now());
         loop {
-            match frame.push(self.socket.as_fd()) {
+            match frame.push(self.socket.as_fd(), self.session.get()) {
                 Ok(true) => return None,
                 Ok(false) => {}
                 Err(_) => {

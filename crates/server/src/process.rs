@@ -11,8 +11,8 @@ use impresario_engine::EngineConfig;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
 use impresario_trace::Space;
-use impresario_transport::{BindError, Membership};
-use impresario_wire::{ClusterId, Role};
+use impresario_transport::{Access, BindError, KeyError, Keyring, Membership};
+use impresario_wire::{ClusterId, KeyRole, Role};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -52,6 +52,16 @@ pub enum StartError {
     /// The metadata server's folder cannot be used.
     #[error("{META_NAME}: {0}")]
     Meta(#[from] crate::meta::StartError),
+    /// Its keys cannot be used.
+    #[error("{name}: it listens at {address}, where only peers with a key are taken (`security`), and {source}")]
+    Keys {
+        /// The server.
+        name: String,
+        /// Its address.
+        address: String,
+        /// What is wrong, and the remedy.
+        source: KeyError,
+    },
     /// Its policy, or another setting, does not suit it.
     #[error("{name}: {reason}")]
     Unsuitable {
@@ -114,7 +124,8 @@ pub fn start(config: &Config, name: &str) -> Result<Started, StartError> {
     }
 }
 
-/// Runs the server of that name until SIGTERM, SIGINT or SIGHUP; calls `ready` with its address once it answers.
+/// Runs the server of that name until SIGTERM or SIGINT; calls `ready` with its address once it answers. On SIGHUP it reads
+/// its keys again, or ends if it has none.
 pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), StartError> {
     let start = || {
         let server = start(config, name)?;
@@ -122,15 +133,17 @@ pub fn run(config: &Config, name: &str, ready: impl FnOnce(&str)) -> Result<(), 
         ready(server.address());
         Ok(server)
     };
-    until_signal(name, start, |error| system(name, "handling signals", error), |mut server| server.stop())
+    let no_signals = |error| system(name, "handling signals", error);
+    until_signal(name, start, no_signals, |server| server.front.refresh_keys(), |mut server| server.stop())
 }
 
 /// Starts something that serves, runs it until SIGTERM, SIGINT or SIGHUP, and stops it; a second signal ends the process
-/// at once. `no_signals` makes an error of signals that cannot be handled.
+/// at once. It goes on after a SIGHUP where `goes_on` says so. `no_signals` makes an error of signals that cannot be handled.
 pub fn until_signal<S, E>(
     name: &str,
     start: impl FnOnce() -> Result<S, E>,
     no_signals: impl FnOnce(std::io::Error) -> E,
+    goes_on: impl Fn(&S) -> bool,
     stop: impl FnOnce(S),
 ) -> Result<(), E> {
     // Before anything else, so that a signal during the start is not lost.
@@ -138,7 +151,7 @@ pub fn until_signal<S, E>(
     raise_descriptor_limit();
     keep_the_heap_small();
     let server = start()?;
-    let signal = signals.forever().next();
+    let signal = signals.forever().find(|signal| *signal != SIGHUP || !goes_on(&server));
     tracing::info!(name, signal, "stopping");
     let impatient = signals.handle();
     let _ = std::thread::Builder::new().name("signals".into()).spawn(move || {
@@ -157,8 +170,11 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     // Metadata carry no payload; listings count.
     let stores = Arc::new(Stores::open(&meta.dir)?);
     let membership = Arc::new(Membership::of(stores.cluster()));
-    let settings =
-        Settings { membership: membership.clone(), ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20) };
+    let settings = Settings {
+        membership: membership.clone(),
+        keys: keys(config, META_NAME, &meta.address)?,
+        ..Settings::new(META_NAME, Role::Meta, &config.cluster, 32 << 20)
+    };
     let server = Server::bind(&meta.address, settings)?;
     let known = stores.clone();
     let vet = Vet(Arc::new(move |welcome| known.vet(welcome)));
@@ -180,6 +196,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let settings = Settings {
         membership: Arc::new(Membership::of(ClusterId(store.identity().cluster))),
         store: store.identity().store,
+        keys: keys(config, &data.name, &data.address)?,
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
     };
     let server = Server::bind(&data.address, settings)?;
@@ -215,6 +232,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let membership = Arc::<Membership>::default();
     let settings = Settings {
         membership: membership.clone(),
+        keys: keys(config, &io.name, &io.address)?,
         ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
     };
     let server = Server::bind(&io.address, settings)?;
@@ -223,7 +241,8 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         Some(tree) => start_tree(&server, io, tree, data)?,
         None => {
             let (address, timeout) = (config.meta.address.clone(), upstream_timeout(config));
-            Below::Cluster(data, Upstream { address, timeout, via: io.name.clone(), membership })
+            let (via, access) = (io.name.clone(), Access::of(config, KeyRole::Server));
+            Below::Cluster(data, Upstream { address, timeout, via, membership, access })
         }
     };
     let engine = EngineConfig {
@@ -302,6 +321,15 @@ fn start_tree(
         describe,
     };
     Ok(Below::Tree(Tree::new(settings), identity))
+}
+
+/// The keys that a server's peers must prove; `None` where they need none.
+fn keys(config: &Config, name: &str, address: &str) -> Result<Option<Arc<Keyring>>, StartError> {
+    if !config.cluster.security.needs_key(address) {
+        return Ok(None);
+    }
+    let failed = |source| StartError::Keys { name: name.into(), address: address.into(), source };
+    Keyring::find(&config.cluster.key_dir, KeyRole::Server).map(|keys| Some(Arc::new(keys))).map_err(failed)
 }
 
 fn begin<S: Service>(

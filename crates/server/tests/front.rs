@@ -62,11 +62,15 @@ fn settings() -> Settings {
         name: "toy".into(),
         role: Role::Data,
         max_connections: 4,
+        max_connections_per_address: 1024,
+        payload_bytes_per_address: 4 << 20,
         max_payload_bytes: 1 << 20,
         payload_bytes: 4 << 20,
         payload_patience: Duration::from_millis(200),
         membership: Arc::default(),
         store: 0,
+        keys: None,
+        protect: impresario_config::Protect::Headers,
     }
 }
 
@@ -387,4 +391,57 @@ fn silent_connections_of_one_machine_lock_no_other_out() {
     let refused = Peer::raw(running.address()).greet(&hello(Role::Data, 7));
     assert_eq!(fault(*refused.unwrap_err()).0, libc::EUSERS);
     assert_eq!(silent[0].call(&write(1), &[1; 10]).0, Answer::Written(10), "those that said hello stayed");
+}
+
+fn start_with(settings: Settings) -> (Arc<Toy>, Running) {
+    let server = Server::bind("127.0.0.1:0", settings).unwrap();
+    let toy = Arc::new(Toy { vitals: server.vitals(), sessions: AtomicU32::new(0), kept: Mutex::default() });
+    let running = server.start(toy.clone()).unwrap();
+    (toy, running)
+}
+
+#[test]
+fn an_address_has_its_connections_and_others_have_theirs() {
+    let settings = Settings { max_connections: 64, max_connections_per_address: 3, ..settings() };
+    let (_toy, running) = start_with(settings);
+    let mut held: Vec<Peer> = (1..=3).map(|client| Peer::connect(running.address(), Role::Data, client)).collect();
+    let refused = Peer::raw(running.address()).greet(&hello(Role::Data, 4)).unwrap_err();
+    let Answer::Fault(fault) = *refused else { panic!("{refused:?}") };
+    assert!(fault.errno == libc::EUSERS && fault.message.contains("max_connections_per_address"), "{fault:?}");
+    assert!(fault.message.contains("3 connections from 127.0.0.1"), "{fault:?}");
+    Peer::raw_from([127, 0, 0, 2], running.address()).greet(&hello(Role::Data, 5)).expect("another address");
+    held.pop();
+    eventually("a place is free", || Peer::raw(running.address()).greet(&hello(Role::Data, 6)).is_ok());
+}
+
+#[test]
+fn an_address_has_its_share_of_the_memory_and_is_told_so() {
+    let settings = Settings {
+        max_connections: 64,
+        payload_bytes_per_address: 1 << 20,
+        payload_patience: Duration::from_millis(300),
+        ..settings()
+    };
+    let (toy, running) = start_with(settings);
+    // A write that is not answered holds its share.
+    let mut slow = Peer::connect(running.address(), Role::Data, 1);
+    slow.send(&write(9), &[1; 1 << 20]);
+    eventually("it is accepted", || toy.kept.lock().len() == 1);
+    let mut other = Peer::connect(running.address(), Role::Data, 2);
+    let fault = fault(other.call(&write(8), &[1; 1 << 20]).0);
+    assert!(fault.0 == libc::EBUSY && fault.1.contains("payload_percent_per_address"), "{fault:?}");
+    assert!(fault.1.contains("127.0.0.1 has the 1024 KiB"), "{fault:?}");
+    let mut elsewhere = Peer::raw_from([127, 0, 0, 2], running.address());
+    elsewhere.greet(&hello(Role::Data, 3)).unwrap();
+    let answer = elsewhere.call(&write(10), &[1; 1 << 20]).0;
+    assert!(!matches!(answer, Answer::Fault(_)), "another address is served: {answer:?}");
+}
+
+#[test]
+fn silent_peers_have_half_of_the_connections_at_most() {
+    let (_toy, running) = start_with(Settings { max_connections: 64, ..settings() });
+    let silent: Vec<Peer> = (0..40).map(|_| Peer::raw(running.address())).collect();
+    // Those that have been silent for half a second make room; nobody waits for their five.
+    eventually("others are served", || Peer::raw(running.address()).greet(&hello(Role::Data, 1)).is_ok());
+    drop(silent);
 }

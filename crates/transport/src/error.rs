@@ -27,6 +27,11 @@ pub enum TransportError {
     /// Not a frame of ours.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// What came was not sealed by the peer in this place.
+    #[error(
+        "what came was altered or replayed on its way, or not sealed by the peer; somebody may be tampering with the network"
+    )]
+    Forged,
     /// An answer to a call that was not made.
     #[error("it answered call {0}, which is not under way")]
     Unasked(u64),

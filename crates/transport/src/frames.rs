@@ -1,18 +1,24 @@
 //! Frames on a stream: sending one without copying its payload, receiving them through one buffer.
 
+use std::borrow::Cow;
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_config::Protect;
 use impresario_wire::{FrameHeader, HEADER_BYTES, Limits};
 use rustix::event::PollFlags;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use crate::{PIECES_MAX, Stream, TransportError};
+use crate::opener::Opener;
+use crate::{PIECES_MAX, Session, Stream, TransportError};
 
 /// Size of a client's receive buffer, bytes: header, body and payload of a small answer come with one system call.
 const BUFFER_BYTES: usize = 64 << 10;
 /// What is read ahead of a large payload, bytes: the rest of it goes straight to where it stays.
 const GLANCE_BYTES: usize = 4 << 10;
+/// Size of a buffer for sealed payloads, bytes: two records.
+const SEALED_BUFFER_BYTES: usize = 72 << 10;
 /// A wait without a deadline looks up at least so often.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 
@@ -38,11 +44,35 @@ pub fn send_frame(
     payload: &[IoSlice<'_>],
     deadline: Instant,
 ) -> Result<(), TransportError> {
-    let mut unsent = Unsent::new(head, payload);
+    let frame = OnStream::new(stream, head, payload)?;
+    let mut unsent = frame.unsent();
     while !unsent.push(stream)? {
         stream.wait(PollFlags::OUT, deadline)?;
     }
     Ok(())
+}
+
+/// A frame as it goes over a stream, sealed where that is protected; or several frames, of which only the last has a payload.
+/// Frames must leave in the order in which these are made.
+pub struct OnStream<'a> {
+    head: Cow<'a, [u8]>,
+    payload: &'a [IoSlice<'a>],
+}
+
+impl<'a> OnStream<'a> {
+    /// `head` (header and body), then `payload`.
+    pub fn new(stream: &Stream, head: &'a [u8], payload: &'a [IoSlice<'a>]) -> Result<OnStream<'a>, TransportError> {
+        let Some(session) = stream.session().filter(|session| session.seals_next()) else {
+            return Ok(OnStream { head: Cow::Borrowed(head), payload });
+        };
+        let payload_apart = if session.protect() == Protect::All { &[] } else { payload };
+        Ok(OnStream { head: Cow::Owned(session.seal(head, payload)?), payload: payload_apart })
+    }
+
+    /// All of it.
+    pub fn unsent(&self) -> Unsent<'_> {
+        Unsent::new(&self.head, self.payload)
+    }
 }
 
 /// What of a frame has not left yet.
@@ -121,6 +151,8 @@ pub struct FrameReader {
     buffer_bytes: usize,
     /// By when the present frame must be complete, where frames are paced.
     frame_until: Option<Instant>,
+    /// What opens the records where the stream is protected; then `buffer` holds records.
+    opener: Option<Box<Opener>>,
 }
 
 impl Default for FrameReader {
@@ -133,7 +165,23 @@ impl FrameReader {
     /// A reader whose buffer has this size; longer bodies make it grow for as long as they need it.
     pub fn new(buffer_bytes: usize) -> FrameReader {
         let buffer_bytes = buffer_bytes.max(HEADER_BYTES);
-        FrameReader { buffer: vec![0; buffer_bytes], start: 0, end: 0, header: None, buffer_bytes, frame_until: None }
+        FrameReader {
+            buffer: vec![0; buffer_bytes],
+            start: 0,
+            end: 0,
+            header: None,
+            buffer_bytes,
+            frame_until: None,
+            opener: None,
+        }
+    }
+
+    /// From the next byte on the stream is protected.
+    pub(crate) fn protect(&mut self, session: Arc<Session>) {
+        if session.protect() == Protect::All {
+            self.buffer_bytes = self.buffer_bytes.max(SEALED_BUFFER_BYTES);
+        }
+        self.opener = Some(Box::new(Opener::new(session)));
     }
 
     /// The next frame's header and body, when both are here. Its payload is to be taken before the next frame.
@@ -142,13 +190,22 @@ impl FrameReader {
             return Ok(None);
         }
         let Some(header) = self.header.take() else { return Ok(None) };
+        if let Some(opener) = &mut self.opener {
+            return opener.take_body(&header).map(|body| Some((header, body)));
+        }
         let from = self.start;
         self.start += header.body_len as usize;
         Ok(Some((header, self.buffer.get(from..self.start).unwrap_or(&[]))))
     }
 
     /// Takes at most `len` bytes of payload out of what was received with the frame.
-    pub fn take_payload(&mut self, len: usize) -> &[u8] {
+    pub fn take_payload(&mut self, mut len: usize) -> &[u8] {
+        if let Some(opener) = &mut self.opener {
+            if opener.seals_payloads() {
+                return opener.take(len);
+            }
+            len = opener.pass(len.min(self.end - self.start));
+        }
         let from = self.start;
         self.start += len.min(self.end - self.start);
         self.buffer.get(from..self.start).unwrap_or(&[])
@@ -161,7 +218,10 @@ impl FrameReader {
             (self.start, self.end) = (0, 0);
         }
         // The checked length of a body bounds how far the buffer ever grows.
-        let need = self.header.map_or(HEADER_BYTES, |header| header.body_len as usize);
+        let need = match &self.opener {
+            None => self.header.map_or(HEADER_BYTES, |header| header.body_len as usize),
+            Some(opener) => opener.need(self.held()),
+        };
         if self.start + need > self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -178,7 +238,7 @@ impl FrameReader {
         let room = self.buffer.get_mut(self.end..to).unwrap_or(&mut []);
         match stream.receive(&mut [IoSliceMut::new(room)], deadline) {
             Ok(got) => self.end += got,
-            Err(TransportError::Closed) if self.start < self.end || self.header.is_some() => {
+            Err(TransportError::Closed) if self.has_begun() => {
                 return Err(TransportError::Truncated);
             }
             Err(error) => return Err(error),
@@ -206,7 +266,7 @@ impl FrameReader {
         into.split_at_mut(at).0.copy_from_slice(held);
         while at < into.len() {
             let rest = into.get_mut(at..).unwrap_or(&mut []);
-            match stream.receive(&mut [IoSliceMut::new(rest)], deadline) {
+            match self.receive_payload(stream, &mut [IoSliceMut::new(rest)], deadline) {
                 Ok(got) => at += got,
                 Err(TransportError::TimedOut) if Instant::now() < deadline => {}
                 Err(TransportError::Closed) => return Err(TransportError::Truncated),
@@ -225,7 +285,7 @@ impl FrameReader {
     ) -> Result<(FrameHeader, &[u8]), TransportError> {
         self.frame_until = None;
         while !self.is_complete(limits)? {
-            if self.start < self.end || self.header.is_some() {
+            if self.has_begun() {
                 self.fill_paced(stream, pace)?;
                 continue;
             }
@@ -245,7 +305,7 @@ impl FrameReader {
         while at < into.len() {
             let rest = into.get_mut(at..).unwrap_or(&mut []);
             let until = self.paced_until(pace)?;
-            match stream.receive(&mut [IoSliceMut::new(rest)], until) {
+            match self.receive_payload(stream, &mut [IoSliceMut::new(rest)], until) {
                 Ok(got) => at += got,
                 Err(TransportError::TimedOut) => return Err(pace.stalled()),
                 Err(TransportError::Closed) => return Err(TransportError::Truncated),
@@ -262,11 +322,64 @@ impl FrameReader {
             if len == 0 {
                 return Ok(());
             }
+            if self.open_sealed_payload()? {
+                continue;
+            }
             match self.fill_paced(stream, pace) {
                 Err(TransportError::Closed) => return Err(TransportError::Truncated),
                 other => other?,
             }
         }
+    }
+
+    /// Receives more of a payload with one system call at most; [`FrameReader::take_payload`] gives it.
+    pub fn fill_payload(&mut self, stream: &Stream, deadline: Instant) -> Result<(), TransportError> {
+        if self.open_sealed_payload()? { Ok(()) } else { self.fill(stream, false, deadline) }
+    }
+
+    /// Receives what has come of a payload into `into`, which is not longer than what is missing of it; at least a byte. What
+    /// [`FrameReader::take_payload`] gives comes before it.
+    pub fn receive_payload(
+        &mut self,
+        stream: &Stream,
+        into: &mut [IoSliceMut<'_>],
+        deadline: Instant,
+    ) -> Result<usize, TransportError> {
+        let Some(opener) = &mut self.opener else { return stream.receive(into, deadline) };
+        if !opener.seals_payloads() {
+            let got = stream.receive(into, deadline)?;
+            opener.pass(got);
+            return Ok(got);
+        }
+        loop {
+            let Some(opener) = &mut self.opener else { return Ok(0) };
+            let got = opener.put(into);
+            if got > 0 {
+                return Ok(got);
+            }
+            let held = self.buffer.get(self.start..self.end).unwrap_or(&[]);
+            match opener.open_into(held, into)? {
+                Some((used, 0)) => self.start += used,
+                Some((used, got)) => {
+                    self.start += used;
+                    return Ok(got);
+                }
+                None => self.fill(stream, false, deadline)?,
+            }
+        }
+    }
+
+    /// Opens a record of a sealed payload that is here as a whole; false when there is none.
+    fn open_sealed_payload(&mut self) -> Result<bool, TransportError> {
+        let Some(opener) = self.opener.as_mut().filter(|opener| opener.seals_payloads()) else { return Ok(false) };
+        let used = opener.open(self.buffer.get(self.start..self.end).unwrap_or(&[]))?;
+        self.start += used;
+        Ok(used > 0)
+    }
+
+    /// A part of a frame is here.
+    fn has_begun(&self) -> bool {
+        self.start < self.end || self.header.is_some() || self.opener.as_ref().is_some_and(|o| !o.held().is_empty())
     }
 
     /// Reads on without looking at it until the peer closes or `deadline` has come: a socket closed with unread data in
@@ -305,6 +418,22 @@ impl FrameReader {
     }
 
     fn is_complete(&mut self, limits: &Limits) -> Result<bool, TransportError> {
+        if self.opener.as_ref().is_some_and(|opener| opener.is_over()) {
+            self.opener = None;
+        }
+        while let Some(opener) = &mut self.opener {
+            if self.header.is_none() {
+                self.header = opener.take_header(limits)?;
+            }
+            if self.header.is_some_and(|header| opener.held().len() >= header.body_len as usize) {
+                return Ok(true);
+            }
+            let used = opener.open(self.buffer.get(self.start..self.end).unwrap_or(&[]))?;
+            if used == 0 {
+                return Ok(false);
+            }
+            self.start += used;
+        }
         if self.header.is_none() {
             impresario_wire::frame::check_start(self.held())?;
             if self.held().len() >= HEADER_BYTES {

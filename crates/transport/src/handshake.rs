@@ -1,14 +1,18 @@
-//! The hand-shake: a client says hello, a server answers with a welcome or with the reason why not.
+//! The hand-shake: where keys are used both sides prove theirs; then a client says hello, and a server answers with a welcome
+//! or with the reason why not.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use impresario_config::{Address, Protect};
 use impresario_wire::{
-    Answer, ClusterId, Fault, FrameError, Hello, Kind, Limits, PROTOCOL_VERSION, Role, Welcome, decode_body, frame,
+    Answer, ClusterId, Fault, FrameError, Hello, KeyOffer, KeyProof, KeyRole, Kind, Limits, PROTOCOL_VERSION, Role,
+    Welcome, decode_body, frame,
 };
 
-use crate::{FrameReader, Stream, TransportError, send_frame};
+use crate::keys::GENERATIONS_MAX;
+use crate::{Access, FrameReader, Keyring, Stream, TransportError, noise, send_frame};
 
 /// The cluster that a program belongs to: known from its folder, or learnt from the first server that welcomes it.
 #[derive(Debug, Default)]
@@ -52,22 +56,31 @@ pub enum HandshakeError {
     /// The server refused, in its own words.
     #[error("{}", .0.message)]
     Refused(Fault),
+    /// The keys do not fit.
+    #[error("{0}")]
+    Key(String),
     /// The server does not speak our protocol, or is another one than expected.
     #[error("{0}")]
     Protocol(String),
 }
 
-/// Says hello and waits for the welcome until `deadline`. A server must call itself `server`, unless that is empty, and
-/// be of the same cluster, unless that is not known: data of one server must not be taken for another's.
+/// Proves a key where the server's `address` needs one, says hello and waits for the welcome until `deadline`. A server must
+/// call itself `server`, unless that is empty, and be of the same cluster, unless that is not known: data of one server must
+/// not be taken for another's.
+#[allow(clippy::too_many_arguments)]
 pub fn say_hello(
     stream: &Stream,
     reader: &mut FrameReader,
     hello: &Hello,
-    server: &str,
+    (server, address): (&str, &Address),
+    access: &Access,
     membership: &Membership,
     limits: &Limits,
     deadline: Instant,
 ) -> Result<Welcome, HandshakeError> {
+    if let Some(keys) = access.keys_for(address).map_err(HandshakeError::Key)? {
+        show_key(stream, reader, keys, access.protect, limits, deadline)?;
+    }
     let hello = Hello { cluster: membership.cluster(), ..hello.clone() };
     let head = frame::encode(Kind::Hello, 0, &hello, 0).map_err(TransportError::from)?;
     // A server that refuses may close before it has read us; its reason is still there to be read.
@@ -109,6 +122,59 @@ pub fn say_hello(
     Ok(welcome)
 }
 
+/// Proves one of the program's keys, the present one first, and has the server prove its own.
+fn show_key(
+    stream: &Stream,
+    reader: &mut FrameReader,
+    ring: &Keyring,
+    protect: Protect,
+    limits: &Limits,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let (keys, file) = (ring.keys(), ring.file().display());
+    let mut unknown = None;
+    for generation in &keys.generations {
+        let role = keys.role();
+        let secret = generation.secret(role).ok_or_else(|| HandshakeError::Key(format!("{file} has no {role} key")))?;
+        let broken = |_| HandshakeError::Key(format!("{file}: key {} cannot be used", generation.number));
+        let (offered, offer) = noise::offer(generation, role, secret, protect).map_err(broken)?;
+        let head = frame::encode(Kind::Key, 0, &offer, 0).map_err(TransportError::from)?;
+        let sent = send_frame(stream, &head, &[], deadline);
+        let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
+            (Ok(frame), _) => frame,
+            (Err(TransportError::Closed), Err(error)) | (Err(error), _) => return Err(protocol_or_transport(error)),
+        };
+        let bad = |error: FrameError| HandshakeError::Protocol(error.to_string());
+        match header.kind {
+            Kind::Key => {
+                let proof: KeyProof = decode_body(body).map_err(bad)?;
+                let session = offered.conclude(&proof).map_err(|_| {
+                    HandshakeError::Key(format!(
+                        "the server there does not hold the private half of key {} in {file}: it is not of this cluster, \
+                         or somebody answers in its place",
+                        generation.number
+                    ))
+                })?;
+                let session = std::sync::Arc::new(session);
+                reader.protect(session.clone());
+                stream.protect(session);
+                return Ok(());
+            }
+            Kind::Answer => match decode_body(body).map_err(bad)? {
+                Answer::Fault(fault) if fault.errno == libc::ENOKEY => unknown = Some(fault),
+                Answer::Fault(fault) if fault.errno == libc::EKEYREJECTED => {
+                    return Err(HandshakeError::Key(format!("{} (ours is {file})", fault.message)));
+                }
+                Answer::Fault(fault) => return Err(HandshakeError::Refused(fault)),
+                other => return Err(HandshakeError::Protocol(format!("it answered a key with {other:?}"))),
+            },
+            other => return Err(HandshakeError::Protocol(format!("it answered a key with a {other:?} frame"))),
+        }
+    }
+    let why = unknown.map_or_else(String::new, |fault| fault.message);
+    Err(HandshakeError::Key(format!("{why} (ours is {file})")))
+}
+
 fn protocol_or_transport(error: TransportError) -> HandshakeError {
     match error {
         TransportError::Frame(error) => HandshakeError::Protocol(error.to_string()),
@@ -134,10 +200,21 @@ pub struct Host<'a> {
     pub role: Role,
     /// Its cluster.
     pub membership: &'a Membership,
+    /// Its keys, where it takes none but those that prove one.
+    pub keys: Option<(&'a Keyring, Protect)>,
 }
 
-/// Waits for a hello until `deadline` and checks that its sender speaks this version, wants this kind of server and is not
-/// of another cluster.
+/// What a server knows of a peer from the hand-shake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Guest {
+    /// What it may do; `None`: everything, as nobody is asked for a key here.
+    pub role: Option<KeyRole>,
+    /// The number of the key that it proved.
+    pub key: Option<u64>,
+}
+
+/// Waits for a hello until `deadline` and checks that its sender has a key where one is needed, speaks this version, wants
+/// this kind of server and is not of another cluster.
 /// Returns the id to answer.
 pub fn receive_hello(
     stream: &Stream,
@@ -145,12 +222,22 @@ pub fn receive_hello(
     host: Host<'_>,
     limits: &Limits,
     deadline: Instant,
-) -> Result<(u64, Hello), HelloError> {
+) -> Result<(u64, Hello, Guest), HelloError> {
+    let guest = match host.keys {
+        Some((ring, protect)) => receive_key(stream, reader, host, ring, protect, limits, deadline)?,
+        None => Guest { role: role_by_user(stream), key: None },
+    };
     let (header, body) = reader.next_frame(stream, limits, deadline).map_err(HelloError::Broken)?;
     let refuse = |message: String| {
         let fault = Fault { errno: libc::EPROTO, message: format!("{}: {message}", host.name) };
         HelloError::Refused(header.id, fault)
     };
+    if header.kind == Kind::Key {
+        return Err(refuse(
+            "a key was shown, but this server asks for none (`security`); use the same configuration on both sides"
+                .into(),
+        ));
+    }
     if header.kind != Kind::Hello {
         return Err(refuse(format!("a connection begins with a hello, not with {:?}", header.kind)));
     }
@@ -177,7 +264,95 @@ pub fn receive_hello(
             hello.cluster
         )));
     }
-    Ok((header.id, hello))
+    Ok((header.id, hello, guest))
+}
+
+/// The role of a peer on a Unix socket without keys: root and the server's own user may do everything, others what clients
+/// may. Elsewhere everybody may do everything.
+fn role_by_user(stream: &Stream) -> Option<KeyRole> {
+    let user = stream.peer_user()?;
+    (user != 0 && user != rustix::process::geteuid().as_raw()).then_some(KeyRole::Client)
+}
+
+/// Has the peer prove a key; from there on the stream is protected. A peer may offer another key when one is unknown.
+fn receive_key(
+    stream: &Stream,
+    reader: &mut FrameReader,
+    host: Host<'_>,
+    ring: &Keyring,
+    protect: Protect,
+    limits: &Limits,
+    deadline: Instant,
+) -> Result<Guest, HelloError> {
+    let refused = |id, errno, message: String| {
+        HelloError::Refused(id, Fault { errno, message: format!("{}: {message}", host.name) })
+    };
+    let mut tries = 0;
+    loop {
+        let (header, body) = reader.next_frame(stream, limits, deadline).map_err(HelloError::Broken)?;
+        let id = header.id;
+        match header.kind {
+            Kind::Key => {}
+            Kind::Hello => {
+                let message = "this server takes only peers that show a key (`security`), and none was shown; use the \
+                               same configuration on both sides, and `impresario key new` where there are no keys yet";
+                return Err(refused(id, libc::EKEYREJECTED, message.into()));
+            }
+            other => {
+                return Err(refused(
+                    id,
+                    libc::EPROTO,
+                    format!("a connection begins with a key here, not with {other:?}"),
+                ));
+            }
+        }
+        let version = frame::decode_version(body).map_err(|error| HelloError::Broken(error.into()))?;
+        if version != PROTOCOL_VERSION {
+            let message = format!(
+                "version {version} of the protocol was offered, version {PROTOCOL_VERSION} is spoken here; \
+                 use the same release on both sides"
+            );
+            return Err(refused(id, libc::EPROTO, message));
+        }
+        let offer: KeyOffer = decode_body(body).map_err(|error| HelloError::Broken(error.into()))?;
+        let mut keys = ring.keys();
+        if keys.generation(offer.key).is_none() && ring.refresh() {
+            keys = ring.keys();
+        }
+        let Some(generation) = keys.generation(offer.key).filter(|generation| generation.is_accepted()) else {
+            let known = match keys.generation(offer.key) {
+                Some(_) => "is no longer accepted here, as it was replaced",
+                None => "is not known here",
+            };
+            let present = keys.generations.first().map_or("", |generation| &generation.number);
+            let message = format!(
+                "key {:016x} {known}; the present one is {present}: copy the {} key file anew from where the keys were made",
+                offer.key, offer.role
+            );
+            tries += 1;
+            let HelloError::Refused(_, fault) = refused(id, libc::ENOKEY, message) else { continue };
+            if tries >= GENERATIONS_MAX {
+                return Err(HelloError::Refused(id, fault));
+            }
+            let head = frame::encode(Kind::Answer, id, &Answer::Fault(fault), 0);
+            let head = head.map_err(|error| HelloError::Broken(error.into()))?;
+            send_frame(stream, &head, &[], deadline).map_err(HelloError::Broken)?;
+            continue;
+        };
+        let (proof, session) = noise::accept(generation, &offer, protect).map_err(|_| {
+            let message = format!(
+                "the peer does not hold the {} key {} as it claims; copy the key file anew from where the keys were made",
+                offer.role, generation.number
+            );
+            refused(id, libc::EKEYREJECTED, message)
+        })?;
+        let head = frame::encode(Kind::Key, id, &proof, 0).map_err(|error| HelloError::Broken(error.into()))?;
+        send_frame(stream, &head, &[], deadline).map_err(HelloError::Broken)?;
+        let session = std::sync::Arc::new(session);
+        reader.protect(session.clone());
+        stream.protect(session);
+        return Ok(Guest { role: Some(offer.role), key: Some(offer.key) });
+    }
 }
 
 /// Identity of a server's start for its [`Welcome`](impresario_wire::Welcome): the boot of this machine in the upper

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_config::Address;
@@ -13,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, Shutdown};
 
-use crate::TransportError;
+use crate::{Session, TransportError};
 
 /// Pieces given to one system call at most.
 pub const PIECES_MAX: usize = 64;
@@ -26,6 +27,8 @@ pub struct Stream {
     socket: Socket,
     /// Bound of one blocking receive: the granularity at which deadlines are looked at.
     tick: Duration,
+    /// What protects it, once its ends have proved their keys.
+    session: OnceLock<Arc<Session>>,
 }
 
 #[derive(Debug)]
@@ -73,9 +76,26 @@ impl Stream {
             let _ = sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10));
             let _ = sockopt::set_tcp_keepcnt(tcp, 3);
         }
-        let stream = Stream { socket, tick: tick.max(Duration::from_millis(1)) };
+        let stream = Stream { socket, tick: tick.max(Duration::from_millis(1)), session: OnceLock::new() };
         sockopt::set_socket_timeout(&stream, Timeout::Recv, Some(stream.tick))?;
         Ok(stream)
+    }
+
+    /// What protects the stream, if its ends have proved keys to each other.
+    pub fn session(&self) -> Option<&Arc<Session>> {
+        self.session.get()
+    }
+
+    pub(crate) fn protect(&self, session: Arc<Session>) {
+        let _ = self.session.set(session);
+    }
+
+    /// The user of the process at the other end, where the kernel knows it: on Unix sockets.
+    pub fn peer_user(&self) -> Option<u32> {
+        match &self.socket {
+            Socket::Tcp(_) => None,
+            Socket::Unix(unix) => sockopt::socket_peercred(unix).ok().map(|peer| peer.uid.as_raw()),
+        }
     }
 
     /// Receives what has come, at least a byte; `TimedOut` after a tick or at the deadline, whatever is first.

@@ -24,6 +24,8 @@ pub const MAGIC: [u8; 4] = *b"IMP1";
 pub const HEADER_BYTES: usize = 24;
 /// Longest body of a frame that is not an answer, bytes.
 pub const BODY_MAX_BYTES: u32 = 64 << 10;
+/// Longest body of a frame of the hand-shake, bytes: what a peer may send before it has proved anything.
+pub const HANDSHAKE_BODY_MAX_BYTES: u32 = 4 << 10;
 /// Longest body of an answer, bytes: directories and statistics are longer than any call.
 pub const ANSWER_BODY_MAX_BYTES: u32 = 1 << 20;
 
@@ -39,6 +41,8 @@ pub enum Kind {
     Call = 3,
     /// An [`Answer`](crate::Answer).
     Answer = 4,
+    /// A [`KeyOffer`](crate::KeyOffer), or a [`KeyProof`](crate::KeyProof) in reply.
+    Key = 5,
 }
 
 impl Kind {
@@ -46,7 +50,8 @@ impl Kind {
     pub fn body_max_bytes(self) -> u32 {
         match self {
             Kind::Answer => ANSWER_BODY_MAX_BYTES,
-            Kind::Hello | Kind::Welcome | Kind::Call => BODY_MAX_BYTES,
+            Kind::Call => BODY_MAX_BYTES,
+            Kind::Hello | Kind::Welcome | Kind::Key => HANDSHAKE_BODY_MAX_BYTES,
         }
     }
 
@@ -56,6 +61,7 @@ impl Kind {
             2 => Some(Kind::Welcome),
             3 => Some(Kind::Call),
             4 => Some(Kind::Answer),
+            5 => Some(Kind::Key),
             _ => None,
         }
     }
@@ -205,7 +211,7 @@ impl FrameHeader {
         if header.body_len > limit {
             return Err(FrameError::BodyTooLong { kind, claimed: header.body_len.into(), limit });
         }
-        let limit = if matches!(kind, Kind::Hello | Kind::Welcome) { 0 } else { limits.max_payload_bytes };
+        let limit = if matches!(kind, Kind::Hello | Kind::Welcome | Kind::Key) { 0 } else { limits.max_payload_bytes };
         if header.payload_len > limit {
             return Err(FrameError::PayloadTooLong { kind, claimed: header.payload_len.into(), limit });
         }

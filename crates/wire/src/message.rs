@@ -76,7 +76,59 @@ impl Role {
     }
 }
 
-/// First frame on a connection, from the side that opened it.
+/// What the holder of a key may do; see [`may_send`](crate::may_send).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum KeyRole {
+    /// Uses files and reads the state of servers.
+    Client,
+    /// The same, and changes how servers behave.
+    Admin,
+    /// Is a server: speaks for clients.
+    Server,
+}
+
+impl KeyRole {
+    /// All roles.
+    pub const ALL: [KeyRole; 3] = [KeyRole::Client, KeyRole::Admin, KeyRole::Server];
+
+    /// Its name, in files and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            KeyRole::Client => "client",
+            KeyRole::Admin => "admin",
+            KeyRole::Server => "server",
+        }
+    }
+}
+
+impl std::fmt::Display for KeyRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where keys are used: first frame on a connection, from the side that opened it. The hello follows once both sides have
+/// proved their keys.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeyOffer {
+    /// [`PROTOCOL_VERSION`] of the sender.
+    pub version: u32,
+    /// The number of the key.
+    pub key: u64,
+    /// The role that it gives.
+    pub role: KeyRole,
+    /// First message of the Noise hand-shake.
+    pub noise: Vec<u8>,
+}
+
+/// The server's reply to a [`KeyOffer`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeyProof {
+    /// Second message of the Noise hand-shake.
+    pub noise: Vec<u8>,
+}
+
+/// First frame on a connection, from the side that opened it; after the keys, where these are used.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// [`PROTOCOL_VERSION`] of the sender.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use impresario_client::admin;
-use impresario_config::{Cluster, Config, Data, Io, Meta};
+use impresario_client::{Access, KeyRole, admin};
+use impresario_config::{Cluster, Config, Data, Io, Meta, Protect, Security};
 use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
+use impresario_transport::{Keys, key_file_name};
 
 use crate::children::Children;
 use crate::kernel_disk::{self, KernelDisk};
@@ -41,6 +42,10 @@ pub struct Plan {
     pub read_ahead_bytes: u64,
     /// Hand-off depth of the data servers; 0: the policy's choice.
     pub in_flight_requests: u32,
+    /// Whether its servers take only peers with a key; keys are made then.
+    pub security: Security,
+    /// What keys protect.
+    pub protect: Protect,
     /// The program `impresario`, which serves; absent: this program is.
     pub program: Option<PathBuf>,
     /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
@@ -59,6 +64,8 @@ impl Default for Plan {
             stripe_bytes: 64 << 10,
             read_ahead_bytes: impresario_config::Data::READ_AHEAD_BYTES,
             in_flight_requests: 0,
+            security: Security::Auto,
+            protect: Protect::default(),
             program: None,
             parent: None,
         }
@@ -115,8 +122,9 @@ impl OwnCluster {
             cluster.children.start(name, &program, &arguments, &cluster.dir.path().join(format!("{name}.log")))?;
         }
         let deadline = Instant::now() + START_PATIENCE;
+        let access = Access::of(&cluster.config, KeyRole::Client);
         for (name, address) in &servers {
-            while let Err(error) = admin::status(address, Duration::from_secs(1)) {
+            while let Err(error) = admin::status(&access, address, Duration::from_secs(1)) {
                 stop.check()?;
                 cluster.children.check()?;
                 if Instant::now() >= deadline {
@@ -132,6 +140,12 @@ impl OwnCluster {
     fn prepare(plan: &Plan) -> Result<OwnCluster> {
         let dir = folder(plan.parent.as_deref())?;
         let mut config = plan.configure(dir.path())?;
+        if plan.security == Security::Key {
+            let keys = Keys::draw().context("making keys")?;
+            for role in KeyRole::ALL {
+                keys.for_role(role).store(&config.cluster.key_dir.join(key_file_name(role)))?;
+            }
+        }
         let mut disks = Vec::new();
         if let Some(params) = &plan.kernel_disk {
             let parent = dir.path().parent().context("the folder of the cluster")?;
@@ -217,6 +231,9 @@ impl Plan {
             stripe_bytes: self.stripe_bytes,
             // A modelled disk under a full queue takes its time; the run must not fail for that.
             request_timeout_ms: 60_000,
+            security: self.security,
+            protect: self.protect,
+            key_dir: dir.join("keys"),
             ..Cluster::default()
         };
         let config = Config { cluster, tree: None, meta, data, io, device };

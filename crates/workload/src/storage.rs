@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use impresario_client::{Client, ClientOptions, CreateOptions, File, Via, admin};
+use impresario_client::{Access, Client, ClientOptions, CreateOptions, File, KeyRole, Via, admin};
 use impresario_config::Config;
 use impresario_layout::Layout;
 use impresario_sched::PolicySpec;
@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A running cluster.
 pub struct Storage {
     config: Config,
+    /// The keys of an administrator, where they are needed.
+    access: Access,
     direct: bool,
     pids: Vec<u32>,
     kernel_disks: Arc<[KernelDisk]>,
@@ -32,14 +34,16 @@ pub struct Storage {
 impl Storage {
     /// Somebody's cluster.
     pub fn new(config: Config) -> Storage {
-        Storage { config, direct: false, pids: Vec::new(), kernel_disks: Arc::default() }
+        let access = Access::of(&config, KeyRole::Admin);
+        Storage { config, access, direct: false, pids: Vec::new(), kernel_disks: Arc::default() }
     }
 
     /// A cluster of our own.
     pub fn of(cluster: &OwnCluster) -> Storage {
         let pids = cluster.pids().into_iter().map(|(_, pid)| pid).collect();
         let kernel_disks = Arc::clone(cluster.kernel_disks());
-        Storage { config: cluster.config.clone(), direct: false, pids, kernel_disks }
+        let config = cluster.config.clone();
+        Storage { access: Access::of(&config, KeyRole::Admin), config, direct: false, pids, kernel_disks }
     }
 
     /// The same past its I/O nodes.
@@ -51,7 +55,7 @@ impl Storage {
     /// The states of servers, asked for at once.
     fn status<'a>(&self, servers: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<(String, Value)>> {
         each(servers, |name, address| {
-            let text = admin::status(address, PATIENCE)?;
+            let text = admin::status(&self.access, address, PATIENCE)?;
             let value = serde_json::from_str(&text).context("its state is not JSON")?;
             Ok((name.to_string(), value))
         })
@@ -127,7 +131,8 @@ impl Target for Storage {
 
     fn reset(&self) -> Result<()> {
         self.kernel_disks.iter().try_for_each(KernelDisk::reset)?;
-        each(self.data().chain(self.io()), |_, address| Ok(admin::reset_statistics(address, PATIENCE)?)).map(|_| ())
+        each(self.data().chain(self.io()), |_, address| Ok(admin::reset_statistics(&self.access, address, PATIENCE)?))
+            .map(|_| ())
     }
 
     fn observe(&self) -> Result<Observation> {
@@ -142,23 +147,24 @@ impl Target for Storage {
 
 impl Switch for Storage {
     fn switch(&self, system: &System) -> Result<()> {
-        fn set<'a>(servers: impl Iterator<Item = (&'a str, &'a str)>, spec: &Option<PolicySpec>) -> Result<()> {
-            let Some(spec) = spec else { return Ok(()) };
-            each(servers, |_, address| Ok(admin::set_policy(address, spec, PATIENCE)?)).map(|_| ())
+        let set = |address: &str, spec: &PolicySpec| Ok(admin::set_policy(&self.access, address, spec, PATIENCE)?);
+        if let Some(spec) = &system.data_policy {
+            each(self.data(), |_, address| set(address, spec))?;
         }
-        set(self.data(), &system.data_policy)?;
-        set(self.io(), &system.io_policy)?;
+        if let Some(spec) = &system.io_policy {
+            each(self.io(), |_, address| set(address, spec))?;
+        }
         let modelled = self.config.data.iter().filter(|d| d.device.is_some());
         if let Some(order) = system.disk_order {
             let servers = modelled.map(|d| (d.name.as_str(), d.address.as_str()));
-            each(servers, |_, address| Ok(admin::set_disk_order(address, order.name(), PATIENCE)?))?;
+            each(servers, |_, address| Ok(admin::set_disk_order(&self.access, address, order.name(), PATIENCE)?))?;
         }
         Ok(())
     }
 
     fn begin_recording(&self) -> Result<()> {
         self.foretell(&[])?;
-        each(self.data(), |_, address| Ok(admin::trace(address, true, PATIENCE)?)).map(|_| ())
+        each(self.data(), |_, address| Ok(admin::trace(&self.access, address, true, PATIENCE)?)).map(|_| ())
     }
 
     fn end_recording(&self) -> Result<Vec<PathBuf>> {
@@ -167,7 +173,7 @@ impl Switch for Storage {
             path.with_context(|| format!("server {name} writes no trace"))
         };
         let paths = self.status(self.data())?.into_iter().map(path).collect::<Result<_>>()?;
-        each(self.data(), |_, address| Ok(admin::trace(address, false, PATIENCE)?))?;
+        each(self.data(), |_, address| Ok(admin::trace(&self.access, address, false, PATIENCE)?))?;
         Ok(paths)
     }
 
@@ -177,12 +183,13 @@ impl Switch for Storage {
             let loaded = loaded.iter().filter(|(_, state)| state.pointer("/earlier_runs/traces").is_some());
             let loaded: Vec<&str> = loaded.map(|(name, _)| name.as_str()).collect();
             let servers = self.data().filter(|(name, _)| loaded.contains(name));
-            return each(servers, |_, address| Ok(admin::earlier_runs(address, None, PATIENCE)?)).map(|_| ());
+            return each(servers, |_, address| Ok(admin::earlier_runs(&self.access, address, None, PATIENCE)?))
+                .map(|_| ());
         }
         let of = |name: &str| self.data().position(|(other, _)| other == name).and_then(|at| traces.get(at));
         each(self.data(), |name, address| {
             let trace = of(name).context("there is no trace of it")?;
-            Ok(admin::earlier_runs(address, Some(std::slice::from_ref(trace)), PATIENCE)?)
+            Ok(admin::earlier_runs(&self.access, address, Some(std::slice::from_ref(trace)), PATIENCE)?)
         })
         .map(|_| ())
     }

@@ -254,8 +254,8 @@ impl ClusterArgs {
             stripe_bytes,
             read_ahead_bytes: self.read_ahead,
             in_flight_requests: self.depth,
-            program: None,
             parent: self.dir.clone(),
+            ..Plan::default()
         })
     }
 

@@ -174,13 +174,19 @@ impl Cluster {
     pub fn await_answer(&mut self, name: &str) {
         let address = self.config.server(name).unwrap().address().to_string();
         let deadline = Instant::now() + PATIENCE;
-        while impresario_client::admin::status(&address, Duration::from_secs(2)).is_err() {
+        let access = self.access();
+        while impresario_client::admin::status(&access, &address, Duration::from_secs(2)).is_err() {
             let process = self.server(name);
             let ended = process.child.try_wait().unwrap();
             let in_time = Instant::now() < deadline;
             assert!(ended.is_none() && in_time, "{name} does not answer, ended: {ended:?}\n{}", process.log());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// What a client of it proves itself by.
+    pub fn access(&self) -> impresario_client::Access {
+        impresario_client::Access::of(&self.config, impresario_client::KeyRole::Client)
     }
 
     /// The process of a server.
@@ -204,7 +210,7 @@ impl Cluster {
     /// The state that a server tells.
     pub fn state(&self, name: &str) -> serde_json::Value {
         let address = self.config.server(name).unwrap().address();
-        serde_json::from_str(&impresario_client::admin::status(address, PATIENCE).unwrap()).unwrap()
+        serde_json::from_str(&impresario_client::admin::status(&self.access(), address, PATIENCE).unwrap()).unwrap()
     }
 }
 

@@ -6,7 +6,7 @@ use impresario_wire::{MetaCall, NodeKind, SetAttr};
 
 use super::*;
 use crate::testing::FakeCluster;
-use crate::{Client, ClientOptions, CreateOptions, Via};
+use crate::{Access, Client, ClientOptions, CreateOptions, Via};
 
 fn connect(cluster: &FakeCluster, via: Via) -> Arc<Client> {
     Client::connect(cluster.config(), ClientOptions { via, ..ClientOptions::default() }).unwrap()
@@ -245,13 +245,16 @@ fn a_lost_answer_to_a_change_is_given_again() {
 fn questions_to_one_server_need_only_its_address() {
     let cluster = FakeCluster::start(1, 0, 2000).unwrap();
     let timeout = Duration::from_secs(2);
-    assert_eq!(crate::admin::status(cluster.data[0].address(), timeout).unwrap(), "{}");
-    assert_eq!(crate::admin::status(&cluster.config().meta.address, timeout).unwrap(), "{}");
+    assert_eq!(crate::admin::status(&Access::default(), cluster.data[0].address(), timeout).unwrap(), "{}");
+    assert_eq!(crate::admin::status(&Access::default(), &cluster.config().meta.address, timeout).unwrap(), "{}");
     let policy = impresario_sched::PolicySpec::named("twins").with("window_us", 1000);
-    let error = crate::admin::set_policy(cluster.data[0].address(), &policy, timeout).unwrap_err();
+    let error = crate::admin::set_policy(&Access::default(), cluster.data[0].address(), &policy, timeout).unwrap_err();
     assert_eq!(error.errno(), libc::ENOSYS);
     assert!(
-        crate::admin::set_disk_order("nonsense", "arrival", timeout).unwrap_err().to_string().contains("host:port")
+        crate::admin::set_disk_order(&Access::default(), "nonsense", "arrival", timeout)
+            .unwrap_err()
+            .to_string()
+            .contains("host:port")
     );
 }
 

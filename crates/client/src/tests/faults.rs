@@ -8,6 +8,7 @@ use std::time::Duration;
 use impresario_wire::{Answer, Call, Fault, FileKey, FrameHeader, Kind, MetaCall, frame};
 
 use super::*;
+use crate::Access;
 use crate::testing::{FakeCall, FakeObjects, refuse};
 
 /// Reads 100 bytes at offset 5 and checks them.
@@ -75,7 +76,7 @@ fn a_server_that_is_not_there_fails_calls_at_their_deadline() {
         }
     });
     let started = Instant::now();
-    let error = crate::admin::status(&port.to_string(), Duration::from_secs(60)).unwrap_err();
+    let error = crate::admin::status(&Access::default(), &port.to_string(), Duration::from_secs(60)).unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(30), "a command line does not wait for it to come back: {error}");
 }
 

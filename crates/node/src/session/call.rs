@@ -137,7 +137,7 @@ impl Call {
     pub fn answered(&mut self, now: Nanos, verdict: Verdict, epoch: &Epoch) -> Step {
         let elsewhere = match verdict {
             Verdict::Fenced | Verdict::PathLost if self.rights.ours => {
-                epoch.leave(self.epoch);
+                epoch.leave_after(self.epoch, if verdict == Verdict::Fenced { self.refusals } else { 0 });
                 self.repeated |= verdict == Verdict::PathLost;
                 false
             }
@@ -197,7 +197,7 @@ mod tests {
             let sent = call.stamp(&epoch);
             let Step::Again { at, elsewhere: false } = call.answered(now, Verdict::Fenced, &epoch) else { panic!() };
             let wait_ms = round.checked_sub(EPOCHS_AT_ONCE).map_or(0, |late| 20 << late);
-            assert_eq!(epoch.now(), sent + 1);
+            assert_eq!(epoch.now(), sent + (1u32 << round.saturating_sub(3).min(16)));
             assert_eq!(at.0 - now.0, wait_ms * 1_000_000, "round {round}");
             now = at;
         }

@@ -2,6 +2,21 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// How far the base epoch of a server rises at most when clients are forgotten: far more than a client gives up in its life.
+/// Without this bound one that claims a huge epoch would have everybody's requests refused.
+const REACH: u32 = 1 << 20;
+/// Refusals after which a client begins to leap: fewer come from other threads that begin epochs.
+const STEPS: u32 = 3;
+/// Longest leap of a client over epochs.
+const LEAP_MAX: u32 = 1 << 16;
+
+/// The base epoch after clients of these epochs were forgotten: whatever they have under way must be refused. Of a client
+/// that is further ahead than anyone honest, its own delayed requests may pass.
+pub(super) fn base_after(base: u32, forgotten: impl Iterator<Item = u32>) -> u32 {
+    let most = base.saturating_add(REACH);
+    forgotten.fold(base, |base, epoch| base.max(epoch.min(most)))
+}
+
 /// The epoch under which a client sends; shared by all its connections.
 #[derive(Debug, Default)]
 pub struct Epoch(AtomicU32);
@@ -25,7 +40,17 @@ impl Epoch {
 
     /// Leaves epoch `old`, unless another thread has done so already.
     pub fn leave(&self, old: u32) {
-        let _ = self.0.compare_exchange(old, old.wrapping_add(1), Ordering::AcqRel, Ordering::Acquire);
+        self.leap(old, 1);
+    }
+
+    /// The same after a server has refused a call `refusals` times: in growing steps, so that a client that a server has
+    /// forgotten reaches its base epoch soon.
+    pub fn leave_after(&self, old: u32, refusals: u32) {
+        self.leap(old, 1u32.checked_shl(refusals.saturating_sub(STEPS)).unwrap_or(LEAP_MAX).clamp(1, LEAP_MAX));
+    }
+
+    fn leap(&self, old: u32, epochs: u32) {
+        let _ = self.0.compare_exchange(old, old.wrapping_add(epochs), Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
@@ -43,5 +68,11 @@ mod tests {
         assert_eq!(epoch.now(), 4);
         epoch.give_up();
         assert_eq!(epoch.now(), 5);
+        epoch.leave_after(5, 0);
+        epoch.leave_after(6, 6);
+        epoch.leave_after(6, 6);
+        assert_eq!(epoch.now(), 14);
+        epoch.leave_after(14, 40);
+        assert_eq!(epoch.now(), 14 + LEAP_MAX);
     }
 }

@@ -4,10 +4,12 @@
 //! epoch that it has seen of each client and refuses older ones.
 //!
 //! All clients begin in the *base* epoch, so only those that have raised theirs are remembered. Memory is bounded: when
-//! the oldest of them are forgotten, the base rises to the highest of their epochs. Whatever they may still have under way
-//! is then refused, and a client below the base begins new epochs until it is taken.
+//! the oldest of them are forgotten, the base rises to the highest of their epochs, as far as an honest client can have come.
+//! Whatever they may still have under way is then refused, and a client below the base begins new epochs until it is taken.
 
 use rustc_hash::FxHashMap;
+
+use super::epoch::base_after;
 
 /// Whether a request may pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +56,7 @@ impl Fence {
         *seen = (*seen).max(epoch).max(older);
         if self.young.len() > self.generation_clients {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-            self.base = forgotten.values().copied().fold(self.base, u32::max);
+            self.base = base_after(self.base, forgotten.into_values());
         }
     }
 
@@ -122,6 +124,25 @@ mod tests {
         assert!(f.young.len() <= 101 && f.old.len() <= 101);
         assert!(f.base() >= 9 && !f.admit(7, 8), "forgotten, and refused");
         assert!(!f.admit(5_000_000, 0) && f.admit(5_000_000, f.base()), "a new client begins in the base epoch");
+    }
+
+    #[test]
+    fn clients_that_claim_huge_epochs_do_not_lock_others_out() {
+        use crate::session::{Call, Epoch, Rights, Step, Verdict};
+        use impresario_sched::Nanos;
+        let mut f = Fence::new(100);
+        for hostile in 0..250 {
+            assert!(f.admit(1_000_000 + hostile, u32::MAX - hostile as u32));
+        }
+        let honest = Epoch::new(0);
+        let mut call = Call::new(Rights { ours: true, repeat: true, ..Rights::default() }, Nanos(u64::MAX));
+        let mut sent = 0;
+        while !f.admit(7, call.stamp(&honest)) {
+            sent += 1;
+            let step = call.answered(Nanos(0), Verdict::Fenced, &honest);
+            assert!(matches!(step, Step::Again { at: Nanos(0), .. }), "after {sent} refusals: {step:?}");
+            assert!(sent < 64, "base {}", f.base());
+        }
     }
 
     #[test]

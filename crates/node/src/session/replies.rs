@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
+use super::epoch::base_after;
+
 /// Whether a call may begin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Admission<R> {
@@ -228,17 +230,19 @@ impl<R: Clone> Replies<R> {
 
     fn next_generation(&mut self) {
         let gone = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
+        let mut gone_epochs = Vec::with_capacity(gone.len());
         for (number, client) in gone {
             // A change under way must be found when it ends.
             if !client.under_way.is_empty() {
                 self.young.insert(number, client);
                 continue;
             }
-            self.base = self.base.max(client.epoch);
+            gone_epochs.push(client.epoch);
             if client.forgotten > 0 || !client.done.is_empty() || client.unknown.is_some() {
                 self.forgot = self.forgot.max(Some(client.epoch));
             }
         }
+        self.base = base_after(self.base, gone_epochs.into_iter());
         let (young, old) = (&self.young, &self.old);
         self.order.retain(|(client, _)| young.contains_key(client) || old.contains_key(client));
     }

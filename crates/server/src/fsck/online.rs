@@ -33,6 +33,7 @@ pub(super) fn connect(config: &Config, report: &mut Report) -> Sides {
             timeout,
             keep_trying: false,
             vet,
+            access: impresario_transport::Access::of(config, impresario_wire::KeyRole::Admin),
             ..LinkOptions::new(role, ANSWER_BODY_MAX_BYTES)
         };
         Link::new(&[(server, address)], identity.clone(), options)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_config::META_NAME;
-use impresario_transport::{FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
+use impresario_transport::{Access, FrameReader, Membership, Stream, TransportError, say_hello, send_frame};
 use impresario_wire::{Answer, Call, ClusterId, Hello, Kind, Limits, PROTOCOL_VERSION, Role, frame};
 
 use crate::connection::{Connection, Reply};
@@ -31,6 +31,8 @@ pub(crate) struct Upstream {
     pub(crate) via: String,
     /// The cluster that both belong to.
     pub(crate) membership: Arc<Membership>,
+    /// The keys of this I/O node.
+    pub(crate) access: Access,
 }
 
 /// A client's connection to the metadata server. Dropping it ends its thread and closes the connection.
@@ -161,8 +163,9 @@ impl Passing {
         let name: String = format!("{} via {}", self.client.name(), self.upstream.via).chars().take(256).collect();
         let hello =
             Hello { version: PROTOCOL_VERSION, who: self.client.who(), role: Role::Meta, name, cluster: ClusterId(0) };
-        let membership = &self.upstream.membership;
-        say_hello(&stream, &mut reader, &hello, META_NAME, membership, &NO_PAYLOAD, deadline)
+        let Upstream { membership, access, .. } = &*self.upstream;
+        let server = (META_NAME, &address);
+        say_hello(&stream, &mut reader, &hello, server, access, membership, &NO_PAYLOAD, deadline)
             .map_err(|e| e.to_string())?;
         Ok(Session { stream: Arc::new(stream), reader, next_id: 1 })
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use impresario_client::{Identity, Link, LinkOptions, Reply, admin};
+use impresario_client::{Access, Identity, KeyRole, Link, LinkOptions, Reply, admin};
 use impresario_config::calibration::{Described, Scope};
 use impresario_config::{Config, Data};
 use impresario_wire::{Answer, Call, FileKey, Role};
@@ -56,7 +56,8 @@ impl DataServer {
         if plan.largest() > most {
             bail!("a request to {name} holds {most} bytes at most (max_payload_bytes): measure smaller --sizes");
         }
-        let state = admin::status(address, PATIENCE)?;
+        let access = Access::of(config, KeyRole::Admin);
+        let state = admin::status(&access, address, PATIENCE)?;
         let state: serde_json::Value =
             serde_json::from_str(&state).with_context(|| format!("{name}: its state is not JSON"))?;
         let told = |pointer: &str| state.pointer(pointer).and_then(serde_json::Value::as_bool).unwrap_or(false);
@@ -80,6 +81,7 @@ impl DataServer {
             name: program,
             timeout,
             keep_trying: false,
+            access,
             ..LinkOptions::new(Role::Data, config.cluster.max_payload_bytes)
         };
         let link = Link::new(&[(name, address)], identity.clone(), options)?;

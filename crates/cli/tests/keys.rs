@@ -1,0 +1,205 @@
+//! Clusters with keys, of real processes: what `up` makes, who is let in, and a rotation under load.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use impresario_client::{KeyRole, Via};
+use impresario_config::{Protect, Security};
+use impresario_transport::{Keys, key_file_name};
+use rustix::process::Signal;
+use support::{
+    Cluster, IMPRESARIO, PATIENCE, Process, Ran, client_via, eventually, new_file, pattern, run, run_command,
+};
+
+/// A network namespace whose only addresses are those of its own loopback interface, one of them not a loopback address.
+struct Network(String);
+
+impl Network {
+    const ADDRESS: &str = "10.77.0.1";
+
+    fn new() -> Network {
+        let network = Network(format!("impresario-{}", std::process::id()));
+        network.ip(&["netns", "add", &network.0]);
+        network.ip(&["-n", &network.0, "link", "set", "lo", "up"]);
+        network.ip(&["-n", &network.0, "addr", "add", "10.77.0.1/32", "dev", "lo"]);
+        network
+    }
+
+    fn ip(&self, args: &[&str]) {
+        let ran = run_command(Command::new("ip").args(args), PATIENCE);
+        assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0, IMPRESARIO]).args(args);
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        run_command(&mut self.command(args), Duration::from_secs(60))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+#[test]
+fn beyond_loopback_up_makes_keys_and_nobody_comes_in_without() {
+    if !impresario_testing::require("root") || !impresario_testing::require("ip") {
+        return;
+    }
+    let network = Network::new();
+    let base = tempfile::tempdir().unwrap();
+    let (dir, log) = (base.path().join("c"), base.path().join("log"));
+    let words = ["up", "--dir", dir.to_str().unwrap(), "--listen", Network::ADDRESS];
+    let more = ["--data-servers", "1", "--io-nodes", "1"];
+    let mut up = Process::start_command(&mut network.command(&[&words[..], &more[..]].concat()), &log);
+    eventually("up says ready", PATIENCE, || {
+        assert!(!up.log().contains("did not start"), "{}", up.log());
+        up.log().contains("ready: ").then_some(())
+    });
+    assert!(up.log().contains("made keys: "), "{}", up.log());
+    let config = dir.join("impresario.toml");
+    let config = config.to_str().unwrap();
+    let keys = dir.join("keys");
+    for role in KeyRole::ALL {
+        let mode = keys.join(key_file_name(role)).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+    let ran = network.run(&["status", config]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let set = ["policy", "set", config, "--server", "io.0", "sjf"];
+    assert_eq!(network.run(&set).code, 0);
+
+    // Another machine of the cluster, by its files.
+    let other = base.path().join("other");
+    std::fs::create_dir_all(other.join("keys")).unwrap();
+    let theirs = other.join("impresario.toml");
+    std::fs::copy(config, &theirs).unwrap();
+    let theirs = theirs.to_str().unwrap();
+    let ran = network.run(&["status", theirs]);
+    assert!(ran.code == 1 && (ran.out.clone() + &ran.err).contains("no such key file"), "{ran:?}");
+    std::fs::copy(keys.join("client.key"), other.join("keys/client.key")).unwrap();
+    let ran = network.run(&["status", theirs]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = network.run(&["policy", "set", theirs, "--server", "io.0", "fifo"]);
+    assert!(ran.code == 1 && ran.err.contains("admin.key"), "{ran:?}");
+    let forged = other.join("keys/admin.key");
+    Keys::draw().unwrap().for_role(KeyRole::Admin).store(&forged).unwrap();
+    let ran = network.run(&["policy", "set", theirs, "--server", "io.0", "fifo"]);
+    assert!(ran.code == 1 && ran.err.contains("is not known here"), "{ran:?}");
+    std::fs::remove_file(forged).unwrap();
+    let ran = network.run(&["key", "show", theirs]);
+    assert!(ran.code == 0 && ran.out.contains("client key") && ran.out.contains("not on this machine"), "{ran:?}");
+
+    // A machine that does without keys, and a key file that others may read.
+    let text = std::fs::read_to_string(theirs).unwrap();
+    std::fs::write(theirs, text.replace("# security = \"auto\"", "security = \"none\"")).unwrap();
+    let ran = network.run(&["status", theirs]);
+    assert!((ran.out.clone() + &ran.err).contains("only peers that show a key"), "{ran:?}");
+    std::fs::write(theirs, text).unwrap();
+    let file = other.join("keys/client.key");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let ran = network.run(&["status", theirs]);
+    assert!((ran.out.clone() + &ran.err).contains("chmod 0600"), "{ran:?}");
+    up.signal(Signal::INT);
+    assert!(up.wait(PATIENCE).success(), "{}", up.log());
+}
+
+#[test]
+fn a_server_beyond_loopback_does_not_start_without_keys() {
+    let mut cluster = Cluster::describe(1, 0, |config| config.cluster.security = Security::Key);
+    impresario_server::folders::make_all(&cluster.config).unwrap();
+    cluster.launch("data.0");
+    let process = cluster.server("data.0");
+    assert!(!process.wait(PATIENCE).success());
+    let log = process.log();
+    assert!(log.contains("only peers with a key") && log.contains("impresario key new"), "{log}");
+    let config = cluster.path.to_str().unwrap();
+    assert_eq!(run(["key", "new", config]).code, 0);
+    let again = run(["key", "new", config]);
+    assert!(again.code == 2 && again.err.contains("key rotate"), "{again:?}");
+    cluster.launch("data.0");
+    cluster.await_answer("data.0");
+}
+
+fn keyed(protect: Protect) -> Cluster {
+    Cluster::start(2, 1, |config| {
+        config.cluster.security = Security::Key;
+        config.cluster.protect = protect;
+        // The configuration is not written yet, so its folder is not known: a folder of its own.
+        let dir = tempfile::tempdir().unwrap().keep();
+        config.cluster.key_dir = dir.join("keys");
+        let keys = Keys::draw().unwrap();
+        KeyRole::ALL.iter().for_each(|role| {
+            keys.for_role(*role).store(&config.cluster.key_dir.join(key_file_name(*role))).unwrap();
+        });
+    })
+}
+
+fn remove_keys(cluster: &Cluster) {
+    let _ = std::fs::remove_dir_all(cluster.config.cluster.key_dir.parent().unwrap_or(Path::new("/nowhere")));
+}
+
+#[test]
+fn keys_are_replaced_under_load_without_an_error() {
+    for (protect, via) in [(Protect::Handshake, Via::Direct), (Protect::All, Via::Auto)] {
+        let mut cluster = keyed(protect);
+        let config = cluster.path.to_str().unwrap().to_string();
+        let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+        let round = |client: &std::sync::Arc<impresario_client::Client>, thread: u64, n: u64| {
+            let path = format!("f{thread}.{n}");
+            let data = pattern(thread, n, 0, 300_000);
+            let file = client.create(path.as_bytes(), new_file(0o644)).unwrap_or_else(|e| panic!("{path}: {e}"));
+            file.write_at(&data, 0).unwrap_or_else(|e| panic!("writing {path}: {e}"));
+            let mut back = vec![0; data.len()];
+            let got = file.read_at(&mut back, 0).unwrap_or_else(|e| panic!("reading {path}: {e}"));
+            assert!(got == data.len() && back == data, "{path}");
+            file.close().unwrap_or_else(|e| panic!("closing {path}: {e}"));
+            client.unlink(path.as_bytes()).unwrap_or_else(|e| panic!("removing {path}: {e}"));
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..3)
+                .map(|thread| {
+                    let (cluster, stop, rounds) = (&cluster, &stop, &rounds);
+                    scope.spawn(move || {
+                        let client = client_via(&cluster.config, thread, via);
+                        let mut n = 0;
+                        while !stop.load(Ordering::Relaxed) {
+                            round(&client, thread, n);
+                            n += 1;
+                            rounds.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                })
+                .collect();
+            // Each generation ends under way: connections of the first are closed and made anew with the second.
+            for _ in 0..3 {
+                let ran = run(["key", "rotate", &config, "--keep", "2s"]);
+                assert_eq!(ran.code, 0, "{ran:?}");
+                let until = std::time::Instant::now() + Duration::from_secs(4);
+                eventually("work goes on past the old key", PATIENCE, || {
+                    let ended = workers.iter().any(|worker| worker.is_finished());
+                    (ended || std::time::Instant::now() > until).then_some(())
+                });
+            }
+            stop.store(true, Ordering::Relaxed);
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+        });
+        assert!(rounds.load(Ordering::Relaxed) > 10, "little was done");
+        // A hang-up makes a server with keys read them again, not end.
+        cluster.server("data.0").signal(Signal::HUP);
+        assert!(cluster.state("data.0")["connections"]["open"].as_u64().is_some());
+        assert!(cluster.server("data.0").log().contains("read the keys again"), "{}", cluster.server("data.0").log());
+        remove_keys(&cluster);
+    }
+}

@@ -1,0 +1,137 @@
+//! The keys of a running program: read when needed, and again when their file has changed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use impresario_base::lock::Mutex;
+use impresario_wire::KeyRole;
+
+use crate::keys::{KeyError, Keys, key_file_name};
+
+/// A file is not examined more often.
+const EXAMINE_EVERY: Duration = Duration::from_millis(200);
+
+/// A file of keys that is followed: a rotation is noticed without a restart. While a changed file cannot be read, the keys
+/// from before stay in use.
+#[derive(Debug)]
+pub struct Keyring {
+    file: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    keys: Arc<Keys>,
+    /// Device, inode, length and time of change of the file as it was read.
+    stamp: Stamp,
+    examined: Instant,
+}
+
+type Stamp = (u64, u64, u64, i64, i64);
+
+impl Keyring {
+    /// Reads the file.
+    pub fn open(file: &Path) -> Result<Keyring, KeyError> {
+        let stamp = stamp(file);
+        let keys = Arc::new(Keys::load(file)?);
+        let state = State { keys, stamp, examined: Instant::now() };
+        Ok(Keyring { file: file.into(), state: Mutex::new(state) })
+    }
+
+    /// The keys of a role that lie in a folder. A client does with the file of another role where there is none of its
+    /// own; the error is about its own.
+    pub fn find(folder: &Path, role: KeyRole) -> Result<Keyring, KeyError> {
+        let others: &[KeyRole] = match role {
+            KeyRole::Client => &[KeyRole::Client, KeyRole::Admin, KeyRole::Server],
+            KeyRole::Admin => &[KeyRole::Admin, KeyRole::Server],
+            KeyRole::Server => &[KeyRole::Server],
+        };
+        let mut first = None;
+        for role in others {
+            match Keyring::open(&folder.join(key_file_name(*role))) {
+                Err(error) if error.is_missing => {
+                    first.get_or_insert(error);
+                }
+                other => return other,
+            }
+        }
+        Err(first.unwrap_or_else(|| KeyError { file: folder.into(), reason: "holds no keys".into(), is_missing: true }))
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The keys, as the file has them now or a moment ago.
+    pub fn keys(&self) -> Arc<Keys> {
+        let mut state = self.state.lock();
+        if state.examined.elapsed() >= EXAMINE_EVERY {
+            self.examine(&mut state);
+        }
+        state.keys.clone()
+    }
+
+    /// True when peers that proved the key of this number are served.
+    pub fn accepts(&self, key: u64) -> bool {
+        self.keys().generation(key).is_some_and(|generation| generation.is_accepted())
+    }
+
+    /// Reads the file again if it has changed, now. True when there are other keys than before.
+    pub fn refresh(&self) -> bool {
+        self.examine(&mut self.state.lock())
+    }
+
+    fn examine(&self, state: &mut State) -> bool {
+        state.examined = Instant::now();
+        let found = stamp(&self.file);
+        if found == state.stamp {
+            return false;
+        }
+        match Keys::load(&self.file) {
+            Ok(keys) => {
+                let number = keys.generations.first().map_or("", |generation| &generation.number);
+                tracing::info!(file = %self.file.display(), key = number, "read the keys again");
+                state.stamp = found;
+                state.keys = Arc::new(keys);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the keys changed and cannot be read; those from before stay in use");
+                false
+            }
+        }
+    }
+}
+
+/// What changes whenever the file is replaced; zeros when it is missing.
+fn stamp(file: &Path) -> Stamp {
+    std::fs::metadata(file).map(|m| (m.dev(), m.ino(), m.len(), m.ctime(), m.ctime_nsec())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_read_again_and_a_bad_one_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Keys::draw().unwrap();
+        let file = dir.path().join("server.key");
+        first.store(&file).unwrap();
+        let ring = Keyring::find(dir.path(), KeyRole::Admin).unwrap();
+        assert!(!ring.refresh());
+        let second = first.rotated(Duration::from_secs(60)).unwrap();
+        second.store(&file).unwrap();
+        assert!(ring.refresh());
+        assert_eq!(*ring.keys(), second);
+        std::fs::write(&file, "nonsense").unwrap();
+        assert!(!ring.refresh());
+        std::fs::remove_file(&file).unwrap();
+        assert!(!ring.refresh());
+        assert_eq!(*ring.keys(), second);
+        assert!(Keyring::find(dir.path(), KeyRole::Client).unwrap_err().file.ends_with("client.key"));
+    }
+}
