@@ -2,6 +2,8 @@
 //!
 //! A state machine without I/O. One advisor serves all programs that read the same file (device and inode).
 
+mod fill;
+mod map_watch;
 #[cfg(test)]
 mod tests;
 
@@ -11,9 +13,13 @@ use std::sync::Arc;
 use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
 use rustc_hash::FxHashMap;
 
+use fill::{Fill, Step};
+pub use map_watch::Cached;
+use map_watch::MapWatch;
+
 use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
 use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
-use crate::judge::{Judge, Why};
+use crate::judge::{Judge, Why, is_slow};
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
 const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
@@ -25,6 +31,13 @@ const TRIED_FILE_BYTES_MIN: u64 = 8 << 20;
 const UNTRIED_BYTES_MAX: u64 = 8 << 20;
 /// What is granted at a time of a file that is mapped.
 const MAPPED_PIECE_BYTES: u64 = 4 << 20;
+/// Maps of shorter files are not looked at.
+const WATCHED_MAP_BYTES_MIN: u64 = 1 << 20;
+/// An open file of at least so many bytes of which no read was told for so long is looked at as if it were mapped: a single
+/// read may take long, and some are not seen. So often at most.
+const QUIET_FILE_BYTES_MIN: u64 = 4 << 20;
+const QUIET_NS: u64 = 5_000_000;
+const QUIET_LOOKS_MAX: u32 = 32;
 /// Threads of a program whose streams are told apart; more share.
 const THREADS_MAX: u16 = 64;
 
@@ -71,6 +84,17 @@ pub struct Advisor {
     was_down: bool,
     /// Bytes brought in for maps, and how far in the file, by program.
     mapped: FxHashMap<u64, (u64, u64)>,
+    /// Of files without a plan: bringing in all of them.
+    fill: Fill,
+    /// Of files without a plan that are mapped.
+    map_watch: Option<MapWatch>,
+    /// The program has mapped it; else it is looked at because no reads are told of.
+    is_mapped: bool,
+    /// What earlier watches brought in.
+    watched_bytes: u64,
+    /// When it counts as quiet, and how often it did.
+    quiet_ns: Option<u64>,
+    quiet_looks: u32,
     /// Until when a program is waited for that is expected to read from the beginning.
     expecting_until_ns: Option<u64>,
 }
@@ -120,6 +144,12 @@ impl Advisor {
             size_bytes,
             was_down: false,
             mapped: FxHashMap::default(),
+            fill: Fill::default(),
+            map_watch: None,
+            is_mapped: false,
+            watched_bytes: 0,
+            quiet_ns: None,
+            quiet_looks: 0,
             expecting_until_ns: None,
         }
     }
@@ -187,6 +217,7 @@ impl Advisor {
 
     /// A program has read. What to do now, in ranges of the file; `may` is asked for leave to bring in so many bytes.
     pub fn read(&mut self, reader: Reader, read: &Read, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
+        self.is_heard_of(read.now_ns);
         let advising = self.judge.may_hint(read.now_ns);
         if self.judge.why().is_some() {
             if !std::mem::replace(&mut self.was_down, true) {
@@ -226,6 +257,12 @@ impl Advisor {
                     }
                     actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut grant));
                 }
+                let unforeseen = !hit && seen.forecast.is_none();
+                let steps = match unforeseen && is_slow(read.bytes.end - read.bytes.start, read.duration_ns) {
+                    true => self.fill.slow_read(read.duration_ns, self.size_bytes, &mut grant),
+                    false => self.fill.more(self.size_bytes),
+                };
+                actions.extend(steps.into_iter().map(of_step));
                 (hit, actions)
             }
         };
@@ -253,6 +290,12 @@ impl Advisor {
         now_ns: u64,
         may: &mut dyn FnMut(u64) -> bool,
     ) -> Vec<Action> {
+        if matches!(self.engine, Engine::Online(..)) && self.size_bytes >= WATCHED_MAP_BYTES_MIN {
+            self.is_mapped = true;
+            let watch = self.map_watch.get_or_insert_with(|| MapWatch::new(now_ns));
+            watch.add(bytes.start..bytes.end.min(self.size_bytes));
+            return Vec::new();
+        }
         let wanted = match self.engine {
             Engine::Regions(_) if self.judge.may_hint(now_ns) || self.judge.is_trying() => {
                 self.monitored.regions.will_need_in(bytes.start..bytes.end.min(self.size_bytes))
@@ -280,6 +323,50 @@ impl Advisor {
         }
         if held > 0 {
             self.mapped.insert(program, (held, until));
+        }
+        actions
+    }
+
+    /// When the maps of a file without a plan are to be looked at; `None` when they are not.
+    pub fn look_at_map_ns(&self) -> Option<u64> {
+        self.map_watch.as_ref().map(MapWatch::look_ns).or(self.quiet_ns)
+    }
+
+    /// The program has opened the file, or read it: it is not quiet for now.
+    pub fn is_heard_of(&mut self, now_ns: u64) {
+        let watches = matches!(self.engine, Engine::Online(..)) && self.size_bytes >= QUIET_FILE_BYTES_MIN;
+        if !watches || self.is_mapped {
+            return;
+        }
+        if let Some(watch) = self.map_watch.take() {
+            self.watched_bytes += watch.held_bytes();
+            self.quiet_looks += 1;
+        }
+        self.quiet_ns = (self.quiet_looks < QUIET_LOOKS_MAX).then(|| now_ns.saturating_add(QUIET_NS));
+    }
+
+    /// Looks at what came into memory of a file that is mapped; `cached` tells how much of a range is there. What to do now.
+    pub fn look_at_map(
+        &mut self,
+        now_ns: u64,
+        cached: &mut Cached<'_>,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Vec<Action> {
+        if self.quiet_ns.take_if(|at| now_ns >= *at).is_some() && self.map_watch.is_none() {
+            let mut watch = MapWatch::new(now_ns);
+            watch.add(0..self.size_bytes);
+            self.map_watch = Some(watch);
+        }
+        let Some(watch) = &mut self.map_watch else { return Vec::new() };
+        let seen = watch.look(now_ns, cached, may);
+        let mut actions: Vec<Action> = seen.bring.into_iter().map(Action::Exactly).collect();
+        for fault_ns in seen.faults_ns {
+            let steps = self.fill.slow_read(fault_ns, self.size_bytes, may);
+            actions.extend(steps.into_iter().map(of_step));
+        }
+        actions.extend(self.fill.more(self.size_bytes).into_iter().map(of_step));
+        if let Some(watch) = self.map_watch.take_if(|watch| watch.is_done()) {
+            self.watched_bytes += watch.held_bytes();
         }
         actions
     }
@@ -320,6 +407,7 @@ impl Advisor {
     /// first time, and what is there is not ours.
     pub fn hinted(&mut self, asked: Range<u64>, found_bytes: u64, fresh: bool, now_ns: u64) {
         let asked_bytes = asked.end.saturating_sub(asked.start);
+        self.fill.arrived();
         if !fresh {
             return;
         }
@@ -334,11 +422,14 @@ impl Advisor {
     /// How long it took to bring in what was to be tried.
     pub fn tried(&mut self, bytes: &Range<u64>, took_ns: u64) {
         self.judge.tried(bytes, took_ns);
+        self.fill.tried(bytes, took_ns, self.size_bytes);
     }
 
     /// Bytes brought in and not yet released.
     pub fn held_bytes(&self) -> u64 {
-        self.cache().map_or(0, BlockCache::held_bytes) + self.mapped.values().map(|(held, _)| held).sum::<u64>()
+        let watched = self.watched_bytes + self.map_watch.as_ref().map_or(0, MapWatch::held_bytes);
+        let mapped = self.mapped.values().map(|(held, _)| held).sum::<u64>();
+        self.cache().map_or(0, BlockCache::held_bytes) + mapped + watched + self.fill.held_bytes()
     }
 
     /// What became of what was brought in.
@@ -388,6 +479,13 @@ impl Advisor {
     }
 }
 
+fn of_step(step: Step) -> Action {
+    match step {
+        Step::Try(range) => Action::Try(range),
+        Step::Bring(range) => Action::Prefetch(range),
+    }
+}
+
 fn reading_order(entry: &Entry, size_bytes: u64) -> ReadingOrder {
     ReadingOrder::new(entry.sequence.iter().map(Region::bytes), size_bytes)
 }
@@ -433,6 +531,7 @@ fn in_file(line: &ReadingOrder, actions: Vec<Action>) -> Vec<Action> {
             Action::Renew(range) => (line.beginning_in(range), Action::Renew),
             Action::Release(range) => (line.ending_in(range), Action::Release),
             Action::Try(range) => (line.in_file(range), Action::Try),
+            Action::Exactly(range) => (line.in_file(range), Action::Exactly),
         };
         out.extend(pieces.into_iter().map(make));
     }

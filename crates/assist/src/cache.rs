@@ -76,6 +76,8 @@ pub enum Action {
     Release(Range<u64>),
     /// Bring it in, and tell how long that took. No block holds it.
     Try(Range<u64>),
+    /// Bring it in and nothing beside it: by the kernel's advice where the choice is free. No block holds it.
+    Exactly(Range<u64>),
 }
 
 /// What became of the bytes that were brought in.

@@ -75,6 +75,11 @@ impl fmt::Display for Why {
     }
 }
 
+/// Whether a read of so many bytes took longer than it takes from memory.
+pub fn is_slow(bytes: u64, duration_ns: u64) -> bool {
+    !Sample::one(bytes, duration_ns).as_fast_as_memory()
+}
+
 #[derive(Clone, Copy, Debug)]
 enum State {
     Advising,

@@ -8,6 +8,7 @@
 //! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did, [`coverage`] what it did not
 //!   see.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
+//! - [`walk`]: which files a program opens next when it goes through a tree of folders.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
 //! What a program will read next, by its strides, by a recorded run or by a known order, is the `foresight` room's.
@@ -25,4 +26,5 @@ pub mod plan;
 pub mod record;
 pub mod regions;
 pub mod report;
+pub mod walk;
 pub mod watch;

@@ -14,6 +14,7 @@ mod memory;
 mod pool;
 mod registration;
 mod service;
+mod siblings;
 mod sink;
 mod socket;
 mod users;

@@ -116,6 +116,9 @@ pub struct Report {
     /// Of a manager that served one program alone: how much of what it read was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coverage: Option<Coverage>,
+    /// Bytes brought in of files that programs were about to open, as they went through folders.
+    #[serde(default)]
+    pub siblings_bytes: u64,
     /// Bytes brought in and not yet released, now.
     pub held_bytes: u64,
     /// The budget of the node, in bytes.

@@ -146,3 +146,65 @@ fn a_known_order_is_expected_from_its_first_piece() {
     assert_eq!(read(&mut a, 1, pieces[0].bytes(), 0, 1), []);
     assert_eq!(read(&mut a, 1, pieces[1].bytes(), 0, 2), [Action::Prefetch(pieces[2].bytes())]);
 }
+
+fn online(size: u64) -> Advisor {
+    advisor(Entry { online: true, ..Entry::new("/f") }, size, Budget::default())
+}
+
+#[test]
+fn a_file_read_without_a_pattern_is_brought_in_when_that_costs_no_more() {
+    let mut a = online(64 * MIB);
+    let (mut asked, mut tried) = (0, 0);
+    for i in 0..200u64 {
+        let at = i * i * 7_919 * KIB % (63 * MIB);
+        for action in read(&mut a, 1, at..at + 4 * KIB, 5_000_000, i * 5_000_000) {
+            match action {
+                Action::Try(extent) => {
+                    tried += extent.end - extent.start;
+                    a.tried(&extent, 25_000_000);
+                }
+                Action::Prefetch(range) => {
+                    asked += range.end - range.start;
+                    a.hinted(range, 0, true, i * 5_000_000);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(tried == 4 * MIB && asked >= 60 * MIB, "{tried} {asked}");
+    assert!(a.held_bytes() >= 64 * MIB);
+    // One that reads from memory waits for nothing.
+    let mut a = online(64 * MIB);
+    let tried = (0..2000u64).any(|i| {
+        let at = i * i * 7_919 * KIB % (63 * MIB);
+        read(&mut a, 1, at..at + 4 * KIB, 2_000, i * 1000).iter().any(|action| matches!(action, Action::Try(_)))
+    });
+    assert!(!tried);
+}
+
+#[test]
+fn one_long_read_is_seen_in_the_page_cache() {
+    let (mut a, ms) = (online(64 * MIB), 1_000_000);
+    a.is_heard_of(0);
+    assert_eq!(a.look_at_map_ns(), Some(5 * ms), "not before it is quiet");
+    // The kernel reads ahead for it, 128 KiB in 5 ms.
+    let mut brought = Vec::new();
+    for step in 1..20u64 {
+        let there = step * 128 * KIB;
+        let mut cached = |range: Range<u64>| Some(there.clamp(range.start, range.end) - range.start);
+        brought.extend(a.look_at_map(step * 5 * ms, &mut cached, &mut |_| true));
+    }
+    let Some(Action::Exactly(first)) = brought.first() else { panic!("{brought:?}") };
+    assert!(first.start < MIB && first.end - first.start >= MIB, "{brought:?}");
+    let held = a.held_bytes();
+    assert!(held > 0);
+    // A read that is told of ends it; what it brought in stays on the account.
+    read(&mut a, 1, 0..4 * KIB, 5 * ms, 100 * ms);
+    assert_eq!((a.look_at_map_ns(), a.held_bytes()), (Some(105 * ms), held));
+    assert_eq!(online(MIB).look_at_map_ns(), None, "a small file is not looked at");
+    // With a plan it is known what comes.
+    let mut planned =
+        advisor(Entry { will_need: vec![Region::WHOLE], ..Entry::new("/f") }, 64 * MIB, Budget::default());
+    planned.is_heard_of(0);
+    assert_eq!(planned.look_at_map_ns(), None);
+}

@@ -61,6 +61,26 @@ pub fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedP
     Ok(CachedPages { cached: stat.nr_cache, all })
 }
 
+/// Whether a range that is not empty is in memory: by `cachestat`, or, where that is not to be had, by asking for its first
+/// and its last byte without waiting (`RWF_NOWAIT`, Linux 4.14), which says something of these two only and may make the
+/// kernel begin to read. `None` where neither can be asked.
+pub fn is_cached(fd: BorrowedFd<'_>, range: Range<u64>) -> Option<bool> {
+    if let Ok(pages) = cached_pages(fd, range.clone()) {
+        return Some(pages.complete());
+    }
+    Some(is_byte_cached(fd, range.start)? && is_byte_cached(fd, range.end.saturating_sub(1))?)
+}
+
+fn is_byte_cached(fd: BorrowedFd<'_>, at: u64) -> Option<bool> {
+    let mut byte = [0u8; 1];
+    let mut places = [io::IoSliceMut::new(&mut byte)];
+    match rustix::io::preadv2(fd, &mut places, at, rustix::io::ReadWriteFlags::NOWAIT) {
+        Ok(_) => Some(true),
+        Err(rustix::io::Errno::AGAIN) => Some(false),
+        Err(_) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,6 +97,8 @@ mod tests {
         };
         assert_eq!(pages, CachedPages { cached: 3, all: 3 });
         assert_eq!(cached_pages(file.as_fd(), 4095..4097).unwrap().all, 2);
+        assert!(is_cached(file.as_fd(), 0..10_000) != Some(false));
+        assert!(is_byte_cached(file.as_fd(), 9_999) != Some(false), "asked without cachestat");
         let beyond = cached_pages(file.as_fd(), 1 << 30..(1 << 30) + 4096).unwrap();
         assert_eq!((beyond.cached, beyond.of_bytes(4096)), (0, 0));
     }

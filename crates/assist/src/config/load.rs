@@ -43,6 +43,21 @@ pub struct Hints {
     pub device: DeviceCost,
 }
 
+impl Hints {
+    /// Without a plan: what the programs read next is found while they run, for all files.
+    pub fn online() -> Hints {
+        Hints::default().and_online()
+    }
+
+    /// The same, and what [`Hints::online`] does for files of which these hints say nothing. An entry of theirs for `/` and
+    /// all below says something of each file.
+    pub fn and_online(mut self) -> Hints {
+        // Of two entries for one directory the first counts.
+        self.directory.push(Entry { recursive: true, online: true, ..Entry::new("/") });
+        self
+    }
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
@@ -13,7 +14,7 @@ use super::pool::{Done, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
-use crate::backend::{FileId, Inside, Progress};
+use crate::backend::{FileId, Inside, Progress, cached_pages};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
 use crate::regions::RegionMap;
@@ -21,6 +22,10 @@ use crate::report::FileReport;
 
 /// How long a program is waited for that is expected to open a file.
 const EXPECTED_FOR_NS: u64 = 60_000_000_000;
+/// How long one file's maps are looked at, at a time.
+const LOOK_MAX: Duration = Duration::from_micros(500);
+/// Files whose maps, or quiet reads, are looked at, at most.
+const WATCHED_MAX: usize = 64;
 /// Reports of closed files that are kept one by one.
 const CLOSED_MAX: usize = 10_000;
 
@@ -45,6 +50,8 @@ pub(super) struct Files {
     others: FileReport,
     stand_down: StandDown,
     device: DeviceCost,
+    /// Files whose maps are looked at.
+    watched: FxHashMap<FileId, Arc<OwnedFd>>,
 }
 
 /// What is needed to act on a file: who reads it, by which descriptor, and who does the work.
@@ -58,7 +65,8 @@ pub(super) struct Acting<'a> {
 
 impl Files {
     pub(super) fn new(stand_down: StandDown, device: DeviceCost) -> Files {
-        Files { open: FxHashMap::default(), closed: VecDeque::new(), others: FileReport::default(), stand_down, device }
+        let (open, watched) = (FxHashMap::default(), FxHashMap::default());
+        Files { open, closed: VecDeque::new(), others: FileReport::default(), stand_down, device, watched }
     }
 
     /// A file, new if nobody has it open.
@@ -121,6 +129,7 @@ impl Files {
         monitored: &Arc<Monitored>,
         (path, size_bytes): (&Path, u64),
         users: &Users,
+        now_ns: u64,
     ) {
         let file = self.file(acting, monitored, (path, size_bytes), users);
         if size_bytes != file.advisor.size_bytes() {
@@ -133,6 +142,8 @@ impl Files {
         file.report.programs += u64::from(*times == 0);
         *times += 1;
         file.advisor.set_programs(file.programs.len() as u64);
+        file.advisor.is_heard_of(now_ns);
+        self.watch(acting);
     }
 
     /// A program has read.
@@ -149,6 +160,7 @@ impl Files {
         }
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
+        self.watch(acting);
     }
 
     /// A program has mapped a part of the file into memory.
@@ -162,6 +174,39 @@ impl Files {
     ) {
         let Some(file) = self.open.get_mut(&acting.id) else { return };
         file.advise(acting, users, |advisor, may| advisor.mapped(program, bytes, now_ns, may));
+        self.watch(acting);
+    }
+
+    /// A file is looked at from now on, if its advisor wants that.
+    fn watch(&mut self, acting: &Acting<'_>) {
+        let wants = self.open.get(&acting.id).is_some_and(|file| file.advisor.look_at_map_ns().is_some());
+        if wants && self.watched.len() < WATCHED_MAX {
+            self.watched.entry(acting.id).or_insert_with(|| acting.fd.clone());
+        }
+    }
+
+    /// Looks at maps of files without a plan whose time has come; when to look again.
+    pub(super) fn look_at_maps(&mut self, pool: &Pool, users: &mut Users, now_ns: u64) -> Option<u64> {
+        let mut next: Option<u64> = None;
+        self.watched.retain(|id, fd| {
+            let Some(file) = self.open.get_mut(id) else { return false };
+            if file.advisor.look_at_map_ns().is_some_and(|at| now_ns >= at) {
+                let acting = Acting { id: *id, fd, uid: file.payer, inside: None, pool };
+                let began = Instant::now();
+                let mut cached = |range: Range<u64>| {
+                    if began.elapsed() > LOOK_MAX {
+                        return None;
+                    }
+                    let len = range.end.saturating_sub(range.start);
+                    cached_pages(fd.as_fd(), range).ok().map(|pages| pages.of_bytes(len))
+                };
+                file.advise(&acting, users, |advisor, may| advisor.look_at_map(now_ns, &mut cached, may));
+            }
+            let at = file.advisor.look_at_map_ns();
+            next = next.into_iter().chain(at).min();
+            at.is_some()
+        });
+        next
     }
 
     /// The regions of an open file.
@@ -199,6 +244,8 @@ impl Files {
         file.submit(acting, Work::Close { last });
         if last && let Some(file) = self.open.remove(&acting.id) {
             users.held(file.payer, file.advisor.held_bytes(), 0);
+            // The descriptor is closed by the worker that has the last of it.
+            self.watched.remove(&acting.id);
             self.remember(file.report());
         }
     }
@@ -302,12 +349,13 @@ impl SharedFile {
                 Action::Prefetch(range) => Work::WillNeed { range, fresh: true },
                 Action::Renew(range) => Work::WillNeed { range, fresh: false },
                 Action::Try(range) => Work::Try(range),
+                Action::Exactly(range) => Work::Exactly(range),
                 Action::Release(range) => {
                     self.report.released_bytes += range.end - range.start;
                     Work::DontNeed(range)
                 }
             };
-            self.report.hints += u64::from(matches!(work, Work::WillNeed { .. } | Work::Try(_)));
+            self.report.hints += u64::from(matches!(work, Work::WillNeed { .. } | Work::Exactly(_) | Work::Try(_)));
             self.submit(acting, work);
         }
     }

@@ -50,6 +50,8 @@ pub(super) enum Work {
         fresh: bool,
     },
     DontNeed(Range<u64>),
+    /// Brings it in and nothing beside it, by the kernel's advice where the choice is free.
+    Exactly(Range<u64>),
     /// Brings it in, and how long that takes is to be told.
     Try(Range<u64>),
     ReadAhead(ReadAhead),
@@ -343,6 +345,12 @@ impl Pool {
                 // Where a hint only begins something, nobody knows when it ends.
                 let took_ns = backend.waits().then(|| u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 Some(Done { id: *id, range, fresh: false, took_ns, backend: backend.name(), result })
+            }
+            Work::Exactly(range) => {
+                let choice = if *choice == BackendChoice::Auto { BackendChoice::Fadvise } else { *choice };
+                let backend = self.backends.choose(choice, file);
+                let result = backend.will_need(file, range.clone());
+                Some(Done { id: *id, range, fresh: false, took_ns: None, backend: backend.name(), result })
             }
             Work::DontNeed(range) => {
                 let (error, backend) = self.backends.dont_need(*choice, file, range.clone()).err()?;

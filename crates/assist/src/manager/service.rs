@@ -20,6 +20,7 @@ use super::client::Client;
 use super::files::{Acting, Files};
 use super::pool::{Done, Pool};
 use super::registration::examine;
+use super::siblings::Siblings;
 use super::sink::{RecordedAccess, Recorder};
 use super::socket::{self, Peer};
 use super::users::Users;
@@ -81,10 +82,14 @@ pub(super) struct Service {
     active: BTreeSet<u64>,
     users: Users,
     files: Files,
+    /// Where programs without a plan are followed from file to file.
+    siblings: Option<Siblings>,
     next_client: u64,
     next_number: u64,
     accept_paused_until_ns: Option<u64>,
     house_kept_ns: u64,
+    /// When maps are looked at again.
+    maps_looked_at_ns: Option<u64>,
     programs_ever: u64,
     cut_off: u64,
     /// Of rings that are gone.
@@ -122,6 +127,10 @@ impl Service {
         };
         // Among many users none may have most of the workers.
         let share = if access == Access::Everyone { workers / 2 } else { workers.saturating_sub(1) };
+        // Files are opened here with the rights of the manager, which must be those of its programs.
+        let follows = advise && access == Access::Owner && hints.directory.iter().any(|entry| entry.online);
+        let node_bytes = memory::node_budget_bytes();
+        let siblings = follows.then(|| Siblings::start(node_bytes)).transpose()?;
         let pool = Pool::start(workers, share, backends, send, wake)?;
         Ok(Service {
             epoll,
@@ -136,12 +145,14 @@ impl Service {
             recorder: Recorder::new(sink),
             clients: FxHashMap::default(),
             active: BTreeSet::new(),
-            users: Users::new(hints.limits, hints.budget, memory::node_budget_bytes()),
+            users: Users::new(hints.limits, hints.budget, node_bytes),
             files: Files::new(hints.stand_down, hints.device),
+            siblings,
             next_client: FIRST_CLIENT,
             next_number: 0,
             accept_paused_until_ns: None,
             house_kept_ns: now_ns(),
+            maps_looked_at_ns: None,
             programs_ever: 0,
             cut_off: 0,
             dropped_accesses: 0,
@@ -178,7 +189,10 @@ impl Service {
 
     /// One round: waits, and serves what there is. `Some` when it is to end.
     fn turn(&mut self) -> io::Result<Option<Option<Sender<Report>>>> {
-        let timeout = if self.active.is_empty() { Duration::from_nanos(KEEP_HOUSE_EVERY_NS) } else { LOOK_EVERY };
+        let mut timeout = if self.active.is_empty() { Duration::from_nanos(KEEP_HOUSE_EVERY_NS) } else { LOOK_EVERY };
+        if let Some(at) = self.maps_looked_at_ns {
+            timeout = timeout.min(Duration::from_nanos(at.saturating_sub(now_ns())));
+        }
         let mut events = Vec::with_capacity(256);
         let timeout = rustix::event::Timespec::try_from(timeout).map_err(io::Error::other)?;
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
@@ -206,6 +220,7 @@ impl Service {
         while let Ok(done) = self.done.try_recv() {
             self.files.done(done, now);
         }
+        self.maps_looked_at_ns = self.files.look_at_maps(&self.pool, &mut self.users, now);
         if now.saturating_sub(self.house_kept_ns) >= KEEP_HOUSE_EVERY_NS {
             self.keep_house(now);
         }
@@ -451,6 +466,7 @@ impl Service {
             seen_bytes: self.seen_bytes,
             mapped_bytes: self.mapped_bytes,
             coverage: None,
+            siblings_bytes: self.siblings.as_ref().map_or(0, Siblings::brought_bytes),
             held_bytes: self.users.held_bytes(),
             budget_bytes: self.users.node_bytes(),
             files,

@@ -153,7 +153,7 @@ impl Storage for Node<'_> {
         }
         for action in actions {
             match action {
-                Action::Prefetch(bytes) | Action::Renew(bytes) => {
+                Action::Prefetch(bytes) | Action::Renew(bytes) | Action::Exactly(bytes) => {
                     let bytes = pages(&(bytes.start..bytes.end.min(size)));
                     if bytes.start < bytes.end {
                         self.hint(now_ns, file as u32, &bytes);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use impresario_assist::config::Hints;
 use impresario_assist::manager::{Manager, Options, raise_file_limit};
 
 use super::launch::{Programs, Purpose, Reach, own_socket, reach};
@@ -13,19 +14,20 @@ use crate::usage;
 
 /// Run a program with hints
 ///
-/// With a hints file an advice manager serves this program alone, as long as it runs, and prefetches the beginnings of
-/// files named on the command line while the program loads. With --node the manager of the node serves it (see
+/// An advice manager serves this program alone, as long as it runs. With a hints file it follows the plan, and prefetches the
+/// beginnings of files named on the command line while the program loads. Of files without hints it finds a
+/// pattern while the program reads them. With --node the manager of the node serves it (see
 /// `impresario assist daemon`). The exit status is that of the program. A program into which the library cannot be
 /// preloaded runs without hints, and a message says so. The last line on standard error tells how much of what the program
 /// read was seen: reads of files without hints, memory maps and statically linked children are not.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
+  impresario assist run -- tar -cf archive.tar data
   impresario assist run hints.json -- python3 analysis.py data.root
   impresario assist run hints.json --report report.json -- ./solver mesh.h5
   impresario assist run --node -- python3 analysis.py data.root")]
 pub struct Args {
-    /// The hints file
-    #[arg(required_unless_present = "node")]
+    /// The hints file [default: no plan]
     hints: Option<PathBuf>,
     /// Use the advice manager of the node
     #[arg(long, conflicts_with_all = ["hints", "report"])]
@@ -51,7 +53,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Reach::No(why) = reach(&args.program[0].to_string_lossy())? {
         eprintln!("impresario: it runs without hints: {why}");
     }
-    let Some(path) = args.hints else {
+    if args.node {
         let socket = super::report::answering_socket();
         if !socket.exists() {
             return Err(usage(format!(
@@ -61,8 +63,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         let programs = Programs::start(&args.program, Purpose::Advise, args.instances, &socket, None)?;
         return Ok(programs.wait()?.0);
+    }
+    let hints = match &args.hints {
+        Some(path) => super::hints(path)?.and_online(),
+        None => Hints::online(),
     };
-    let hints = super::hints(&path)?;
     let folder = own_socket()?;
     let before = raise_file_limit();
     let manager =

@@ -102,6 +102,20 @@ fn how_much_was_seen_is_told() {
     assert_eq!((quiet.code, quiet.err.as_str()), (0, ""));
 }
 
+/// No hints file: what a program reads next is found while it runs, and its result is its own.
+#[test]
+fn without_a_plan_it_runs_guided_all_the_same() {
+    let folder = Folder::new();
+    let (program, data) = (folder.strided(), folder.data("data"));
+    let read = reading(&program, &data, 0);
+    let (alone, report) = (plain(&read), folder.at("report.json"));
+    let ran = run_command(assist(["run", "--report"]).arg(&report).arg("--").args(&read), LONG);
+    assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
+    let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+    let file = report.files.iter().find(|f| f.path == data.to_str().unwrap()).expect("the file is looked after");
+    assert_eq!((file.reads, file.entry.as_str()), (COUNT, "Directory[0]"));
+}
+
 /// The ranks of a job record side by side, and are planned for together.
 #[test]
 fn ranks_record_one_trace_each() {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use impresario_ring::message::{ToClient, ToManager, register};
-use impresario_ring::{Consumer, ring_bytes};
+use impresario_ring::{Consumer, now_ns, ring_bytes};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{CutOff, MESSAGES_A_TURN, Messages, Service};
@@ -140,7 +140,10 @@ impl Service {
             let inside = Some(&client.inside);
             let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             let file = (examined.path.as_path(), examined.size_bytes);
-            self.files.opened(&acting, client.id, monitored, file, &self.users);
+            self.files.opened(&acting, client.id, monitored, file, &self.users, now_ns());
+            if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
+                siblings.opened(&examined.path);
+            }
             let mut mode = OpenFile::default();
             // A file met again is somewhere; only one just opened is at its beginning.
             if flags & register::FOUND == 0

@@ -1,0 +1,330 @@
+//! A file that a program has mapped: which parts it touches is seen in the page cache.
+//!
+//! Nothing tells of a touch, but a page fault brings pages in. What comes into memory without our doing is a touch. Where
+//! touches go forward, a window ahead of them is brought in but for a hole in its middle: when the hole fills, the program has
+//! come so far, and the next window, twice as long, is brought in. So each window costs the program one fault, and nothing is
+//! brought in for a program that has stopped. Looking costs a system call for each part asked about, so it is done less often
+//! when nothing is found, and ends when all is in memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// What is told apart: as much as the kernel brings in around a fault.
+const GRANULE_BYTES: u64 = 128 << 10;
+/// Windows: the first, and the longest.
+const WINDOW_BYTES: (u64, u64) = (2 << 20, 64 << 20);
+/// Touches that must go forward, and the gap between them that is read along.
+const FORWARD: usize = 3;
+const GAP_BYTES: u64 = 512 << 10;
+/// No question is about more than this: an answer takes the longer the more is in memory.
+const QUESTION_BYTES: u64 = 16 << 20;
+/// Questions to the page cache in one look.
+const QUESTIONS: u32 = 64;
+/// From look to look: at first, and when nothing is found for long.
+const LOOK_EVERY_NS: (u64, u64) = (1_000_000, 64_000_000);
+/// A touch is not held to have cost more than this.
+const FAULT_NS_MAX: u64 = 20_000_000;
+
+/// How many of some bytes are in memory; `None` where that cannot be asked, or not any more now.
+pub type Cached<'a> = dyn FnMut(Range<u64>) -> Option<u64> + 'a;
+
+/// What a look found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Seen {
+    /// Bring exactly these in, and nothing beside them.
+    pub(super) bring: Vec<Range<u64>>,
+    /// Touches that nothing foretold, and the time from one to the next, at most so long as a fault may take.
+    pub(super) faults_ns: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Run {
+    hole: Range<u64>,
+    end: u64,
+    window_bytes: u64,
+}
+
+/// The maps of one file.
+#[derive(Debug)]
+pub(super) struct MapWatch {
+    /// What is mapped and was not seen in memory, start to end.
+    unknown: BTreeMap<u64, u64>,
+    /// The end of the last map.
+    end: u64,
+    /// Where the next look goes on.
+    cursor: u64,
+    touched: VecDeque<Range<u64>>,
+    run: Option<Run>,
+    /// What was in memory before has been passed over.
+    is_settled: bool,
+    touched_ns: u64,
+    look_ns: u64,
+    every_ns: u64,
+    held_bytes: u64,
+}
+
+impl MapWatch {
+    pub(super) fn new(now_ns: u64) -> MapWatch {
+        MapWatch {
+            unknown: BTreeMap::new(),
+            end: 0,
+            cursor: 0,
+            touched: VecDeque::new(),
+            run: None,
+            is_settled: false,
+            touched_ns: now_ns,
+            look_ns: now_ns,
+            every_ns: LOOK_EVERY_NS.0,
+            held_bytes: 0,
+        }
+    }
+
+    /// These bytes are mapped, too. What is known of them already is forgotten.
+    pub(super) fn add(&mut self, bytes: Range<u64>) {
+        self.take(&bytes);
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let end = (at / QUESTION_BYTES + 1).saturating_mul(QUESTION_BYTES).min(bytes.end);
+            self.unknown.insert(at, end);
+            at = end;
+        }
+        self.end = self.end.max(bytes.end);
+        self.every_ns = LOOK_EVERY_NS.0;
+    }
+
+    /// Whether there is anything to look at.
+    pub(super) fn is_done(&self) -> bool {
+        self.unknown.is_empty() && self.run.is_none()
+    }
+
+    /// When to look again.
+    pub(super) fn look_ns(&self) -> u64 {
+        self.look_ns
+    }
+
+    /// Bytes that were brought in.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Looks at what has come into memory; `may` grants bytes to bring in.
+    pub(super) fn look(&mut self, now_ns: u64, cached: &mut Cached<'_>, may: &mut dyn FnMut(u64) -> bool) -> Seen {
+        let mut seen = Seen::default();
+        let mut found = false;
+        if let Some(run) = &self.run
+            && cached(run.hole.clone()).is_some_and(|bytes| bytes > 0)
+        {
+            let (end, window_bytes) = (run.end, (run.window_bytes * 2).min(WINDOW_BYTES.1));
+            (self.run, found) = (None, true);
+            self.window(end, window_bytes, &mut seen, may);
+        }
+        for touch in self.touches(cached) {
+            found = true;
+            if !self.is_settled {
+                continue;
+            }
+            seen.faults_ns.push(now_ns.saturating_sub(self.touched_ns).min(FAULT_NS_MAX));
+            self.touched_ns = now_ns;
+            // One that passes over parts may have passed over the hole, too.
+            let after = |run: &mut Run| (run.end..=run.end.saturating_add(GAP_BYTES)).contains(&touch.start);
+            if let Some(run) = self.run.take_if(after) {
+                self.touched.clear();
+                self.window(touch.end, (run.window_bytes * 2).min(WINDOW_BYTES.1), &mut seen, may);
+                continue;
+            }
+            self.touched.push_back(touch.clone());
+            if self.touched.len() > FORWARD {
+                self.touched.pop_front();
+            }
+            let forward = |(a, b): (&Range<u64>, &Range<u64>)| a.end <= b.start && b.start - a.end <= GAP_BYTES;
+            let goes_on = self.touched.iter().zip(self.touched.iter().skip(1)).all(forward);
+            if self.touched.len() == FORWARD && goes_on {
+                self.touched.clear();
+                self.window(touch.end, WINDOW_BYTES.0, &mut seen, may);
+            }
+        }
+        self.every_ns = if found { LOOK_EVERY_NS.0 } else { (self.every_ns * 2).min(LOOK_EVERY_NS.1) };
+        // While a run goes on it must not get ahead of us.
+        if self.run.is_some() {
+            self.every_ns = self.every_ns.min(LOOK_EVERY_NS.0 * 4);
+        }
+        self.look_ns = now_ns.saturating_add(self.every_ns);
+        seen
+    }
+
+    /// Brings in a window from `start` on, but for a hole.
+    fn window(&mut self, start: u64, window_bytes: u64, seen: &mut Seen, may: &mut dyn FnMut(u64) -> bool) {
+        // Not beyond what is mapped, nor into what is in memory.
+        let parts = self.unknown.range(..start.saturating_add(window_bytes)).skip_while(|(_, end)| **end <= start);
+        let mapped_end = parts.fold(start, |at, (from, end)| if *from <= at { at.max(*end) } else { at });
+        let window = start..mapped_end.min(start.saturating_add(window_bytes));
+        let len = window.end - window.start;
+        if len == 0 || !may(len) {
+            return;
+        }
+        let middle = (window.start + len / 2).next_multiple_of(GRANULE_BYTES);
+        let hole = middle..(middle + GRANULE_BYTES).min(window.end);
+        self.take(&window);
+        self.held_bytes += len;
+        if hole.start < hole.end && window.end < self.end {
+            seen.bring.extend([window.start..hole.start, hole.end..window.end].into_iter().filter(|r| r.start < r.end));
+            self.run = Some(Run { hole, end: window.end, window_bytes });
+        } else {
+            seen.bring.push(window);
+            self.run = None;
+        }
+    }
+
+    /// Parts that came into memory since the last look, joined where they touch.
+    fn touches(&mut self, cached: &mut Cached<'_>) -> Vec<Range<u64>> {
+        let (mut left, mut all_told) = (QUESTIONS, true);
+        let cached = &mut |range: Range<u64>| {
+            let told = cached(range);
+            all_told &= told.is_some();
+            told
+        };
+        let mut touched: Vec<Range<u64>> = Vec::new();
+        let from = self.cursor;
+        let order: Vec<(u64, u64)> = self
+            .unknown
+            .range(from..)
+            .chain(self.unknown.range(..from))
+            .take(QUESTIONS as usize)
+            .map(|(start, end)| (*start, *end))
+            .collect();
+        for (start, end) in order {
+            if left == 0 {
+                break;
+            }
+            self.cursor = start + 1;
+            narrow(start..end, &mut left, cached, &mut touched);
+        }
+        if left > 0 && all_told && !self.is_settled {
+            // What has been found so far was there before.
+            touched.drain(..).for_each(|part| self.take(&part));
+            self.is_settled = true;
+        }
+        touched.sort_unstable_by_key(|part| part.start);
+        touched.iter().for_each(|part| self.take(part));
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for part in touched {
+            match joined.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => joined.push(part),
+            }
+        }
+        joined
+    }
+
+    /// These bytes are known.
+    fn take(&mut self, bytes: &Range<u64>) {
+        let over: Vec<(u64, u64)> = self
+            .unknown
+            .range(..bytes.end)
+            .rev()
+            .take_while(|(_, end)| **end > bytes.start)
+            .map(|(s, e)| (*s, *e))
+            .collect();
+        for (start, end) in over {
+            self.unknown.remove(&start);
+            if start < bytes.start {
+                self.unknown.insert(start, bytes.start);
+            }
+            if bytes.end < end {
+                self.unknown.insert(bytes.end, end);
+            }
+        }
+    }
+}
+
+/// Halves a range until the granules are found that are in memory.
+fn narrow(range: Range<u64>, left: &mut u32, cached: &mut Cached<'_>, found: &mut Vec<Range<u64>>) {
+    if *left == 0 {
+        return;
+    }
+    *left -= 1;
+    let len = range.end - range.start;
+    match cached(range.clone()) {
+        // Where it cannot be asked, nothing is ever found.
+        None | Some(0) => {}
+        Some(bytes) if bytes >= len || len <= GRANULE_BYTES => found.push(range),
+        Some(_) => {
+            let middle = (range.start + len / 2).next_multiple_of(GRANULE_BYTES).min(range.end);
+            narrow(range.start..middle, left, cached, found);
+            if middle < range.end {
+                narrow(middle..range.end, left, cached, found);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const SIZE: u64 = 64 << 20;
+
+    /// A page cache in granules, and a program that touches some of them, one in each look.
+    fn run(touches: impl IntoIterator<Item = u64>, warm: Range<u64>) -> (u64, u64, Vec<Range<u64>>, MapWatch) {
+        let mut memory: BTreeSet<u64> = (warm.start / GRANULE_BYTES..warm.end / GRANULE_BYTES).collect();
+        let (mut watch, mut brought) = (MapWatch::new(0), Vec::new());
+        watch.add(0..SIZE);
+        let (mut faults, mut questions) = (0, 0);
+        for (n, granule) in touches.into_iter().enumerate() {
+            let mut cached = |r: Range<u64>| {
+                questions += 1;
+                let held = memory.range(r.start / GRANULE_BYTES..r.end.div_ceil(GRANULE_BYTES)).count() as u64;
+                Some(held * GRANULE_BYTES)
+            };
+            let seen = watch.look(n as u64 * 5_000_000, &mut cached, &mut |_| true);
+            for range in seen.bring {
+                assert!(range.end <= SIZE && range.start < range.end);
+                memory.extend(range.start / GRANULE_BYTES..range.end.div_ceil(GRANULE_BYTES));
+                brought.push(range);
+            }
+            faults += u64::from(memory.insert(granule));
+        }
+        (faults, questions, brought, watch)
+    }
+
+    #[test]
+    fn a_way_through_the_map_is_brought_in_with_few_faults() {
+        let granules = SIZE / GRANULE_BYTES;
+        let (faults, questions, _, watch) = run(0..granules, 0..0);
+        assert!(faults < 14, "of {granules}: {faults}");
+        assert!(questions < 40 * granules, "{questions}");
+        assert!(watch.held_bytes() <= SIZE);
+        // Every other granule as well, and a program that begins in the middle.
+        assert!(run((granules / 2..granules).step_by(2), 0..0).0 < 12);
+    }
+
+    #[test]
+    fn nothing_is_brought_in_for_one_that_stops_or_jumps() {
+        let (_, _, brought, _) = run((0..5).chain(std::iter::repeat_n(4, 100)), 0..0);
+        let bytes: u64 = brought.iter().map(|r| r.end - r.start).sum();
+        assert!(bytes <= WINDOW_BYTES.0, "{brought:?}");
+        let (faults, _, brought, _) = run((0..200u64).map(|i| i * 197 % 512), 0..0);
+        assert!(brought.is_empty() && faults == 200, "{brought:?}");
+    }
+
+    #[test]
+    fn what_was_in_memory_is_no_touch_and_all_of_it_ends_the_watch() {
+        let (_, _, brought, watch) = run(std::iter::repeat_n(511, 50), 0..SIZE);
+        assert!(brought.is_empty() && watch.is_done());
+        let (_, _, brought, _) = run(std::iter::repeat_n(0, 100), 0..SIZE / 2);
+        assert!(brought.is_empty(), "{brought:?}");
+    }
+
+    #[test]
+    fn parts_are_taken_out_exactly() {
+        let mut watch = MapWatch::new(0);
+        watch.add(0..100);
+        watch.take(&(20..30));
+        watch.take(&(25..60));
+        watch.take(&(90..200));
+        assert_eq!(watch.unknown.iter().map(|(s, e)| (*s, *e)).collect::<Vec<_>>(), [(0, 20), (60, 90)]);
+        watch.add(10..70);
+        assert_eq!(watch.unknown.iter().map(|(s, e)| (*s, *e)).collect::<Vec<_>>(), [(0, 10), (10, 70), (70, 90)]);
+    }
+}

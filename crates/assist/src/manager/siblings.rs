@@ -1,0 +1,161 @@
+//! Files that a program has not opened yet: where it goes through a tree of folders, the next ones are brought in.
+//!
+//! Predicting them takes their names, so a thread of its own lists folders and opens files: a file system that hangs
+//! holds only this thread up. The manager opens them with its own rights, so this is for managers of one user's programs.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirEntryExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use crate::backend::is_cached;
+use crate::walk::{FILES_AHEAD_MAX, Name, Walk};
+
+/// Files that were opened and not looked at yet; more are passed over.
+const WAITING_MAX: usize = 1024;
+/// Ways through trees that are followed at once; one more takes the place of the one idle longest.
+const WALKS_MAX: usize = 8;
+/// Names of a folder at most: listing more would take long and tell little.
+const NAMES_MAX: usize = 1 << 16;
+/// What is brought in of one file; of as many as are predicted it is 64 MiB.
+const FILE_BYTES_MAX: u64 = (64 << 20) / FILES_AHEAD_MAX as u64;
+/// Files in a row that were in memory already, after which the next ones are not looked at, and how many are passed over.
+const CACHED_IN_A_ROW: u32 = 16;
+const PASSED_OVER: u32 = 512;
+
+/// Follows programs from file to file.
+#[derive(Debug)]
+pub(super) struct Siblings {
+    opened: SyncSender<PathBuf>,
+    brought: Arc<AtomicU64>,
+}
+
+impl Siblings {
+    /// Starts the thread; it ends when this is dropped. It may hold `budget_bytes` ahead of programs.
+    pub(super) fn start(budget_bytes: u64) -> std::io::Result<Siblings> {
+        let (opened, waiting) = sync_channel(WAITING_MAX);
+        let brought = Arc::new(AtomicU64::new(0));
+        let follower = Follower {
+            walks: VecDeque::new(),
+            file_bytes: FILE_BYTES_MAX.min(budget_bytes / FILES_AHEAD_MAX as u64),
+            cached_in_a_row: 0,
+            passing_over: 0,
+            brought: brought.clone(),
+        };
+        std::thread::Builder::new().name("assist-siblings".into()).spawn(move || follower.run(&waiting))?;
+        Ok(Siblings { opened, brought })
+    }
+
+    /// A program has opened a file.
+    pub(super) fn opened(&self, path: &Path) {
+        // Full means that the file system is slower than the program: it gains nothing.
+        let _ = self.opened.try_send(path.into());
+    }
+
+    /// Bytes brought in so far.
+    pub(super) fn brought_bytes(&self) -> u64 {
+        self.brought.load(Relaxed)
+    }
+}
+
+struct Follower {
+    /// Last used first.
+    walks: VecDeque<Walk>,
+    file_bytes: u64,
+    cached_in_a_row: u32,
+    passing_over: u32,
+    brought: Arc<AtomicU64>,
+}
+
+impl Follower {
+    fn run(mut self, opened: &Receiver<PathBuf>) {
+        while let Ok(path) = opened.recv() {
+            for next in self.next(&path) {
+                self.bring_in(&next);
+            }
+        }
+    }
+
+    fn next(&mut self, path: &Path) -> Vec<PathBuf> {
+        let near = self.walks.iter().position(|walk| walk.is_near(path));
+        let mut walk = near.and_then(|i| self.walks.remove(i)).unwrap_or_default();
+        let next = walk.opened(path, &mut |folder| list(folder));
+        self.walks.push_front(walk);
+        self.walks.truncate(WALKS_MAX);
+        next
+    }
+
+    fn bring_in(&mut self, path: &Path) {
+        if self.passing_over > 0 {
+            self.passing_over -= 1;
+            return;
+        }
+        // A pipe that takes a file's place is not waited for, and what is no regular file is not touched.
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
+        let open = |more| File::options().read(true).custom_flags(flags | more).open(path);
+        let Ok(file) = open(libc::O_NOATIME).or_else(|_| open(0)) else { return };
+        let Ok(meta) = file.metadata() else { return };
+        let bytes = meta.len().min(self.file_bytes);
+        let Some(len) = std::num::NonZero::new(bytes).filter(|_| meta.is_file()) else { return };
+        if is_cached(file.as_fd(), 0..bytes).unwrap_or(false) {
+            self.cached_in_a_row += 1;
+            if self.cached_in_a_row >= CACHED_IN_A_ROW {
+                (self.cached_in_a_row, self.passing_over) = (0, PASSED_OVER);
+            }
+            return;
+        }
+        self.cached_in_a_row = 0;
+        // Begins to read and does not wait; the kernel cuts it to what it takes at once.
+        if rustix::fs::fadvise(&file, 0, Some(len), rustix::fs::Advice::WillNeed).is_ok() {
+            self.brought.fetch_add(bytes, Relaxed);
+        }
+    }
+}
+
+/// The files and folders of a folder.
+fn list(folder: &Path) -> Option<Vec<Name>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).ok()? {
+        let entry = entry.ok()?;
+        let kind = entry.file_type().ok()?;
+        if !kind.is_dir() && !kind.is_file() {
+            continue;
+        }
+        if names.len() == NAMES_MAX {
+            return None;
+        }
+        names.push(Name { name: entry.file_name(), inode: entry.ino(), is_folder: kind.is_dir() });
+    }
+    Some(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_files_of_a_folder_are_brought_in() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..20 {
+            std::fs::write(dir.path().join(format!("{i:02}")), [i; 5000]).unwrap();
+        }
+        std::os::unix::fs::symlink(dir.path().join("05"), dir.path().join("link")).unwrap();
+        let names = list(dir.path()).unwrap();
+        assert_eq!(names.len(), 20, "links are not followed");
+        let mut follower = Follower {
+            walks: VecDeque::new(),
+            file_bytes: FILE_BYTES_MAX,
+            cached_in_a_row: 0,
+            passing_over: 0,
+            brought: Arc::default(),
+        };
+        let next: Vec<Vec<PathBuf>> = (0..4).map(|i| follower.next(&dir.path().join(format!("{i:02}")))).collect();
+        assert!(next[0].is_empty() && next[1].is_empty(), "one step shows no order");
+        let last = |paths: &[PathBuf]| paths.first().and_then(|p| p.file_name()?.to_str().map(String::from));
+        assert_eq!(last(&next[2]).as_deref(), Some("03"), "{next:?}");
+    }
+}
