@@ -10,8 +10,9 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip nfs-cp)
+present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip nfs-cp sqlite3 zstd)
 headers=(glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h)
+modules=(numpy h5py)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
 stand_in() {
@@ -29,6 +30,7 @@ machine() {
   for tool in "${base[@]}"; do ln -s "$(type -P "$tool")" "$folder/bin/$tool"; done
   for tool in "${present[@]}"; do stand_in "$folder/bin/$tool" </dev/null; done
   for tool in "${headers[@]}"; do stand_in "$folder/include/$tool" </dev/null; done
+  for tool in "${modules[@]}"; do stand_in "$folder/lib/python3/dist-packages/$tool" </dev/null; done
   stand_in "$folder/bin/sudo" <<<'while [[ $1 == -* ]]; do shift; done; exec "$@"'
   # "Downloads" an installer that makes a rustup without any toolchain.
   stand_in "$folder/offer/curl" <<'CURL'

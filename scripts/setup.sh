@@ -29,6 +29,10 @@ needs=(
   "openssl:openssl:the tests of the GlusterFS translator"
   "ip:iproute2:the tests of keys and of the GlusterFS translator"
   "nfs-cp:libnfs-utils:the tests of the NFS server"
+  "lib/python3/dist-packages/numpy:python3-numpy:the programs that guided I/O is measured with"
+  "lib/python3/dist-packages/h5py:python3-h5py:the programs that guided I/O is measured with"
+  "sqlite3:sqlite3:the programs that guided I/O is measured with"
+  "zstd:zstd:the programs that guided I/O is measured with"
 )
 choose_toolchain || needs+=("curl:curl:downloading the Rust toolchain" ":ca-certificates:downloading the Rust toolchain")
 

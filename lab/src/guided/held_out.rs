@@ -1,0 +1,453 @@
+//! Programs that guided I/O was not developed with, on files that no plan was made from: what `impresario-lab guided
+//! --held-out` runs, on the latency-bound mount and on the machine's own disk.
+//!
+//! Each program runs without guided I/O, with it and no plan, and with a plan that was recorded on another file of the same
+//! kind, in pairs from a cold cache. All must print the same. Time waiting is the time of a run above that of a run from
+//! memory; the least time is that of a run from memory, or of the bytes on the device's line if that is longer.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use impresario_workload::kernel_disk::tool;
+use impresario_workload::programs::{BlockDevice, Files, Measured, TestBed, Trials, Variant, measure};
+use impresario_workload::stats::{Interval, Verdict, at_least, median, no_worse_than};
+use impresario_workload::stop::Stop;
+use serde::Serialize;
+
+use super::slow_mount::{SlowMount, Slowness};
+
+/// The Python of the system, with Debian's python3-numpy and python3-h5py.
+const PYTHON: &str = "/usr/bin/python3";
+/// A run with guided I/O may be slower by this share and this time, s.
+const SLOWER_MAX: (f64, f64) = (0.01, 0.02);
+/// Where the device allows to save a share of the time waiting, and what must be saved of it then.
+const REACH: [(f64, f64); 2] = [(0.6, 0.5), (0.4, 0.3)];
+
+/// What to run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Options {
+    /// Programs by name; empty: all.
+    pub only: Vec<String>,
+    /// Pairs of runs of each.
+    pub pairs: u32,
+    /// Where the files are made.
+    pub folder: PathBuf,
+    /// The latency-bound mount.
+    pub slowness: Slowness,
+    /// Leave out the machine's own disk, or the mount.
+    pub beds: Beds,
+}
+
+/// On which devices programs run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Beds {
+    /// Both.
+    All,
+    /// The latency-bound mount.
+    Mount,
+    /// The machine's own disk.
+    Disk,
+}
+
+/// A program: its name, the kind of its files, and what it is given to a shell as. `$D` is the folder of the files, `$S` one
+/// to write to, `$T` that of our scripts and programs.
+struct Program {
+    name: &'static str,
+    files: &'static str,
+    script: &'static str,
+    /// Programs without which it cannot run.
+    needs: &'static [&'static str],
+}
+
+const fn program(
+    name: &'static str,
+    files: &'static str,
+    script: &'static str,
+    needs: &'static [&'static str],
+) -> Program {
+    Program { name, files, script, needs }
+}
+
+const PROGRAMS: [Program; 23] = [
+    program("memmap", "numpy", "exec $PYTHON $T/held_out.py read memmap $D", &[]),
+    program("memmap-some", "numpy", "exec $PYTHON $T/held_out.py read memmap-some $D", &[]),
+    program("npload", "numpy", "exec $PYTHON $T/held_out.py read npload $D", &[]),
+    program("h5-slices", "hdf5", "exec $PYTHON $T/held_out.py read steps $D", &[]),
+    program("h5-chunks", "hdf5", "exec $PYTHON $T/held_out.py read chunks $D", &[]),
+    program("tar", "tree", "tar -cf - -C $D tree | cksum", &["tar"]),
+    program(
+        "cp",
+        "tree",
+        "rm -rf $S/out; cp -r $D/tree $S/out; cd $S/out; find . -type f | sort | xargs cat | cksum",
+        &["cp"],
+    ),
+    program("grep", "tree", "grep -rc abcd $D/tree | sort | cut -d: -f2 | cksum", &["grep"]),
+    program("md5sum", "tree", "cd $D/tree; find . -type f | xargs md5sum | cksum", &["md5sum"]),
+    program(
+        "fsck",
+        "git",
+        "GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*' git -C $D/tree fsck --full \
+         --no-progress",
+        &["git"],
+    ),
+    program(
+        "sql-scan",
+        "sqlite",
+        "sqlite3 \"file:$D/events.db?mode=ro&immutable=1\" 'select sum(value) from events'",
+        &["sqlite3"],
+    ),
+    program("sql-index", "sqlite", "exec $PYTHON $T/held_out.py read lookup $D", &[]),
+    program("zstd", "zstd", "zstd -dc $D/lines.txt.zst | cksum", &["zstd"]),
+    program("sort", "text", "sort -S 200M $D/lines.txt | cksum", &["sort"]),
+    program("wc", "text", "wc < $D/lines.txt", &["wc"]),
+    program("mmap", "block", "exec $T/held_out mmap $D/block", &["cc"]),
+    program("mmap-random", "block", "exec $T/held_out mmap-random $D/block", &["cc"]),
+    program("backward", "block", "exec $T/held_out backward $D/block", &["cc"]),
+    program("strided", "block", "exec $T/held_out strided $D/block", &["cc"]),
+    program("random", "block", "exec $T/held_out random $D/block", &["cc"]),
+    program(
+        "fio",
+        "block",
+        "fio --name=r --filename=$D/block --readonly --rw=read:192k --bs=64k --ioengine=io_uring --iodepth=2 --size=48M \
+         --io_size=12M --invalidate=0 --output=/dev/null && echo read",
+        &["fio"],
+    ),
+    program("java", "block", "exec java -Xshare:auto -cp $T HeldOut $D/block", &["java", "javac"]),
+    program("cat", "block", "cat $D/block | cksum", &["cat"]),
+];
+
+/// One program on one device.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub program: String,
+    /// `mount` or `disk`.
+    pub bed: String,
+    /// From memory, s.
+    pub warm_s: f64,
+    /// No run can be faster, s; on a disk whose speed is not known, that from memory.
+    pub least_s: f64,
+    /// Runs without guided I/O, without a plan, and with a plan of another file.
+    pub measured: Measured,
+    /// Time waiting saved without a plan, and with one.
+    pub waiting_saved: [Interval; 2],
+    /// What could be saved of the time waiting.
+    pub allowed: f64,
+    /// How much of the last guided run was seen.
+    pub coverage: String,
+    /// Claims and verdicts.
+    pub claims: Vec<(String, Verdict)>,
+}
+
+/// Names of the programs.
+pub fn names() -> Vec<&'static str> {
+    PROGRAMS.iter().map(|p| p.name).collect()
+}
+
+/// Runs the programs; `say` gets lines of progress. Returns the rows, and programs that are missing with the reason.
+pub fn run(options: &Options, stop: &Stop, say: &mut dyn FnMut(&str)) -> Result<(Vec<Row>, Vec<String>)> {
+    if let Some(name) = options.only.iter().find(|name| !names().contains(&name.as_str())) {
+        bail!("there is no program {name:?}; there are: {}", names().join(", "));
+    }
+    let folder = tempfile::Builder::new().prefix("held-out-").tempdir_in(&options.folder)?;
+    let bench = Bench { options, folder: folder.path().canonicalize()?, stop };
+    let wanted = |p: &&Program| options.only.is_empty() || options.only.iter().any(|name| name == p.name);
+    let (mut runnable, mut missing) = (Vec::new(), Vec::new());
+    for program in PROGRAMS.iter().filter(wanted) {
+        match program.needs.iter().find(|need| !present(need)) {
+            Some(need) => missing.push(format!("{}: there is no {need} here", program.name)),
+            None => runnable.push(program),
+        }
+    }
+    bench.prepare(&runnable, say)?;
+    let mut rows = Vec::new();
+    for (bed, name) in [(Beds::Mount, "mount"), (Beds::Disk, "disk")] {
+        if options.beds != bed && options.beds != Beds::All {
+            continue;
+        }
+        let mount = match bed {
+            Beds::Mount => Some(SlowMount::new(&bench.folder, &options.folder, options.slowness)?),
+            _ => None,
+        };
+        for program in &runnable {
+            stop.check()?;
+            match bench.compare(program, name, mount.as_ref(), say) {
+                Ok(row) => {
+                    say(&line(&row));
+                    rows.push(row);
+                }
+                Err(error) if stop.is_set() => return Err(error),
+                Err(error) => missing.push(format!("{} on the {name}: {error:#}", program.name)),
+            }
+        }
+    }
+    Ok((rows, missing))
+}
+
+fn present(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    folder: PathBuf,
+    stop: &'a Stop,
+}
+
+impl Bench<'_> {
+    /// Makes the files of all programs, twice: those of `learn` are recorded, those of `new` are measured.
+    fn prepare(&self, programs: &[&Program], say: &mut dyn FnMut(&str)) -> Result<()> {
+        let tools = self.folder.join("tools");
+        fs::create_dir(&tools)?;
+        fs::write(tools.join("held_out.py"), include_str!("programs/held_out.py"))?;
+        let (c, java) = (tools.join("held_out.c"), tools.join("HeldOut.java"));
+        fs::write(&c, include_str!("programs/held_out.c"))?;
+        fs::write(&java, include_str!("programs/HeldOut.java"))?;
+        if programs.iter().any(|p| p.needs.contains(&"cc")) {
+            tool(Command::new("cc").args(["-O2", "-o"]).arg(tools.join("held_out")).arg(&c))?;
+        }
+        if programs.iter().any(|p| p.needs.contains(&"javac")) {
+            tool(Command::new("javac").arg("-d").arg(&tools).arg(&java))?;
+        }
+        let kinds: BTreeSet<&str> = programs.iter().map(|p| p.files).collect();
+        for (set, seed) in [("learn", "11"), ("new", "12")] {
+            for kind in &kinds {
+                self.stop.check()?;
+                say(&format!("making files: {kind} to {set}"));
+                let folder = self.folder.join(set).join(kind);
+                fs::create_dir_all(&folder)?;
+                let make = Command::new(PYTHON)
+                    .arg(tools.join("held_out.py"))
+                    .args(["make", kind])
+                    .arg(&folder)
+                    .arg(seed)
+                    .status();
+                let made = make.with_context(|| format!("starting {PYTHON}"))?;
+                if !made.success() {
+                    bail!("making files of kind {kind} failed; scripts/setup.sh installs what {PYTHON} needs");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The program on the files of a set, seen through a mount or not.
+    fn words(&self, program: &Program, set: &str, mount: Option<&SlowMount>) -> Result<Vec<String>> {
+        let scratch = self.folder.join("scratch");
+        fs::create_dir_all(&scratch)?;
+        let data = mount.map_or(self.folder.as_path(), SlowMount::path).join(set).join(program.files);
+        let set = [("PYTHON", PathBuf::from(PYTHON)), ("D", data), ("S", scratch), ("T", self.folder.join("tools"))];
+        let assigned: String = set.iter().map(|(name, value)| format!("{name}='{}'; ", value.display())).collect();
+        Ok(vec!["/bin/sh".into(), "-c".into(), assigned + program.script])
+    }
+
+    fn compare(
+        &self,
+        program: &Program,
+        name: &str,
+        mount: Option<&SlowMount>,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Row> {
+        say(&format!("{} on the {name}", program.name));
+        let (learn, new) = (self.words(program, "learn", mount)?, self.words(program, "new", mount)?);
+        let disk = self.disk(program)?;
+        let bed: &dyn TestBed = mount.map_or(&disk, |mount| mount);
+        let (trace, hints) = (self.folder.join("trace.imt"), self.folder.join("hints.json"));
+        bed.cool()?;
+        tool(assist(&["record", "--force", "-o"])?.arg(&trace).arg("--").args(&learn))?;
+        // A run without a file that is large enough to be planned for has an empty plan.
+        if let Err(error) = tool(assist(&["plan"])?.arg(&trace).arg("-o").arg(&hints)) {
+            say(&format!("{} is not planned: {error:#}", program.name));
+            fs::write(&hints, "{}")?;
+        }
+        let report = self.folder.join("report.json");
+        let plain = || vec![command(&new)];
+        let guided = |plan: bool| {
+            let mut command = assist(&["run", "--quiet", "--report"]).into_iter().collect::<Vec<_>>();
+            for command in &mut command {
+                command.arg(&report);
+                if plan {
+                    command.arg(&hints);
+                }
+                command.arg("--").args(&new);
+            }
+            command
+        };
+        let variants = [
+            Variant { name: "without".into(), commands: Box::new(plain) },
+            Variant { name: "no plan".into(), commands: Box::new(|| guided(false)) },
+            Variant { name: "plan".into(), commands: Box::new(|| guided(true)) },
+        ];
+        let trials = Trials { pairs: self.options.pairs, bed, group: None, timeout_s: 120.0, seed: 1 };
+        let warm_s = warm(&new)?;
+        let measured = measure(&trials, &variants, self.stop, &mut |_, _| ())?;
+        if measured.runs.is_empty() {
+            bail!("stopped before the first pair was complete");
+        }
+        // The last word of a guided run of its own.
+        bed.cool()?;
+        let told = assist(&["run"])?.arg("--").args(&new).output()?;
+        let told = String::from_utf8_lossy(&told.stderr).into_owned();
+        let coverage = told.lines().rev().find_map(|line| line.strip_prefix("impresario: Saw ")).unwrap_or("unknown");
+        let line_s = mount.map_or(0.0, |_| {
+            let bytes = measured.median_bytes(0).min(measured.median_bytes(1));
+            self.options.slowness.shortest(bytes as u64).as_secs_f64()
+        });
+        Ok(row(program.name, name, (warm_s, line_s), measured, coverage))
+    }
+
+    /// The machine's own disk; the program's files leave its cache before each run.
+    fn disk(&self, program: &Program) -> Result<Files> {
+        let mut paths = Vec::new();
+        for set in ["learn", "new"] {
+            files_below(&self.folder.join(set).join(program.files), &mut paths)?;
+        }
+        Ok(Files { paths, device: BlockDevice::under(&self.folder).ok() })
+    }
+}
+
+fn row(program: &str, bed: &str, (warm_s, line_s): (f64, f64), measured: Measured, coverage: &str) -> Row {
+    let without = measured.values(0, |r| r.wall_s);
+    let usual_s = median(&without);
+    let least_s = warm_s.max(line_s).min(usual_s);
+    let waiting = |wall_s: f64| (wall_s - warm_s).max(1e-6);
+    let allowed = 1.0 - (least_s - warm_s).max(0.0) / waiting(usual_s);
+    let mut claims = Vec::new();
+    let mut waiting_saved = [Interval::of(&[0.0]); 2];
+    for (variant, saved) in waiting_saved.iter_mut().enumerate() {
+        let (name, guided) = (&measured.variants[variant + 1], measured.values(variant + 1, |r| r.wall_s));
+        let pairs: Vec<f64> = without.iter().zip(&guided).map(|(w, g)| 1.0 - (g - warm_s) / waiting(*w)).collect();
+        *saved = Interval::of(&pairs);
+        let limit = SLOWER_MAX.0 + SLOWER_MAX.1 / usual_s.max(0.001);
+        claims.push((format!("{name}: not slower"), no_worse_than(measured.gain(variant + 1, 0), limit)));
+        // Where hardly anything is waited for, nothing can be said of it; a plan's gain is told without a claim.
+        if let Some((_, share)) = REACH.iter().find(|(allows, _)| allowed >= *allows)
+            && variant == 0
+            && bed == "mount"
+        {
+            claims.push((format!("{name}: waits {:.0} % less", share * 100.0), at_least(*saved, *share)));
+        }
+    }
+    Row {
+        program: program.into(),
+        bed: bed.into(),
+        warm_s,
+        least_s,
+        measured,
+        waiting_saved,
+        allowed,
+        coverage: coverage.into(),
+        claims,
+    }
+}
+
+/// The shortest of three runs with everything in memory, s.
+fn warm(words: &[String]) -> Result<f64> {
+    let mut shortest_s = f64::INFINITY;
+    for _ in 0..3 {
+        let started = Instant::now();
+        tool(&mut command(words))?;
+        shortest_s = shortest_s.min(started.elapsed().as_secs_f64());
+    }
+    Ok(shortest_s)
+}
+
+fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+fn assist(words: &[&str]) -> Result<Command> {
+    let mut command = Command::new(crate::impresario()?);
+    command.arg("assist").args(words);
+    Ok(command)
+}
+
+fn files_below(folder: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => files_below(&entry.path(), into)?,
+            false => into.push(entry.path()),
+        }
+    }
+    Ok(())
+}
+
+/// One row for the terminal.
+pub fn line(row: &Row) -> String {
+    let m = &row.measured;
+    let times = [0, 1, 2].map(|v| format!("{:.2} s {:.0} r", m.median_s(v), m.median_reads(v))).join(" | ");
+    let saved =
+        row.waiting_saved.map(|i| format!("{:+.0} % [{:.0}, {:.0}]", i.mean * 100.0, i.low * 100.0, i.high * 100.0));
+    let claims: String = row.claims.iter().map(|(claim, verdict)| format!("; {claim}: {verdict}")).collect();
+    format!(
+        "{:<12} {:<5} {times} | memory {:.2} s, least {:.2} s, allowed {:.0} % | waiting saved {}, plan {}{claims}; saw {}",
+        row.program,
+        row.bed,
+        row.warm_s,
+        row.least_s,
+        row.allowed * 100.0,
+        saved[0],
+        saved[1],
+        row.coverage
+    )
+}
+
+/// All rows, and what they come to.
+pub fn table(rows: &[Row], missing: &[String]) -> String {
+    let mut out = String::from("program, device: time and requests without | no plan | plan of another file\n");
+    rows.iter().for_each(|row| out += &(line(row) + "\n"));
+    for verdict in [Verdict::Holds, Verdict::Unresolved, Verdict::DoesNotHold] {
+        let count = rows.iter().flat_map(|r| &r.claims).filter(|(_, v)| *v == verdict).count();
+        out += &format!("{verdict}: {count} claims\n");
+    }
+    missing.iter().for_each(|line| out += &format!("missing: {line}\n"));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use impresario_workload::programs::Run;
+
+    fn measured(times: [[f64; 3]; 3]) -> Measured {
+        let run = |variant, pair, wall_s| Run { variant, pair, wall_s, device_reads: 10, device_bytes: 100 };
+        let pairs = times.iter().enumerate();
+        let runs = pairs.flat_map(|(pair, t)| (0..3).map(move |v| run(v, pair as u32, t[v]))).collect();
+        let variants = ["without", "no plan", "plan"].map(String::from).to_vec();
+        Measured { variants, runs, killed: vec![0; 3], stopped: false }
+    }
+
+    #[test]
+    fn waiting_is_judged_beside_what_the_device_allows() {
+        let times = [[2.0, 0.6, 2.0], [2.02, 0.61, 2.5], [1.98, 0.6, 3.0]];
+        let row = row("p", "mount", (0.2, 0.3), measured(times), "1 of 1");
+        assert!((row.allowed - 17.0 / 18.0).abs() < 0.01, "{}", row.allowed);
+        assert!((row.waiting_saved[0].mean - 0.777).abs() < 0.01, "{:?}", row.waiting_saved);
+        let verdicts: Vec<Verdict> = row.claims.iter().map(|(_, v)| *v).collect();
+        assert_eq!(verdicts, [Verdict::Holds, Verdict::Holds, Verdict::Unresolved]);
+        let slower = super::row("p", "disk", (0.2, 0.0), measured([[1.0, 1.2, 1.0]; 3]), "1 of 1");
+        assert_eq!(slower.claims[0].1, Verdict::DoesNotHold);
+        assert!(table(&[row, slower], &["x: no y".into()]).contains("missing: x"));
+    }
+
+    #[test]
+    fn an_unknown_program_is_named() {
+        let options = Options {
+            only: vec!["tarr".into()],
+            pairs: 2,
+            folder: std::env::temp_dir(),
+            slowness: Slowness::default(),
+            beds: Beds::All,
+        };
+        let error = run(&options, &Stop::new(), &mut |_| ()).unwrap_err().to_string();
+        assert!(error.contains("tarr") && error.contains("md5sum"), "{error}");
+    }
+}

@@ -1,0 +1,110 @@
+"""Makes the files of the held-out programs and reads them as scientists' scripts do: make KIND FOLDER SEED, read KIND FOLDER."""
+import os
+import random
+import sys
+
+
+def make_numpy(folder, seed):
+    import numpy as np
+    np.save(folder + "/array.npy", np.random.default_rng(seed).integers(0, 1 << 30, (6000, 2048), dtype="i4"))
+
+
+def make_tree(folder, seed):
+    rng = random.Random(seed)
+    for d in range(10):
+        os.makedirs(f"{folder}/tree/{rng.randrange(1 << 32):08x}")
+    for d in sorted(os.listdir(folder + "/tree")):
+        for _ in range(40):
+            with open(f"{folder}/tree/{d}/{rng.randrange(1 << 32):08x}.txt", "wb") as f:
+                f.write(rng.randbytes(rng.choice([2000, 9000, 30000, 70000])).hex().encode())
+
+
+def make_sqlite(folder, seed):
+    import sqlite3
+    rng = random.Random(seed)
+    db = sqlite3.connect(folder + "/events.db")
+    db.execute("create table events (id integer primary key, name text, value integer)")
+    rows = ((i, f"{rng.randrange(1 << 48):012x}", rng.randrange(1000)) for i in range(700_000))
+    db.executemany("insert into events values (?, ?, ?)", rows)
+    db.execute("create index names on events (name)")
+    db.commit()
+
+
+def make_hdf5(folder, seed):
+    import h5py
+    import numpy as np
+    rng = np.random.default_rng(seed)
+    with h5py.File(folder + "/field.h5", "w") as f:
+        f.create_dataset("steps", data=rng.random((96, 256, 256), dtype="f4"))
+        f.create_dataset("chunks", data=rng.random((2048, 4096), dtype="f4"), chunks=(128, 128))
+
+
+def make_text(folder, seed):
+    rng = random.Random(seed)
+    with open(folder + "/lines.txt", "w") as f:
+        f.writelines(f"{rng.randrange(1 << 40):010x} {i}\n" for i in range(1_500_000))
+
+
+def make_zstd(folder, seed):
+    make_text(folder, seed)
+    os.system(f"zstd -q -1 --rm {folder}/lines.txt")
+
+
+def make_git(folder, seed):
+    make_tree(folder, seed)
+    git = f"git -C {folder}/tree -c user.name=a -c user.email=a@b.c"
+    os.system(f"{git} init -q && {git} config core.looseCompression 0 && {git} add . && {git} commit -q -m all")
+
+
+def make_block(folder, seed):
+    rng = random.Random(seed)
+    with open(folder + "/block", "wb") as f:
+        for _ in range(48):
+            f.write(rng.randbytes(1 << 20))
+
+
+def read_memmap(folder):
+    import numpy as np
+    rows = np.load(folder + "/array.npy", mmap_mode="r")
+    return sum(int(rows[i].sum()) for i in range(len(rows)))
+
+
+def read_memmap_some(folder):
+    import numpy as np
+    rows = np.load(folder + "/array.npy", mmap_mode="r")
+    return sum(int(rows[i:i + 8].sum()) for i in range(0, len(rows), 64))
+
+
+def read_npload(folder):
+    import numpy as np
+    return int(np.load(folder + "/array.npy").sum())
+
+
+def read_steps(folder):
+    import h5py
+    with h5py.File(folder + "/field.h5") as f:
+        return sum(float(f["steps"][i, 64:192].sum()) for i in range(96))
+
+
+def read_chunks(folder):
+    import h5py
+    with h5py.File(folder + "/field.h5") as f:
+        return sum(float(f["chunks"][:, c:c + 128].sum()) for c in range(0, 4096, 512))
+
+
+def read_lookup(folder):
+    import sqlite3
+    db = sqlite3.connect(f"file:{folder}/events.db?mode=ro&immutable=1", uri=True)
+    rng, total = random.Random(4), 0
+    for _ in range(400):
+        name = db.execute("select name from events where id = ?", (rng.randrange(700_000),)).fetchone()[0]
+        total += db.execute("select value from events where name = ?", (name,)).fetchone()[0]
+    return total
+
+
+if __name__ == "__main__":
+    act, kind, folder = sys.argv[1:4]
+    if act == "make":
+        globals()["make_" + kind](folder, int(sys.argv[4]))
+    else:
+        print(globals()["read_" + kind.replace("-", "_")](folder))
