@@ -9,7 +9,7 @@
 //!   withdrawn through the tree count at once, others' changes by then. The owner of a file reads and writes it whatever
 //!   its mode, and who may execute it may read it, as a server that sees no opens must allow (RFC 1813, 4.4).
 //! - A removed file is `ESTALE` at once when its last name is removed through this tree, unless it is
-//!   [held](Backend::hold); when another program removed it, by the time it is idle.
+//!   [held](crate::Backend::hold); when another program removed it, by the time it is idle.
 
 mod calls;
 mod data;

@@ -79,6 +79,7 @@ fn servers_load_earlier_runs() {
         let agios =
             || impresario_sched::PolicySpec::named("agios").with("wait_us", 1000).with("bound_percent", 1_000_000);
         (config.data[0].policy, config.io[0].policy) = (agios(), agios());
+        config.data[0].schedule_cached_reads = true;
         (config.data[0].trace, config.io[0].trace) = (Some("traces".into()), Some("traces".into()));
         (config.data[0].trace_at_start, config.io[0].trace_at_start) = (false, false);
     });

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use impresario_client::{Client, ClientOptions, Via};
+use impresario_client::{Client, ClientOptions};
 use impresario_config::{Cluster as Common, Config, Data, Io, Meta, Tree, TreeBackend};
 use impresario_fuse::{MountOptions, Mounted, mount};
 use impresario_server::Started;
@@ -90,14 +90,8 @@ impl Cluster {
 
     /// A client through another I/O node.
     pub fn client_through(&self, node: u64) -> Arc<Client> {
-        let options = ClientOptions {
-            job: 1,
-            user: 0,
-            name: "test".into(),
-            via: Via::Auto,
-            wire_max_bytes: None,
-            placement_seed: node,
-        };
+        let options =
+            ClientOptions { job: 1, user: 0, name: "test".into(), placement_seed: node, ..ClientOptions::default() };
         Client::connect(&self.config, options).unwrap_or_else(|error| panic!("{error}"))
     }
 
