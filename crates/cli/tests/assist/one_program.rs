@@ -109,12 +109,14 @@ fn without_a_plan_it_runs_guided_all_the_same() {
     let (program, data) = (folder.strided(), folder.data("data"));
     let read = reading(&program, &data, 0);
     let (alone, report) = (plain(&read), folder.at("report.json"));
-    let ran = run_command(assist(["run", "--report"]).arg(&report).arg("--").args(&read), LONG);
+    let mut command = assist(["run", "--report"]);
+    command.env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
+    let ran = run_command(command.arg(&report).arg("--").args(&read), LONG);
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
     let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     let file = report.files.iter().find(|f| f.path == data.to_str().unwrap()).expect("the file is looked after");
-    // Reads are told while they are made: on a busy machine the last one may come after the report.
-    assert!(file.entry == "Directory[0]" && (COUNT / 2..=COUNT).contains(&file.reads), "{} reads", file.reads);
+    // What is read before the manager has answered is not seen, and on a busy machine it may take its time.
+    assert!(file.entry == "Directory[0]" && (1..=COUNT).contains(&file.reads), "{} reads", file.reads);
 }
 
 /// The ranks of a job record side by side, and are planned for together.
