@@ -40,6 +40,9 @@ pub struct Args {
     /// Only loads whose names contain this
     #[arg(long, value_name = "TEXT")]
     load: Option<String>,
+    /// Start the clusters in the opposite order: one that is started earlier may be faster
+    #[arg(long)]
+    reverse: bool,
     /// Write every run to a file
     #[arg(long, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
@@ -71,7 +74,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         OwnCluster::start(&plan, &stop)
     };
-    let clusters = MODES.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let mut clusters = match args.reverse {
+        false => MODES.iter().map(start).collect::<Result<Vec<_>>>()?,
+        true => MODES.iter().rev().map(start).collect::<Result<Vec<_>>>()?,
+    };
+    if args.reverse {
+        clusters.reverse();
+    }
     let wanted = |name: &str| args.load.as_ref().is_none_or(|text| name.contains(text.as_str()));
     let mut out = format!("{:<40} {:>12}", "load", "without/s");
     out += &format!(" {:>9}", "cpu us");
