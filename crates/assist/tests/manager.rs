@@ -200,17 +200,21 @@ fn files_that_shrink_grow_and_vanish() {
     let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
     let mut program = Program::start(manager.socket());
     let number = program.register(&file);
+    let heard = |count: u64| until("all is heard", || manager.report().unwrap().total().reads == count);
     program.tell(number, 0, 1000);
+    heard(1);
     let writable = File::options().write(true).open(&path).unwrap();
     writable.set_len(0).unwrap();
     (0..16).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
+    heard(17);
     writable.set_len(64 * MIB).unwrap();
     (16..200).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
+    heard(201);
     std::fs::remove_file(&path).unwrap();
     drop(writable);
     (200..250).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
     program.tell(number, i64::MAX as u64 - 1000, 1000);
-    until("all is heard", || manager.report().unwrap().total().reads == 252);
+    heard(252);
     let report = manager.report().unwrap().total();
     assert_eq!(report.errors, 0);
     assert!(
