@@ -101,18 +101,16 @@ impl DataServer {
     fn submit(&self, conn: ConnId, who: Who, op: Op, range: (u64, u64), item: Item) {
         let ahead = self.foresee(op, item.file, range, who);
         let submission = submission(conn, who, op, item.file, range);
-        let Some(item) = self.pass(&submission, item, &mut Run::default()) else {
-            let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
-            return self.refuse(self.engine.submit_all(ahead));
-        };
+        let waits = self.pass(&submission, item, &mut Run::default());
         if ahead.is_empty() {
-            if let Err(refused) = self.engine.submit(submission, item) {
+            if let Some(Err(refused)) = waits.map(|item| self.engine.submit(submission, item)) {
                 self.refuse([refused]);
             }
             return;
         }
         let ahead = ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent));
-        self.refuse(self.engine.submit_all(std::iter::once((submission, item)).chain(ahead)));
+        let waits = waits.map(|item| (submission, item));
+        self.refuse(self.engine.submit_all(waits.into_iter().chain(ahead)));
     }
 
     /// Answers a read that the page cache has and that need not be scheduled, an extent of a list with the next ones; else
@@ -156,7 +154,9 @@ impl DataServer {
             requests.extend(ahead.into_iter().map(|prediction| speculation(&submission, prediction.extent)));
         }
         passed.send();
-        self.refuse(self.engine.submit_all(requests));
+        if !requests.is_empty() {
+            self.refuse(self.engine.submit_all(requests));
+        }
     }
 
     /// A client says what it will read: new to the server, that becomes speculations.

@@ -7,7 +7,7 @@ use impresario_client::Striped;
 use impresario_layout::Layout;
 use impresario_wire::{Fault, FileKey, LaneState, ObjectInfo, Who};
 
-use crate::payload::PayloadPool;
+use crate::payload::{Buffer, PayloadPool};
 
 /// Where a forwarded request goes.
 pub(crate) struct Target {
@@ -59,6 +59,18 @@ pub(crate) trait Storage: Send + Sync + 'static {
     fn prefetch(&self, who: &Who, file: FileKey, layout: &Layout, offset: u64, len: u64) -> Result<u64, Fault>;
 }
 
+/// Pieces of a write back to back.
+pub(super) fn joined(pool: &Arc<PayloadPool>, pieces: &[&[u8]]) -> Buffer {
+    let mut joined = pool.buffer(pieces.iter().map(|piece| piece.len()).sum());
+    let mut rest = &mut *joined;
+    for piece in pieces {
+        let (front, back) = rest.split_at_mut(piece.len());
+        front.copy_from_slice(piece);
+        rest = back;
+    }
+    joined
+}
+
 /// The data servers of a cluster.
 pub(super) struct Cluster {
     pub(super) name: String,
@@ -104,13 +116,7 @@ impl Storage for Cluster {
             }
             (None, [whole]) => self.striped.write_merged(whos, target.file, &target.layout, start, whole),
             (None, pieces) => {
-                let mut merged = self.pool.buffer(pieces.iter().map(|piece| piece.len()).sum());
-                let mut rest = &mut *merged;
-                for piece in pieces {
-                    let (front, back) = rest.split_at_mut(piece.len().min(rest.len()));
-                    front.copy_from_slice(piece.get(..front.len()).unwrap_or(&[]));
-                    rest = back;
-                }
+                let merged = joined(&self.pool, pieces);
                 self.striped.write_merged(whos, target.file, &target.layout, start, &merged)
             }
         };

@@ -23,7 +23,7 @@ use impresario_layout::Layout;
 use impresario_wire::{Answer, Call, Fault, FileKey, LaneState, ObjectInfo, Time, Who};
 use rustc_hash::FxHashMap;
 
-use super::storage::{Storage, Striping, Target};
+use super::storage::{Storage, Striping, Target, joined};
 use crate::connection::Reply;
 use crate::payload::PayloadPool;
 use crate::workers::{PATIENCE, Workers};
@@ -180,13 +180,7 @@ impl Storage for Tree {
         let bytes: &[u8] = match pieces {
             [whole] => whole,
             pieces => {
-                let mut buffer = self.settings.pool.buffer(pieces.iter().map(|piece| piece.len()).sum());
-                let mut at = 0;
-                for piece in pieces {
-                    buffer[at..at + piece.len()].copy_from_slice(piece);
-                    at += piece.len();
-                }
-                merged = buffer;
+                merged = joined(&self.settings.pool, pieces);
                 &merged
             }
         };
