@@ -200,21 +200,17 @@ fn files_that_shrink_grow_and_vanish() {
     let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
     let mut program = Program::start(manager.socket());
     let number = program.register(&file);
-    let heard = |count: u64| until("all is heard", || manager.report().unwrap().total().reads == count);
     program.tell(number, 0, 1000);
-    heard(1);
     let writable = File::options().write(true).open(&path).unwrap();
     writable.set_len(0).unwrap();
     (0..16).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
-    heard(17);
     writable.set_len(64 * MIB).unwrap();
     (16..200).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
-    heard(201);
     std::fs::remove_file(&path).unwrap();
     drop(writable);
     (200..250).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
     program.tell(number, i64::MAX as u64 - 1000, 1000);
-    heard(252);
+    until("all is heard", || manager.report().unwrap().total().reads == 252);
     let report = manager.report().unwrap().total();
     assert_eq!(report.errors, 0);
     assert!(
@@ -223,6 +219,19 @@ fn files_that_shrink_grow_and_vanish() {
     );
     drop((program, file));
     until("it is let go", || manager.report().unwrap().total().open == 0);
+}
+
+#[test]
+fn a_file_that_was_removed_before_the_manager_heard_of_it_has_hints_all_the_same() {
+    let dir = folder();
+    let (path, file) = cold_file(dir.path(), "f", 4 * MIB);
+    let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
+    let mut program = Program::start(manager.socket());
+    std::fs::remove_file(&path).unwrap();
+    let number = program.register(&file);
+    (0..16).for_each(|n| program.tell(number, n * 256 * KIB, 1000));
+    until("all is heard", || file_report(&manager.report().unwrap(), &path).reads == 16);
+    assert!(file_report(&manager.report().unwrap(), &path).prefetched_bytes > 0);
 }
 
 #[test]

@@ -9,12 +9,15 @@ use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
 use crate::backend::FileId;
 
+/// What the kernel writes behind the name of a file that was removed.
+const REMOVED: &[u8] = b" (deleted)";
+
 /// What a descriptor is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Examined {
     pub(super) id: FileId,
     pub(super) size_bytes: u64,
-    /// As the kernel names it in this process's mount name space.
+    /// As the kernel names it in this process's mount name space; of a file that was removed, its last name.
     pub(super) path: PathBuf,
     /// Reads go through the page cache.
     pub(super) cached: bool,
@@ -26,15 +29,20 @@ pub(super) struct Examined {
 /// user-space file system is not asked, so that one that does not answer cannot hold the manager up.
 pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
     let flags = rustix::fs::fcntl_getfl(fd).ok()?;
-    let (file_type, id, size_bytes) = stat(fd)?;
+    let Stat { file_type, id, size_bytes, is_removed } = stat(fd)?;
     if file_type != FileType::RegularFile {
         return None;
     }
     let path = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).ok()?;
+    let mut path = path.into_bytes();
+    // A program may remove a file before its registration is taken, and read on.
+    if is_removed && path.ends_with(REMOVED) {
+        path.truncate(path.len() - REMOVED.len());
+    }
     Some(Examined {
         id,
         size_bytes,
-        path: PathBuf::from(OsString::from_vec(path.into_bytes())),
+        path: PathBuf::from(OsString::from_vec(path)),
         cached: !flags.contains(OFlags::DIRECT),
         readable: !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
     })
@@ -42,14 +50,28 @@ pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
 
 /// The file's length as the file system has it in memory.
 pub(super) fn size_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
-    stat(fd).map(|(.., size)| size)
+    stat(fd).map(|stat| stat.size_bytes)
 }
 
-fn stat(fd: BorrowedFd<'_>) -> Option<(FileType, FileId, u64)> {
+struct Stat {
+    file_type: FileType,
+    id: FileId,
+    size_bytes: u64,
+    /// It has no name any more.
+    is_removed: bool,
+}
+
+fn stat(fd: BorrowedFd<'_>) -> Option<Stat> {
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(fd, c"", how, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE).ok()?;
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::NLINK;
+    let stat = rustix::fs::statx(fd, c"", how, wanted).ok()?;
     let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    Some((FileType::from_raw_mode(stat.stx_mode.into()), FileId { dev, ino: stat.stx_ino }, stat.stx_size))
+    Some(Stat {
+        file_type: FileType::from_raw_mode(stat.stx_mode.into()),
+        id: FileId { dev, ino: stat.stx_ino },
+        size_bytes: stat.stx_size,
+        is_removed: stat.stx_nlink == 0,
+    })
 }
 
 /// Whether a descriptor is an event descriptor. Anything else could be made to block, or to wake the manager for ever.
@@ -61,6 +83,7 @@ pub(super) fn is_eventfd(fd: impl AsFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
     #[test]
@@ -84,6 +107,11 @@ mod tests {
         {
             assert_eq!(examine(other), None);
         }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(examine(file.as_fd()), Some(expected), "a removed file keeps its last name");
+        let misleading = dir.path().canonicalize().unwrap().join("f (deleted)");
+        let there = File::create_new(&misleading).unwrap();
+        assert_eq!(examine(there.as_fd()).unwrap().path, misleading, "a name that only looks so");
         assert!(!is_eventfd(&file) && !is_eventfd(&pipe));
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         assert!(is_eventfd(&event) && examine(event.as_fd()).is_none());
