@@ -281,6 +281,11 @@ pub trait Backend: Send + Sync + 'static {
     /// file, whatever its mode says meanwhile.
     fn read(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Result<usize>;
 
+    /// Reads like [`Backend::read`] what is in memory; `None` unless that needs neither the device nor opening the file.
+    fn read_cached(&self, _caller: &Caller, _file: &Handle, _offset: u64, _into: &mut [u8]) -> Option<Result<usize>> {
+        None
+    }
+
     /// Writes all of `bytes` at `offset`, or fails; what a failed write left is undefined. With `stable` they and the
     /// metadata that reading them needs are on stable storage when the call returns.
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()>;
@@ -303,6 +308,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Where the bytes of a file lie.
     fn placement(&self, file: &Handle) -> Result<Placement>;
 
-    /// Says that these bytes will be read soon. Without effect where that is not known to help.
+    /// Says that these bytes will be read soon, and does not wait for them. Without effect where that is not known to help.
     fn will_read(&self, _file: &Handle, _offset: u64, _len_bytes: u64) {}
+
+    /// Whether files are read from a device through a cache of this machine, which [`Backend::will_read`] fills and
+    /// [`Backend::read_cached`] looks into.
+    fn has_page_cache(&self) -> bool {
+        false
+    }
 }

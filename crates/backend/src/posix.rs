@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use impresario_base::lock::{Condvar, Mutex, RwLock};
+use impresario_device::device_limits;
 use impresario_layout::Layout;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -39,6 +40,8 @@ use nodes::{Node, Nodes};
 
 /// Callers with different users and groups that are told apart by number at once.
 const CALLERS_MAX: usize = 16_384;
+/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of Linux, statfs(2).
+const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Opens a node without the right to read or write it.
 const NAMING: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -117,6 +120,10 @@ struct Shared {
     /// What the process's mask takes from the mode of new nodes.
     umask: u32,
     placements: placement::Source,
+    /// Files live in memory alone: there is nothing to read them ahead from.
+    in_memory: bool,
+    /// The kernel cuts longer advice.
+    advice_max_bytes: u64,
     options: Options,
 }
 
@@ -219,6 +226,8 @@ impl Shared {
             next_caller: AtomicU64::new(0),
             umask: umask(),
             placements: placement::Source::new(statfs.f_type as u64, options.data_servers),
+            in_memory: MEMORY_FILE_SYSTEMS.contains(&(statfs.f_type as u64 & 0xffff_ffff)),
+            advice_max_bytes: device_limits(Path::new("/sys"), rustix::fs::makedev(device.0, device.1)).call_bytes,
             options,
         };
         shared.root = shared.handle_of(shared.folder.as_fd(), born(&stat));
@@ -249,18 +258,24 @@ impl Shared {
         self.node_below(handle, 0)
     }
 
+    /// The node of a handle, or that it is gone, if it is in use.
+    fn known(&self, handle: &Handle) -> Option<Result<Arc<Node>>> {
+        const CONFIRMED_MS: u64 = 1000;
+        let node = self.nodes.get(handle)?;
+        if handles::born(handle).is_some() {
+            let now_ms = self.nodes.now_ms();
+            if now_ms.saturating_sub(node.confirmed_ms.load(Ordering::Relaxed)) > CONFIRMED_MS {
+                node.confirmed_ms.store(now_ms, Ordering::Relaxed);
+                self.table.touch(handle);
+            }
+        }
+        Some(if node.is_gone() { Err(Errno(libc::ESTALE)) } else { Ok(node) })
+    }
+
     fn node_below(&self, handle: &Handle, depth: usize) -> Result<Arc<Node>> {
         const DEPTH_MAX: usize = 512;
-        const CONFIRMED_MS: u64 = 1000;
-        if let Some(node) = self.nodes.get(handle) {
-            if handles::born(handle).is_some() {
-                let now_ms = self.nodes.now_ms();
-                if now_ms.saturating_sub(node.confirmed_ms.load(Ordering::Relaxed)) > CONFIRMED_MS {
-                    node.confirmed_ms.store(now_ms, Ordering::Relaxed);
-                    self.table.touch(handle);
-                }
-            }
-            return if node.is_gone() { Err(Errno(libc::ESTALE)) } else { Ok(node) };
+        if let Some(known) = self.known(handle) {
+            return known;
         }
         if *handle == self.root {
             let fd = rustix::fs::open(proc_path(self.folder.as_fd()), NAMING - OFlags::NOFOLLOW, Mode::empty())?;

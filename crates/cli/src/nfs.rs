@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use impresario_backend::PosixTree;
-use impresario_base::units::{parse_positive_bytes, show_bytes};
+use impresario_base::units::{parse_bytes, parse_positive_bytes, show_bytes};
 use impresario_config::{Nfs, NfsExport, Squash, read_table};
 use impresario_nfs::{ExportSettings, HandleKey, Rules, Running, Settings};
 use impresario_sched::PolicySpec;
@@ -58,6 +58,12 @@ pub struct Args {
     /// Batches that the file system has at once at most [default: 16]
     #[arg(long, value_name = "N")]
     in_flight: Option<u32>,
+    /// How far to read ahead of the clients; 0: not at all (see read_ahead_bytes in doc/CONFIGURATION.md) [default: 64m]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    read_ahead: Option<u64>,
+    /// Also schedule reads that the page cache has; else they are answered at once
+    #[arg(long)]
+    schedule_cached_reads: bool,
     /// Memory for calls and answers, such as 256m [default: 256m]
     #[arg(long, value_name = "SIZE", value_parser = parse_positive_bytes)]
     memory: Option<u64>,
@@ -137,6 +143,8 @@ fn settle(args: Args) -> anyhow::Result<Nfs> {
     }
     nfs.policy = args.policy.unwrap_or(nfs.policy);
     nfs.in_flight_requests = args.in_flight.unwrap_or(nfs.in_flight_requests);
+    nfs.read_ahead_bytes = args.read_ahead.unwrap_or(nfs.read_ahead_bytes);
+    nfs.schedule_cached_reads |= args.schedule_cached_reads;
     nfs.memory_bytes = args.memory.unwrap_or(nfs.memory_bytes);
     nfs.key_file = args.key_file.or(nfs.key_file);
     nfs.status = args.status.or(nfs.status);
@@ -185,6 +193,8 @@ fn start(nfs: &Nfs) -> anyhow::Result<Running> {
         key,
         policy: read_table(&nfs.policy).map_err(anyhow::Error::msg)?,
         in_flight_requests: nfs.in_flight_requests,
+        read_ahead_bytes: nfs.read_ahead_bytes,
+        schedule_cached_reads: nfs.schedule_cached_reads,
         name_threads: nfs.name_threads,
         max_connections: nfs.max_connections,
         memory_bytes: nfs.memory_bytes,

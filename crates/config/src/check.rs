@@ -21,7 +21,7 @@ const PAYLOAD_MAX_BYTES: u64 = 64 << 30;
 /// Entries of `earlier_runs`.
 const RUNS_MAX: usize = 16;
 /// One stream read ahead in full.
-const READ_AHEAD_MIN_BYTES: u64 = 4 << 20;
+pub(crate) const READ_AHEAD_MIN_BYTES: u64 = 4 << 20;
 
 /// The findings of the checks, each with its key.
 #[derive(Default)]

@@ -10,10 +10,11 @@ use impresario_sched::{PolicySpec, policy};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::check::policy_complaint;
+use crate::check::{READ_AHEAD_MIN_BYTES, policy_complaint};
 use crate::document::{KeyPath, Tree};
 use crate::load::{ConfigErrors, FILE_MAX_BYTES, text_of};
 use crate::mistake::{Mistakes, policies, read};
+use crate::model::Data;
 use crate::table::{set_base, without_table_file};
 
 /// Exports of one server.
@@ -29,6 +30,12 @@ pub struct Nfs {
     pub policy: PolicySpec,
     /// Batches that the file system has at once at most (1 to 256).
     pub in_flight_requests: u32,
+    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from folders on a
+    /// device: not from memory.
+    pub read_ahead_bytes: u64,
+    /// Also schedule reads that the page cache has; else they are answered at once, unless the policy is about who gets how
+    /// much.
+    pub schedule_cached_reads: bool,
     /// Threads for calls on names and attributes (2 to 256).
     pub name_threads: u32,
     /// Connections at once (1 to 65536).
@@ -110,6 +117,8 @@ impl Default for Nfs {
             listen: vec!["127.0.0.1:2049".into()],
             policy: PolicySpec::named("auto"),
             in_flight_requests: 16,
+            read_ahead_bytes: Data::READ_AHEAD_BYTES,
+            schedule_cached_reads: false,
             name_threads: 16,
             max_connections: 1024,
             memory_bytes: 256 << 20,
@@ -192,6 +201,9 @@ impl Nfs {
             }
         };
         range("in_flight_requests", self.in_flight_requests.into(), 1, 256, " batches");
+        if self.read_ahead_bytes != 0 {
+            range("read_ahead_bytes", self.read_ahead_bytes, READ_AHEAD_MIN_BYTES, 64 << 30, " bytes (0: not at all)");
+        }
         range("name_threads", self.name_threads.into(), 2, 256, " threads");
         range("max_connections", self.max_connections.into(), 1, 65536, " connections");
         range("memory_bytes", self.memory_bytes, 2 << 20, 64 << 30, " bytes");

@@ -1,5 +1,6 @@
 //! What an engine's user hands in and gets: limits, submissions, batches with their contexts, and the executor that serves them.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use impresario_sched::{Batch, ConnId, CostModel, LaneId, Nanos, Op, PolicySpec, Request};
@@ -92,6 +93,14 @@ pub struct Submission {
     /// A read that nobody asked for yet. It is taken where [`EngineConfig::lane_speculations`] allows it, and its context
     /// is dropped, without a word, where it is not taken or not started.
     pub speculative: bool,
+}
+
+impl Submission {
+    /// The read of a predicted extent, on the heels of this request or hint.
+    pub fn ahead(&self, extent: Range<u64>) -> Submission {
+        let (start, len) = (extent.start, extent.end.saturating_sub(extent.start));
+        Submission { op: Op::Read, speculative: true, file_offset: start, lane_offset: start, len, ..*self }
+    }
 }
 
 /// Why a submission was refused; the context comes back.

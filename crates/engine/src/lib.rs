@@ -4,11 +4,16 @@
 //! else runs on the threads that submit and complete: the thread that changes the core asks it for the next batches and
 //! starts them, outside the lock. A request that may go at once therefore costs no hand-over
 //! between threads.
+//!
+//! What servers of files share beside it: [`ReadAhead`] gives foresight a lock and the clock, [`CachedReads`] says whether
+//! reads are worth a look into the page cache before they are scheduled.
 
+mod cached;
 mod clock;
 mod inbox;
 mod interface;
 mod intern;
+mod read_ahead;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,10 +25,12 @@ use impresario_sched::{
     LaneId, Nanos, Next, Observer, PolicyError, PolicySpec, PredictedQueues, Request, RequestId, Status, UserId, Who,
 };
 
+pub use cached::CachedReads;
 pub use clock::{Clocks, SharedTime, SystemClocks};
 pub use inbox::{Inbox, NotSent};
 pub use interface::{EngineConfig, Executor, Outcome, Refused, Started, Submission, Work};
 use intern::Interner;
+pub use read_ahead::{PagedFile, ReadAhead};
 
 /// Reports the completion of a batch, exactly once. Dropped unreported, it completes the batch as EIO.
 pub struct Ticket<T: Send + 'static> {
@@ -465,10 +472,24 @@ impl<T: Send + 'static> Engine<T> {
 
     /// Takes a request in unless the queue is full. May run `Executor::start` on this thread.
     pub fn try_submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
+        self.try_submit_ahead(submission, context, [])
+    }
+
+    /// The same, with speculations that are taken in before the request is started.
+    pub fn try_submit_ahead(
+        &self,
+        submission: Submission,
+        context: T,
+        ahead: impl IntoIterator<Item = (Submission, T)>,
+    ) -> Result<RequestId, Refused<T>> {
         let mut state = self.shared.lock();
         let at = now();
         // Refused as busy where there is no room.
         let id = state.take_in(at, &submission, context)?;
+        for (speculation, context) in ahead {
+            // Nobody waits for those that are not taken.
+            let _ = state.take_in(at, &speculation, context);
+        }
         self.shared.pump(state, at);
         Ok(id)
     }

@@ -1,13 +1,11 @@
 //! The data server: calls become scheduled requests on one lane, batches become reads and writes of objects.
 
-mod cached;
 mod callers;
 mod disk;
 mod ledger;
 mod losses;
 mod modelled;
 mod owed;
-mod read_ahead;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -317,9 +315,7 @@ fn submission(conn: ConnId, who: Who, op: Op, file: FileKey, (offset, len): (u64
 
 /// The read of a predicted extent, on the heels of a request or hint.
 fn speculation(after: &Submission, extent: Range<u64>) -> (Submission, Item) {
-    let (start, len) = (extent.start, extent.end - extent.start);
-    let submission = Submission { speculative: true, file_offset: start, lane_offset: start, len, ..*after };
-    (submission, Item { file: FileKey(after.file), payload: None, owed: Owed::Nothing })
+    (after.ahead(extent), Item { file: FileKey(after.file), payload: None, owed: Owed::Nothing })
 }
 
 /// Refuses a range that no file can have.

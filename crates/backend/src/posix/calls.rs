@@ -357,6 +357,11 @@ impl Backend for PosixTree {
         self.shared.read(caller, &node, offset, into)
     }
 
+    fn read_cached(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Option<Result<usize>> {
+        let node = self.shared.known(file)?.ok()?;
+        self.shared.read_cached(caller, &node, offset, into)
+    }
+
     fn write(&self, caller: &Caller, file: &Handle, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
         let node = self.shared.node(file)?;
         self.shared.write(caller, &node, offset, bytes, stable)
@@ -402,5 +407,16 @@ impl Backend for PosixTree {
         let told = self.shared.placements.ask(&proc_path(node.fd.as_fd()));
         let configured = || self.shared.options.striping.map(Placement::striped);
         Ok(told.or_else(configured).unwrap_or_else(|| Placement::one(0)))
+    }
+
+    fn will_read(&self, file: &Handle, offset: u64, len_bytes: u64) {
+        // A hint: a file that is gone is missed by the read that comes.
+        if let Ok(node) = self.shared.node(file) {
+            self.shared.will_read(&node, offset..offset.saturating_add(len_bytes));
+        }
+    }
+
+    fn has_page_cache(&self) -> bool {
+        !self.shared.in_memory
     }
 }

@@ -1,11 +1,14 @@
 //! The bytes of files: reading, writing, cutting, syncing.
 
+use std::io::IoSliceMut;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno as Number;
+use rustix::fs::{Advice, Mode, OFlags};
+use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
 use super::nodes::{Node, Open, Use};
@@ -78,6 +81,45 @@ impl Shared {
             }
         }
         Ok(done)
+    }
+
+    /// Reads what the page cache has, through a descriptor that the caller has already.
+    pub(super) fn read_cached(
+        &self,
+        caller: &Caller,
+        node: &Node,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Option<Result<usize>> {
+        let open = node.open_for(self.caller_number(caller), Use::Read, self.nodes.now_ms())?;
+        i64::try_from(offset).ok()?;
+        let (wanted, mut slices) = (into.len(), [IoSliceMut::new(into)]);
+        let read =
+            rustix::io::retry_on_intr(|| rustix::io::preadv2(&open.fd, &mut slices, offset, ReadWriteFlags::NOWAIT));
+        match read {
+            Ok(count) if count == wanted => Some(Ok(count)),
+            // Short: because the file ends there, or because the rest is not in memory.
+            Ok(count) => {
+                let size = rustix::fs::fstat(&open.fd).ok()?.st_size as u64;
+                (size <= offset.saturating_add(count as u64)).then_some(Ok(count))
+            }
+            // Not in memory, or not to be told; an error is the business of a read that may wait.
+            Err(_) => None,
+        }
+    }
+
+    /// Has the kernel begin to read a range. Which descriptor says so makes no difference to the page cache; a caller without
+    /// the right to read learns nothing by it.
+    pub(super) fn will_read(&self, node: &Node, range: Range<u64>) {
+        let open = match node.any_reading() {
+            Some(open) => Ok(open),
+            None => self.open_for(self.identity.own(), node, Use::Read),
+        };
+        let Ok(open) = open else { return };
+        for at in range.clone().step_by(self.advice_max_bytes as usize) {
+            let len = NonZeroU64::new((range.end - at).min(self.advice_max_bytes));
+            let _ = rustix::fs::fadvise(&open.fd, at, len, Advice::WillNeed); // a hint
+        }
     }
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {

@@ -110,6 +110,11 @@ impl Node {
         self.opens.lock().first().cloned()
     }
 
+    /// Any descriptor that may read.
+    pub(super) fn any_reading(&self) -> Option<Arc<Open>> {
+        self.opens.lock().iter().find(|open| open.reads).cloned()
+    }
+
     /// The descriptors with writes that were not synced.
     pub(super) fn unsynced(&self) -> Vec<Arc<Open>> {
         self.opens.lock().iter().filter(|open| open.unsynced.load(Ordering::Acquire)).cloned().collect()

@@ -18,7 +18,16 @@ pub(super) fn read_and_written(suite: &Suite<'_>, dir: &Handle) {
     backend.write(caller, &file, 9, b"", false).unwrap();
     backend.read(caller, &file, 5, &mut back[..10]).unwrap();
     assert_eq!(back[..10], [&bytes[5..7], b"middle", &bytes[13..15]].concat());
+    // What is said to be in memory is what a read gives, with any end of it.
     backend.will_read(&file, 0, 1 << 20);
+    for (offset, len) in [(0, 300_000), (5, 10), (299_990, 100), (300_000, 10), (u64::MAX, 1)] {
+        let (mut cached, mut read) = (vec![0; len], vec![0; len]);
+        let got = backend.read_cached(caller, &file, offset, &mut cached);
+        assert!(got.is_none() || backend.has_page_cache(), "there is none");
+        if let Some(got) = got {
+            assert_eq!((Ok(got.unwrap()), cached), (backend.read(caller, &file, offset, &mut read), read), "{offset}");
+        }
+    }
     let attr = backend.attr(&file).unwrap();
     assert_eq!(attr.size_bytes, 300_000);
     assert!(attr.used_bytes > 0);

@@ -1,21 +1,35 @@
-//! What the scheduler has released: batches become reads and writes of the backend, and their parts are answered.
+//! What the scheduler has released: batches become reads and writes of the backend, and their parts are answered; what
+//! nobody has asked for yet is read into the page cache.
 //!
 //! A batch touches one file in one piece. Its parts are read in one call and divided, or written in one call; where that
 //! fails, each part is tried alone, so that an error meets only the call that it concerns. Parts of different users are
 //! never put together: the backend checks each user's rights.
 
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use impresario_backend::{Attr, Errno, SetAttr};
-use impresario_engine::{Executor, Outcome, Started, Work, now};
-use impresario_sched::{Op, Request};
+use impresario_engine::{Executor, Outcome, PagedFile, ReadAhead, Started, Work, now};
+use impresario_foresight::ALONE_MAX;
+use impresario_sched::{Extent, Op, Request};
 
+use crate::handles::file_key;
+use crate::pool::Pool;
 use crate::procedures::{fail, set_attr};
 use crate::protocol::{Change, Stability, Status, procedure, write_after, write_change};
 use crate::reply::Reply;
 use crate::service::{Node, Service};
+
+/// What is on its way through the engine.
+#[expect(clippy::large_enum_variant, reason = "nearly all are calls")]
+pub enum Queued {
+    /// A call.
+    Call(Item),
+    /// A part of this file is to be read before it is asked for.
+    Ahead(Node),
+}
 
 /// A call on its way through the engine.
 pub struct Item {
@@ -58,15 +72,19 @@ pub enum What {
 /// Starts batches on the service's threads.
 pub struct Data(pub Weak<Service>);
 
-impl Executor<Item> for Data {
-    fn start(&self, work: Work<Item>) -> Started<Item> {
+impl Executor<Queued> for Data {
+    fn start(&self, work: Work<Queued>) -> Started<Queued> {
         let Some(service) = self.0.upgrade() else {
             drop(work);
             return Started::Pending;
         };
-        let of = work.batch.extent.lane.0.into();
         let here = service.clone();
-        service.data.run(of, Box::new(move || perform(&here, work)));
+        match &service.ahead {
+            Some(ahead) if work.parts.iter().all(|(_, queued)| matches!(queued, Queued::Ahead(_))) => {
+                ahead.threads.run(0, Box::new(move || read_ahead(&here, work)));
+            }
+            _ => service.data.run(0, Box::new(move || perform(&here, work))),
+        }
         Started::Pending
     }
 
@@ -76,11 +94,20 @@ impl Executor<Item> for Data {
 }
 
 /// Does a batch and answers its parts.
-fn perform(service: &Service, work: Work<Item>) {
+fn perform(service: &Arc<Service>, work: Work<Queued>) {
     let Work { batch, parts, ticket, .. } = work;
     let started = now();
     let mut outcome = Done::default();
-    let mut parts = parts.into_iter().peekable();
+    let (mut calls, mut along) = (Vec::with_capacity(parts.len()), None);
+    for (request, queued) in parts {
+        match queued {
+            Queued::Call(item) => calls.push((request, item)),
+            Queued::Ahead(node) => along = Some((request, node)),
+        }
+    }
+    let mut reading =
+        Reading { ahead: service.ahead.as_ref(), along: along.as_ref().map(|(r, _)| r.extent), begun: false };
+    let mut parts = calls.into_iter().peekable();
     while let Some(first) = parts.next() {
         // What goes together: neighbours of one file and one user.
         let mut group = vec![first];
@@ -95,14 +122,99 @@ fn perform(service: &Service, work: Work<Item>) {
             group.push(next);
         }
         match batch.op {
-            Op::Read => read(group, end, &mut outcome),
+            Op::Read => reading.read(group, end, &mut outcome),
             Op::Write => write(service, group, &mut outcome),
             Op::Sync => group.into_iter().for_each(|(_, item)| sync(service, item, &mut outcome)),
             Op::Truncate | Op::Unlink => group.into_iter().for_each(|(_, item)| resize(service, item, &mut outcome)),
         }
     }
-    let Done { errno, bytes_done } = outcome;
+    let (Done { errno, bytes_done }, reading_begun) = (outcome, reading.begun);
     ticket.complete(Outcome { errno, bytes_done, started, finished: now() });
+    if let (Some((request, node)), Some(ahead)) = (along, &service.ahead) {
+        let (here, extent) = (service.clone(), request.extent.lane_offset..request.extent.end());
+        // What was asked for is answered; nothing waits for the rest.
+        ahead.threads.run(0, Box::new(move || here.read_along(&node, extent, reading_begun)));
+    }
+}
+
+/// Reads what nobody has asked for yet into the page cache.
+fn read_ahead(service: &Service, work: Work<Queued>) {
+    let Work { parts, ticket, .. } = work;
+    let (started, mut done) = (now(), Done::default());
+    for (request, queued) in parts {
+        let (Queued::Ahead(node), Some(ahead)) = (queued, &service.ahead) else { continue };
+        let extent = request.extent.lane_offset..request.extent.end();
+        match ahead.reading.fetch((node.key(), &node), extent) {
+            Ok(()) => done.bytes_done += request.extent.len,
+            // A request for these bytes will report an error itself.
+            Err(error) => done.failed(error.into()),
+        }
+    }
+    ticket.complete(Outcome { errno: done.errno, bytes_done: done.bytes_done, started, finished: now() });
+}
+
+impl Service {
+    /// Reads what is beyond a request, unless that was begun with it, and takes note when it is there.
+    fn read_along(&self, node: &Node, extent: Range<u64>, begun: bool) {
+        let Some(ahead) = &self.ahead else { return };
+        // A request for these bytes will report an error itself.
+        drop(match begun {
+            true => ahead.reading.follow((node.key(), node), &extent),
+            false => ahead.reading.fetch((node.key(), node), extent),
+        });
+    }
+}
+
+/// Reads ahead of the clients, and the threads that wait for it.
+pub struct Ahead {
+    pub reading: ReadAhead,
+    pub threads: Pool,
+}
+
+impl Ahead {
+    /// At most so many bytes are read ahead and not yet asked for.
+    pub fn new(budget_bytes: u64) -> Ahead {
+        let threads = 2 * ALONE_MAX as usize;
+        Ahead { reading: ReadAhead::new(budget_bytes), threads: Pool::new("nfs-ahead", threads, threads) }
+    }
+}
+
+impl Node {
+    /// What memory has of a read; nothing unless it has all of it.
+    pub fn read_cached(&self, offset: u64, into: &mut [u8]) -> Option<usize> {
+        self.export.backend.read_cached(&self.caller, &self.handle, offset, into)?.ok()
+    }
+
+    /// The scheduler's key of it.
+    pub fn key(&self) -> u64 {
+        file_key(self.export.number, &self.handle)
+    }
+}
+
+impl PagedFile for Node {
+    fn len_bytes(&self) -> u64 {
+        self.attr().map_or(0, |attr| attr.size_bytes)
+    }
+
+    fn has(&self, at: u64) -> bool {
+        self.read_cached(at, &mut [0]) == Some(1)
+    }
+
+    fn will_read(&self, range: Range<u64>) {
+        self.export.backend.will_read(&self.handle, range.start, range.end.saturating_sub(range.start));
+    }
+
+    fn wait_for(&self, range: Range<u64>) -> io::Result<()> {
+        const STEP_BYTES: u64 = 512 << 10;
+        // A byte is there when its page is; pages of one request of the device come together.
+        let mut at = range.start;
+        while at < range.end {
+            at = (at + STEP_BYTES).min(range.end);
+            let read = self.export.backend.read(&self.caller, &self.handle, at - 1, &mut [0]);
+            read.map_err(|error| io::Error::from_raw_os_error(error.0))?;
+        }
+        Ok(())
+    }
 }
 
 /// What became of a batch.
@@ -118,50 +230,82 @@ impl Done {
     }
 }
 
-fn read(group: Vec<(Request, Item)>, end: u64, done: &mut Done) {
-    // Nobody waits for what clients asked that are gone.
-    if group.iter().all(|(_, item)| item.reply.connection.is_closed()) {
-        return;
+/// The reads of a batch.
+struct Reading<'a> {
+    ahead: Option<&'a Ahead>,
+    /// What nobody has asked for and that continues them.
+    along: Option<Extent>,
+    /// The kernel was told of it.
+    begun: bool,
+}
+
+impl Reading<'_> {
+    fn read(&mut self, group: Vec<(Request, Item)>, end: u64, done: &mut Done) {
+        // Nobody waits for what clients asked that are gone.
+        if group.iter().all(|(_, item)| item.reply.connection.is_closed()) {
+            return;
+        }
+        let Some((first, item)) = group.first() else { return };
+        let (start, node, file) = (first.extent.lane_offset, item.node.clone(), item.file);
+        match self.bytes(&node, file, start..end) {
+            Ok(bytes) => {
+                let attr = node.attr();
+                for (request, item) in group {
+                    let from = ((request.extent.lane_offset - start) as usize).min(bytes.len());
+                    let to = (from + request.extent.len as usize).min(bytes.len());
+                    done.bytes_done += (to - from) as u64;
+                    let range = (request.extent.lane_offset, request.extent.len);
+                    answer_read(range, item, attr.as_ref(), &bytes, from..to);
+                }
+            }
+            Err(error) if group.len() == 1 => {
+                done.failed(error);
+                let attr = node.attr();
+                group.into_iter().for_each(|(_, item)| fail_read(item, attr.as_ref(), error.into()));
+            }
+            Err(_) => {
+                for one in group {
+                    let end = one.0.extent.end();
+                    self.read(vec![one], end, done);
+                }
+            }
+        }
     }
-    let Some(start) = group.first().map(|(request, _)| request.extent.lane_offset) else { return };
-    let node = group[0].1.node.clone();
-    let backend = &node.export.backend;
-    let into = |from: u64, to: u64| {
-        let mut bytes = vec![0; (to - from) as usize];
-        let got = backend.read(&node.caller, &node.handle, from, &mut bytes);
-        got.map(|got| {
-            bytes.truncate(got);
-            Arc::new(bytes)
-        })
-    };
-    match into(start, end) {
-        Ok(bytes) => {
-            let attr = node.attr();
-            for (request, item) in group {
-                let from = ((request.extent.lane_offset - start) as usize).min(bytes.len());
-                let to = (from + request.extent.len as usize).min(bytes.len());
-                done.bytes_done += (to - from) as u64;
-                answer_read(&request, item, attr.as_ref(), &bytes, from..to);
+
+    /// From memory, else from the device; then together with what continues them.
+    fn bytes(&mut self, node: &Node, file: u64, extent: Range<u64>) -> Result<Arc<Vec<u8>>, Errno> {
+        let mut bytes = vec![0; (extent.end - extent.start) as usize];
+        let mut cached = None;
+        if let Some(ahead) = self.ahead {
+            cached = node.read_cached(extent.start, &mut bytes);
+            if cached.is_none() {
+                ahead.reading.waited((file, node), &extent);
+                if let Some(along) = self.along.filter(|along| along.lane_offset == extent.end) {
+                    node.will_read(extent.start..along.end());
+                    self.begun = true;
+                }
             }
         }
-        Err(error) if group.len() == 1 => {
-            done.failed(error);
-            let attr = node.attr();
-            group.into_iter().for_each(|(_, item)| fail_read(item, attr.as_ref(), error.into()));
-        }
-        Err(_) => {
-            for one in group {
-                let end = one.0.extent.end();
-                read(vec![one], end, done);
-            }
-        }
+        let backend = &node.export.backend;
+        let got = match cached {
+            Some(got) => got,
+            None => backend.read(&node.caller, &node.handle, extent.start, &mut bytes)?,
+        };
+        bytes.truncate(got);
+        Ok(Arc::new(bytes))
     }
 }
 
-fn answer_read(request: &Request, mut item: Item, attr: Option<&Attr>, bytes: &Arc<Vec<u8>>, range: Range<usize>) {
+/// Answers a READ of an offset and length with a part of `bytes`.
+pub fn answer_read(
+    (offset, len): (u64, u64),
+    mut item: Item,
+    attr: Option<&Attr>,
+    bytes: &Arc<Vec<u8>>,
+    range: Range<usize>,
+) {
     let got = range.len() as u64;
-    let reached = request.extent.lane_offset + got;
-    let eof = attr.map_or(got < request.extent.len, |attr| reached >= attr.size_bytes);
+    let eof = attr.map_or(got < len, |attr| offset + got >= attr.size_bytes);
     item.reply.read_bytes = got;
     let mut out = item.reply.writer();
     out.u32(0);

@@ -8,8 +8,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
-use impresario_engine::{Engine, EngineConfig};
-use impresario_sched::PolicySpec;
+use impresario_engine::{CachedReads, Engine, EngineConfig};
+use impresario_foresight::ALONE_MAX;
+use impresario_sched::{PolicySpec, policy};
 use rustc_hash::FxHashMap;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::budget::Budget;
 use crate::connection::{Connection, Limits, Receiver};
-use crate::data::Data;
+use crate::data::{Ahead, Data, Queued};
 use crate::exports::{ExportSettings, Exports};
 use crate::handles::HandleKey;
 use crate::pool::Pool;
@@ -53,6 +54,10 @@ pub struct Settings {
     pub policy: PolicySpec,
     /// Batches that the backend has at once at most.
     pub in_flight_requests: u32,
+    /// What is read ahead of the clients and not yet asked for, bytes, at most; 0: nothing is.
+    pub read_ahead_bytes: u64,
+    /// Also schedule reads that the page cache has.
+    pub schedule_cached_reads: bool,
     /// Threads for calls on names and attributes.
     pub name_threads: u32,
     /// Connections at once.
@@ -74,6 +79,8 @@ impl Settings {
             key: HandleKey::random()?,
             policy: PolicySpec::named("auto"),
             in_flight_requests: 16,
+            read_ahead_bytes: 64 << 20,
+            schedule_cached_reads: false,
             name_threads: 16,
             max_connections: 1024,
             memory_bytes: 256 << 20,
@@ -85,7 +92,7 @@ impl Settings {
 
 struct Shared {
     service: Arc<Service>,
-    engine: Arc<Engine<crate::data::Item>>,
+    engine: Arc<Engine<Queued>>,
     limits: Limits,
     max_connections: u32,
     connections: Mutex<FxHashMap<u32, Arc<Connection>>>,
@@ -137,6 +144,9 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         names: Pool::new("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
         data: Pool::new("nfs-data", in_flight as usize, in_flight as usize),
         engine: OnceLock::new(),
+        ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes)),
+        foresees: AtomicBool::new(policy::speculates(&settings.policy)),
+        cached: (!settings.schedule_cached_reads).then(CachedReads::default),
         stopping: AtomicBool::new(false),
         complaints: AtomicU64::new(0),
         complained: Mutex::default(),
@@ -146,6 +156,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         // A file system with a page cache.
         sorted_below: true,
         queue_requests: QUEUE_REQUESTS,
+        lane_speculations: if service.ahead.is_some() { ALONE_MAX } else { 0 },
         ..EngineConfig::new(settings.policy)
     };
     let engine = Engine::new(config, Arc::new(Data(Arc::downgrade(&service)))).map_err(|e| e.to_string())?;
@@ -282,7 +293,13 @@ impl Running {
 
     /// Switches the policy, live. A refusal says why and changes nothing.
     pub fn set_policy(&self, policy: &PolicySpec) -> Result<(), String> {
-        self.shared.engine.set_policy(policy).map_err(|e| e.to_string())
+        self.shared.engine.set_policy(policy).map_err(|e| e.to_string())?;
+        let (service, foresees) = (&self.shared.service, policy::speculates(policy));
+        service.foresees.store(foresees, Ordering::Relaxed);
+        if !foresees {
+            service.ahead.iter().for_each(|ahead| ahead.reading.rest());
+        }
+        Ok(())
     }
 
     /// Its state: exports, connections, memory, the scheduler, calls and their times by procedure, who loads it.
@@ -319,6 +336,7 @@ impl Running {
         drop(shared.engine.shutdown(LEAVE_MAX));
         shared.service.names.stop(LEAVE_MAX);
         shared.service.data.stop(LEAVE_MAX);
+        shared.service.ahead.iter().for_each(|ahead| ahead.threads.stop(LEAVE_MAX));
     }
 }
 
@@ -368,5 +386,6 @@ fn status(shared: &Shared) -> Value {
         "repetitions": { "answers_kept": answers, "repeated": repeated },
         "calls": service.statistics.describe(),
         "engine": serde_json::to_value(shared.engine.status()).unwrap_or_default(),
+        "read_ahead": service.ahead.as_ref().map(|ahead| ahead.reading.describe()),
     })
 }

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use impresario_backend::{Caller, Handle, SetAttr};
 use impresario_base::lock::Mutex;
-use impresario_engine::{Engine, Refused, Submission};
+use impresario_engine::{CachedReads, Engine, Refused, Submission};
+use impresario_foresight::Prediction;
 use impresario_sched::{ConnId, LaneId, Op};
 use rustc_hash::FxHashMap;
 
 use crate::budget::Budget;
 use crate::changes::Changes;
 use crate::connection::{Connection, Receiver};
-use crate::data::{Item, What};
+use crate::data::{Ahead, Item, Queued, What};
 use crate::exports::{Export, Exports};
-use crate::handles::{HandleKey, file_key};
+use crate::handles::HandleKey;
 use crate::mount::Mounts;
 use crate::pool::Pool;
 use crate::procedures::{self, fail};
@@ -57,7 +58,13 @@ pub struct Service {
     pub(crate) names: Pool,
     /// Threads for what the scheduler has released.
     pub(crate) data: Pool,
-    pub(crate) engine: OnceLock<Arc<Engine<Item>>>,
+    pub(crate) engine: OnceLock<Arc<Engine<Queued>>>,
+    /// Reads ahead of the clients, if it is to.
+    pub(crate) ahead: Option<Ahead>,
+    /// The policy lets predicted extents be read ahead.
+    pub(crate) foresees: AtomicBool,
+    /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
+    pub(crate) cached: Option<CachedReads>,
     pub(crate) stopping: AtomicBool,
     pub(crate) complaints: AtomicU64,
     pub(crate) complained: Mutex<FxHashMap<IpAddr, Instant>>,
@@ -291,7 +298,7 @@ impl Service {
         };
         let submission = Submission {
             op,
-            file: file_key(node.export.number, &node.handle),
+            file: node.key(),
             lane: LaneId(0),
             file_offset: offset,
             lane_offset: offset,
@@ -309,16 +316,58 @@ impl Service {
             return self.names.run(of, Box::new(move || crate::data::answer_empty(&service, offset, item)));
         }
         let Some(engine) = self.engine.get() else { return };
-        match engine.try_submit(submission, item) {
-            Ok(_) => {}
-            Err(Refused::Busy(item)) => {
+        let predictions = self.foresee(&submission, &item.node);
+        let node = item.node.clone();
+        let ahead = predictions.into_iter().map(|p| (submission.ahead(p.extent), Queued::Ahead(node.clone())));
+        let Some(item) = self.pass(engine, &submission, item) else {
+            // Speculations are not refused, they are dropped.
+            drop(engine.submit_all(ahead));
+            return;
+        };
+        match engine.try_submit_ahead(submission, Queued::Call(item), ahead) {
+            Ok(_) | Err(Refused::Busy(Queued::Ahead(_)) | Refused::Closed(Queued::Ahead(_))) => {}
+            Err(Refused::Busy(Queued::Call(item))) => {
                 let mut out = item.reply.writer();
                 fail(&mut out, head.procedure, Status::JUKEBOX);
                 item.reply.send(out, None, Status::JUKEBOX);
             }
             // Dropped: its client asks the next server.
-            Err(Refused::Closed(item)) => drop(item),
+            Err(Refused::Closed(Queued::Call(item))) => drop(item),
         }
+    }
+
+    /// A request came that will be scheduled. What should be read before it is asked for.
+    fn foresee(&self, request: &Submission, node: &Node) -> Vec<Prediction> {
+        let Some(ahead) = self.ahead.as_ref().filter(|_| self.foresees.load(Ordering::Relaxed)) else {
+            return Vec::new();
+        };
+        if !node.export.backend.has_page_cache() {
+            return Vec::new();
+        }
+        let extent = request.lane_offset..request.lane_offset.saturating_add(request.len);
+        // A connection's requests are a process's or a mount's; their strides are looked for in each by itself.
+        ahead.reading.observe(request.op, (request.file, node), extent, request.conn.0.into())
+    }
+
+    /// Answers a read that the page cache has and that need not be scheduled; else gives it back.
+    fn pass(&self, engine: &Engine<Queued>, read: &Submission, item: Item) -> Option<Item> {
+        let Some(cached) = self.cached.as_ref().filter(|_| read.op == Op::Read) else { return Some(item) };
+        if !item.node.export.backend.has_page_cache() || !cached.are_worth_a_try() {
+            return Some(item);
+        }
+        let arrival = engine.now();
+        if !engine.may_pass(read) {
+            return Some(item);
+        }
+        let mut bytes = vec![0; read.len as usize];
+        let got = item.node.read_cached(read.lane_offset, &mut bytes);
+        cached.came(got.is_some());
+        let Some(got) = got else { return Some(item) };
+        bytes.truncate(got);
+        engine.passed(read, arrival, got as u64);
+        let attr = item.node.attr();
+        crate::data::answer_read((read.lane_offset, read.len), item, attr.as_ref(), &Arc::new(bytes), 0..got);
+        None
     }
 
     fn complain_of(&self, client: IpAddr, log: impl FnOnce()) {

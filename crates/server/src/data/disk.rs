@@ -7,19 +7,17 @@ use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use impresario_device as device;
-use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
-use impresario_foresight::{ALONE_MAX, Prediction, is_there};
+use impresario_engine::{CachedReads, Executor, Outcome, PagedFile, ReadAhead, Started, Ticket, Work, now};
+use impresario_foresight::{ALONE_MAX, Prediction};
 use impresario_sched::{Nanos, Op, PredictedQueues, Request};
 use impresario_store::{FileState, Job, ModelledDevice, ObjectPage, ObjectStore, Timing};
 use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectEntry, ObjectInfo, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
-use super::cached::Cached;
 use super::losses::Losses;
 use super::modelled::{Meeting, Performed};
 use super::owed::{Came, Owed, Run};
-use super::read_ahead::{ReadAhead, in_memory};
 use crate::connection::Reply;
 use crate::listener::Vitals;
 use crate::outbox::hand_over_own_replies;
@@ -41,7 +39,7 @@ pub(crate) struct Disk {
     device: Option<Arc<ModelledDevice>>,
     threads: Workers,
     /// Whether reads that the page cache has are worth looking for before they are scheduled, where they may be.
-    cached: Option<Cached>,
+    cached: Option<CachedReads>,
     /// Reads ahead of the clients, if the configuration says so, and its threads.
     read_ahead: Option<(ReadAhead, Workers)>,
 }
@@ -71,7 +69,7 @@ impl Disk {
         let wanted = read_ahead_bytes > 0 && device.is_none() && !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
         let read_ahead = wanted.then(ahead);
-        let cached = (cached_pass && device.is_none() && !store.in_memory()).then(Cached::default);
+        let cached = (cached_pass && device.is_none() && !store.in_memory()).then(CachedReads::default);
         Arc::new_cyclic(|this| Disk {
             this: this.clone(),
             vitals,
@@ -259,6 +257,30 @@ impl Disk {
     }
 }
 
+/// An object and its store.
+struct Object<'a> {
+    store: &'a ObjectStore,
+    key: u64,
+}
+
+impl PagedFile for Object<'_> {
+    fn len_bytes(&self) -> u64 {
+        self.store.stat(self.key).map_or(0, |state| state.size)
+    }
+
+    fn has(&self, at: u64) -> bool {
+        matches!(self.store.read_cached(self.key, at, &mut [0]), Some(Ok(1)))
+    }
+
+    fn will_read(&self, range: Range<u64>) {
+        self.store.will_read(self.key, range);
+    }
+
+    fn wait_for(&self, range: Range<u64>) -> io::Result<()> {
+        self.store.wait_for(self.key, range)
+    }
+}
+
 impl Executor<Item> for Disk {
     fn start(&self, mut work: Work<Item>) -> Started<Item> {
         hand_over_own_replies();
@@ -284,7 +306,7 @@ impl Executor<Item> for Disk {
         {
             let extent = work.batch.extent;
             let file = work.parts.first().map_or(0, |(_, item)| item.file.0);
-            read_ahead.waited(&self.store, file, &(extent.lane_offset..extent.end()));
+            read_ahead.waited((file, &self.object(file)), &(extent.lane_offset..extent.end()));
         }
         self.on_a_thread(move |disk| {
             let started = now();
@@ -346,7 +368,7 @@ impl Disk {
 
     /// Reads that the page cache has may be answered before they are scheduled, and one is worth a try.
     pub(super) fn may_have(&self) -> bool {
-        self.cached.as_ref().is_some_and(Cached::is_worth_a_try)
+        self.cached.as_ref().is_some_and(CachedReads::are_worth_a_try)
     }
 
     /// What the page cache has of a read; nothing unless it has all of it.
@@ -360,7 +382,8 @@ impl Disk {
     /// A request came that will be scheduled. What should be read before it is asked for.
     pub(super) fn foresee(&self, op: Op, file: FileKey, (offset, len): (u64, u64), client: u64) -> Vec<Prediction> {
         let Some((read_ahead, _)) = &self.read_ahead else { return Vec::new() };
-        read_ahead.observe(&self.store, op, file.0, offset..offset.saturating_add(len), client)
+        let object = self.object(file.0);
+        read_ahead.observe(op, (file.0, &object), offset..offset.saturating_add(len), client)
     }
 
     /// Requests are not told to foresight for a while.
@@ -376,7 +399,8 @@ impl Disk {
     /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.
     pub(super) fn hinted(&self, file: FileKey, extents: &Extents, client: u64) -> (u64, Vec<Range<u64>>) {
         let Some((read_ahead, _)) = &self.read_ahead else { return (0, Vec::new()) };
-        read_ahead.hinted(&self.store, file.0, extents, client)
+        let extents = extents.iter().map(|(start, len)| start..start.saturating_add(len.into()));
+        read_ahead.hinted((file.0, &self.object(file.0)), extents, client)
     }
 
     /// Reads what nobody asked for into the page cache, on a thread of its own; then ends its batch, if it is one.
@@ -386,16 +410,7 @@ impl Disk {
         threads.run(Box::new(move || {
             let Some((read_ahead, _)) = &this.read_ahead else { return };
             let (started, len) = (now(), extent.end - extent.start);
-            let mut read = Ok(());
-            if is_there(&extent, |at| in_memory(&this.store, file, at)) {
-                read_ahead.was_there(file, extent);
-            } else {
-                this.store.will_read(file, extent.clone());
-                read = this.await_ahead(file, &extent);
-                if read.is_ok() {
-                    read_ahead.fetched(file, extent, now().since(started).0);
-                }
-            }
+            let read = read_ahead.fetch((file, &this.object(file)), extent);
             // A request for these bytes will report an error itself.
             let (errno, bytes_done) = read.map_or_else(|error| (errno_of(&error), 0), |()| (0, len));
             if let Some(ticket) = ticket {
@@ -408,21 +423,15 @@ impl Disk {
     fn await_along(&self, along: Option<(u64, Range<u64>)>) {
         let (Some(this), Some((file, extent))) = (self.this.upgrade(), along) else { return };
         let Some((_, threads)) = &self.read_ahead else { return };
-        // A request for these bytes will report an error itself.
-        threads.run(Box::new(move || drop(this.await_ahead(file, &extent))));
+        threads.run(Box::new(move || {
+            let Some((read_ahead, _)) = &this.read_ahead else { return };
+            // A request for these bytes will report an error itself.
+            drop(read_ahead.follow((file, &this.object(file)), &extent));
+        }));
     }
 
-    /// Waits until what is read ahead is there, and takes note step by step.
-    fn await_ahead(&self, file: u64, extent: &Range<u64>) -> io::Result<()> {
-        const STEP_BYTES: u64 = 512 << 10;
-        let mut at = extent.start;
-        while at < extent.end {
-            let to = (at + STEP_BYTES).min(extent.end);
-            self.store.wait_for(file, at..to)?;
-            self.read_ahead.iter().for_each(|(read_ahead, _)| read_ahead.arrived(file, &(extent.start..to)));
-            at = to;
-        }
-        Ok(())
+    fn object(&self, key: u64) -> Object<'_> {
+        Object { store: &self.store, key }
     }
 
     fn on_a_thread(&self, job: impl FnOnce(&Disk) + Send + 'static) {

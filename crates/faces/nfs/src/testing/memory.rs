@@ -2,6 +2,7 @@
 //! hangs as a test wishes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -9,6 +10,8 @@ use impresario_backend::{
     Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space,
 };
 use impresario_base::lock::{Condvar, Mutex};
+
+use super::pages::Pages;
 
 const ROOT: u64 = 1;
 /// Of everything in it.
@@ -55,6 +58,8 @@ struct State {
     reads: Vec<(u64, usize)>,
     writes: Vec<(u64, usize)>,
     waiting: usize,
+    /// What of the files is cached, if there is a page cache in front.
+    pages: Option<Pages>,
 }
 
 /// The file system.
@@ -96,6 +101,7 @@ impl MemoryTree {
             reads: Vec::new(),
             writes: Vec::new(),
             waiting: 0,
+            pages: None,
         };
         let tree = MemoryTree { state: Mutex::new(state), changed: Condvar::new() };
         let root = Caller { uid: 0, gid: 0, groups: Vec::new() };
@@ -104,6 +110,23 @@ impl MemoryTree {
         debug_assert_eq!(id, ROOT);
         drop(state);
         Arc::new(tree)
+    }
+
+    /// The same behind a page cache, which is empty.
+    pub fn with_page_cache() -> Arc<MemoryTree> {
+        let tree = MemoryTree::new();
+        tree.state.lock().pages = Some(Pages::default());
+        tree
+    }
+
+    /// Empties the page cache.
+    pub fn drop_caches(&self) {
+        self.state.lock().pages.iter_mut().for_each(Pages::drop_all);
+    }
+
+    /// What was to be brought into the page cache since the last call, in order.
+    pub fn take_advised(&self) -> Vec<Range<u64>> {
+        self.state.lock().pages.as_mut().map(Pages::take_advised).unwrap_or_default()
     }
 
     /// Sets what goes wrong from now on.
@@ -526,6 +549,7 @@ impl Backend for MemoryTree {
         let id = state.id(file)?;
         state.reads.push((offset, into.len()));
         let bad = state.faults.bad_byte.is_some_and(|bad| (offset..offset + into.len() as u64).contains(&bad));
+        state.pages.iter_mut().for_each(|pages| pages.bring(id, offset..offset + into.len() as u64));
         let node = state.node(id)?;
         match () {
             () if node.attr.kind == Kind::Directory => err(libc::EISDIR),
@@ -557,6 +581,8 @@ impl Backend for MemoryTree {
             () => {}
         }
         let end = end.ok_or(Errno(libc::EFBIG))? as usize;
+        state.pages.iter_mut().for_each(|pages| pages.bring(id, offset..end as u64));
+        let node = state.node(id)?;
         if end > node.bytes.len() {
             node.resize(end);
         }
@@ -600,5 +626,29 @@ impl Backend for MemoryTree {
 
     fn placement(&self, _file: &Handle) -> Result<Placement> {
         Ok(Placement::one(0))
+    }
+
+    /// Never hangs: nothing is waited for.
+    fn read_cached(&self, caller: &Caller, file: &Handle, offset: u64, into: &mut [u8]) -> Option<Result<usize>> {
+        let mut state = self.state.lock();
+        let id = state.id(file).ok()?;
+        let node = state.nodes.get(&id)?;
+        let may = node.attr.kind == Kind::File && (caller.uid == node.attr.uid || may(caller, &node.attr, 4));
+        let end = offset.saturating_add(into.len() as u64).min(node.bytes.len() as u64);
+        let has = state.pages.as_ref()?.have(id, offset..end);
+        let bytes = state.node(id).ok()?.bytes.get(offset as usize..end.max(offset) as usize).unwrap_or_default();
+        into.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        (may && has).then_some(Ok(bytes.len()))
+    }
+
+    fn will_read(&self, file: &Handle, offset: u64, len_bytes: u64) {
+        let mut state = self.state.lock();
+        if let Ok(id) = state.id(file) {
+            state.pages.iter_mut().for_each(|pages| pages.advise(id, offset..offset.saturating_add(len_bytes)));
+        }
+    }
+
+    fn has_page_cache(&self) -> bool {
+        self.state.lock().pages.is_some()
     }
 }

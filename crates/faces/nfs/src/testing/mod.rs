@@ -2,6 +2,7 @@
 
 mod client;
 mod memory;
+mod pages;
 
 pub use client::{Client, ClientError, ReadBack, Reply, handle, name_in, read_back, skip_change};
 pub use memory::{Calls, Faults, MemoryTree};

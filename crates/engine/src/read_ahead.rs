@@ -1,30 +1,42 @@
-//! Reads ahead of the clients: what foresight predicts of an object, and what clients say that they will read of it
-//! (hints), is read into the page cache before it is asked for.
+//! Reads ahead of the clients of a server: what foresight predicts of a file, and what clients say that they will read of
+//! it (hints), is read into the page cache before it is asked for. Gives [`ReadingAhead`] and [`Hints`] a lock, the clock
+//! and the file; threads are the server's.
 //!
-//! The kernel's own read-ahead keeps one state for each open file, and a data server reads an object through one open
-//! file for all clients: streams of several clients disturb one another there. Here each has a stream of its own, with an
+//! The kernel's own read-ahead keeps one state for each open file, and a server reads a file through one open file for
+//! all clients: streams of several clients disturb one another there. Here each has a stream of its own, with an
 //! account that stops it where it does not pay. Predicted extents go through the server's core as speculations: along
 //! with the request that they continue, or alone while little else is under way.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use impresario_base::lock::Mutex;
-use impresario_engine::now;
-use impresario_foresight::{EarlierReads, Hints, Prediction, ReadingAhead, Source};
+use impresario_foresight::{EarlierReads, Hints, Prediction, ReadingAhead, Source, is_there};
 use impresario_sched::{Op, PredictedQueues};
-use impresario_store::ObjectStore;
-use impresario_wire::Extents;
 use serde_json::{Value, json};
 
-/// Whether a byte of an object is in the page cache.
-pub(super) fn in_memory(store: &ObjectStore, file: u64, at: u64) -> bool {
-    matches!(store.read_cached(file, at, &mut [0]), Some(Ok(1)))
+use crate::now;
+
+/// A file whose bytes are read through a page cache.
+pub trait PagedFile {
+    /// Its length, bytes; 0 when it cannot be told.
+    fn len_bytes(&self) -> u64;
+
+    /// Whether a byte is in the page cache. Does not wait.
+    fn has(&self, at: u64) -> bool;
+
+    /// Begins to read a range into the page cache, and does not wait for it. A hint: it may do nothing.
+    fn will_read(&self, range: Range<u64>);
+
+    /// Waits until a range that was begun is in the page cache, as far as the file reaches.
+    fn wait_for(&self, range: Range<u64>) -> io::Result<()>;
 }
 
 /// What is read ahead, and what becomes of it.
-pub(super) struct ReadAhead {
+#[derive(Debug)]
+pub struct ReadAhead {
     /// What both kinds may have outstanding together, bytes.
     budget_bytes: u64,
     rule: Mutex<ReadingAhead>,
@@ -39,7 +51,7 @@ pub(super) struct ReadAhead {
 
 impl ReadAhead {
     /// With a bound for what is read ahead and not yet asked for.
-    pub(super) fn new(budget_bytes: u64) -> ReadAhead {
+    pub fn new(budget_bytes: u64) -> ReadAhead {
         ReadAhead {
             budget_bytes,
             rule: Mutex::new(ReadingAhead::new(budget_bytes)),
@@ -51,20 +63,18 @@ impl ReadAhead {
     }
 
     /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.
-    pub(super) fn hinted(
+    pub fn hinted(
         &self,
-        store: &ObjectStore,
-        file: u64,
-        extents: &Extents,
+        file: (u64, &dyn PagedFile),
+        extents: impl Iterator<Item = Range<u64>>,
         client: u64,
     ) -> (u64, Vec<Range<u64>>) {
-        let len_bytes = store.stat(file).map_or(0, |state| state.size);
-        let extents = extents.iter().map(|(start, len)| start..start.saturating_add(len.into()));
+        let len_bytes = file.1.len_bytes();
         let predicted_bytes = self.rule.lock().totals().outstanding_bytes;
         self.with_hints(|hints| {
             hints.expire(now().0);
             let room_bytes = self.budget_bytes.saturating_sub(predicted_bytes + hints.totals().outstanding_bytes);
-            hints.hint(client, file, extents, len_bytes, room_bytes, now().0)
+            hints.hint(client, file.0, extents, len_bytes, room_bytes, now().0)
         })
     }
 
@@ -92,18 +102,17 @@ impl ReadAhead {
     }
 
     /// A read of these bytes waits for the device.
-    pub(super) fn waited(&self, store: &ObjectStore, file: u64, extent: &Range<u64>) {
+    pub fn waited(&self, (key, file): (u64, &dyn PagedFile), extent: &Range<u64>) {
         self.waited_bytes.fetch_add(extent.end - extent.start, Relaxed);
-        self.rule.lock().device_read(file, extent, |at| in_memory(store, file, at));
+        self.rule.lock().device_read(key, extent, |at| file.has(at));
         self.sleeps.store(false, Relaxed);
     }
 
-    /// A request came. What should be read ahead now, none of it beyond the object's end.
-    pub(super) fn observe(
+    /// A request of a client came. What should be read ahead now, none of it beyond the file's end.
+    pub fn observe(
         &self,
-        store: &ObjectStore,
         op: Op,
-        file: u64,
+        (file, paged): (u64, &dyn PagedFile),
         extent: Range<u64>,
         client: u64,
     ) -> Vec<Prediction> {
@@ -127,36 +136,53 @@ impl ReadAhead {
         }
         drop(rule);
         if !predictions.is_empty() {
-            let end = store.stat(file).map_or(0, |state| state.size);
+            let end = paged.len_bytes();
             self.rule.lock().within(&mut predictions, end);
         }
         predictions
     }
 
     /// Reads of earlier runs that will probably be made again; those before are forgotten.
-    pub(super) fn foretell(&self, queues: Option<&PredictedQueues>) {
+    pub fn foretell(&self, queues: Option<&PredictedQueues>) {
         // Off the lock: there may be a million.
         let earlier = queues.map(|queues| Arc::new(EarlierReads::of(queues)));
         self.rule.lock().foretell(earlier);
     }
 
     /// Requests will not be observed for a while: what is outstanding is forgotten, without a judgement.
-    pub(super) fn rest(&self) {
+    pub fn rest(&self) {
         self.rule.lock().rest();
     }
 
-    /// Predicted bytes were in memory already: the prediction gained and cost nothing.
-    pub(super) fn was_there(&self, file: u64, extent: Range<u64>) {
-        self.rule.lock().was_there(file, extent);
+    /// Reads a speculation into the page cache and waits for it; on a thread that may wait.
+    pub fn fetch(&self, (key, file): (u64, &dyn PagedFile), extent: Range<u64>) -> io::Result<()> {
+        if is_there(&extent, |at| file.has(at)) {
+            // The prediction gained and cost nothing.
+            self.rule.lock().was_there(key, extent);
+            return Ok(());
+        }
+        let started = now();
+        file.will_read(extent.clone());
+        self.follow((key, file), &extent)?;
+        self.fetched(key, extent, now().since(started).0);
+        Ok(())
     }
 
-    /// Predicted bytes have come into the page cache.
-    pub(super) fn arrived(&self, file: u64, extent: &Range<u64>) {
-        self.rule.lock().arrived(file, extent);
+    /// Waits until what was begun is in the page cache, and takes note step by step; on a thread that may wait.
+    pub fn follow(&self, (key, file): (u64, &dyn PagedFile), extent: &Range<u64>) -> io::Result<()> {
+        const STEP_BYTES: u64 = 512 << 10;
+        let mut at = extent.start;
+        while at < extent.end {
+            let to = (at + STEP_BYTES).min(extent.end);
+            file.wait_for(at..to)?;
+            self.rule.lock().arrived(key, &(extent.start..to));
+            at = to;
+        }
+        Ok(())
     }
 
     /// Predicted bytes were read alone from the device in so much time.
-    pub(super) fn fetched(&self, file: u64, extent: Range<u64>, took_ns: u64) {
+    fn fetched(&self, file: u64, extent: Range<u64>, took_ns: u64) {
         if self.is_hinted.load(Relaxed) {
             self.hints.lock().fetched(file, extent.clone());
         }
@@ -165,7 +191,7 @@ impl ReadAhead {
     }
 
     /// For the server's status.
-    pub(super) fn describe(&self) -> Value {
+    pub fn describe(&self) -> Value {
         let t = self.rule.lock().totals();
         let h = self.with_hints(|hints| {
             hints.expire(now().0);

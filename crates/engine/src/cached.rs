@@ -8,16 +8,16 @@ const MISSES_MAX: u32 = 32;
 const SELDOM: u32 = 16;
 
 /// What came of the last tries.
-#[derive(Default)]
-pub(super) struct Cached {
+#[derive(Default, Debug)]
+pub struct CachedReads {
     misses: AtomicU32,
     /// Reads that were not tried since the last one that was.
     left_out: AtomicU32,
 }
 
-impl Cached {
+impl CachedReads {
     /// A read came that might be in memory.
-    pub fn is_worth_a_try(&self) -> bool {
+    pub fn are_worth_a_try(&self) -> bool {
         if self.misses.load(Relaxed) < MISSES_MAX {
             return true;
         }
@@ -41,13 +41,13 @@ mod tests {
 
     #[test]
     fn misses_make_tries_rare_and_a_hit_makes_them_usual() {
-        let cached = Cached::default();
+        let cached = CachedReads::default();
         for _ in 0..MISSES_MAX {
-            assert!(cached.is_worth_a_try());
+            assert!(cached.are_worth_a_try());
             cached.came(false);
         }
-        assert_eq!((0..160).filter(|_| cached.is_worth_a_try()).count(), 10);
+        assert_eq!((0..160).filter(|_| cached.are_worth_a_try()).count(), 10);
         cached.came(true);
-        assert!((0..10).all(|_| cached.is_worth_a_try()));
+        assert!((0..10).all(|_| cached.are_worth_a_try()));
     }
 }
