@@ -177,6 +177,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         data_servers: SERVERS,
         io_nodes: 0,
         device: Some(DeviceParams::default()),
+        // The paper's servers do not read ahead.
+        read_ahead_bytes: 0,
         in_flight_requests: 1,
         program: Some(impresario()?),
         ..Plan::default()

@@ -55,6 +55,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         data_servers: demo::DATA_SERVERS,
         io_nodes: demo::IO_NODES,
         device: Some(Default::default()),
+        // The papers' servers, which reorder and merge but do not read ahead.
+        read_ahead_bytes: 0,
         ..Plan::default()
     };
     let bare = measure(OwnCluster::start(&plan, &stop)?, &demo::experiment(args.quick), &stop)?;

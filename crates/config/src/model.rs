@@ -171,8 +171,8 @@ pub struct Data {
     /// A device model of `[device.<name>]` in front of the directory; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from a device of the
-    /// kernel: not from memory, and not from a device model.
+    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all); nothing is read ahead from a
+    /// folder in memory, unless a device model is in front of it.
     #[serde(default = "default_read_ahead")]
     pub read_ahead_bytes: u64,
     /// Also schedule reads that the page cache has; else they are answered at once, unless the policy is about who gets how

@@ -157,8 +157,7 @@ impl ReadAhead {
     /// Reads a speculation into the page cache and waits for it; on a thread that may wait.
     pub fn fetch(&self, (key, file): (u64, &dyn PagedFile), extent: Range<u64>) -> io::Result<()> {
         if is_there(&extent, |at| file.has(at)) {
-            // The prediction gained and cost nothing.
-            self.rule.lock().was_there(key, extent);
+            self.was_there(key, extent);
             return Ok(());
         }
         let started = now();
@@ -175,14 +174,24 @@ impl ReadAhead {
         while at < extent.end {
             let to = (at + STEP_BYTES).min(extent.end);
             file.wait_for(at..to)?;
-            self.rule.lock().arrived(key, &(extent.start..to));
+            self.arrived(key, &(extent.start..to));
             at = to;
         }
         Ok(())
     }
 
-    /// Predicted bytes were read alone from the device in so much time.
-    fn fetched(&self, file: u64, extent: Range<u64>, took_ns: u64) {
+    /// A speculation was in memory already: the prediction gained and cost nothing.
+    pub fn was_there(&self, file: u64, extent: Range<u64>) {
+        self.rule.lock().was_there(file, extent);
+    }
+
+    /// Bytes of a speculation have come into memory; those of one prediction come in order.
+    pub fn arrived(&self, file: u64, extent: &Range<u64>) {
+        self.rule.lock().arrived(file, extent);
+    }
+
+    /// A speculation was read alone from the device in `took_ns`.
+    pub fn fetched(&self, file: u64, extent: Range<u64>, took_ns: u64) {
         if self.is_hinted.load(Relaxed) {
             self.hints.lock().fetched(file, extent.clone());
         }

@@ -511,13 +511,59 @@ fn hints_are_not_taken_where_nothing_is_read_ahead() {
         assert_eq!(peer.call(&hint(1, &[(0, 1 << 20)]), &[]).0, Answer::Accepted(0), "{policy}");
         assert!(peer.read(1, 1, 0, 4096) == bytes[..4096]);
     }
-    let cluster = Cluster::start(1, |config| {
-        config.data[0].device = Some("disk".into());
-        config.device.insert("disk".into(), Default::default());
-    });
+    let cluster = Cluster::start(1, |_| {});
     let mut peer = cluster.peer(0, 1);
     peer.write(1, 1, 0, &pattern(1, 8192));
-    assert_eq!(peer.call(&hint(1, &[(0, 8192)]), &[]).0, Answer::Accepted(0), "a modelled device");
+    assert_eq!(peer.call(&hint(1, &[(0, 8192)]), &[]).0, Answer::Accepted(0), "a folder in memory");
+}
+
+/// A modelled device reads each byte once: what was read ahead waits in a memory until it is read, changed or forgotten.
+#[test]
+fn a_modelled_device_reads_ahead_into_a_memory_of_its_own() {
+    const MIB: u64 = 1 << 20;
+    let cluster = Cluster::start(1, |config| {
+        (config.data[0].policy, config.data[0].read_ahead_bytes) = (PolicySpec::named("auto"), 8 << 20);
+        config.data[0].device = Some("disk".into());
+        let disk = impresario_device::DeviceParams { read_ahead_bytes: 0, ..Default::default() };
+        config.device.insert("disk".into(), disk);
+    });
+    let mut peer = cluster.peer(0, 1);
+    let mut bytes = pattern(1, 8 << 20);
+    for at in (0..8 * MIB).step_by(1 << 20) {
+        peer.write(1, 1, at, &bytes[at as usize..][..1 << 20]);
+    }
+    let device = |peer: &mut Peer, key: &str| peer.status()["device"][key].as_u64().unwrap();
+    // A hint, reads of it, and the same reads again.
+    assert_eq!(peer.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+    assert_eq!(peer.call(&hint(1, &[(0, 2 << 20)]), &[]).0, Answer::Accepted(2 * MIB));
+    eventually("it was read", || device(&mut peer, "read_ahead_held_bytes") == 2 * MIB);
+    assert!(peer.read(1, 1, 0, 256 << 10) == bytes[..256 << 10]);
+    assert_eq!(device(&mut peer, "read_bytes"), 2 * MIB, "the device was not needed");
+    assert_eq!(device(&mut peer, "read_ahead_held_bytes"), 2 * MIB - (256 << 10));
+    assert!(peer.read(1, 1, 0, 256 << 10) == bytes[..256 << 10]);
+    assert!(device(&mut peer, "read_bytes") >= 2 * MIB + (256 << 10), "a second reading needs it again");
+    // A write drops what it covers.
+    bytes[MIB as usize..][..8192].fill(7);
+    assert_eq!(peer.write(1, 1, MIB, &[7; 8192]), Answer::Written(8192));
+    assert!(peer.read(1, 1, MIB - 4096, 16 << 10) == bytes[MIB as usize - 4096..][..16 << 10]);
+    assert_eq!(peer.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+    assert_eq!(device(&mut peer, "read_ahead_held_bytes"), 0);
+    // A stream and its neighbour, who reads the same a little later; every byte is right, and none is read for nothing.
+    std::thread::scope(|scope| {
+        for client in 2..4 {
+            let (mut peer, bytes) = (cluster.peer(0, client), &bytes);
+            scope.spawn(move || {
+                for at in (0..8 * MIB).step_by(64 << 10) {
+                    assert!(peer.read(client, 1, at, 64 << 10) == bytes[at as usize..][..64 << 10], "{at}");
+                }
+            });
+        }
+    });
+    let status = peer.status();
+    assert!(status["device"]["read_bytes"].as_u64().unwrap() <= 16 * MIB, "{status}");
+    assert!(status["read_ahead"]["hit_bytes"].as_u64().unwrap() > 2 * MIB, "{status}");
+    assert!(status["device"]["read_ahead_held_bytes"].as_u64().unwrap() <= 8 * MIB, "{status}");
+    assert_eq!(status["engine"]["statistics"]["failed"], 0);
 }
 
 /// Where everything is in memory there is nothing to gain: after some hundred reads foresight no longer looks at them.

@@ -137,6 +137,7 @@ fn the_quick_demonstration_runs_on_modelled_disks() {
         data_servers: demonstration::DATA_SERVERS,
         io_nodes: demonstration::IO_NODES,
         device: Some(Default::default()),
+        read_ahead_bytes: 0,
         ..Plan::default()
     };
     let cluster = OwnCluster::start_here(&plan).unwrap();

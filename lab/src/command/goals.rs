@@ -53,6 +53,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let plan = Plan {
             io_nodes: goal.io_nodes,
             device: Some(Default::default()),
+            // Goals of policies alone.
+            read_ahead_bytes: 0,
             program: Some(impresario()?),
             ..Plan::default()
         };

@@ -111,6 +111,7 @@ fn plan() -> Result<Plan> {
         data_servers: demo::DATA_SERVERS,
         io_nodes: demo::IO_NODES,
         device: Some(impresario_device::DeviceParams::default()),
+        read_ahead_bytes: 0,
         program: Some(impresario()?),
         ..Plan::default()
     })

@@ -3,9 +3,12 @@
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use impresario_base::lock::Mutex;
 use impresario_device as device;
 use impresario_engine::{CachedReads, Executor, Outcome, PagedFile, ReadAhead, Started, Ticket, Work, now};
 use impresario_foresight::{ALONE_MAX, Prediction};
@@ -16,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::Item;
 use super::losses::Losses;
-use super::modelled::{Meeting, Performed};
+use super::modelled::{Memory, Performed, Rendezvous};
 use super::owed::{Came, Owed, Run};
 use crate::connection::Reply;
 use crate::listener::Vitals;
@@ -42,6 +45,8 @@ pub(crate) struct Disk {
     cached: Option<CachedReads>,
     /// Reads ahead of the clients, if the configuration says so, and its threads.
     read_ahead: Option<(ReadAhead, Workers)>,
+    /// What was read ahead from the modelled device.
+    memory: Option<Memory>,
 }
 
 /// What a batch brought.
@@ -56,8 +61,9 @@ pub(super) enum Done {
 }
 
 impl Disk {
-    /// `read_ahead_bytes` are read ahead of the clients at most; 0, or with a modelled device, nothing is. `cached_pass`: what
-    /// the page cache has need not be scheduled; from a modelled device or a folder in memory everything is.
+    /// `read_ahead_bytes` are read ahead of the clients at most; 0, or from a folder in memory, nothing is. `cached_pass`:
+    /// what is in the page cache, or was read ahead from a modelled device, need not be scheduled; from a folder in memory
+    /// everything is.
     pub(crate) fn new(
         vitals: Vitals,
         store: ObjectStore,
@@ -66,10 +72,11 @@ impl Disk {
         cached_pass: bool,
     ) -> Arc<Disk> {
         let threads = Workers::new("device", DEVICE_THREADS);
-        let wanted = read_ahead_bytes > 0 && device.is_none() && !store.in_memory();
+        let waits = device.is_some() || !store.in_memory();
         let ahead = || (ReadAhead::new(read_ahead_bytes), Workers::new("read-ahead", 2 * ALONE_MAX as usize));
-        let read_ahead = wanted.then(ahead);
-        let cached = (cached_pass && device.is_none() && !store.in_memory()).then(CachedReads::default);
+        let read_ahead = (read_ahead_bytes > 0 && waits).then(ahead);
+        let memory = (read_ahead_bytes > 0 && device.is_some()).then(|| Memory::new(read_ahead_bytes));
+        let cached = (cached_pass && waits && (device.is_none() || memory.is_some())).then(CachedReads::default);
         Arc::new_cyclic(|this| Disk {
             this: this.clone(),
             vitals,
@@ -79,6 +86,7 @@ impl Disk {
             threads,
             cached,
             read_ahead,
+            memory,
         })
     }
 
@@ -175,9 +183,10 @@ impl Disk {
         }
     }
 
-    /// Zeroes the device's statistics.
+    /// Zeroes the device's statistics, and clears the caches of a modelled device.
     pub(crate) fn reset_statistics(&self) {
         self.device.iter().for_each(|device| device.reset());
+        self.memory.iter().for_each(Memory::clear);
     }
 
     /// Adds what the store and the device have to say to the server's status.
@@ -198,6 +207,9 @@ impl Disk {
             if let Value::Object(told) = &mut told {
                 told.insert("kind".into(), "modelled disk: its times are computed, not measured".into());
                 told.insert("modelled".into(), true.into());
+                if let Some(memory) = &self.memory {
+                    told.insert("read_ahead_held_bytes".into(), memory.held_bytes().into());
+                }
             }
             status.insert("device".into(), told);
         }
@@ -260,6 +272,7 @@ impl Disk {
 /// An object and its store.
 struct Object<'a> {
     store: &'a ObjectStore,
+    memory: Option<&'a Memory>,
     key: u64,
 }
 
@@ -269,7 +282,10 @@ impl PagedFile for Object<'_> {
     }
 
     fn has(&self, at: u64) -> bool {
-        matches!(self.store.read_cached(self.key, at, &mut [0]), Some(Ok(1)))
+        match self.memory {
+            Some(memory) => memory.has(self.key, at),
+            None => matches!(self.store.read_cached(self.key, at, &mut [0]), Some(Ok(1))),
+        }
     }
 
     fn will_read(&self, range: Range<u64>) {
@@ -285,8 +301,7 @@ impl Executor<Item> for Disk {
     fn start(&self, mut work: Work<Item>) -> Started<Item> {
         hand_over_own_replies();
         if let Some(device) = &self.device {
-            self.start_modelled(device, work);
-            return Started::Pending;
+            return self.start_modelled(device, work);
         }
         let started = now();
         let along = take_speculation(&mut work);
@@ -332,13 +347,20 @@ impl Executor<Item> for Disk {
 }
 
 impl Disk {
-    fn start_modelled(&self, device: &Arc<ModelledDevice>, work: Work<Item>) {
-        let extent = work.batch.extent;
-        let file = work.parts.first().map_or(0, |(_, item)| item.file.0);
+    fn start_modelled(&self, device: &Arc<ModelledDevice>, mut work: Work<Item>) -> Started<Item> {
+        let along = take_speculation(&mut work);
+        if work.parts.is_empty() {
+            return self.read_ahead_modelled(device, along, Some(work.ticket));
+        }
+        let (file, lane_extent) = (work.parts.first().map_or(0, |(_, item)| item.file.0), work.batch.extent);
+        let extent = lane_extent.lane_offset..lane_extent.end();
         let data_op = match work.batch.op {
             Op::Read => device::Op::Read,
             Op::Write => device::Op::Write,
             op => {
+                if op != Op::Sync {
+                    self.memory.iter().for_each(|memory| memory.release(file, &(extent.start..u64::MAX)));
+                }
                 // A sync empties the drive's cache; what is done to names costs the model nothing.
                 let this = self.this.clone();
                 let run = move |timing: Timing| {
@@ -348,22 +370,91 @@ impl Disk {
                         complete((work, result), Nanos(timing.started_ns), || Nanos(timing.finished_ns));
                     });
                 };
-                return device.submit(Job { ios: Vec::new(), flush: op == Op::Sync, run: Box::new(run) });
+                device.submit(Job { ios: Vec::new(), flush: op == Op::Sync, run: Box::new(run) });
+                return Started::Pending;
             }
         };
-        let ios = device.placement().place(data_op, file, extent.lane_offset, extent.len).collect();
-        let meeting = Meeting::new();
-        let met = meeting.clone();
-        let run = Box::new(move |timing| met.timed(timing).into_iter().for_each(complete_modelled));
+        let batch = Rendezvous::new();
+        let missing = match (&self.memory, data_op) {
+            (Some(memory), device::Op::Read) => memory.read(file, &extent, &batch),
+            (memory, _) => {
+                memory.iter().for_each(|memory| memory.release(file, &extent));
+                vec![extent.clone()]
+            }
+        };
         // First the model, so that its time begins now.
-        device.submit(Job { ios, flush: false, run });
+        if missing.is_empty() {
+            // The work is not done yet, so nothing comes back.
+            drop(batch.timed(None));
+        } else {
+            if let (Some((read_ahead, _)), device::Op::Read) = (&self.read_ahead, data_op) {
+                read_ahead.waited((file, &self.object(file)), &extent);
+            }
+            let place = |part: &Range<u64>| device.placement().place(data_op, file, part.start, part.end - part.start);
+            let ios = missing.iter().flat_map(place).collect();
+            let joined = batch.clone();
+            let run = Box::new(move |timing| joined.timed(Some(timing)).into_iter().for_each(complete_modelled));
+            device.submit(Job { ios, flush: false, run });
+        }
+        self.read_ahead_modelled(device, along, None);
         match self.perform_at_once(&work) {
-            Some(result) => meeting.performed((work, result)).into_iter().for_each(complete_modelled),
+            Some(result) => {
+                if let Some(((work, result), timing)) = batch.performed((work, result)) {
+                    let Work { batch, parts, ticket, .. } = work;
+                    let bytes = answer(batch.extent.lane_offset, parts, &result);
+                    let (started, finished) = (Nanos(timing.started_ns), Nanos(timing.finished_ns));
+                    return Started::Finished(ticket, outcome(&result, bytes, started, finished));
+                }
+            }
             None => self.on_a_thread(move |disk| {
                 let result = disk.perform(&work);
-                meeting.performed((work, result)).into_iter().for_each(complete_modelled);
+                batch.performed((work, result)).into_iter().for_each(complete_modelled);
             }),
         }
+        Started::Pending
+    }
+
+    /// Reads what nobody asked for from the modelled device into the memory in front of it; then ends its batch, if it is
+    /// one.
+    fn read_ahead_modelled(
+        &self,
+        device: &Arc<ModelledDevice>,
+        speculation: Option<(u64, Range<u64>)>,
+        ticket: Option<Ticket<Item>>,
+    ) -> Started<Item> {
+        let Some((file, extent)) = speculation else { return Started::Pending };
+        let (Some((read_ahead, _)), Some(memory)) = (&self.read_ahead, &self.memory) else { return Started::Pending };
+        let len = extent.end - extent.start;
+        let steps = memory.begin(file, &extent);
+        if steps.is_empty() {
+            read_ahead.was_there(file, extent);
+            let (started, finished) = (now(), now());
+            let outcome = Outcome { errno: 0, bytes_done: len, started, finished };
+            return ticket.map_or(Started::Pending, |ticket| Started::Finished(ticket, outcome));
+        }
+        let transfers = Arc::new((AtomicUsize::new(steps.len()), AtomicU64::new(u64::MAX), Mutex::new(ticket)));
+        for step in steps {
+            let (this, transfers, extent) = (self.this.clone(), transfers.clone(), extent.clone());
+            let ios = device.placement().place(device::Op::Read, file, step.start, step.end - step.start).collect();
+            let run = move |timing: Timing| {
+                let Some(disk) = this.upgrade() else { return };
+                let (Some((read_ahead, _)), Some(memory)) = (&disk.read_ahead, &disk.memory) else { return };
+                read_ahead.arrived(file, &step);
+                memory.arrived(file, &step, timing).into_iter().for_each(complete_modelled);
+                let (left, started_ns, ticket) = &*transfers;
+                let started_ns = started_ns.fetch_min(timing.started_ns, Relaxed).min(timing.started_ns);
+                if left.fetch_sub(1, AcqRel) > 1 {
+                    return;
+                }
+                let (started, finished) = (Nanos(started_ns), Nanos(timing.finished_ns));
+                if let Some(ticket) = ticket.lock().take() {
+                    read_ahead.fetched(file, extent, finished.since(started).0);
+                    ticket.complete(Outcome { errno: 0, bytes_done: len, started, finished });
+                }
+            };
+            device.submit(Job { ios, flush: false, run: Box::new(run) });
+        }
+        Started::Pending
     }
 
     /// Reads that the page cache has may be answered before they are scheduled, and one is worth a try.
@@ -373,9 +464,14 @@ impl Disk {
 
     /// What the page cache has of a read; nothing unless it has all of it.
     pub(super) fn read_at_once(&self, file: FileKey, (offset, len): (u64, u64)) -> Option<Slice> {
-        let mut buffer = self.vitals.pool().buffer(len as usize);
-        let got = self.store.read_cached(file.0, offset, &mut buffer).and_then(Result::ok);
+        let extent = offset..offset.saturating_add(len);
+        let there = self.memory.as_ref().is_none_or(|memory| memory.has_all(file.0, &extent));
+        let mut buffer = self.vitals.pool().buffer(if there { len as usize } else { 0 });
+        let got = there.then(|| self.store.read_cached(file.0, offset, &mut buffer).and_then(Result::ok)).flatten();
         self.cached.iter().for_each(|cached| cached.came(got.is_some()));
+        if got.is_some() {
+            self.memory.iter().for_each(|memory| memory.release(file.0, &extent));
+        }
         got.map(|got| Slice::new(Arc::new(buffer), 0..got))
     }
 
@@ -431,7 +527,7 @@ impl Disk {
     }
 
     fn object(&self, key: u64) -> Object<'_> {
-        Object { store: &self.store, key }
+        Object { store: &self.store, memory: self.memory.as_ref(), key }
     }
 
     fn on_a_thread(&self, job: impl FnOnce(&Disk) + Send + 'static) {
