@@ -686,6 +686,13 @@ impl<T: Send + 'static> Engine<T> {
         self.shared.pump(state, now()); // sets the alarm for the end of the hold, or starts what may go now
     }
 
+    /// So many of the batches in flight on each of these lanes wait for a device that hangs: see [`Core::set_stuck`].
+    pub fn set_stuck(&self, lanes: impl IntoIterator<Item = (LaneId, u32)>) {
+        let mut state = self.shared.lock();
+        lanes.into_iter().for_each(|(lane, batches)| state.core.set_stuck(lane, batches));
+        self.shared.pump(state, now());
+    }
+
     /// Changes how many batches and bytes may be in flight per lane, live; 0 leaves one as it is.
     pub fn set_depth(&self, lane_requests: u32, lane_bytes: u64) {
         let mut state = self.shared.lock();

@@ -61,9 +61,13 @@ pub struct DispatchQueue<T> {
     merge_requests: usize,
     merge_bytes: u64,
     in_flight: usize,
+    /// Of those in flight: so many wait for a server that hangs and hold no place.
+    stuck: usize,
     next: u64,
     /// Order of arrival; entries that were merged away are found gone.
     order: VecDeque<Key>,
+    /// Entries that were passed over, older than those in `order`.
+    passed_over: VecDeque<Key>,
     /// What waits, each with its order of arrival.
     entries: Slab<(u64, Entry<T>)>,
     /// Each group by offset.
@@ -78,8 +82,10 @@ impl<T> DispatchQueue<T> {
             merge_requests: merge_requests.max(1),
             merge_bytes,
             in_flight: 0,
+            stuck: 0,
             next: 0,
             order: VecDeque::new(),
+            passed_over: VecDeque::new(),
             entries: Slab::default(),
             waiting: FxHashMap::default(),
         }
@@ -114,14 +120,22 @@ impl<T> DispatchQueue<T> {
     /// The oldest entry with its waiting neighbours, in offset order, their ranges touching; `None` when nothing
     /// waits or enough is in flight. Each `Some` must be followed by one [`DispatchQueue::done`].
     pub fn pop(&mut self) -> Option<Vec<Entry<T>>> {
-        if self.in_flight >= self.in_flight_max {
+        self.pop_if(|_| true)
+    }
+
+    /// The same of the entries that may go. The others keep their places, and are asked about again after
+    /// [`DispatchQueue::look_again`].
+    pub fn pop_if(&mut self, may_go: impl Fn(&Entry<T>) -> bool) -> Option<Vec<Entry<T>>> {
+        if self.in_flight - self.stuck.min(self.in_flight) >= self.in_flight_max {
             return None;
         }
         let oldest = loop {
             let oldest = self.order.pop_front()?;
-            if let Some(entry) = self.take(oldest) {
-                break entry;
+            let Some((_, entry)) = self.entries.get(oldest) else { continue };
+            if may_go(entry) {
+                break self.take(oldest)?;
             }
+            self.passed_over.push_back(oldest);
         };
         self.in_flight += 1;
         self.order.front().inspect(|next| self.entries.fetch(**next));
@@ -129,7 +143,7 @@ impl<T> DispatchQueue<T> {
         let (mut start, mut end) = (oldest.offset, oldest.end());
         let mut members = VecDeque::from([oldest]);
         while mergeable && members.len() < self.merge_requests {
-            let Some(entry) = self.neighbour(group, start, end).and_then(|key| self.take(key)) else { break };
+            let Some(entry) = self.neighbour(group, start, end, &may_go).and_then(|key| self.take(key)) else { break };
             (start, end) = (start.min(entry.offset), end.max(entry.end()));
             let at = members.partition_point(|e| e.offset <= entry.offset);
             members.insert(at, entry);
@@ -139,12 +153,13 @@ impl<T> DispatchQueue<T> {
 
     /// What touches the range and may go with it: to the right first, what starts at or inside it; then what ends at
     /// its start.
-    fn neighbour(&self, group: Group, start: u64, end: u64) -> Option<Key> {
+    fn neighbour(&self, group: Group, start: u64, end: u64, may_go: impl Fn(&Entry<T>) -> bool) -> Option<Key> {
         let (left, right) = self.waiting.get(&group)?.around(&(start, 0, Key { index: 0, generation: 0 }));
         let touches = |place: &OffsetKey| {
             let (_, entry) = self.entries.get(place.2)?;
             let together = end.max(entry.end()) - start.min(entry.offset);
-            (entry.offset <= end && entry.end() >= start && together <= self.merge_bytes).then_some(place.2)
+            let touches = entry.offset <= end && entry.end() >= start && together <= self.merge_bytes;
+            (touches && may_go(entry)).then_some(place.2)
         };
         right.as_ref().and_then(touches).or_else(|| left.as_ref().and_then(touches))
     }
@@ -152,6 +167,30 @@ impl<T> DispatchQueue<T> {
     /// A forwarded request was answered: its place is free.
     pub fn done(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// Entries that [`DispatchQueue::pop`] would give now, if it merged none.
+    pub fn ready(&self) -> usize {
+        let places = self.in_flight_max.saturating_sub(self.in_flight - self.stuck.min(self.in_flight));
+        self.order.len().min(places)
+    }
+
+    /// What may go has changed.
+    pub fn look_again(&mut self) {
+        while let Some(key) = self.passed_over.pop_back() {
+            self.order.push_front(key);
+        }
+    }
+
+    /// So many of those in flight wait for a server that hangs: until another number is set they do not count against the
+    /// limit.
+    pub fn set_stuck(&mut self, stuck: usize) {
+        self.stuck = stuck;
+    }
+
+    /// All that waits.
+    pub fn waiting(&self) -> impl Iterator<Item = &Entry<T>> {
+        self.passed_over.iter().chain(&self.order).filter_map(|key| self.entries.get(*key).map(|(_, entry)| entry))
     }
 
     /// Entries that wait.
@@ -171,6 +210,7 @@ impl<T> DispatchQueue<T> {
 
     /// Takes out all that waits, in order.
     pub fn drain(&mut self) -> Vec<Entry<T>> {
+        self.look_again();
         let order = std::mem::take(&mut self.order);
         order.into_iter().filter_map(|at| self.take(at)).collect()
     }
@@ -214,6 +254,31 @@ mod tests {
         let mut q = DispatchQueue::new(9, 16, 25);
         (0..3).for_each(|i| q.push(entry(1, u64::from(i) * 10, i)));
         assert_eq!(tokens(q.pop()), [0, 1], "25 bytes");
+    }
+
+    #[test]
+    fn what_is_stuck_holds_no_place_and_what_may_not_go_keeps_its_own() {
+        let mut q = DispatchQueue::new(1, 4, 1 << 20);
+        (0..4).for_each(|i| q.push(Entry { space: i as u16 % 2, ..entry(u64::from(i), 0, i) }));
+        assert_eq!(tokens(q.pop()), [0]);
+        assert_eq!(q.pop_if(|e| e.space == 1), None, "one in flight is the limit");
+        q.set_stuck(1);
+        assert_eq!(tokens(q.pop_if(|e| e.space == 1)), [1]);
+        assert_eq!(q.pop_if(|e| e.space == 1), None, "and that is not stuck");
+        q.done();
+        assert_eq!((q.ready(), tokens(q.pop_if(|e| e.space == 1))), (1, vec![3]));
+        q.done();
+        assert_eq!((q.pop_if(|e| e.space == 1), q.len(), q.ready()), (None, 1, 0));
+        assert_eq!(q.waiting().map(|e| e.token).collect::<Vec<_>>(), [2]);
+        assert_eq!(q.pop(), None, "it was passed over");
+        q.look_again();
+        assert_eq!(tokens(q.pop()), [2]);
+        q.push(Entry { space: 1, ..entry(5, 0, 5) });
+        q.push(Entry { space: 1, ..entry(5, 10, 6) });
+        assert_eq!(tokens(q.pop_if(|e| e.token != 6)), [] as [u32; 0], "two are in flight, one is stuck");
+        q.done();
+        assert_eq!(tokens(q.pop_if(|e| e.token != 6)), [5], "nor is it merged");
+        assert_eq!(tokens(Some(q.drain())), [6]);
     }
 
     #[test]

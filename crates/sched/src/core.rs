@@ -117,6 +117,7 @@ impl Core {
             limit_requests: config.lane_requests.max(1),
             limit_bytes: config.lane_bytes.max(1),
             in_flight_requests: 0,
+            stuck_requests: 0,
             in_flight_bytes: 0,
             queued: 0,
             hold_until: Nanos::ZERO,
@@ -128,6 +129,7 @@ impl Core {
             names: Names::default(),
             not_ready: FxHashSet::default(),
             in_flight_batches: 0,
+            stuck_batches: 0,
             shared_offset_ns: 0,
             unlimited: false,
             speculates: false,
@@ -543,6 +545,12 @@ impl Core {
             lane.hold_until = until;
             self.held_to = self.held_to.max(until);
         }
+    }
+
+    /// So many of the batches in flight on a lane wait for a device that hangs. They do not count against the limit
+    /// over all lanes, nor, as many of them as that is, against the lane's limit of batches, until another number is set.
+    pub fn set_stuck(&mut self, lane: LaneId, batches: u32) {
+        self.ground.stuck(lane, batches);
     }
 
     /// Changes how many batches and bytes may be in flight per lane; 0 leaves one as it is. What is in flight beyond new

@@ -3,6 +3,7 @@
 
 mod family;
 mod forward;
+mod hung;
 mod meta_proxy;
 mod storage;
 mod tree;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use impresario_base::lock::Mutex;
 use impresario_client::Identity;
 use impresario_engine::{Engine, EngineConfig, Refused, Submission};
-use impresario_layout::{Layout, Piece};
+use impresario_layout::Piece;
 use impresario_node::session::Fence;
 use impresario_node::{core_requests, whole_request};
 use impresario_sched::{ConnId, LaneId, Op, PolicySpec};
@@ -53,7 +54,7 @@ const HINTS_MAX: usize = 64;
 pub(crate) struct Item {
     who: Who,
     file: FileKey,
-    layout: Layout,
+    striping: Striping,
     /// The data server of its first byte, by its number in the layout.
     server: u16,
     /// The objects that the file is known to have.
@@ -157,6 +158,7 @@ impl IoNode {
         };
         let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings);
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
+        forwarder.serve(&engine);
         // What the data servers hold of a file is not known here.
         let (space, holds) = (settings.trace.space, Box::new(|_| true));
         let foretell = Box::new({
@@ -282,7 +284,7 @@ impl IoNode {
             speculative: false,
         };
         let FileRequest { who, file, ref striping, made, .. } = *request;
-        let item = Item { who, file, layout: striping.layout, server: extent.server, made, payload, answer };
+        let item = Item { who, file, striping: striping.clone(), server: extent.server, made, payload, answer };
         let (item, errno, why) = match self.engine.submit(submission, item) {
             Ok(_) => return,
             Err(Refused::Busy(item)) => (item, libc::EBUSY, "has a queue that stayed full; raise queue_requests"),

@@ -71,6 +71,8 @@ struct State {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Threads beyond the limit that may run now, see [`Workers::allow`].
+    extra: usize,
     stopped: bool,
     /// Threads that wait for other servers: a number of each wait, and since when.
     waits: Vec<(u64, Instant)>,
@@ -83,7 +85,7 @@ impl State {
     /// Threads that may run now, with those that are stuck.
     fn threads_max(&self, usual: usize) -> usize {
         let stuck = self.waits.iter().filter(|(_, since)| since.elapsed() >= STUCK_AFTER).count();
-        usual + stuck.min(STUCK_MAX)
+        usual + self.extra + stuck.min(STUCK_MAX)
     }
 
     /// Counts a thread in that is to be started for a queued job.
@@ -91,6 +93,16 @@ impl State {
         let may = self.idle < self.jobs.len() && self.threads < self.threads_max(usual);
         self.threads += usize::from(may);
         may
+    }
+
+    /// Counts in the threads that queued jobs need and the limit allows; how many.
+    fn may_start_several(&mut self, usual: usize) -> usize {
+        let mut starts = 0;
+        while self.threads < self.threads_max(usual) && starts + self.idle < self.jobs.len() {
+            self.threads += 1;
+            starts += 1;
+        }
+        starts
     }
 
     /// Counts in a thread that watches, if one is needed.
@@ -133,6 +145,15 @@ impl Workers {
         if watches {
             self.shared.watch();
         }
+    }
+
+    /// Lets so many threads run beyond the limit, until another number is set: so many are known to be stuck.
+    pub(crate) fn allow(&self, extra: usize) {
+        let mut state = self.shared.state.lock();
+        state.extra = extra;
+        let starts = if state.stopped { 0 } else { state.may_start_several(self.shared.threads_max) };
+        drop(state);
+        (0..starts).for_each(|_| self.shared.start());
     }
 
     /// Jobs that wait for a thread.
@@ -196,11 +217,7 @@ impl Shared {
         let watching = move || loop {
             std::thread::sleep(STUCK_AFTER);
             let mut state = shared.state.lock();
-            let mut starts = 0;
-            while state.threads < state.threads_max(shared.threads_max) && starts + state.idle < state.jobs.len() {
-                state.threads += 1;
-                starts += 1;
-            }
+            let starts = state.may_start_several(shared.threads_max);
             let is_needed = !state.stopped && !state.jobs.is_empty() && !state.waits.is_empty();
             state.is_watched = is_needed;
             drop(state);

@@ -19,6 +19,8 @@ pub(super) struct Ground {
     pub(super) names: Names,
     pub(super) not_ready: FxHashSet<ConnId>,
     pub(super) in_flight_batches: u32,
+    /// Of them, those that are stuck, see [`Lane::stuck`].
+    pub(super) stuck_batches: u32,
     pub(super) shared_offset_ns: i64,
     pub(super) unlimited: bool,
     pub(super) speculates: bool,
@@ -38,7 +40,8 @@ impl Ground {
             lanes: &self.lanes,
             startable: &self.startable,
             not_ready: &self.not_ready,
-            total_open: self.unlimited || self.in_flight_batches < self.config.total_requests.max(1),
+            total_open: self.unlimited
+                || self.in_flight_batches - self.stuck_batches < self.config.total_requests.max(1),
             shared_space: self.config.shared_space,
         }
     }
@@ -53,6 +56,7 @@ impl Ground {
     /// A batch of so many bytes went into flight on a lane, or came back.
     pub(super) fn in_flight(&mut self, lane: LaneId, goes: bool, bytes: u64) {
         let l = &mut self.lanes[lane.index()];
+        self.stuck_batches -= l.stuck();
         if goes {
             self.in_flight_batches += 1;
             l.in_flight_requests += 1;
@@ -62,6 +66,16 @@ impl Ground {
             l.in_flight_requests -= 1;
             l.in_flight_bytes = l.in_flight_bytes.saturating_sub(bytes);
         }
+        self.stuck_batches += l.stuck();
+        self.look_at(lane.index());
+    }
+
+    /// So many of the batches in flight on a lane do not count against the limits.
+    pub(super) fn stuck(&mut self, lane: LaneId, batches: u32) {
+        let Some(l) = self.lanes.get_mut(lane.index()) else { return };
+        self.stuck_batches -= l.stuck();
+        l.stuck_requests = batches;
+        self.stuck_batches += l.stuck();
         self.look_at(lane.index());
     }
 
@@ -90,6 +104,7 @@ impl Ground {
             lane.limit_requests = if unlimited { u32::MAX } else { requests };
             lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
         }
+        self.stuck_batches = self.lanes.iter().map(Lane::stuck).sum();
         (0..self.lanes.len()).for_each(|at| self.look_at(at));
     }
 }

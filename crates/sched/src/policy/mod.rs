@@ -118,6 +118,8 @@ pub struct Lane {
     pub(crate) limit_bytes: u64,
     pub(crate) in_flight_requests: u32,
     pub(crate) in_flight_bytes: u64,
+    /// Batches in flight that its limit and the core's do without: they wait for a device that hangs.
+    pub(crate) stuck_requests: u32,
     /// Requests that the policy has.
     pub(crate) queued: u32,
     pub(crate) hold_until: Nanos,
@@ -126,7 +128,14 @@ pub struct Lane {
 impl Lane {
     /// One more batch may go into flight as far as the limits say.
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight_requests < self.limit_requests && self.in_flight_bytes < self.limit_bytes
+        // At most as many as the limit are left out, so that a lane never has more than twice that in flight.
+        let counted = self.in_flight_requests - self.stuck().min(self.limit_requests);
+        counted < self.limit_requests && self.in_flight_bytes < self.limit_bytes
+    }
+
+    /// Batches in flight that are stuck.
+    pub(crate) fn stuck(&self) -> u32 {
+        self.stuck_requests.min(self.in_flight_requests)
     }
 }
 

@@ -1,27 +1,70 @@
 //! What the I/O node's policy has released: waits in the dispatch queue, is merged with neighbours, is forwarded.
+//!
+//! A data server that hangs holds no thread, no place in the dispatch queue and none of the engine's limits (see
+//! [`super::hung`]). While all places are taken, a thread looks every [`WATCH_EVERY`] whether a server hangs.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use impresario_base::lock::Mutex;
+use impresario_base::slab::Key;
 use impresario_client::{Identity, TrafficCount};
-use impresario_engine::{Executor, Outcome, Started, Ticket, Work, now};
+use impresario_engine::{Engine, Executor, Outcome, Started, Ticket, Work, now};
 use impresario_node::{DispatchQueue, Entry};
-use impresario_sched::{Op, Request};
+use impresario_sched::{LaneId, Nanos, Op, Request};
 use impresario_wire::{Answer, Fault, Who};
 
 use super::family::{Complete, Short};
+use super::hung::{Hung, Lanes, add_lanes};
 use super::storage::{Storage, Target};
 use super::{Answering, IoSettings, Item};
 use crate::listener::Vitals;
-use crate::outbox::{Bulk, hand_over_own_replies};
+use crate::outbox::{Bulk, STACK_BYTES, hand_over_own_replies};
 use crate::payload::Slice;
 use crate::workers::{PATIENCE, Workers};
+
+/// How often it is looked for servers that hang, while that matters.
+const WATCH_EVERY: Duration = Duration::from_millis(50);
+/// The thread that looks ends when it did not matter so many times.
+const CALM_MAX: u32 = 20;
 
 /// A batch that the policy released.
 pub(super) struct Load {
     parts: Vec<(Request, Item)>,
     ticket: Ticket<Item>,
+}
+
+impl Load {
+    /// The lanes of the data servers that it needs.
+    fn needs(&self, split: bool) -> Lanes {
+        let mut lanes = Lanes::new();
+        self.parts.iter().for_each(|(request, item)| add_lanes(&mut lanes, request, item, split));
+        lanes
+    }
+
+    /// The lane that it was scheduled on.
+    fn lane(&self) -> u16 {
+        self.parts.first().map_or(0, |(request, _)| request.extent.lane.0)
+    }
+}
+
+/// The dispatch queue, and what has left it.
+struct Dispatch {
+    queue: DispatchQueue<Load>,
+    hung: Hung,
+    /// Threads that were called and found nothing that could go.
+    owed: usize,
+    is_watched: bool,
+}
+
+impl Dispatch {
+    /// How many threads are to be called again.
+    fn calls(&mut self) -> usize {
+        let calls = self.owed.min(self.queue.ready());
+        self.owed -= calls;
+        calls
+    }
 }
 
 /// The dispatch queue and the threads that forward from it.
@@ -30,7 +73,12 @@ pub(super) struct Forwarder {
     vitals: Vitals,
     storage: Arc<dyn Storage>,
     split: bool,
-    queue: Mutex<DispatchQueue<Load>>,
+    in_flight_max: usize,
+    /// The engine has no more than this in flight.
+    dispatch_max: usize,
+    lanes: u16,
+    engine: OnceLock<Weak<Engine<Item>>>,
+    dispatch: Mutex<Dispatch>,
     /// Entries of the queue that no thread was called for yet.
     uncalled: AtomicUsize,
     threads: Workers,
@@ -59,6 +107,7 @@ impl Forwarder {
         settings: &IoSettings,
     ) -> Arc<Forwarder> {
         let in_flight = settings.in_flight_requests.max(1);
+        let lanes = settings.engine.lanes;
         let queue = DispatchQueue::new(in_flight, settings.merge_requests, settings.merge_bytes);
         Arc::new_cyclic(|this| Forwarder {
             this: this.clone(),
@@ -67,17 +116,26 @@ impl Forwarder {
             identity,
             before: Mutex::default(),
             split: settings.split,
-            queue: Mutex::new(queue),
+            in_flight_max: in_flight,
+            dispatch_max: settings.engine.total_requests as usize,
+            lanes,
+            engine: OnceLock::new(),
+            dispatch: Mutex::new(Dispatch { queue, hung: Hung::new(lanes), owed: 0, is_watched: false }),
             uncalled: AtomicUsize::new(0),
             threads: Workers::new("forward", in_flight),
             counts: Counts::default(),
         })
     }
 
+    /// The engine that this is the executor of.
+    pub(super) fn serve(&self, engine: &Arc<Engine<Item>>) {
+        let _ = self.engine.set(Arc::downgrade(engine)); // once
+    }
+
     pub(super) fn stop(&self) {
         self.threads.stop(PATIENCE);
         // Dropped unreported, they complete as EIO.
-        let left = self.queue.lock().drain();
+        let left = self.dispatch.lock().queue.drain();
         drop(left);
     }
 
@@ -96,9 +154,9 @@ impl Forwarder {
         let mean = |bytes: u64, count: u64| if count == 0 { 0.0 } else { bytes as f64 / count as f64 };
         let (requests, bytes) = (read(&self.counts.requests_in), read(&self.counts.bytes_in));
         let (out, out_bytes) = (read(&self.counts.forwarded), read(&self.counts.forwarded_bytes));
-        let (waiting, in_flight) = {
-            let queue = self.queue.lock();
-            (queue.len(), queue.in_flight())
+        let (waiting, in_flight, stuck, hung) = {
+            let Dispatch { queue, hung, .. } = &*self.dispatch.lock();
+            (queue.len(), queue.in_flight(), hung.stuck(), hung.lanes().collect::<Vec<_>>())
         };
         let (traffic, before) = (self.identity.traffic.now(), *self.before.lock());
         let sent = traffic.requests() - before.requests();
@@ -106,6 +164,8 @@ impl Forwarder {
         serde_json::json!({
             "waiting": waiting,
             "in_flight": in_flight,
+            "stuck": stuck,
+            "hung_lanes": hung,
             "requests": requests,
             "mean_request_bytes": mean(bytes, requests),
             "forwarded": out,
@@ -120,8 +180,8 @@ impl Forwarder {
 
     /// On a forwarding thread: forwards the oldest waiting batch with its neighbours.
     fn forward_next(&self) {
-        let Some(entries) = self.queue.lock().pop() else { return };
         let started = now();
+        let Some((entries, key)) = self.begin(started) else { return };
         let (mut tickets, mut parts) = (Vec::with_capacity(entries.len()), Vec::new());
         for entry in entries {
             tickets.push((entry.token.ticket, entry.len));
@@ -130,18 +190,131 @@ impl Forwarder {
         let mut forwarded = Forwarded::default();
         while !parts.is_empty() {
             // All parts are of one file, which has one layout; a client that says otherwise is served apart.
-            let layout = parts.first().map(|(_, item)| item.layout);
-            let same = parts.iter().take_while(|(_, item)| Some(item.layout) == layout).count();
+            let layout = parts.first().map(|(_, item)| item.striping.layout);
+            let same = parts.iter().take_while(|(_, item)| Some(item.striping.layout) == layout).count();
             let rest = parts.split_off(same);
             self.forward_group(std::mem::replace(&mut parts, rest), &mut forwarded);
         }
-        self.queue.lock().done();
         let finished = now();
         for (ticket, len) in tickets {
             let errno = forwarded.errno;
             ticket.complete(Outcome { errno, bytes_done: if errno == 0 { len } else { 0 }, started, finished });
         }
         forwarded.shorts.into_iter().for_each(|(target, short)| self.resolve(&target, short));
+        self.end(key, forwarded.errno != libc::EIO);
+    }
+
+    /// Takes the oldest batch that may go, with its neighbours, out of the queue.
+    fn begin(&self, at: Nanos) -> Option<(Vec<Entry<Load>>, Key)> {
+        let mut dispatch = self.dispatch.lock();
+        let Dispatch { queue, hung, owed, .. } = &mut *dispatch;
+        let entries = match hung.any() {
+            false => queue.pop(),
+            true if hung.stuck() < self.in_flight_max => queue.pop(),
+            true => queue.pop_if(|entry| !hung.is_hopeless(&entry.token.needs(self.split))),
+        };
+        let Some(entries) = entries else {
+            *owed += usize::from(!queue.is_empty());
+            return None;
+        };
+        let (mut needs, mut batches) = (Lanes::new(), Lanes::new());
+        for entry in &entries {
+            needs.extend(entry.token.needs(self.split));
+            batches.push(entry.token.lane());
+        }
+        let key = hung.begin(at, needs, batches);
+        queue.set_stuck(hung.stuck());
+        Some((entries, key))
+    }
+
+    /// What [`Forwarder::begin`] gave is done.
+    fn end(&self, key: Key, answered: bool) {
+        let mut dispatch = self.dispatch.lock();
+        let Dispatch { queue, hung, .. } = &mut *dispatch;
+        queue.done();
+        if hung.end(now(), key, answered) {
+            queue.look_again();
+        }
+        queue.set_stuck(hung.stuck());
+        let calls = dispatch.calls();
+        drop(dispatch);
+        self.call(calls);
+    }
+
+    /// Has threads forward so many entries.
+    fn call(&self, entries: usize) {
+        let Some(this) = self.this.upgrade().filter(|_| entries > 0) else { return };
+        for _ in 0..entries {
+            let this = Arc::clone(&this);
+            self.threads.run(Box::new(move || this.forward_next()));
+        }
+    }
+
+    /// Starts the thread that looks for servers that hang; it is noted already.
+    fn watch(&self) {
+        let this = self.this.clone();
+        let thread = std::thread::Builder::new().name("forward-watch".into()).stack_size(STACK_BYTES);
+        let watching = move || {
+            let mut calm = 0;
+            while calm < CALM_MAX {
+                std::thread::sleep(WATCH_EVERY);
+                let Some(this) = this.upgrade() else { return };
+                calm = if this.look_for_hung() { 0 } else { calm + 1 };
+                if calm >= CALM_MAX && !this.rest() {
+                    calm = 0;
+                }
+            }
+        };
+        if thread.spawn(watching).is_err() {
+            // The next batch tries again.
+            self.dispatch.lock().is_watched = false;
+        }
+    }
+
+    /// It matters whether a server hangs: requests wait for places, or for a server that does.
+    fn matters(&self, dispatch: &Dispatch) -> bool {
+        let Dispatch { queue, hung, .. } = dispatch;
+        let (taken, waiting) = (queue.in_flight() - hung.stuck().min(queue.in_flight()), queue.len());
+        (waiting > 0 && taken >= self.in_flight_max)
+            || waiting + taken >= self.dispatch_max
+            || (hung.any() && (waiting > 0 || queue.in_flight() > 0))
+    }
+
+    /// The watching thread ends, unless it matters again.
+    fn rest(&self) -> bool {
+        let mut dispatch = self.dispatch.lock();
+        dispatch.is_watched = self.matters(&dispatch);
+        !dispatch.is_watched
+    }
+
+    /// Looks for servers that hang and takes what is stuck at them out of the limits; whether that mattered.
+    fn look_for_hung(&self) -> bool {
+        let mut dispatch = self.dispatch.lock();
+        let matters = self.matters(&dispatch);
+        let Dispatch { queue, hung, .. } = &mut *dispatch;
+        let more = hung.look(now());
+        if more {
+            let lanes: Vec<u16> = hung.lanes().collect();
+            tracing::warn!(?lanes, "data servers do not answer; requests for others go on");
+        }
+        queue.set_stuck(hung.stuck());
+        let mut batches = vec![0; self.lanes.into()];
+        hung.count_batches(&mut batches);
+        if hung.any() {
+            for entry in queue.waiting().filter(|entry| hung.hangs(&entry.token.needs(self.split))) {
+                if let Some(count) = batches.get_mut(usize::from(entry.token.lane())) {
+                    *count += 1;
+                }
+            }
+        }
+        let (stuck, calls) = (hung.stuck(), dispatch.calls());
+        drop(dispatch);
+        self.threads.allow(stuck);
+        self.call(calls);
+        if let Some(engine) = self.engine.get().and_then(Weak::upgrade) {
+            engine.set_stuck((0..).map(LaneId).zip(batches));
+        }
+        matters
     }
 
     /// Forwards touching parts of one file and operation as one request, and answers them.
@@ -155,7 +328,7 @@ impl Forwarder {
         let target = Target {
             who: item.who,
             file: item.file,
-            layout: item.layout,
+            layout: item.striping.layout,
             made: parts.iter().fold(0, |made, (_, item)| made | item.made),
             server: self.split.then_some(item.server),
         };
@@ -276,7 +449,14 @@ impl Executor<Item> for Forwarder {
         }
         self.counts.taken(batch.op, &parts);
         let entry = Entry::of(&batch, file, self.split, Load { parts, ticket });
-        self.queue.lock().push(entry);
+        let mut dispatch = self.dispatch.lock();
+        dispatch.queue.push(entry);
+        let watches = !dispatch.is_watched && self.matters(&dispatch);
+        dispatch.is_watched |= watches;
+        drop(dispatch);
+        if watches {
+            self.watch();
+        }
         self.uncalled.fetch_add(1, Ordering::Release);
         Started::Pending
     }
@@ -288,11 +468,7 @@ impl Executor<Item> for Forwarder {
     /// A window that opens releases many requests together: threads that were called for the first of them would take it
     /// away before its neighbours are there to be merged.
     fn all_started(&self) {
-        let Some(this) = self.this.upgrade() else { return };
-        for _ in 0..self.uncalled.swap(0, Ordering::AcqRel) {
-            let this = Arc::clone(&this);
-            self.threads.run(Box::new(move || this.forward_next()));
-        }
+        self.call(self.uncalled.swap(0, Ordering::AcqRel));
     }
 }
 

@@ -1,0 +1,138 @@
+//! A data server that hangs delays what needs it, and nothing else: real processes, one of them stopped.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use impresario_client::{Client, CreateOptions};
+use impresario_wire::LayoutRequest;
+use rustix::process::Signal;
+use support::{Cluster, PATIENCE, client, eventually, new_file, pattern};
+
+const CALLERS: usize = 64;
+const BLOCK: usize = 16 << 10;
+const BLOCKS: u64 = 500;
+
+/// A server that is stopped, and goes on when this is dropped, however the test ends.
+struct Stopped(rustix::process::Pid);
+
+impl Stopped {
+    fn stop(cluster: &mut Cluster, name: &str) -> Stopped {
+        let process = cluster.server(name);
+        process.signal(Signal::STOP);
+        let stopped = Stopped(rustix::process::Pid::from_raw(process.pid() as i32).unwrap());
+        let tasks = format!("/proc/{}/task", process.pid());
+        eventually("all its threads have stopped", PATIENCE, || {
+            let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+                let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+                stat.rsplit_once(") ").filter(|(_, state)| state.starts_with('T')).map(drop)
+            };
+            std::fs::read_dir(&tasks).ok()?.try_for_each(is_stopped)
+        });
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// On one data server, or from one on over several.
+fn on(server: u16, servers: u16) -> CreateOptions {
+    let layout = LayoutRequest { base: Some(server), pcount: Some(servers), ssize_bytes: Some(4096) };
+    CreateOptions { layout: Some(layout), ..new_file(0o644) }
+}
+
+/// Writes blocks of a new file on the data server 0, reads them, fsyncs now and then. How long that took.
+fn work(client: &Arc<Client>, name: &str, blocks: u64) -> Duration {
+    let began = Instant::now();
+    let file = client.create(name, on(0, 1)).unwrap();
+    let mut got = vec![0; BLOCK];
+    for block in 0..blocks {
+        let (offset, bytes) = (block * BLOCK as u64, pattern(1, 0, block, BLOCK));
+        assert_eq!(file.write_at(&bytes, offset).unwrap(), BLOCK);
+        assert_eq!(file.read_at(&mut got, offset).unwrap(), BLOCK);
+        assert!(got == bytes, "block {block}");
+        if block % 100 == 0 {
+            file.sync().unwrap();
+        }
+    }
+    file.close().unwrap();
+    began.elapsed()
+}
+
+/// 64 callers wait for a stopped data server through an I/O node, which serves files on the other meanwhile.
+fn io_node_serves_others(split: bool, spanning: bool) {
+    let mut cluster = Cluster::start(2, 1, |config| {
+        config.cluster.request_timeout_ms = 60_000;
+        config.io[0].split = split;
+        config.io[0].dispatch_requests = 48;
+    });
+    let files: Vec<_> = (0..CALLERS)
+        .map(|n| {
+            let (first, servers) = if spanning { (n as u16 % 2, 2) } else { (1, 1) };
+            let file = client(&cluster.config, n as u64).create(format!("waits.{n}"), on(first, servers)).unwrap();
+            file.write_at(&pattern(n as u64, 0, 0, BLOCK), 0).unwrap();
+            file
+        })
+        .collect();
+    let healthy = client(&cluster.config, 1000);
+    work(&healthy, "warm", 50);
+    let before = work(&healthy, "before", BLOCKS);
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let stopped = Stopped::stop(&mut cluster, "data.1");
+        for (n, file) in files.iter().enumerate() {
+            let ended = &ended;
+            scope.spawn(move || {
+                let mut got = vec![0; BLOCK];
+                match n % 3 {
+                    0 => assert_eq!(file.write_at(&pattern(n as u64, 0, 0, BLOCK), 0).unwrap(), BLOCK),
+                    1 => assert_eq!(file.read_at(&mut got, 0).unwrap(), BLOCK),
+                    _ => file.sync().unwrap(),
+                }
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let name = format!("beside.{split}.{spanning}");
+        work(&healthy, &format!("{name}.at_first"), 50);
+        let beside = work(&healthy, &name, BLOCKS);
+        println!("{BLOCKS} blocks: {before:?} before, {beside:?} beside {CALLERS} callers of a stopped server");
+        assert_eq!(ended.load(Ordering::SeqCst), 0, "all callers of the stopped server wait still");
+        let forward = cluster.state("io.0")["forward"].clone();
+        assert!(forward["hung_lanes"].as_array().is_some_and(|lanes| lanes.contains(&1.into())), "{forward}");
+        assert!(forward["stuck"].as_u64().is_some_and(|stuck| (16..=32).contains(&stuck)), "{forward}");
+        drop(stopped);
+    });
+    assert_eq!(ended.load(Ordering::SeqCst), CALLERS, "they were served when it went on");
+    let fresh = client(&cluster.config, 2000);
+    for n in 0..CALLERS {
+        assert!(support::read_file(&fresh, &format!("waits.{n}")) == pattern(n as u64, 0, 0, BLOCK), "file {n}");
+    }
+    let forward = cluster.state("io.0")["forward"].clone();
+    assert_eq!((&forward["stuck"], &forward["hung_lanes"]), (&0.into(), &serde_json::json!([])), "{forward}");
+}
+
+#[test]
+fn an_io_node_serves_files_on_other_servers() {
+    io_node_serves_others(false, false);
+}
+
+#[test]
+fn an_io_node_that_splits_requests_serves_files_on_other_servers() {
+    io_node_serves_others(true, false);
+}
+
+#[test]
+fn an_io_node_serves_others_while_requests_over_several_servers_are_stuck() {
+    io_node_serves_others(false, true);
+}
+
+#[test]
+fn an_io_node_serves_others_while_parts_of_requests_are_stuck() {
+    io_node_serves_others(true, true);
+}
