@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use impresario_wire::{Answer, Attr, Call, Entry, LayoutRequest, MetaCall, Opened, SetAttr, Statfs, Target};
+use impresario_wire::{Answer, Attr, Call, Entry, LayoutRequest, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target};
 
 use crate::client::Client;
 use crate::error::ClientError;
@@ -112,6 +112,18 @@ impl Client {
         gid: u32,
     ) -> Result<Attr, ClientError> {
         attr(self.ask(MetaCall::Symlink { path: clean(path), target: target.as_ref().to_vec(), uid, gid })?)
+    }
+
+    /// Makes a pipe, a socket or a device.
+    pub fn mknod(
+        &self,
+        path: impl AsRef<[u8]>,
+        kind: NodeKind,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr, ClientError> {
+        attr(self.ask(MetaCall::Mknod { path: clean(path), kind, mode, uid, gid })?)
     }
 
     /// What a symbolic link says.

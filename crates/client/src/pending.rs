@@ -279,7 +279,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Close { .. } | MetaCall::Fsync { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
-            MetaCall::Rename { .. } | MetaCall::Symlink { .. } => false,
+            MetaCall::Rename { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. } => false,
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
         Call::ObjectStat { .. } | Call::FileStat { .. } | Call::ListObjects { .. } => true,

@@ -51,6 +51,11 @@ const STEPS: &[(&str, Step)] = &[
     ("symlink", |s| {
         s.done(MetaCall::Symlink { path: path("d/l"), target: path("nowhere"), uid: 1, gid: 2 });
     }),
+    ("make a pipe", |s| s.done(pipe("d/pipe"))),
+    ("rename the pipe over the link", |s| s.done(rename("d/pipe", "d/l"))),
+    ("make another pipe", |s| s.done(pipe("d/pipe"))),
+    ("rename a file over the pipe", |s| s.done(rename("d/c", "d/pipe"))),
+    ("rename it back", |s| s.done(rename("d/pipe", "d/c"))),
     ("cut d/c", |s| {
         let _ = s.set(at("d/c"), size(3));
     }),
@@ -62,7 +67,7 @@ const STEPS: &[(&str, Step)] = &[
     }),
     ("rename over the open d/a", |s| s.done(rename("d/c", "d/a"))),
     ("rename d", |s| s.done(rename("d", "g"))),
-    ("remove the link", |s| s.done(unlink("g/l"))),
+    ("remove the pipe that was renamed", |s| s.done(unlink("g/l"))),
     ("rmdir", |s| s.done(MetaCall::Rmdir { path: path("g/e") })),
     ("remove g/a", |s| s.done(unlink("g/a"))),
     ("create and remove h", |s| {

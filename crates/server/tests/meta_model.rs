@@ -24,6 +24,7 @@ enum Op {
     Unlink { path: String },
     Rename { from: String, to: String, no_replace: bool },
     Symlink { path: String, target: String },
+    Mkfifo { path: String, mode: u32 },
     Readlink { path: String },
     Chmod { path: String, mode: u32 },
     Touch { path: String, secs: i64 },
@@ -54,6 +55,7 @@ fn ops() -> impl Strategy<Value = Op> {
         4 => paths().prop_map(|path| Op::Unlink { path }),
         6 => (paths(), paths(), any::<bool>()).prop_map(|(from, to, no_replace)| Op::Rename { from, to, no_replace }),
         2 => (paths(), paths()).prop_map(|(path, target)| Op::Symlink { path, target }),
+        1 => (paths(), mode.clone()).prop_map(|(path, mode)| Op::Mkfifo { path, mode }),
         1 => paths().prop_map(|path| Op::Readlink { path }),
         2 => (paths(), mode).prop_map(|(path, mode)| Op::Chmod { path, mode }),
         2 => (paths(), 0i64..1_000_000).prop_map(|(path, secs)| Op::Touch { path, secs }),
@@ -85,6 +87,9 @@ impl Model {
         let (directory, name) = self.parent(path)?;
         let file =
             rustix::fs::openat(directory, name, OFlags::RDWR | OFlags::NOFOLLOW | flags, Mode::from_raw_mode(0o600))?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
+            return Err(Errno::OPNOTSUPP);
+        }
         if flags.contains(OFlags::CREATE) && rustix::fs::fstat(&file)?.st_mode & 0o7777 == 0o600 {
             rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
         }
@@ -108,7 +113,10 @@ impl Model {
                 }
             }
             Op::Write { path, end } => Model::extend(self.file(path, OFlags::empty(), 0)?, *end)?,
-            Op::Truncate { path, len } => rustix::fs::ftruncate(self.file(path, OFlags::empty(), 0)?, *len)?,
+            Op::Truncate { path, len } => match self.file(path, OFlags::empty(), 0) {
+                Err(Errno::OPNOTSUPP) => return Err(Errno::INVAL),
+                file => rustix::fs::ftruncate(file?, *len)?,
+            },
             Op::Mkdir { path, mode } => {
                 let (directory, name) = self.parent(path)?;
                 rustix::fs::mkdirat(&directory, name, Mode::RWXU)?;
@@ -132,6 +140,11 @@ impl Model {
             Op::Symlink { path, target } => {
                 let (directory, name) = self.parent(path)?;
                 rustix::fs::symlinkat(target.as_str(), directory, name)?;
+            }
+            Op::Mkfifo { path, mode } => {
+                let (directory, name) = self.parent(path)?;
+                rustix::fs::mknodat(&directory, name, FileType::Fifo, Mode::RUSR, 0)?;
+                rustix::fs::chmodat(directory, name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
             }
             Op::Readlink { path } => {
                 let (directory, name) = self.parent(path)?;
@@ -176,6 +189,7 @@ impl Model {
                 let (kind, size) = match FileType::from_raw_mode(stat.st_mode) {
                     FileType::Directory => (NodeKind::Dir, 0),
                     FileType::Symlink => (NodeKind::Symlink, 0),
+                    FileType::Fifo => (NodeKind::Fifo, 0),
                     _ => (NodeKind::File, stat.st_size),
                 };
                 let set = if stat.st_mtime < 1_000_000_000 { stat.st_mtime } else { 0 };
@@ -247,6 +261,9 @@ impl Tested<'_> {
             }
             Op::Symlink { path: p, target } => {
                 self.ask(MetaCall::Symlink { path: path(&p), target: path(&target), uid: 0, gid: 0 })?;
+            }
+            Op::Mkfifo { path: p, mode } => {
+                self.ask(MetaCall::Mknod { path: path(&p), kind: NodeKind::Fifo, mode, uid: 0, gid: 0 })?;
             }
             Op::Readlink { path: p } => {
                 let Answer::Link(said) = self.ask(MetaCall::Readlink { path: path(&p) })? else { panic!() };

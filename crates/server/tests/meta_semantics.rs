@@ -410,6 +410,85 @@ fn modes_and_owners_are_exactly_as_asked() {
 }
 
 #[test]
+fn pipes_sockets_and_devices_have_names_and_attributes() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    let make = |p: &str, kind| MetaCall::Mknod { path: path(p), kind, mode: 0o4640, uid: 12, gid: 34 };
+    for (p, kind) in [("d/pipe", NodeKind::Fifo), ("d/socket", NodeKind::Socket)] {
+        let Answer::Attr(made) = s.call(make(p, kind)) else { panic!() };
+        assert_eq!((made.kind, made.mode, made.nlink, made.size), (kind, 0o4640, 1, 0));
+        assert_eq!(s.stat(p), made);
+        assert_eq!(s.errno(make(p, kind)), 17);
+        assert_eq!(s.errno(MetaCall::SetAttr { target: at(p), set: size(1) }), 22);
+    }
+    assert_eq!(s.names("d"), ["pipe", "socket"]);
+    assert_eq!(s.set(at("d/pipe"), mtime(5)).mtime, past(5));
+    for kind in [NodeKind::File, NodeKind::Dir, NodeKind::Symlink] {
+        assert_eq!(s.errno(make("d/other", kind)), 22);
+    }
+    s.file("f", 10);
+    s.done(rename("f", "d/socket"));
+    s.done(rename("d/pipe", "pipe"));
+    assert_eq!((s.stat("d/socket").size, s.stat("pipe").kind), (10, NodeKind::Fifo));
+    s.done(unlink("pipe"));
+    assert!(std::fs::read_dir(dir.path().join("staging")).unwrap().next().is_none());
+    // Devices take the right to make them.
+    if impresario_testing::require("root") {
+        let number = Device { major: 0xfff, minor: 0xf_ffff };
+        for (p, kind) in [("c", NodeKind::Character(number)), ("b", NodeKind::Block(number))] {
+            let Answer::Attr(made) = s.call(make(p, kind)) else { panic!() };
+            assert_eq!((made.kind, made.uid, made.gid), (kind, 12, 34));
+            assert_eq!(s.list("", p, 0), s.list("", p, 1), "at least one");
+        }
+        for number in [Device { major: 0x1000, ..number }, Device { minor: 1 << 20, ..number }] {
+            assert_eq!(s.errno(make("more", NodeKind::Block(number))), 22, "the local file system would cut it");
+        }
+    }
+}
+
+/// Opened by the server, a device of the name space would be one of the server's machine.
+#[test]
+fn the_server_opens_no_pipe_socket_or_device() {
+    use rustix::fs::inotify;
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.done(pipe("pipe"));
+    s.done(pipe("other"));
+    s.file("f", 10);
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).unwrap();
+    for name in ["pipe", "other"] {
+        inotify::add_watch(&watch, dir.path().join("names").join(name), inotify::WatchFlags::OPEN).unwrap();
+    }
+    for write in [false, true] {
+        assert_eq!(s.errno(MetaCall::Open { path: path("pipe"), write }), 95);
+    }
+    let again = MetaCall::Create { path: path("pipe"), mode: 0o644, uid: 0, gid: 0, exclusive: false, layout: None };
+    assert_eq!(s.errno(again), 95);
+    s.set(at("pipe"), mtime(1));
+    s.names("");
+    s.done(MetaCall::Examine(Examine::BeginWalk));
+    s.done(MetaCall::Examine(Examine::Directory { path: path(""), after: path(""), max: 9 }));
+    s.done(rename("pipe", "moved"));
+    s.done(rename("moved", "other"));
+    s.done(rename("f", "other"));
+    let opened = || {
+        let mut room = [std::mem::MaybeUninit::uninit(); 1024];
+        let mut events = inotify::Reader::new(&watch, &mut room);
+        // That a node was removed is told too.
+        std::iter::from_fn(|| events.next().ok().map(|event| event.events()))
+            .any(|events| events.contains(inotify::ReadFlags::OPEN))
+    };
+    assert!(!opened());
+    // The watch does tell.
+    s.done(pipe("pipe"));
+    inotify::add_watch(&watch, dir.path().join("names/pipe"), inotify::WatchFlags::OPEN).unwrap();
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NONBLOCK;
+    rustix::fs::open(dir.path().join("names/pipe"), flags, rustix::fs::Mode::empty()).unwrap();
+    assert!(opened());
+}
+
+#[test]
 fn a_lost_object_is_reported_and_the_length_kept() {
     let tmp = tempfile::tempdir().unwrap();
     let s = start(tmp.path());

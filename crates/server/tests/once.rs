@@ -12,7 +12,7 @@ use std::time::Duration;
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_server::Started;
-use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, Role, Who};
+use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, Who};
 use support::{Cluster, Peer, eventually, fault};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
@@ -326,6 +326,8 @@ fn a_restarted_metadata_server_does_no_change_twice() {
     let mkdir = MetaCall::Mkdir { path: path("d"), mode: 0o755, uid: 0, gid: 0 };
     let rename = MetaCall::Rename { from: path("d"), to: path("e"), no_replace: true };
     let unlink = MetaCall::Unlink { path: path("g") };
+    let mknod = MetaCall::Mknod { path: path("p"), kind: NodeKind::Fifo, mode: 0o644, uid: 0, gid: 0 };
+    let Answer::Attr(piped) = ask(5, 0, &mknod) else { panic!("not made") };
     let Answer::Opened(created) = ask(1, 0, &create) else { panic!("not created") };
     let Answer::Attr(made) = ask(2, 0, &mkdir) else { panic!("not made") };
     assert_eq!(ask(4, 0, &unlink), ask(4, 0, &unlink), "a change that failed may be tried again");
@@ -336,6 +338,10 @@ fn a_restarted_metadata_server_does_no_change_twice() {
         }
         match ask(2, round, &mkdir) {
             Answer::Attr(again) => assert_eq!(again.ino, made.ino),
+            other => panic!("{other:?}"),
+        }
+        match ask(5, round, &mknod) {
+            Answer::Attr(again) => assert_eq!(again.ino, piped.ino),
             other => panic!("{other:?}"),
         }
         bed.restart_meta();

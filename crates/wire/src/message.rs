@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::list::Extents;
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -559,6 +559,19 @@ pub enum MetaCall {
         /// Group.
         gid: u32,
     },
+    /// Makes a pipe, a socket or a device. Answer: [`Answer::Attr`].
+    Mknod {
+        /// Path.
+        path: Vec<u8>,
+        /// What to make: no file, directory or symbolic link.
+        kind: NodeKind,
+        /// Permission bits.
+        mode: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
     /// Reads a symbolic link. Answer: [`Answer::Link`].
     Readlink {
         /// Path.
@@ -628,7 +641,7 @@ impl MetaCall {
         match self {
             MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
-            MetaCall::Unlink { .. } | MetaCall::Rename { .. } => true,
+            MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
             MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } => false,
@@ -657,6 +670,24 @@ pub enum NodeKind {
     Dir,
     /// A symbolic link.
     Symlink,
+    /// A named pipe. Pipes, sockets and devices work on the machine that opens them; servers only keep their names and
+    /// attributes.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    Character(Device),
+    /// A block device.
+    Block(Device),
+}
+
+/// Number of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Device {
+    /// Number of its driver.
+    pub major: u32,
+    /// Number within its driver.
+    pub minor: u32,
 }
 
 /// Attributes of a node of the name space.

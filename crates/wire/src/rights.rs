@@ -78,6 +78,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Unlink { .. }
         | MetaCall::Rename { .. }
         | MetaCall::Symlink { .. }
+        | MetaCall::Mknod { .. }
         | MetaCall::Readlink { .. }
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs

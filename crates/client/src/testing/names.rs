@@ -120,7 +120,9 @@ impl FakeNames {
             },
             MetaCall::Close { handle } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Fsync { handle } => session.open.get(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
-            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } if state.nodes.contains_key(path) => {
+            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. }
+                if state.nodes.contains_key(path) =>
+            {
                 return Err(libc::EEXIST);
             }
             MetaCall::Mkdir { path, mode, uid, gid } => {
@@ -128,6 +130,9 @@ impl FakeNames {
             }
             MetaCall::Symlink { path, target, uid, gid } => {
                 Answer::Attr(self.insert(state, path, NodeKind::Symlink, 0o777, *uid, *gid, target))
+            }
+            MetaCall::Mknod { path, kind, mode, uid, gid } => {
+                Answer::Attr(self.insert(state, path, *kind, *mode, *uid, *gid, b""))
             }
             MetaCall::Readlink { path } => Answer::Link(state.nodes.get(path).ok_or(libc::ENOENT)?.target.clone()),
             MetaCall::Rmdir { path } if children(state, path).next().is_some() => return Err(libc::ENOTEMPTY),

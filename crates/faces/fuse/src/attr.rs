@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
-use impresario_wire::{Attr, NodeKind, SetTime, Time};
+use impresario_wire::{Attr, Device, NodeKind, SetTime, Time};
 
 /// The preferred request size that `stat` reports, bytes. Copy programs use it as their buffer. With a larger value, a
 /// program that seeks in a buffered stream would read that much after every seek.
@@ -15,6 +15,34 @@ pub(crate) fn file_type(kind: NodeKind) -> FileType {
         NodeKind::File => FileType::RegularFile,
         NodeKind::Dir => FileType::Directory,
         NodeKind::Symlink => FileType::Symlink,
+        NodeKind::Fifo => FileType::NamedPipe,
+        NodeKind::Socket => FileType::Socket,
+        NodeKind::Character(_) => FileType::CharDevice,
+        NodeKind::Block(_) => FileType::BlockDevice,
+    }
+}
+
+/// What `mknod` is to make, by the file type in its mode; `None` for what it does not make. The device's number is in the
+/// kernel's 32-bit form: 12 bits for the major number from the 8th on, 8 bits of the minor one below and 12 above.
+pub(crate) fn special_kind(mode: u32, number: u32) -> Option<NodeKind> {
+    let device = Device { major: number >> 8 & 0xfff, minor: number & 0xff | number >> 12 & 0xfff00 };
+    match mode & libc::S_IFMT {
+        libc::S_IFIFO => Some(NodeKind::Fifo),
+        libc::S_IFSOCK => Some(NodeKind::Socket),
+        libc::S_IFCHR => Some(NodeKind::Character(device)),
+        libc::S_IFBLK => Some(NodeKind::Block(device)),
+        _ => None,
+    }
+}
+
+/// The number of a device in the same form; 0 for other nodes, and for devices whose number does not fit.
+fn device_number(kind: NodeKind) -> u32 {
+    match kind {
+        NodeKind::Character(Device { major: major @ 0..=0xfff, minor: minor @ 0..=0xf_ffff })
+        | NodeKind::Block(Device { major: major @ 0..=0xfff, minor: minor @ 0..=0xf_ffff }) => {
+            minor & 0xff | major << 8 | (minor & !0xff) << 12
+        }
+        _ => 0,
     }
 }
 
@@ -33,7 +61,7 @@ pub(crate) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        rdev: 0,
+        rdev: device_number(attr.kind),
         blksize: BLOCK_BYTES,
         flags: 0,
     }
@@ -84,6 +112,23 @@ mod tests {
         {
             let time = Time { secs, nanos };
             assert_eq!(wire_time(system_time(time)), time);
+        }
+    }
+
+    #[test]
+    fn numbers_of_devices_go_there_and_back() {
+        for (major, minor) in [(0, 0), (1, 3), (8, 255), (8, 256), (0xfff, 0xf_ffff), (259, 70_000)] {
+            for (mode, kind) in
+                [(libc::S_IFCHR, NodeKind::Character as fn(Device) -> NodeKind), (libc::S_IFBLK, NodeKind::Block)]
+            {
+                let kind = kind(Device { major, minor });
+                assert_eq!(special_kind(mode | 0o644, device_number(kind)), Some(kind));
+            }
+        }
+        assert_eq!(device_number(NodeKind::Block(Device { major: 8, minor: 1 })), 0x801);
+        assert_eq!(device_number(NodeKind::Block(Device { major: 0x1000, minor: 1 })), 0, "of a foreign folder");
+        for mode in [libc::S_IFREG, libc::S_IFDIR, libc::S_IFLNK, 0] {
+            assert_eq!(special_kind(mode, 0), None);
         }
     }
 

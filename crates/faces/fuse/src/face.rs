@@ -167,10 +167,10 @@ impl Filesystem for Face {
         name: &OsStr,
         mode: u32,
         _umask: u32,
-        _: u32,
+        device: u32,
         reply: ReplyEntry,
     ) {
-        self.reply_entry(reply, self.make_node(parent.0, name.as_bytes(), mode, maker(request)));
+        self.reply_entry(reply, self.make_node(parent.0, name.as_bytes(), mode, device, maker(request)));
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {

@@ -8,7 +8,7 @@ use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, File};
 use impresario_wire::{Attr, Entry, NodeKind, SetAttr};
 
-use crate::attr::file_type;
+use crate::attr::{file_type, special_kind};
 use crate::data::{OpenFile, without_set_id};
 use crate::directory::Cursor;
 use crate::face::{Face, Outcome, fault};
@@ -157,10 +157,21 @@ impl Face {
         Ok((file, entered, attr))
     }
 
-    /// Regular files only: mknod(2) specifies EPERM for other nodes that a file system lacks.
-    pub(crate) fn make_node(&self, parent: u64, name: &[u8], mode: u32, maker: Maker) -> Outcome<(Entered, Attr)> {
-        if mode & libc::S_IFMT != libc::S_IFREG && mode & libc::S_IFMT != 0 {
-            return Err(Errno::EPERM);
+    /// Makes a pipe, a socket, a device or an empty file.
+    pub(crate) fn make_node(
+        &self,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        device: u32,
+        maker: Maker,
+    ) -> Outcome<(Entered, Attr)> {
+        if let Some(kind) = special_kind(mode, device) {
+            let asked = self.inodes.changes();
+            let gid = self.inherited_gid(parent, maker.gid);
+            let make = |path: &[u8]| self.client.mknod(path, kind, mode & 0o7777, maker.uid, gid);
+            let attr = self.at_name(parent, name, make)?;
+            return Ok((self.inodes.enter(parent, name, &attr, asked), attr));
         }
         let (file, entered, attr) = self.make_file(parent, name, mode, maker)?;
         if let Err(error) = file.close() {
@@ -227,7 +238,7 @@ impl Face {
             Ok(())
         };
         // Only a directory has paths below it that change with it.
-        if matches!(self.inodes.kind_in(from.0, from.1), Some(NodeKind::File | NodeKind::Symlink)) {
+        if self.inodes.kind_in(from.0, from.1).is_some_and(|kind| kind != NodeKind::Dir) {
             let _still = self.still_tree();
             return moved();
         }

@@ -245,7 +245,6 @@ impl Check<'_> {
                     path.extend(&entry.name);
                     match (entry.kind, entry.file) {
                         (Some(NodeKind::Dir), _) => directories.push(path),
-                        (Some(NodeKind::Symlink), _) => {}
                         (_, Some(Ok(record))) => self.met(path, &record, judges),
                         (kind, Some(Err(why))) => {
                             self.is_blind |= kind.is_some();
@@ -253,10 +252,11 @@ impl Check<'_> {
                                 self.add_file(Kind::Record, Outcome::Left, &path, None, why);
                             }
                         }
-                        (_, None) => {
+                        // Links, pipes, sockets and devices have no objects.
+                        (Some(_), None) => {}
+                        (None, None) => {
                             if judges {
-                                let what =
-                                    "it is no file, directory or symbolic link; remove it in the metadata folder";
+                                let what = "it is nothing that a name space has; remove it in the metadata folder";
                                 self.add_file(Kind::ForeignFile, Outcome::Left, &path, None, what.into());
                             }
                         }

@@ -27,7 +27,11 @@ impl Meta {
             return self.attr_of(&pin, path);
         }
         if set.size.is_some() {
-            let errno = if kind == NodeKind::Dir { Errno::ISDIR } else { Errno::LOOP };
+            let errno = match kind {
+                NodeKind::Dir => Errno::ISDIR,
+                NodeKind::Symlink => Errno::LOOP,
+                _ => Errno::INVAL,
+            };
             return Err(errno).explain("set the length of", path);
         }
         if kind == NodeKind::Symlink && set.mode.is_some() {

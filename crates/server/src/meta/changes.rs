@@ -286,7 +286,7 @@ impl MetaService {
     fn answer_again(&self, session: SessionId, call: MetaCall) -> Answer {
         match call {
             MetaCall::SetAttr { target, .. } => self.call(session, MetaCall::GetAttr { target }),
-            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } => {
+            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. } => {
                 self.call(session, MetaCall::GetAttr { target: Target::Path(path) })
             }
             _ => Answer::Done,
@@ -315,7 +315,9 @@ impl MetaService {
             (Errno::EXIST, MetaCall::Create { path, .. }) => {
                 self.call(session, MetaCall::Open { path: path.clone(), write: true })
             }
-            (Errno::EXIST, MetaCall::Mkdir { .. } | MetaCall::Symlink { .. }) => self.answer_again(session, call),
+            (Errno::EXIST, MetaCall::Mkdir { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. }) => {
+                self.answer_again(session, call)
+            }
             _ => answer,
         }
     }

@@ -1,17 +1,17 @@
-//! Creation of names: files, directories and symbolic links appear whole or not at all; and the striping of new files.
+//! Creation of names: files, directories, symbolic links, pipes, sockets and devices appear whole or not at all; and the
+//! striping of new files.
 //!
 //! A file is created as its own mark, `writers/<key>`. Its record, owner and mode are set there, then it is linked into
 //! place. So it has a record before it has a name, and its first writer needs no further mark. An interrupted creation
-//! is found in `writers/` without another name. Directories and symbolic links are created in `staging/` and renamed
-//! into place.
+//! is found in `writers/` without another name. All other nodes are created in `staging/` and renamed into place.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::message::{Attr, LayoutRequest, Opened};
-use rustix::fs::Mode;
+use impresario_wire::message::{Attr, Device, LayoutRequest, NodeKind, Opened};
+use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 
 use super::directory::key_name;
@@ -26,6 +26,9 @@ use super::service::Meta;
 use super::tree::{EntryRef, local_attr};
 
 const SETGID: u32 = 0o2000;
+/// Numbers of devices that every local file system of Linux keeps; of larger ones it would keep a part.
+const MAJOR_MAX: u32 = (1 << 12) - 1;
+const MINOR_MAX: u32 = (1 << 20) - 1;
 /// Longest target of a symbolic link, bytes.
 const LINK_MAX_BYTES: usize = 4095;
 
@@ -185,6 +188,26 @@ impl Meta {
         made.explain(doing, path)
     }
 
+    /// Creates a pipe, a socket or a device.
+    pub(super) fn make_special(&self, path: &[u8], kind: NodeKind, owned: [u32; 3]) -> Outcome<Attr> {
+        let doing = "create";
+        let node = special_of(kind).explain(doing, path)?;
+        let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::EXIST)).explain(doing, path)?;
+        let (disk, staging, name) = (&self.dir.disk, &self.dir.staging, self.staging_name());
+        let made = disk.make_node(staging, &name, node).and_then(|()| {
+            let prepared = rustix::fs::openat(staging, &name, PATH_FLAGS, Mode::empty()).and_then(|node| {
+                self.set_ownership(&node, &entry, owned, 0)?;
+                let _special = disk.with_specials();
+                disk.rename(staging, name.as_bytes(), entry.directory(), entry.name, true)?;
+                local_attr(&rustix::fs::fstat(&node)?)
+            });
+            prepared.inspect_err(|_| {
+                let _ = disk.unlink(staging, name.as_bytes());
+            })
+        });
+        made.explain(doing, path)
+    }
+
     fn staging_name(&self) -> String {
         format!("{:x}", self.staged.fetch_add(1, Ordering::Relaxed))
     }
@@ -239,4 +262,19 @@ impl Meta {
             }
         }
     }
+}
+
+/// Type and number of a node that is no file, directory or symbolic link.
+fn special_of(kind: NodeKind) -> rustix::io::Result<(FileType, u64)> {
+    let device = |device: Device| match device.major <= MAJOR_MAX && device.minor <= MINOR_MAX {
+        true => Ok(rustix::fs::makedev(device.major, device.minor)),
+        false => Err(Errno::INVAL),
+    };
+    Ok(match kind {
+        NodeKind::Fifo => (FileType::Fifo, 0),
+        NodeKind::Socket => (FileType::Socket, 0),
+        NodeKind::Character(number) => (FileType::CharacterDevice, device(number)?),
+        NodeKind::Block(number) => (FileType::BlockDevice, device(number)?),
+        NodeKind::File | NodeKind::Dir | NodeKind::Symlink => return Err(Errno::INVAL),
+    })
 }

@@ -4,12 +4,13 @@
 //! reader sees the full list.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Mutex, RwLock};
 use impresario_wire::message::{SetTime, Time};
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    XattrFlags,
 };
 use rustix::io::{Errno, Result};
 
@@ -26,6 +27,8 @@ pub(super) struct Disk {
     pub(super) ordered: bool,
     /// Held while permission bits are temporarily widened.
     widening: Mutex<()>,
+    /// See [`Disk::without_specials`].
+    specials: RwLock<()>,
 }
 
 const EXT4_MAGIC: i64 = 0xef53;
@@ -41,7 +44,13 @@ impl Disk {
         #[allow(clippy::unnecessary_cast, reason = "its width differs between architectures")]
         let magic = rustix::fs::fstatfs(directory)?.f_type as i64;
         let ordered = [EXT4_MAGIC, XFS_MAGIC, TMPFS_MAGIC].contains(&magic);
-        Ok(Disk { hook, root: rustix::process::geteuid().is_root(), ordered, widening: Mutex::new(()) })
+        Ok(Disk {
+            hook,
+            root: rustix::process::geteuid().is_root(),
+            ordered,
+            widening: Mutex::new(()),
+            specials: RwLock::new(()),
+        })
     }
 
     fn step(&self, name: &'static str) {
@@ -88,6 +97,12 @@ impl Disk {
     pub(super) fn make_symlink(&self, target: &[u8], directory: impl AsFd, name: &str) -> Result<()> {
         self.step("make_symlink");
         rustix::fs::symlinkat(target, directory, name)
+    }
+
+    /// Creates a pipe, a socket or a device.
+    pub(super) fn make_node(&self, directory: impl AsFd, name: &str, node: (FileType, u64)) -> Result<()> {
+        self.step("make_node");
+        rustix::fs::mknodat(directory, name, node.0, Mode::RUSR | Mode::WUSR, node.1)
     }
 
     /// Gives the node behind a name a second name.
@@ -183,8 +198,38 @@ impl Disk {
         rustix::fs::syncfs(node)
     }
 
-    /// Opens a file for reading and writing, whatever its permission bits say.
+    /// While the result is held, no pipe, socket or device gets a name: a name that has none keeps away from them. To open
+    /// a device would be to open one of this machine.
+    pub(super) fn without_specials(&self) -> RwLockReadGuard<'_, ()> {
+        self.specials.read()
+    }
+
+    /// To be held while a pipe, socket or device gets a name.
+    pub(super) fn with_specials(&self) -> RwLockWriteGuard<'_, ()> {
+        self.specials.write()
+    }
+
+    /// Opens a file for reading and writing, whatever its permission bits say. Opens nothing else.
     pub(super) fn open_file(&self, directory: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
+        let still = self.without_specials();
+        let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        self.open_known(&still, directory, name, &stat)
+    }
+
+    /// The same, of a name that was that of such a node since no pipe, socket or device gets one.
+    pub(super) fn open_known(
+        &self,
+        _still: &RwLockReadGuard<'_, ()>,
+        directory: impl AsFd,
+        name: &[u8],
+        stat: &Stat,
+    ) -> Result<OwnedFd> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(Errno::ISDIR),
+            FileType::Symlink => return Err(Errno::LOOP),
+            _ => return Err(Errno::OPNOTSUPP),
+        }
         match rustix::fs::openat(directory.as_fd(), name, FILE_FLAGS, Mode::empty()) {
             Err(Errno::ACCESS) if !self.root => {
                 let place = rustix::fs::openat(directory, name, PATH_FLAGS, Mode::empty())?;

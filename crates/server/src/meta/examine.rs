@@ -51,14 +51,16 @@ impl Walks {
         if *is_walked {
             let key = match kind_of(moved) {
                 Some(NodeKind::File) => disk.open_file(from.directory(), from.name).map(|file| Record::of(disk, file)),
-                _ => Err(Errno::ISDIR),
+                Some(NodeKind::Dir) | None => Err(Errno::ISDIR),
+                // Nothing else has objects.
+                Some(_) => return is_walked,
             };
             let mut walk = self.state.lock();
             match key {
                 Ok(Ok(record)) if walk.renamed.len() < RENAMED_MAX => walk.renamed.push(record.key),
                 // It has no objects.
                 Ok(Err(BadRecord::Missing)) => {}
-                _ => walk.is_unsure |= kind_of(moved) != Some(NodeKind::Symlink),
+                _ => walk.is_unsure = true,
             }
         }
         is_walked

@@ -77,16 +77,18 @@ impl Meta {
     /// The same; `None` if the file has no record: a file put there by hand has no objects to remove.
     fn pin_ours(&self, entry: &EntryRef<'_>, doing: &str) -> Outcome<Option<Pin<'_>>> {
         for _ in 0..TRIES {
-            let fd = self.dir.disk.open_file(entry.directory(), entry.name).explain(doing, entry.path)?;
-            let stat = rustix::fs::fstat(&fd).explain(doing, entry.path)?;
-            if kind_of(&stat) != Some(NodeKind::File) {
-                return Err(Errno::OPNOTSUPP).explain(doing, entry.path);
+            let still = self.dir.disk.without_specials();
+            let stat = entry.stat().explain(doing, entry.path)?;
+            if kind_of(&stat) == Some(NodeKind::File) {
+                match self.pin(stat.st_ino, false) {
+                    Found::Pinned(pin) => return Ok(Some(pin)),
+                    Found::Removed => continue,
+                    Found::Absent => {}
+                }
             }
-            match self.pin(stat.st_ino, false) {
-                Found::Pinned(pin) => return Ok(Some(pin)),
-                Found::Removed => continue,
-                Found::Absent => {}
-            }
+            let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, &stat);
+            let fd = fd.explain(doing, entry.path)?;
+            drop(still);
             let file = match read_in(&self.dir.disk, fd) {
                 Ok((file, _)) => file,
                 Err(BadRecord::Missing) => return Ok(None),
@@ -172,10 +174,12 @@ impl Meta {
                 Err(Errno::NOENT) => None,
                 other => Some(other.explain("rename to", to)?),
             };
+            let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
+            let is_special = !matches!(kind_of(&moved), Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
             let plain = |no_replace| {
+                let _special = is_special.then(|| self.dir.disk.with_specials());
                 self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
-            let from_dir = kind_of(&moved) == Some(NodeKind::Dir);
             let _walked = self.walks.rename(&self.dir.disk, &source, &moved);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.

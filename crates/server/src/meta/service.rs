@@ -268,6 +268,9 @@ impl Meta {
                 Answer::Done
             }
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
+            MetaCall::Mknod { path, kind, mode, uid, gid } => {
+                Answer::Attr(self.make_special(&path, kind, [mode, uid, gid])?)
+            }
             MetaCall::Readlink { path } => {
                 let place = self.dir.entry(&path).and_then(|place| place.ok_or(Errno::INVAL));
                 let said = place.and_then(|place| rustix::fs::readlinkat(place.directory(), place.name, Vec::new()));
@@ -331,6 +334,7 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::Rmdir { path }
         | MetaCall::Unlink { path }
         | MetaCall::Symlink { path, .. }
+        | MetaCall::Mknod { path, .. }
         | MetaCall::Readlink { path }
         | MetaCall::Readdir { path, .. }
         | MetaCall::SetLayout { path, .. } => (Some(path), None),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 21] = [
     "getattr",
     "setattr",
     "create",
@@ -30,6 +30,7 @@ const KINDS: [&str; 20] = [
     "session_start",
     "session_end",
     "examine",
+    "mknod",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -53,6 +54,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Statfs => 15,
         MetaCall::SetLayout { .. } => 16,
         MetaCall::Examine(_) => 19,
+        MetaCall::Mknod { .. } => 20,
     }
 }
 

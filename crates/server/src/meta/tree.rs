@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use impresario_wire::message::{Attr, NodeKind, Time};
+use impresario_wire::message::{Attr, Device, NodeKind, Time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, Result};
 
@@ -125,14 +125,19 @@ impl MetaDirectory {
     }
 }
 
-/// The kind of a node; `None` for nodes that do not belong in a name space (devices, pipes, sockets).
+/// The kind of a node; `None` for one that Linux does not know.
 pub(super) fn kind_of(stat: &Stat) -> Option<NodeKind> {
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Some(NodeKind::File),
-        FileType::Directory => Some(NodeKind::Dir),
-        FileType::Symlink => Some(NodeKind::Symlink),
-        _ => None,
-    }
+    let device = || Device { major: rustix::fs::major(stat.st_rdev), minor: rustix::fs::minor(stat.st_rdev) };
+    Some(match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => NodeKind::File,
+        FileType::Directory => NodeKind::Dir,
+        FileType::Symlink => NodeKind::Symlink,
+        FileType::Fifo => NodeKind::Fifo,
+        FileType::Socket => NodeKind::Socket,
+        FileType::CharacterDevice => NodeKind::Character(device()),
+        FileType::BlockDevice => NodeKind::Block(device()),
+        FileType::Unknown => return None,
+    })
 }
 
 /// Attributes as the local file system has them.

@@ -191,6 +191,10 @@ pub fn create(p: &str) -> MetaCall {
     MetaCall::Create { path: path(p), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None }
 }
 
+pub fn pipe(p: &str) -> MetaCall {
+    MetaCall::Mknod { path: path(p), kind: NodeKind::Fifo, mode: 0o640, uid: 0, gid: 0 }
+}
+
 pub fn unlink(p: &str) -> MetaCall {
     MetaCall::Unlink { path: path(p) }
 }

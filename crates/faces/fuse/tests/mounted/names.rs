@@ -5,7 +5,7 @@ use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -463,15 +463,67 @@ fn striping_by_extended_attribute() {
     assert!(get_xattr(&node.at("d/h"), LAYOUT).unwrap().contains("ssize=65536"), "as its parent again");
 }
 
+fn make_node(path: &Path, mode: u32, device: u64) -> i32 {
+    // SAFETY: a terminated string that lives over the call.
+    unsafe { libc::mknod(c_path(path).as_ptr(), mode, device) }
+}
+
+#[test]
+fn pipes_and_sockets_connect_programs_of_a_node() {
+    let Some(node) = mounted() else { return };
+    let other = node.second(MountOptions::default());
+    assert_eq!(make_node(&node.at("pipe"), libc::S_IFIFO | 0o640, 0), 0);
+    let writing = std::thread::spawn({
+        let path = node.at("pipe");
+        move || fs::write(path, "through the pipe").unwrap()
+    });
+    assert_eq!(fs::read_to_string(node.at("pipe")).unwrap(), "through the pipe");
+    writing.join().unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(node.at("socket")).unwrap();
+    let mut caller = std::os::unix::net::UnixStream::connect(node.at("socket")).unwrap();
+    caller.write_all(b"hello").unwrap();
+    let mut heard = [0; 5];
+    listener.accept().unwrap().0.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"hello");
+    for node in [&node, &other] {
+        let of = |name: &str| fs::symlink_metadata(node.at(name)).unwrap();
+        assert!(of("pipe").file_type().is_fifo() && of("socket").file_type().is_socket());
+        assert_eq!((of("pipe").mode() & 0o7777, of("pipe").nlink()), (0o640, 1));
+    }
+    fs::rename(node.at("pipe"), node.at("moved")).unwrap();
+    fs::write(node.at("f"), "text").unwrap();
+    fs::rename(node.at("f"), node.at("moved")).unwrap();
+    assert_eq!(fs::read_to_string(node.at("moved")).unwrap(), "text");
+    fs::remove_file(node.at("socket")).unwrap();
+    assert!(!node.at("socket").exists());
+    assert_eq!(make_node(&node.at("plain"), libc::S_IFREG | 0o600, 0), 0);
+    assert_eq!(fs::read_to_string(node.at("plain")).unwrap(), "");
+}
+
+#[test]
+fn devices_are_kept_and_do_not_open() {
+    let Some(node) = mounted() else { return };
+    if !require("root") {
+        return;
+    }
+    let zero = fs::metadata("/dev/zero").unwrap().rdev();
+    assert_eq!(make_node(&node.at("zero"), libc::S_IFCHR | 0o666, zero), 0);
+    let disk = libc::makedev(259, 70_000);
+    assert_eq!(make_node(&node.at("disk"), libc::S_IFBLK | 0o600, disk), 0);
+    let other = node.second(MountOptions::default());
+    for node in [&node, &other] {
+        let of = |name: &str| fs::symlink_metadata(node.at(name)).unwrap();
+        assert!(of("zero").file_type().is_char_device() && of("disk").file_type().is_block_device());
+        assert_eq!((of("zero").rdev(), of("disk").rdev()), (zero, disk));
+        assert_eq!(errno(File::open(node.at("zero"))), libc::EACCES, "mounts are nodev");
+    }
+}
+
 #[test]
 fn what_is_not_there_says_so() {
     let Some(node) = mounted() else { return };
     fs::write(node.at("f"), "text").unwrap();
     assert_eq!(errno(fs::hard_link(node.at("f"), node.at("g"))), libc::EPERM);
-    let pipe = c_path(&node.at("pipe"));
-    // SAFETY: a terminated string that lives over the call.
-    assert_eq!(errno_of(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }), libc::EPERM);
-    assert_eq!(errno(std::os::unix::net::UnixListener::bind(node.at("s"))), libc::EPERM);
     assert_eq!(errno(set_xattr(&node.at("f"), "user.other", "x")), libc::EOPNOTSUPP);
     assert_eq!(errno(get_xattr(&node.at("f"), "user.other")), libc::ENODATA);
     assert_eq!(errno(get_xattr(&node.at("f"), "security.capability")), libc::ENODATA);

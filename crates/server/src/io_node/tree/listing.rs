@@ -11,7 +11,7 @@ const AT_ONCE: usize = 4096;
 /// Encoded entries of one answer, bytes; below the limit of a frame's body.
 pub(super) const ANSWER_MAX_BYTES: usize = 850 << 10;
 /// Largest encoded entry without its name, bytes.
-const ENTRY_BYTES: usize = 96;
+const ENTRY_BYTES: usize = 112;
 
 /// Sorted names of a directory.
 pub(super) struct Snapshot {

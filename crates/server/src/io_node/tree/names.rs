@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use impresario_backend::{Attr as Node, Errno, Handle, Kind, Make, SetAttr as Change, SetTime as When};
-use impresario_wire::{Answer, Attr, Entry, Fault, MetaCall, NodeKind, Opened, SetAttr, SetTime, Statfs, Target};
+use impresario_wire::{
+    Answer, Attr, Device, Entry, Fault, MetaCall, NodeKind, Opened, SetAttr, SetTime, Statfs, Target,
+};
 
 use super::files::{anywhere, striping};
 use super::listing::{Snapshot, fits};
@@ -30,7 +32,7 @@ impl<T> Explain<T> for impresario_backend::Result<T> {
                 libc::EACCES | libc::EPERM => {
                     "the user that the I/O node runs as lacks permission; run it as root".into()
                 }
-                libc::EOPNOTSUPP => "it is no file, directory or symbolic link".into(),
+                libc::EOPNOTSUPP => "it is no file".into(),
                 libc::EXDEV => "it is on another file system than the folder".into(),
                 errno => Errno(errno).to_string(),
             };
@@ -40,15 +42,19 @@ impl<T> Explain<T> for impresario_backend::Result<T> {
     }
 }
 
-/// Attributes for the wire; `None` of what clients do not know.
-fn attr_of(node: &Node) -> Option<Attr> {
+/// Attributes for the wire.
+fn attr_of(node: &Node) -> Attr {
+    let device = Device { major: node.device.0, minor: node.device.1 };
     let kind = match node.kind {
         Kind::File => NodeKind::File,
         Kind::Directory => NodeKind::Dir,
         Kind::Symlink => NodeKind::Symlink,
-        _ => return None,
+        Kind::Fifo => NodeKind::Fifo,
+        Kind::Socket => NodeKind::Socket,
+        Kind::Character => NodeKind::Character(device),
+        Kind::Block => NodeKind::Block(device),
     };
-    Some(Attr {
+    Attr {
         ino: node.fileid,
         kind,
         mode: node.mode,
@@ -59,7 +65,7 @@ fn attr_of(node: &Node) -> Option<Attr> {
         atime: time(node.atime),
         mtime: time(node.mtime),
         ctime: time(node.ctime),
-    })
+    }
 }
 
 fn change_of(set: &SetAttr) -> Change {
@@ -100,23 +106,23 @@ impl Tree {
     pub(super) fn serve(&self, session: &TreeSession, call: MetaCall) -> Outcome<Answer> {
         let (backend, caller) = (self.backend(), &self.settings.caller);
         Ok(match call {
-            MetaCall::GetAttr { target: Target::Path(path) } => Answer::Attr(
-                self.find(&path).and_then(|(_, node)| known(&node)).explain("get the attributes of", &path)?,
-            ),
+            MetaCall::GetAttr { target: Target::Path(path) } => {
+                Answer::Attr(self.find(&path).map(|(_, node)| attr_of(&node)).explain("get the attributes of", &path)?)
+            }
             MetaCall::GetAttr { target: Target::Handle(handle) } => {
                 let file = session.opened(handle)?;
                 let node = backend.attr(&file.handle).map_err(|error| self.failed(error, "looking at an open file"))?;
-                Answer::Attr(known(&node).explain("get the attributes of", b"an open file")?)
+                Answer::Attr(attr_of(&node))
             }
             MetaCall::SetAttr { target: Target::Path(path), set } => {
                 let node = self.find(&path).and_then(|(handle, _)| backend.set_attr(caller, &handle, &change_of(&set)));
-                Answer::Attr(node.and_then(|node| known(&node)).explain("change the attributes of", &path)?)
+                Answer::Attr(node.map(|node| attr_of(&node)).explain("change the attributes of", &path)?)
             }
             MetaCall::SetAttr { target: Target::Handle(handle), set } => {
                 let file = session.opened(handle)?;
                 let node = backend.set_attr(caller, &file.handle, &change_of(&set));
                 let node = node.map_err(|error| self.failed(error, "changing an open file"))?;
-                Answer::Attr(known(&node).explain("change the attributes of", b"an open file")?)
+                Answer::Attr(attr_of(&node))
             }
             MetaCall::Create { layout: Some(_), path, .. } => return Err(no_layouts(&path)),
             MetaCall::Create { path, mode, uid, gid, exclusive, layout: None } => {
@@ -166,12 +172,24 @@ impl Tree {
             }
             MetaCall::Mkdir { path, mode, uid, gid } => {
                 let (_, (_, node)) = self.make(&path, Make::Directory, [mode, uid, gid]).explain("make", &path)?;
-                Answer::Attr(known(&node).explain("make", &path)?)
+                Answer::Attr(attr_of(&node))
             }
             MetaCall::Symlink { path, target, uid, gid } => {
                 let made = self.make(&path, Make::Symlink(&target), [0o777, uid, gid]);
                 let (_, (_, node)) = made.explain("make the link", &path)?;
-                Answer::Attr(known(&node).explain("make the link", &path)?)
+                Answer::Attr(attr_of(&node))
+            }
+            MetaCall::Mknod { path, kind, mode, uid, gid } => {
+                let what = match kind {
+                    NodeKind::Fifo => Ok(Make::Fifo),
+                    NodeKind::Socket => Ok(Make::Socket),
+                    NodeKind::Character(device) => Ok(Make::Character(device.major, device.minor)),
+                    NodeKind::Block(device) => Ok(Make::Block(device.major, device.minor)),
+                    NodeKind::File | NodeKind::Dir | NodeKind::Symlink => Err(Errno(libc::EINVAL)),
+                };
+                let made = what.and_then(|what| self.make(&path, what, [mode, uid, gid]));
+                let (_, (_, node)) = made.explain("make", &path)?;
+                Answer::Attr(attr_of(&node))
             }
             MetaCall::Rmdir { path } => {
                 self.at(&path)
@@ -229,7 +247,7 @@ impl Tree {
         let file = file.explain("open", b"a file")?;
         let (key, layout) = (file.key, file.striping.layout);
         let handle = session.keep(file.clone())?;
-        let attr = backend.attr(&file.handle).and_then(|node| known(&node)).explain("open", b"a file");
+        let attr = backend.attr(&file.handle).map(|node| attr_of(&node)).explain("open", b"a file");
         let attr = attr.inspect_err(|_| drop(session.close(handle)))?;
         Ok(Opened { handle, file: key, layout, made: 0, attr })
     }
@@ -309,9 +327,9 @@ impl Tree {
         let most = (max as usize).clamp(1, ENTRIES_MAX);
         for name in snapshot.after(after).unwrap_or_default() {
             last = Some(name);
-            // What was removed meanwhile is left out, and what clients do not know.
+            // What was removed meanwhile is left out.
             let attr = match backend.lookup(caller, &dir, name) {
-                Ok((_, node)) => attr_of(&node),
+                Ok((_, node)) => Some(attr_of(&node)),
                 Err(Errno(libc::ENOENT | libc::ESTALE | libc::EXDEV | libc::EACCES)) => None,
                 Err(error) => return Err(error),
             };
@@ -332,10 +350,6 @@ impl Tree {
         state.snapshot = (full && !state.ended).then_some(snapshot);
         Ok(entries)
     }
-}
-
-fn known(node: &Node) -> impresario_backend::Result<Attr> {
-    attr_of(node).ok_or(Errno(libc::EOPNOTSUPP))
 }
 
 fn openable(node: &Node) -> impresario_backend::Result<()> {

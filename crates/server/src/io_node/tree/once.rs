@@ -103,9 +103,10 @@ impl Tree {
             (libc::EEXIST, MetaCall::Create { path, .. }) => {
                 self.serve(session, MetaCall::Open { path, write: true }).map_err(|_| fault)
             }
-            (libc::EEXIST, MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. }) => {
-                look(&path).map_err(|_| fault)
-            }
+            (
+                libc::EEXIST,
+                MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. },
+            ) => look(&path).map_err(|_| fault),
             _ => Err(fault),
         }
     }
