@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
-use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetAttr, Target};
+use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetAttr, Target, XattrMode};
 
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
@@ -157,6 +157,27 @@ impl File {
         self.inner.attr(|handle| MetaCall::GetAttr { target: Target::Handle(handle) })
     }
 
+    /// An extended attribute.
+    pub fn xattr(&self, name: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.inner.xattr(|handle| MetaCall::GetXattr { target: Target::Handle(handle), name: name.to_vec() })
+    }
+
+    /// The names of all extended attributes, each with a NUL byte behind it.
+    pub fn list_xattr(&self) -> Result<Vec<u8>, ClientError> {
+        self.inner.xattr(|handle| MetaCall::ListXattr { target: Target::Handle(handle) })
+    }
+
+    /// Sets an extended attribute; `None` removes it.
+    pub fn set_xattr(&self, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<(), ClientError> {
+        let answer = self.inner.ask(|handle| MetaCall::SetXattr {
+            target: Target::Handle(handle),
+            name: name.to_vec(),
+            value: value.map(<[u8]>::to_vec),
+            mode,
+        })?;
+        if answer == Answer::Done { Ok(()) } else { Err(self.inner.unexpected(&answer)) }
+    }
+
     /// Ends the open. Of a file that was written, the metadata server knows the size when this returns.
     pub fn close(self) -> Result<(), ClientError> {
         self.inner.close(self.inner.client.deadline())
@@ -275,6 +296,13 @@ impl OpenFile {
     fn attr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Attr, ClientError> {
         match self.ask(call)? {
             Answer::Attr(attr) => Ok(attr),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn xattr(&self, call: impl Fn(u64) -> MetaCall) -> Result<Vec<u8>, ClientError> {
+        match self.ask(call)? {
+            Answer::Xattr(bytes) => Ok(bytes),
             other => Err(self.unexpected(&other)),
         }
     }

@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
-use impresario_wire::{Answer, Attr, Call, Entry, LayoutRequest, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target};
+use impresario_wire::{
+    Answer, Attr, Call, Entry, LayoutRequest, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, XattrMode,
+};
 
 use crate::client::Client;
 use crate::error::ClientError;
@@ -77,6 +79,28 @@ impl Client {
         let path = clean(path);
         let (reply, opened) = opened(self.ask(MetaCall::Open { path: path.clone(), write })?)?;
         Ok((File::new(self, path, write, &opened, reply.session), opened.attr))
+    }
+
+    /// An extended attribute of a file or directory.
+    pub fn xattr(&self, path: impl AsRef<[u8]>, name: impl AsRef<[u8]>) -> Result<Vec<u8>, ClientError> {
+        xattr(self.ask(MetaCall::GetXattr { target: at(path), name: name.as_ref().to_vec() })?)
+    }
+
+    /// The names of all extended attributes, each with a NUL byte behind it.
+    pub fn list_xattr(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>, ClientError> {
+        xattr(self.ask(MetaCall::ListXattr { target: at(path) })?)
+    }
+
+    /// Sets an extended attribute; `None` removes it.
+    pub fn set_xattr(
+        &self,
+        path: impl AsRef<[u8]>,
+        name: impl AsRef<[u8]>,
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<(), ClientError> {
+        let (name, value) = (name.as_ref().to_vec(), value.map(<[u8]>::to_vec));
+        expect_done(&self.ask(MetaCall::SetXattr { target: at(path), name, value, mode })?)
     }
 
     /// Removes a file's or link's name.
@@ -193,6 +217,10 @@ fn at(path: impl AsRef<[u8]>) -> Target {
 
 fn attr(reply: Reply) -> Result<Attr, ClientError> {
     if let Answer::Attr(attr) = reply.answer { Ok(attr) } else { Err(unexpected(&reply)) }
+}
+
+fn xattr(reply: Reply) -> Result<Vec<u8>, ClientError> {
+    if let Answer::Xattr(bytes) = reply.answer { Ok(bytes) } else { Err(unexpected(&reply)) }
 }
 
 fn opened(reply: Reply) -> Result<(Reply, Opened), ClientError> {

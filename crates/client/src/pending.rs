@@ -272,6 +272,8 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         Call::Meta { .. } if ours => true,
         Call::Meta { call, .. } => match call {
             MetaCall::GetAttr { target } | MetaCall::SetAttr { target, .. } => matches!(target, Target::Path(_)),
+            MetaCall::GetXattr { target, .. } | MetaCall::ListXattr { target } => matches!(target, Target::Path(_)),
+            MetaCall::SetXattr { .. } => false,
             // An open whose answer was lost ends with its connection.
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,

@@ -43,6 +43,10 @@ const STEPS: &[(&str, Step)] = &[
     ("set times of d/a while open", |s| {
         let _ = s.set(at("d/a"), mtime(2000));
     }),
+    ("an extended attribute of b", |s| s.done(set_xattr("b", "user.one", Some("value")))),
+    ("another value", |s| s.done(set_xattr("b", "user.one", Some("longer value")))),
+    ("an extended attribute of d", |s| s.done(set_xattr("d", "user.two", Some("")))),
+    ("no attribute of d any more", |s| s.done(set_xattr("d", "user.two", None))),
     ("rename b to d/c", |s| s.done(rename("b", "d/c"))),
     ("write and close d/f", |s| {
         let _ = s.file("d/f", 10);

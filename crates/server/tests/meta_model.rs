@@ -25,6 +25,7 @@ enum Op {
     Rename { from: String, to: String, no_replace: bool },
     Symlink { path: String, target: String },
     Mkfifo { path: String, mode: u32 },
+    Xattr { path: String, name: &'static str, value: Option<usize>, mode: XattrMode },
     Readlink { path: String },
     Chmod { path: String, mode: u32 },
     Touch { path: String, secs: i64 },
@@ -44,6 +45,17 @@ fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 1u64..10, 60_000u64..70_000, 200_000u64..1_000_000]
 }
 
+fn xattr_modes() -> impl Strategy<Value = XattrMode> {
+    prop_oneof![Just(XattrMode::Any), Just(XattrMode::Create), Just(XattrMode::Replace)]
+}
+
+/// A path to a node that is opened without following a link.
+fn through(directory: impl AsFd, name: &str) -> rustix::io::Result<(OwnedFd, String)> {
+    let node = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&node));
+    Ok((node, path))
+}
+
 fn ops() -> impl Strategy<Value = Op> {
     let mode = prop_oneof![Just(0o644u32), Just(0o4755), Just(0), 0u32..0o10000];
     prop_oneof![
@@ -57,6 +69,8 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => (paths(), paths()).prop_map(|(path, target)| Op::Symlink { path, target }),
         1 => (paths(), mode.clone()).prop_map(|(path, mode)| Op::Mkfifo { path, mode }),
         1 => paths().prop_map(|path| Op::Readlink { path }),
+        3 => (paths(), prop_oneof![Just("user.a"), Just("user.b")], proptest::option::of(0usize..200), xattr_modes())
+            .prop_map(|(path, name, value, mode)| Op::Xattr { path, name, value, mode }),
         2 => (paths(), mode).prop_map(|(path, mode)| Op::Chmod { path, mode }),
         2 => (paths(), 0i64..1_000_000).prop_map(|(path, secs)| Op::Touch { path, secs }),
         3 => paths().prop_map(|path| Op::Hold { path }),
@@ -146,6 +160,19 @@ impl Model {
                 rustix::fs::mknodat(&directory, name, FileType::Fifo, Mode::RUSR, 0)?;
                 rustix::fs::chmodat(directory, name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
             }
+            Op::Xattr { path, name: attribute, value, mode } => {
+                let (directory, name) = self.parent(path)?;
+                let (_node, path) = through(directory, name)?;
+                let flags = match mode {
+                    XattrMode::Any => rustix::fs::XattrFlags::empty(),
+                    XattrMode::Create => rustix::fs::XattrFlags::CREATE,
+                    XattrMode::Replace => rustix::fs::XattrFlags::REPLACE,
+                };
+                match value {
+                    Some(len) => rustix::fs::setxattr(path, *attribute, &vec![b'x'; *len], flags)?,
+                    None => rustix::fs::removexattr(path, *attribute)?,
+                }
+            }
             Op::Readlink { path } => {
                 let (directory, name) = self.parent(path)?;
                 return Ok(rustix::fs::readlinkat(directory, name, Vec::new())?.into_string().unwrap());
@@ -193,7 +220,14 @@ impl Model {
                     _ => (NodeKind::File, stat.st_size),
                 };
                 let set = if stat.st_mtime < 1_000_000_000 { stat.st_mtime } else { 0 };
-                tree.insert(full.clone(), format!("{kind:?} {:o} {size} {set}", stat.st_mode & 0o7777));
+                let mut xattrs = String::new();
+                let (_node, path) = through(&fd, full.rsplit('/').next().unwrap()).unwrap();
+                for name in ["user.a", "user.b"] {
+                    let mut value = [0; 256];
+                    let len = rustix::fs::getxattr(&path, name, &mut value[..]);
+                    xattrs.extend(len.ok().map(|len| format!(" {name}:{len}")));
+                }
+                tree.insert(full.clone(), format!("{kind:?} {:o} {size} {set}{xattrs}", stat.st_mode & 0o7777));
                 if kind == NodeKind::Dir {
                     directories.push(full);
                 }
@@ -264,6 +298,10 @@ impl Tested<'_> {
             }
             Op::Mkfifo { path: p, mode } => {
                 self.ask(MetaCall::Mknod { path: path(&p), kind: NodeKind::Fifo, mode, uid: 0, gid: 0 })?;
+            }
+            Op::Xattr { path: p, name, value, mode } => {
+                let value = value.map(|len| vec![b'x'; len]);
+                self.ask(MetaCall::SetXattr { target: at(&p), name: path(name), value, mode })?;
             }
             Op::Readlink { path: p } => {
                 let Answer::Link(said) = self.ask(MetaCall::Readlink { path: path(&p) })? else { panic!() };

@@ -489,6 +489,82 @@ fn the_server_opens_no_pipe_socket_or_device() {
 }
 
 #[test]
+fn extended_attributes_stay_with_their_node_and_apart_from_our_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.mkdir("d");
+    let opened = s.file("f", 100);
+    let set = |target: Target, name: &str, value: Option<&[u8]>, mode| {
+        let (name, value) = (path(name), value.map(<[u8]>::to_vec));
+        match s.call(MetaCall::SetXattr { target, name, value, mode }) {
+            Answer::Done => 0,
+            Answer::Fault(fault) => fault.errno,
+            other => panic!("{other:?}"),
+        }
+    };
+    let any = XattrMode::Any;
+    assert_eq!(s.xattrs("f"), "", "none of ours");
+    for name in ["user.a", "user.impresario.file", "user.impresario.layout", "user.\u{e9}"] {
+        assert_eq!(set(at("f"), name, Some(b"\0\xff"), any), 0);
+        assert_eq!(s.xattr(at("f"), name), Ok(vec![0, 0xff]));
+        assert_eq!(set(at("f"), name, Some(b"x"), XattrMode::Create), 17);
+    }
+    assert_eq!(record(&dir.path().join("names/f")).0, opened.file);
+    assert_eq!(set(at("f"), "user.b", Some(b"x"), XattrMode::Replace), 61);
+    assert_eq!(set(at("f"), "user.b", None, any), 61);
+    assert_eq!(s.xattr(at("f"), "user.b"), Err(61));
+    assert_eq!(set(at("f"), "user.", Some(b"x"), any), 22);
+    assert_eq!(set(at("f"), "user.a\0b", Some(b"x"), any), 22);
+    assert_eq!(set(at("f"), "security.capability", Some(b"x"), any), 95);
+    assert_eq!(set(at("f"), &format!("user.{}", "x".repeat(233)), Some(b"x"), any), 34);
+    assert_eq!(set(at("nothing"), "user.a", Some(b"x"), any), 2);
+    s.done(MetaCall::Symlink { path: path("l"), target: path("f"), uid: 0, gid: 0 });
+    s.done(pipe("p"));
+    for p in ["l", "p"] {
+        assert_eq!((set(at(p), "user.a", Some(b"x"), any), s.xattr(at(p), "user.a")), (1, Err(61)));
+        assert_eq!(s.xattrs(p), "");
+    }
+    // Renamed and removed with the file; an open file has them without a name too.
+    s.done(rename("f", "d/g"));
+    assert_eq!(s.xattr(at("d/g"), "user.a"), Ok(vec![0, 0xff]));
+    let open = s.open("d/g", true);
+    s.done(unlink("d/g"));
+    assert_eq!(s.xattr(handle(&open), "user.a"), Ok(vec![0, 0xff]));
+    assert_eq!(set(handle(&open), "user.a", None, any), 0);
+    s.close(open);
+    s.file("d/g", 1);
+    assert_eq!(s.xattrs("d/g"), "");
+    assert_eq!(set(at("d"), "user.a", Some(b"of a directory"), any), 0);
+    assert_eq!(s.xattrs("d"), " user.a:14");
+}
+
+#[test]
+fn extended_attributes_are_bounded_and_leave_room_for_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    let opened = s.create("f");
+    let full = |value: usize| s.call(set_xattr("f", "user.large", Some(&"x".repeat(value))));
+    let room = XATTRS_MAX_BYTES - XATTR_EACH_BYTES - "user.large".len();
+    assert_eq!(full(room), Answer::Done);
+    let Answer::Fault(fault) = full(room + 1) else { panic!() };
+    assert!(fault.errno == 28 && fault.message.contains("3584 bytes"), "{fault}");
+    assert_eq!(full(room), Answer::Done, "replaced by itself");
+    assert_eq!(s.errno(set_xattr("f", "user.more", Some(""))), 28);
+    assert_eq!(full(1000), Answer::Done);
+    let mut many = 0;
+    while let Answer::Done = s.call(set_xattr("f", &format!("user.{many}"), Some(""))) {
+        many += 1;
+    }
+    assert!((30..80).contains(&many), "{many}");
+    // The size is settled, which writes the record.
+    s.write(&opened, 0, 1000);
+    s.close(opened);
+    s.quiet();
+    assert_eq!(s.stat("f").size, 1000);
+    s.done(MetaCall::SetLayout { path: path(""), layout: Some(LayoutRequest::default()) });
+}
+
+#[test]
 fn a_lost_object_is_reported_and_the_length_kept() {
     let tmp = tempfile::tempdir().unwrap();
     let s = start(tmp.path());

@@ -12,7 +12,7 @@ use std::time::Duration;
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_server::Started;
-use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, Who};
+use impresario_wire::{Answer, Call, ClientKey, Fault, MetaCall, NodeKind, Role, Who, XattrMode};
 use support::{Cluster, Peer, eventually, fault};
 
 /// A link that can get stuck: what a client sends is then held back, and delivered when the link heals, whether or not
@@ -327,6 +327,15 @@ fn a_restarted_metadata_server_does_no_change_twice() {
     let rename = MetaCall::Rename { from: path("d"), to: path("e"), no_replace: true };
     let unlink = MetaCall::Unlink { path: path("g") };
     let mknod = MetaCall::Mknod { path: path("p"), kind: NodeKind::Fifo, mode: 0o644, uid: 0, gid: 0 };
+    let xattr = |value: Option<&str>| MetaCall::SetXattr {
+        target: impresario_wire::Target::Path(path("")),
+        name: path("user.a"),
+        value: value.map(path),
+        mode: XattrMode::Create,
+    };
+    assert_eq!(ask(6, 0, &xattr(Some("x"))), Answer::Done);
+    assert_eq!(ask(7, 0, &xattr(None)), Answer::Done);
+    assert_eq!(ask(8, 0, &xattr(Some("y"))), Answer::Done);
     let Answer::Attr(piped) = ask(5, 0, &mknod) else { panic!("not made") };
     let Answer::Opened(created) = ask(1, 0, &create) else { panic!("not created") };
     let Answer::Attr(made) = ask(2, 0, &mkdir) else { panic!("not made") };
@@ -340,6 +349,9 @@ fn a_restarted_metadata_server_does_no_change_twice() {
             Answer::Attr(again) => assert_eq!(again.ino, made.ino),
             other => panic!("{other:?}"),
         }
+        assert_eq!(ask(7, round, &xattr(None)), Answer::Done);
+        assert_eq!(ask(8, round, &xattr(Some("y"))), Answer::Done);
+        assert_eq!(fault(ask(9 + u64::from(round), round, &xattr(Some("z")))).0, libc::EEXIST, "not removed twice");
         match ask(5, round, &mknod) {
             Answer::Attr(again) => assert_eq!(again.ino, piped.ino),
             other => panic!("{other:?}"),

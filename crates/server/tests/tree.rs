@@ -8,7 +8,7 @@ use impresario_client::{Client, ClientError, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Io, Meta, Tree, TreeBackend};
 use impresario_sched::PolicySpec;
 use impresario_server::Started;
-use impresario_wire::{Device, NodeKind, SetAttr, SetTime, Time};
+use impresario_wire::{Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
 use tempfile::TempDir;
 
 /// I/O nodes over a folder of this machine.
@@ -136,6 +136,13 @@ fn pipes_sockets_and_devices_are_those_of_the_folder() {
     let pipe = std::fs::symlink_metadata(bed.path().join("pipe")).unwrap();
     assert!(std::os::unix::fs::FileTypeExt::is_fifo(&pipe.file_type()));
     assert_eq!(two.list("").unwrap().len(), kinds.len());
+    for refused in [
+        one.set_xattr("pipe", "user.a", Some(b"x"), XattrMode::Any).map(|()| Vec::new()),
+        one.xattr("pipe", "user.a"),
+        one.list_xattr("pipe"),
+    ] {
+        assert_eq!(errno(refused), libc::EOPNOTSUPP);
+    }
     assert_eq!(errno(one.mknod("file", NodeKind::File, 0o640, uid, gid)), libc::EINVAL);
 }
 

@@ -595,8 +595,48 @@ pub enum MetaCall {
         /// `None`: as its parent says.
         layout: Option<LayoutRequest>,
     },
+    /// An extended attribute (ENODATA: there is none). Answer: [`Answer::Xattr`].
+    GetXattr {
+        /// Of what.
+        target: Target,
+        /// Its name, with its name space: `user.` and more.
+        name: Vec<u8>,
+    },
+    /// The names of all extended attributes. Answer: [`Answer::Xattr`], each name with a NUL byte behind it.
+    ListXattr {
+        /// Of what.
+        target: Target,
+    },
+    /// Sets or removes an extended attribute. ENOSPC: beyond [`XATTRS_MAX_BYTES`]. Answer: [`Answer::Done`].
+    SetXattr {
+        /// Of what.
+        target: Target,
+        /// Its name, with its name space.
+        name: Vec<u8>,
+        /// Its value; `None`: it is removed (ENODATA: there is none).
+        value: Option<Vec<u8>>,
+        /// Whether it may, or must, be there before; of no meaning for a removal.
+        mode: XattrMode,
+    },
     /// Looks at what the metadata server knows, for a check of the cluster; changes nothing. Answer: [`Answer::Examined`].
     Examine(Examine),
+}
+
+/// Names and values of all extended attributes of one node, bytes, with [`XATTR_EACH_BYTES`] for each.
+pub const XATTRS_MAX_BYTES: usize = 3584;
+/// What an extended attribute counts besides its name and value, bytes.
+pub const XATTR_EACH_BYTES: usize = 40;
+
+/// How an extended attribute is set.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Made or replaced.
+    #[default]
+    Any,
+    /// Made; EEXIST when it is there.
+    Create,
+    /// Replaced; ENODATA when there is none.
+    Replace,
 }
 
 /// What a check of the cluster looks at.
@@ -642,6 +682,8 @@ impl MetaCall {
             MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
             MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
+            MetaCall::SetXattr { .. } => true,
+            MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => false,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
             MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } => false,
@@ -872,6 +914,8 @@ pub enum Answer {
     Link(Vec<u8>),
     /// A slice of a directory; empty at its end.
     Entries(Vec<Entry>),
+    /// An extended attribute, or the names of all.
+    Xattr(Vec<u8>),
     /// Totals.
     Statfs(Statfs),
     /// Text for people or programs (JSON).

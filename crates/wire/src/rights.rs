@@ -79,6 +79,9 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Rename { .. }
         | MetaCall::Symlink { .. }
         | MetaCall::Mknod { .. }
+        | MetaCall::GetXattr { .. }
+        | MetaCall::ListXattr { .. }
+        | MetaCall::SetXattr { .. }
         | MetaCall::Readlink { .. }
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs

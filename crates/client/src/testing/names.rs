@@ -7,6 +7,7 @@ use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::{
     Answer, Attr, Call, ClientKey, Entry, FileKey, MetaCall, NodeKind, Opened, SetAttr, Statfs, Target, Time, Who,
+    XattrMode,
 };
 
 use super::{FakeObjects, Flow, Serve, refuse};
@@ -20,6 +21,8 @@ pub struct FakeNames {
 #[derive(Default)]
 struct State {
     nodes: BTreeMap<Vec<u8>, Node>,
+    /// Extended attributes, by the number of their node.
+    xattrs: BTreeMap<(u64, Vec<u8>), Vec<u8>>,
     next: u64,
     log: Vec<MetaCall>,
     /// Changes that were done, by client and sequence.
@@ -76,7 +79,8 @@ impl FakeNames {
             (Some(Answer::Opened(_)), MetaCall::Create { path, .. }) => self.open(&mut state, session, path),
             (Some(answer), _) => Ok(answer),
             (None, _) => self.done(&mut state, session, call).inspect(|answer| {
-                let changes = !matches!(answer, Answer::Entries(_) | Answer::Link(_) | Answer::Statfs(_));
+                let changes =
+                    !matches!(answer, Answer::Entries(_) | Answer::Link(_) | Answer::Xattr(_) | Answer::Statfs(_));
                 if changes && !matches!(call, MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. })
                 {
                     state.done.insert(once, answer.clone());
@@ -160,6 +164,25 @@ impl FakeNames {
                 Answer::Statfs(Statfs { total_bytes: 1 << 40, free_bytes: 1 << 39, files: 1000, files_free: 900 })
             }
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => Answer::Done,
+            MetaCall::GetXattr { target, name } => {
+                let ino = node(state, session, target)?.attr.ino;
+                Answer::Xattr(state.xattrs.get(&(ino, name.clone())).cloned().ok_or(libc::ENODATA)?)
+            }
+            MetaCall::ListXattr { target } => {
+                let ino = node(state, session, target)?.attr.ino;
+                let names = state.xattrs.keys().filter(|key| key.0 == ino).flat_map(|key| [&key.1[..], b"\0"].concat());
+                Answer::Xattr(names.collect())
+            }
+            MetaCall::SetXattr { target, name, value, mode } => {
+                let key = (node(state, session, target)?.attr.ino, name.clone());
+                match (state.xattrs.contains_key(&key), mode, value) {
+                    (true, XattrMode::Create, Some(_)) => return Err(libc::EEXIST),
+                    (false, XattrMode::Replace, _) | (false, _, None) => return Err(libc::ENODATA),
+                    (_, _, Some(value)) => drop(state.xattrs.insert(key, value.clone())),
+                    (_, _, None) => drop(state.xattrs.remove(&key)),
+                }
+                Answer::Done
+            }
             MetaCall::Examine(_) => return Err(libc::ENOSYS),
         })
     }

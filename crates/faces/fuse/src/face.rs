@@ -18,7 +18,7 @@ use fuser::{
 };
 use impresario_base::lock::RwLock;
 use impresario_client::{Client, ClientError};
-use impresario_wire::{Attr, SetAttr};
+use impresario_wire::{Attr, SetAttr, XattrMode};
 
 use crate::attr::{file_attr, set_time};
 use crate::data::OpenFile;
@@ -69,6 +69,8 @@ pub(crate) fn fault(error: ClientError) -> Errno {
         libc::ENOENT | libc::EEXIST | libc::ENOTEMPTY | libc::ENOTDIR | libc::EISDIR | libc::ENAMETOOLONG => {
             tracing::trace!(%error)
         }
+        // Programs that copy files try what there may be.
+        libc::ENODATA | libc::EOPNOTSUPP => tracing::trace!(%error),
         libc::EACCES | libc::EPERM | libc::EINVAL | libc::ELOOP | libc::ESTALE => tracing::debug!(%error),
         _ => tracing::warn!(%error),
     }
@@ -97,6 +99,15 @@ impl Face {
 fn reply_empty(reply: ReplyEmpty, outcome: Outcome<()>) {
     match outcome {
         Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn reply_xattr(reply: ReplyXattr, room_bytes: u32, outcome: Outcome<Vec<u8>>) {
+    match outcome {
+        Ok(bytes) if room_bytes == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > room_bytes as usize => reply.error(Errno::ERANGE),
+        Ok(bytes) => reply.data(&bytes),
         Err(errno) => reply.error(errno),
     }
 }
@@ -351,26 +362,25 @@ impl Filesystem for Face {
         }
     }
 
-    fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
-        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), Some(value)));
+    fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
+        let mode = match flags {
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => XattrMode::Any,
+        };
+        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), Some(value), mode));
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, room_bytes: u32, reply: ReplyXattr) {
-        match self.get_extended(ino.0, name.as_bytes()) {
-            Ok(value) if room_bytes == 0 => reply.size(value.len() as u32),
-            Ok(value) if value.len() > room_bytes as usize => reply.error(Errno::ERANGE),
-            Ok(value) => reply.data(value.as_bytes()),
-            Err(errno) => reply.error(errno),
-        }
+        reply_xattr(reply, room_bytes, self.get_extended(ino.0, name.as_bytes()));
     }
 
-    /// The striping attribute is not listed, so that `cp -a` and `tar` do not try to set it on copies.
-    fn listxattr(&self, _: &Request, _: INodeNo, room_bytes: u32, reply: ReplyXattr) {
-        if room_bytes == 0 { reply.size(0) } else { reply.data(&[]) }
+    fn listxattr(&self, _: &Request, ino: INodeNo, room_bytes: u32, reply: ReplyXattr) {
+        reply_xattr(reply, room_bytes, self.list_extended(ino.0));
     }
 
     fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), None));
+        reply_empty(reply, self.set_extended(ino.0, name.as_bytes(), None, XattrMode::Any));
     }
 
     fn ioctl(

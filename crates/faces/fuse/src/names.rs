@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fuser::{Errno, FileType, RenameFlags};
 use impresario_base::lock::Mutex;
 use impresario_client::{Client, ClientError, CreateOptions, File};
-use impresario_wire::{Attr, Entry, NodeKind, SetAttr};
+use impresario_wire::{Attr, Entry, NodeKind, SetAttr, XATTRS_MAX_BYTES, XattrMode};
 
 use crate::attr::{file_type, special_kind};
 use crate::data::{OpenFile, without_set_id};
@@ -19,6 +19,9 @@ use crate::striping;
 const FIRST_NAMES: u32 = 32;
 /// Largest number of names requested at a time.
 const NAMES_MAX: u32 = 1024;
+
+/// With which the names of users' extended attributes begin.
+const USER: &[u8] = b"user.";
 
 /// The user that creates a node.
 #[derive(Clone, Copy, Debug)]
@@ -335,30 +338,60 @@ impl Face {
         }
     }
 
-    /// Striping as an extended attribute. Every other attribute is absent, which is what programs expect that copy
-    /// access control lists or look for capabilities.
-    pub(crate) fn get_extended(&self, number: u64, name: &[u8]) -> Outcome<String> {
+    /// Striping as an extended attribute, or one of users. Every other attribute is absent, which is what programs expect
+    /// that copy access control lists or look for capabilities. The server is not asked: the kernel itself looks for
+    /// `security.capability` at writes.
+    pub(crate) fn get_extended(&self, number: u64, name: &[u8]) -> Outcome<Vec<u8>> {
         if name != striping::NAME.as_bytes() {
-            return Err(Errno::NO_XATTR);
+            return match (name.starts_with(USER), self.some_open(number, None)) {
+                (false, _) => Err(Errno::NO_XATTR),
+                (true, Some(open)) => open.file()?.xattr(name).map_err(fault),
+                (true, None) => self.at_path(number, |path| self.client.xattr(path, name)),
+            };
         }
         if self.inodes.kind(number) != Some(NodeKind::File) {
             return Err(Errno::NO_XATTR);
         }
         if let Some(open) = self.some_open(number, None) {
-            return Ok(striping::show(&open.file()?.layout()));
+            return Ok(striping::show(&open.file()?.layout()).into_bytes());
         }
         let file = self.at_path(number, |path| self.client.open(path, false))?;
         let shown = striping::show(&file.layout());
         if let Err(error) = file.close() {
             tracing::warn!(%error, "closing a file after reading its striping");
         }
-        Ok(shown)
+        Ok(shown.into_bytes())
     }
 
-    /// Sets the default striping of a directory; `None`: as in its parent.
-    pub(crate) fn set_extended(&self, number: u64, name: &[u8], value: Option<&[u8]>) -> Outcome<()> {
+    /// The names of the attributes of users. The striping is not listed, so that `cp -a` and `tar` do not try to set it on
+    /// copies.
+    pub(crate) fn list_extended(&self, number: u64) -> Outcome<Vec<u8>> {
+        let names = match self.some_open(number, None) {
+            Some(open) => open.file()?.list_xattr().map_err(fault),
+            None => self.at_path(number, |path| self.client.list_xattr(path)),
+        };
+        match names {
+            // The servers keep none: the kernel need not ask again.
+            Err(errno) if errno.code() == libc::EOPNOTSUPP => Err(Errno::ENOSYS),
+            names => names,
+        }
+    }
+
+    /// Sets an attribute of users, or the default striping of a directory. `None` removes it; the striping is then as in
+    /// the parent.
+    pub(crate) fn set_extended(&self, number: u64, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome<()> {
+        let is_striping = name == striping::NAME.as_bytes();
+        if name.starts_with(USER) && !is_striping {
+            if value.is_some_and(|value| value.len() > XATTRS_MAX_BYTES) {
+                return Err(Errno::ENOSPC);
+            }
+            return match self.some_open(number, None) {
+                Some(open) => open.file()?.set_xattr(name, value, mode).map_err(fault),
+                None => self.at_path(number, |path| self.client.set_xattr(path, name, value, mode)),
+            };
+        }
         // A file's striping is fixed when it is created.
-        if name != striping::NAME.as_bytes() || self.inodes.kind(number) != Some(NodeKind::Dir) {
+        if !is_striping || self.inodes.kind(number) != Some(NodeKind::Dir) {
             return Err(if value.is_some() { Errno::EOPNOTSUPP } else { Errno::NO_XATTR });
         }
         let request = value.map(striping::parse).transpose().map_err(|complaint| {

@@ -206,7 +206,15 @@ fn encode_all(replies: &Replies<Known>) -> Vec<u8> {
 
 /// True for calls that are of no harm whenever they come.
 fn only_looks(call: &MetaCall) -> bool {
-    matches!(call, MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs)
+    matches!(
+        call,
+        MetaCall::GetAttr { .. }
+            | MetaCall::Readlink { .. }
+            | MetaCall::Readdir { .. }
+            | MetaCall::GetXattr { .. }
+            | MetaCall::ListXattr { .. }
+            | MetaCall::Statfs
+    )
 }
 
 /// Ends a change however its service ends.
@@ -314,6 +322,14 @@ impl MetaService {
             }
             (Errno::EXIST, MetaCall::Create { path, .. }) => {
                 self.call(session, MetaCall::Open { path: path.clone(), write: true })
+            }
+            (Errno::NODATA, MetaCall::SetXattr { value: None, .. }) => Answer::Done,
+            (Errno::EXIST, MetaCall::SetXattr { target, name, value: Some(value), .. }) => {
+                let look = MetaCall::GetXattr { target: target.clone(), name: name.clone() };
+                match self.call(session, look) {
+                    Answer::Xattr(there) if there == *value => Answer::Done,
+                    _ => answer,
+                }
             }
             (Errno::EXIST, MetaCall::Mkdir { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. }) => {
                 self.answer_again(session, call)

@@ -13,6 +13,7 @@ use rustix::fs::{
     XattrFlags,
 };
 use rustix::io::{Errno, Result};
+use rustix::path::Arg;
 
 /// Called with the name of a step before the step changes anything; tests stop the server there.
 pub type StepHook = Arc<dyn Fn(&'static str) + Send + Sync>;
@@ -150,6 +151,28 @@ impl Disk {
         }
     }
 
+    /// Sets an attribute of a user, of a node that may be open with `O_PATH` only.
+    pub(super) fn set_xattr(&self, node: impl AsFd, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.step("set_xattr");
+        let path = proc_path(node.as_fd());
+        let set = || rustix::fs::setxattr(&path, name, value, flags);
+        match set() {
+            Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, set),
+            other => other,
+        }
+    }
+
+    /// Removes an attribute of a user, likewise.
+    pub(super) fn remove_xattr(&self, node: impl AsFd, name: &[u8]) -> Result<()> {
+        self.step("remove_xattr");
+        let path = proc_path(node.as_fd());
+        let remove = || rustix::fs::removexattr(&path, name);
+        match remove() {
+            Err(Errno::ACCESS) if !self.root => self.widened(node.as_fd(), 0o600, remove),
+            other => other,
+        }
+    }
+
     pub(super) fn remove_attribute(&self, node: impl AsFd, name: &str) -> Result<()> {
         self.step("remove_attribute");
         match rustix::fs::fremovexattr(node, name) {
@@ -248,8 +271,28 @@ impl Disk {
         rustix::fs::openat(directory, name, flags, Mode::empty())
     }
 
+    /// The names of all attributes of a node, which may be open with `O_PATH` only, each with a NUL byte behind it.
+    pub(super) fn attributes(&self, node: impl AsFd) -> Result<Vec<u8>> {
+        let path = proc_path(node);
+        for _ in 0..100 {
+            let mut names = vec![0; rustix::fs::listxattr_query(&path)?];
+            if names.is_empty() {
+                return Ok(names);
+            }
+            match rustix::fs::listxattr(&path, &mut names) {
+                // One was added between the two.
+                Err(Errno::RANGE) => {}
+                len => {
+                    names.truncate(len?);
+                    return Ok(names);
+                }
+            }
+        }
+        Err(Errno::BUSY)
+    }
+
     /// Reads an attribute of a node, which may be open with `O_PATH` only; returns its length.
-    pub(super) fn attribute(&self, node: impl AsFd, name: &str, value: &mut [u8]) -> Result<usize> {
+    pub(super) fn attribute(&self, node: impl AsFd, name: impl Arg + Copy, value: &mut [u8]) -> Result<usize> {
         let path = proc_path(node.as_fd());
         let mut get = || match rustix::fs::fgetxattr(node.as_fd(), name, &mut *value) {
             Err(Errno::BADF) => rustix::fs::getxattr(&path, name, &mut *value),

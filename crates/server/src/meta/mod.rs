@@ -9,6 +9,7 @@
 //! | `record` | what the extended attributes hold |
 //! | `create` | how names are created |
 //! | `attributes` | how attributes change |
+//! | `xattrs` | how extended attributes of users are kept |
 //! | `sizes` | who knows a file's size |
 //! | `removal` | how names and files are removed |
 //! | `listing` | how directories are read |
@@ -26,8 +27,7 @@
 //! **Hooks for later features.** *Locks* belong beside the opens: a session and a handle identify their owner, and they
 //! end with it. They are not kept on disk; after a restart clients claim them again, as they do opens. *Hard links*:
 //! key, layout and times belong to the inode, not to the name. The last name is found from the link count minus our own
-//! links (`OpenFile::links` guards that sum), so only `linkat` under the name locks is missing. *User extended
-//! attributes* go beside ours under their own prefix (`user.impresario.x.`), so no user attribute can hide a record.
+//! links (`OpenFile::links` guards that sum), so only `linkat` under the name locks is missing.
 //! *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
 //! clients come back with `Reopen`.
 //!
@@ -62,6 +62,7 @@ mod sizes;
 mod status;
 mod stores;
 mod tree;
+mod xattrs;
 
 use impresario_wire::message::Fault;
 

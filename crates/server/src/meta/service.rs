@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
 use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Statfs, Target, Who};
 use rustix::io::Errno;
@@ -75,6 +76,8 @@ pub(super) struct Meta {
     pub(super) listings: Listings,
     pub(super) walks: Walks,
     pub(super) operations: Operations,
+    /// Held while an extended attribute of a user is set.
+    pub(super) xattrs: Mutex<()>,
     /// Counts created files, to distribute their first strips evenly.
     pub(super) dealt: AtomicU64,
     /// Numbers names in `staging/`.
@@ -103,6 +106,7 @@ impl MetaService {
             listings: Listings::default(),
             walks: Walks::default(),
             operations: Operations::default(),
+            xattrs: Mutex::default(),
             dealt: AtomicU64::new(u64::from(std::process::id())),
             staged: AtomicU64::new(0),
             started: Instant::now(),
@@ -277,6 +281,12 @@ impl Meta {
                 Answer::Link(said.explain("read the link", &path)?.into_bytes())
             }
             MetaCall::Readdir { path, after, max } => Answer::Entries(self.readdir(session.id, &path, &after, max)?),
+            MetaCall::GetXattr { target, name } => Answer::Xattr(self.get_xattr(session, &target, &name)?),
+            MetaCall::ListXattr { target } => Answer::Xattr(self.list_xattr(session, &target)?),
+            MetaCall::SetXattr { target, name, value, mode } => {
+                self.set_xattr(session, &target, &name, value.as_deref(), mode)?;
+                Answer::Done
+            }
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),
             MetaCall::Examine(what) => self.examine(session.id, what)?,
             MetaCall::SetLayout { path, layout } => {
@@ -326,6 +336,9 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         MetaCall::Examine(_) => (None, None),
         MetaCall::GetAttr { target: Target::Path(path) }
         | MetaCall::SetAttr { target: Target::Path(path), .. }
+        | MetaCall::GetXattr { target: Target::Path(path), .. }
+        | MetaCall::ListXattr { target: Target::Path(path) }
+        | MetaCall::SetXattr { target: Target::Path(path), .. }
         | MetaCall::Create { path, .. }
         | MetaCall::Open { path, .. }
         | MetaCall::Reopen { path, .. }
@@ -341,6 +354,9 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         MetaCall::Rename { from, to, .. } => (Some(from), Some(to)),
         MetaCall::GetAttr { target: Target::Handle(_) }
         | MetaCall::SetAttr { target: Target::Handle(_), .. }
+        | MetaCall::GetXattr { target: Target::Handle(_), .. }
+        | MetaCall::ListXattr { target: Target::Handle(_) }
+        | MetaCall::SetXattr { target: Target::Handle(_), .. }
         | MetaCall::Close { .. }
         | MetaCall::Fsync { .. }
         | MetaCall::Statfs => (None, None),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 21] = [
+const KINDS: [&str; 24] = [
     "getattr",
     "setattr",
     "create",
@@ -31,6 +31,9 @@ const KINDS: [&str; 21] = [
     "session_end",
     "examine",
     "mknod",
+    "getxattr",
+    "listxattr",
+    "setxattr",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -55,6 +58,9 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::SetLayout { .. } => 16,
         MetaCall::Examine(_) => 19,
         MetaCall::Mknod { .. } => 20,
+        MetaCall::GetXattr { .. } => 21,
+        MetaCall::ListXattr { .. } => 22,
+        MetaCall::SetXattr { .. } => 23,
     }
 }
 

@@ -161,7 +161,23 @@ impl Server {
         }
     }
 
-    /// Every name with its kind, size and, if it lies in the past, time.
+    pub fn xattr(&self, target: Target, name: &str) -> Result<Vec<u8>, i32> {
+        match self.call(MetaCall::GetXattr { target, name: path(name) }) {
+            Answer::Xattr(value) => Ok(value),
+            Answer::Fault(fault) => Err(fault.errno),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    /// Extended attributes with the lengths of their values, by name.
+    pub fn xattrs(&self, p: &str) -> String {
+        let Answer::Xattr(names) = self.call(MetaCall::ListXattr { target: at(p) }) else { panic!("{p}") };
+        let mut names: Vec<&str> = std::str::from_utf8(&names).unwrap().split_terminator('\0').collect();
+        names.sort_unstable();
+        names.iter().map(|name| format!(" {name}:{}", self.xattr(at(p), name).unwrap().len())).collect()
+    }
+
+    /// Every name with its kind, size, extended attributes and, if it lies in the past, time.
     pub fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
         let mut directories = vec![String::new()];
@@ -177,7 +193,8 @@ impl Server {
                 );
                 let set = if attr.mtime.secs < 1_000_000_000 { attr.mtime.secs } else { 0 };
                 let size = if attr.kind == NodeKind::File { attr.size } else { 0 };
-                tree.insert(full.clone(), format!("{:?} {:o} {size} {set}", attr.kind, attr.mode));
+                let xattrs = self.xattrs(&full);
+                tree.insert(full.clone(), format!("{:?} {:o} {size} {set}{xattrs}", attr.kind, attr.mode));
                 if attr.kind == NodeKind::Dir {
                     directories.push(full);
                 }
@@ -193,6 +210,11 @@ pub fn create(p: &str) -> MetaCall {
 
 pub fn pipe(p: &str) -> MetaCall {
     MetaCall::Mknod { path: path(p), kind: NodeKind::Fifo, mode: 0o640, uid: 0, gid: 0 }
+}
+
+pub fn set_xattr(p: &str, name: &str, value: Option<&str>) -> MetaCall {
+    let (name, value) = (path(name), value.map(path));
+    MetaCall::SetXattr { target: at(p), name, value, mode: XattrMode::Any }
 }
 
 pub fn unlink(p: &str) -> MetaCall {

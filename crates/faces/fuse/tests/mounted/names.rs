@@ -430,9 +430,13 @@ fn get_xattr(path: &Path, name: &str) -> std::io::Result<String> {
 }
 
 fn set_xattr(path: &Path, name: &str, value: &str) -> std::io::Result<()> {
+    set_xattr_with(path, name, value, 0)
+}
+
+fn set_xattr_with(path: &Path, name: &str, value: &str, flags: i32) -> std::io::Result<()> {
     let (path, name) = (c_path(path), CString::new(name).unwrap());
     // SAFETY: terminated strings and a value of the length given.
-    match unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) } {
+    match unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     }
@@ -519,13 +523,77 @@ fn devices_are_kept_and_do_not_open() {
     }
 }
 
+fn list_xattr(path: &Path) -> Vec<String> {
+    let (path, mut names) = (c_path(path), [0u8; 4096]);
+    // SAFETY: a terminated string and a buffer of the length given.
+    let len = unsafe { libc::listxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
+    let names = std::str::from_utf8(&names[..usize::try_from(len).unwrap()]).unwrap();
+    let mut names: Vec<_> = names.split_terminator('\0').map(str::to_owned).collect();
+    names.sort();
+    names
+}
+
+fn remove_xattr(path: &Path, name: &str) -> std::io::Result<()> {
+    let (path, name) = (c_path(path), CString::new(name).unwrap());
+    // SAFETY: terminated strings that live over the call.
+    match unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn extended_attributes_of_users() {
+    let Some(node) = mounted() else { return };
+    let other = node.second(MountOptions::default());
+    fs::create_dir(node.at("d")).unwrap();
+    fs::write(node.at("d/f"), "text").unwrap();
+    for name in ["d", "d/f"] {
+        let at = node.at(name);
+        set_xattr(&at, "user.one", "first").unwrap();
+        set_xattr_with(&at, "user.two", "", libc::XATTR_CREATE).unwrap();
+        assert_eq!(errno(set_xattr_with(&at, "user.one", "x", libc::XATTR_CREATE)), libc::EEXIST);
+        assert_eq!(errno(set_xattr_with(&at, "user.three", "x", libc::XATTR_REPLACE)), libc::ENODATA);
+        set_xattr_with(&at, "user.one", "second", libc::XATTR_REPLACE).unwrap();
+        for node in [&node, &other] {
+            assert_eq!(get_xattr(&node.at(name), "user.one").unwrap(), "second");
+            assert_eq!(get_xattr(&node.at(name), "user.two").unwrap(), "");
+            assert_eq!(list_xattr(&node.at(name)), ["user.one", "user.two"]);
+        }
+        remove_xattr(&at, "user.two").unwrap();
+        assert_eq!(errno(remove_xattr(&at, "user.two")), libc::ENODATA);
+        assert_eq!(errno(get_xattr(&other.at(name), "user.two")), libc::ENODATA);
+        assert_eq!(errno(set_xattr(&at, "user.large", &"x".repeat(4000))), libc::ENOSPC);
+        assert_eq!(errno(set_xattr(&at, "user.large", &"x".repeat(65536))), libc::ENOSPC);
+    }
+    // They stay with the file, open or not, and go with it.
+    let open = File::open(node.at("d/f")).unwrap();
+    set_xattr(&node.at("d/f"), "user.open", "yes").unwrap();
+    fs::rename(node.at("d/f"), node.at("g")).unwrap();
+    assert_eq!(list_xattr(&node.at("g")), ["user.one", "user.open"]);
+    fs::remove_file(node.at("g")).unwrap();
+    use std::os::fd::AsRawFd;
+    let mut value = [0u8; 16];
+    // SAFETY: a terminated string and a buffer of the length given.
+    let len =
+        unsafe { libc::fgetxattr(open.as_raw_fd(), c"user.one".as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+    assert_eq!(&value[..usize::try_from(len).unwrap()], b"second");
+    drop(open);
+    fs::write(node.at("g"), "another").unwrap();
+    assert!(list_xattr(&node.at("g")).is_empty());
+}
+
 #[test]
 fn what_is_not_there_says_so() {
     let Some(node) = mounted() else { return };
     fs::write(node.at("f"), "text").unwrap();
     assert_eq!(errno(fs::hard_link(node.at("f"), node.at("g"))), libc::EPERM);
-    assert_eq!(errno(set_xattr(&node.at("f"), "user.other", "x")), libc::EOPNOTSUPP);
-    assert_eq!(errno(get_xattr(&node.at("f"), "user.other")), libc::ENODATA);
+    if require("root") {
+        for name in ["security.other", "trusted.other"] {
+            assert_eq!(errno(set_xattr(&node.at("f"), name, "x")), libc::EOPNOTSUPP);
+            assert_eq!(errno(get_xattr(&node.at("f"), name)), libc::ENODATA);
+        }
+    }
     assert_eq!(errno(get_xattr(&node.at("f"), "security.capability")), libc::ENODATA);
     let file = File::options().write(true).open(node.at("f")).unwrap();
     use std::os::fd::AsRawFd;

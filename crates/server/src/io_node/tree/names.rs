@@ -228,6 +228,10 @@ impl Tree {
                 })
             }
             MetaCall::SetLayout { path, .. } => return Err(no_layouts(&path)),
+            MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } | MetaCall::SetXattr { .. } => {
+                let message = "extended attributes of a folder of a file system are not passed on";
+                return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
+            }
             MetaCall::Examine(_) => {
                 let message =
                     "a folder of a file system has no names and objects of ours to compare; use its own check";

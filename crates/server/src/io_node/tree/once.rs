@@ -57,7 +57,12 @@ impl Tree {
         if !call.is_change() {
             let looks = matches!(
                 call,
-                MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs
+                MetaCall::GetAttr { .. }
+                    | MetaCall::Readlink { .. }
+                    | MetaCall::Readdir { .. }
+                    | MetaCall::GetXattr { .. }
+                    | MetaCall::ListXattr { .. }
+                    | MetaCall::Statfs
             );
             return if current || looks { self.serve(session, call) } else { Err(fenced(who)) };
         }
