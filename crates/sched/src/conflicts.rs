@@ -1,14 +1,13 @@
 //! Which outstanding requests must keep their order of arrival.
 //!
-//! Two requests conflict when their ranges of one file overlap and one of them changes the bytes. Sync is
-//! ordered against changes only; truncate and unlink count as changes of all they cover. A policy sees
-//! a request only when nothing older that conflicts is outstanding, queued or in flight.
+//! Two requests conflict if their ranges of one file overlap and one of them changes the bytes. Sync is ordered only
+//! against changes; truncate and unlink change everything they cover. A policy sees a request only when no older
+//! conflicting request is outstanding, queued or in flight.
 //!
-//! Per file, the ranges of each kind (reads, changes, syncs) are ordered by start and divided into
-//! classes of similar length: a range of class `c` that reaches into `start..end` begins after
-//! `start - longest(c)`, so a search looks at few ranges that do not overlap. A blocked request hangs
-//! on one older request at a time and looks again when that one has gone: a chain of n writes of the
-//! same block costs n log n, not n².
+//! The ranges of each kind (reads, changes, syncs) of a file are ordered by start and divided into classes of similar
+//! length: a range of class `c` that reaches into `start..end` begins after `start - longest(c)`, so a search visits
+//! few ranges that do not overlap. A blocked request waits for one older request at a time and searches again when that
+//! one is gone: a chain of n writes to one block costs n log n, not n².
 
 use std::ops::Range;
 
@@ -22,7 +21,7 @@ use crate::types::{FileId, LaneId, Op};
 /// (start of the range, arrival): at one start, older ranges come first.
 type Key = (u64, Arrival);
 
-/// What a range does to others.
+/// How a request affects others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read,
@@ -37,7 +36,7 @@ struct Group {
     ranges: SortedSet<Key>,
 }
 
-/// A file's groups: one of most files, unordered.
+/// The groups of a file, unordered; most files have one.
 #[derive(Default)]
 struct FileIndex {
     groups: SmallVec<[Group; 1]>,
@@ -47,10 +46,10 @@ struct FileIndex {
 /// The ranges of all outstanding requests.
 #[derive(Default)]
 pub(crate) struct Conflicts {
-    /// All lanes address one space: a file's requests on different lanes may conflict.
+    /// All lanes address one space: requests of a file on different lanes may conflict.
     shared_space: bool,
     files: FxHashMap<(FileId, LaneId), FileIndex>,
-    /// blocked requests (slot, sequence) by the older request that they hang on.
+    /// Blocked requests (slot, sequence) by the older request that they wait for.
     waiters: FxHashMap<Slot, Vec<(Slot, u64)>>,
 }
 
@@ -103,7 +102,7 @@ impl FileIndex {
         }
     }
 
-    /// Some range that conflicts with `kind` on `start..end` and is older than `seq`: of those with one start, the
+    /// Some range older than `seq` that conflicts with `kind` on `start..end`: among those with one start, the
     /// youngest.
     fn older_conflict(&self, table: &Table, kind: Kind, start: u64, end: u64, seq: u64) -> Option<Slot> {
         let matches = |key: Key| {
@@ -134,7 +133,7 @@ impl Conflicts {
         (table.file(slot), if self.shared_space { LaneId(0) } else { table.lane(slot) })
     }
 
-    /// Enters a request; true when something older blocks it.
+    /// Adds a request; true if an older one blocks it.
     pub(crate) fn enter(&mut self, table: &Table, slot: Slot) -> bool {
         let file = self.file_key(table, slot);
         let blocker = self.blocker(table, slot);
@@ -146,8 +145,8 @@ impl Conflicts {
         blocker.is_some()
     }
 
-    /// Takes out a request that completed or was cancelled, before its slot is freed; appends to `released` those that
-    /// nothing blocks any more.
+    /// Removes a request that completed or was cancelled, before its slot is freed; appends the requests that nothing
+    /// blocks any more to `released`.
     pub(crate) fn leave(&mut self, table: &Table, slot: Slot, released: &mut Vec<Slot>) {
         let file = self.file_key(table, slot);
         if let Some(index) = self.files.get_mut(&file) {
@@ -161,7 +160,7 @@ impl Conflicts {
             return;
         }
         for (waiter, seq) in self.waiters.remove(&slot).unwrap_or_default() {
-            // A cancelled waiter's slot may be free or hold another request by now.
+            // The slot of a cancelled waiter may be free or reused.
             if table.state(waiter) != State::Blocked || table.seq(waiter) != seq {
                 continue;
             }
@@ -172,7 +171,7 @@ impl Conflicts {
         }
     }
 
-    /// The youngest request with exactly these bytes (start, length) and operation that `wanted` takes; of lane 0.
+    /// The youngest request with exactly these bytes (start, length) and operation that `wanted` accepts; on lane 0.
     pub(crate) fn youngest(
         &self,
         table: &Table,
@@ -194,7 +193,7 @@ impl Conflicts {
         None
     }
 
-    /// Whether anything outstanding changes bytes of this range.
+    /// Whether any outstanding request changes bytes of this range.
     pub(crate) fn changes(&self, table: &Table, file: FileId, lane: LaneId, range: Range<u64>) -> bool {
         let index = self.files.get(&(file, if self.shared_space { LaneId(0) } else { lane }));
         index.is_some_and(|i| i.older_conflict(table, Kind::Read, range.start, range.end, u64::MAX).is_some())

@@ -1,4 +1,4 @@
-//! The words in which a driver and the core speak: configuration, answers, events, status.
+//! The interface between a driver and the core: configuration, decisions, events, status.
 
 use crate::correction::CostStatus;
 use crate::cost::CostModel;
@@ -7,7 +7,7 @@ use crate::spec::PolicySpec;
 use crate::stats::Report;
 use crate::types::{Batch, BatchId, ConnId, Nanos};
 
-/// What a core is made for.
+/// How a core is set up.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
     /// Lanes below the scheduler: 1 to 65,535.
@@ -15,32 +15,33 @@ pub struct CoreConfig {
     /// Lanes address one space: requests are not split at lane boundaries, `lane_offset` is the file offset, and
     /// conflicts are judged across lanes.
     pub shared_space: bool,
-    /// Batches in flight per lane at most (the hand-off depth); `unlimited` policies ignore it.
+    /// Maximum batches in flight per lane (the hand-off depth); `unlimited` policies ignore it.
     pub lane_requests: u32,
-    /// Bytes in flight per lane at which no further batch goes there.
+    /// No further batch goes to a lane with this many bytes in flight.
     pub lane_bytes: u64,
-    /// Batches in flight in all at most.
+    /// Maximum batches in flight over all lanes.
     pub total_requests: u32,
-    /// Position of this node among its like, from 0.
+    /// Rank of this node among nodes of its kind, from 0.
     pub node_rank: u32,
-    /// Requests outstanding at most, 1 to [`Table::CAPACITY_MAX`](crate::Table::CAPACITY_MAX).
+    /// Maximum outstanding requests, 1 to [`Table::CAPACITY_MAX`](crate::Table::CAPACITY_MAX).
     pub capacity: u32,
-    /// Time to process, by operation and size; corrected by completions where it says so.
+    /// Cost model: the time to process a request, by operation and size; corrected by completions if it says so.
     pub cost: CostModel,
-    /// What is below the lanes sorts by itself and has a cache: a kernel above a disk, a file system. Policies that choose
-    /// their rule go by it.
+    /// The layer below sorts and caches (a kernel above a disk, a file system). Policies that choose their rule use
+    /// this.
     pub sorted_below: bool,
-    /// Speculations in flight alone at a lane at most ([`Core::speculate`](crate::Core::speculate)); 0: none is taken.
+    /// Maximum speculations in flight on their own per lane ([`Core::speculate`](crate::Core::speculate)); 0: no
+    /// speculation.
     pub lane_speculations: u32,
-    /// The driver takes requests piece by piece ([`Part::from`](crate::Part::from) above 0, several batches with parts of one request).
+    /// The driver can serve a request in pieces ([`Part::from`](crate::Part::from) above 0, several batches with parts
+    /// of one request).
     pub pieces: bool,
-    /// Statistics are kept. Nothing is decided by them; a simulation of a thousand cores that asks none of them does
-    /// without their time and memory.
+    /// Keep statistics. No decision depends on them; a simulation of a thousand cores saves their time and memory.
     pub statistics: bool,
 }
 
 impl CoreConfig {
-    /// One lane that takes one batch at a time.
+    /// One lane that serves one batch at a time.
     pub fn single_lane(capacity: u32) -> CoreConfig {
         CoreConfig {
             lanes: 1,
@@ -59,14 +60,14 @@ impl CoreConfig {
     }
 }
 
-/// The answer of [`Core::next`](crate::Core::next).
+/// The decision of [`Core::next`](crate::Core::next).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// To be started now, and reported by [`Event::Completed`].
+    /// Start this batch now, and report it with [`Event::Completed`].
     Dispatch(Batch),
-    /// Nothing before `until`, unless a push or an event comes first.
+    /// Dispatch nothing before `until`, unless a push or an event comes first.
     Wait {
-        /// When to ask again; [`Nanos::MAX`]: only after a push or an event.
+        /// When to call again; [`Nanos::MAX`]: only after a push or an event.
         until: Nanos,
         /// Why.
         reason: WaitReason,
@@ -82,32 +83,32 @@ pub struct Completion {
     pub errno: i32,
     /// Bytes moved, from the start of the batch.
     pub bytes_done: u64,
-    /// When the device took it up.
+    /// When the device started it.
     pub started: Nanos,
-    /// When the device was done.
+    /// When the device finished it.
     pub finished: Nanos,
 }
 
 impl Completion {
-    /// The full success of a batch.
+    /// A batch that completed in full.
     pub fn of(batch: &Batch, started: Nanos, finished: Nanos) -> Completion {
         Completion { batch: batch.id, errno: 0, bytes_done: batch.extent.len, started, finished }
     }
 }
 
-/// What happens outside and matters to scheduling.
+/// An external event that matters to scheduling.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// A batch ended.
     Completed(Completion),
-    /// A connection can, or can no longer, take data.
+    /// A connection became able, or unable, to take data.
     Ready {
-        /// Which.
+        /// The connection.
         connection: ConnId,
-        /// Can it.
+        /// Whether it can take data.
         ready: bool,
     },
-    /// The clock that the nodes share is local time plus `offset_ns`, give or take `error_ns`.
+    /// The clock that the nodes share is local time plus `offset_ns`, within `error_ns`.
     SharedClock {
         /// Nanoseconds to add.
         offset_ns: i64,
@@ -116,14 +117,14 @@ pub enum Event {
     },
 }
 
-/// What became of a cancellation.
+/// The result of a cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cancelled {
-    /// It was queued and is gone.
+    /// It was queued and has been removed.
     Removed,
     /// It is in flight: drop the reply; the slot frees at completion.
     InFlight,
-    /// There is no such request any more.
+    /// No such request is outstanding.
     Unknown,
 }
 
@@ -132,60 +133,60 @@ pub enum Cancelled {
 #[error("the queue is full")]
 pub struct Full;
 
-/// What is told of a core.
+/// Status of a core.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct Status {
     /// The policy in force with all its parameters.
     pub policy: PolicySpec,
-    /// What it chose and why, where it chooses among others.
+    /// The policy's choice and its reason, if it chooses among others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<Chosen>,
-    /// Requests outstanding at most.
+    /// Maximum outstanding requests.
     pub capacity: u32,
-    /// Requests that the policy has.
+    /// Requests queued at the policy.
     pub queued: u32,
-    /// Requests that wait for an older one that conflicts.
+    /// Requests that wait for an older conflicting one.
     pub blocked: u32,
     /// Batches in flight.
     pub in_flight_batches: u32,
-    /// Bytes of speculations that were started.
+    /// Bytes of speculations started so far.
     pub speculated_bytes: u64,
     /// The lanes.
     pub lanes: Vec<LaneStatus>,
     /// The cost model in force and its correction.
     pub cost: CostStatus,
-    /// What a recorded run foretells; absent without one.
+    /// The prediction from a recorded run; absent without one.
     pub foretold: Option<Foretold>,
-    /// What was done since the start or the last reset.
+    /// Statistics since the start or the last reset.
     pub statistics: Report,
 }
 
-/// What is told of the requests that a recorded run foretells.
+/// Status of the prediction from a recorded run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Foretold {
-    /// How many there are.
+    /// Predicted requests.
     pub requests: u64,
-    /// Reads and writes that arrived at the policy since, and how many of them are foretold ones; absent under a policy that
-    /// does not go by recorded runs.
+    /// Reads and writes that arrived at the policy since, and how many of them matched a prediction; absent if the
+    /// policy does not use recorded runs.
     pub linked: Option<Linked>,
 }
 
-/// How many requests are those that a recorded run foretold.
+/// How many arriving requests matched the recorded run.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 pub struct Linked {
-    /// Requests that were looked at.
+    /// Requests compared.
     pub arrived: u64,
-    /// Those that were foretold.
+    /// Requests that matched.
     pub linked: u64,
 }
 
-/// What is told of a lane.
+/// Status of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct LaneStatus {
     /// Batches in flight.
     pub in_flight_batches: u32,
     /// Bytes in flight.
     pub in_flight_bytes: u64,
-    /// The limit of batches; absent when the policy knows none.
+    /// The batch limit; absent if the policy has none.
     pub limit_batches: Option<u32>,
 }

@@ -1,7 +1,7 @@
-//! The core: one policy, its queues, conflicts, lanes, holds and statistics, as one pure state machine.
+//! The core: one policy with its queues, conflicts, lanes, holds and statistics, as one pure state machine.
 //!
-//! It has no thread, no clock and no I/O; time is an argument. A driver (threads or virtual time) pushes
-//! requests, asks for the next dispatch, and reports completions:
+//! It has no thread, no clock and no I/O; time is an argument. A driver (threads or virtual time) pushes requests, asks
+//! for the next dispatch and reports completions:
 //!
 //! ```
 //! use impresario_sched::{Completion, Core, CoreConfig, Event, Extent, Next, Nanos, Op, PolicySpec, Request};
@@ -45,9 +45,9 @@ struct InFlight {
     extent: Extent,
     op: Op,
     generation: u32,
-    /// Most have one or few.
+    /// Usually one or a few.
     slots: SmallVec<[Slot; 4]>,
-    /// What is read along and nobody asked for, after the extent; alone where there are no slots.
+    /// The speculation that this batch also reads, after the extent; alone if `slots` is empty.
     along: Slot,
 }
 
@@ -57,7 +57,7 @@ struct Pieced {
     in_flight: u32,
 }
 
-/// The policy has requests no longer.
+/// Removes requests from the queue counts once the policy no longer holds them.
 fn left_queue(ground: &mut Ground, stranded: &mut Option<Stranded>, mut slots: &[Slot]) {
     if let Some(stranded) = stranded {
         stranded.remove(&ground.table, slots);
@@ -75,11 +75,11 @@ pub struct Core {
     ground: Ground,
     conflicts: Conflicts,
     policy: Box<dyn Policy>,
-    /// Requests of which a piece was dispatched; few.
+    /// Requests with at least one piece dispatched; few.
     pieced: FxHashMap<Slot, Pieced>,
-    /// Barriers that nothing blocks any more; they pass the policy by.
+    /// Barriers that nothing blocks any more; the policy never sees them.
     barriers: std::collections::VecDeque<Slot>,
-    /// Where several lanes share one space.
+    /// Only if several lanes share one space.
     stranded: Option<Stranded>,
     speculations: Speculations,
     flights: Vec<InFlight>,
@@ -87,15 +87,15 @@ pub struct Core {
     corrector: Corrector,
     queued: u32,
     blocked: u32,
-    /// No lane is held longer.
+    /// The latest end of any hold; no lane is held beyond it.
     held_to: Nanos,
-    /// How often the policy put another into its place.
+    /// How often the policy replaced itself with another.
     own_switches: u64,
-    /// None where the driver wants none.
+    /// `None` if the driver does not want statistics.
     statistics: Option<Box<Statistics>>,
-    /// While the driver wants to know which requests ended.
+    /// Present while the driver collects completed requests.
     watch: Option<Box<Watch>>,
-    /// What a recorded run foretells, for this policy and later ones.
+    /// The prediction from a recorded run, kept for this policy and later ones.
     foreseen: Option<Arc<PredictedQueues>>,
     selected: Vec<Slot>,
     released: Vec<Slot>,
@@ -161,7 +161,7 @@ impl Core {
         })
     }
 
-    /// Another policy before there is any request, one that is in no list.
+    /// Installs a policy that is not in `POLICIES`, before any request arrives.
     #[cfg(test)]
     pub(crate) fn install(&mut self, policy: Box<dyn Policy>) {
         assert!(self.is_empty(), "there are requests");
@@ -169,7 +169,7 @@ impl Core {
         self.ground.apply_limits(&*self.policy);
     }
 
-    /// Takes a request in; its identity is given by the core (`request.id` is not looked at).
+    /// Accepts a request and assigns its identity (`request.id` is ignored).
     ///
     /// # Panics
     /// When the request's lane is not one of this core's.
@@ -177,7 +177,7 @@ impl Core {
         assert!(request.extent.lane.index() < self.ground.lanes.len(), "lane {:?} does not exist", request.extent.lane);
         if self.ground.table.is_worn() {
             let spec = self.policy.spec();
-            let _ = self.reconfigure(now, &spec); // the same policy anew, without old sequence numbers
+            let _ = self.reconfigure(now, &spec); // restart the same policy without old sequence numbers
             self.ground.table.renew();
         }
         let slot = self.ground.table.insert(request).ok_or(Full)?;
@@ -187,7 +187,7 @@ impl Core {
         }
         if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
             let Extent { lane, file, lane_offset, .. } = request.extent;
-            // Where lanes share one space, the bytes are the same at all of them.
+           
             let all = 0..self.ground.lanes.len() as u16;
             let lanes = if self.ground.config.shared_space { all } else { lane.0..lane.0 + 1 };
             for lane in lanes.map(LaneId) {
@@ -204,8 +204,9 @@ impl Core {
         Ok(self.ground.table.id(slot))
     }
 
-    /// Takes a read that nobody asked for: see the class in `doc/POLICIES.md`. `None` where none is taken, where it
-    /// shares bytes with one that is queued, and where a quarter of the queue at most would be left for real requests.
+    /// Accepts a speculative read (see the class in `doc/POLICIES.md`). Returns `None` if speculation is off, if the
+    /// read overlaps a queued speculation, or if no more than a quarter of the queue is free: that is kept for
+    /// requests.
     ///
     /// # Panics
     /// When its lane is not one of this core's.
@@ -228,19 +229,19 @@ impl Core {
         Some(self.ground.table.id(slot))
     }
 
-    /// A speculation that was given up since the last call: it was not started and will not be.
+    /// Returns a speculation that was dropped before it started, or `None`.
     pub fn take_given_up(&mut self) -> Option<RequestId> {
         self.speculations.take_given_up()
     }
 
-    /// Starts a speculation on a lane that has room for it and nothing better to do.
+    /// Starts a speculation on a lane that has room and no queued requests.
     fn speculate_alone(&mut self, now: Nanos) -> Option<Batch> {
         if self.speculations.is_empty() {
             return None;
         }
         let mut lanes = (0..self.ground.lanes.len()).map(|lane| LaneId(lane as u16));
         let slot = lanes.find_map(|lane| {
-            // Requests that a rule keeps back for a while have the lane to themselves when it lets them go.
+            // Requests that a rule holds back get an idle lane when the rule releases them.
             let open = self.ground.lanes[lane.index()].queued == 0 && self.ground.view(now).open(lane);
             open.then(|| self.speculations.alone(&mut self.ground.table, lane)).flatten()
         })?;
@@ -250,7 +251,7 @@ impl Core {
         Some(self.fly(extent, Op::Read, smallvec![part], slot))
     }
 
-    /// Gives a request that nothing blocks to the policy, or a barrier to the lane's turn.
+    /// Passes an unblocked request to the policy, or queues a barrier.
     fn admit(&mut self, now: Nanos, slot: Slot) {
         self.ground.table.set_state(slot, State::Queued);
         self.queued += 1;
@@ -265,7 +266,7 @@ impl Core {
         }
     }
 
-    /// The next batch to start, or how long there is none.
+    /// The next batch to start, or how long to wait for one.
     pub fn next(&mut self, now: Nanos) -> Next {
         if self.queued == 0 {
             if let Some(batch) = self.speculate_alone(now) {
@@ -279,7 +280,7 @@ impl Core {
             self.limits_changed();
         }
         let view = self.ground.view(now);
-        // Barriers are few; those of lanes without room wait for their turn in order.
+        // Barriers are few; those for lanes without room wait in order.
         if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
             && let Some(slot) = self.barriers.remove(at)
         {
@@ -303,7 +304,7 @@ impl Core {
                 {
                     return Next::Dispatch(batch);
                 }
-                // A hold that ends is an end of waiting too. There are seldom any, and there may be thousands of lanes.
+                // The end of a hold also ends the wait. Holds are rare, and there may be thousands of lanes.
                 let held = (self.held_to > now)
                     .then(|| self.ground.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min())
                     .flatten();
@@ -356,7 +357,7 @@ impl Core {
         self.fly(extent, op, parts, along)
     }
 
-    /// Dispatches the next bytes of the one selected request; what is left of it stays queued.
+    /// Dispatches the next bytes of the selected request; the rest stays queued.
     fn dispatch_piece(&mut self, now: Nanos, len: u64) -> Batch {
         assert!(self.selected.len() == 1 && len > 0, "a piece is of one request and not empty");
         let slot = self.selected[0];
@@ -379,8 +380,8 @@ impl Core {
         self.fly(extent, op, smallvec![part], Slot::NONE)
     }
 
-    /// Counts the selected requests as a batch in flight. `extent` is theirs; what is read `along` comes after it, or is
-    /// all that there is.
+    /// Counts the selected requests as a batch in flight. `extent` covers them; the speculation `along` follows it, or
+    /// is the whole batch.
     fn fly(&mut self, mut extent: Extent, op: Op, parts: Parts, along: Slot) -> Batch {
         let requests = self.selected.len();
         if let Some(statistics) = self.statistics.as_mut().filter(|_| op.is_data() && requests > 0) {
@@ -403,7 +404,7 @@ impl Core {
         Batch { id: BatchId(u64::from(flight.generation) << 32 | u64::from(f)), extent, op, parts }
     }
 
-    /// Tells of something that happened. An unknown batch is ignored: its completion was reported before.
+    /// Handles an event. Completions of unknown batches are ignored: they were reported before.
     pub fn event(&mut self, now: Nanos, event: Event) {
         match event {
             Event::Completed(completion) => self.completed(now, &completion),
@@ -441,7 +442,7 @@ impl Core {
             self.free_flights.push(f);
             return;
         }
-        // Nothing ends in the future; a driver whose clocks differ must not teach the cost model that.
+        // Clamp to the present: a driver with inconsistent clocks must not distort the cost model.
         let (started, finished) = (completion.started, completion.finished.min(now));
         let service = finished.since(started);
         if let Some(statistics) = &mut self.statistics {
@@ -477,11 +478,11 @@ impl Core {
             }
         }
         slots.clear();
-        self.flights[f as usize].slots = slots; // keeps its capacity for the next
+        self.flights[f as usize].slots = slots; // keep the capacity
         self.free_flights.push(f);
     }
 
-    /// One part of a request came back: true when none is in flight or queued any more.
+    /// Accounts for one completed part of a request; true if no part is in flight or queued any more.
     fn is_whole(&mut self, slot: Slot) -> bool {
         let Some(pieced) = self.pieced.get_mut(&slot) else { return true };
         pieced.in_flight -= 1;
@@ -492,14 +493,14 @@ impl Core {
         whole
     }
 
-    /// Gives a request its whole extent back, under which it stands in the conflict index.
+    /// Restores the request's whole extent, under which the conflict index knows it.
     fn forget_pieces(&mut self, slot: Slot) {
         if let Some(pieced) = self.pieced.remove(&slot) {
             self.ground.table.restore(slot, &pieced.whole);
         }
     }
 
-    /// Frees the slot of a request that got so many bytes, and admits what it blocked.
+    /// Frees the slot of a request that moved `got_bytes`, and admits the requests it blocked.
     fn retire(&mut self, now: Nanos, slot: Slot, got_bytes: u64) {
         if let Some(statistics) = &mut self.statistics {
             statistics.throughputs.ended(now, self.ground.table.job(slot), got_bytes);
@@ -514,8 +515,8 @@ impl Core {
         self.released = released;
     }
 
-    /// Switches the policy. The new one receives all queued requests with their arrival times; what is in flight stays
-    /// counted. A refusal changes nothing.
+    /// Switches the policy. The new policy receives all queued requests with their arrival times; batches in flight
+    /// stay counted. An error changes nothing.
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
         let policy = policy::build(spec, &self.ground.setup())?;
         let old = std::mem::replace(&mut self.policy, policy);
@@ -530,7 +531,7 @@ impl Core {
         Ok(())
     }
 
-    /// Another policy decides.
+    /// Applies the limits of a policy that has just taken over.
     fn limits_changed(&mut self) {
         self.stranded.iter_mut().for_each(Stranded::forget);
         self.ground.apply_limits(&*self.policy);
@@ -539,7 +540,7 @@ impl Core {
         }
     }
 
-    /// Idles one lane until an instant. A hold ends by itself; a later call replaces it.
+    /// Idles one lane until `until`. A later call replaces the hold.
     pub fn hold(&mut self, lane: LaneId, until: Nanos) {
         if let Some(lane) = self.ground.lanes.get_mut(lane.index()) {
             lane.hold_until = until;
@@ -547,14 +548,13 @@ impl Core {
         }
     }
 
-    /// So many of the batches in flight on a lane wait for a device that hangs. They do not count against the limit
-    /// over all lanes, nor, as many of them as that is, against the lane's limit of batches, until another number is set.
+    /// Tells how many of the batches in flight on a lane wait for a device that hangs. Until the next call they do not
+    /// count against the limit over all lanes, nor, up to the lane's limit of batches, against that.
     pub fn set_stuck(&mut self, lane: LaneId, batches: u32) {
         self.ground.stuck(lane, batches);
     }
 
-    /// Changes how many batches and bytes may be in flight per lane; 0 leaves one as it is. What is in flight beyond new
-    /// limits stays there.
+    /// Changes the limits of batches and bytes in flight per lane; 0 keeps a limit. Batches already in flight stay.
     pub fn set_depth(&mut self, lane_requests: u32, lane_bytes: u64) {
         if lane_requests > 0 {
             self.ground.config.lane_requests = lane_requests;
@@ -565,14 +565,14 @@ impl Core {
         self.ground.apply_limits(&*self.policy);
     }
 
-    /// What a recorded run foretells is for the policies that go by it; `None`: nothing any more. Stays over a switch.
-    /// Returns what was foretold before.
+    /// Sets the prediction from a recorded run for policies that use one; `None` clears it. It survives policy
+    /// switches. Returns the previous one.
     pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) -> Option<Arc<PredictedQueues>> {
         self.policy.foresee(queues.clone());
         std::mem::replace(&mut self.foreseen, queues)
     }
 
-    /// From now on the requests that end are kept for [`Core::take_ended`], or no longer. Cancelled ones are not.
+    /// Turns collection for [`Core::take_ended`] on or off. Cancelled requests are not collected.
     pub fn watch(&mut self, on: bool) {
         match (on, &self.watch) {
             (true, None) => self.watch = Some(Box::default()),
@@ -581,8 +581,8 @@ impl Core {
         }
     }
 
-    /// The requests that ended since the last call, in the order of their completions. A driver that watches calls this
-    /// after every event, so that few are kept.
+    /// The requests that ended since the last call, in order of completion. Call it after every event, so that the list
+    /// stays short.
     pub fn take_ended(&mut self) -> impl Iterator<Item = Ended> + '_ {
         self.watch.iter_mut().flat_map(|watch| watch.ended.drain(..))
     }
@@ -594,27 +594,26 @@ impl Core {
         }
     }
 
-    /// What is known of an outstanding request is needed soon.
+    /// Prefetches the table entry of an outstanding request into the CPU cache.
     pub fn fetch(&self, id: RequestId) {
         self.ground.table.fetch(Slot(id.0 as u32));
     }
 
-    /// A batch in flight is expected back.
+    /// Prefetches the record of a batch in flight.
     pub fn fetch_batch(&self, id: BatchId) {
         self.flights.get(id.0 as u32 as usize).inspect(|flight| fetch(*flight));
     }
 
-    /// The stable keys of identities, to be told to policies that go by them.
+    /// The stable keys of identities, for policies that use them.
     pub fn names_mut(&mut self) -> &mut Names {
         &mut self.ground.names
     }
 
-    /// A read was served without being scheduled, as [`Core::may_pass`] allowed.
+    /// Counts a read that bypassed scheduling, as [`Core::may_pass`] allowed.
     pub fn passed(&mut self) {
         self.count(|s| &mut s.passed);
     }
 
-    /// Counts one more of something.
     fn count(&mut self, of: impl FnOnce(&mut Statistics) -> &mut u64) {
         if let Some(statistics) = &mut self.statistics {
             *of(statistics) += 1;

@@ -1,36 +1,36 @@
-//! How a cost model is corrected while it is used: by the service times that completions report.
+//! How completions correct a cost model while it is in use.
 //!
-//! For each operation and class of sizes a *ratio* of measured to predicted time is kept, a running mean in
-//! which an observation weighs 1/128 (more at the start). The corrected TTP is the model's times the ratio.
+//! For each operation and size class, a running mean of the ratio of measured to predicted time is kept, in which an
+//! observation weighs 1/128 (more at the start). The corrected TTP is the model's TTP times the ratio.
 //!
-//! - **What is measured** is the time that a batch kept its lane to itself: its end minus its start, or minus the end that
-//!   was reported before on the lane where that is later. Batches that wait below the scheduler are so not charged with what
-//!   they waited for, and for a device that serves many at once the times add up to the time it was busy: device time.
-//! - **Outliers**: a measurement counts at most 8 times the present prediction, so once the weight is down to
-//!   1/128 a single one moves the ratio by less than 6 %, and a device that has really become slower is still followed.
-//!   (Less would be wrong for devices that serve many at once: the first to end of those in flight has the time of all.)
-//! - **Bounds**: ratios stay within 1/8 and 8. A model that is farther off than that wants a calibration.
-//! - A driver that reports no times (end not after start) and failed or short batches teach nothing.
-//! - A class of sizes without observations takes its operation's ratio over all.
-//! - Policies see a changed model only when a ratio has moved by more than 2 % since they last did, and only
-//!   after every 16th observation: TTP stays still while nothing changes, and costs what a table costs.
+//! - **What is measured** is the time for which a batch had its lane to itself: its end minus its start, or minus the
+//! previous end reported on the lane if that is later. A batch is thus not charged for waiting below the scheduler, and
+//! on a device that serves many at once the times add up to its busy time: device time.
+//! - **Outliers**: a measurement counts as at most 8 times the current prediction, so at weight 1/128 a single one
+//! moves the ratio by less than 6 %, while a device that has become slower is still followed. (A lower limit would be
+//! wrong for devices that serve many at once: the first completion is charged for all.)
+//! - **Bounds**: ratios stay between 1/8 and 8. A model that is further off needs calibration.
+//! - Failed or short batches, and drivers that report no times (end not after start), are ignored.
+//! - A size class without observations uses its operation's overall ratio.
+//! - Policies see a changed model only when a ratio has moved by more than 2 %, and at most every 16th observation: TTP
+//! stays stable while nothing changes, and costs a table look-up.
 
 use crate::cost::{CostCurve, CostModel, OpCost};
 use crate::types::{LaneId, Nanos, Op};
 
 /// Least and greatest ratio.
 const RATIO: (f64, f64) = (1.0 / 8.0, 8.0);
-/// A measurement counts as at most so many times the present prediction.
+/// A measurement counts as at most this multiple of the current prediction.
 const CLIP: f64 = 8.0;
 /// The weight of an observation never falls below this.
 const WEIGHT_MIN: f64 = 1.0 / 128.0;
-/// The model counts as so many observations at the start.
+/// The initial model counts as this many observations.
 const PRIOR: f64 = 8.0;
-/// Observations between two looks at whether policies should see a new model.
+/// Observations between two checks whether to publish a new model.
 const PUBLISH_EVERY: u32 = 16;
-/// A ratio that moved by more than this is worth a new model.
+/// A ratio that moved by more than this is published.
 const MOVED: f64 = 0.02;
-/// Classes of sizes by factors of four: below 16 KiB, 64 KiB, … 16 MiB, and from there on.
+/// Size classes by factors of four: below 16 KiB, 64 KiB, … 16 MiB, and above.
 const CLASSES: usize = 7;
 
 fn class_of(len_bytes: u64) -> usize {
@@ -73,7 +73,7 @@ impl OpRatios {
     fn observe(&mut self, class: usize, ratio: f64) {
         let class = &mut self.classes[class];
         if class.observed == 0 {
-            class.value = self.all.value; // what other sizes taught is a better start than the bare model
+            class.value = self.all.value; // other sizes are a better start than the bare model
         }
         class.observe(ratio);
         self.all.observe(ratio);
@@ -89,22 +89,22 @@ impl OpRatios {
     }
 }
 
-/// Corrects a model by what is measured; see the module.
+/// Corrects a model by measurements; see the module.
 #[derive(Clone, Debug)]
 pub struct Corrector {
-    /// The model as it was given.
+    /// The uncorrected model.
     base: CostModel,
     /// When the last batch of each lane ended.
     ended: Vec<Nanos>,
     read: OpRatios,
     write: OpRatios,
-    /// The ratios of the model that policies see.
+    /// The ratios of the published model.
     published: [[f64; CLASSES]; 2],
     since_publish: u32,
 }
 
 impl Corrector {
-    /// For a model and so many lanes. If the model is not to be corrected, this observes nothing.
+    /// Corrects `base` for `lanes` lanes; does nothing if the model is not to be corrected.
     pub fn new(base: CostModel, lanes: usize) -> Corrector {
         let none = OpRatios::NONE;
         Corrector {
@@ -117,7 +117,7 @@ impl Corrector {
         }
     }
 
-    /// A batch of `len_bytes` was served in full on a lane. Gives the model to use from now on when that changed.
+    /// Records a batch of `len_bytes` that was served in full on a lane. Returns the new model if it changed.
     pub fn observe(
         &mut self,
         lane: LaneId,
@@ -157,7 +157,7 @@ impl Corrector {
         })
     }
 
-    /// What is told of it.
+    /// The model in use and its correction.
     pub fn status(&self) -> CostStatus {
         let op = |base: &OpCost, ratios: &OpRatios, seen: &[f64; CLASSES]| OpCostStatus {
             ttp_ns: [4096, 65_536, 1 << 20]
@@ -183,7 +183,7 @@ impl Corrector {
     }
 }
 
-/// The curve of the model times the ratios.
+/// The model's curve times the ratios.
 fn scaled(base: &OpCost, ratios: &[f64; CLASSES]) -> OpCost {
     let sizes: Vec<u64> = match base {
         OpCost::Curve(curve) => curve.sizes().collect(),
@@ -194,7 +194,8 @@ fn scaled(base: &OpCost, ratios: &[f64; CLASSES]) -> OpCost {
         (size, Nanos((ns as u64).max(1)))
     };
     let points: Vec<_> = sizes.into_iter().map(point).collect();
-    // Sizes are those of a curve or the list above, and no time is zero: this does not fail, and if it did the model stays.
+    // Sizes come from a curve or the list above and no time is zero, so this cannot fail; if it did, the model would
+    // stay.
     CostCurve::through(&points).map_or_else(|_| base.clone(), OpCost::Curve)
 }
 
@@ -203,31 +204,31 @@ fn scaled(base: &OpCost, ratios: &[f64; CLASSES]) -> OpCost {
 pub struct CostStatus {
     /// Where the model comes from.
     pub source: String,
-    /// It is corrected by measured times.
+    /// Whether measured times correct it.
     pub correct: bool,
-    /// Of reads.
+    /// Reads.
     pub read: OpCostStatus,
-    /// Of writes.
+    /// Writes.
     pub write: OpCostStatus,
 }
 
 /// The cost of one operation.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct OpCostStatus {
-    /// (size in bytes, TTP in nanoseconds) as policies see it, correction included.
+    /// (size in bytes, TTP in nanoseconds) as policies see it, including the correction.
     pub ttp_ns: Vec<(u64, u64)>,
-    /// Measured over predicted, all sizes together (1: as predicted, or nothing was measured).
+    /// Measured over predicted, over all sizes (1: as predicted, or no measurement).
     pub ratio: f64,
     /// Batches measured.
     pub observed: u64,
-    /// The same by classes of sizes that occurred.
+    /// The same for each size class with measurements.
     pub classes: Vec<ClassStatus>,
 }
 
-/// The correction of one class of sizes.
+/// The correction of one size class.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize)]
 pub struct ClassStatus {
-    /// Its smallest size, bytes; the next class begins at four times that (the first one: at 16 KiB).
+    /// Its smallest size, bytes; the next class begins at four times that (the first at 16 KiB).
     pub from_bytes: u64,
     /// Measured over predicted.
     pub ratio: f64,
@@ -247,7 +248,7 @@ mod tests {
         CostModel::new(line, line).corrected(true)
     }
 
-    /// Serves batches one after the other, each taking `factor` times the model's time; gives the model in the end.
+    /// Serves batches one after the other, each taking `factor` times the model's time; returns the final model.
     fn serve(
         c: &mut Corrector,
         clock: &mut Nanos,
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn it_converges_to_a_device_three_times_slower() {
+    fn converges_to_a_device_three_times_slower() {
         let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
         let now = serve(&mut c, &mut clock, m.clone(), 800, (Op::Read, 65_536), 3.0);
         for len in [4096, 65_536, 1 << 20, 64 << 20] {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_of_sizes_have_ratios_of_their_own() {
+    fn size_classes_have_separate_ratios() {
         let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
         let mut now = m.clone();
         for _ in 0..800 {
@@ -289,13 +290,13 @@ mod tests {
         }
         let factor = |len| now.ttp(Op::Write, len).0 as f64 / m.ttp(Op::Write, len).0 as f64;
         assert!((factor(4096) - 0.5).abs() < 0.05 && (factor(4 << 20) - 2.0).abs() < 0.1);
-        // A class that was not seen has the ratio over all.
+        // A class without observations uses the overall ratio.
         let all = c.status().write.ratio;
         assert!((factor(65_536) - all).abs() < 0.1 && all > 0.6 && all < 1.9, "{all} {}", factor(65_536));
     }
 
     #[test]
-    fn one_outlier_moves_it_by_less_than_six_percent() {
+    fn one_outlier_moves_the_ratio_by_less_than_six_percent() {
         let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
         serve(&mut c, &mut clock, m.clone(), 200, (Op::Read, 4096), 1.0);
         let before = c.status().read.ratio;
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_within_its_bounds() {
+    fn ratios_stay_within_bounds() {
         let (mut c, mut clock, m) = (Corrector::new(model(), 1), Nanos(1), model());
         let slow = serve(&mut c, &mut clock, m.clone(), 2000, (Op::Read, 4096), 1e6);
         assert_eq!(c.status().read.ratio, 8.0);
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_learnt_from_drivers_that_tell_no_times_or_when_it_is_off() {
+    fn ignores_completions_without_times_and_when_off() {
         let mut c = Corrector::new(model(), 1);
         for i in 0..100 {
             assert_eq!(c.observe(LANE, Op::Read, 4096, (Nanos(i), Nanos(i))), None);
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!((off.status().read.ratio, off.status().read.observed), (1.0, 0));
     }
 
-    /// Batches in flight together: each is charged with what it added, so that the sum is the time the device was busy.
+    /// Batches in flight together: each is charged for its own share, so the sum is the time the device was busy.
     #[test]
     fn waiting_below_the_scheduler_is_not_service() {
         let (mut c, m) = (Corrector::new(model(), 1), model());
@@ -346,7 +347,7 @@ mod tests {
             }
         }
         assert!((c.status().read.ratio - 1.0).abs() < 0.01, "{}", c.status().read.ratio);
-        // A device that serves all of them at once costs a 32nd each; that is below the bound.
+        // A device that serves all of them at once spends a 32nd on each; that is below the bound.
         let mut c = Corrector::new(model(), 1);
         for round in 0..200_u64 {
             let begin = Nanos(1 + round * each.0);

@@ -1,8 +1,8 @@
 //! What a request costs the device: the *time to process* function TTP(size) of agios-2013, III.
 //!
-//! Until a device has been calibrated, TTP is a linear fit given by configuration: a fixed part (seek,
-//! rotation, command overhead) and a part per byte (the media rate). A calibrated device has a curve through
-//! measured points instead. Either may be corrected while it is used, see [`Corrector`](crate::Corrector).
+//! Before calibration TTP is a linear fit from the configuration: a fixed part (seek, rotation, command overhead) plus
+//! a part per byte (the media rate). A calibrated device has a curve through measured points. Both can be corrected in
+//! use, see [`Corrector`](crate::Corrector).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -32,15 +32,15 @@ fn transfer_ns(len_bytes: u64, ps_per_byte: u64) -> u64 {
     }
 }
 
-/// TTP(size) through measured points, for one operation: straight between two points, extended by the slope of
-/// the last two beyond the last. It never falls as sizes grow and is never zero.
+/// TTP(size) through measured points, for one operation: linear between points, extended beyond the last by the slope
+/// of the last two. It never decreases with size and is never zero.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CostCurve {
-    /// In order of size; the first is at size 0; never fewer than three.
+    /// Ordered by size, starting at size 0; at least three.
     knots: Arc<[Knot]>,
 }
 
-/// From this size on, the line.
+/// One segment: a line that applies from this size on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Knot {
     size_bytes: u64,
@@ -48,26 +48,26 @@ struct Knot {
     ps_per_byte: u64,
 }
 
-/// Why points make no curve.
+/// Why points do not make a curve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CurveError {
-    /// One point has no slope, and nobody measures so many.
+    /// One point has no slope; the upper limit bounds memory.
     #[error("there are {0} points; a curve needs 2 to {max}", max = CostCurve::POINTS_MAX)]
     Count(usize),
     /// Sizes are not in order.
     #[error("the size {0} is not larger than the one before it")]
     Order(u64),
-    /// A request took no time.
+    /// A time is zero.
     #[error("the time of size {0} is zero")]
     Zero(u64),
 }
 
 impl CostCurve {
-    /// Points of one curve at most.
+    /// Maximum points of a curve.
     pub const POINTS_MAX: usize = 256;
 
-    /// The curve through (size in bytes, time) points in order of size. A time less than the one before it, which
-    /// noise can bring about, counts as equal to that one.
+    /// The curve through (size in bytes, time) points ordered by size. A time below the previous one is noise and
+    /// counts as equal to it.
     pub fn through(points: &[(u64, Nanos)]) -> Result<CostCurve, CurveError> {
         let [(first_size, first), (second_size, second), ..] = *points else {
             return Err(CurveError::Count(points.len()));
@@ -83,7 +83,7 @@ impl CostCurve {
         if let Some((size, _)) = points.iter().find(|(_, time)| time.0 == 0) {
             return Err(CurveError::Zero(*size));
         }
-        // Below the first point its line goes on, but noise must not take it to nothing.
+        // Below the first point its line continues, but noise must not take it to zero.
         let slope = second.since(first).0 as f64 / (second_size - first_size) as f64;
         let at_zero = (first.0 as f64 - slope * first_size as f64).max(first.0 as f64 / 2.0).max(1.0) as u64;
         let mut knots = vec![Knot { size_bytes: 0, ns: at_zero, ps_per_byte: 0 }];
@@ -94,7 +94,7 @@ impl CostCurve {
         for i in 1..knots.len() {
             knots[i - 1].ps_per_byte = slope_ps(&knots[i - 1], &knots[i]);
         }
-        // A flat end, made by noise, must not make the largest requests free: then the slope of the whole.
+        // Noise may flatten the end, which would make the largest requests free: use the overall slope instead.
         let n = knots.len();
         knots[n - 1].ps_per_byte = match knots[n - 2].ps_per_byte {
             0 => slope_ps(&knots[0], &knots[n - 1]),
@@ -155,33 +155,33 @@ impl From<CostCurve> for OpCost {
 /// TTP for reads and writes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CostModel {
-    /// Of reads.
+    /// Reads.
     pub read: OpCost,
-    /// Of writes and everything else.
+    /// Writes and all other operations.
     pub write: OpCost,
-    /// Where it comes from, for people.
+    /// Where the model comes from, for people.
     pub source: Cow<'static, str>,
-    /// A core that is given this model corrects it by the service times it sees (default false: as it is).
+    /// The core corrects this model by observed service times (default false).
     pub correct: bool,
 }
 
 impl CostModel {
-    /// A model that is used as it is.
+    /// A model without correction.
     pub fn new(read: impl Into<OpCost>, write: impl Into<OpCost>) -> CostModel {
         CostModel { read: read.into(), write: write.into(), source: "configured".into(), correct: false }
     }
 
-    /// The same, said to come from `source`.
+    /// The same, with the source `source`.
     pub fn from_source(self, source: impl Into<Cow<'static, str>>) -> CostModel {
         CostModel { source: source.into(), ..self }
     }
 
-    /// The same, corrected in use or not.
+    /// The same, with correction on or off.
     pub fn corrected(self, correct: bool) -> CostModel {
         CostModel { correct, ..self }
     }
 
-    /// Of one operation.
+    /// The cost of one operation.
     pub fn of(&self, op: Op) -> &OpCost {
         if op == Op::Read { &self.read } else { &self.write }
     }
@@ -221,11 +221,11 @@ mod tests {
     fn a_curve_goes_through_its_points_and_straight_between_them() {
         let c = curve(&[(4096, 10_000), (8192, 12_000), (16384, 20_000)]);
         let told: Vec<u64> = [4096, 6144, 8192, 12288, 16384].map(|len| c.ttp(len).0).to_vec();
-        // Slopes are whole picoseconds a byte: between points a few nanoseconds may be lost.
+        // Slopes are whole picoseconds a byte: a few nanoseconds may be lost between points.
         for (told, exact) in told.iter().zip([10_000, 11_000, 12_000, 16_000, 20_000]) {
             assert!(exact - told <= 4, "{told} {exact}");
         }
-        // Before the first point its line goes on; behind the last one the last slope, 976 ps a byte.
+        // Before the first point its line continues; after the last, the last slope, 976 ps a byte.
         assert_eq!(c.ttp(0), Nanos(8_000));
         assert_eq!(c.ttp(16384 + 8_000_000), Nanos(20_000 + 976 * 8_000));
         assert!(c.ttp(u64::MAX) > c.ttp(1 << 60));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_makes_no_curve_that_falls_or_is_zero() {
+    fn noise_never_makes_a_curve_decrease_or_reach_zero() {
         let c = curve(&[(4096, 10_000), (8192, 9_000), (16384, 30_000), (32768, 29_000)]);
         let mut last = Nanos::ZERO;
         for len in (0..100_000).step_by(64) {
@@ -241,13 +241,13 @@ mod tests {
             last = c.ttp(len);
         }
         assert!(c.ttp(1 << 30) > c.ttp(1 << 29), "a flat end does not make bytes free");
-        // Proportional to the size: the line would come down to zero.
+        // Proportional to the size: the line would reach zero.
         assert_eq!(curve(&[(4096, 4), (8192, 8)]).ttp(0), Nanos(2));
         assert_eq!(curve(&[(1, 1), (2, 1)]).ttp(0), Nanos(1));
     }
 
     #[test]
-    fn points_that_make_no_curve_are_refused() {
+    fn unusable_points_are_refused() {
         let through = |points: &[(u64, u64)]| {
             CostCurve::through(&points.iter().map(|p| (p.0, Nanos(p.1))).collect::<Vec<_>>()).unwrap_err()
         };

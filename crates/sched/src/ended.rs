@@ -1,4 +1,4 @@
-//! Requests that ended, for traces: each once, with the stable keys of its identities and its completion.
+//! Completed requests for traces: each reported once, with the stable keys of its identities and its completion.
 
 use rustc_hash::FxHashMap;
 
@@ -7,12 +7,12 @@ use crate::names::Names;
 use crate::table::{Slot, Table};
 use crate::types::{Extent, LaneId, Nanos, Op};
 
-/// A request that ended. Identities are stable keys.
+/// A completed request. Identities are stable keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
     /// When it reached the scheduler.
     pub arrival: Nanos,
-    /// When the device was done with all of it.
+    /// When the device had finished all of it.
     pub finished: Nanos,
     /// File.
     pub file: u64,
@@ -36,27 +36,27 @@ pub struct Ended {
     pub op: Op,
 }
 
-/// Is told of every request that ends. The driver may hold a lock meanwhile: an observer must neither block nor call back.
+/// Receives every completed request. The driver may hold a lock: an observer must neither block nor call back.
 pub trait Observer: Send + Sync {
-    /// A request ended.
+    /// A request completed.
     fn ended(&self, request: &Ended);
 }
 
-/// Collects the requests that ended since the driver looked last.
+/// Collects completed requests until the driver takes them.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub ended: Vec<Ended>,
-    /// Bytes moved and first errno of requests that are served piece by piece; few.
+    /// Bytes moved and first errno of requests served in pieces; few.
     pieced: FxHashMap<Slot, (u64, i32)>,
-    /// The same of the parts of the batch that ended last.
+    /// The same for the parts of the last completed batch.
     parts: Vec<(u64, i32)>,
 }
 
 impl Watch {
-    /// A batch ended, and with it a part of each of its requests, of which some have other parts (`pieced`).
+    /// Records a completed batch, and with it one part of each of its requests; `pieced` says which have other parts.
     ///
-    /// Drivers count bytes from the start of the batch, or, where parts overlap or have holes between them, those of all
-    /// parts: a batch that moved as many as either has moved all.
+    /// Drivers count bytes from the start of the batch or, if parts overlap or leave holes, the sum over all parts: a
+    /// batch that moved as many bytes as either is complete.
     pub fn batch(
         &mut self,
         table: &Table,
@@ -72,7 +72,7 @@ impl Watch {
         for &slot in slots {
             let moved = match (table.op(slot).is_data(), slots.len()) {
                 (false, _) => 0,
-                // Of a request that is served piece by piece the table has what is left.
+                // For a request served in pieces the table holds only the rest.
                 (true, 1) => completion.bytes_done.min(extent.len),
                 (true, _) if all => table.len_bytes(slot),
                 (true, _) => done_to.saturating_sub(table.start(slot)).min(table.len_bytes(slot)),
@@ -86,7 +86,7 @@ impl Watch {
         }
     }
 
-    /// All parts of a request, the `at`th of the batch, have ended. Its extent is the whole one again.
+    /// Reports a request, the `at`th of the batch, all parts of which have ended. Its extent is whole again.
     pub fn whole(&mut self, table: &Table, names: &Names, (at, slot): (usize, Slot), finished: Nanos) {
         let part = self.parts.get(at).copied().unwrap_or_default();
         let (moved_bytes, errno) = self.pieced.remove(&slot).unwrap_or(part);
@@ -107,7 +107,7 @@ impl Watch {
         });
     }
 
-    /// A request was withdrawn while some of its pieces were in flight, or before any was.
+    /// Drops what was recorded of a cancelled request.
     pub fn forget(&mut self, slot: Slot) {
         self.pieced.remove(&slot);
     }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_told_once_with_keys_bytes_and_errno() {
+    fn every_request_is_reported_once_with_keys_bytes_and_errno() {
         let mut core = core(PolicySpec::named("to-agg"));
         for i in 0..3 {
             push(&mut core, i, Op::Read, i * 100, 100);
@@ -169,7 +169,7 @@ mod tests {
         let told: Vec<Ended> = core.take_ended().collect();
         let shown: Vec<_> = told.iter().map(|e| (e.op, e.errno, e.moved_bytes)).collect();
         assert_eq!(shown, [(Op::Write, 28, 0), (Op::Sync, 0, 0)]);
-        // Overlapping reads: whether the driver counts the bytes of the batch or of its parts, they are whole.
+        // Overlapping reads are complete whether the driver counts bytes of the batch or of its parts.
         for bytes_done in [150, 200] {
             push(&mut core, 16, Op::Read, 0, 100);
             push(&mut core, 16, Op::Read, 50, 100);
@@ -185,9 +185,9 @@ mod tests {
         assert_eq!(core.take_ended().count(), 0);
     }
 
-    /// Under a policy that serves pieces a request is told when its last piece is done, with the bytes of all.
+    /// A request served in pieces is reported with its last piece, with the bytes of all.
     #[test]
-    fn pieces_are_told_as_one_request() {
+    fn pieces_are_reported_as_one_request() {
         let mut core = core(PolicySpec::named("stream").with("turn_bytes", 4096));
         let id = push(&mut core, 1, Op::Read, 1000, 10_000);
         let mut moved = 0;

@@ -1,4 +1,4 @@
-//! The stable keys behind interned identities: what rules, weights and explanations name.
+//! The stable keys behind interned identities, which rules, weights and explanations use.
 
 use crate::types::{ClientId, FileId, JobId, Op, UserId};
 
@@ -24,7 +24,7 @@ fn get(keys: &[u64], id: u32) -> u64 {
 }
 
 impl Names {
-    /// Names a file. Interned identities are small and used again, so the table stays as large as what is outstanding.
+    /// Names a file. Interned identities are small and reused, so the table stays as large as what is outstanding.
     pub fn name_file(&mut self, id: FileId, key: u64) {
         set(&mut self.files, id.0, key);
     }
@@ -65,7 +65,7 @@ impl Names {
     }
 }
 
-/// Whose request it is and what it does, by stable keys: what a rule is matched against.
+/// The identities and operation of a request, by stable keys: what rules match against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Who {
     /// Application.

@@ -1,9 +1,8 @@
-//! Which of many places have something, and the next such places round from one: a decision must not cost a look at each
-//! of a thousand data servers that have nothing.
+//! A bit set over lanes or groups, iterated cyclically: a decision must not visit each of a thousand idle data servers.
 
 use smallvec::{SmallVec, smallvec};
 
-/// A bit for each place.
+/// One bit per place.
 #[derive(Clone, Debug)]
 pub(crate) struct Occupied {
     words: SmallVec<[u64; 2]>,
@@ -14,41 +13,41 @@ impl Occupied {
         Occupied { words: smallvec![0; places.div_ceil(64)] }
     }
 
-    /// Whether a place has something from now on.
+    /// Marks a place as occupied or empty.
     pub(crate) fn set(&mut self, place: usize, something: bool) {
         let (word, bit) = (&mut self.words[place / 64], 1 << (place % 64));
         *word = if something { *word | bit } else { *word & !bit };
     }
 
-    /// No place has anything.
+    /// True if no place is occupied.
     pub(crate) fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// The places that have something: ascending from `first`, then from 0 up to it.
+    /// The occupied places: ascending from `first`, then from 0 up to it.
     pub(crate) fn round_from(&self, first: usize) -> Round<'_> {
         Round::of(&self.words, first)
     }
 }
 
-/// Places that have something, see [`Occupied::round_from`].
+/// Iterates over occupied places, see [`Occupied::round_from`].
 pub(crate) struct Round<'a> {
     words: &'a [u64],
-    /// The word that is looked at, and what of it is left.
+    /// The current word and its remaining bits.
     at: usize,
     bits: u64,
-    /// Of the first word, what comes at the beginning; the rest comes at the end.
+    /// The bits of the first word that come first; the others come last.
     from_first: u64,
     words_left: usize,
 }
 
 impl Round<'_> {
-    /// Nothing.
+    /// No place.
     pub(crate) const fn of_none() -> Round<'static> {
         Round { words: &[], at: 0, bits: 0, from_first: !0, words_left: 0 }
     }
 
-    /// Nothing but place 0.
+    /// Only place 0.
     pub(crate) const fn of_one() -> Round<'static> {
         Round { words: &[1], at: 0, bits: 1, from_first: !0, words_left: 0 }
     }
@@ -85,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_as_a_walk_over_all_would(
+        fn round_equals_a_full_scan(
             places in 1usize..300,
             changes in proptest::collection::vec((any::<bool>(), 0usize..300), 0..200),
             first in 0usize..300,

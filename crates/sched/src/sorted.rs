@@ -1,13 +1,14 @@
 //! An ordered set of small keys: sorted chunks behind one sorted directory.
 //!
-//! A queue may hold one request or a hundred thousand. Chunks of up to 64 keys keep both cheap: what fits one chunk
-//! is one and has no directory, a few keys cost a few dozen bytes and the first none, a full set about 1.4 × its keys, and an insertion moves one chunk's
-//! tail (a kilobyte at most). The directory holds each chunk's first key, so that a search touches the directory
-//! and one chunk. A B-tree of the standard library costs a third more memory, and two hundred bytes for its first key.
+//! A queue may hold one request or a hundred thousand. Chunks of up to 64 keys keep both cheap: up to one chunk needs
+//! no directory, a few keys cost a few dozen bytes and the first none, a full set about 1.4 × its keys, and an
+//! insertion moves one chunk's tail (at most a kilobyte). The directory holds each chunk's first key, so a search
+//! touches only the directory and one chunk. The standard library's B-tree uses a third more memory, and two hundred
+//! bytes for its first key.
 
 use smallvec::SmallVec;
 
-/// Keys per chunk at most.
+/// Maximum keys per chunk.
 const CHUNK: usize = 64;
 
 /// An ordered set.
@@ -18,9 +19,9 @@ pub struct SortedSet<K> {
 
 #[derive(Clone, Debug)]
 enum Keys<K> {
-    /// Most sets never hold more than one; nothing is allocated for it.
+    /// Most sets never hold more than one key, which needs no allocation.
     Few(SmallVec<[K; 1]>),
-    /// None empty; all keys of a chunk below those of the next.
+    /// No chunk is empty; all keys of a chunk are below those of the next.
     Many(Vec<Chunk<K>>),
 }
 
@@ -46,7 +47,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
-    /// Keys in it, chunk by chunk counted.
+    /// Number of keys, summed over chunks.
     pub fn len(&self) -> usize {
         match &self.keys {
             Keys::Few(few) => few.len(),
@@ -54,7 +55,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
-    /// Adds a key; false when it was there.
+    /// Adds a key; false if it was present.
     pub fn insert(&mut self, key: K) -> bool {
         match &mut self.keys {
             Keys::Few(few) => {
@@ -76,7 +77,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
-    /// Removes a key; false when it was not there.
+    /// Removes a key; false if it was absent.
     pub fn remove(&mut self, key: &K) -> bool {
         match &mut self.keys {
             Keys::Few(few) => {
@@ -99,7 +100,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
-    /// Puts a key in another's place; `None` is nowhere.
+    /// Replaces one key with another; `None` is absent.
     #[inline]
     pub fn replace(&mut self, old: Option<K>, new: Option<K>) {
         if old != new {
@@ -108,7 +109,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
-    /// The least key.
+    /// The lowest key.
     pub fn first(&self) -> Option<K> {
         match &self.keys {
             Keys::Few(few) => few.first().copied(),
@@ -116,7 +117,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         }
     }
 
-    /// The least key that is not below `key`.
+    /// The lowest key not below `key`.
     pub fn at_or_after(&self, key: &K) -> Option<K> {
         self.around(key).1
     }
@@ -126,7 +127,7 @@ impl<K: Ord + Copy> SortedSet<K> {
         self.around(key).0
     }
 
-    /// The greatest key below `key`, and the least that is not.
+    /// The greatest key below `key`, and the lowest at or above it.
     pub fn around(&self, key: &K) -> (Option<K>, Option<K>) {
         let chunks = match &self.keys {
             Keys::Few(few) => {
@@ -166,7 +167,7 @@ fn insert<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: K) -> bool {
         chunk.add(at, key);
         return true;
     }
-    // Full. Appending in order fills chunks to the brim; elsewhere halves leave room on both sides.
+    // Full. Appending in order fills chunks completely; elsewhere halves leave room on both sides.
     if at == CHUNK && last {
         chunks.push(Chunk { first: key, keys: vec![key] });
         return true;
@@ -192,13 +193,13 @@ impl<K: Copy> Chunk<K> {
     }
 }
 
-/// Keys for which a full list of so many, fewer than [`CHUNK`], gets room: memory follows the queue closely.
+/// The capacity to which a full list of `len` keys, fewer than [`CHUNK`], grows: memory follows the queue closely.
 fn room(len: usize) -> usize {
     (len / 2).max(2).min(CHUNK - len)
 }
 
 fn remove<K: Ord + Copy>(chunks: &mut Vec<Chunk<K>>, key: &K) -> bool {
-    // And shrink at their start.
+    // Orders of arrival shrink at their start.
     let c = if chunks.first().is_some_and(|first| first.first == *key) { 0 } else { chunk_for(chunks, key) };
     let Some(chunk) = chunks.get_mut(c) else { return false };
     let Ok(at) = chunk.keys.binary_search(key) else { return false };

@@ -1,4 +1,4 @@
-//! How a policy is named and parameterised from outside: a configuration file, a command line, a frame.
+//! How a policy and its parameters are given from outside: in a configuration file, on a command line, in a frame.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct PolicySpec {
     /// Name of the policy, as `impresario policy list` shows it.
     pub name: String,
-    /// Its parameters, each as text; absent ones take their defaults.
+    /// Its parameters as text; absent ones take their defaults.
     #[serde(flatten, with = "params_as_text")]
     pub params: BTreeMap<String, String>,
 }
@@ -20,7 +20,7 @@ impl PolicySpec {
         PolicySpec { name: name.into(), params: BTreeMap::new() }
     }
 
-    /// The same with one more parameter.
+    /// The same with another parameter.
     pub fn with(mut self, key: &str, value: impl ToString) -> PolicySpec {
         self.params.insert(key.into(), value.to_string());
         self
@@ -38,10 +38,10 @@ impl PolicySpec {
 /// What is wrong with a policy's text.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SpecError {
-    /// There is nothing.
+    /// The text is empty.
     #[error("the policy has no name: give one such as \"mlf\"")]
     NoName,
-    /// A word after the name sets nothing.
+    /// A word after the name is not `key=value`.
     #[error("\"{0}\" is not a parameter: write key=value, such as window_us=1000")]
     NoParameter(String),
     /// A quotation mark is not closed.
@@ -49,7 +49,7 @@ pub enum SpecError {
     OpenQuote(String),
 }
 
-/// `mlf`, or `mlf quantum_bytes=65536 window_us=0`; a value with spaces stands in double quotes.
+/// `mlf`, or `mlf quantum_bytes=65536 window_us=0`; a value with spaces is in double quotes.
 impl std::str::FromStr for PolicySpec {
     type Err = SpecError;
 
@@ -82,7 +82,7 @@ impl std::fmt::Display for PolicySpec {
     }
 }
 
-/// Numbers, booleans and text are all welcome in the file: `window_us = 1000` and `window_us = "1000"`.
+/// The file may have numbers, booleans or text: `window_us = 1000` and `window_us = "1000"`.
 mod params_as_text {
     use std::collections::BTreeMap;
 

@@ -1,16 +1,16 @@
-//! Reads that no client has asked for yet: predicted extents, scheduled beside the real requests.
+//! Reads that no client has requested yet: predicted extents, scheduled beside the real requests.
 //!
-//! A speculation is a class of its own. No policy sees it and no account is charged for it, so it can neither win nor
-//! cost an application its turn. It starts in one of two ways:
-//! - *along with* a read that ends where it begins, or within it: the device then moves both in one piece, and positions
-//!   once. This is how a stream that has caught up with its predictions gets large pieces under load.
-//! - *alone*, in ascending order from where the last one ended, while the policy has nothing to start on the lane and
-//!   fewer than [`CoreConfig::lane_speculations`](crate::CoreConfig::lane_speculations) others are in flight there: a real
-//!   request waits behind these at most.
+//! Speculations are a separate class. Policies do not see them and accounts are not charged for them, so they neither
+//! win nor cost an application its turn. One starts in one of two ways:
+//! - *along with* a read that ends where it begins, or within it: the device then moves both in one piece, positioning
+//! once. A stream that has caught up with its predictions thus gets large pieces under load.
+//! - *alone*, in ascending order from the end of the last one, while the policy has nothing to start on the lane and
+//! fewer than [`CoreConfig::lane_speculations`](crate::CoreConfig::lane_speculations) are in flight there: a real
+//! request waits for at most that many.
 //!
-//! It is given up when a write, truncate or unlink covers any of it, and when a read covers all of it. Its bytes are part
-//! of no answer, hence it conflicts with nothing while it is in flight: what it is read into (the page cache) keeps the
-//! order of reads and writes itself.
+//! It is dropped when a write, truncate or unlink covers any of it, or a read covers all of it. No reply contains its
+//! bytes, hence it conflicts with nothing while in flight: the destination (the page cache) orders reads and writes
+//! itself.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(crate) struct Speculations {
     /// By lane, file and first byte; those of one file do not overlap.
     queued: BTreeMap<(LaneId, FileId, u64), Slot>,
     lanes: Vec<Lane>,
-    /// In flight alone at a lane at most.
+    /// Maximum in flight on their own per lane.
     limit: u32,
     given_up: Vec<RequestId>,
     started_bytes: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Speculations {
 #[derive(Clone, Copy, Default)]
 struct Lane {
     in_flight: u32,
-    /// Where the last one that started alone ended.
+    /// End of the last one that started alone.
     head: (FileId, u64),
 }
 
@@ -41,22 +41,22 @@ impl Speculations {
         Speculations { queued: BTreeMap::new(), lanes, limit, given_up: Vec::new(), started_bytes: 0 }
     }
 
-    /// Speculations are taken at all.
+    /// True if speculations are accepted.
     pub(crate) fn enabled(&self) -> bool {
         self.limit > 0
     }
 
-    /// None is queued.
+    /// True if none is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.queued.is_empty()
     }
 
-    /// Bytes of those that started so far.
+    /// Bytes of all speculations started so far.
     pub(crate) fn started_bytes(&self) -> u64 {
         self.started_bytes
     }
 
-    /// Queued ones that share bytes with `start..end`, ascending.
+    /// Queued speculations that overlap `start..end`, ascending.
     fn overlapping(&self, table: &Table, lane: LaneId, file: FileId, start: u64, end: u64) -> Vec<Slot> {
         let before = self.queued.range((lane, file, 0)..(lane, file, start)).next_back();
         let before = before.filter(|(_, slot)| table.end(**slot) > start);
@@ -64,7 +64,7 @@ impl Speculations {
         before.into_iter().chain(within).map(|(_, slot)| *slot).collect()
     }
 
-    /// Queues one; false when it shares bytes with one that is queued.
+    /// Queues a speculation; false if it overlaps a queued one.
     pub(crate) fn insert(&mut self, table: &mut Table, slot: Slot) -> bool {
         let (lane, file, start, end) = (table.lane(slot), table.file(slot), table.start(slot), table.end(slot));
         if !self.overlapping(table, lane, file, start, end).is_empty() {
@@ -75,15 +75,15 @@ impl Speculations {
         true
     }
 
-    /// Gives up those that share bytes with `start..end`, which is about to change.
+    /// Drops speculations that overlap `start..end`, which is about to change.
     pub(crate) fn changed(&mut self, table: &mut Table, lane: LaneId, file: FileId, start: u64, end: u64) {
         for slot in self.overlapping(table, lane, file, start, end) {
             self.give_up(table, slot);
         }
     }
 
-    /// `start..end` is about to be read. What goes on from there is taken out of the queue, cut to begin at `end`, and
-    /// returned; others that share bytes with the read are given up.
+    /// `start..end` is about to be read. Returns the speculation that continues it, removed from the queue and cut to
+    /// begin at `end`; drops others that overlap the read.
     pub(crate) fn continues(
         &mut self,
         table: &mut Table,
@@ -108,7 +108,7 @@ impl Speculations {
         Some(slot)
     }
 
-    /// The next one that may go alone on a lane, taken out of the queue.
+    /// The next speculation that may start alone on a lane, removed from the queue.
     pub(crate) fn alone(&mut self, table: &mut Table, lane: LaneId) -> Option<Slot> {
         let of = self.lanes[lane.index()];
         if of.in_flight >= self.limit {
@@ -132,7 +132,7 @@ impl Speculations {
         self.started_bytes = self.started_bytes.saturating_add(table.len_bytes(slot));
     }
 
-    /// One that went alone has ended.
+    /// A speculation that started alone has ended.
     pub(crate) fn ended(&mut self, lane: LaneId) {
         self.lanes[lane.index()].in_flight -= 1;
     }
@@ -143,7 +143,7 @@ impl Speculations {
         table.remove(slot);
     }
 
-    /// Gives up all that are queued.
+    /// Drops all queued speculations.
     pub(crate) fn give_up_all(&mut self, table: &mut Table) {
         while let Some((_, slot)) = self.queued.pop_first() {
             self.given_up.push(table.id(slot));
@@ -151,7 +151,7 @@ impl Speculations {
         }
     }
 
-    /// One that was given up, to be forgotten by the driver.
+    /// Returns a dropped speculation for the driver to forget, or `None`.
     pub(crate) fn take_given_up(&mut self) -> Option<RequestId> {
         self.given_up.pop()
     }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_takes_along_what_continues_it() {
+    fn a_read_includes_the_speculation_that_continues_it() {
         let mut core = core("mlf");
         let read = core.push(Nanos(0), &request(Op::Read, 0, 128 * KIB)).unwrap();
         let ahead = core.speculate(&request(Op::Read, 128 * KIB, 1024 * KIB)).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_overtakes_a_speculation_takes_what_is_left_of_it() {
+    fn a_read_that_overtakes_a_speculation_includes_its_rest() {
         let mut core = core("auto");
         let ahead = core.speculate(&request(Op::Read, 64 * KIB, 256 * KIB)).unwrap();
         let passed = core.speculate(&request(Op::Read, 0, 32 * KIB)).unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_they_go_in_order_and_only_so_many_at_a_time() {
+    fn alone_speculations_start_in_order_up_to_the_limit() {
         let mut core = core("auto");
         for at in [512, 0, 256] {
             core.speculate(&request(Op::Read, at * KIB, 64 * KIB)).unwrap();
@@ -224,7 +224,7 @@ mod tests {
         let second = next(&mut core);
         assert_eq!([first.extent.lane_offset, second.extent.lane_offset], [0, 256 * KIB]);
         assert!(matches!(core.next(Nanos(1)), Next::Wait { .. }));
-        // A request does not wait for them.
+        // Speculations do not delay a request.
         core.push(Nanos(1), &request(Op::Read, 9 << 20, 4 * KIB)).unwrap();
         let real = next(&mut core);
         assert_eq!(real.extent.len, 4 * KIB);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn with_one_batch_at_a_time_they_wait_for_the_lane() {
+    fn with_one_batch_at_a_time_speculations_wait_for_the_lane() {
         let mut core = core("mlf");
         core.push(Nanos(0), &request(Op::Read, 9 << 20, 4 * KIB)).unwrap();
         core.speculate(&request(Op::Read, 0, 64 * KIB)).unwrap();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_drops_what_it_covers() {
+    fn a_change_drops_overlapping_speculations() {
         for (op, len) in [(Op::Write, KIB), (Op::Truncate, u64::MAX), (Op::Unlink, u64::MAX)] {
             let mut core = core("auto");
             let ahead = core.speculate(&request(Op::Read, 64 * KIB, 64 * KIB)).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn they_leave_room_for_requests_and_go_when_the_queue_is_drained() {
+    fn speculations_leave_room_for_requests_and_are_dropped_on_drain() {
         let mut core = core("auto");
         let taken = (0..64).filter(|i| core.speculate(&request(Op::Read, i << 20, KIB)).is_some()).count();
         assert_eq!((taken, core.room()), (48, 16));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_none_there_are_none() {
+    fn the_policy_none_starts_no_speculations() {
         let mut core = core("auto");
         let ahead = core.speculate(&request(Op::Read, 0, KIB)).unwrap();
         core.reconfigure(Nanos(1), &PolicySpec::named("none")).unwrap();

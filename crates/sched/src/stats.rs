@@ -1,4 +1,4 @@
-//! What a scheduler has done: counts, histograms, and the access-pattern figures of twins-2017, VI.
+//! Statistics of a scheduler: counts, histograms, and the access-pattern figures of twins-2017, VI.
 
 use impresario_base::Histogram;
 pub use impresario_base::histogram::Summary;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::throughput::Throughputs;
 use crate::types::{FileId, Nanos, Op};
 
-/// Steps of its histograms: four for each power of two.
+/// Histogram steps: four per power of two.
 pub(crate) const STEPS_LOG2: u32 = 2;
 
 /// Collected by the core.
@@ -53,7 +53,7 @@ impl Statistics {
         }
     }
 
-    /// A batch ended after so long with so many bytes.
+    /// Records a completed batch: its service time and bytes.
     pub(crate) fn ended(&mut self, op: Op, service: Nanos, bytes: u64) {
         self.service_ns.record(service.0);
         match op {
@@ -63,7 +63,7 @@ impl Statistics {
         }
     }
 
-    /// What a person or a program is told.
+    /// The statistics for people and programs.
     pub fn report(&self) -> Report {
         Report {
             accepted: self.accepted,
@@ -87,7 +87,7 @@ impl Statistics {
         }
     }
 
-    /// Starts anew; what is outstanding stays known.
+    /// Resets the statistics; outstanding requests stay known.
     pub(crate) fn reset(&mut self) {
         let mut throughputs = std::mem::take(&mut self.throughputs);
         throughputs.reset();
@@ -98,11 +98,11 @@ impl Statistics {
 /// The statistics of a scheduler since its start or the last reset.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Report {
-    /// Requests taken in.
+    /// Requests accepted.
     pub accepted: u64,
     /// Requests cancelled while queued.
     pub cancelled: u64,
-    /// Reads that needed no device and were not scheduled; they count nowhere else.
+    /// Reads that needed no device and bypassed scheduling; counted nowhere else.
     pub passed: u64,
     /// Requests completed, failed ones included.
     pub completed: u64,
@@ -112,7 +112,7 @@ pub struct Report {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Requests that had to wait for an older one that conflicted.
+    /// Requests that had to wait for an older conflicting one.
     pub blocked: u64,
     /// Batches dispatched.
     pub batches: u64,
@@ -124,7 +124,7 @@ pub struct Report {
     pub batch_bytes: Summary,
     /// Time from arrival to dispatch, per request.
     pub queue_ns: Summary,
-    /// Time that the device took, per batch.
+    /// Device time per batch.
     pub service_ns: Summary,
     /// Time between consecutive arrivals (twins-2017, VI-A).
     pub inter_arrival_ns: Summary,
@@ -132,7 +132,7 @@ pub struct Report {
     pub offset_distance_bytes: Summary,
     /// Consecutive batches of different files.
     pub file_switches: u64,
-    /// Throughput of the application that was worst off, by intervals of 100 ms (aioli-2006, part 2).
+    /// Throughput of the worst-off application per interval of 100 ms (aioli-2006, part 2).
     pub least_throughput_bytes_per_s: Summary,
 }
 

@@ -1,18 +1,18 @@
-//! One space for all lanes: the oldest queued request of each lane.
+//! The oldest queued request of each lane, for lanes that share one space.
 //!
-//! Where requests are not split at lanes, a policy keeps one set of queues for all of them, so the request whose turn
-//! it is may be for a busy lane while another lane idles. The core then asks the policy to serve the idle lane
-//! ([`Policy::serve_lane`](crate::policy::Policy::serve_lane)), and shows it where to begin. Policies that look at lanes
-//! themselves never come to that: the order of arrival at lanes is kept from the first time on that one does.
+//! If requests are not split at lanes, a policy keeps a single set of queues, so the request whose turn it is may be
+//! for a busy lane while another lane idles. The core then asks the policy to serve the idle lane
+//! ([`Policy::serve_lane`](crate::policy::Policy::serve_lane)) and passes that lane's oldest request. Policies that
+//! handle lanes themselves never get there: the per-lane order of arrival is kept only from its first use.
 
 use crate::policy::parts::arrivals::Arrivals;
 use crate::policy::{Choice, Policy, View, WaitReason};
 use crate::table::{Slot, State, Table};
 
-/// The order of arrival at each lane; lanes take turns.
+/// The order of arrival per lane; lanes take turns.
 #[derive(Default)]
 pub(crate) struct Stranded {
-    /// `None` until it is asked for.
+    /// `None` until first used.
     arrivals: Option<Arrivals>,
     next: usize,
 }
@@ -32,12 +32,12 @@ impl Stranded {
         }
     }
 
-    /// Another policy may not ask.
+    /// A new policy may never use it.
     pub fn forget(&mut self) {
         self.arrivals = None;
     }
 
-    /// Has the policy serve one of the lanes that have room and requests, or returns its shortest wait.
+    /// Lets the policy serve one of the lanes with room and requests; otherwise returns its shortest wait.
     pub fn serve(&mut self, view: &View<'_>, policy: &mut dyn Policy, batch: &mut Vec<Slot>) -> Choice {
         let mut wait = Choice::until_event(WaitReason::LanesBusy);
         for lane in view.open_lanes(self.next) {

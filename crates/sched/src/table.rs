@@ -1,14 +1,14 @@
-//! The outstanding requests, in one bounded table that the core, the conflicts and the policies share.
+//! The outstanding requests, in one bounded table shared by the core, the conflicts and the policies.
 
 use crate::types::{ClientId, ConnId, Extent, FileId, JobId, LaneId, Nanos, Op, Request, RequestId, UserId};
 use impresario_base::prefetch::fetch;
 
-/// A place in the table; valid while its request is outstanding.
+/// An index into the table; valid while its request is outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(pub u32);
 
 impl Slot {
-    /// No place.
+    /// No request.
     pub const NONE: Slot = Slot(u32::MAX);
 
     pub(crate) fn index(self) -> usize {
@@ -21,7 +21,7 @@ impl Slot {
     }
 }
 
-/// Something about each outstanding request; its memory follows the table's.
+/// A value for each outstanding request; its memory follows the table's.
 #[derive(Clone, Debug)]
 pub(crate) struct BySlot<T> {
     things: Vec<T>,
@@ -30,12 +30,12 @@ pub(crate) struct BySlot<T> {
 }
 
 impl<T: Copy> BySlot<T> {
-    /// For at most `capacity` requests, of which nothing is known yet.
+    /// For at most `capacity` requests, all with the value `nothing`.
     pub fn new(capacity: u32, nothing: T) -> BySlot<T> {
         BySlot { things: Vec::new(), nothing, capacity: capacity as usize }
     }
 
-    /// Notes something of a request.
+    /// Sets the value of a request.
     #[inline]
     pub fn set(&mut self, slot: Slot, thing: T) {
         if self.things.len() <= slot.index() {
@@ -44,7 +44,7 @@ impl<T: Copy> BySlot<T> {
         self.things[slot.index()] = thing;
     }
 
-    /// What was noted of a request.
+    /// The value of a request.
     #[inline]
     pub fn get(&self, slot: Slot) -> T {
         self.things.get(slot.index()).copied().unwrap_or(self.nothing)
@@ -60,7 +60,7 @@ impl<T: Copy> BySlot<T> {
     }
 }
 
-/// What was noted of a request before.
+/// The value set for a request.
 impl<T> std::ops::Index<Slot> for BySlot<T> {
     type Output = T;
     #[inline]
@@ -76,7 +76,7 @@ impl<T> std::ops::IndexMut<Slot> for BySlot<T> {
     }
 }
 
-/// A request's place in the order of arrival and its slot, in one word; orders as the arrivals do.
+/// A request's number in the order of arrival and its slot, in one word; sorts by arrival.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Arrival(u64);
 
@@ -84,7 +84,7 @@ impl Arrival {
     pub(crate) const MIN: Arrival = Arrival(0);
     pub(crate) const MAX: Arrival = Arrival(u64::MAX);
 
-    /// The least that is greater.
+    /// The next greater one.
     pub(crate) fn next(self) -> Arrival {
         Arrival(self.0 + 1)
     }
@@ -94,7 +94,7 @@ impl Arrival {
     }
 }
 
-/// A number (below 2^44; greater ones count as that) and the slot or queue that has it, in one word; orders by the number.
+/// A number (below 2^44; greater ones saturate) and the slot or queue it belongs to, in one word; sorts by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Numbered(u64);
 
@@ -112,21 +112,21 @@ impl Numbered {
     }
 }
 
-/// Where an outstanding request stands.
+/// The state of an outstanding request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum State {
     Free,
-    /// Something older conflicts with it; no policy sees it.
+    /// An older request conflicts with it; no policy sees it.
     Blocked,
-    /// The policy (or, for a barrier, the core) has it.
+    /// Queued at the policy (a barrier: at the core).
     Queued,
-    /// Nobody asked for it; the core reads it when that is in nobody's way.
+    /// A predicted read; the core starts it when it delays no request.
     Speculative,
     InFlight,
 }
 
-/// 72 bytes: what is known of an outstanding request, packed.
+/// 72 bytes per outstanding request, packed.
 #[derive(Clone, Copy)]
 struct Entry {
     arrival: Nanos,
@@ -175,17 +175,17 @@ impl Table {
         self.len() == 0
     }
 
-    /// The most that fit.
+    /// The maximum number of requests.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// True when sequence numbers should start anew at the next chance (after 10^12 requests).
+    /// True if sequence numbers should restart at the next opportunity (after 10^12 requests).
     pub(crate) fn is_worn(&self) -> bool {
         self.is_empty() && self.next_seq >> (63 - Self::SLOT_BITS) > 0
     }
 
-    /// Starts sequence numbers anew; nothing outside may remember one.
+    /// Restarts sequence numbers; no caller may hold an old one.
     pub(crate) fn renew(&mut self) {
         self.next_seq = 0;
     }
@@ -196,7 +196,7 @@ impl Table {
             Some(slot) => slot,
             None if self.entries.len() < self.capacity as usize => {
                 if self.entries.len() == self.entries.capacity() {
-                    // Grow by a half, not double: memory follows the queue more closely.
+                    // Grow by a half, not double, so that memory follows the queue.
                     let grow = (self.entries.len() / 2).max(64).min(self.capacity as usize - self.entries.len());
                     self.entries.reserve_exact(grow);
                 }
@@ -243,7 +243,7 @@ impl Table {
         (e.state != State::Free && u64::from(e.generation) == id.0 >> 32).then_some(slot)
     }
 
-    /// What is known of a request is needed soon.
+    /// Prefetches an entry into the CPU cache.
     pub(crate) fn fetch(&self, slot: Slot) {
         self.entries.get(slot.index()).inspect(|entry| fetch(*entry));
     }
@@ -263,7 +263,7 @@ impl Table {
         }
     }
 
-    /// Where it acts.
+    /// The extent it acts on.
     pub fn extent(&self, slot: Slot) -> Extent {
         let e = &self.entries[slot.index()];
         Extent { file: e.file, lane: e.lane, file_offset: e.file_offset, lane_offset: e.lane_offset, len: e.len }
@@ -300,12 +300,12 @@ impl Table {
         self.entries[slot.index()].op
     }
 
-    /// Its first arrival.
+    /// When it first arrived.
     pub fn arrival(&self, slot: Slot) -> Nanos {
         self.entries[slot.index()].arrival
     }
 
-    /// Its place in the order of arrival at this core.
+    /// Its number in the order of arrival at this core.
     pub fn seq(&self, slot: Slot) -> u64 {
         self.entries[slot.index()].seq
     }
@@ -322,27 +322,27 @@ impl Table {
         self.entries[slot.index()].state = state;
     }
 
-    /// Over which connection it came.
+    /// Its connection.
     pub fn conn(&self, slot: Slot) -> ConnId {
         self.entries[slot.index()].conn
     }
 
-    /// Who sent it.
+    /// Its client.
     pub fn client(&self, slot: Slot) -> ClientId {
         self.entries[slot.index()].client
     }
 
-    /// For which application.
+    /// Its application.
     pub fn job(&self, slot: Slot) -> JobId {
         self.entries[slot.index()].job
     }
 
-    /// On whose behalf.
+    /// Its user.
     pub fn user(&self, slot: Slot) -> UserId {
         self.entries[slot.index()].user
     }
 
-    /// Takes the first `len` bytes off a request: they are dispatched.
+    /// Cuts off the first `len` bytes of a request, which are dispatched.
     pub(crate) fn advance(&mut self, slot: Slot, len: u64) {
         let e = &mut self.entries[slot.index()];
         e.lane_offset += len;
@@ -350,14 +350,14 @@ impl Table {
         e.len -= len;
     }
 
-    /// Gives a request the extent that it came with.
+    /// Restores the original extent of a request.
     pub(crate) fn restore(&mut self, slot: Slot, whole: &Extent) {
         let e = &mut self.entries[slot.index()];
         (e.lane_offset, e.file_offset, e.len) = (whole.lane_offset, whole.file_offset, whole.len);
     }
 
-    /// Lengths of the requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any. Walks
-    /// the table.
+    /// Lengths of the requests that arrived earlier and are not in flight, on the same lane or (`any_lane`) on any.
+    /// Walks the table.
     pub(crate) fn older(&self, slot: Slot, any_lane: bool) -> impl Iterator<Item = u64> {
         let me = &self.entries[slot.index()];
         let older = move |e: &&Entry| {
@@ -366,12 +366,12 @@ impl Table {
         self.entries.iter().filter(older).map(|e| e.len)
     }
 
-    /// How many there are.
+    /// The number of those requests.
     pub(crate) fn older_than(&self, slot: Slot, any_lane: bool) -> u64 {
         self.older(slot, any_lane).count() as u64
     }
 
-    /// The slots in any of the given states, in order of arrival. Walks the table: for rare occasions.
+    /// The slots in the given states, in order of arrival. Walks the table: for rare use.
     pub(crate) fn in_state(&self, wanted: impl Fn(State) -> bool) -> Vec<Slot> {
         let mut slots: Vec<Slot> =
             (0..self.entries.len() as u32).map(Slot).filter(|s| wanted(self.state(*s))).collect();

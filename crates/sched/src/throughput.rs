@@ -1,8 +1,8 @@
-//! The least instantaneous throughput among the applications: what aioli-2006 (part 2) wants as large as possible.
+//! The lowest instantaneous throughput among applications, which aioli-2006 (part 2) maximises.
 //!
-//! Time is cut into intervals. In each that an application was at work in throughout (it had requests outstanding or
-//! arriving in it, in the one before and in the one after), the bytes that it got are its instantaneous throughput;
-//! the least of those is recorded.
+//! Time is divided into intervals. An application active throughout an interval (with requests outstanding or arriving
+//! in it and in both neighbours) has as its instantaneous throughput the bytes it received in the interval; the lowest
+//! of those is recorded.
 
 use impresario_base::Histogram;
 
@@ -16,15 +16,15 @@ const INTERVAL: Nanos = Nanos::from_millis(100);
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     outstanding: u32,
-    /// At work in this interval, if only for a moment.
+    /// Active in this interval, if only briefly.
     seen: bool,
-    /// The last two intervals in which it was at work, the latest in the lowest bit.
+    /// Whether it was active in the last two intervals; the lowest bit is the latest.
     history: u8,
     /// Bytes in this interval and in the last.
     bytes: [u64; 2],
 }
 
-/// What each application got.
+/// What each application received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Throughputs {
     jobs: Vec<Load>,
@@ -34,12 +34,12 @@ pub(crate) struct Throughputs {
 }
 
 impl Throughputs {
-    /// Bytes per second that the worst-off application got, one value per interval.
+    /// Bytes per second of the worst-off application, one value per interval.
     pub fn least(&self) -> &Histogram<STEPS_LOG2> {
         &self.least
     }
 
-    /// Forgets what was recorded, not what is outstanding.
+    /// Clears the recorded values; outstanding requests stay known.
     pub fn reset(&mut self) {
         self.least = Histogram::default();
         self.jobs.iter_mut().for_each(|j| (j.history, j.bytes) = (0, [0; 2]));
@@ -53,7 +53,7 @@ impl Throughputs {
         }
     }
 
-    /// One of its requests ended, or was cancelled with 0 bytes.
+    /// A request ended, or was cancelled with 0 bytes.
     pub fn ended(&mut self, now: Nanos, job: JobId, bytes: u64) {
         if let Some(load) = self.at(now, job) {
             load.outstanding = load.outstanding.saturating_sub(1);
@@ -66,7 +66,7 @@ impl Throughputs {
         if interval > self.interval {
             self.roll(interval);
         }
-        // Identities are small numbers that are used again; one that is not is not measured.
+        // Identities are small and reused; larger ones are not measured.
         let index = (job.0 < Table::CAPACITY_MAX).then_some(job.0 as usize)?;
         if self.jobs.len() <= index {
             self.jobs.resize(index + 1, Load::default());
@@ -74,9 +74,9 @@ impl Throughputs {
         self.jobs.get_mut(index)
     }
 
-    /// Ends the present interval and those in which nothing happened.
+    /// Closes the current interval and any empty ones after it.
     fn roll(&mut self, interval: u64) {
-        // What is outstanding now was so throughout those; after three of them nothing changes any more.
+        // Requests outstanding now were so throughout those intervals; after three of them nothing changes any more.
         let passed = interval - self.interval;
         for step in 0..passed.min(3) {
             let mut least = None;
@@ -108,7 +108,7 @@ mod tests {
 
     /// Two applications; the second gets a tenth of the first, and nothing at all in one interval.
     #[test]
-    fn the_worst_off_counts() {
+    fn the_worst_off_application_is_recorded() {
         let mut t = Throughputs::default();
         (0..2).for_each(|job| t.arrived(ms(10), JobId(job)));
         for interval in 0..6 {
@@ -120,12 +120,12 @@ mod tests {
             }
         }
         t.ended(ms(650), JobId(0), 0);
-        // Intervals 1 to 4 have one at work before and after.
+        // Intervals 1 to 4 have active neighbours.
         let s = t.least().summary();
         assert_eq!((s.count, s.max, s.mean), (4, 1_000_000, 750_000.0));
     }
 
-    /// A long silence with a request outstanding is a long time without throughput; one without requests is nothing.
+    /// Silence with a request outstanding counts as no throughput; silence without requests does not count.
     #[test]
     fn silence_counts_while_something_is_outstanding() {
         let mut t = Throughputs::default();

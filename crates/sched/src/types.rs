@@ -1,4 +1,4 @@
-//! The words of the field as types: instants, identities, extents, requests and batches.
+//! The basic types: instants, identities, extents, requests and batches.
 
 pub use impresario_base::Nanos;
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ impl LaneId {
     }
 }
 
-/// The submitter's token for a request; unique among those outstanding in one core.
+/// The identity of a request, unique among those outstanding in one core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct RequestId(pub u64);
 
@@ -89,29 +89,29 @@ impl Extent {
     }
 }
 
-/// What the scheduler knows of a request. The payload stays with the driver.
+/// A request's metadata. The payload stays with the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// The submitter's token.
+    /// Its identity.
     pub id: RequestId,
-    /// Where it acts.
+    /// The extent it acts on.
     pub extent: Extent,
-    /// When it reached this scheduler first; kept across policy switches.
+    /// When it first reached this scheduler; kept across policy switches.
     pub arrival: Nanos,
-    /// Who sent it.
+    /// Its client.
     pub client: ClientId,
-    /// Over which connection.
+    /// Its connection.
     pub conn: ConnId,
-    /// For which application.
+    /// Its application.
     pub job: JobId,
-    /// On whose behalf.
+    /// Its user.
     pub user: UserId,
-    /// What it does.
+    /// Its operation.
     pub op: Op,
 }
 
 impl Request {
-    /// A request from nobody in particular, arriving at zero.
+    /// A request with all identities 0 that arrives at time 0.
     pub fn new(op: Op, extent: Extent) -> Request {
         Request {
             id: RequestId(0),

@@ -1,4 +1,4 @@
-//! What policies may look at: the requests, the lanes and who asks.
+//! The state that the core shares with its policy: requests, lanes and identities.
 
 use rustc_hash::FxHashSet;
 
@@ -9,12 +9,12 @@ use crate::policy::{Lane, Policy, Setup, View};
 use crate::table::Table;
 use crate::types::{ConnId, LaneId, Nanos};
 
-/// What policies may look at; apart from the policy, so that it can look while it acts.
+/// State that policies read through a [`View`]; separate from the policy, which borrows it while it decides.
 pub(super) struct Ground {
     pub(super) config: CoreConfig,
     pub(super) table: Table,
     pub(super) lanes: Vec<Lane>,
-    /// The lanes of which the policy has requests, and which have room for one: only those are decided for.
+    /// Lanes that have requests queued at the policy and room for a batch: the only ones worth a decision.
     pub(super) startable: Occupied,
     pub(super) names: Names,
     pub(super) not_ready: FxHashSet<ConnId>,
@@ -24,7 +24,7 @@ pub(super) struct Ground {
     pub(super) shared_offset_ns: i64,
     pub(super) unlimited: bool,
     pub(super) speculates: bool,
-    /// The policy counts every request; see [`Conduct::shares`](crate::policy::Conduct::shares).
+    /// The policy accounts for every request; see [`Conduct::shares`](crate::policy::Conduct::shares).
     pub(super) shares: bool,
 }
 
@@ -46,14 +46,14 @@ impl Ground {
         }
     }
 
-    /// The policy has so many requests more of a lane, or fewer.
+    /// Changes the number of requests that the policy has queued for a lane.
     pub(super) fn queued(&mut self, lane: LaneId, change: i32) {
         let at = lane.index();
         self.lanes[at].queued = self.lanes[at].queued.saturating_add_signed(change);
         self.look_at(at);
     }
 
-    /// A batch of so many bytes went into flight on a lane, or came back.
+    /// Counts a batch of `bytes` on a lane as started or ended.
     pub(super) fn in_flight(&mut self, lane: LaneId, goes: bool, bytes: u64) {
         let l = &mut self.lanes[lane.index()];
         self.stuck_batches -= l.stuck();

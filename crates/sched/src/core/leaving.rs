@@ -1,4 +1,4 @@
-//! Requests that leave the core without having been served.
+//! Removing requests before they are served: cancelling and draining.
 
 use super::{Core, left_queue};
 use crate::contract::{Cancelled, Event};
@@ -6,7 +6,7 @@ use crate::table::{Slot, State};
 use crate::types::{ConnId, Nanos, Request, RequestId};
 
 impl Core {
-    /// Withdraws a request. One of which a piece is in flight counts as in flight; its other pieces are not started.
+    /// Cancels a request. If a piece of it is in flight it counts as in flight; its remaining pieces are not started.
     pub fn cancel(&mut self, now: Nanos, id: RequestId) -> Cancelled {
         let Some(slot) = self.ground.table.find(id) else { return Cancelled::Unknown };
         match self.ground.table.state(slot) {
@@ -43,12 +43,12 @@ impl Core {
         Cancelled::Removed
     }
 
-    /// Cancels what a connection has queued; returns the identities. What is in flight stays.
+    /// Cancels the queued requests of a connection and returns their identities. Requests in flight stay.
     pub fn cancel_connection(&mut self, now: Nanos, conn: ConnId) -> Vec<RequestId> {
         let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
-        // From the youngest: what a cancelled request blocked is gone before it could be admitted.
+        // Youngest first, so that no request blocked by a cancelled one is admitted in between.
         let mine = slots.into_iter().rev().filter(|s| self.ground.table.conn(*s) == conn).collect::<Vec<_>>();
-        // A connection that is gone can be waited for no more.
+        // A closed connection must not be waited for.
         self.event(now, Event::Ready { connection: conn, ready: true });
         let mut gone = Vec::with_capacity(mine.len());
         for slot in mine {
@@ -59,8 +59,7 @@ impl Core {
         gone
     }
 
-    /// Takes everything out that is not in flight, in order of arrival; of a request that is served piece by piece, what
-    /// is left.
+    /// Removes everything that is not in flight, in order of arrival; of a partly dispatched request, the rest.
     pub fn drain(&mut self, now: Nanos) -> Vec<Request> {
         self.speculations.give_up_all(&mut self.ground.table);
         let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));

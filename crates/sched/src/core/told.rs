@@ -1,4 +1,4 @@
-//! What the core tells of itself.
+//! What the core reports about itself.
 
 use std::ops::Range;
 
@@ -11,29 +11,29 @@ use crate::table::State;
 use crate::types::{ConnId, FileId, LaneId, Nanos, Op, Request, RequestId};
 
 impl Core {
-    /// The policy that decides at present, where the one in force chooses among others; and how often that changed.
+    /// The policy that currently decides, if the configured one chooses among others, and how often that changed.
     pub fn acting(&self) -> (PolicySpec, u64) {
         (self.policy.acting(), self.own_switches)
     }
 
-    /// What the policy in force chose and why; `None` where it does not choose.
+    /// The configured policy's choice and its reason; `None` if it does not choose.
     pub fn chosen(&self) -> Option<policy::Chosen> {
         self.policy.chosen()
     }
 
-    /// Whether [`Core::reconfigure`] would take this policy.
+    /// Checks whether [`Core::reconfigure`] would accept this policy.
     pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         policy::build(spec, &self.ground.setup()).map(drop)
     }
 
-    /// Whether any read may pass at present; see [`Core::may_pass`].
+    /// Whether any read may currently bypass scheduling; see [`Core::may_pass`].
     pub fn lets_pass(&self) -> bool {
         !self.ground.unlimited && !self.ground.shares
     }
 
-    /// Whether a read that needs no device may be served at once, without being scheduled: nothing outstanding changes these
-    /// bytes of the lane's space, its connection can take data, and the policy is about devices, not about who gets how
-    /// much. Where everything is handed over at once anyway, nothing need pass. `file` is none that is outstanding: `None`.
+    /// Whether a read that needs no device may be served at once, without scheduling: no outstanding request changes
+    /// these bytes, its connection can take data, and the policy schedules devices rather than shares. A policy that
+    /// hands over everything at once needs no bypass. `file` is `None` for a file without outstanding requests.
     pub fn may_pass(&self, file: Option<FileId>, lane: LaneId, conn: ConnId, range: Range<u64>) -> bool {
         let ground = &self.ground;
         self.lets_pass()
@@ -51,13 +51,13 @@ impl Core {
         Some(self.policy.wait_bound(&view, slot))
     }
 
-    /// A rule of the policy keeps a queued request from going at present.
+    /// Whether a rule of the policy currently withholds a queued request.
     pub fn is_withheld(&self, now: Nanos, id: RequestId) -> bool {
         let slot = self.ground.table.find(id).filter(|s| self.ground.table.state(*s) == State::Queued);
         slot.is_some_and(|slot| self.policy.is_withheld(&self.ground.view(now), slot))
     }
 
-    /// The whole of an outstanding request.
+    /// An outstanding request with its whole extent.
     pub fn request(&self, id: RequestId) -> Option<Request> {
         let slot = self.ground.table.find(id)?;
         let mut request = self.ground.table.request(slot);
@@ -67,31 +67,30 @@ impl Core {
         Some(request)
     }
 
-    /// The youngest request that is queued or blocked and has exactly these bytes of a file; of lane 0 where lanes have
-    /// spaces of their own.
+    /// The youngest queued or blocked request with exactly these bytes of a file; on lane 0 if lanes have separate
+    /// spaces.
     pub fn youngest_queued(&self, file: FileId, op: Op, start: u64, len: u64) -> Option<RequestId> {
         let waits = |slot| matches!(self.ground.table.state(slot), State::Queued | State::Blocked);
         let slot = self.conflicts.youngest(&self.ground.table, file, op, (start, len), waits)?;
         Some(self.ground.table.id(slot))
     }
 
-    /// What the policy does with requests of this kind at present, in words; `None` where that does not depend on who
-    /// asks.
+    /// How the policy currently treats requests of this kind, in words; `None` if all are treated alike.
     pub fn explain(&self, now: Nanos, who: &Who) -> Option<String> {
         self.policy.explain(who, now)
     }
 
-    /// Nothing is queued, blocked or in flight.
+    /// True if nothing is queued, blocked or in flight.
     pub fn is_empty(&self) -> bool {
         self.ground.table.is_empty()
     }
 
-    /// Requests queued, those blocked by others included.
+    /// Requests queued, including blocked ones.
     pub fn queued(&self) -> u32 {
         self.queued + self.blocked
     }
 
-    /// Room for further requests.
+    /// Free slots for further requests.
     pub fn room(&self) -> usize {
         self.ground.table.capacity() as usize - self.ground.table.len()
     }

@@ -1,11 +1,12 @@
-//! The laws of the core's contract (architecture, *The core's contract*), watched while a core is driven: by random
-//! scripts (the tests beside this file) and by the simulator.
+//! Checks the laws of the core's contract (architecture, *The core's contract*) while a core is driven, by random
+//! scripts (the tests beside this file) or by the simulator.
 //!
-//! Everything here is looked at from outside the core, by what it was given and what it gave: every accepted byte
-//! is dispatched exactly once; conflicting requests keep their order; no wait exceeds the policy's bound; no lane idles while
-//! there is work for it, except for a wait that the policy may state ([`Conduct`]); a connection that cannot take data is
-//! left alone. A speculation starts at most once and only as a read, behind the read that it continues, or alone where no
-//! request could start instead and few others are under way; never once a change covers it. It costs about as much as the core itself, and more where many requests of one file conflict.
+//! The checker sees only the core's inputs and outputs. Every accepted byte is dispatched exactly once; conflicting
+//! requests keep their order; no wait exceeds the policy's bound; no lane idles while it has work, except for waits
+//! that the policy may state ([`Conduct`]); connections that cannot take data are left alone. A speculation starts at
+//! most once, only as a read, and either behind the read that it continues or alone while no request could start and
+//! few other speculations are in flight; never after a change covered it. Checking costs about as much as the core
+//! itself, more if many requests of one file conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,9 +23,9 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-/// Violations kept.
+/// Maximum violations kept.
 pub const VIOLATIONS_MAX: usize = 20;
-/// A wait may be noticed so much late, ns.
+/// A wait may exceed its bound by this much, ns.
 const TOLERANCE_NS: u64 = 1_000;
 
 struct Known {
@@ -33,21 +34,21 @@ struct Known {
     sent: u64,
     flying: u32,
     cancelled: bool,
-    /// What the policy promised, and how much its lane had been dispatched and had idled by then.
+    /// The policy's promise, and the lane's batch count and idle time when it was given.
     bound: Option<WaitBound>,
     batches_before: u64,
     idle_before: u64,
-    /// A policy that chooses among others moved it from one to another.
+    /// A policy that chooses among others has moved the request.
     moved: bool,
-    /// Batches of it, and batches of others while a rule withheld it.
+    /// Batches of its own, and other batches while a rule withheld it.
     own: u64,
     withheld: u64,
 }
 
-/// A read that nobody asked for and that has not started.
+/// A speculation that has not started.
 struct Ahead {
     extent: Extent,
-    /// A write, truncate or unlink that came later covers some of it.
+    /// A later write, truncate or unlink covers part of it.
     covered: bool,
 }
 
@@ -61,25 +62,25 @@ impl Known {
 struct Lane {
     limit: Option<u32>,
     in_flight: u32,
-    /// Batches dispatched and time idled away since the beginning.
+    /// Batches dispatched and time idled since the start.
     batches: u64,
     idle: u64,
-    /// Idle time before which does not count any more.
+    /// Idle time before this point no longer counts.
     idle_floor: u64,
     hold_until: u64,
-    /// Speculations in flight alone.
+    /// Speculations in flight on their own.
     alone: u32,
 }
 
-/// Watches one core.
+/// Checks one core.
 pub struct Laws {
     policy: String,
     shared_space: bool,
     total_limit: u32,
     pieces: bool,
-    /// Its policy hands everything over at once: limits do not apply.
+    /// The policy is unlimited: lane limits do not apply.
     unlimited: bool,
-    /// How often the policy had put another into its place.
+    /// How often the policy had replaced itself.
     own_switches: u64,
     conduct: Conduct,
     may_idle: bool,
@@ -88,18 +89,18 @@ pub struct Laws {
     known: BTreeMap<RequestId, Known>,
     ahead: BTreeMap<RequestId, Ahead>,
     alone_limit: u32,
-    /// Those that wait and that a rule may withhold.
+    /// Waiting requests that a rule may withhold.
     withheld: BTreeSet<RequestId>,
-    /// Outstanding requests by file, lane (0 where all share one space) and offset, and the longest that there was.
+    /// Outstanding requests by file, lane (0 if all share one space) and offset, and the longest so far.
     places: BTreeSet<(FileId, u16, u64, RequestId)>,
     longest: u64,
-    /// Outstanding writes of files.
+    /// Outstanding writes per file.
     writes: FxHashMap<FileId, u32>,
     flying: BTreeMap<BatchId, Batch>,
     lanes: Vec<Lane>,
     order: u64,
     looked: u64,
-    /// When the core asked to be asked again.
+    /// When the core asked to be called again.
     due: u64,
     violations: Vec<String>,
 }
@@ -111,7 +112,7 @@ fn conflict(a: &Request, b: &Request, shared_space: bool) -> bool {
     same && overlap && !(harmless(a.op) && harmless(b.op))
 }
 
-/// What a policy may do, and with its parameters whether it may idle and serves accesses of a connection in order.
+/// What a policy may do; whether it may idle with these parameters; whether it serves a connection's accesses in order.
 ///
 /// # Panics
 /// For a policy that no core accepts.
@@ -122,7 +123,7 @@ fn conduct(spec: &PolicySpec) -> (Conduct, bool, bool) {
 }
 
 impl Laws {
-    /// Laws for a core that has nothing yet.
+    /// A checker for a core without requests.
     pub fn new(config: &CoreConfig, core: &Core) -> Laws {
         let mut laws = Laws {
             policy: String::new(),
@@ -153,14 +154,14 @@ impl Laws {
         laws
     }
 
-    /// Another policy is in force, or the same with other parameters: what was promised holds no more.
+    /// A new policy or new parameters are in force: earlier promises no longer hold.
     pub fn switched(&mut self, core: &Core) {
         self.look_at(core);
         self.known.values_mut().for_each(|k| (k.bound, k.moved) = (None, false));
         self.withheld.clear();
     }
 
-    /// What the deciding policy may do.
+    /// Reads what the acting policy may do.
     fn look_at(&mut self, core: &Core) {
         let (status, (acting, own_switches)) = (core.status(), core.acting());
         (self.conduct, self.may_idle, self.in_order) = conduct(&acting);
@@ -174,13 +175,13 @@ impl Laws {
         };
     }
 
-    /// A policy that chooses among others moved what waits to another one, which makes promises of its own; that happens
-    /// once to a request.
+    /// A choosing policy moved the waiting requests to another policy, which makes new promises; each request moves at
+    /// most once.
     fn moved(&mut self, now: u64, core: &Core) {
         let mut twice = Vec::new();
         for (id, k) in self.known.iter_mut().filter(|(_, k)| k.waits()) {
             let lane = &self.lanes[k.request.extent.lane.index()];
-            // What is blocked, or in flight with a piece, is not the policy's.
+            // Blocked requests and pieces in flight are not the policy's.
             let Some(bound) = core.wait_bound(Nanos(now), *id) else { continue };
             let ready = !self.conduct.minds_connections || !self.not_ready.contains(&k.request.conn.0);
             k.bound = ready.then_some(bound);
@@ -192,7 +193,7 @@ impl Laws {
         twice.into_iter().for_each(|what| self.violated(now, what));
     }
 
-    /// A lane is held by its driver.
+    /// The driver holds a lane.
     pub fn held(&mut self, now: Nanos, lane: LaneId, until: Nanos) {
         self.pass_time(now.0);
         self.lanes[lane.index()].hold_until = until.0;
@@ -204,7 +205,7 @@ impl Laws {
         }
     }
 
-    /// What was found wrong since the last call, in words.
+    /// The violations found since the last call, in words.
     pub fn take_violations(&mut self) -> Vec<String> {
         std::mem::take(&mut self.violations)
     }
@@ -230,7 +231,7 @@ impl Laws {
         !self.conduct.minds_connections || !request.op.is_data() || !self.not_ready.contains(&request.conn.0)
     }
 
-    /// An older access of the same connection goes first, though at another lane.
+    /// An older access of the same connection must go first, even on another lane.
     fn has_older_sibling(&self, k: &Known) -> bool {
         let mut all = self.known.values().filter(|o| o.request.conn == k.request.conn && o.request.op.is_data());
         self.in_order && self.shared_space && all.any(|o| o.waits() && o.order < k.order && !self.is_blocked(o))
@@ -244,7 +245,7 @@ impl Laws {
         self.lanes[lane].in_flight < self.lanes[lane].limit.unwrap_or(u32::MAX)
     }
 
-    /// Time went on: lanes with room idled.
+    /// Accounts for the time that lanes with room idled.
     fn pass_time(&mut self, now: u64) {
         let from = std::mem::replace(&mut self.looked, now);
         if now == from {
@@ -257,15 +258,15 @@ impl Laws {
             if total_open && open {
                 lane.idle += now - from;
             }
-            // While the node is full, the lane held, or a timer late, times at which a lane would have had its turn pass
-            // without the policy's doing.
+            // Idling does not count while the node is full, the lane held, or a timer late: the policy did not cause
+            // it.
             if !total_open || overdue || lane.hold_until > from {
                 lane.idle_floor = lane.idle;
             }
         }
     }
 
-    /// A request was accepted; to be told before the core is asked again.
+    /// A request was accepted. Call before the core's next decision.
     pub fn pushed(&mut self, now: u64, core: &Core, id: RequestId, request: &Request) {
         self.pass_time(now);
         let bound = core.wait_bound(Nanos(now), id).filter(|_| self.is_ready(request));
@@ -305,7 +306,7 @@ impl Laws {
         }
     }
 
-    /// A read that nobody asked for was accepted; to be told before the core is asked again.
+    /// A speculation was accepted. Call before the core's next decision.
     pub fn speculated(&mut self, now: u64, id: RequestId, request: &Request) {
         self.pass_time(now);
         let ahead = Ahead { extent: request.extent, covered: false };
@@ -317,7 +318,7 @@ impl Laws {
         }
     }
 
-    /// The core gave a speculation up.
+    /// The core dropped a speculation.
     pub fn given_up(&mut self, now: u64, id: RequestId) {
         if self.ahead.remove(&id).is_none() {
             self.violated(now, "law 7: what was given up is not a speculation that waits".into());
@@ -339,7 +340,7 @@ impl Laws {
         }
     }
 
-    /// The core was asked.
+    /// The core made a decision.
     pub fn said(&mut self, now: u64, core: &Core, said: &Next) {
         self.pass_time(now);
         let moved = core.acting().1 != self.own_switches;
@@ -425,7 +426,7 @@ impl Laws {
                 (k.sent, k.flying, k.own) = (k.sent.saturating_add(part.len), k.flying + 1, k.own + 1);
             }
         }
-        // Barriers and speculations pass the policy by.
+        // The policy does not see barriers and speculations.
         self.lanes[lane].batches += u64::from(batch.op.is_data() && real);
         self.lanes[lane].alone += u32::from(!real);
         self.lanes[lane].in_flight += 1;
@@ -433,7 +434,7 @@ impl Laws {
         wrong.into_iter().for_each(|what| self.violated(now, what));
     }
 
-    /// What is wrong with the start of a speculation behind requests that end at `end`, if there are `real` ones.
+    /// What is wrong with starting a speculation behind `real` requests that end at `end`, if anything.
     fn speculation_is_wrong(
         &self,
         now: u64,
@@ -464,7 +465,7 @@ impl Laws {
         Some(format!("law 7: a speculation starts though {why}: {extent:?}"))
     }
 
-    /// A request that could start now, of a lane or of any.
+    /// A request that could start now, on one lane or any.
     fn startable(&self, now: u64, of: Option<usize>) -> Option<&Known> {
         let is_open = |lane: usize| self.lane_open(lane) && self.lanes[lane].hold_until <= now;
         let open: Vec<bool> = (0..self.lanes.len()).map(is_open).collect();
@@ -479,7 +480,7 @@ impl Laws {
         self.known.values().find(could_go)
     }
 
-    /// Whether a request that is dispatched now waited longer than was promised.
+    /// Whether a request dispatched now waited longer than promised.
     fn too_late(&self, k: &Known) -> Option<String> {
         let (bound, lane) = (k.bound?, &self.lanes[k.request.extent.lane.index()]);
         let batches = lane.batches - k.batches_before - k.own - k.withheld;
@@ -537,7 +538,7 @@ impl Laws {
         }
     }
 
-    /// A connection is gone, and these requests with it.
+    /// A connection closed, which removed these requests.
     pub fn disconnected(&mut self, now: u64, conn: u32, ids: &[RequestId]) {
         self.cancelled(now, ids);
         if self.known.values().any(|k| k.waits() && k.request.conn.0 == conn) {
@@ -546,7 +547,8 @@ impl Laws {
         self.readiness(now, conn, true);
     }
 
-    /// A connection can, or can no longer, take data. Where policies mind, bounds are of ready connections.
+    /// A connection became able, or unable, to take data. Policies that mind connections promise bounds only for ready
+    /// ones.
     pub fn readiness(&mut self, now: u64, conn: u32, ready: bool) {
         self.pass_time(now);
         let changed = if ready { self.not_ready.remove(&conn) } else { self.not_ready.insert(conn) };
@@ -555,7 +557,7 @@ impl Laws {
         }
     }
 
-    /// Nothing is outstanding any more, as far as the laws saw.
+    /// True if nothing is outstanding, as far as the checker knows.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty() && self.ahead.is_empty() && self.flying.is_empty() && self.writes.is_empty()
     }

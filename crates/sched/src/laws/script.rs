@@ -1,5 +1,5 @@
-//! Random scripts for every policy: requests, completions, cancellations, holds and switches. A new policy joins by a
-//! line in [`specs`].
+//! Random scripts for every policy: requests, completions, cancellations, holds and switches. To add a policy, add a
+//! line to [`specs`].
 
 use std::sync::Arc;
 
@@ -97,7 +97,7 @@ pub(super) fn specs() -> Vec<(PolicySpec, u16)> {
     ]
 }
 
-/// Many rules that differ, so that every window of observations may switch.
+/// Many different rules, so that every observation window may cause a switch.
 pub(super) const AUTO_TABLE: &str = r#"
 version = 1
 [[rule]]
@@ -121,7 +121,7 @@ name = "the rest"
 choice = [{ policy = "mlf guard_batches=2" }]
 "#;
 
-/// Limits small enough to be met often within a script, large enough that it ends.
+/// Limits low enough to be reached often within a script, high enough that it ends.
 const TBF_LIMITS: &str = "w: op=write {requests_per_s=30000, burst=2}; f: file=1|2 {bytes_per_s=1e8, burst=8192, \
                           each=file, under=all}; j: job=1 {requests_per_s=40000, each=client, under=all}; \
                           t: file=0 {device=300, burst=0.02}; all: job=2 {device=500}";
@@ -131,22 +131,22 @@ const MCLOCK_LIMITS: &str = "a: job=1 {limit=40000, weight=3}; b: file=1 {reserv
                              c: * {reservation=50, each=client}";
 const MCLOCK_SHARES: &str = "a: op=write {reservation=30000, each=job}; b: * {weight=0.01, each=client}";
 
-/// How a script goes on.
+/// Which requests a script generates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Load {
-    /// Anything at random.
+    /// A random mix.
     Mixed,
-    /// One stream that ascends without end beside a few others, which is what starves whoever an order leaves behind.
+    /// One endlessly ascending stream beside a few others: what starves requests that offset order leaves behind.
     Ascending,
     /// The same at the lowest offsets.
     Low,
-    /// That stream alone.
+    /// The ascending stream alone.
     LowAlone,
-    /// What a stream leaves behind.
+    /// Only requests that the stream leaves behind.
     Victims,
 }
 
-/// A run as scripts are, for the policies that go by recorded ones.
+/// A recorded run similar to the scripts, for policies that use one.
 fn recorded_run(rng: &mut Random) -> Arc<PredictedQueues> {
     let request = |_| {
         let arrival_ns = rng.below(1_000_000);
@@ -202,7 +202,7 @@ impl Script {
         self.rng.below(n)
     }
 
-    /// A request: its operation, file, offset, length and connection by the load.
+    /// Generates a request; the load decides operation, file, offset, length and connection.
     pub(super) fn request(&mut self) -> Request {
         let lane = LaneId(self.below(u64::from(self.lanes)) as u16);
         let streams = match self.load {
@@ -233,8 +233,8 @@ impl Script {
             _ => (offset, len),
         };
         let extent = Extent { file: FileId(file), lane, file_offset: offset, lane_offset: offset, len };
-        // Who asks follows from the connection: four clients of two users, each with one or two jobs; the stream's is
-        // another.
+        // The connection decides the identities: four clients of two users, each with one or two jobs; the stream has
+        // its own.
         let conn = match self.load {
             Load::Victims => 0,
             _ if streams => 5,
@@ -263,7 +263,7 @@ impl Script {
         self.laws.pushed(self.now.0, &self.core, id, &request);
     }
 
-    /// What may be asked for soon: often what continues a request that waits, or shares bytes with one.
+    /// Generates a speculation: often one that continues or overlaps a waiting request.
     pub(super) fn speculate(&mut self) {
         let mut request = self.request();
         let known: Vec<Extent> = self.laws.known.values().map(|k| k.request.extent).collect();
@@ -283,7 +283,7 @@ impl Script {
         }
     }
 
-    /// Asks for dispatches until there is none; until when.
+    /// Takes dispatches until there are none; returns until when.
     pub(super) fn pump(&mut self) -> Nanos {
         loop {
             self.forget_given_up();
@@ -315,7 +315,7 @@ impl Script {
         self.laws.completed(self.now.0, batch.id);
     }
 
-    /// Time goes on, but no further than to when the core wants to be asked.
+    /// Advances time, but not past the core's next wake-up.
     pub(super) fn advance(&mut self, by: u64) {
         let due = self.laws.due.saturating_sub(self.now.0).max(1);
         self.now += Nanos(by.min(due));
@@ -366,7 +366,7 @@ impl Script {
         self.laws.switched(&self.core);
     }
 
-    /// One step. Devices keep up, but only just.
+    /// One step. Devices barely keep up.
     pub(super) fn step(&mut self, switches: &[PolicySpec]) {
         match self.below(11) {
             0..5 => self.push(),
@@ -389,14 +389,14 @@ impl Script {
         self.pump();
     }
 
-    /// Steps of pushes and completions only, with ever the same load.
+    /// Steps of pushes and completions only, under a constant load.
     pub(super) fn flood(&mut self, loads: &[(Load, u32)]) {
         for (load, steps) in loads {
             self.load = *load;
             for _ in 0..*steps {
                 (0..2).for_each(|_| self.push());
                 self.pump();
-                // The first requests are there together before the first batch comes back.
+                // The first requests all arrive before the first completion.
                 if self.pushed > 8 {
                     self.advance(1_000);
                     self.complete();
@@ -406,7 +406,7 @@ impl Script {
         }
     }
 
-    /// Lets everything outstanding finish; bounded by what there is.
+    /// Lets all outstanding requests finish; bounded by their number.
     pub(super) fn finish(&mut self) {
         for conn in 0..6 {
             self.be_ready(conn, true);
@@ -443,7 +443,7 @@ pub(super) fn seeds(default: u64) -> Vec<u64> {
     }
 }
 
-/// Names the seed when an assertion fails inside.
+/// Prints the seed if an assertion inside fails.
 pub(super) fn replayable<R>(what: &str, seed: u64, run: impl FnOnce() -> R) -> R {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
         .unwrap_or_else(|_| panic!("{what} failed; replay it with LAWS_SEED={seed}"))
@@ -459,7 +459,7 @@ pub(super) fn run(
 ) -> Vec<String> {
     let mut script = Script::new(spec, lanes, seed);
     for step in 0..steps {
-        // What streams starve has come before.
+        // First the requests that streams will starve.
         script.load = if step > 40 { load } else { Load::Mixed };
         script.step(switches);
     }

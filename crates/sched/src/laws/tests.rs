@@ -1,4 +1,4 @@
-//! The laws over random scripts, for every policy; and what each law says of a core that breaks it.
+//! The laws over random scripts for every policy, and what each law reports about a core that breaks it.
 //!
 //! A failure names its seed; `LAWS_SEED=n` replays that one alone, `LAWS_SEEDS=n` runs more than the usual number.
 
@@ -24,9 +24,9 @@ fn every_policy_keeps_the_laws() {
     }
 }
 
-/// The policy that chooses among others does so while the laws are watched, often.
+/// A policy that chooses among others switches often while the laws are checked.
 #[test]
-fn switches_of_its_own_keep_the_laws() {
+fn automatic_switches_keep_the_laws() {
     let spec = PolicySpec::named("auto").with("table", script::AUTO_TABLE);
     let mut switches = Vec::new();
     for seed in seeds(24) {
@@ -65,7 +65,7 @@ fn live_switches_between_every_ordered_pair() {
     }
 }
 
-/// Acts by one policy, and promises what another one would keep: a guard that is broken.
+/// Acts by one policy but promises the bounds of another: a broken guard.
 struct Broken {
     acts: Box<dyn Policy>,
     promises: Box<dyn Policy>,
@@ -103,8 +103,8 @@ impl Policy for Broken {
     }
 }
 
-/// Eight requests, and then one stream that never ends and that the policy prefers. What was promised by `promised` and
-/// done by `acts`.
+/// Eight requests, then an endless stream that the policy prefers, with the bounds of `promised` and the decisions of
+/// `acts`.
 fn starve(promised: &PolicySpec, acts: &PolicySpec, lanes: u16, load: Load) -> Vec<String> {
     starve_for(6_000, promised, acts, lanes, load)
 }
@@ -121,8 +121,8 @@ fn starve_for(steps: u32, promised: &PolicySpec, acts: &PolicySpec, lanes: u16, 
     script.laws.take_violations()
 }
 
-/// Law 3 is not vacuous: a policy whose guard is broken on purpose exceeds its stated bound within some thousand steps,
-/// and one whose guard works does not.
+/// Law 3 is not vacuous: a policy with a deliberately broken guard exceeds its bound within some thousand steps, one
+/// with a working guard does not.
 #[test]
 fn a_broken_guard_is_found() {
     let p = PolicySpec::named;
@@ -148,12 +148,12 @@ fn a_broken_guard_is_found() {
         let found = starve(&guarded(1), &guarded(0), lanes, load);
         assert!(found.iter().any(|v| v.contains("law 3") && v.contains("batches before it")), "{spec}: {found:?}");
     }
-    // The guard as it comes, too: the bound of the oldest request lies within the script.
+    // Also with the default guard: the bound of the oldest request lies within the script.
     let shipped = p("mlf").with("window_us", 0).with("batch_requests", 1);
     assert_eq!(starve_for(40_000, &shipped, &shipped, 1, Load::LowAlone), Vec::<String>::new());
     let found = starve_for(40_000, &shipped, &shipped.clone().with("guard_batches", 0), 1, Load::LowAlone);
     assert!(found.iter().any(|v| v.contains("law 3") && v.contains("batches before it")), "{found:?}");
-    // Bounds of idle time as well: windows and rates that are longer or lower than stated.
+    // Idle-time bounds too: windows longer, or rates lower, than stated.
     let found = starve(&twins, &twins.clone().with("window_us", 5_000), 2, Load::Mixed);
     assert!(found.iter().any(|v| v.contains("law 3: the lane idled")), "{found:?}");
     let rate = |rate| p("tbf").with("rules", format!("all: * {{requests_per_s={rate}}}"));
@@ -161,9 +161,9 @@ fn a_broken_guard_is_found() {
     assert!(found.iter().any(|v| v.contains("law 3: the lane idled")), "{found:?}");
 }
 
-/// `sstf patience_us=0` waits without end and says so; its other bounds hold while a connection is not ready.
+/// `sstf patience_us=0` waits without limit and says so; its other bounds hold while a connection is not ready.
 #[test]
-fn patience_without_end_is_stated() {
+fn unlimited_patience_is_stated() {
     for (patience, idle) in [(0, Nanos::MAX), (5, Nanos::from_micros(5 * (257 + 1)))] {
         let spec = PolicySpec::named("sstf").with("patience_us", patience);
         let mut core = Core::new(CoreConfig::single_lane(8), &spec).unwrap();
@@ -178,9 +178,9 @@ fn patience_without_end_is_stated() {
     }
 }
 
-/// Several connections that take no data are waited for together: `patience_us` between two batches, not each.
+/// Several connections that take no data are waited for together: `patience_us` between two batches, not for each.
 #[test]
-fn patience_is_for_all_connections_between_two_batches() {
+fn patience_covers_all_connections_between_two_batches() {
     let spec = PolicySpec::named("sstf").with("patience_us", 5);
     let mut core = Core::new(CoreConfig::single_lane(8), &spec).unwrap();
     for conn in 0..4 {
@@ -230,7 +230,7 @@ fn watched(spec: &PolicySpec) -> (Core, Laws) {
 }
 
 #[test]
-fn a_core_that_keeps_them_is_not_accused() {
+fn a_correct_core_has_no_violations() {
     let (mut core, mut laws) = watched(&PolicySpec::named("fifo").with("merge", "on"));
     for i in 0..20 {
         let r = request(if i % 3 == 0 { Op::Write } else { Op::Read }, i % 7 * 100);
@@ -248,9 +248,9 @@ fn a_core_that_keeps_them_is_not_accused() {
     assert_eq!(laws.take_violations(), Vec::<String>::new());
 }
 
-/// What a broken core would say, told to the laws.
+/// Feeds the laws what a broken core would report.
 #[test]
-fn each_breach_is_named() {
+fn each_violation_is_reported() {
     let (mut core, mut laws) = watched(&PolicySpec::named("fifo"));
     let (first, second) = (request(Op::Write, 0), request(Op::Write, 50));
     let a = core.push(Nanos(0), &first).unwrap();
@@ -277,9 +277,9 @@ fn each_breach_is_named() {
     accused(Next::Dispatch(batch(RequestId(77), 0, 0)), "law 1: a request that is not outstanding");
 }
 
-/// The same of reads that nobody asked for.
+/// The same for speculations.
 #[test]
-fn each_breach_of_a_speculation_is_named() {
+fn each_violation_by_a_speculation_is_reported() {
     let config = CoreConfig { lane_requests: 9, lane_speculations: 1, ..CoreConfig::single_lane(100) };
     let mut core = Core::new(config.clone(), &PolicySpec::named("fifo")).unwrap();
     let mut laws = Laws::new(&config, &core);
@@ -329,9 +329,9 @@ fn each_breach_of_a_speculation_is_named() {
     accused(&core, &mut laws, moved, "not the rest of what was accepted");
 }
 
-/// A change reaches what would be read ahead through another lane of the same space.
+/// A change on one lane reaches speculations on the other lanes of the same space.
 #[test]
-fn a_change_drops_what_it_covers_at_every_lane_of_one_space() {
+fn a_change_drops_overlapping_speculations_on_every_lane_of_one_space() {
     let config = CoreConfig { lanes: 3, shared_space: true, lane_speculations: 1, ..CoreConfig::single_lane(100) };
     let mut core = Core::new(config, &PolicySpec::named("fifo")).unwrap();
     let at = |lane: u16, op| {

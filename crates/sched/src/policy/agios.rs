@@ -1,16 +1,16 @@
-//! `agios` and `agios-causal`: `mlf` that waits for the requests which a recorded run foretells (agios-2013, IV).
+//! `agios` and `agios-causal`: `mlf` that waits for requests predicted from a recorded run (agios-2013, IV).
 //!
-//! `agios` is the paper literally: agios-2013's `mlf` (no windows), and before a virtual request is served the question
-//! whether it is as large as the aggregation predicted for it; if not it waits, once, for the predicted span minus the time
-//! since its first request arrived (`parts/foreseen.rs`). The paper bounds neither the wait nor the distance from the
-//! predicted instant at which a request still counts as the predicted one: `wait_us` and `bound_percent` do.
+//! `agios` follows the paper: the `mlf` of agios-2013 (no windows), and before a virtual request is served, a check
+//! whether it has reached the size predicted for it; if not it waits, once, for the predicted span minus the time since
+//! its first request arrived (`parts/foreseen.rs`). The paper limits neither the wait nor how far from the predicted
+//! instant a request still matches its prediction; `wait_us` and `bound_percent` do.
 //!
 //! `agios-causal` is ours, for shallow hand-offs below the scheduler, where the paper's rule waits for requests that
-//! cannot arrive before others are served: it has the windows and anticipation of `mlf`, waits only for requests that the
-//! recorded run did not see caused by each other, for `wait_us` at most, keeps the lane meanwhile if it is in a window of
-//! the file, and keeps an account for each file that ends waiting where it does not pay.
+//! cannot arrive before others are served. It has the windows and anticipation of `mlf` and waits only for requests
+//! that did not cause each other in the recorded run, for `wait_us` at most. It keeps the lane during a wait in the
+//! file's window, and an account per file stops waiting where it does not pay.
 //!
-//! Without a recorded run, or for files and requests that it does not have, both are `mlf` with these parameters.
+//! Without a recorded run, and for files and requests outside it, both equal `mlf` with these parameters.
 //!
 //! Wait: as `mlf`; before each batch the lane may idle `wait_us` longer.
 

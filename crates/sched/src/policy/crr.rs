@@ -1,14 +1,14 @@
 //! `crr`: batched round robin over clients (CRR-N of the Lustre network request scheduler).
 //!
-//! One queue per client, in order of arrival. Clients take turns; a turn is up to `quantum_requests` requests. A client
-//! whose quantum is spent goes to the end of the ring, one that has nothing leaves it, a new one joins at the end.
+//! One queue per client, in order of arrival. Clients take turns of up to `quantum_requests` requests. A client that
+//! has spent its quantum goes to the end of the ring, an idle one leaves it, a new one joins at the end.
 //!
-//! Source: Lustre operations manual, "Network request scheduler tuning" (client round robin over NIDs, CRR-N). Where
-//! it is silent: clients are told apart by their stable key, so one that reconnects keeps its place; what a client
-//! leaves of its quantum when it runs dry is lost; `merge=on` (not in the original) sends a request's queued
-//! neighbours of the same client along, and the last batch of a turn may then exceed the quantum.
+//! Source: Lustre operations manual, "Network request scheduler tuning" (client round robin over NIDs, CRR-N). Where it
+//! is silent: clients are identified by stable key, so a client that reconnects keeps its place; the unused rest of a
+//! quantum is lost when a client runs dry; `merge=on` (not in the original) also sends a request's queued neighbours of
+//! the same client, so the last batch of a turn may exceed the quantum.
 //!
-//! Wait: (older requests of its client + 1) turns of every client there may be. Work-conserving.
+//! Wait: (older requests of its client + 1) turns of every possible client. Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF, Range};
 use super::parts::flows::Flows;
@@ -50,7 +50,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 struct Crr {
     params: Params,
     quantum: u64,
-    /// Requests of a batch at most.
+    /// Most requests in a batch so far.
     longest: u64,
     capacity: u64,
     /// By lane group and client.
@@ -107,8 +107,8 @@ impl Policy for Crr {
     }
 
     fn wait_bound(&self, _: &View<'_>, _: Slot) -> WaitBound {
-        // At most `capacity` requests of its client before it, each in its own turn at worst, and in each such turn
-        // every other client has its quantum.
+        // At most `capacity` requests of its client precede it, at worst each in its own turn, and between two turns
+        // every other client spends its quantum.
         let turn = self.quantum.saturating_add(self.longest);
         WaitBound::of_batches(self.capacity.saturating_mul(self.capacity).saturating_mul(turn))
     }

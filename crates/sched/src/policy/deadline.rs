@@ -1,23 +1,22 @@
-//! `deadline`: offset order in batches, with an expiry for each operation (the Linux elevator of that name).
+//! `deadline`: offset order in batches, with an expiry per operation (after Linux's mq-deadline).
 //!
-//! Reads and writes of a lane wait in two orders: by file and offset, and by arrival. A *sweep* sends up to
-//! `sweep_batches` batches of one operation in ascending order (file, then offset). When it is over, the next one is of
-//! reads if there are any, unless reads went first `writes_starved` times while writes waited, then of writes. It
-//! continues where the operation's last sweep stopped, but if the oldest request of the operation has waited longer
-//! than its expiry, it starts there. A sweep also ends at the last offset of the last file; the next begins at the
-//! lowest.
+//! Reads and writes of a lane are each kept in two orders: by file and offset, and by arrival. A *sweep* sends up to
+//! `sweep_batches` batches of one operation in ascending order (file, then offset). The next sweep is of reads if there
+//! are any, unless writes have waited for `writes_starved` sweeps of reads; then it is of writes. A sweep continues
+//! where the operation's last one stopped, or starts at the operation's oldest request if that has expired. It also
+//! ends at the last offset of the last file; the next one then begins at the lowest.
 //!
 //! Source: the kernel's block/mq-deadline.c and Documentation/block/deadline-iosched (read_expire, write_expire,
-//! fifo_batch, writes_starved; our names, its defaults), reworded. Where files instead of one device are concerned it
-//! is silent: files are in the order of their numbers at this server, which says nothing of where they lie on the
-//! device, but keeps the requests of one file together. Touching requests go as one batch, as the kernel merges them;
-//! a batch counts once towards the sweep, and runs are at most `batch_requests` and `batch_bytes`. `writes_starved`
-//! is 1 at least: with 0 the kernel's rule would starve reads.
+//! fifo_batch, writes_starved; our names, its defaults), reworded. The source orders one device; here files are ordered
+//! by their number at this server, which says nothing about their place on the device but keeps the requests of one
+//! file together. Touching requests form one batch, as the kernel merges them; a batch counts once towards the sweep,
+//! and is limited by `batch_requests` and `batch_bytes`. `writes_starved` is at least 1: with 0 the kernel's rule would
+//! starve reads.
 //!
-//! Wait: expiry bounds time only as long as the device keeps up. So a request has also expired when `guard_batches`
-//! batches of its operation left it out while it was the oldest (0 switches that off). Then at most (older requests of
-//! its operation + 1) × (`guard_batches` + `sweep_batches`) batches of it go before, and for each sweep of writes
-//! `writes_starved` + 1 of reads. Work-conserving.
+//! Wait: expiry bounds the wait only while the device keeps up. So a request also expires after `guard_batches` batches
+//! of its operation that passed it over while it was the oldest (0 disables this). At most (older requests of its
+//! operation + 1) × (`guard_batches` + `sweep_batches`) batches of its operation precede it, and for each sweep of
+//! writes `writes_starved` + 1 of reads. Work-conserving.
 
 use std::collections::BTreeMap;
 
@@ -93,14 +92,14 @@ const WRITE: usize = 1;
 #[derive(Default)]
 struct Direction {
     files: BTreeMap<FileId, RunQueue>,
-    /// Where its last batch ended; `None`: past everything.
+    /// Where its last batch ended; `None`: beyond all requests.
     position: Option<(FileId, u64)>,
 }
 
 #[derive(Default)]
 struct Group {
     directions: [Direction; 2],
-    /// The operation of the sweep, and its batches so far.
+    /// The current sweep's operation and its batches so far.
     sweep: Option<(usize, u64)>,
     /// Sweeps of reads since writes began to wait.
     starved: u64,
@@ -108,7 +107,7 @@ struct Group {
 
 struct Deadline {
     params: Params,
-    /// Of reads and writes.
+    /// For reads and writes.
     expire: [Nanos; 2],
     sweep: u64,
     writes_starved: u64,
@@ -124,13 +123,13 @@ fn direction(op: Op) -> usize {
     if op == Op::Read { READ } else { WRITE }
 }
 
-/// Where the requests of a lane group and operation are under the guard.
+/// Index of a lane group and operation among the guards.
 fn guarded(group: usize, direction: usize) -> usize {
     2 * group + direction
 }
 
 impl Direction {
-    /// The first run, in file and offset order, that begins at or after where the last batch ended.
+    /// The first run, by file and offset, that begins at or after the end of the last batch.
     fn ahead(&self, view: &View<'_>) -> Option<Slot> {
         let (file, offset) = self.position?;
         let mut files = self.files.range(file..);
@@ -142,7 +141,7 @@ impl Direction {
         head.or_else(|| files.next().and_then(|(_, runs)| runs.next_ready(0)))
     }
 
-    /// Moves what begins with a request into the batch.
+    /// Moves the run (or its rest) that begins at `first` into the batch.
     fn take(&mut self, runs: &mut Runs, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) {
         let file = view.table.file(first);
         let Some(queue) = self.files.get_mut(&file) else { return };
@@ -158,7 +157,7 @@ impl Direction {
 }
 
 impl Group {
-    /// The operation of the next sweep, and the number of sweeps that reads had before writes then.
+    /// The operation of the next sweep, and how many sweeps of reads writes have waited for by then.
     fn next_direction(&self, writes_starved: u64) -> Option<(usize, u64)> {
         let [reads, writes] = &self.directions;
         match (reads.files.is_empty(), writes.files.is_empty()) {
@@ -240,9 +239,8 @@ impl Policy for Deadline {
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let older = view.table.older_than(slot, view.groups() == 1);
         let guard = if self.guard == 0 { u64::MAX } else { self.guard };
-        // Sweeps of its own operation until the guard lets the oldest start one, for it and each older request; for
-        // each of them so many of the other operation. A sweep has one batch at least, so there are no more sweeps
-        // than batches.
+        // Count the sweeps of its own operation until the guard has released every older request and this one, and for
+        // each of them the sweeps of the other operation. A sweep has at least one batch, so batches bound sweeps.
         let own = older.saturating_add(1).saturating_mul(guard.saturating_add(self.sweep));
         let other = own.saturating_mul(self.writes_starved.saturating_add(1)).saturating_mul(self.sweep);
         WaitBound::of_batches(own.saturating_add(other))

@@ -1,10 +1,10 @@
 //! `fifo`: order of arrival per lane, with a limited number in flight (the baseline of twins-2017, III).
 //!
-//! With `merge=on`, the request whose turn it is takes along the queued requests of its file and operation
-//! that touch it: the control that only limits depth and merges, against which a reordering policy
-//! must show what its order is worth.
+//! With `merge=on`, the oldest request is sent together with the queued requests of its file and operation that touch
+//! it. This is the control that only limits depth and merges: a reordering policy must beat it to show what its order
+//! is worth.
 //!
-//! Wait: at most the requests that arrived earlier on its lane. Work-conserving.
+//! Wait: at most the older requests of its lane. Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, SWITCH};
 use super::parts::backlog::Backlog;
@@ -52,7 +52,7 @@ impl Policy for Fifo {
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         self.turns.go_round(view, |group| {
             let first = self.backlog.first(view, group)?;
-            // Where requests are not split, the run around the oldest may begin at another server.
+            // If requests are not split, the run around the oldest may begin on another server.
             if !view.open(view.table.lane(first)) {
                 return Some(Choice::until_event(WaitReason::LanesBusy));
             }

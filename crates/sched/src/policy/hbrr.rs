@@ -1,13 +1,11 @@
 //! `hbrr`: handle-based round robin (twins-2017, III, after IOFSL).
 //!
-//! One queue per file and operation, served in turn. A turn takes up to `quantum_requests` requests: each
-//! time the run (touching requests) that holds the queue's oldest request, in offset order, one batch a run.
-//! A queue whose quantum is spent goes to the end of the ring; an empty one is dropped. A new queue
-//! joins at the end.
+//! One queue per file and operation, served in turn. A turn sends up to `quantum_requests` requests: each batch is the
+//! run (touching requests, in offset order) that holds the queue's oldest request. A queue that has spent its quantum
+//! goes to the end of the ring; an empty one is dropped; a new one joins at the end.
 //!
-//! Where the source is silent: which run of a queue comes first is not said; the one with the oldest request
-//! does, so that nothing starves. Wait: (older requests of its queue + 1) turns of every queue there may be.
-//! Work-conserving.
+//! The source does not say which run of a queue comes first; here it is the one with the oldest request, so nothing
+//! starves. Wait: (older requests of its queue + 1) turns of every possible queue. Work-conserving.
 
 use super::params::{BATCH_BYTES, Range};
 use super::parts::file_turns::{FileTurns, Order};

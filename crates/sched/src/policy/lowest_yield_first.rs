@@ -1,20 +1,20 @@
-//! `lowest-yield-first`: the application that got least of the device since its I/O phase began goes first.
+//! `lowest-yield-first`: serves the application that has had the least of the device since its I/O phase began.
 //!
-//! The yield of an application is the device time (or bytes) that it got in its present phase, divided by the time
-//! since the phase began. Whenever a lane has room, the application with the lowest yield sends its oldest request
-//! and what it touches. So bandwidth goes to those whom sharing has slowed most.
+//! The yield of an application is the device time (or bytes) it has had in its current phase, divided by the time since
+//! the phase began. Whenever a lane has room, the application with the lowest yield sends its oldest request and the
+//! requests that touch it. Bandwidth thus goes to the applications that sharing has slowed most.
 //!
 //! Source: Benoit, Herault, Perotin, Robert and Vivien, "Revisiting I/O bandwidth-sharing strategies for HPC
-//! applications", INRIA RR-9502 (2023): GreedyYield. There a yield counts an application's whole run, its computing
-//! too, against what it would have taken alone; a server sees requests only, so ours counts the phase. A phase begins
-//! with a request after `phase_gap_ms` without outstanding ones (`phases.rs`). Device time is debited by the cost
-//! model at dispatch and corrected by the service time at completion, over all lanes of this server. Equal yields:
-//! the phase that began first. Within an application: order of arrival, aggregated.
+//! applications", INRIA RR-9502 (2023): GreedyYield. There the yield counts an application's whole run, computing
+//! included, against its time alone; a server sees only requests, so ours counts the phase. A phase begins with a
+//! request after `phase_gap_ms` without outstanding ones (`phases.rs`). Device time is debited by the cost model at
+//! dispatch and corrected by the service time at completion, over all lanes of this server. Equal yields: the phase
+//! that began first. Within an application: order of arrival, aggregated.
 //!
 //! Yields change with time, so the lowest is kept by a kinetic tournament (`tournament.rs`), not by a scan.
 //!
-//! Wait: phases that keep beginning would starve older ones, so after `guard_batches` batches of a lane that left out
-//! its oldest request, that one goes (0 switches the guard off). Work-conserving.
+//! Wait: new phases would starve older ones, so after `guard_batches` batches of a lane that passed over its oldest
+//! request, that request goes next (0 disables the guard). Work-conserving.
 
 use std::any::Any;
 
@@ -64,7 +64,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// Also of `set10`.
+/// Also used by `set10`.
 pub(super) const PHASE_GAP: ParamInfo = ParamInfo {
     name: "phase_gap_ms",
     default: "100",
@@ -76,7 +76,7 @@ struct LowestYield {
     params: Params,
     in_bytes: bool,
     phases: Phases,
-    /// By application, each with its place in the tournament of its lane group.
+    /// By application, each with its index in the tournament of its lane group.
     flows: Flows<u32, Option<u32>, Flight>,
     groups: Vec<Tournament>,
     turns: Turns,
@@ -90,7 +90,7 @@ struct Flight {
 }
 
 impl LowestYield {
-    /// Tells the tournament what a flow's application got, or that the flow has nothing left.
+    /// Updates a flow in the tournament after its application's yield changed, or removes it when it is empty.
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, job) = self.flows.key(flow);
         let Job { got, began, order, .. } = *self.phases.job(job);

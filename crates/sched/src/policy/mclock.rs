@@ -1,33 +1,33 @@
-//! `mclock`: reservation, weight and limit for each class (mClock: Gulati, Merchant and Varman, OSDI 2010).
+//! `mclock`: reservation, weight and limit per class (mClock: Gulati, Merchant and Varman, OSDI 2010).
 //!
-//! `rules` names classes (job, user, client, file, operation; the first rule that fits counts; `each=` as in `tbf`)
-//! and gives each a `reservation` and a `limit` per second (0: none) and a `weight`. Cost is counted in requests, or
-//! with `unit=device` in seconds of device time (by the cost model at dispatch, corrected by the service time at
-//! completion). Each class has three tags, each max(now, previous + cost ÷ rate), for the request that it has sent
-//! for longest:
-//! - *Constraint phase*: among classes with a reservation tag that is due, the one with the earliest goes.
-//! - *Weight phase*, when none is due: among classes within their limit, the one with the least weight tag. What goes
-//!   then does not count against the class's reservation.
+//! `rules` names classes (job, user, client, file, operation; the first matching rule applies; `each=` as in `tbf`) and
+//! gives each a `reservation` and a `limit` per second (0: none) and a `weight`. Costs count in requests or, with
+//! `unit=device`, in seconds of device time (by the cost model at dispatch, corrected by the service time at
+//! completion). Each class has three tags, each max(now, previous + cost ÷ rate), for its oldest request:
+//! - *Constraint phase*: among classes whose reservation tag is due, the earliest tag goes first.
+//! - *Weight phase*, when no tag is due: among classes within their limit, the lowest weight tag goes first. This does
+//! not count against the class's reservation.
 //!
-//! "Now" in the reservation's tag is the arrival of the request, so that a reservation that the device could not keep
-//! is owed, as in the paper. The limit's tag counts from dispatch: a class never makes up for time in which it did
-//! not reach its limit (in the paper's tags of arrivals a backlog can exceed it later); but a reservation that is due
-//! goes whatever the limit says, as in the paper. For weights the paper moves
-//! the tags of all active classes whenever an idle one comes back, so that the least equals the present; we keep the
-//! tags in virtual time instead (the newcomer starts at the tag that was served last), which has the same effect
-//! without touching the others, and whatever the scale of the weights. As dmClock's library does, tags are made for a
-//! class's oldest request only.
+//! "Now" in the reservation tag is the request's arrival, so a reservation that the device could not keep stays owed,
+//! as in the paper. The limit tag counts from dispatch: a class never makes up for time below its limit (with the
+//! paper's arrival tags a backlog can exceed it later); but a due reservation goes whatever the limit says, as in the
+//! paper. The paper adjusts the weight tags of all active classes whenever an idle one returns, so that the lowest
+//! equals the present; we keep the tags in virtual time (a returning class starts at the last tag served), which has
+//! the same effect at any scale of weights without touching the others. As in dmClock's library, only a class's oldest
+//! request has tags.
 //!
-//! Choices: requests that no rule fits form a class of weight 1 without reservation and limit; a reservation above
-//! its limit is refused; tags are this server's, over all its lanes (a client over several servers needs dmClock's
-//! counts on its requests: not here), while queues, and the virtual time at which a newcomer starts, are its lane's. Several rules may be changed live: classes whose rule keeps its name keep their
-//! tags. `merge=on` (not in the original) sends a request's queued neighbours of the same class along.
+//! Choices: requests without a matching rule form a class of weight 1 without reservation or limit; a reservation above
+//! its limit is refused; tags belong to this server, over all its lanes (a client of several servers would need
+//! dmClock's counts in its requests: not here), while queues, and the virtual time at which a class starts, belong to a
+//! lane. Rules can be changed live: classes whose rule keeps its name keep their tags. `merge=on` (not in the original)
+//! also sends a request's queued neighbours of the same class.
 //!
-//! Wait: reservations that exceed the device, and greater weights, would starve others. So after `guard_batches` batches of
-//! a lane that left out its oldest request of a class without limit, that one goes; the same for the oldest of the classes that have
-//! a limit and are within it; and after so many by reservations while others within their limits waited, one goes by weight (0
-//! switches the guards off). A class at its limit waits, its lane idle if need be; this is the rule's purpose and does not
-//! switch itself off: one batch at the limit's rate for each older request of the class. Else work-conserving.
+//! Wait: excessive reservations and large weights would starve others. So after `guard_batches` batches of a lane that
+//! passed over its oldest request of a class without a limit, that request goes; likewise for the oldest among classes
+//! that have a limit and are within it; and after as many batches by reservation while others within their limits
+//! waited, one goes by weight (0 disables the guards). A class at its limit waits even if its lane idles; that is the
+//! rule's purpose and stays on: one batch at the limit's rate per older request of the class. Otherwise
+//! work-conserving.
 
 use std::any::Any;
 
@@ -84,7 +84,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |params, setup| Ok(Box::new(Mclock::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
 };
 
-/// What a rule says; 0: none.
+/// The settings of a rule; 0: none.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     reservation: f64,
@@ -92,27 +92,27 @@ struct Share {
     limit: f64,
 }
 
-/// Where the next request's tags start.
+/// The base of the next request's tags.
 #[derive(Clone, Copy, Default, Debug)]
 struct Tags {
     reservation: Nanos,
-    /// Virtual time, nanoseconds; 64 bits would last a few days.
+    /// Virtual time, ns; 64 bits would overflow within days.
     weight: u128,
     limit: Nanos,
 }
 
-/// Orders equal tags by arrival.
+/// Breaks ties by arrival.
 type Tag<T = Nanos> = (T, u64);
 
 const NO_TAG: Tag = (Nanos::MAX, u64::MAX);
 const NO_WEIGHT: Tag<u128> = (u128::MAX, u64::MAX);
 
-/// In which of its group's sets a flow is.
+/// The sets of its group that contain a flow, and its keys there.
 struct Filed {
     reservation: Tag,
     weight: Tag<u128>,
     limit: Tag,
-    /// Of a class with a limit that is within it, the oldest request.
+    /// The oldest request, if the class has a limit and is within it.
     allowed: u64,
 }
 
@@ -127,14 +127,14 @@ struct Group {
     reservations: SortedSet<(Tag, u32)>,
     /// Within their limits.
     weights: SortedSet<(Tag<u128>, u32)>,
-    /// Waiting for them.
+    /// At their limits.
     limited: SortedSet<(Tag, u32)>,
-    /// Those that have a limit and are within it, by their oldest request; and the batches that left out the first.
+    /// Flows of limited classes within their limit, by oldest request; and the batches that passed over the first.
     allowed: SortedSet<(u64, u32)>,
     left_out: u64,
-    /// The weight tag served last.
+    /// The last weight tag served.
     virtual_now: u128,
-    /// Batches by reservations that somebody within the limit waited for.
+    /// Consecutive batches by reservation while a flow within its limit waited.
     reserved_run: u64,
 }
 
@@ -147,16 +147,16 @@ enum Phase {
 struct Mclock {
     params: Params,
     in_device_time: bool,
-    /// Of a batch in flight it is noted whether it went by a reservation.
+    /// A batch in flight records whether it used a reservation.
     queues: ClassFlows<Tags, Filed>,
-    /// By rule, and of those whom no rule fits.
+    /// By rule; the last is for requests without a matching rule.
     shares: Vec<Share>,
     groups: Vec<Group>,
     turns: Turns,
     guard_batches: u64,
 }
 
-/// What a cost takes at a rate.
+/// The time that a cost takes at a rate.
 fn span(cost: f64, rate: f64) -> Nanos {
     Nanos::from_secs_f64((cost / rate).max(1e-9))
 }
@@ -196,12 +196,12 @@ impl Mclock {
         self.shares[self.queues.classes.get(class).rule]
     }
 
-    /// Until when a class is at its limit.
+    /// When a class drops below its limit.
     fn limited_until(&self, class: u32) -> Nanos {
         if self.share(class).limit > 0.0 { self.queues.classes.get(class).account.limit } else { Nanos::ZERO }
     }
 
-    /// Files a flow anew after a change of its class's tags or of its oldest request, or closes it.
+    /// Updates a flow's position after its class's tags or its oldest request changed, or closes it.
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, class) = self.queues.flows.key(flow);
         let (share, tags) = (self.share(class), self.queues.classes.get(class).account);
@@ -233,14 +233,14 @@ impl Mclock {
         }
     }
 
-    /// The class's tags have moved on since a flow was filed (it sent something in another group).
+    /// True if the class's tags changed since the flow was filed (it sent in another group).
     fn is_stale(&self, flow: u32, filed: impl Fn(&Tags) -> bool) -> bool {
         filed(&self.queues.classes.get(self.queues.flows.key(flow).1).account)
     }
 
-    /// The flow of a group that sends next and the phase, or when there will be one.
+    /// The flow of a group that sends next and its phase, or when there will be one.
     fn next(&mut self, view: &View<'_>, group: usize) -> Result<(u32, Phase), Nanos> {
-        // Each look puts one flow right.
+        // Each iteration updates one flow.
         while let Some((_, flow)) = self.groups[group].limited.first().filter(|f| f.0.0 <= view.now) {
             self.refile(view, flow);
         }
@@ -276,13 +276,13 @@ impl Mclock {
             }
         }
         if let Some(flow) = reserved {
-            return Ok((flow, Phase::Constraint)); // nobody waited after all
+            return Ok((flow, Phase::Constraint)); // the guard counted waiters that have gone
         }
         let limited = self.groups[group].limited.first().map_or(Nanos::MAX, |f| f.0.0);
         Err(until.min(limited))
     }
 
-    /// Too many batches left out the oldest request of those that have a limit and are within it.
+    /// True if too many batches passed over the oldest request among limited classes within their limits.
     fn is_left_out(&self, group: usize) -> bool {
         self.guard_batches > 0 && self.groups[group].left_out >= self.guard_batches
     }
@@ -291,7 +291,7 @@ impl Mclock {
         if self.in_device_time { device.as_secs_f64() } else { requests as f64 }
     }
 
-    /// Sends what a flow has next, on the account of a phase.
+    /// Sends a flow's next batch in the given phase.
     fn serve(&mut self, view: &View<'_>, flow: u32, phase: Phase, batch: &mut Vec<Slot>) -> Option<Choice> {
         let first = self.queues.flows.first(view, flow)?;
         if !view.open(view.table.lane(first)) {
@@ -315,7 +315,7 @@ impl Mclock {
         tags.weight = start + u128::from(span(cost, share.weight).0);
         match phase {
             Phase::Weight => (g.virtual_now, g.reserved_run) = (g.virtual_now.max(start), 0),
-            // Who is in the weights besides this flow waits.
+            // Other flows in the weight order are waiting.
             Phase::Constraint if g.weights.len() > usize::from(weight.is_some()) => g.reserved_run += 1,
             Phase::Constraint => {}
         }
@@ -377,7 +377,7 @@ impl Policy for Mclock {
         let longest = self.cost(self.queues.longest.0, self.queues.longest_device(view));
         let paid = span(longest, share.limit).0.saturating_mul(self.queues.paying(view, slot));
         let idle = Nanos(paid) + self.limited_until(class).since(view.now);
-        // The guards of classes with and without limits take turns.
+        // The guards for classes with and without limits alternate.
         WaitBound { batches: guarded.saturating_mul(2), idle, by_rule: true }
     }
 
@@ -430,7 +430,7 @@ impl Policy for Mclock {
         ))
     }
 
-    /// Classes whose rule keeps its name go on with their tags.
+    /// Classes whose rule keeps its name keep their tags.
     fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
         let Ok(old) = old.downcast::<Mclock>() else { return };
         if old.in_device_time != self.in_device_time {

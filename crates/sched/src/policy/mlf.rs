@@ -1,30 +1,30 @@
 //! `mlf`: the multilevel-feedback scheduler of aIOLi as AGIOS describes it (agios-2013, III).
 //!
-//! Requests wait in two queues per file, one for reads and one for writes, in offset order; touching ones
-//! are aggregated into virtual requests (`parts/runs.rs`). A new request has a quantum of 0. Each *pass* adds
-//! TTP(`quantum_bytes`) to the quantum of every request; a virtual request owns the sum of its parts' quanta. Queues are
-//! visited by their oldest arrival, and each sends at most one batch a pass: the first virtual request in offset order
+//! Requests wait in two queues per file, one for reads and one for writes, in offset order; touching requests are
+//! aggregated into virtual requests (`parts/runs.rs`). A new request has a quantum of 0. Each *pass* adds
+//! TTP(`quantum_bytes`) to the quantum of every request; a virtual request has the sum of its parts' quanta. Queues are
+//! visited by oldest arrival, and each sends at most one batch per pass: the first virtual request in offset order
 //! whose quantum is at least TTP(its size). All that is in `parts/levels.rs`.
 //!
 //! From aioli-2006, part 2:
 //! - The queue whose turn it is keeps its lane for a *dedicated window* of `window_us` while it has requests, whatever
-//!   their quanta, and is held for up to `anticipation_us` when a synchronous process is about to send the next
-//!   (`parts/windows.rs`). `window_us=0` is the rule of agios-2013 alone.
-//! - `weights`: quanta grow, and windows last, so many times as fast and long for an application ("the grow of a
-//!   quantum could be set for each application"). A queue has the weight of the request that began it.
-//! - `adapt`: a file's next quantum follows its use. It is on in `aioli`, which is this policy with other defaults, as is
-//!   `hold_us`, which is ours: short runs are held for their neighbours (`parts/holds.rs`).
+//! their quanta; the lane is held for up to `anticipation_us` when a synchronous process is about to send the next one
+//! (`parts/windows.rs`). `window_us=0` is the rule of agios-2013 alone.
+//! - `weights`: an application's quanta grow faster, and its windows last longer, by its weight ("the grow of a quantum
+//! could be set for each application"). A queue has the weight of the request that opened it.
+//! - `adapt`: a file's next quantum follows its use. It is on in `aioli`, which is this policy with other defaults, as
+//! is `hold_us`, which is ours: short runs are held for their neighbours (`parts/holds.rs`).
 //!
-//! Ours, where the papers are silent: a virtual request is at most a batch. "Offset order" starts at the lowest offset
-//! each time, which starves high ones: after `guard_batches` batches of a queue that left out its oldest request, that
-//! one goes next, whatever its quantum; after [`WINDOW_BATCHES`] times as many batches of a lane that left out the
-//! lane's oldest, that one goes, whatever quanta, windows and holds say (0 switches both guards off). A pass takes no
-//! time unless `pass_us` gives it a set one, for a deep hand-off below. `reads_ahead_requests`: a write counts as
-//! arrived so many requests later, so that reads go first.
+//! Ours, where the papers are silent: a virtual request is at most one batch. "Offset order" starts at the lowest
+//! offset each time, which starves high ones: after `guard_batches` batches of a queue that passed over its oldest
+//! request, that request goes next, whatever its quantum; after [`WINDOW_BATCHES`] times as many batches of a lane that
+//! passed over the lane's oldest, that one goes, whatever quanta, windows and holds say (0 disables both guards). A
+//! pass takes no time unless `pass_us` sets one, for a deep hand-off below. `reads_ahead_requests`: a write is ordered
+//! as if it had arrived that many requests later, so that reads go first.
 //!
-//! Wait: (older requests of the lane + 1) × (`guard_batches` × [`WINDOW_BATCHES`] + 1) batches. Work-conserving but for
-//! holds (`hold_us`, and `anticipation_us` within windows: at most one of each before a batch; both end for files where they do not
-//! pay) and `pass_us` (a lane idles until the pass in which something becomes eligible).
+//! Wait: (older requests of the lane + 1) × (`guard_batches` × [`WINDOW_BATCHES`] + 1) batches. Work-conserving except
+//! for holds (`hold_us`, and `anticipation_us` within windows: at most one of each before a batch; both stop for files
+//! where they do not pay) and `pass_us` (a lane idles until the pass in which a request becomes eligible).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ const CONDUCT: Conduct = Conduct {
 const MLF_PARAMS: &[ParamInfo] = &params("8192", "off", "0");
 const AIOLI_PARAMS: &[ParamInfo] = &params("65536", "on", "900");
 
-/// The parameters, with the defaults in which the two differ.
+/// The parameters, with the defaults in which `mlf` and `aioli` differ.
 pub(super) const fn params(quantum_bytes: &'static str, adapt: &'static str, hold_us: &'static str) -> [ParamInfo; 12] {
     [
         ParamInfo {
@@ -141,7 +141,7 @@ pub(super) const fn params(quantum_bytes: &'static str, adapt: &'static str, hol
     ]
 }
 
-/// By the parameters; `foreseen`: with holds for predicted requests.
+/// Builds from the parameters; `foreseen`: with holds for predicted requests.
 pub(super) fn build(
     params: &Params,
     setup: &Setup,
@@ -149,7 +149,7 @@ pub(super) fn build(
 ) -> Result<Box<dyn Policy>, PolicyError> {
     let micros = |name| Nanos::from_micros(params.integer(name));
     let levels = Levels::new(params, setup);
-    // Where lanes share one space a queue's next request may be for any of them: none is held.
+    // If lanes share one space, a queue's next request may be for any of them, so no lane is held.
     let hold = if setup.shared_space { Nanos::ZERO } else { micros("anticipation_us") };
     let guard = params.integer("guard_batches").saturating_mul(WINDOW_BATCHES);
     Ok(Box::new(Mlf {
@@ -164,25 +164,25 @@ pub(super) fn build(
     }))
 }
 
-/// Queues passed over in one decision at most, in the hope of longer runs.
+/// Maximum queues skipped in one decision because their runs are held.
 const ASIDE_MAX: usize = 8;
 
 struct Mlf {
     params: Params,
     levels: Levels,
     holds: Holds,
-    /// Of the policies that go by recorded runs.
+    /// Only in policies that use recorded runs.
     foreseen: Option<Foreseen>,
     windows: Windows,
     /// By lane group.
     guards: Guards,
     turns: Turns,
-    /// Queues that the present decision passes over; empty between decisions.
+    /// Queues that the current decision skips; empty between decisions.
     aside: Vec<u32>,
 }
 
 impl Mlf {
-    /// Puts the next batch of a lane into `batch`, or says how long there is none.
+    /// Puts a lane's next batch into `batch`, or says how long to wait.
     fn serve(&mut self, view: &View<'_>, lane: usize, batch: &mut Vec<Slot>) -> Choice {
         if let Some(oldest) = self.guards.due(view.table, lane)
             && let Some(q) = self.levels.find(&key_of(view, oldest))
@@ -191,7 +191,7 @@ impl Mlf {
             return self.send_if_open(view, q, first, batch);
         }
         let mut held: Option<Choice> = None;
-        // A stale entry can make a queue look ready; each look removes one, so this ends.
+        // A stale entry can make a queue look ready; each iteration removes one, so the loop ends.
         let choice = loop {
             let (q, window) = match self.next_queue(view, lane) {
                 Ok(next) => next,
@@ -206,7 +206,7 @@ impl Mlf {
                 && let Some(until) = self.hold_until(view, q, head)
             {
                 let hold = Choice::Wait { until, reason: WaitReason::Hold };
-                // A short wait within a window costs less than to turn elsewhere and back.
+                // Within a window, a short wait costs less than a seek to another file and back.
                 if window.is_some() && self.foreseen.as_ref().is_some_and(|f| f.is_causal()) {
                     break hold;
                 }
@@ -220,7 +220,7 @@ impl Mlf {
         held.map_or(choice, |held| held.sooner(choice))
     }
 
-    /// The queue of a lane that sends next, and where its offset order begins if it is the lane's window.
+    /// The lane's next queue, and where its offset order begins if the lane is in its window.
     fn next_queue(&mut self, view: &View<'_>, lane: usize) -> Result<(u32, Option<u64>), Choice> {
         match self.windows.at(view, lane, |key| self.levels.find(key)) {
             Dedicated::To(q, offset) if !self.aside.contains(&q) => return Ok((q, Some(offset))),
@@ -231,7 +231,7 @@ impl Mlf {
         self.levels.next(view, lane).map(|q| (q, None))
     }
 
-    /// Until when a queue whose first run would be `head` is held in the hope of a longer one; `None`: not at all.
+    /// How long a queue holds its first run `head` for a longer one; `None`: not at all.
     fn hold_until(&mut self, view: &View<'_>, q: u32, head: Slot) -> Option<Nanos> {
         if self.aside.len() >= ASIDE_MAX {
             return None;
@@ -256,7 +256,7 @@ impl Mlf {
         Choice::until_event(WaitReason::LanesBusy)
     }
 
-    /// Sends what begins with a request of a queue: its run, or the rest of it.
+    /// Sends the run, or the rest of it, that begins at a request of a queue.
     fn send(&mut self, view: &View<'_>, q: u32, first: Slot, batch: &mut Vec<Slot>) {
         let end = self.levels.take(view, q, first, batch);
         let queue = self.levels.queue(q);
@@ -359,7 +359,7 @@ impl Policy for Mlf {
         self.foreseen.as_ref().map(Foreseen::linked)
     }
 
-    /// Goes on with quanta, histories, windows and accounts.
+    /// Keeps quanta, histories, windows and accounts.
     fn take_over(&mut self, view: &View<'_>, old: Box<dyn Any>) {
         let Ok(old) = old.downcast::<Mlf>() else { return };
         self.levels.take_over(view, old.levels);

@@ -1,7 +1,7 @@
-//! The policies: which request is served next. One file a policy; the list is [`POLICIES`].
+//! The policies, which decide which request is served next. One file per policy; [`POLICIES`] lists them.
 //!
-//! A policy sees requests that nothing older conflicts with, and lanes with or without room. It decides
-//! order, aggregation and waiting; the core does the rest (conflicts, barriers, limits, counting).
+//! A policy sees only requests without an older conflicting one. It decides order, aggregation and waiting; the core
+//! does the rest (conflicts, barriers, limits, accounting).
 
 mod agios;
 pub mod auto;
@@ -50,9 +50,9 @@ pub use params::{ParamInfo, Params, PolicyError};
 pub enum WaitReason {
     /// Nothing is queued.
     Empty,
-    /// What is queued is for lanes without room (or blocked behind what is in flight there).
+    /// Queued requests are for lanes without room (or blocked behind requests in flight there).
     LanesBusy,
-    /// A lane is held for a request that is expected.
+    /// A lane is held for an expected request.
     Hold,
     /// The time window belongs to another server.
     Window,
@@ -60,22 +60,22 @@ pub enum WaitReason {
     Quantum,
     /// A rule's rate allows nothing yet.
     Rate,
-    /// The connection whose turn it is can take nothing.
+    /// The connection whose turn it is cannot take data.
     Connection,
 }
 
-/// What a policy decided.
+/// A policy's decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
-    /// Dispatch what was put into the batch.
+    /// Dispatch the requests in the batch.
     Serve,
-    /// Dispatch the next `len_bytes` of the one request that was put into the batch. While some of it is left the
-    /// request stays queued, and begins so much later. All of it goes where the driver takes no pieces.
+    /// Dispatch the next `len_bytes` of the one request in the batch. The rest of the request stays queued and begins
+    /// that much later. If the driver takes no pieces the whole request goes.
     ServePiece {
-        /// Bytes, not 0.
+        /// Bytes, above 0.
         len_bytes: u64,
     },
-    /// Dispatch the reads that were put into the batch with the holes between them (sieving: 2002, 2.1).
+    /// Dispatch the reads in the batch together with the holes between them (sieving: 2002, 2.1).
     ServeThrough,
     /// Nothing before `until`, unless an event comes first.
     Wait {
@@ -87,12 +87,12 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// Waiting for an event, not for time.
+    /// Wait for an event, not for time.
     pub(crate) const fn until_event(reason: WaitReason) -> Choice {
         Choice::Wait { until: Nanos::MAX, reason }
     }
 
-    /// Of a wait and a dispatch the dispatch. Of two waits the one that ends first; of equally long ones the one with more to say than that lanes are busy.
+    /// Prefers a dispatch to a wait, then the wait that ends first, then the more specific reason.
     pub(crate) fn sooner(self, other: Choice) -> Choice {
         let says = |reason| match reason {
             WaitReason::Empty => 0,
@@ -118,15 +118,15 @@ pub struct Lane {
     pub(crate) limit_bytes: u64,
     pub(crate) in_flight_requests: u32,
     pub(crate) in_flight_bytes: u64,
-    /// Batches in flight that its limit and the core's do without: they wait for a device that hangs.
+    /// Batches in flight that wait for a device that hangs; they do not count against the limits.
     pub(crate) stuck_requests: u32,
-    /// Requests that the policy has.
+    /// Requests queued at the policy.
     pub(crate) queued: u32,
     pub(crate) hold_until: Nanos,
 }
 
 impl Lane {
-    /// One more batch may go into flight as far as the limits say.
+    /// The limits allow one more batch in flight.
     pub(crate) fn has_room(&self) -> bool {
         // At most as many as the limit are left out, so that a lane never has more than twice that in flight.
         let counted = self.in_flight_requests - self.stuck().min(self.limit_requests);
@@ -139,11 +139,11 @@ impl Lane {
     }
 }
 
-/// What a policy may look at when it decides.
+/// What a policy can read when it decides.
 pub struct View<'a> {
     /// The present.
     pub now: Nanos,
-    /// The present on the clock that the nodes share.
+    /// The present on the shared clock.
     pub shared_now: Nanos,
     /// The outstanding requests.
     pub table: &'a Table,
@@ -151,7 +151,7 @@ pub struct View<'a> {
     pub cost: &'a CostModel,
     /// The stable keys of the identities.
     pub names: &'a Names,
-    /// Requests may be dispatched piece by piece.
+    /// Requests may be dispatched in pieces.
     pub pieces: bool,
     pub(crate) lanes: &'a [Lane],
     pub(crate) startable: &'a Occupied,
@@ -161,7 +161,7 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Room for one more batch on the lane, and no hold.
+    /// The lane has room for a batch and is not held.
     pub fn open(&self, lane: LaneId) -> bool {
         let l = &self.lanes[lane.index()];
         self.total_open && l.has_room() && l.hold_until <= self.now
@@ -172,7 +172,7 @@ impl View<'_> {
         !self.not_ready.contains(&conn)
     }
 
-    /// Whose request it is, by stable keys.
+    /// The identities of a request, by stable keys.
     pub fn who(&self, slot: Slot) -> Who {
         let (t, n) = (self.table, self.names);
         Who {
@@ -184,14 +184,14 @@ impl View<'_> {
         }
     }
 
-    /// Groups of lanes over which a policy without interest in lanes keeps its queues apart: one per lane
-    /// where lanes have spaces of their own, one in all where requests are not split at lanes.
+    /// Groups of lanes for which a policy that ignores lanes keeps separate queues: one per lane if lanes have separate
+    /// spaces, a single one if requests are not split at lanes.
     pub fn groups(&self) -> usize {
         if self.shared_space { 1 } else { self.lanes.len() }
     }
 
-    /// The groups for which the policy has requests and the lanes have room, round from one of them. Others are not
-    /// asked: what is chosen before it can go is chosen without those who come meanwhile.
+    /// The groups with queued requests and room, cyclically from `first`. Other groups are not asked: a choice made
+    /// before it can be dispatched would miss later arrivals.
     pub(crate) fn startable_groups(&self, first: usize) -> Round<'_> {
         match (self.shared_space, self.total_open && !self.startable.is_empty()) {
             (_, false) => Round::of_none(),
@@ -200,7 +200,7 @@ impl View<'_> {
         }
     }
 
-    /// The lanes that have queued requests and room, and are not held, round from one of them.
+    /// The lanes with queued requests and room that are not held, cyclically from `first`.
     pub(crate) fn open_lanes(&self, first: usize) -> impl Iterator<Item = usize> {
         let round = if self.total_open { self.startable.round_from(first) } else { Round::of_none() };
         round.filter(|lane| self.lanes[*lane].hold_until <= self.now)
@@ -212,90 +212,90 @@ impl View<'_> {
     }
 }
 
-/// How long a request may wait, as far as the policy decides it.
+/// The worst-case wait of a request, as far as the policy determines it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WaitBound {
-    /// Batches of its lane dispatched before it at most, whatever arrives meanwhile.
+    /// Maximum batches of its lane dispatched before it, whatever arrives meanwhile.
     pub batches: u64,
-    /// Time that the policy lets its lane idle before it at most; [`Nanos::MAX`]: any time.
+    /// Maximum time that the policy idles its lane before it; [`Nanos::MAX`]: unbounded.
     pub idle: Nanos,
-    /// A rule may withhold it ([`Policy::is_withheld`]): batches count only while none does.
+    /// A rule may withhold it ([`Policy::is_withheld`]); batches count only while none does.
     pub by_rule: bool,
 }
 
 impl WaitBound {
-    /// Of a request for which no rule idles its lane.
+    /// For a request whose lane no rule idles.
     pub(crate) const fn of_batches(batches: u64) -> WaitBound {
         WaitBound { batches, idle: Nanos::ZERO, by_rule: false }
     }
 }
 
-/// A batch that ended, as policies are told.
+/// A completed batch, as reported to policies.
 pub struct Done<'a> {
-    /// Its requests. They are still in the table; of one served piece by piece this may not be the last.
+    /// Its requests, still in the table; of a request served in pieces this may not be the last piece.
     pub slots: &'a [Slot],
     /// Its operation.
     pub op: Op,
     /// Its length in bytes.
     pub len_bytes: u64,
-    /// Where it ended in the lane's space.
+    /// Its end in the lane's space.
     pub end: u64,
     /// 0, or a Linux errno.
     pub errno: i32,
-    /// What the device took.
+    /// Service time of the device.
     pub service: Nanos,
 }
 
 /// A scheduling policy.
 pub trait Policy: Any + Send {
-    /// Its name and all its parameters, as they are in force.
+    /// Its name and all its parameters as in force.
     fn spec(&self) -> PolicySpec;
 
-    /// Takes a request that became eligible. Called once per request, in order of arrival for those that nothing blocked.
+    /// Adds a request that became eligible. Called once per request; unblocked requests come in order of arrival.
     fn enqueue(&mut self, view: &View<'_>, slot: Slot);
 
-    /// Forgets a queued request (it was cancelled).
+    /// Removes a queued request (it was cancelled).
     fn dequeue(&mut self, view: &View<'_>, slot: Slot);
 
-    /// Decides. For `Serve`, MUST have put into `batch` at least one queued request, all of one file,
-    /// operation and lane group, touching, in offset order, the first on an open lane; and must have forgotten them.
-    /// For `ServePiece`, one, forgotten only if the piece is the rest of it; for `ServeThrough`, as for `Serve` but
-    /// reads that need not touch.
+    /// Decides. For `Serve`, MUST have put at least one queued request into `batch`: all of one file, operation and
+    /// lane group, touching, in offset order, the first on an open lane; and MUST have removed them from its queues.
+    /// For `ServePiece`: one request, removed only if the piece is the rest of it. For `ServeThrough`: as for `Serve`,
+    /// but reads that need not touch.
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice;
 
-    /// Serves an open lane, whose oldest queued request is shown. Asked where requests are not split at lanes and
-    /// [`select`](Policy::select) waits for a busy lane only. MUST decide as `select` does, but may wait for its own
-    /// reasons only; the batch begins on that lane.
+    /// Serves an open lane, given its oldest queued request. Called if requests are not split at lanes and
+    /// [`select`](Policy::select) waits only for a busy lane. MUST decide as `select` does, but may wait only for its
+    /// own reasons; the batch begins on that lane.
     ///
-    /// Unless the policy says otherwise, the request goes alone and outside its accounts: no other could use the lane.
+    /// By default the request goes alone and is not accounted for: no other request could use the lane.
     fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
         self.dequeue(view, oldest);
         batch.push(oldest);
         Choice::Serve
     }
 
-    /// May put another policy into its place, which then has the queued requests; asked before each decision. True: it did,
-    /// and limits are looked up again.
+    /// May hand its queued requests to another policy that replaces it; called before each decision. True if it did:
+    /// the core then reloads the limits.
     fn reconsider(&mut self, _view: &View<'_>) -> bool {
         false
     }
 
-    /// The policy that decides at present: itself, unless it chooses among others.
+    /// The policy that currently decides: itself, unless it chooses among others.
     fn acting(&self) -> PolicySpec {
         self.spec()
     }
 
-    /// What it chose and why, where it chooses among others.
+    /// Its choice and the reason, if it chooses among others.
     fn chosen(&self) -> Option<Chosen> {
         None
     }
 
-    /// Reads that nobody asked for may be started beside its requests.
+    /// Speculative reads may be started beside its requests.
     fn speculates(&self) -> bool {
         speculates(&self.spec())
     }
 
-    /// It is about who gets how much: every request counts, also one that needs no device.
+    /// It shares the device between parties, so it accounts for every request, even one that needs no device.
     fn shares(&self) -> bool {
         info(&self.spec().name).is_none_or(|info| info.conduct.shares)
     }
@@ -303,17 +303,17 @@ pub trait Policy: Any + Send {
     /// The worst-case wait of a queued request from now.
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound;
 
-    /// A rule (a rate, a limit) keeps a queued request from going at present, whatever else is queued.
+    /// Whether a rule (a rate, a limit) currently withholds a queued request, whatever else is queued.
     fn is_withheld(&self, _view: &View<'_>, _slot: Slot) -> bool {
         false
     }
 
-    /// It hands everything over at once: limits of batches in flight do not apply.
+    /// It hands over everything at once: in-flight limits do not apply.
     fn unlimited(&self) -> bool {
         info(&self.spec().name).is_some_and(|info| info.conduct.unlimited)
     }
 
-    /// Batches in flight at a lane at most, where the policy wants fewer than are configured.
+    /// Maximum batches in flight per lane, if the policy wants fewer than configured.
     fn lane_requests(&self) -> Option<u32> {
         None
     }
@@ -321,78 +321,78 @@ pub trait Policy: Any + Send {
     /// A batch ended.
     fn completed(&mut self, _view: &View<'_>, _done: &Done<'_>) {}
 
-    /// A connection became ready, or ceased to be; the view knows.
+    /// A connection became ready or unready; the view is up to date.
     fn readiness(&mut self, _view: &View<'_>, _conn: ConnId) {}
 
-    /// What it does with such a request at present, in words; `None` where that does not depend on who asks.
+    /// How it currently treats such a request, in words; `None` if all are treated alike.
     fn explain(&self, _who: &Who, _now: Nanos) -> Option<String> {
         None
     }
 
-    /// What a recorded run foretells, or nothing any more. Requests that are queued already need not profit.
+    /// Sets or clears the prediction from a recorded run. Requests already queued need not benefit.
     fn foresee(&mut self, _queues: Option<Arc<PredictedQueues>>) {}
 
-    /// How many requests were those of the recorded run; `None`: the policy does not go by any.
+    /// How many requests matched the recorded run; `None` if the policy does not use one.
     fn linked(&self) -> Option<Linked> {
         None
     }
 
-    /// Goes on with what the policy before it learnt (tokens, shares, quanta, histories), where that is of its kind:
-    /// after a change of parameters. Called before it receives the queued requests in order of arrival.
+    /// Imports the state of the previous policy (tokens, shares, quanta, histories) if that is of the same kind:
+    /// parameters changed. Called before the queued requests are enqueued in order of arrival.
     fn take_over(&mut self, _view: &View<'_>, _old: Box<dyn Any>) {}
 }
 
-/// What a policy is built for.
+/// The environment that a policy is built for.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Lanes below the scheduler.
     pub lanes: u16,
     /// Requests are not split at lanes; see [`CoreConfig::shared_space`](crate::CoreConfig::shared_space).
     pub shared_space: bool,
-    /// Position of this node among its like, from 0.
+    /// Rank of this node among nodes of its kind, from 0.
     pub node_rank: u32,
-    /// Most requests outstanding.
+    /// Maximum outstanding requests.
     pub capacity: u32,
-    /// What is below sorts by itself; see [`CoreConfig::sorted_below`](crate::CoreConfig::sorted_below).
+    /// The layer below sorts; see [`CoreConfig::sorted_below`](crate::CoreConfig::sorted_below).
     pub sorted_below: bool,
 }
 
-/// What is told of a policy before it is built.
+/// The description of a policy.
 pub struct PolicyInfo {
     /// Its name.
     pub name: &'static str,
-    /// One sentence.
+    /// One sentence for help texts.
     pub summary: &'static str,
     /// Paper and section, or other source.
     pub source: &'static str,
-    /// What it may do with lanes and connections, and how long a request may wait.
+    /// Its use of lanes and connections, and its worst-case wait.
     pub conduct: Conduct,
     /// Its parameters.
     pub params: &'static [ParamInfo],
     build: Build,
 }
 
-/// What drivers and the laws must know of a policy.
+/// What drivers and the laws must know about a policy.
 #[derive(Clone, Copy)]
 pub struct Conduct {
-    /// It hands everything over at once: limits of batches in flight do not apply.
+    /// It hands over everything at once: in-flight limits do not apply.
     pub unlimited: bool,
-    /// Reads that nobody asked for may be started beside its requests.
+    /// Speculative reads may be started beside its requests.
     pub speculates: bool,
-    /// With these parameters it may let a lane idle though requests for it are queued; it says until when.
+    /// With these parameters it may idle a lane that has queued requests; it says until when.
     pub idles: fn(&Params) -> bool,
-    /// It asks whether connections can take data, and serves only those that can (2002: `select()`).
+    /// It serves only connections that can take data (2002: `select()`).
     pub minds_connections: bool,
-    /// With these parameters only the first access of a connection may go, in order of arrival.
+    /// With these parameters only a connection's first access, by arrival, may be served.
     pub in_order: fn(&Params) -> bool,
-    /// It is about who gets how much: every request counts, also one that needs no device.
+    /// It shares the device between parties, so it accounts for every request, even one that needs no device.
     pub shares: bool,
     /// The worst-case wait of a request, in words; [`Policy::wait_bound`] computes it.
     pub wait: &'static str,
 }
 
 impl Conduct {
-    /// Of a policy that never lets a lane idle.
+    /// For a policy that never idles a lane.
     pub const fn conserving(wait: &'static str) -> Conduct {
         Conduct {
             unlimited: false,
@@ -438,22 +438,22 @@ pub const POLICIES: &[PolicyInfo] = &[
     lowest_yield_first::INFO,
 ];
 
-/// True for policies that ask whether connections can take data (2002: `select()`).
+/// True for policies that check whether connections can take data (2002: `select()`).
 pub fn minds_connections(spec: &PolicySpec) -> bool {
     info(&spec.name).is_some_and(|info| info.conduct.minds_connections)
 }
 
-/// True for policies beside which reads that nobody asked for may be started.
+/// True for policies beside which speculative reads may be started.
 pub fn speculates(spec: &PolicySpec) -> bool {
     info(&spec.name).is_none_or(|info| info.conduct.speculates)
 }
 
-/// What is told of a policy, by its name.
+/// The description of a policy, by name.
 pub fn info(name: &str) -> Option<&'static PolicyInfo> {
     POLICIES.iter().find(|p| p.name == name)
 }
 
-/// Builds a policy, or says in one line what is wrong with its name or a parameter.
+/// Builds a policy; the error says in one line what is wrong with its name or a parameter.
 pub fn build(spec: &PolicySpec, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError> {
     let Some(info) = info(&spec.name) else {
         return Err(PolicyError::Unknown {

@@ -1,7 +1,7 @@
 //! `none`: no scheduling. Every request is handed over at once, in order of arrival, alone.
 //!
-//! The baseline of every comparison: what stands below (a device, a kernel, a file system) sees the
-//! requests as they came. Lane limits do not apply; the bound is the length of the queue. Work-conserving.
+//! The baseline of every comparison: the layer below (a device, a kernel, a file system) sees the requests as they
+//! arrive. Lane limits do not apply; the wait bound is the length of the queue. Work-conserving.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 
 struct Unscheduled {
     params: Params,
-    /// Emptied at the next decision, unless a lane is held.
+    /// Emptied by the next decision, unless a lane is held.
     lanes: Vec<VecDeque<Slot>>,
 }
 
@@ -60,7 +60,7 @@ impl Policy for Unscheduled {
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
-        // A request that a conflict held back is handed over late; older ones may still follow it.
+        // A request delayed by a conflict is handed over late; older ones may still follow it.
         WaitBound::of_batches(view.table.older_than(slot, view.groups() == 1) + self.queued())
     }
 }

@@ -1,17 +1,17 @@
-//! `orr`: round robin over objects, in offset order within one (ORR of the Lustre network request scheduler).
+//! `orr`: round robin over objects, in offset order within each (ORR of the Lustre network request scheduler).
 //!
-//! One queue per object (file) and operation, in offset order, touching requests aggregated. Queues take turns; a
-//! turn is up to `quantum_requests` requests. Within a turn the order ascends from where the object's last turn ended
-//! and wraps, so that a disk sweeps over an object however many turns that takes. A queue whose quantum is spent goes
-//! to the end of the ring, an empty one leaves it, a new one joins at the end.
+//! One queue per object (file) and operation, in offset order, with touching requests aggregated. Queues take turns of
+//! up to `quantum_requests` requests. A turn ascends from where the object's last turn ended and wraps, so a disk
+//! sweeps over an object however many turns that takes. A queue that has spent its quantum goes to the end of the ring,
+//! an empty one leaves it, a new one joins at the end.
 //!
-//! Source: Lustre operations manual, "Network request scheduler tuning" (ORR, quantum 256). The original
-//! schedules reads only unless told otherwise; here reads and writes have queues of their own, because a batch has one
-//! operation. Where it is silent: the order between turns of one object (above).
+//! Source: Lustre operations manual, "Network request scheduler tuning" (ORR, quantum 256). The original schedules only
+//! reads by default; here reads and writes have separate queues, because a batch has one operation. Where it is silent:
+//! the order across turns of one object (above).
 //!
-//! Wait: an object whose offsets ahead keep coming never wraps, so after `guard_batches` batches of a queue that left
-//! out its oldest request, that one's batch goes next and the sweep continues there (0 switches the guard off).
-//! Then (older requests of its queue + 1) × `guard_batches` turns of every queue. Work-conserving.
+//! Wait: a stream of ascending offsets never wraps, so after `guard_batches` batches of a queue that passed over its
+//! oldest request, that request's batch goes next and the sweep continues there (0 disables the guard). Then (older
+//! requests of its queue + 1) × `guard_batches` turns of every queue. Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, Range};
 use super::parts::file_turns::{FileTurns, Order};

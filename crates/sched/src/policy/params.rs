@@ -1,4 +1,4 @@
-//! Parameters of policies: their description, and values given as text.
+//! Parameters of policies: descriptions, and values given as text.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,27 @@ use crate::spec::PolicySpec;
 /// What a parameter accepts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Range {
-    /// A whole number between two, inclusive.
+    /// A whole number in an inclusive range.
     Integer(u64, u64),
-    /// A number between two, inclusive.
+    /// A number in an inclusive range.
     Decimal(f64, f64),
-    /// Text in a form that the words describe; the policy checks it.
+    /// Text in the form that the string describes; the policy checks it.
     Text(&'static str),
-    /// One of a few words.
+    /// One of these words.
     Choice(&'static [&'static str]),
 }
 
-/// Longest text that a parameter may be, bytes.
+/// Maximum length of a parameter's text, bytes.
 pub const TEXT_MAX_BYTES: usize = 64 << 10;
 
 /// `on` or `off`.
 pub const SWITCH: Range = Range::Choice(&["on", "off"]);
 
-/// `merge` where the original does not aggregate.
+/// `merge` for policies whose original does not aggregate.
 pub(crate) const MERGE_OFF: ParamInfo =
     ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Take queued neighbours along." };
 
-/// `merge` where it does, or is silent.
+/// `merge` for policies whose original aggregates, or is silent.
 pub(crate) const MERGE_ON: ParamInfo = ParamInfo { default: "on", ..MERGE_OFF };
 
 /// Limit of a batch.
@@ -67,7 +67,7 @@ pub struct ParamInfo {
     pub doc: &'static str,
 }
 
-/// Why a policy was refused. Nothing has changed when it is returned.
+/// Why a policy was refused; nothing has changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PolicyError {
     /// No policy has that name.
@@ -75,7 +75,7 @@ pub enum PolicyError {
     Unknown {
         /// The name given.
         name: String,
-        /// Those that exist.
+        /// The existing policies.
         known: String,
     },
     /// The policy has no such parameter.
@@ -85,7 +85,7 @@ pub enum PolicyError {
         policy: &'static str,
         /// The name given.
         name: String,
-        /// Those that exist.
+        /// The existing parameters.
         known: String,
     },
     /// A value is out of range.
@@ -97,7 +97,7 @@ pub enum PolicyError {
         name: &'static str,
         /// The value given.
         value: String,
-        /// What is accepted.
+        /// What the parameter accepts.
         expected: String,
     },
     /// The policy cannot work on this server.
@@ -132,7 +132,7 @@ impl Range {
     }
 }
 
-/// Checked values of a policy's parameters.
+/// A policy's parameters after validation.
 #[derive(Clone, Debug)]
 pub struct Params {
     policy: &'static str,
@@ -141,7 +141,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// Checks names and ranges; what is not given takes its default.
+    /// Checks names and ranges; absent parameters take their defaults.
     pub fn new(
         policy: &'static str,
         infos: &'static [ParamInfo],
@@ -180,7 +180,7 @@ impl Params {
         self.text(name).parse().unwrap_or_else(|_| unreachable!("{name} was checked"))
     }
 
-    /// The refusal of a text parameter that is not in its form.
+    /// The error for a text parameter in the wrong form.
     pub fn refuse(&self, name: &'static str, expected: impl Into<String>) -> PolicyError {
         let value = self.text(name).into();
         PolicyError::BadValue { policy: self.policy, name, value, expected: expected.into() }
@@ -197,7 +197,7 @@ impl Params {
         self.text(name) == "on"
     }
 
-    /// The policy with all its parameters spelled out.
+    /// The policy with all its parameters written out.
     pub fn spec(&self) -> PolicySpec {
         PolicySpec {
             name: self.policy.into(),

@@ -1,7 +1,7 @@
-//! `scan`: the ready jobs by the offset of their next access, from the last offset on, wrapping (Opt 2).
+//! `scan`: the ready jobs by the offset of their next access, ascending from the last offset and wrapping (Opt 2).
 //!
 //! Jobs, pieces, turns and guards: see `jobs.rs`. The order is fixed when a round begins: ascending from the last
-//! offset (inclusive) to the largest, then the smaller ones from the lowest.
+//! offset (inclusive) to the largest, then from the lowest.
 
 use std::collections::VecDeque;
 

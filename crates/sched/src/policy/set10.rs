@@ -1,23 +1,23 @@
 //! `set10`: applications in sets by how often they do I/O; alone within a set, shares between sets (Set-10).
 //!
-//! An application belongs to set i = round(log₁₀ T), T being the mean time in seconds between the beginnings of its
-//! I/O phases. Within a set applications go one after the other, in the order in which their phases began, so that an
-//! application's phase is not stretched by its like. Between sets the device is shared by weights 10⁻ⁱ: a short phase
-//! of an application that comes often costs those with long ones little, and helps it much.
+//! An application belongs to set i = round(log₁₀ T), where T is the mean time in seconds between the starts of its I/O
+//! phases. Within a set applications are served one after the other, in the order in which their phases began, so that
+//! similar applications do not stretch each other's phases. Sets share the device with weights 10⁻ⁱ: the short phase of
+//! a frequent application costs those with long phases little, and helps it much.
 //!
 //! Source: Boito, Pallez, Teylo and Vidal, "IO-SETS: simple and efficient approaches for I/O bandwidth management",
-//! IEEE TPDS 2023. Where it is silent, or assumes what a server does not know:
-//! - Periods are learnt: a phase begins with a request after `phase_gap_ms` without outstanding ones (`phases.rs`),
-//!   and T is the mean of the last 16 periods or so. Until the second phase begins, T is `unknown_period_s`; `rules`
-//!   can give it (`big: job=17 {period_s=900}`).
-//! - Sets go from 10⁻³ s to 10⁶ s; T beyond belongs to the last ones.
-//! - Shares are in device time and per lane: start-time fair queueing, debited by the cost model at dispatch,
-//!   corrected by the service time at completion. A set that was idle starts where the others are.
-//! - The application whose turn it is in a set does not keep others waiting when it has nothing queued just now: the
-//!   next one by the beginning of its phase goes. Within an application: order of arrival, aggregated.
+//! IEEE TPDS 2023. Where it is silent, or needs what a server does not know:
+//! - Periods are learnt: a phase begins with a request after `phase_gap_ms` without outstanding ones (`phases.rs`), and
+//! T is the mean over about 16 periods. Until the second phase begins, T is `unknown_period_s`; `rules` can set it
+//! (`big: job=17 {period_s=900}`).
+//! - Sets range from 10⁻³ s to 10⁶ s; a T outside belongs to the nearest.
+//! - Shares are of device time and per lane: start-time fair queueing, debited by the cost model at dispatch, corrected
+//! by the service time at completion. A set that was idle starts at the others' virtual time.
+//! - If the application whose turn it is in a set has nothing queued at the moment, the next one by start of phase
+//! goes. Within an application: order of arrival, aggregated.
 //!
-//! Wait: a phase without end would starve its set, so after `guard_batches` batches of a lane that left out its oldest
-//! request, that one goes (0 switches the guard off). Work-conserving.
+//! Wait: an endless phase would starve its set, so after `guard_batches` batches of a lane that passed over its oldest
+//! request, that request goes next (0 disables the guard). Work-conserving.
 
 use std::any::Any;
 
@@ -64,27 +64,27 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |params, setup| Ok(Box::new(Set10::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
 };
 
-/// The sets are 10^-3 to 10^6 seconds; a set's place counts from the first.
+/// The sets are 10^-3 to 10^6 seconds; a set's index counts from the first.
 const FIRST: i32 = -3;
 const SETS: usize = 10;
 
-/// The place of the set of a period.
+/// The index of the set of a period.
 fn set_of(period_s: f64) -> usize {
     (period_s.max(1e-9).log10().round() as i32 - FIRST).clamp(0, SETS as i32 - 1) as usize
 }
 
-/// What device time weighs in the virtual time of a set: 10^i, the inverse of its share.
+/// Virtual time of a set for some device time: multiplied by 10^i, the inverse of its share.
 fn virtual_ns(set: usize, device: Nanos) -> u128 {
     u128::from(device.0) * 10u128.pow(set as u32)
 }
 
 #[derive(Default)]
 struct Group {
-    /// (set, place of the phase in the order of phases, flow); of one set at a time in most groups.
+    /// (set, phase number, flow); most groups have one set at a time.
     flows: SortedSet<(u16, u64, u32)>,
     /// The virtual time of the set served last.
     virtual_now: u128,
-    /// Virtual time that each set has used.
+    /// Virtual time used by each set.
     used: [u128; SETS],
 }
 
@@ -96,12 +96,12 @@ impl Group {
         self.flows.insert((set as u16, order, flow));
     }
 
-    /// What comes first of a set, or of the next one that has any.
+    /// The first entry of a set, or of the next non-empty one.
     fn first_from(&self, set: usize) -> Option<(u16, u64, u32)> {
         self.flows.at_or_after(&(set as u16, 0, 0))
     }
 
-    /// The flow that sends next: of the set that has used least, the application whose phase began first.
+    /// The flow that sends next: in the set that has used least, the application whose phase began first.
     fn next(&self) -> Option<u32> {
         let firsts = std::iter::successors(self.flows.first(), |f| self.first_from(usize::from(f.0) + 1));
         firsts.min_by_key(|f| self.used[usize::from(f.0)]).map(|f| f.2)
@@ -122,7 +122,7 @@ struct Set10 {
     known: Vec<(Rule, f64)>,
     unknown_s: f64,
     phases: Phases,
-    /// By lane group and application; with the set and the place of the phase by which it is filed.
+    /// By lane group and application, with the set and phase number under which each is filed.
     flows: Flows<u32, Option<(usize, u64)>, Flight>,
     groups: Vec<Group>,
     turns: Turns,
@@ -151,7 +151,7 @@ impl Set10 {
         })
     }
 
-    /// The period of an application, and where it comes from.
+    /// The period of an application, and its source.
     fn period_s(&self, who: &Who, job: Option<&Job>) -> (f64, String) {
         if let Some((rule, period_s)) = self.known.iter().find(|k| k.0.fits(who)) {
             return (*period_s, format!("by rule {}", rule.name));
@@ -183,7 +183,7 @@ impl Policy for Set10 {
         if !new {
             return;
         }
-        // Neither changes while the application has anything queued.
+        // Neither changes while the application has requests queued.
         let job = self.phases.job(job);
         let (order, set) = (job.order, set_of(self.period_s(&view.who(slot), Some(job)).0));
         *self.flows.data(flow) = Some((set, order));

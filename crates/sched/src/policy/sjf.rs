@@ -2,13 +2,13 @@
 //!
 //! One queue per file and operation. The queue with the fewest queued bytes goes next, with its lowest offset.
 //!
-//! Where the source is silent we chose: of queues with equally many bytes the one with the oldest request; what
-//! touches the lowest offset goes along, since that makes no other job longer (`merge=off`: each alone). The public
-//! library looks at every queue for each decision; here queues are kept in order, O(log n).
+//! Our choices where the source is silent: among queues with equal bytes, the one with the oldest request; requests
+//! that touch the lowest offset go along, since that delays no other job (`merge=off`: each alone). The public library
+//! searches every queue for each decision; here queues are kept in order, O(log n).
 //!
 //! Wait: the rule starves large queues while small ones keep coming, and the high offsets of a queue. So after
-//! `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the
-//! guard off). Work-conserving.
+//! `guard_batches` batches of a lane that passed over its oldest request, that request goes next (0 disables the
+//! guard). Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::ranked::Ranked;
@@ -33,7 +33,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// Of `srtf` too.
+/// Also used by `srtf`.
 pub(super) const PARAMS: &[ParamInfo] = &[
     ParamInfo { name: "merge", default: "on", range: SWITCH, doc: "Take along what touches the lowest offset." },
     BATCH_REQUESTS,

@@ -1,16 +1,16 @@
 //! `srtf`: shortest remaining time first (AGIOS, public library version 1).
 //!
-//! One queue per file and operation. Of each a recorded run foretells so many bytes: the queue of which the fewest of them are
-//! neither served nor queued goes next, with its lowest offset. So a file is finished that the program is nearly through
-//! with, rather than one of which much is still to come.
+//! One queue per file and operation. A recorded run predicts the bytes of each: the queue with the fewest predicted
+//! bytes that are neither served nor queued goes next, with its lowest offset. A file that the program has nearly
+//! finished is thus completed before one with much still to come.
 //!
-//! Where the source is silent we chose: of queues with equally much to come the one with the fewest queued bytes, then the
-//! one with the oldest request, which is `sjf`; that is also the whole rule without a recorded run, and for files that it
-//! does not have: nothing is to come of them. A file of which nothing came for [`AGAIN_AFTER`] begins its run anew. Reads and
-//! writes of a file have queues of their own, and parts on several lanes too.
+//! Our choices where the source is silent: among queues with equal remaining bytes, the one with the fewest queued
+//! bytes, then the oldest request, which is `sjf`; that is also the whole rule without a recorded run, and for files
+//! outside it: nothing remains of them. After [`AGAIN_AFTER`] without requests a file starts its run anew. Reads and
+//! writes of a file have separate queues, and so do its parts on several lanes.
 //!
-//! Wait: as `sjf`: after `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the
-//! guard off). Work-conserving.
+//! Wait: as `sjf`: after `guard_batches` batches of a lane that passed over its oldest request, that request goes next
+//! (0 disables the guard). Work-conserving.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// A file of which nothing came for so long begins anew.
+/// After this time without requests a file starts anew.
 const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
 
 struct Srtf {
@@ -52,9 +52,9 @@ struct Srtf {
     queues: Ranked<(FileId, Op), (u64, u64, Arrival)>,
     turns: Turns,
     run: Option<Arc<PredictedQueues>>,
-    /// Of predicted queues: bytes that came, and when the last did.
+    /// By predicted queue: bytes that arrived, and when the last did.
     begun: FxHashMap<(u64, bool), (u64, Nanos)>,
-    /// Linked are the requests of files that the run has.
+    /// A request is linked if the run has its file.
     counted: Linked,
 }
 
@@ -66,7 +66,7 @@ fn queue_of(view: &View<'_>, slot: Slot) -> (u64, bool) {
 }
 
 impl Srtf {
-    /// Counts a request that came; what is still to come of its queue.
+    /// Counts an arrival; returns the bytes that its queue still expects.
     fn expect(&mut self, view: &View<'_>, slot: Slot) -> u64 {
         let Some(run) = &self.run else { return 0 };
         self.counted.arrived += 1;

@@ -1,13 +1,13 @@
-//! `sstf`: all jobs by the offset of their next access, ready or not, waiting for them (Opt 4).
+//! `sstf`: all jobs by the offset of their next access, waiting for those that are not ready (Opt 4).
 //!
-//! The paper calls it shortest seek time first; what it does is to go on to the next higher offset, wrapping, decided
+//! The paper calls it shortest seek time first; what it does is continue at the next higher offset, wrapping, decided
 //! anew after each offset; jobs at equal offsets go together. A job whose connection is not ready is waited for, since
-//! the point is the order on the disk. Jobs, pieces and guards: see `jobs.rs`; the guard serves the job with the oldest
-//! access among those that are ready.
+//! the order on the disk is what matters. Jobs, pieces and guards: see `jobs.rs`; the guard serves the ready job with
+//! the oldest access.
 //!
-//! Waiting: the lane idles while the connection whose turn it is takes no data, for at most `patience_us` between two
-//! batches; then the jobs that are not ready are passed over until they are. `patience_us=0` waits without end, as the
-//! paper's rule does: a connection that never takes data stops the lane, and no bound of idle time is stated.
+//! Waiting: the lane idles while the connection whose turn it is cannot take data, for at most `patience_us` between
+//! two batches; then unready jobs are skipped until they are ready. `patience_us=0` waits without limit, as the paper's
+//! rule does: a connection that never takes data stops the lane, and idle time is unbounded.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! `stream`: the ready jobs in order of arrival, each until its connection takes no more (Opt 1).
 //!
-//! Jobs, pieces, turns and guards: see `jobs.rs`. A job that becomes ready during a round waits for the next. It looks
-//! at no offset; the network is kept busy and shared well.
+//! Jobs, pieces, turns and guards: see `jobs.rs`. A job that becomes ready during a round waits for the next. It
+//! ignores offsets; the network is kept busy and shared well.
 
 use std::collections::VecDeque;
 

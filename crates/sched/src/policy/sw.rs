@@ -1,19 +1,19 @@
 //! `sw`: server-side coordination by windows (H. Song et al., SC 2011, as in the public AGIOS library).
 //!
-//! Data servers that serve one application at a time, the same one everywhere, end an application's wait for all
-//! of them sooner. Without talking to each other they agree by one rule: requests are ordered by the *window* of
-//! `window_ms` in which they arrived, then by application.
+//! Data servers that all serve the same application at a time end its wait for all of them sooner. They agree without
+//! communication by a common rule: requests are ordered by the *window* of `window_ms` in which they arrived, then by
+//! application.
 //!
-//! Where the sources are silent we chose:
-//! - Windows are cut on the clock that the servers share, and applications, then files, go by their stable keys, so that
-//!   all servers have the same order. A request keeps the window of its first arrival through a live switch.
+//! Our choices where the sources are silent:
+//! - Windows are cut on the servers' shared clock, and applications, then files, are ordered by stable key, so that all
+//! servers have the same order. A request keeps the window of its first arrival across a policy switch.
 //! - Within an application: file by file, reads before writes, in offset order, touching requests aggregated
 //!   (the papers note that Song's order leaves spatial locality unused: agios-2013, II).
-//! - Nobody waits for a window to end: the order only says who goes first among those that are queued.
+//! - No request waits for a window to end: the order only ranks the queued requests.
 //!
-//! Wait: earlier windows go first, and of the own window whatever has a lower key, even if it arrives later. So after
-//! `guard_batches` batches of a lane that left out its oldest request, that one goes next (0 switches the guard
-//! off; then the bound is what arrives within one window). Work-conserving.
+//! Wait: earlier windows go first, and within a window every lower key, even if it arrives later. So after
+//! `guard_batches` batches of a lane that passed over its oldest request, that request goes next (0 disables the guard;
+//! then the bound is what arrives within one window). Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
 use super::parts::ranked::Ranked;
@@ -55,7 +55,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// In the order of service; names are stable keys, the file's interned identity comes last, for files without names.
+/// In order of service: stable keys, then the file's interned identity for files without names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Key {
     window: u64,

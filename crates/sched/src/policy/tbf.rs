@@ -1,39 +1,38 @@
 //! `tbf`: token buckets by rules (TBF of the Lustre network request scheduler, extended).
 //!
-//! `rules` tells requests apart (job, user, client, file, operation; the first rule that fits counts) and gives each
-//! a rate: `requests_per_s`, `bytes_per_s`, or `device` (device time per second: 0.25 is a quarter of one device;
+//! `rules` classifies requests (job, user, client, file, operation; the first matching rule applies) and gives each
+//! rule a rate: `requests_per_s`, `bytes_per_s`, or `device` (device time per second: 0.25 is a quarter of one device;
 //! debited by the cost model at dispatch, corrected by the service time at completion). A bucket holds up to `burst`
-//! tokens (in the rate's unit: requests, bytes, seconds of device time) and a rule has one bucket, or with
-//! `each=job|user|client|file` one for each of those. `under=RULE` has a rule's requests pay from that rule's bucket
-//! as well (one level: applications under a group's total). Requests that no rule fits are not limited; a rule for
-//! `*` at the end is the default.
+//! tokens (in the rate's unit: requests, bytes, seconds of device time). A rule has one bucket or, with
+//! `each=job|user|client|file`, one for each of those. With `under=RULE` a rule's requests also pay from that rule's
+//! bucket (one level: applications under a group's total). Requests without a matching rule are not limited; a final
+//! rule for `*` is the default.
 //!
-//! Requests of one bucket leave in order of arrival. A request may go when its bucket holds anything (with requests
-//! per second: one token); what it costs more becomes debt, so large ones are not starved by small ones and the rate
-//! is exact in the long run. Between buckets the request goes first that has been allowed to for the longest time.
+//! Requests of one bucket leave in order of arrival. A request may go when its bucket is not empty (with requests per
+//! second: holds one token); a higher cost becomes debt, so small requests do not starve large ones and the rate is
+//! exact in the long run. Among buckets, the request that has been allowed to go for the longest time goes first.
 //!
-//! Borrowing: with `borrow=on` a rule is a share rather than a limit. When a lane has room and no bucket with
-//! requests for it holds tokens, such requests go beyond their rates, without paying: by start-time fair queueing in
-//! proportion to the rates (the earliest deadline that the rates would give, counted in virtual time, so that nobody
-//! pays later for having used what was idle). A rule under another needs `borrow=on` in both. In the original a limit
-//! is a limit: `off` is the rule's default, while the default `rules` are Lustre's 10,000 requests/s for each client
-//! (there every client or job has a bucket of its own) with borrowing.
+//! Borrowing: with `borrow=on` a rule is a share rather than a limit. When a lane has room and none of its requests has
+//! tokens, such requests exceed their rates without paying: by start-time fair queueing in proportion to the rates (the
+//! earliest deadline that the rates would give, in virtual time, so that using idle capacity never costs later). A rule
+//! under another needs `borrow=on` in both. In the original a limit is a limit: `off` is the rule's default, while the
+//! default `rules` are Lustre's 10,000 requests/s for each client (there every client or job has its own bucket) with
+//! borrowing.
 //!
 //! Rules can be changed live: a bucket whose rule keeps its name and unit keeps its tokens, up to its new depth.
 //!
-//! Sources: Lustre operations manual, "Network request scheduler tuning" (TBF; default depth 3 and 10,000
-//! requests/s); Qian et al., SC 2017 (its dependency rules are `under`). Choices: the first rule in the text counts, where
-//! Lustre's list begins with the one started last; the default burst is 3 requests, or
-//! what 0.1 s gives; buckets are this server's, over all its lanes; at most 64 rules stand above others;
-//! classes of keys are bounded (`classes.rs`). `merge=on` (not in the original) sends a request's queued neighbours
-//! of the same bucket along.
+//! Sources: Lustre operations manual, "Network request scheduler tuning" (TBF; default depth 3 and 10,000 requests/s);
+//! Qian et al., SC 2017 (its dependency rules are `under`). Choices: the first matching rule in the text applies, where
+//! Lustre's list begins with the last one started; the default burst is 3 requests, or what 0.1 s gives; buckets belong
+//! to this server, over all its lanes; at most 64 rules are above others; classes by key are bounded (`classes.rs`).
+//! `merge=on` (not in the original) also sends a request's queued neighbours of the same bucket.
 //!
-//! Wait: with `borrow=on`, and where no rule fits, a lane never idles, and after `guard_batches` batches of a lane
-//! that left out its oldest such request, that one goes (0 switches the guard off). A request with a hard limit waits
-//! for tokens, its lane idle if need be: that is the rule's purpose and does not switch itself off. It waits at most
-//! until the bucket's debt is paid and the bucket's older requests have paid before it, on each lane one at a time (from a
-//! bucket above: all that may be outstanding, for each of them). While its bucket holds tokens, at most twice what may be outstanding
-//! goes before each of them. Queues are each lane's, also where lanes share one space.
+//! Wait: with `borrow=on`, and without a matching rule, a lane never idles, and after `guard_batches` batches of a lane
+//! that passed over its oldest such request, that request goes (0 disables the guard). A request with a hard limit
+//! waits for tokens even if its lane idles: that is the rule's purpose and stays on. It waits at most until the
+//! bucket's debt is paid and the bucket's older requests have paid before it, one at a time on each lane (for a bucket
+//! above: all that may be outstanding, for each of them). While its bucket has tokens, at most twice the requests that
+//! may be outstanding go before each of them. Queues belong to a lane even if lanes share one space.
 
 use std::any::Any;
 
@@ -90,12 +89,11 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     bucket: Bucket,
-    /// Virtual time up to which it has borrowed, nanoseconds; 64 bits would not last at small rates.
+    /// Virtual time up to which it has borrowed, ns; 64 bits would overflow at small rates.
     borrowed: u128,
 }
 
-/// Where a flow is filed: (since when, or from when on, its bucket lets its oldest request go; that one's place in the
-/// order of arrival).
+/// A flow's position: (when its bucket lets, or will let, its oldest request go; that request's order of arrival).
 type Turn = (Nanos, u64);
 
 const NO_TURN: Turn = (Nanos::MAX, u64::MAX);
@@ -114,7 +112,7 @@ impl Default for Filed {
 
 #[derive(Clone, Default)]
 struct Group {
-    /// By rule above; seldom is there any.
+    /// One set per rule above, index 0 for none; usually only that one.
     turns: SmallVec<[SortedSet<(Turn, u32)>; 1]>,
     borrowers: SortedSet<(u128, u32)>,
     /// Virtual time of borrowing.
@@ -123,11 +121,11 @@ struct Group {
 
 struct Tbf {
     params: Params,
-    /// Of a batch in flight it is noted whether it was paid for.
+    /// A batch in flight records whether it was paid for.
     queues: ClassFlows<Account, Filed>,
-    /// By rule; none for those whom no rule fits.
+    /// By rule; none for requests without a matching rule.
     limits: Vec<Limit>,
-    /// Rules that have others under them; the place counts from 1 in `Limit::parent`.
+    /// Rules that have others under them; `Limit::parent` counts these from 1.
     parents: Vec<usize>,
     groups: Vec<Group>,
     turns: Turns,
@@ -156,7 +154,7 @@ impl Tbf {
         self.limits.get(self.queues.classes.get(class).rule)
     }
 
-    /// Borrows, or is not limited at all: no limit is hard for it.
+    /// It borrows or is unlimited: no hard limit applies.
     fn is_soft(&self, class: u32) -> bool {
         self.limit(class)
             .is_none_or(|l| l.borrow && l.parent.checked_sub(1).is_none_or(|p| self.limits[self.parents[p]].borrow))
@@ -167,7 +165,7 @@ impl Tbf {
         self.limit(class).map_or(Nanos::ZERO, |l| bucket.ready_at(l.need, l.depth))
     }
 
-    /// Files a flow anew after a change of its bucket or of its oldest request, or closes it.
+    /// Updates a flow's position after its bucket or its oldest request changed, or closes it.
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, class) = self.queues.flows.key(flow);
         let oldest = self.queues.flows.oldest(view, flow);
@@ -188,11 +186,11 @@ impl Tbf {
         }
     }
 
-    /// The flow of a group whose oldest request has been allowed to go for the longest time, or when there will be one.
+    /// The flow of a group whose oldest request has been allowed to go the longest, or when there will be one.
     fn allowed(&mut self, view: &View<'_>, group: usize) -> Result<u32, Nanos> {
         let (mut best, mut until): (Option<(Turn, u32)>, Nanos) = (None, Nanos::MAX);
         for parent in 0..=self.parents.len() {
-            // Other groups may have emptied a bucket since a flow was filed; each look puts one right.
+            // Another group may have emptied a bucket since a flow was filed; each iteration updates one.
             let first = loop {
                 let Some((turn, flow)) = self.groups[group].turns[parent].first() else { break None };
                 if self.ready_at(self.queues.flows.key(flow).1) <= turn.0 {
@@ -221,13 +219,13 @@ impl Tbf {
         }
     }
 
-    /// From when on all buckets by which a class pays let a request go.
+    /// When all buckets that a class pays from will let a request go.
     fn pays_at(&self, class: u32) -> Nanos {
         let ready = |(l, c): (Limit, u32)| self.queues.classes.get(c).account.bucket.ready_at(l.need, l.depth);
         self.payers(class).map(ready).max().unwrap_or(Nanos::ZERO)
     }
 
-    /// The rules that a class pays by: its own with its bucket, and the one above with its.
+    /// The limits that a class pays to, each with its bucket's class: its own and the one above.
     fn payers(&self, class: u32) -> impl Iterator<Item = (Limit, u32)> + use<> {
         let own = self.limit(class).copied();
         let above = own.and_then(|l| l.parent.checked_sub(1)).map(|p| self.parents[p]);
@@ -235,7 +233,7 @@ impl Tbf {
         own.map(|l| (l, class)).into_iter().chain(above)
     }
 
-    /// Sends what a flow has next, from the buckets or borrowed.
+    /// Sends a flow's next batch, paid for or borrowed.
     fn serve(&mut self, view: &View<'_>, flow: u32, batch: &mut Vec<Slot>) -> Option<Choice> {
         let first = self.queues.flows.first(view, flow)?;
         if !view.open(view.table.lane(first)) {
@@ -308,17 +306,17 @@ impl Policy for Tbf {
         if self.is_soft(class) {
             return WaitBound::of_batches(self.queues.flows.guarded_wait(view, slot));
         }
-        // Its bucket's older requests pay before it; while they do, other lanes' requests of the bucket may.
+        // Its bucket's older requests pay before it; meanwhile, those on other lanes may pay too.
         let paying = self.queues.paying(view, slot);
         let ((requests, bytes), device) = (self.queues.longest, self.queues.longest_device(view));
         let idle = self.payers(class).enumerate().map(|(above, (limit, payer))| {
             let debt = self.queues.classes.get(payer).account.bucket.ready_at(limit.need, limit.depth).since(view.now);
             let longest = limit.span(requests, bytes, device).0;
-            // While its own bucket fills, the others may queue up for the one above.
+            // While its own bucket fills, others may queue up for the bucket above.
             let before = if above == 0 { paying } else { paying.saturating_mul(self.capacity + 1) };
             debt.0.saturating_add(longest.saturating_mul(before))
         });
-        // Each time its bucket holds tokens, those go before that were allowed to earlier, and as many under the guard.
+        // Whenever its bucket has tokens, requests that were allowed earlier go first, and as many under the guard.
         let batches = paying.saturating_mul(2 * (self.capacity + 1));
         WaitBound { batches, idle: Nanos(idle.fold(0, u64::saturating_add)), by_rule: true }
     }
@@ -368,7 +366,7 @@ impl Policy for Tbf {
         Some(text)
     }
 
-    /// A bucket whose rule keeps its name and unit goes on with its tokens.
+    /// A bucket whose rule keeps its name and unit keeps its tokens.
     fn take_over(&mut self, view: &View<'_>, old: Box<dyn Any>) {
         let Ok(old) = old.downcast::<Tbf>() else { return };
         for class in old.queues.classes.all().filter(|c| !c.account.bucket.is_full(view.now)) {

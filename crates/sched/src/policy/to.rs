@@ -1,13 +1,13 @@
 //! `to` and `to-agg`: time order (AGIOS, public library version 2).
 //!
-//! `to` serves in strict order of arrival over everything, one request a batch. `to-agg` is the same with
-//! aggregation: the oldest request takes along, in offset order, what touches it.
+//! `to` serves all requests in strict order of arrival, one per batch. `to-agg` is the same with aggregation: the
+//! oldest request takes along the requests that touch it, in offset order.
 //!
-//! Over several lanes the sources are silent. Here the oldest request whose lane has room goes next, whatever its lane;
-//! a lane without room holds back only its own. (`fifo` serves the lanes in turn.) On one lane `to` is `fifo`
-//! and `to-agg` is `fifo merge=on`; all four share one machinery.
+//! The sources do not cover several lanes. Here the oldest request whose lane has room goes next, whatever its lane; a
+//! full lane holds back only its own requests. (`fifo` serves the lanes in turn.) On one lane `to` is `fifo` and
+//! `to-agg` is `fifo merge=on`; all four share their implementation.
 //!
-//! Wait: at most the requests that arrived earlier on its lane. Work-conserving.
+//! Wait: at most the older requests of its lane. Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS};
 use super::parts::backlog::Backlog;

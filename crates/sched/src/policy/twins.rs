@@ -1,38 +1,37 @@
-//! `twins`: server time windows (twins-2017, IV, Algorithm 1), with improvements that are off unless asked for.
+//! `twins`: server time windows (twins-2017, IV, Algorithm 1), with optional improvements that are off by default.
 //!
-//! One queue per data server, in order of arrival. Time is cut into windows of `window_us`; in each, only one
-//! server's queue is served, and when it is empty the scheduler waits for requests to that server until
-//! the window ends, even if others have work. Node N goes through the servers in its own order: the
-//! rotation by N by default (lexicographic permutations, which the paper's wording suggests, start the first (n-1)!
-//! nodes at the same server; `order=permutation` gives them). Windows are computed from the clock that nodes
-//! share, never ticked, so that nodes stay in step. Every one of n servers has every n-th window; there is no
-//! queue without a server.
+//! One queue per data server, in order of arrival. Time is divided into windows of `window_us`; in each, only one
+//! server's queue is served, and when that is empty the scheduler waits for requests to that server until the window
+//! ends, even if others have work. Node N visits the servers in its own order: the rotation by N by default
+//! (lexicographic permutations, which the paper's wording suggests, start the first (n-1)! nodes at the same server;
+//! `order=permutation` gives them). Windows are computed from the shared clock, never ticked, so that nodes stay in
+//! step. Each of n servers has every n-th window; every queue has a server.
 //!
-//! A request belongs to the server of its first byte, unsplit, as in the paper; an I/O node's `split` option
-//! is ours. Refused where there is one lane only: there is nothing to coordinate.
+//! A request belongs to the server of its first byte, unsplit, as in the paper; an I/O node's `split` option is ours.
+//! Refused with a single lane: there is nothing to coordinate.
 //!
-//! Ours, each by itself or together:
-//! - `in_flight_per_server`: fewer batches at a server than are configured. With one, all that waits can be put in order
-//!   and merged until the server is free.
-//! - `merge=on`: what touches goes along. Contiguity is judged in the server's own offsets: where requests
-//!   are split, neighbouring stripes of one server are contiguous.
-//! - `order_within=offset`: within a server the order is that of a scan: file by file (by stable key), reads before
-//!   writes, ascending offsets from where the last batch ended, and round. After `guard_batches` batches that left out the
-//!   server's oldest request, that one goes next (0 switches the guard off).
-//! - `work_conserving=on`: when the window's server has nothing or no room, the others are served, in the order in
-//!   which their windows come next. The window then only says who goes first. `work_conserving=idle` serves them only
-//!   while the window's server has nothing queued and nothing in flight, so that nodes keep to their servers.
-//! - `anticipation_us`: when the last batch at the window's server has come back and nothing queued continues it, the
-//!   server is held for so long at most, within its window, for the stream's next request: one of the same file and
-//!   operation that starts no further than `batch_bytes` behind the end of the batch. With `order_within=arrival`
-//!   only an empty queue is held for. Nothing goes to other servers meanwhile. Streams for which it does not
-//!   pay are not held for (see `anticipation.rs`).
+//! Our options, usable alone or together:
+//! - `in_flight_per_server`: fewer batches at a server than configured. With one, all waiting requests can be ordered
+//! and merged until the server is free.
+//! - `merge=on`: requests that touch are merged. Contiguity is judged in the server's own offsets: if requests are
+//! split, neighbouring stripes of one server are contiguous.
+//! - `order_within=offset`: a server's requests are served by a scan: file by file (by stable key), reads before
+//! writes, ascending from the end of the last batch, wrapping. After `guard_batches` batches that passed over the
+//! server's oldest request, that request goes next (0 disables the guard).
+//! - `work_conserving=on`: if the window's server has nothing queued or no room, the others are served in the order of
+//! their windows. The window then only decides who goes first. `work_conserving=idle` serves them only while the
+//! window's server has nothing queued and nothing in flight, so that nodes keep to their servers.
+//! - `anticipation_us`: when the last batch at the window's server has completed and no queued request continues it,
+//! the server is held for at most this long, within its window, for the stream's next request: one of the same file and
+//! operation that starts at most `batch_bytes` behind the end of the batch. With `order_within=arrival` only an empty
+//! queue is held for. Other servers get nothing meanwhile. Streams for which holds do not pay get none (see
+//! `anticipation.rs`).
 //!
-//! Wait: not work-conserving unless asked; a lane idles outside its window, at most (n-1) windows of every n. With nothing
-//! queued no timer runs. Of its own server's requests only older ones go before it (in offset order: as many as the
-//! guard allows); how many of other servers' do meanwhile depends on them, so that bound is one of time. The first
-//! request of a queue leaves within n windows if its server has room then; the k-th within k times that. A
-//! hold costs at most `anticipation_us`, and never more than the rest of one window.
+//! Wait: not work-conserving by default; a lane idles outside its window, at most (n-1) windows of every n. With
+//! nothing queued no timer runs. Among its own server's requests only older ones precede it (in offset order: as many
+//! as the guard allows); those of other servers in the meantime are not limited, so the bound is one of time. The first
+//! request of a queue leaves within n windows if its server then has room; the k-th within k times that. A hold costs
+//! at most `anticipation_us`, and never more than the rest of one window.
 
 use std::any::Any;
 
@@ -162,7 +161,7 @@ enum Others {
 }
 
 impl Twins {
-    /// Until when the server is held, if it is.
+    /// How long the server is held, if at all.
     fn hold(&mut self, view: &View<'_>, lane: LaneId) -> Option<Nanos> {
         let anticipation = self.anticipation.as_mut()?;
         let (stream, start) = anticipation.expected(lane)?;
@@ -173,7 +172,7 @@ impl Twins {
         anticipation.hold(view.now, lane)
     }
 
-    /// The server has nothing queued and nothing in flight.
+    /// True if the server has nothing queued and nothing in flight.
     fn is_idle(&self, view: &View<'_>, lane: LaneId) -> bool {
         self.queues.is_empty(lane) && view.lanes[lane.index()].in_flight_requests == 0
     }
@@ -200,7 +199,7 @@ impl Policy for Twins {
             && stream == Self::stream(view, slot)
             && (start..=start.saturating_add(self.reach_bytes)).contains(&view.table.start(slot))
         {
-            // The fixed part of the cost is what turning elsewhere would have added.
+            // The fixed part of the cost is the price of turning elsewhere.
             anticipation.came(view.now, stream.0, view.cost.ttp(stream.2, 0));
         }
     }
@@ -236,7 +235,7 @@ impl Policy for Twins {
         }
         let reason = if view.open(home) { WaitReason::Window } else { WaitReason::LanesBusy };
         let until = match self.others {
-            // Nobody need wake for windows of servers that have nothing.
+            // No wake-up is needed for windows of servers without requests.
             Others::Never => end + self.rounds.windows(self.rounds.skipped_after(home)),
             _ => end,
         };
@@ -253,7 +252,7 @@ impl Policy for Twins {
         }
     }
 
-    /// Goes on with the accounts of streams, and with the scans where they stand.
+    /// Keeps the accounts of streams and the positions of scans.
     fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
         let Ok(old) = old.downcast::<Twins>() else { return };
         self.queues.take_over(old.queues);
@@ -264,7 +263,7 @@ impl Policy for Twins {
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let batches = self.queues.wait_bound(view.table.older_than(slot, false));
-        // A hold lasts to the end of a window at most, and there is one a batch that comes back.
+        // A hold lasts at most to the end of a window, and there is one per completed batch.
         let in_flight = u64::from(view.lanes[view.table.lane(slot).index()].in_flight_requests);
         let windows = match self.anticipation {
             Some(_) => batches.saturating_add(1).saturating_mul(2).saturating_add(in_flight),

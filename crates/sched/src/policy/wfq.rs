@@ -1,23 +1,23 @@
-//! `wfq`: weighted fair queueing as deficit round robin (AGIOS, public library: WFQ; the rule is Shreedhar and Varghese's,
-//! SIGCOMM 1995).
+//! `wfq`: weighted fair queueing as deficit round robin (AGIOS, public library: WFQ; the rule is that of Shreedhar and
+//! Varghese, SIGCOMM 1995).
 //!
-//! One queue per job (or user, client, file: `by`), in order of arrival. Queues are visited in rounds. Each visit adds the
-//! queue's quantum in bytes, its weight, to its deficit; the queue then sends for as long as its next batch is
-//! no longer than the deficit, which shrinks by what is sent. An empty queue leaves the ring and its deficit lapses;
-//! a queue that joins is visited after those that are there.
+//! One queue per job (or user, client, file: `by`), in order of arrival. Queues are visited in rounds. Each visit adds
+//! the queue's quantum in bytes, its weight, to its deficit; the queue then sends while its next batch is no longer
+//! than the deficit, which shrinks by what it sends. An empty queue leaves the ring and loses its deficit; a queue that
+//! joins is visited after the existing ones.
 //!
 //! Quanta come from `rules`, e.g. `big: job=17 {quantum_bytes=262144}; rest: * {quantum_bytes=32768}`: the first that
-//! fits the request that opens a queue decides, else `quantum_bytes`.
+//! matches the request that opens a queue applies, else `quantum_bytes`.
 //!
-//! Where the source is silent we chose:
-//! - Nothing is walked. The round in which the next batch of a queue is paid for is computed when the queue
-//!   joins or ends its turn, and rounds in which nobody could send are skipped by arithmetic, so requests of any
-//!   length are served at once when nobody else waits. Within a round those visited longest ago go first.
-//! - With `merge=on` the oldest request of a queue takes along what touches it; the whole batch is paid for.
-//! - Lanes have rings of their own: bytes of one device cannot be paid for with another's idleness.
+//! Our choices where the source is silent:
+//! - Rounds are not iterated. The round that pays for a queue's next batch is computed when the queue joins or ends its
+//! turn, and rounds in which no queue could send are skipped by arithmetic, so a request of any length is served at
+//! once if no other waits. Within a round, queues visited longest ago go first.
+//! - With `merge=on` the oldest request of a queue takes along the requests that touch it; the whole batch is paid for.
+//! - Each lane has its own ring: one device's bytes cannot be paid for with another's idle time.
 //!
-//! Wait: the rounds that pay for the older requests of the queue and for this one, each with one turn of every other
-//! queue. Nothing starves, so there is no guard. Work-conserving.
+//! Wait: the rounds that pay for the queue's older requests and for this one, each with one turn of every other queue.
+//! Nothing starves, so there is no guard. Work-conserving.
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, MERGE_OFF, Range};
 use super::parts::flows::Flows;
@@ -96,14 +96,14 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
     }))
 }
 
-/// What is kept with a queue.
+/// The policy's data of a queue.
 #[derive(Default)]
 struct Account {
     quantum: u64,
     deficit: u64,
-    /// The round up to which its quanta are in the deficit.
+    /// The round up to which quanta were added to the deficit.
     paid_round: u64,
-    /// Place among those due in the same round.
+    /// Order among queues due in the same round.
     stamp: u64,
     /// The round in which it may send next; `None` for the queue whose turn it is.
     due: Option<u64>,
@@ -126,7 +126,7 @@ struct Wfq {
     quantum: u64,
     batch_bytes: u64,
     capacity: u64,
-    /// By lane group and whose.
+    /// By lane group and key.
     queues: Flows<u64, Account, ()>,
     rings: Vec<Ring>,
     turns: Turns,
@@ -152,7 +152,7 @@ impl Wfq {
         }
     }
 
-    /// Computes in which round the next batch of a queue is paid for.
+    /// Computes the round that pays for a queue's next batch.
     fn file(&mut self, view: &View<'_>, q: u32) {
         self.unfile(q);
         let Some(first) = self.queues.first(view, q) else { return };
@@ -165,7 +165,7 @@ impl Wfq {
         ring.waiting.insert((due, account.stamp, q));
     }
 
-    /// The queue whose turn it is, whose next batch is paid for, and that batch's first request.
+    /// The queue whose turn it is and whose next batch is paid for, and that batch's first request.
     fn turn(&mut self, view: &View<'_>, group: usize) -> Option<(u32, Slot)> {
         loop {
             let ring = &mut self.rings[group];
@@ -206,7 +206,7 @@ impl Policy for Wfq {
             let (paid_round, stamp) = (self.rings[group].round, self.rings[group].last_stamp);
             *self.queues.data(q) = Account { quantum, deficit: 0, paid_round, stamp, due: None };
         }
-        // Most requests join behind others; one that goes first decides when its queue's turn comes.
+        // Most requests join behind others; one at the head decides when its queue's turn comes.
         let waits = is_new || self.queues.data(q).due.is_some();
         if waits && self.queues.first(view, q) == Some(slot) {
             self.file(view, q);
@@ -243,7 +243,7 @@ impl Policy for Wfq {
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let (key, seq) = ((self.whose)(&view.who(slot)), view.table.seq(slot));
-        // The queue's quantum may be another rule's than this request's: that of the request that opened it.
+        // A queue's quantum follows the request that opened it, which may match another rule.
         let quantum = self.rules.iter().map(|r| r.1).fold(self.quantum, u64::min);
         let older = view.table.in_state(|s| matches!(s, State::Queued | State::Blocked)).into_iter();
         let mine = older.filter(|s| view.table.seq(*s) <= seq && (self.whose)(&view.who(*s)) == key);

@@ -1,11 +1,11 @@
-//! `wscan`: as `scan`, but only jobs near the last offset; if there are none, the nearest one (Opt 3).
+//! `wscan`: like `scan`, but only jobs near the last offset; if there are none, the nearest one (Opt 3).
 //!
-//! Jobs, pieces, turns and guards: see `jobs.rs`. A round is made of the ready jobs whose next access lies within
-//! half of `window_bytes` on either side of the last offset, both ends included, in plain ascending order; the
-//! window does not move during a round. When it is empty, exactly the nearest job is served: the nearest of the same
-//! file (of two equally near the one above), or else the first of the next file. The paper's window was the size of the
-//! cache, 56 MB; the default is that size in whole mebibytes, to be set to the cache of the server. Excluding jobs
-//! starves them; the guard sees to that.
+//! Jobs, pieces, turns and guards: see `jobs.rs`. A round consists of the ready jobs whose next access lies within half
+//! of `window_bytes` on either side of the last offset, inclusive, in ascending order; the window is fixed during a
+//! round. If it is empty, only the nearest job is served: the nearest of the same file (the higher of two equally
+//! near), or else the first of the next file. The paper's window was the size of the cache, 56 MB; the default is that
+//! size in whole mebibytes and should be set to the size of the server's cache. The window starves jobs outside it,
+//! which the guard prevents.
 
 use std::collections::VecDeque;
 
@@ -67,6 +67,6 @@ fn nearest(queue: &JobQueue) -> Option<JobId> {
         (Some(near), _) | (None, Some(near)) => Some(near),
         (None, None) => above.or_else(|| queue.at_or_after(Position::default())),
     };
-    // Of several at that position, the first that came.
+    // Among jobs at that position, the earliest.
     chosen.and_then(|(p, _)| queue.at_or_after(p)).map(|(_, id)| id)
 }

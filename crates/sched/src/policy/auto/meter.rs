@@ -1,36 +1,35 @@
-//! The rate that a scheduler's device yields: bytes by the time in which something was outstanding.
+//! The throughput of a scheduler's device: bytes per time with something outstanding.
 
 use crate::types::Nanos;
 
-/// Requests that make a rate.
+/// Requests needed for a rate.
 const ENOUGH: u32 = 48;
 
-/// Measures it.
 #[derive(Default)]
 pub(super) struct Meter {
     bytes: u64,
     busy: Nanos,
     requests: u32,
-    /// Requests that are not counted.
+    /// Requests still to be ignored.
     skip: u32,
-    /// Up to when time was counted.
+    /// Time is counted up to here.
     mark: Nanos,
 }
 
 impl Meter {
-    /// Measures anew, once so many requests have ended.
+    /// Restarts the measurement; the next `skip` requests to end are ignored.
     pub fn begin(&mut self, skip: u32) {
         *self = Meter { skip, mark: self.mark, ..Meter::default() };
     }
 
-    /// A request came; before it nothing was outstanding, or something was.
+    /// A request arrived; `idle`: nothing was outstanding before it.
     pub fn arrived(&mut self, now: Nanos, idle: bool) {
         if idle {
             self.mark = now;
         }
     }
 
-    /// A batch of so many bytes and requests ended.
+    /// A batch ended.
     pub fn ended(&mut self, now: Nanos, bytes: u64, requests: u32) {
         let passed = now.since(self.mark);
         self.mark = now;
@@ -43,7 +42,7 @@ impl Meter {
         self.requests = self.requests.saturating_add(requests);
     }
 
-    /// Bytes a second; `None` while too little was measured.
+    /// Bytes per second; `None` while there are too few measurements.
     pub fn rate(&self) -> Option<f64> {
         (self.requests >= ENOUGH && self.busy.0 > 0).then(|| self.bytes as f64 * 1e9 / self.busy.0 as f64)
     }
@@ -58,7 +57,7 @@ mod tests {
         let mut meter = Meter::default();
         meter.begin(1);
         for i in 0..=u64::from(ENOUGH) {
-            // A request a second, served in 10 ms.
+            // One request a second, served in 10 ms.
             let now = Nanos::from_millis(1000 * (i + 1));
             meter.arrived(now, true);
             assert_eq!(meter.rate(), None);

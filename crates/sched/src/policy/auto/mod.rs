@@ -1,20 +1,20 @@
-//! `auto`: the policy that suits what is below the scheduler and what is asked of it.
+//! `auto`: chooses the policy that suits the layer below the scheduler and the observed requests.
 //!
-//! The papers leave the choice to future work (agios-2013, VI; twins-2017, VIII). Here it is made by a table that people
-//! can read (`table.rs`): the first rule whose conditions hold on what is known of the place (what is below, its class) and
-//! on what is observed of the requests (`observe.rs`) names alternatives with the gain over `fifo` that simulations gave
-//! them; the one with the largest gain by `objective` acts. The built-in table is retrained by `impresario-lab auto`.
+//! The papers leave the choice to future work (agios-2013, VI; twins-2017, VIII). Here a readable table (`table.rs`)
+//! makes it: the first rule whose conditions hold for the place (layer below, device class) and the observed requests
+//! (`observe.rs`) names alternatives with their simulated gain over `fifo`; the alternative with the largest gain by
+//! `objective` acts. `impresario-lab auto` retrains the built-in table.
 //!
-//! - **Switching.** A rule that differs from the acting one counts once two windows of observations in a row agree on it
-//!   (after a pause, the first window), and if it is expected to gain more than [`MARGIN`]. The new policy receives the
-//!   queued requests in their order of arrival.
-//! - **Correction.** The rate (bytes by time with something outstanding) is measured before and after a switch that no
-//!   pause came with, while the same rule counts. A choice that yields less than [`YIELD_MIN`] of the one before is
-//!   undone, and remembered for a minute, twice as long each time.
-//! - **Bound.** No switch takes place while a request waits that was moved by the one before. So a request is moved once
-//!   at most, and waits for as long as the policy that took it in and the one that it was moved to allow.
+//! - **Switching.** Another rule takes effect once two observation windows in a row agree on it (after a pause, the
+//! first window), if its expected gain exceeds [`MARGIN`]. The new policy receives the queued requests in order of
+//! arrival.
+//! - **Correction.** The rate (bytes per time with something outstanding) is measured before and after a switch, unless
+//! a pause preceded it and while the same rule applies. A choice that yields less than [`YIELD_MIN`] of the previous
+//! rate is undone and avoided for a minute, doubling each time.
+//! - **Bound.** No switch happens while a request moved by the previous one still waits. A request is thus moved at
+//! most once, and waits no longer than its first and its second policy allow together.
 //!
-//! Where no observation could change the rule (above a kernel that sorts), nothing is observed.
+//! If no observation could change the rule (above a kernel that sorts), nothing is observed.
 
 mod meter;
 mod observe;
@@ -40,15 +40,15 @@ use observe::Observer;
 pub use observe::{DeviceClass, FEATURES, Observation};
 use table::{Alternative, Objective, Place, Situation, Table};
 
-/// Expected relative gain below which nothing is switched.
+/// No switch for less expected relative gain.
 pub const MARGIN: f64 = 0.05;
-/// Windows in a row that agree before a switch.
+/// Consecutive windows that must agree before a switch.
 const AGREEING: u32 = 2;
-/// Part of the rate before a switch below which it is undone.
+/// A switch that yields less than this part of the previous rate is undone.
 pub const YIELD_MIN: f64 = 0.9;
-/// How long a choice that was undone is remembered: at first, and at most.
+/// How long an undone choice is avoided: at first, and at most.
 const REMEMBERED: (Nanos, Nanos) = (Nanos::from_millis(60_000), Nanos::from_millis(3_600_000));
-/// Choices remembered at most.
+/// Maximum choices avoided at a time.
 const UNDONE_MAX: usize = 16;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
@@ -81,39 +81,39 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     },
 };
 
-/// What `auto` tells of its choice.
+/// The status of `auto`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Chosen {
-    /// What the choice is to gain.
+    /// The objective.
     pub objective: Objective,
-    /// Where the scheduler stands.
+    /// Data server or I/O node.
     pub place: Place,
-    /// What is below sorts by itself.
+    /// The layer below sorts.
     pub sorted_below: bool,
-    /// The device by the cost model; absent before the first request.
+    /// Device class by the cost model; absent before the first request.
     pub device: Option<DeviceClass>,
-    /// The rule by which the acting policy was chosen.
+    /// The rule behind the acting policy.
     pub rule: String,
     /// The acting policy.
     pub policy: PolicySpec,
-    /// Reads that nobody asked for are started beside it.
+    /// Speculative reads are started beside it.
     pub read_ahead: bool,
-    /// What the acting policy is expected to gain over `fifo`.
+    /// Expected gain of the acting policy over `fifo`.
     pub expected_gain: f64,
-    /// The other alternatives of the rule with what they were expected to gain, best first.
+    /// The rule's other alternatives with their expected gains, best first.
     pub alternatives: Vec<Expected>,
     /// Switches since the start.
     pub switches: u64,
-    /// Choices that measured worse than expected and are not made for a while.
+    /// Choices that performed worse than expected and are avoided for now.
     pub undone: Vec<String>,
-    /// What was observed last; absent where nothing is, or not yet.
+    /// The latest observation, if any.
     pub observed: Option<Observation>,
-    /// Bytes by second with something outstanding, since the rule counts or the policy acts; absent while too little was
-    /// measured.
+    /// Bytes per second with something outstanding, since the rule or policy changed; absent while there are too few
+    /// measurements.
     pub rate_bytes_per_s: Option<f64>,
 }
 
-/// An alternative that was not chosen.
+/// An alternative not chosen.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Expected {
     /// The policy.
@@ -122,24 +122,24 @@ pub struct Expected {
     pub gain: f64,
 }
 
-/// A rule and one of its alternatives, by number.
+/// A rule and one of its alternatives, by index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pick {
     rule: usize,
     choice: usize,
 }
 
-/// A choice that is not made for a while.
+/// A choice that is avoided for now.
 struct Undone {
     pick: Pick,
     /// What acts instead.
     instead: Pick,
     until: Nanos,
-    /// For how long the next time.
+    /// How long the next time.
     next: Nanos,
 }
 
-/// A switch that is measured.
+/// A switch under evaluation.
 struct Trial {
     before: f64,
     back: Pick,
@@ -153,15 +153,15 @@ struct Auto {
     situation: Situation,
     inner: Box<dyn Policy>,
     acting: Pick,
-    /// Where nothing need be observed: none.
+    /// `None` if nothing need be observed.
     observer: Option<Observer>,
-    /// The device was looked at.
+    /// The device class is known.
     begun: bool,
     seen: Option<Observation>,
-    /// The rule that the last windows agree on, and how many.
+    /// The rule on which the last windows agreed, and how many did.
     counts: (usize, u32),
     wanted: Option<Pick>,
-    /// The youngest request that the last switch moved.
+    /// The youngest request moved by the last switch.
     moved: Option<u64>,
     switches: u64,
     meter: Meter,
@@ -205,14 +205,14 @@ impl Auto {
         &self.table.rule[pick.rule].choice[pick.choice]
     }
 
-    /// What the rule says, or what acts instead because that measured worse (true).
+    /// The rule's choice, or (true) what acts instead because that choice performed worse.
     fn pick(&self, rule: usize, now: Nanos) -> (Pick, bool) {
         let pick = Pick { rule, choice: best(&self.table.rule[rule].choice, self.objective) };
         let undone = self.undone.iter().find(|u| u.pick == pick && now < u.until);
         undone.map_or((pick, false), |undone| (undone.instead, true))
     }
 
-    /// A window of observations is full.
+    /// An observation window is full.
     fn observed(&mut self, view: &View<'_>, seen: Observation) {
         self.seen = Some(seen);
         self.situation.device = Some(DeviceClass::of(view.cost));
@@ -232,14 +232,14 @@ impl Auto {
             return;
         }
         let agreed = seen.first || self.counts.1 >= AGREEING;
-        // What the rule says of the acting policy; nothing, where it does not list it.
+        // The rule's entry for the acting policy, if it lists it.
         let listed = self.table.rule[rule].choice.iter().find(|other| same(other, now));
         let worth = |alternative: &Alternative| 1.0 - alternative.gain(self.objective);
         let pays = measured || listed.is_none_or(|listed| worth(wanted) < worth(listed) * (1.0 - MARGIN));
         self.wanted = (agreed && pays && !self.has_moved(view)).then_some(pick);
     }
 
-    /// Whether a switch yielded less than what was before it.
+    /// Undoes a switch that yielded less than the policy before it.
     fn judge_trial(&mut self, now: Nanos) {
         let Some(rate) = self.meter.rate() else { return };
         let Some(Trial { before, back }) = self.trial.take() else { return };
@@ -256,7 +256,7 @@ impl Auto {
         self.undone.push(Undone { pick, instead: back, until: now + last, next });
     }
 
-    /// A request that the last switch moved still waits.
+    /// True while a request moved by the last switch waits.
     fn has_moved(&self, view: &View<'_>) -> bool {
         let Some(moved) = self.moved else { return false };
         let queued = view.table.in_state(|state| state == State::Queued);
@@ -268,7 +268,7 @@ impl Auto {
         let Some(observer) = &mut self.observer else { return };
         match choice {
             Choice::Serve | Choice::ServeThrough => slots.iter().for_each(|slot| observer.left(view, *slot)),
-            // The core sends the whole where there are no pieces, or the piece is the rest.
+            // The core sends the whole request if the driver takes no pieces, or if the piece is the rest.
             Choice::ServePiece { len_bytes } => {
                 let whole = |slot: &&Slot| !view.pieces || len_bytes >= view.table.len_bytes(**slot);
                 slots.iter().filter(whole).for_each(|slot| observer.left(view, *slot));
@@ -278,7 +278,7 @@ impl Auto {
     }
 
     fn switch(&mut self, view: &View<'_>, to: Pick) -> bool {
-        // The table was checked when it was read; a policy that this place refuses is left out.
+        // The table was validated when parsed; skip a policy that this node refuses.
         let Ok(next) = build(&self.alternative(to).spec(), &self.setup) else { return false };
         let same_phase = self.seen.is_some_and(|seen| !seen.first);
         let before = self.meter.rate().filter(|_| same_phase);
@@ -293,7 +293,7 @@ impl Auto {
                 self.moved = Some(view.table.seq(slot));
             }
         }
-        // What was sent by the old policy is not counted for the new one.
+        // Requests sent by the old policy do not count for the new one.
         self.meter.begin(view.table.len() as u32);
         self.acting = to;
         self.switches += 1;
@@ -324,7 +324,7 @@ impl Auto {
     }
 }
 
-/// The alternative with the largest expected gain; of equal ones the first.
+/// The alternative with the largest expected gain; the first among equals.
 fn best(choices: &[Alternative], objective: Objective) -> usize {
     let better = |best: usize, at: usize| {
         if choices[at].gain(objective) > choices[best].gain(objective) { at } else { best }
@@ -332,7 +332,7 @@ fn best(choices: &[Alternative], objective: Objective) -> usize {
     (0..choices.len()).reduce(better).unwrap_or(0)
 }
 
-/// They do the same, whatever is expected of them.
+/// True if both configure the same policy, whatever their expected gains.
 fn same(a: &Alternative, b: &Alternative) -> bool {
     a.policy == b.policy && a.depth == b.depth && a.read_ahead == b.read_ahead
 }
@@ -400,7 +400,7 @@ impl Policy for Auto {
     }
 
     fn speculates(&self) -> bool {
-        // Beside what is handed over at once as beside any other policy: only `none` by itself starts no speculations.
+        // A policy that hands over everything at once may speculate too; only `none` configured directly does not.
         self.alternative(self.acting).read_ahead
     }
 
@@ -450,7 +450,7 @@ impl Policy for Auto {
     fn take_over(&mut self, view: &View<'_>, old: Box<dyn Any>) {
         let old = match old.downcast::<Auto>() {
             Ok(mut auto) => {
-                // With the same table and objective the choice goes on; the queued requests come anew.
+                // With the same table and objective the choice stays; queued requests are enqueued again.
                 if auto.table == self.table && auto.objective == self.objective && auto.setup.lanes == self.setup.lanes
                 {
                     let spec = auto.alternative(auto.acting).spec();

@@ -1,14 +1,14 @@
-//! What `auto` observes of the requests that arrive: a few averages over a window, in a few kilobytes and some tens of
-//! nanoseconds a request.
+//! What `auto` observes about arriving requests: a few averages over a window, in a few kilobytes and some tens of
+//! nanoseconds per request.
 //!
-//! A window is 64 requests, and as many more as it takes until 16 of them followed an earlier request of the same client in the
-//! same file (256 at most); the first of a phase is half of that, so that a short phase is known in time. Applications, files and clients are counted while they have requests queued, too: a
-//! scheduler that serves one application at a time must not make the others disappear. Everything is kept in tables of fixed
-//! size in which entries displace one another, so nothing grows with files or clients; counts are estimates (linear
-//! counting) and end near a thousand.
+//! A window is 64 requests, extended until 16 of them followed an earlier request of the same client in the same file
+//! (256 at most); the first window of a phase is half that long, so that short phases are recognised in time.
+//! Applications, files and clients also count while they have requests queued: a scheduler that serves one application
+//! at a time must not hide the others. All tables have a fixed size and entries displace one another, so nothing grows
+//! with files or clients; counts are estimates (linear counting) and saturate near a thousand.
 //!
-//! After a pause (nothing outstanding for 200 ms) a new phase is assumed: what was observed before it is not mixed with
-//! what comes.
+//! A pause (nothing outstanding for 200 ms) starts a new phase: observations from before it are not mixed with later
+//! ones.
 
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ use crate::types::{Nanos, Op};
 
 /// Requests of a window.
 const WINDOW: u32 = 64;
-/// … of which so many have a predecessor, or else the window goes on
+/// … of which this many need a predecessor, or the window is extended
 const FOLLOWERS: u32 = 16;
 /// … up to this number of requests.
 const WINDOW_MAX: u32 = 256;
@@ -27,42 +27,43 @@ const WINDOW_MAX: u32 = 256;
 const PAUSE: Nanos = Nanos::from_millis(200);
 /// Requests of a window below which a pause does not end it.
 const WINDOW_MIN: u32 = 16;
-/// A batch that took less than this part of what the cost model says did not need the device.
+/// A batch faster than the cost model by this factor was served by a cache.
 const HIT_DIVISOR: u64 = 8;
 
-/// What was observed in one window.
+/// The averages over one window.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Observation {
-    /// Requests that it is made of.
+    /// Requests in the window.
     pub requests: u32,
-    /// It is the first since the start or a pause.
+    /// The first window since the start or a pause.
     pub first: bool,
     /// Share of reads, 0 to 1.
     pub reads: f64,
-    /// Applications with requests, about.
+    /// Applications with requests (estimate).
     pub jobs: f64,
-    /// Files in use, about.
+    /// Files in use (estimate).
     pub files: f64,
-    /// Clients with requests, about.
+    /// Clients with requests (estimate).
     pub clients: f64,
-    /// Mean request, bytes.
+    /// Mean request size, bytes.
     pub request_bytes: f64,
-    /// Share of requests that begin where the client's last one in the file ended, of those that have a predecessor.
+    /// Share of requests that start where the client's previous one in the file ended, among those with a predecessor.
     pub sequential: f64,
-    /// Share of requests that do not, but touch a recent request of the file.
+    /// Share of the other requests that touch a recent request of the file.
     pub touching: f64,
-    /// Distance of a request from the end of the client's last one in the file, in the lane's offsets; geometric mean, bytes.
+    /// Distance of a request from the end of the client's previous one in the file, in lane offsets; geometric mean,
+    /// bytes.
     pub distance_bytes: f64,
-    /// Requests outstanding when another arrives, mean.
+    /// Mean number of outstanding requests at an arrival.
     pub outstanding: f64,
-    /// Share of batches that took the time of the device; the others were served by a cache.
+    /// Share of batches served by the device rather than by a cache.
     pub device_share: f64,
 }
 
-/// A property of an observation that a table may ask for, by its name there.
+/// A property of an observation that table conditions can name.
 pub type Feature = (&'static str, fn(&Observation) -> f64);
 
-/// All that a table may ask for.
+/// All properties available to tables.
 pub const FEATURES: [Feature; 12] = [
     ("reads", |o| o.reads),
     ("jobs", |o| o.jobs),
@@ -78,7 +79,7 @@ pub const FEATURES: [Feature; 12] = [
     ("device_share", |o| o.device_share),
 ];
 
-/// What kind of device serves the requests, by the cost model.
+/// The kind of device, by the cost model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceClass {
@@ -91,7 +92,7 @@ pub enum DeviceClass {
 }
 
 impl DeviceClass {
-    /// By the time of a read of 4 KiB.
+    /// By the service time of a 4 KiB read.
     pub fn of(cost: &CostModel) -> DeviceClass {
         match cost.ttp(Op::Read, 4096).0 {
             1_000_000.. => DeviceClass::Disk,
@@ -101,7 +102,7 @@ impl DeviceClass {
     }
 }
 
-/// Mixes two words; the upper half of the product is good.
+/// Hashes two words; the upper half of the product is well mixed.
 fn hash(a: u64, b: u64) -> u64 {
     (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         >> 16
@@ -110,10 +111,10 @@ fn hash(a: u64, b: u64) -> u64 {
 /// Buckets of a census.
 const BUCKETS: usize = 256;
 
-/// How many different identities have requests queued, or had one in the window.
+/// Counts distinct identities that have requests queued, or had one in the window.
 struct Census {
     queued: [u32; BUCKETS],
-    /// The window in which one arrived last.
+    /// The window of the last arrival, per bucket.
     seen: [u32; BUCKETS],
 }
 
@@ -138,7 +139,7 @@ impl Census {
         *queued = queued.saturating_sub(1);
     }
 
-    /// Linear counting would say more where buckets are shared; up to a quarter of them the difference is small.
+    /// Counts occupied buckets; up to a quarter of them, linear counting would differ little.
     fn count(&self, window: u32) -> f64 {
         let used = self.queued.iter().zip(&self.seen).filter(|(queued, seen)| **queued > 0 || **seen == window).count();
         match BUCKETS - used {
@@ -154,11 +155,11 @@ struct Stream {
     tag: u64,
 }
 
-/// Entries of the tables of streams and of edges.
+/// Entries of the stream and edge tables.
 const STREAMS: usize = 512;
 const EDGES: usize = 1024;
 
-/// The tables; apart, so that a policy without observations does not carry them.
+/// Boxed, so that a policy without observations does not carry them.
 struct Tables {
     jobs: Census,
     files: Census,
@@ -169,10 +170,10 @@ struct Tables {
     edges: [u32; EDGES],
 }
 
-/// Observes.
+/// Computes the observations of `auto`.
 pub(super) struct Observer {
     tables: Box<Tables>,
-    /// The number of the present window.
+    /// Index of the current window.
     window: u32,
     first: bool,
     requests: u32,
@@ -185,7 +186,7 @@ pub(super) struct Observer {
     outstanding: u64,
     batches: u32,
     hits: u32,
-    /// When something arrived or ended last.
+    /// Time of the last arrival or completion.
     last: Nanos,
 }
 
@@ -216,7 +217,7 @@ impl Observer {
         }
     }
 
-    /// A request came. Gives what was observed when a window is full.
+    /// Records an arrival. Returns the observation when a window is full.
     pub fn arrived(&mut self, view: &View<'_>, slot: Slot) -> Option<Observation> {
         let table = view.table;
         let pause = table.len() <= 1 && view.now.since(self.last) >= PAUSE && self.requests >= WINDOW_MIN;
@@ -242,7 +243,7 @@ impl Observer {
             self.distance_log2 += f64::from(64 - start.abs_diff(stream.end).leading_zeros());
         }
         *stream = Stream { end, tag };
-        // What is a start to one is an end to its neighbour: both are marked, and told apart by the lowest bit.
+        // A start of one request is an end of its neighbour: both are marked, distinguished by the lowest bit.
         let edge = |offset: u64, is_end: bool| (hash(place, offset) as u32) << 1 | u32::from(is_end);
         let at = |edge: u32| (edge >> 1) as usize % EDGES;
         let (begins, ends) = (edge(start, true), edge(end, false));
@@ -258,7 +259,7 @@ impl Observer {
         if full { Some(self.close(false)) } else { before }
     }
 
-    /// A request is queued no longer.
+    /// Records that a request left the queue.
     pub fn left(&mut self, view: &View<'_>, slot: Slot) {
         let (table, t) = (view.table, &mut *self.tables);
         t.jobs.left(table.job(slot).0);
@@ -266,11 +267,11 @@ impl Observer {
         t.clients.left(table.client(slot).0);
     }
 
-    /// A batch ended.
+    /// Records a completed batch.
     pub fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         self.last = view.now;
         self.batches += 1;
-        // A driver that tells no times tells nothing of caches.
+        // A driver that reports no times says nothing about caches.
         let hit = done.service.0 > 0 && done.service.0 < view.cost.ttp(done.op, done.len_bytes).0 / HIT_DIVISOR;
         self.hits += u32::from(hit);
     }
@@ -288,7 +289,7 @@ impl Observer {
             request_bytes: self.bytes as f64 / n,
             sequential: f64::from(self.sequential) / followers,
             touching: f64::from(self.touching) / n,
-            // log2 + 1 was summed, 0 for no distance.
+            // The sum is over log2 + 1, 0 for no distance.
             distance_bytes: (self.distance_log2 / followers).exp2() - 1.0,
             outstanding: self.outstanding as f64 / n,
             device_share: match self.batches {

@@ -1,7 +1,7 @@
-//! The decision table of `auto`: from what is observed to a policy, as a file that people read, change and retrain.
+//! The decision table of `auto`, from observations to a policy: a file to read, edit and retrain.
 //!
-//! TOML: a list of `[[rule]]`; the first whose conditions all hold counts. `table.toml` beside this file is the one that is
-//! built in; its head documents every column. Mistakes are refused with their line or the rule's name.
+//! TOML: a list of `[[rule]]`; the first rule whose conditions all hold applies. The built-in table is `table.toml`
+//! beside this file; its head documents every column. Errors name their line or the rule.
 
 use std::collections::BTreeMap;
 
@@ -14,33 +14,33 @@ use crate::spec::PolicySpec;
 
 /// The version of the format.
 const VERSION: u32 = 1;
-/// Rules at most.
+/// Maximum rules.
 const RULES_MAX: usize = 256;
-/// Alternatives of a rule at most.
+/// Maximum alternatives of a rule.
 const CHOICES_MAX: usize = 32;
 
-/// The table that is built in.
+/// The built-in table.
 pub const BUILT_IN: &str = include_str!("table.toml");
 
-/// What is to be made small, or large.
+/// What to optimise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
-    /// The time until the slowest process is done.
+    /// The time until the slowest process ends.
     Makespan,
-    /// The mean time of a process.
+    /// The mean run time of a process.
     MeanTime,
     /// The variance of the processes' times.
     Variance,
-    /// The least that an application gets.
+    /// The smallest share that an application gets.
     Share,
 }
 
 impl Objective {
-    /// Their names, as the parameter has them.
+    /// Their names as parameter values.
     pub const NAMES: [&str; 4] = ["makespan", "mean-time", "variance", "share"];
 
-    /// By its name; the first for anything else.
+    /// The objective with this name; the first for any other.
     pub fn named(name: &str) -> Objective {
         match name {
             "mean-time" => Objective::MeanTime,
@@ -51,7 +51,7 @@ impl Objective {
     }
 }
 
-/// Where a scheduler stands.
+/// Which kind of node the scheduler runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
@@ -65,10 +65,10 @@ pub enum Place {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bounds {
-    /// The least; absent: any.
+    /// The lower bound, inclusive; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<f64>,
-    /// What it stays below; absent: any.
+    /// The upper bound, exclusive; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below: Option<f64>,
 }
@@ -79,16 +79,16 @@ impl Bounds {
     }
 }
 
-/// A policy, and what it is expected to gain over `fifo`: 1 − T/T_fifo of what the objective counts; negative: it loses.
+/// A policy and its expected gain over `fifo`: 1 − T/T_fifo of the objective's metric; negative: a loss.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alternative {
-    /// The policy with parameters, as on a command line. Waiting is among them.
+    /// The policy with its parameters (waiting included), as on a command line.
     pub policy: String,
-    /// Batches in flight at a lane at most; absent: as configured.
+    /// Maximum batches in flight per lane; absent: as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depth: Option<u32>,
-    /// Reads that nobody asked for are started beside it.
+    /// Start speculative reads beside it.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub read_ahead: bool,
     /// Expected gain in makespan.
@@ -100,7 +100,7 @@ pub struct Alternative {
     /// Expected gain in the variance of the processes' times.
     #[serde(default)]
     pub variance: f64,
-    /// Expected gain in the least throughput of an application: 1 − least_fifo/least.
+    /// Expected gain in the smallest application throughput: 1 − least_fifo/least.
     #[serde(default)]
     pub share: f64,
 }
@@ -109,13 +109,13 @@ fn yes() -> bool {
     true
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // as serde asks
+#[allow(clippy::trivially_copy_pass_by_ref)] // required by serde
 fn is_true(on: &bool) -> bool {
     *on
 }
 
 impl Alternative {
-    /// What is expected of it.
+    /// Its expected gain.
     pub fn gain(&self, objective: Objective) -> f64 {
         match objective {
             Objective::Makespan => self.makespan,
@@ -125,41 +125,41 @@ impl Alternative {
         }
     }
 
-    /// Its policy. The table was checked: it is one.
+    /// Its policy; valid because the table was validated.
     pub(super) fn spec(&self) -> PolicySpec {
         self.policy.parse().unwrap_or_else(|_| PolicySpec::named("fifo"))
     }
 }
 
-/// Under which conditions which policies are worth what.
+/// Conditions, and the alternatives that apply when they hold.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Rule {
-    /// What it is about.
+    /// The name.
     pub name: String,
-    /// Only there; absent: anywhere.
+    /// Only on this kind of node; absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// Only above what sorts by itself (true) or serves requests as they come (false); absent: both.
+    /// Only above a layer that sorts (true) or does not (false); absent: both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sorted_below: Option<bool>,
-    /// Only in front of devices of these classes; absent: any.
+    /// Only for these device classes; absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Vec<DeviceClass>>,
     /// The alternatives.
     pub choice: Vec<Alternative>,
-    /// Conditions on what is observed, by the names of [`FEATURES`]: all hold.
+    /// Conditions on observations, by the names in [`FEATURES`]; all must hold.
     #[serde(flatten)]
     pub observed: BTreeMap<String, Bounds>,
 }
 
-/// What does not change while a scheduler stands where it does.
+/// What is fixed for the lifetime of a scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Situation {
-    /// Where it stands.
+    /// The kind of node.
     pub place: Place,
-    /// What is below sorts.
+    /// The layer below sorts.
     pub sorted_below: bool,
-    /// The device; `None`: not known yet.
+    /// The device class; `None` while unknown.
     pub device: Option<DeviceClass>,
 }
 
@@ -183,14 +183,14 @@ fn feature(name: &str) -> Option<&'static Feature> {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Of the format: 1.
+    /// Format version: 1.
     pub version: u32,
-    /// In the order in which they are asked. The last has no conditions.
+    /// In order of precedence. The last rule has no conditions.
     pub rule: Vec<Rule>,
 }
 
 impl Table {
-    /// Reads and checks a table, or says in one line what is wrong with it.
+    /// Parses and validates a table; the error is one line.
     pub fn parse(text: &str) -> Result<Table, String> {
         let table: Table =
             toml::from_str(text).map_err(|e| at_line(text, e.span().map(|span| span.start), e.message()))?;
@@ -213,13 +213,13 @@ impl Table {
         Ok(())
     }
 
-    /// The rule that counts; `seen`: nothing was observed yet, so that rules which ask for it are passed over.
+    /// The rule that applies; without an observation (`seen` is `None`) rules that need one are skipped.
     pub(super) fn rule_for(&self, situation: Situation, seen: Option<&Observation>) -> usize {
         let fits = |rule: &Rule| rule.fits(situation) && seen.map_or(rule.observed.is_empty(), |seen| rule.holds(seen));
         self.rule.iter().position(fits).unwrap_or(self.rule.len() - 1)
     }
 
-    /// No observation changes which rule counts there.
+    /// True if no observation can change which rule applies.
     pub(super) fn needs_no_observation(&self, situation: Situation) -> bool {
         let first = self.rule.iter().find(|rule| {
             let device = situation.device.is_none() && rule.device.is_some();
@@ -257,7 +257,7 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
         if ["auto", "tbf", "mclock"].contains(&spec.name.as_str()) {
             return refuse("it is not for a table: it follows an administrator's rules, not what is observed".into());
         }
-        // What needs several lanes is for I/O nodes.
+        // Policies that need several lanes are for I/O nodes.
         let lanes = if rule.place == Some(Place::IoNode) { 4 } else { 1 };
         let setup = Setup { lanes, shared_space: false, node_rank: 0, capacity: 1, sorted_below: false };
         if let Err(e) = policy::build(&spec, &setup) {
@@ -274,7 +274,7 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
     Ok(())
 }
 
-/// The table that the parameters name.
+/// The table given by the parameters.
 pub(super) fn of(params: &Params) -> Result<Table, String> {
     match params.text("table") {
         "" => Table::parse(BUILT_IN),

@@ -1,5 +1,5 @@
-//! Tables are refused with their mistakes named; observations tell patterns apart; switches follow them and are undone
-//! where they yield less.
+//! Invalid tables are refused with a reason; observations distinguish patterns; switches follow them and are undone if
+//! they yield less.
 
 use super::table::{BUILT_IN, Table};
 use super::*;
@@ -8,12 +8,12 @@ use crate::{
     PolicySpec, Request,
 };
 
-/// Clients that each have one request outstanding, in virtual time; the device takes what `service` says.
+/// Clients with one outstanding request each, in virtual time; `service` gives the device's time.
 struct Load {
     core: Core,
     now: Nanos,
     flying: Vec<(crate::Batch, Nanos)>,
-    /// Requests that each client has sent.
+    /// Requests sent by each client.
     sent: Vec<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Load {
         self.core.push(self.now, &Request { client, job, ..Request::new(Op::Read, extent) }).unwrap();
     }
 
-    /// Serves so many requests of clients that each go to `place(client, n)` for their n-th.
+    /// Serves `requests` requests; the n-th of a client goes to `place(client, n)`.
     fn run(
         &mut self,
         requests: u64,
@@ -86,7 +86,7 @@ fn with_table(text: &str) -> PolicySpec {
 }
 
 #[test]
-fn mistakes_in_tables_are_named() {
+fn errors_in_tables_are_named() {
     let rule = |more: &str| format!("version = 1\n[[rule]]\nname = \"a\"\n{more}\n");
     for (text, says) in [
         ("version = 1\nrule = 3", "line 2: invalid type"),
@@ -115,15 +115,15 @@ fn mistakes_in_tables_are_named() {
 }
 
 #[test]
-fn the_built_in_table_is_one_and_survives_writing() {
+fn the_built_in_table_parses_and_round_trips() {
     let table = Table::parse(BUILT_IN).unwrap();
     assert_eq!(Table::parse(&toml::to_string(&table).unwrap()).unwrap(), table);
     assert!(BUILT_IN.len() <= crate::policy::params::TEXT_MAX_BYTES, "it could not be given as a parameter");
 }
 
-/// Above what sorts by itself requests are handed over at once, and nothing is observed.
+/// Above a layer that sorts, requests are handed over at once and nothing is observed.
 #[test]
-fn above_a_kernel_everything_is_handed_over() {
+fn above_a_sorting_kernel_requests_are_handed_over_at_once() {
     let mut load = Load::new(&PolicySpec::named("auto"), CoreConfig { sorted_below: true, ..data() }, 32);
     load.run(2_000, &|client, n| (0, (client * 1_000 + n) * 4096), &millis(1));
     let chosen = load.core.chosen().unwrap();
@@ -133,7 +133,7 @@ fn above_a_kernel_everything_is_handed_over() {
 }
 
 #[test]
-fn patterns_are_told_apart() {
+fn patterns_are_distinguished() {
     let spec = with_table(
         "version = 1\n[[rule]]\nname = \"r\"\nreads = { from = 9.0 }\nchoice = [{ policy = \"fifo\" }]\n\
                            [[rule]]\nname = \"s\"\nchoice = [{ policy = \"fifo\" }]\n",
@@ -155,9 +155,9 @@ fn patterns_are_told_apart() {
     assert!(random.sequential < 0.1 && random.touching < 0.2 && random.distance_bytes > 1e6, "{random:?}");
 }
 
-/// Requests that a cache serves do not need the device.
+/// Cache hits do not count as device time.
 #[test]
-fn hits_are_told_from_the_device() {
+fn cache_hits_are_distinguished_from_device_time() {
     let line = LinearCost { fixed: Nanos::from_millis(10), ps_per_byte: 1_000 };
     let config = CoreConfig { cost: CostModel::new(line, line), ..data() };
     let mut load = Load::new(&with_table(NEAR_AND_FAR), config, 8);
@@ -192,23 +192,23 @@ fn switches_follow_what_is_observed() {
     assert_eq!(chosen.expected_gain, 0.6);
     let others: Vec<_> = chosen.alternatives.iter().map(|a| a.policy.as_str()).collect();
     assert_eq!(others, ["hbrr", "fifo"]);
-    // One window that differs is not enough.
+    // One different window is not enough.
     load.run(70, &scattered, &millis(1));
     assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("sjf", 1));
     load.run(400, &scattered, &millis(1));
     assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("fifo", 2));
-    // After a pause the first window is.
+    // After a pause, the first window is.
     load.now += Nanos::from_millis(1_000);
     load.run(160, &stream, &millis(1));
     assert_eq!((load.core.acting().0.name.as_str(), load.core.acting().1), ("sjf", 3));
 }
 
-/// `sjf` is expected to gain, and measures worse than what was before it.
+/// `sjf` is expected to gain but measures worse than its predecessor.
 #[test]
 fn a_choice_that_yields_less_is_undone_and_remembered() {
     let mut load = Load::new(&with_table(NEAR_AND_FAR), data(), 16);
     let service = |acting: &str, _: &crate::Batch| if acting == "sjf" { 3_000_000 } else { 1_000_000 };
-    // Without a pause before, so that there is something to compare with.
+    // No pause before it, so that there is a rate to compare with.
     load.run(300, &scattered, &service);
     load.run(2_000, &stream, &service);
     let chosen = load.core.chosen().unwrap();
@@ -220,7 +220,7 @@ fn a_choice_that_yields_less_is_undone_and_remembered() {
     assert_eq!((chosen.policy.name.as_str(), chosen.switches), ("fifo", 4));
 }
 
-/// The same table with the same load chooses by the objective.
+/// The same table under the same load chooses by objective.
 #[test]
 fn the_objective_decides() {
     let table = NEAR_AND_FAR.replace("makespan = 0.4", "makespan = 0.4, share = 0.9");

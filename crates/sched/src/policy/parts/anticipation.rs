@@ -1,15 +1,15 @@
-//! Is it worth to keep a server for the next request of the stream that it just served?
+//! Decides whether to hold a server for the next request of the stream it has just served.
 //!
 //! A synchronous program sends its next request only after the reply to the last one. A server that turns elsewhere in
-//! between seeks away and back. *Holding* it for a moment saves that, if the request comes. Each stream (server, file,
-//! operation) has an account in device time: a hold costs what it lasted, and one that ended with
-//! the expected request earns what that saved, the fixed part of its cost. A stream whose account does not
-//! cover a hold is not held for: holds that do not pay switch themselves off, and one more is
-//! tried every [`RETRY_BATCHES`] batches of the stream.
+//! between seeks away and back. *Holding* it for a moment saves those seeks if the request comes. Each stream (server,
+//! file, operation) has an account in device time: a hold costs its duration, and a hold that ends with the expected
+//! request earns the seek it saved, the fixed part of the request's cost. A stream whose account does not cover a hold
+//! gets none: holds that do not pay switch themselves off, and one more is tried every [`RETRY_BATCHES`] batches of the
+//! stream.
 //!
-//! *By lag*, a hold lasts no longer than the stream's next request usually takes to come (1.5 × the observed lag and
-//! [`LAG_MARGIN`]), and a stream of which no request ever followed another closely is not held for at all: files that
-//! are read once cost nothing.
+//! *By lag*, a hold lasts no longer than the stream's next request usually takes to arrive (1.5 × the observed lag plus
+//! [`LAG_MARGIN`]), and a stream in which no request has closely followed another gets no hold: files that are read
+//! once cost nothing.
 
 use super::remembered::Remembered;
 use crate::types::{LaneId, Nanos, Op};
@@ -17,38 +17,38 @@ use crate::types::{LaneId, Nanos, Op};
 /// A server, the stable key of a file, and an operation.
 pub(crate) type Stream = (LaneId, u64, Op);
 
-/// Holds that a new stream may lose before it is held for no more.
+/// Holds that a new stream may lose before it gets no more.
 const FIRST_HOLDS: u64 = 4;
-/// Holds that a stream may save up for.
+/// Maximum credit of a stream, in holds.
 const MOST_HOLDS: u64 = 16;
-/// Batches of a stream without credit until it is given one more hold.
+/// Batches of a stream without credit before it gets one more hold.
 const RETRY_BATCHES: u32 = 64;
-/// Accounts kept.
+/// Maximum accounts.
 const STREAMS_MAX: usize = 4096;
-/// What a hold by lag lasts beyond 1.5 × the lag.
+/// A hold by lag lasts this much longer than 1.5 × the lag.
 const LAG_MARGIN: Nanos = Nanos(300_000);
 
 struct Account {
     credit_ns: u64,
     broke_batches: u32,
-    /// How long after a batch the next request came, as of late; `None` when it was never close.
+    /// Recent time from the end of a batch to the next request; `None` while no request followed closely.
     lag: Option<Nanos>,
-    /// When the last batch ended, while nothing came since.
+    /// When the last batch ended, until the next request arrives.
     ended: Option<Nanos>,
 }
 
-/// What is expected after a batch.
+/// The expected successor of a batch.
 struct Expected {
     stream: Stream,
-    /// Where the stream goes on.
+    /// The offset at which the stream continues.
     end: u64,
-    /// When the hold would have to end.
+    /// When the hold must end.
     until: Nanos,
-    /// Since when the server is held.
+    /// When the hold began, if it did.
     held_since: Option<Nanos>,
 }
 
-/// The accounts, and the request that is expected at each server.
+/// The accounts of streams, and the request expected at each server.
 pub(crate) struct Anticipation {
     longest: Nanos,
     by_lag: bool,
@@ -57,7 +57,7 @@ pub(crate) struct Anticipation {
 }
 
 impl Anticipation {
-    /// Holds of so many servers of at most `longest`.
+    /// Holds `servers` servers for at most `longest` each time.
     pub fn new(longest: Nanos, by_lag: bool, servers: u16) -> Anticipation {
         let expected = (0..servers).map(|_| None).collect();
         Anticipation { longest, by_lag, accounts: Remembered::new(STREAMS_MAX), expected }
@@ -68,18 +68,18 @@ impl Anticipation {
         self.longest
     }
 
-    /// The account of a stream, begun where there is none.
+    /// The account of a stream, created if missing.
     fn account(&mut self, stream: Stream) -> &mut Account {
         let credit_ns = self.longest.0.saturating_mul(FIRST_HOLDS);
         self.accounts.of(stream, || Account { credit_ns, broke_batches: 0, lag: None, ended: None })
     }
 
-    /// The last batch of a stream ended and nothing of it is queued: the lag begins.
+    /// The last batch of a stream ended and none of its requests is queued: the lag starts.
     pub fn ended(&mut self, now: Nanos, stream: Stream) {
         self.account(stream).ended = Some(now);
     }
 
-    /// The first request of a stream since then: the lag ends.
+    /// The stream's first request since then arrived: the lag ends.
     pub fn arrived(&mut self, now: Nanos, stream: Stream) {
         let longest = self.longest;
         let Some(account) = self.accounts.get_mut(&stream) else { return };
@@ -91,7 +91,7 @@ impl Anticipation {
         };
     }
 
-    /// A batch of a stream ended at offset `end`: its successor is expected until the hold would be too long, or until
+    /// A batch of a stream ended at offset `end`: expect its successor until the longest hold has passed, or until
     /// `limit`.
     pub fn expect(&mut self, now: Nanos, stream: Stream, end: u64, limit: Nanos) {
         self.give_up(now, stream.0);
@@ -101,12 +101,12 @@ impl Anticipation {
         }
     }
 
-    /// The stream and offset from which a request is expected at a server.
+    /// The stream and offset expected at a server.
     pub fn expected(&self, server: LaneId) -> Option<(Stream, u64)> {
         self.expected[server.index()].as_ref().map(|e| (e.stream, e.end))
     }
 
-    /// Holds the server, or goes on to; until when. `None` when it was held long enough.
+    /// Starts or continues the hold of a server; returns its end, or `None` once the server was held long enough.
     pub fn hold(&mut self, now: Nanos, server: LaneId) -> Option<Nanos> {
         match &mut self.expected[server.index()] {
             Some(e) if now < e.until => {
@@ -120,17 +120,17 @@ impl Anticipation {
         }
     }
 
-    /// The expected request is here: `saved` is what it would have cost more, had the server turned elsewhere.
+    /// The expected request arrived; `saved` is the extra cost had the server turned elsewhere.
     pub fn came(&mut self, now: Nanos, server: LaneId, saved: Nanos) {
         self.settle(now, server, saved);
     }
 
-    /// Nothing is expected at a server any more.
+    /// Stops expecting a request at a server.
     pub fn give_up(&mut self, now: Nanos, server: LaneId) {
         self.settle(now, server, Nanos::ZERO);
     }
 
-    /// Ends the hold, if there is one, and books it.
+    /// Ends the hold, if any, and books it.
     fn settle(&mut self, now: Nanos, server: LaneId, earned: Nanos) {
         let Some(Expected { stream, until, held_since: Some(since), .. }) = self.expected[server.index()].take() else {
             return;
@@ -143,7 +143,7 @@ impl Anticipation {
         }
     }
 
-    /// How long the stream is held for, if its account covers one more hold.
+    /// How long a stream may be held for, if its account covers one more hold.
     fn may_hold(&mut self, stream: Stream) -> Option<Nanos> {
         let (longest, by_lag) = (self.longest, self.by_lag);
         let account = self.account(stream);
@@ -164,11 +164,11 @@ impl Anticipation {
         retry.then_some(hold)
     }
 
-    /// Goes on with the accounts of another one, after a change of parameters.
+    /// Takes over another instance's accounts after a change of parameters.
     pub fn take_over(&mut self, other: Anticipation) {
         let (ours, theirs) = (u128::from(self.longest.0), u128::from(other.longest.0.max(1)));
         self.accounts = other.accounts;
-        // Credit is counted in holds, and holds have another length now.
+        // Credit is counted in holds, whose length has changed.
         self.accounts.for_each(|account| {
             let credit = u128::from(account.credit_ns) * ours / theirs;
             account.credit_ns = u64::try_from(credit).unwrap_or(u64::MAX);
@@ -182,7 +182,7 @@ mod tests {
 
     const STREAM: Stream = (LaneId(0), 7, Op::Read);
 
-    /// One hold per batch; those that succeed last 10 of at most 100 ns and save `saved`.
+    /// One hold per batch; successful holds last 10 of at most 100 ns and save `saved`.
     fn holds(batches: u64, succeeds: impl Fn(u64) -> bool, saved: u64) -> (u64, Anticipation) {
         let mut a = Anticipation::new(Nanos(100), false, 1);
         let mut held = 0;
@@ -204,12 +204,12 @@ mod tests {
     #[test]
     fn holds_that_fail_switch_themselves_off() {
         let (held, _) = holds(1000, |_| false, 500);
-        // The first four; then one in every 64 batches.
+        // The first four, then one in every 64 batches.
         assert_eq!(held, 4 + (1000 - 4) / 64);
     }
 
     #[test]
-    fn holds_that_pay_go_on_and_those_that_earn_too_little_do_not() {
+    fn holds_continue_only_where_they_pay() {
         assert_eq!(holds(1000, |_| true, 500).0, 1000);
         assert_eq!(holds(1000, |i| i % 4 == 0, 500).0, 1000, "500 − 10 earned for each 300 lost");
         assert!(holds(1000, |i| i % 8 == 0, 500).0 < 300, "490 earned for each 700 lost");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_changes_its_ways_is_noticed() {
+    fn a_stream_that_changes_its_behaviour_is_noticed() {
         let (_, mut a) = holds(1000, |_| false, 500);
         let mut held = 0;
         for i in 2000..2200 {
@@ -231,7 +231,7 @@ mod tests {
         assert!(held > 130, "{held}");
     }
 
-    /// By lag: nothing is held for before a request followed closely, and then for 1.5 × that and the margin.
+    /// By lag: no hold until a request has followed closely; then 1.5 × its lag plus the margin.
     #[test]
     fn holds_follow_the_observed_lag() {
         let longest = Nanos::from_millis(5);
@@ -247,7 +247,7 @@ mod tests {
         a.arrived(Nanos(1_000_000) + Nanos::from_millis(4), STREAM);
         assert_eq!(after(&mut a, Nanos(9_000_000)), Some(longest), "the longer of the last and the usual lag");
         a.arrived(Nanos(9_000_000) + Nanos::from_millis(6), STREAM);
-        assert_eq!(after(&mut a, Nanos(99_000_000)), None, "it follows closely no more");
+        assert_eq!(after(&mut a, Nanos(99_000_000)), None, "it no longer follows closely");
     }
 
     #[test]

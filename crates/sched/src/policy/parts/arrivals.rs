@@ -1,22 +1,22 @@
-//! The order of arrival of what queues or lanes hold, and the guard against starvation that goes by it.
+//! The order of arrival within queues or lanes, and the starvation guard based on it.
 
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, BySlot, Slot, Table};
 
-/// Lists of requests in order of arrival, by number. A request is in one of them at most.
+/// Numbered lists of requests in order of arrival. A request is in at most one list.
 pub(crate) struct Arrivals {
     lists: Vec<List>,
     links: BySlot<Links>,
-    /// (list, arrival) of those that were added after a younger one, because a conflict held them back; few.
+    /// (list, arrival) of requests added after a younger one because a conflict delayed them; few.
     late: SortedSet<(u32, Arrival)>,
 }
 
-/// The ends of a list, latecomers apart.
+/// First and last of a list, except late requests.
 #[derive(Clone, Copy)]
 struct List {
     oldest: Slot,
     newest: Slot,
-    /// The oldest of its latecomers.
+    /// The oldest late request.
     late: Slot,
 }
 
@@ -28,22 +28,22 @@ struct Links {
 }
 
 const EMPTY: List = List { oldest: Slot::NONE, newest: Slot::NONE, late: Slot::NONE };
-/// Of a latecomer.
+/// Marks a late request.
 const LATE: Slot = Slot(u32::MAX - 1);
 
 impl Arrivals {
-    /// So many lists of at most `capacity` requests together.
+    /// `lists` lists of at most `capacity` requests together.
     pub fn new(lists: usize, capacity: u32) -> Arrivals {
         let links = BySlot::new(capacity, Links { older: Slot::NONE, newer: Slot::NONE });
         Arrivals { lists: vec![EMPTY; lists], links, late: SortedSet::default() }
     }
 
-    /// One more list.
+    /// Adds a list.
     pub fn add_list(&mut self) {
         self.lists.push(EMPTY);
     }
 
-    /// Adds a request to a list. One that a conflict held back takes its place by its arrival too.
+    /// Adds a request to a list, by its arrival even if a conflict delayed it.
     #[inline]
     pub fn insert(&mut self, table: &Table, list: usize, slot: Slot) {
         let ends = &mut self.lists[list];
@@ -60,7 +60,7 @@ impl Arrivals {
         self.links.set(slot, Links { older, newer: Slot::NONE });
     }
 
-    /// Takes a request out of its list, wherever it stands.
+    /// Removes a request from its list.
     #[inline]
     pub fn remove(&mut self, table: &Table, list: usize, slot: Slot) {
         let Links { older, newer } = self.links[slot];
@@ -93,14 +93,14 @@ impl Arrivals {
         }
     }
 
-    /// Nothing is in a list.
+    /// True if the list is empty.
     #[inline]
     pub fn is_empty(&self, list: usize) -> bool {
         let List { oldest, late, .. } = self.lists[list];
         oldest == Slot::NONE && late == Slot::NONE
     }
 
-    /// What arrived first of a list.
+    /// The oldest request of a list.
     #[inline]
     pub fn oldest(&self, table: &Table, list: usize) -> Option<Arrival> {
         let List { oldest, late, .. } = self.lists[list];
@@ -112,7 +112,7 @@ impl Arrivals {
     }
 }
 
-/// What waits in lane groups, and how many batches left out the oldest request of each: after too many it goes next.
+/// The requests of each lane group, and how many batches passed over the oldest: after too many it goes next.
 pub(crate) struct Guards {
     arrivals: Arrivals,
     left_out: Vec<u64>,
@@ -120,23 +120,23 @@ pub(crate) struct Guards {
 }
 
 impl Guards {
-    /// Of so many groups; `batches` batches (0: any number) may leave out a group's oldest request.
+    /// For `groups` groups; `batches` batches (0: any number) may pass over a group's oldest request.
     pub fn new(batches: u64, groups: usize, capacity: u32) -> Guards {
         Guards { arrivals: Arrivals::new(groups, capacity), left_out: vec![0; groups], batches }
     }
 
-    /// A request is queued.
+    /// Adds a queued request.
     #[inline]
     pub fn insert(&mut self, table: &Table, group: usize, slot: Slot) {
         self.arrivals.insert(table, group, slot);
     }
 
-    /// One is cancelled.
+    /// Removes a cancelled request.
     pub fn remove(&mut self, table: &Table, group: usize, slot: Slot) {
         self.arrivals.remove(table, group, slot);
     }
 
-    /// A batch goes, with the oldest request or without.
+    /// Counts a batch, which may contain the oldest request.
     #[inline]
     pub fn sent(&mut self, table: &Table, group: usize, batch: &[Slot]) {
         let oldest = self.arrivals.oldest(table, group);
@@ -147,14 +147,14 @@ impl Guards {
         self.left_out[group] = if with_oldest { 0 } else { self.left_out[group].saturating_add(1) };
     }
 
-    /// A batch of requests goes that are not under the guard.
+    /// Counts a batch of requests that are not guarded.
     #[inline]
     pub fn passed(&mut self, group: usize) {
         let waits = !self.is_empty(group);
         self.left_out[group] = if waits { self.left_out[group].saturating_add(1) } else { 0 };
     }
 
-    /// The oldest request of a group when it goes next.
+    /// The oldest request of a group if it must go next.
     #[inline]
     pub fn due(&self, table: &Table, group: usize) -> Option<Slot> {
         if self.batches == 0 || self.left_out[group] < self.batches {
@@ -163,23 +163,23 @@ impl Guards {
         self.oldest(table, group)
     }
 
-    /// What arrived first of a group.
+    /// The oldest request of a group.
     pub fn oldest(&self, table: &Table, group: usize) -> Option<Slot> {
         self.arrivals.oldest(table, group).map(Arrival::slot)
     }
 
-    /// Nothing is queued in a group.
+    /// True if the group is empty.
     pub fn is_empty(&self, group: usize) -> bool {
         self.arrivals.is_empty(group)
     }
 
-    /// Batches that may go before a request when `older` requests are.
+    /// Maximum batches before a request with `older` older ones.
     pub fn wait(&self, older: u64) -> u64 {
         guarded_wait(older, self.batches)
     }
 }
 
-/// Batches that may go before a request when `older` requests are, under the guard.
+/// Maximum batches before a request with `older` older ones under a guard.
 pub(crate) fn guarded_wait(older: u64, guard_batches: u64) -> u64 {
     match guard_batches {
         0 => u64::MAX,
@@ -197,7 +197,7 @@ mod tests {
     use crate::types::{Extent, FileId, LaneId, Op, Request};
 
     proptest! {
-        /// Requests come and go in any order, some of them late: each list is that of a sorted set.
+        /// Requests enter and leave in any order, some late: each list equals a sorted set.
         #[test]
         fn lists_are_in_order_of_arrival(steps in proptest::collection::vec((0usize..3, 0usize..4, 0usize..64), 0..300)) {
             let (mut table, mut arrivals) = (Table::new(1000), Arrivals::new(3, 1000));

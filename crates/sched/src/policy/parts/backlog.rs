@@ -1,5 +1,5 @@
-//! Queues in order of arrival, in which the oldest request may take along what touches it: `fifo`, `to`, `to-agg`,
-//! `wfq` and `twins`.
+//! Queues in order of arrival in which the oldest request may take along the requests that touch it: used by `fifo`,
+//! `to`, `to-agg`, `wfq` and `twins`.
 
 use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
@@ -10,7 +10,7 @@ use crate::policy::{Params, Setup, View};
 use crate::table::{Arrival, Slot};
 use crate::types::{FileId, Op};
 
-/// Several such queues, each named by its number. Taking neighbours along stays within a queue.
+/// Several such queues, by number. Merging stays within a queue.
 pub(crate) struct Backlog {
     queues: Arrivals,
     merging: Option<Merging>,
@@ -23,7 +23,7 @@ struct Merging {
 }
 
 impl Backlog {
-    /// `queues` queues; with `merge`, batches up to the parameters `batch_requests` and `batch_bytes`.
+    /// `queues` queues; `merge` allows batches up to `batch_requests` and `batch_bytes`.
     pub fn new(queues: usize, merge: bool, params: &Params, setup: &Setup) -> Backlog {
         let runs = || Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);
         Backlog {
@@ -32,7 +32,7 @@ impl Backlog {
         }
     }
 
-    /// One more queue.
+    /// Adds a queue.
     pub fn add_queue(&mut self) {
         self.queues.add_list();
     }
@@ -54,31 +54,31 @@ impl Backlog {
         self.with_run_queue(view, queue, slot, |runs, q| runs.remove(q, view.table, slot, |_| 0));
     }
 
-    /// The queue has nothing.
+    /// True if the queue is empty.
     pub fn is_empty(&self, queue: usize) -> bool {
         self.queues.is_empty(queue)
     }
 
-    /// What goes next: the oldest request, or where merging the first of the run around it.
+    /// The first request of the next batch: the oldest request or, with merging, the head of its run.
     pub fn first(&mut self, view: &View<'_>, queue: usize) -> Option<Slot> {
         let oldest = self.oldest(view, queue)?.slot();
         Some(self.merging.as_mut().map_or(oldest, |m| m.runs.run_of(oldest)))
     }
 
-    /// The request that arrived first.
+    /// The oldest request of a queue.
     pub fn oldest(&self, view: &View<'_>, queue: usize) -> Option<Arrival> {
         self.queues.oldest(view.table, queue)
     }
 
-    /// Bytes of the batch that starts with [`first`](Backlog::first): 1 at least, 16 TiB at most, so that sums fit 64
+    /// Bytes of the batch that starts at [`first`](Backlog::first): at least 1, at most 16 TiB, so that sums fit 64
     /// bits.
     pub fn len_bytes(&self, view: &View<'_>, first: Slot) -> u64 {
-        // A run's length is kept in 32 bits; a single request may be longer than any batch.
+        // A run's length has 32 bits; a single request may be longer than any batch.
         let run = self.merging.as_ref().map_or(0, |m| m.runs.run(first).len);
         run.max(view.table.len_bytes(first)).clamp(1, 1 << 44)
     }
 
-    /// Moves that batch, or what begins with any other request, out of the queue.
+    /// Moves the batch that starts at `first` out of the queue.
     pub fn take(&mut self, view: &View<'_>, queue: usize, first: Slot, batch: &mut Vec<Slot>) {
         match self.merging {
             None => batch.push(first),
@@ -89,7 +89,7 @@ impl Backlog {
         for &slot in &*batch {
             self.queues.remove(view.table, queue, slot);
         }
-        // In a long queue the next one is far from any cache by now.
+        // In a long queue the next request is not cached any more.
         if let Some(next) = self.oldest(view, queue) {
             view.table.fetch(next.slot());
         }

@@ -1,40 +1,40 @@
-//! A token bucket, kept as one instant: when it will be full if nothing more is taken.
+//! A token bucket, stored as one instant: when it will be full if nothing more is taken.
 
 use crate::types::Nanos;
 
-/// What is taken and given is a span: tokens divided by the rate at which they come in.
+/// Amounts are spans: tokens divided by the rate at which they arrive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::policy) struct Bucket {
     full_at: Nanos,
 }
 
 impl Bucket {
-    /// A bucket of a depth that holds a span's worth of tokens.
+    /// A bucket of the given depth that holds `span` worth of tokens.
     pub fn holding(span: Nanos, depth: Nanos, now: Nanos) -> Bucket {
         Bucket { full_at: now + depth.since(span) }
     }
 
-    /// From when on it holds `need`. It may then be taken more: the debt delays what comes next.
+    /// When it will hold `need`. More may then be taken: the debt delays later requests.
     pub fn ready_at(&self, need: Nanos, depth: Nanos) -> Nanos {
         (self.full_at + need.min(depth)).since(depth)
     }
 
-    /// Takes tokens; what it cannot cover becomes debt.
+    /// Takes tokens; a shortfall becomes debt.
     pub fn take(&mut self, now: Nanos, span: Nanos) {
         self.full_at = self.full_at.max(now) + span;
     }
 
-    /// Gives back what was taken too much.
+    /// Returns tokens taken in excess.
     pub fn give_back(&mut self, span: Nanos) {
         self.full_at = self.full_at.since(span);
     }
 
-    /// Seconds' worth of tokens; negative is debt.
+    /// Its tokens in seconds' worth; negative is debt.
     pub fn tokens_s(&self, now: Nanos, depth: Nanos) -> f64 {
         (i128::from(depth.0) - i128::from(self.full_at.since(now).0)) as f64 / 1e9
     }
 
-    /// It is as good as new.
+    /// True if it is full, like a new one.
     pub fn is_full(&self, now: Nanos) -> bool {
         self.full_at <= now
     }
@@ -44,7 +44,7 @@ impl Bucket {
 mod tests {
     use super::*;
 
-    /// 100 tokens a second, depth 3: three at once, then one each 10 ms; idle time fills it up to the depth only.
+    /// 100 tokens a second, depth 3: three at once, then one every 10 ms; idle time fills it only up to its depth.
     #[test]
     fn depth_and_rate() {
         let (ms, depth, one) = (Nanos::from_millis, Nanos::from_millis(30), Nanos::from_millis(10));

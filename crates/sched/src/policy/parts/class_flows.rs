@@ -1,5 +1,5 @@
-//! Flows of classes, by lane: what `tbf` and `mclock` have in common. A policy keeps an account with each class, and
-//! decides which flow sends.
+//! Flows of classes, by lane: the common part of `tbf` and `mclock`. The policy keeps an account per class and decides
+//! which flow sends.
 
 use super::classes::{Class, Classes};
 use super::flows::{Flows, hull_bytes};
@@ -7,35 +7,35 @@ use crate::policy::{Done, Params, Setup, View};
 use crate::table::Slot;
 use crate::types::{Nanos, Op};
 
-/// A batch of a class, in flight.
+/// A batch in flight.
 #[derive(Clone, Copy)]
 pub(in crate::policy) struct Flight {
     pub class: u32,
-    /// It went on an account: of a bucket, of a reservation.
+    /// It was charged to an account: a bucket, a reservation.
     pub on_account: bool,
-    /// What it was thought to take.
+    /// Its estimated device time.
     pub estimate: Nanos,
 }
 
-/// What was taken out of a flow to be sent.
+/// A batch taken out of a flow.
 pub(in crate::policy) struct Taken {
     pub requests: u64,
     pub bytes: u64,
-    /// What it is thought to take.
+    /// Its estimated device time.
     pub estimate: Nanos,
 }
 
-/// The classes with accounts `A`, and their flows with data `D`.
+/// Classes with accounts `A`, and their flows with policy data `D`.
 pub(in crate::policy) struct ClassFlows<A, D> {
     pub classes: Classes<A>,
     pub flows: Flows<u32, D, Flight>,
     lanes: u64,
-    /// Requests and bytes of a batch at most, as far as has been seen: a single request may be longer than the limit.
+    /// The largest batch so far in requests and in bytes: a single request may exceed the limit.
     pub longest: (u64, u64),
 }
 
 impl<A: Default, D: Default> ClassFlows<A, D> {
-    /// Of these classes; where accounts are `corrected` by completions, the flows of a class can be asked for.
+    /// For these classes; with `corrected` (by completions) the flows of a class can be listed.
     pub fn new(params: &Params, setup: &Setup, classes: Classes<A>, corrected: bool) -> Self {
         let mut flows = Flows::new(params, setup, params.integer("guard_batches")).by_lane();
         if corrected {
@@ -48,7 +48,7 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         ClassFlows { classes, flows, lanes: setup.lanes.into(), longest }
     }
 
-    /// The class of a request that is about to be queued; `as_new`: see [`Classes::of`].
+    /// The class of a request about to be queued; `as_new`: see [`Classes::of`].
     #[inline]
     pub fn class_of(&mut self, view: &View<'_>, slot: Slot, as_new: impl Fn(&Class<A>) -> bool) -> u32 {
         self.longest.1 = self.longest.1.max(view.table.len_bytes(slot));
@@ -57,15 +57,15 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         class
     }
 
-    /// Queues a request of a class, under the guard or not; its flow, if that is to be filed anew.
+    /// Queues a request of a class, guarded or not; returns its flow if that must be refiled.
     #[inline]
     pub fn push(&mut self, view: &View<'_>, class: u32, slot: Slot, guarded: bool) -> Option<u32> {
         let (flow, _) = self.flows.push(view, class, slot, guarded);
-        // A late request may be older than what the flow was filed by.
+        // A delayed request may be older than the one by which the flow was filed.
         (self.flows.oldest(view, flow) == Some(slot)).then_some(flow)
     }
 
-    /// Forgets a cancelled request; its flow, which is to be filed anew.
+    /// Removes a cancelled request; returns its flow, which must be refiled.
     pub fn remove(&mut self, view: &View<'_>, slot: Slot) -> Option<u32> {
         let flow = self.flows.remove(view, slot)?;
         self.classes.get_mut(self.flows.key(flow).1).held -= 1;
@@ -77,7 +77,7 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         self.flows.of(slot).map(|flow| self.flows.key(flow).1)
     }
 
-    /// Moves what begins with the first request of a flow into the batch.
+    /// Moves the batch at the head of a flow into `batch`.
     #[inline]
     pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) -> Taken {
         self.flows.take(view, first, batch);
@@ -88,7 +88,7 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         }
     }
 
-    /// A batch came back.
+    /// Records a completed batch.
     #[inline]
     pub fn returned(&mut self, done: &Done<'_>) -> Option<Flight> {
         let flight = self.flows.returned(done)?;
@@ -97,12 +97,12 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         Some(flight)
     }
 
-    /// Device time of a batch at most.
+    /// Upper bound of a batch's device time.
     pub fn longest_device(&self, view: &View<'_>) -> Nanos {
         view.cost.ttp(Op::Read, self.longest.1).max(view.cost.ttp(Op::Write, self.longest.1))
     }
 
-    /// Batches of its class that may pay before a request has paid: while its older ones do, on each lane one.
+    /// How many batches of its class may pay before it: one per lane while each of its older requests does.
     pub fn paying(&self, view: &View<'_>, slot: Slot) -> u64 {
         (self.flows.older_of_party(view, slot) + 1).saturating_mul(self.lanes)
     }

@@ -1,7 +1,8 @@
-//! Classes: those whom a rule holds to one account, all of them together or each job, user, client or file apart.
+//! Classes: requests that share an account under a rule, either all that match it or those of each job, user, client or
+//! file.
 //!
-//! A class outlives its requests, by stable key. Those that are as good as new are forgotten when there are many;
-//! there are never more than [`CLASSES_MAX`] and one per rule.
+//! A class outlives its requests and is identified by stable key. When there are many, classes whose account is as good
+//! as new are dropped; there are never more than [`CLASSES_MAX`] plus one per rule.
 
 use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
@@ -10,16 +11,16 @@ use super::rules::{self, Rule};
 use crate::names::Who;
 use crate::policy::Params;
 
-/// Classes of keys at most; keys beyond share the class of their rule.
+/// Maximum classes by key; further keys share the class of their rule.
 const CLASSES_MAX: usize = 16 << 10;
 
-/// Looks for classes to forget come after so many new ones at least.
+/// New classes between two sweeps for classes to drop.
 const SWEEP_EVERY: usize = 1024;
 
-/// For whom a rule keeps accounts.
+/// How a rule divides its requests into accounts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::policy) enum Each {
-    /// One for all that it fits.
+    /// One account for the whole rule.
     Rule,
     Job,
     User,
@@ -49,7 +50,7 @@ impl Each {
         }
     }
 
-    /// The word for it.
+    /// The word for it in rules.
     pub fn word(self) -> &'static str {
         match self {
             Each::Rule => "rule",
@@ -61,12 +62,12 @@ impl Each {
     }
 }
 
-/// A class with its account.
+/// A class and its account.
 #[derive(Clone, Debug)]
 pub(in crate::policy) struct Class<A> {
-    /// The place of its rule; the number of rules for those whom none fits.
+    /// Index of its rule; the number of rules for requests without a match.
     pub rule: usize,
-    /// Whose, where the rule keeps them apart.
+    /// The key, if the rule has one account per key.
     pub key: Option<u64>,
     /// Requests queued or in flight.
     pub held: u32,
@@ -74,7 +75,7 @@ pub(in crate::policy) struct Class<A> {
     pub account: A,
 }
 
-/// The classes of a policy. The first ones, one per rule and one for those whom none fits, are always there.
+/// The classes of a policy. The first ones, one per rule and one for requests without a match, always exist.
 pub(in crate::policy) struct Classes<A> {
     pub rules: Vec<Rule>,
     each: Vec<Each>,
@@ -84,7 +85,7 @@ pub(in crate::policy) struct Classes<A> {
 }
 
 impl<A: Default> Classes<A> {
-    /// Those of the rules in a parameter, with the settings that the policy knows besides `each`.
+    /// Parses the rules in a parameter; `known` are the settings besides `each`.
     pub fn parse(params: &Params, name: &'static str, known: &[&str]) -> Result<Classes<A>, String> {
         let rules = rules::parse(params.text(name))?;
         let known: Vec<&str> = known.iter().copied().chain(["each"]).collect();
@@ -95,18 +96,18 @@ impl<A: Default> Classes<A> {
         Ok(Classes { rules, each, classes, by_key: FxHashMap::default(), since_sweep: 0 })
     }
 
-    /// For whom a rule keeps accounts.
+    /// How a rule divides its requests.
     pub fn each(&self, rule: usize) -> Each {
         self.each.get(rule).copied().unwrap_or(Each::Rule)
     }
 
-    /// The rule that fits, and the key to which it goes.
+    /// The matching rule, and the key within it.
     fn look_up(&self, who: &Who) -> (usize, Option<u64>) {
         let rule = self.rules.iter().position(|r| r.fits(who)).unwrap_or(self.rules.len());
         (rule, self.each(rule).key(who))
     }
 
-    /// The class of somebody, if there is one already, else the place of the rule that fits.
+    /// The class of a request if it exists, else the index of the matching rule.
     pub fn find(&self, who: &Who) -> Result<u32, usize> {
         match self.look_up(who) {
             (rule, None) => Ok(rule as u32),
@@ -114,7 +115,7 @@ impl<A: Default> Classes<A> {
         }
     }
 
-    /// The class of somebody; a new one where need be. `spent` tells whether an account is as good as new.
+    /// The class of a request, created if missing. `as_new` says whether an account may be dropped.
     pub fn of(&mut self, who: &Who, as_new: impl Fn(&Class<A>) -> bool) -> u32 {
         match self.look_up(who) {
             (rule, None) => rule as u32,
@@ -122,7 +123,7 @@ impl<A: Default> Classes<A> {
         }
     }
 
-    /// The class of a rule and a key.
+    /// The class of a rule and a key, created if missing.
     pub fn named(&mut self, rule: usize, key: u64, as_new: impl Fn(&Class<A>) -> bool) -> u32 {
         if let Some(&class) = self.by_key.get(&(rule, key)) {
             return class;
@@ -154,18 +155,18 @@ impl<A: Default> Classes<A> {
         &self.classes[class]
     }
 
-    /// A class, to be changed.
+    /// A class, mutable.
     pub fn get_mut(&mut self, class: u32) -> &mut Class<A> {
         &mut self.classes[class]
     }
 
-    /// All classes that are in use.
+    /// All classes in use.
     pub fn all(&self) -> impl Iterator<Item = &Class<A>> {
         let whole = self.classes.iter().take(self.rules.len() + 1);
         whole.chain(self.by_key.values().map(|c| &self.classes[*c]))
     }
 
-    /// The class that goes on with another policy's class: of the rule of the same name and the same key.
+    /// The class that corresponds to another policy's class: the rule of the same name, the same key.
     pub fn counterpart<B>(&mut self, others: &Classes<B>, other: &Class<B>) -> Option<u32> {
         let name = &others.rules.get(other.rule)?.name;
         let rule = self.rules.iter().position(|r| r.name == *name)?;
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_bounded_and_idle_ones_forgotten() {
+    fn keys_are_bounded_and_idle_ones_dropped() {
         let mut c = classes("rest: * {each=job}").unwrap();
         for job in 0..100_000 {
             let class = c.of(&who(job, 0), |_| false);

@@ -1,4 +1,4 @@
-//! Round robin over files, as `hbrr` and `orr` do it: a queue per file and operation, turns of so many requests.
+//! Round robin over files for `hbrr` and `orr`: a queue per file and operation, turns limited by a quantum of requests.
 
 use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
@@ -11,13 +11,13 @@ use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{FileId, Op};
 
-/// Which of its runs a queue sends.
+/// Which run a queue sends next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::policy) enum Order {
-    /// The one that holds the oldest request.
+    /// The run that holds the oldest request.
     Oldest,
-    /// Ascending from where its last one ended, and wrapping; but the one with the oldest request when so many batches
-    /// left that out (0: any number).
+    /// Ascending from the end of the last batch, wrapping; but the run with the oldest request once `guard_batches`
+    /// batches passed it over (0: any number).
     Sweep { guard_batches: u64 },
 }
 
@@ -26,9 +26,9 @@ type Key = (usize, FileId, Op);
 struct Queue {
     key: Key,
     runs: RunQueue,
-    /// Where its last batch ended.
+    /// End of its last batch.
     offset: u64,
-    /// Batches that left out its present oldest request.
+    /// Batches that passed over its current oldest request.
     left_out: u64,
 }
 
@@ -119,7 +119,7 @@ impl Policy for FileTurns {
             if !view.open(view.table.lane(head)) {
                 return Some(Choice::until_event(WaitReason::LanesBusy));
             }
-            // What the guard lets go must hold the oldest request, so it is not cut at the end of the turn.
+            // A guarded run must include the oldest request, so the end of the turn does not cut it.
             let limit = if guarded { u64::MAX } else { self.quantum - spent };
             self.runs.take(&mut queue.runs, view.table, head, limit as usize, batch, |_| 0);
             queue.offset = batch.last().map_or(0, |last| view.table.end(*last));
@@ -146,13 +146,13 @@ impl Policy for FileTurns {
     }
 
     fn wait_bound(&self, _: &View<'_>, _: Slot) -> WaitBound {
-        // Turns of its queue until it is the oldest and goes, at most `capacity` older ones before it.
+        // Turns of its queue until it is the oldest and goes; at most `capacity` older requests precede it.
         let turns = match self.order {
             Order::Oldest => self.capacity,
             Order::Sweep { guard_batches: 0 } => u64::MAX,
             Order::Sweep { guard_batches } => self.capacity.saturating_mul(guard_batches + 1),
         };
-        // Between two of its turns every other queue, at most `capacity`, spends its quantum.
+        // Between two of its turns, every other queue (at most `capacity`) spends its quantum.
         let batches = turns.saturating_mul(self.capacity).saturating_mul(self.quantum);
         WaitBound::of_batches(batches)
     }

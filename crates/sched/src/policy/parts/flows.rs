@@ -1,8 +1,8 @@
-//! Flows: what one party (client, application, rule) has queued for one group of lanes, in order of arrival.
+//! Flows: the queued requests of one party (client, application, rule) for one group of lanes, in order of arrival.
 //!
-//! A policy decides which flow sends; the flow's oldest request goes, and takes along what it touches where the policy
-//! aggregates. The guard is for policies whose rule favours some flows: the oldest request of a group goes next when
-//! `guard_batches` batches left it out.
+//! The policy decides which flow sends; the flow's oldest request goes, with the requests that touch it if the policy
+//! aggregates. The guard is for policies that favour some flows: the oldest request of a group goes next after
+//! `guard_batches` batches passed it over.
 
 use std::hash::Hash;
 
@@ -18,39 +18,39 @@ use crate::table::{BySlot, Slot, State};
 
 const NOBODY: u32 = u32::MAX;
 
-/// In [`Flows::of_slot`]: not the flow of a queued request, but the row of a batch in flight.
+/// In [`Flows::of_slot`]: the row of a batch in flight instead of a flow.
 const IN_FLIGHT: u32 = 1 << 31;
 
 struct Flow<P, D> {
     party: P,
     group: u32,
     queued: u32,
-    /// Its neighbours among the flows of its party, where those are listed.
+    /// Its neighbours in the list of its party's flows, if those are listed.
     next: u32,
     previous: u32,
     guarded: bool,
     data: D,
 }
 
-/// The flows of a policy by group of lanes and party, each with data `D` of the policy's; of batches in flight it notes `F`. A flow is there while it has
-/// requests; its number is small and used again.
+/// The flows of a policy by lane group and party, each with policy data `D`; batches in flight have a note `F`. A flow
+/// exists while it has requests; its number is small and reused.
 pub(in crate::policy) struct Flows<P, D, F> {
     by_key: FxHashMap<(u32, P), u32>,
     flows: Rows<Flow<P, D>>,
-    /// A flow of each party, the others being its neighbours; where they are listed and there are several lanes.
+    /// One flow of each party, the head of a list; present if flows are listed and there are several lanes.
     by_party: Option<FxHashMap<P, u32>>,
-    /// The flow of each queued request; or the row of the batch in flight that it begins.
+    /// The flow of each queued request, or the row of the batch in flight that it begins.
     of_slot: BySlot<u32>,
     flights: Rows<F>,
     backlog: Backlog,
-    /// Groups are lanes, though they share one space.
+    /// Groups are lanes although the lanes share one space.
     by_lane: bool,
-    /// By group, with the requests under the guard.
+    /// By group; holds the guarded requests.
     guards: Guards,
 }
 
 impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
-    /// With the aggregation that `merge`, `batch_requests` and `batch_bytes` ask for; `guard_batches` 0: no guard.
+    /// Aggregates as `merge`, `batch_requests` and `batch_bytes` say; `guard_batches` 0: no guard.
     pub fn new(params: &Params, setup: &Setup, guard_batches: u64) -> Self {
         Flows {
             by_key: FxHashMap::default(),
@@ -64,7 +64,8 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         }
     }
 
-    /// Keeps the flows of lanes apart, though they share one space: what one lane may not send yet holds no other up.
+    /// Separates the flows of lanes that share one space, so that a request withheld on one lane does not delay the
+    /// others.
     pub fn by_lane(mut self) -> Self {
         self.by_lane = true;
         self
@@ -74,13 +75,13 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         if self.by_lane { view.table.lane(slot).index() } else { view.group(slot) }
     }
 
-    /// Lists the flows of each party, for [`of_party`](Flows::of_party); to be called before there are any.
+    /// Enables [`of_party`](Flows::of_party); call before there are any flows.
     pub fn list_parties(&mut self, setup: &Setup) {
         self.by_party = (setup.lanes > 1).then(FxHashMap::default);
     }
 
-    /// Queues a request of its group of lanes, under the guard or not (as all of its flow); returns its flow, and whether
-    /// the flow is new.
+    /// Queues a request, guarded or not (the same for all requests of a flow); returns its flow, and whether that is
+    /// new.
     pub fn push(&mut self, view: &View<'_>, party: P, slot: Slot, guarded: bool) -> (u32, bool) {
         let group = self.group(view, slot);
         let key = (group as u32, party);
@@ -115,7 +116,7 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         Some(self.of_slot.get(slot)).filter(|f| *f < IN_FLIGHT)
     }
 
-    /// The flows of a party in all groups; they must be listed.
+    /// The flows of a party in all groups; requires [`list_parties`](Flows::list_parties).
     pub fn of_party(&self, party: P) -> SmallVec<[u32; 8]> {
         let first = match &self.by_party {
             Some(by_party) => by_party.get(&party),
@@ -125,18 +126,18 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         std::iter::successors(first.copied(), next).collect()
     }
 
-    /// The group of lanes and the party of a flow.
+    /// The lane group and party of a flow.
     pub fn key(&self, flow: u32) -> (usize, P) {
         let flow = &self.flows[flow];
         (flow.group as usize, flow.party)
     }
 
-    /// Notes something of the batch that was taken out with `first` at its head.
+    /// Attaches a note to the batch in flight whose first request is `first`.
     pub fn depart(&mut self, first: Slot, note: F) {
         self.of_slot[first] = IN_FLIGHT | self.flights.insert(note);
     }
 
-    /// What was noted of a batch that comes back; once.
+    /// Takes the note of a completed batch.
     pub fn returned(&mut self, done: &Done<'_>) -> Option<F> {
         let first = *done.slots.first()?;
         let row = Some(self.of_slot.get(first)).filter(|row| *row >= IN_FLIGHT && *row != NOBODY)? & !IN_FLIGHT;
@@ -145,12 +146,12 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         Some(self.flights[row])
     }
 
-    /// What the policy keeps with a flow.
+    /// The policy's data of a flow.
     pub fn data(&mut self, flow: u32) -> &mut D {
         &mut self.flows[flow].data
     }
 
-    /// The flow has nothing left; it is to be closed.
+    /// True if the flow is empty and must be closed.
     pub fn is_empty(&self, flow: u32) -> bool {
         self.flows[flow].queued == 0
     }
@@ -160,23 +161,23 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         self.backlog.oldest(view, flow as usize).map(|a| a.slot())
     }
 
-    /// The first request of the batch that the flow would send.
+    /// The first request of the flow's next batch.
     pub fn first(&mut self, view: &View<'_>, flow: u32) -> Option<Slot> {
         self.backlog.first(view, flow as usize)
     }
 
-    /// Bytes of that batch, 1 at least.
+    /// Bytes of that batch, at least 1.
     pub fn len_bytes(&self, view: &View<'_>, first: Slot) -> u64 {
         self.backlog.len_bytes(view, first)
     }
 
-    /// The flow of a group's oldest request, when the guard says that it goes now.
+    /// The flow of a group's oldest request, if the guard requires it to go now.
     pub fn due(&self, view: &View<'_>, group: usize) -> Option<u32> {
-        // A flow sends its oldest first, so this is what goes.
+        // A flow sends its oldest request first, so that request goes.
         self.guards.due(view.table, group).and_then(|oldest| self.of(oldest))
     }
 
-    /// Moves the batch that begins with [`first`](Flows::first) out of its flow; returns the flow.
+    /// Moves the batch that begins at [`first`](Flows::first) out of its flow; returns the flow.
     pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) -> u32 {
         let flow = self.of_slot[first];
         self.backlog.take(view, flow as usize, first, batch);
@@ -192,7 +193,7 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         flow
     }
 
-    /// Forgets a cancelled request; returns its flow.
+    /// Removes a cancelled request; returns its flow.
     pub fn remove(&mut self, view: &View<'_>, slot: Slot) -> Option<u32> {
         let flow = self.of(slot)?;
         self.backlog.remove(view, flow as usize, slot);
@@ -221,29 +222,29 @@ impl<P: Copy + Eq + Hash, D: Default, F: Copy> Flows<P, D, F> {
         self.flows.release(flow);
     }
 
-    /// Requests that are older than a request and of its party, or may be, in all groups. Walks the table.
+    /// Requests of its party in all groups that are, or may be, older than a request. Walks the table.
     pub fn older_of_party(&self, view: &View<'_>, slot: Slot) -> u64 {
         let party = |s| self.of(s).map(|f| self.flows[f].party);
         let mine = party(slot);
         let older = view.table.in_state(|s| matches!(s, State::Queued | State::Blocked)).into_iter();
-        // Whose the blocked ones will be is not known yet.
+        // The party of a blocked request is not known yet.
         let may_be = |s: &Slot| view.table.state(*s) == State::Blocked || party(*s) == mine;
         older.take_while(|s| *s != slot).filter(may_be).count() as u64
     }
 
-    /// Batches of its lane that may go before a request under the guard.
+    /// Maximum batches of its lane before a guarded request.
     pub fn guarded_wait(&self, view: &View<'_>, slot: Slot) -> u64 {
         self.guards.wait(view.table.older_than(slot, view.groups() == 1 && !self.by_lane))
     }
 }
 
-/// Bytes that a batch in offset order covers.
+/// Bytes from the start to the end of a batch in offset order.
 pub(in crate::policy) fn hull_bytes(view: &View<'_>, batch: &[Slot]) -> u64 {
     let end = batch.iter().map(|s| view.table.end(*s)).max().unwrap_or(0);
     end - batch.first().map_or(end, |s| view.table.start(*s))
 }
 
-/// Puts a flow from one place of an order to another; `nowhere` is none.
+/// Moves a flow within an order; `None` is no position.
 pub(in crate::policy) fn refile<T: Ord + Copy>(order: &mut SortedSet<(T, u32)>, flow: u32, from: T, to: T, nowhere: T) {
     if from == to {
         return;
@@ -265,7 +266,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Flows open and close in any order: each party's are those of a plain list.
+        /// Flows open and close in any order: each party's list equals a plain list.
         #[test]
         fn parties_are_listed(steps in proptest::collection::vec((0u32..4, 0u64..5), 0..200), lanes in 1u16..4) {
             let params = Params::new("test", &[MERGE_OFF, BATCH_REQUESTS, BATCH_BYTES], &Default::default()).unwrap();

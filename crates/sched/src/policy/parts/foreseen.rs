@@ -1,15 +1,16 @@
-//! Waiting for the requests that a recorded run foretells (agios-2013, IV.C).
+//! Waiting for requests that were predicted from a recorded run (agios-2013, IV.C).
 //!
-//! A request that arrives is linked to its prediction: the same file, operation, offset and length, and about as long after
-//! the first request of its file. When a virtual request is about to be served that is smaller than the aggregation
-//! predicted for it, it is held, once; a mark on its requests survives its growth.
+//! An arriving request is matched with its prediction: the same file, operation, offset and length, at about the same
+//! time after the first request of its file. A virtual request that is about to be served but smaller than the
+//! aggregation predicted for it is held, once; a mark on its requests survives its growth.
 //!
 //! - [`Rule::Worth`], the paper's: until the predicted span, from the aggregation's first arrival to its last, has
-//!   passed since its own first request arrived. α is measured: how much of such waits the lane spent on other queues.
-//! - [`Rule::Causal`], ours: only for requests that the recorded run did not see caused by each other, only while some have
-//!   not arrived, and for no longer than `wait`. Each file has an account in device time: a wait costs what it lasted,
-//!   and earns what a batch takes, at most the fixed part of its cost, if the aggregation became whole. Where that does not pay, a file's waits
-//!   stop, and one is tried again every [`RETRY_BATCHES`] batches.
+//! passed since its own first request arrived. α is measured: the part of such waits in which the lane served other
+//! queues.
+//! - [`Rule::Causal`], ours: only for requests that did not cause each other in the recorded run, only while some are
+//! missing, and for at most `wait`. Each file has an account in device time: a wait costs its duration and, if it
+//! completed the aggregation, earns the time of a batch, at most the fixed part of its cost. Where waits do not pay,
+//! the file's waits stop, and one is tried again every [`RETRY_BATCHES`] batches.
 
 use std::sync::Arc;
 
@@ -24,42 +25,43 @@ use crate::policy::View;
 use crate::table::Slot;
 use crate::types::{Nanos, Op};
 
-/// A request may come so much earlier or later than predicted, besides the configured part of the predicted time.
+/// A request may arrive this much earlier or later than predicted, in addition to the configured part of the predicted
+/// time.
 const BOUND: Nanos = Nanos(1_000_000_000);
-/// A file of which nothing came for so long begins anew: the next request is its first.
+/// After this time without requests a file starts anew: its next request is its first.
 const AGAIN_AFTER: Nanos = Nanos(5_000_000_000);
-/// α is followed in steps of this, so that aggregations are seldom computed again.
+/// α changes in steps of this size, so that aggregations are rarely recomputed.
 const OVERLAP_STEP: f64 = 0.125;
-/// What a causal wait lasts beyond 1.5 × the predicted span.
+/// A causal wait lasts this much longer than 1.5 × the predicted span.
 const MARGIN: Nanos = Nanos(200_000);
-/// Accounts kept.
+/// Maximum accounts.
 const ACCOUNTS_MAX: usize = 4096;
-/// Waits that a new account may lose, and that one may save up for.
+/// Waits that a new account may lose, and the maximum credit of one.
 const FIRST_WAITS: i64 = 1;
 const MOST_WAITS: i64 = 4;
-/// Batches of a file whose account is empty until it may try one more wait.
+/// Batches of a file without credit before it gets one more wait.
 const RETRY_BATCHES: u32 = 256;
 
-/// After so many requests in a row that were not foretold only every [`SAMPLE`]th is looked up, until one is: a run that does
-/// not match costs next to nothing.
+/// After this many requests in a row without a match only every [`SAMPLE`]th is looked up, until one matches: a run
+/// that does not match costs next to nothing.
 const ASLEEP_AFTER: u32 = 512;
 const SAMPLE: u32 = 32;
 
-/// What is known of a queued request.
+/// The prediction matched with a queued request.
 #[derive(Clone, Copy, Default)]
 struct Link {
     group: Option<Group>,
-    /// Until when its virtual request is, or was, held; zero: it was not.
+    /// Until when its virtual request is, or was, held; zero: never held.
     held_to: Nanos,
 }
 
-/// A hold that has begun.
+/// A hold in progress.
 #[derive(Clone, Copy)]
 struct Hold {
     since: Nanos,
     requests: u64,
     group: u32,
-    /// Device time of the lane until then.
+    /// Device time of the lane when it began.
     busy_ns: u64,
 }
 
@@ -67,7 +69,7 @@ struct Hold {
 struct Account {
     credit_ns: i64,
     broke_batches: u32,
-    /// What a batch of the file takes of late, ns; 0 before the first.
+    /// Recent device time of a batch of the file, ns; 0 before the first.
     service_ns: i64,
 }
 
@@ -83,19 +85,19 @@ pub(in crate::policy) struct Foreseen {
     /// Longest wait.
     wait: Nanos,
     limits: GroupLimits,
-    /// How far from its predicted instant a request may come, as a part of the predicted time.
+    /// How far from its predicted instant a request may arrive, as a fraction of the predicted time.
     bound_part: f64,
     run: Option<(Arc<PredictedQueues>, Aggregations)>,
-    /// By slot; of requests that were never linked there may be none.
+    /// By slot; absent for requests that never matched.
     links: Vec<Link>,
-    /// How many of them are part of an aggregation: while none is, no run is looked through.
+    /// Requests that belong to an aggregation; while there are none, runs need not be searched.
     grouped: usize,
     counted: Linked,
-    /// Requests since the last one that was foretold.
+    /// Requests since the last match.
     missed: u32,
-    /// First and last arrival of each file that is predicted.
+    /// First and last arrival of each predicted file.
     begun: FxHashMap<u64, (Nanos, Nanos)>,
-    /// By group, where some are here and some are not.
+    /// Groups that have arrived in part.
     progress: FxHashMap<u32, Progress>,
     holds: FxHashMap<Stream, Hold>,
     accounts: Remembered<Stream, Account>,
@@ -105,7 +107,7 @@ pub(in crate::policy) struct Foreseen {
 }
 
 impl Foreseen {
-    /// By the paper's rule, with α at first, or by causes.
+    /// By the paper's rule with an initial α, or by causes.
     pub fn new(rule: Rule, wait: Nanos, limits: (u64, u64), bound_part: f64, groups: usize) -> Foreseen {
         let overlap = if let Rule::Worth { overlap } = rule { overlap } else { 0.0 };
         let limits = GroupLimits { requests: limits.0 as u32, bytes: limits.1, span_ns: wait.0 };
@@ -133,12 +135,12 @@ impl Foreseen {
         self.wait
     }
 
-    /// Holds are of requests that cannot have caused one another: the lane may be kept for them.
+    /// Holds only for requests that cannot have caused each other, so the lane may be kept for them.
     pub fn is_causal(&self) -> bool {
         self.rule == Rule::Causal
     }
 
-    /// Another recorded run, or none. The same one again changes nothing.
+    /// Sets or clears the recorded run. Setting the same run again changes nothing.
     pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
         if let (Some(new), Some((old, _))) = (&queues, &self.run)
             && Arc::ptr_eq(new, old)
@@ -156,12 +158,12 @@ impl Foreseen {
         self.holds.clear();
     }
 
-    /// How many requests came since the run was given, and how many of them are its.
+    /// Requests since the run was set, and how many of them matched it.
     pub fn linked(&self) -> Linked {
         self.counted
     }
 
-    /// A request arrived at its queue.
+    /// A request was queued.
     pub fn arrived(&mut self, view: &View<'_>, slot: Slot) {
         self.forget(slot);
         let Some((queues, aggregations)) = &mut self.run else { return };
@@ -212,14 +214,14 @@ impl Foreseen {
         }
     }
 
-    /// A slot's request is no longer queued.
+    /// A request left its queue.
     fn forget(&mut self, slot: Slot) -> Link {
         let link = self.links.get_mut(slot.index()).map(std::mem::take).unwrap_or_default();
         self.grouped -= usize::from(link.group.is_some());
         link
     }
 
-    /// Until when the virtual request that begins with `head` is held for its predicted neighbours; `None`: not at all.
+    /// How long the virtual request that begins at `head` is held for predicted neighbours; `None`: not at all.
     pub fn hold(&mut self, view: &View<'_>, runs: &Runs, stream: Stream, head: Slot) -> Option<Nanos> {
         if self.grouped == 0 {
             return None;
@@ -271,7 +273,7 @@ impl Foreseen {
         }
     }
 
-    /// Whether an account covers one more wait; the paper keeps none.
+    /// Whether an account covers one more wait; the paper has no accounts.
     fn pays(&mut self, stream: Stream) -> bool {
         if self.rule != Rule::Causal {
             return true;
@@ -282,7 +284,7 @@ impl Foreseen {
         account.credit_ns > 0
     }
 
-    /// Requests of a queue were sent: a hold of theirs is over.
+    /// Requests of a queue were sent, which ends their hold.
     pub fn sent(&mut self, view: &View<'_>, stream: Stream, batch: &[Slot]) {
         if self.run.is_none() {
             return;
@@ -299,15 +301,15 @@ impl Foreseen {
         }
     }
 
-    /// Books a wait, or counts a batch of a file that may not wait.
+    /// Books a wait, or counts a batch of a file without credit.
     fn book(&mut self, view: &View<'_>, stream: Stream, hold: Option<Hold>, requests: u64) {
         let wait = self.wait.0 as i64;
         let Some(account) = self.accounts.get_mut(&stream) else { return };
         match hold {
             Some(hold) => {
-                // What one batch less saves: no more than a batch takes, which a drive that reads ahead makes short.
+                // One batch less saves at most a batch's time, which is short on a drive that reads ahead.
                 let fixed = (view.cost.ttp(stream.2, 0).0 as i64).min(account.service_ns);
-                // An aggregation that did not become whole needs another batch all the same.
+                // An incomplete aggregation needs another batch anyway.
                 let whole = requests > hold.requests && !self.progress.contains_key(&hold.group);
                 let earned = if whole { fixed } else { 0 };
                 let spent = view.now.since(hold.since).0 as i64;
@@ -323,7 +325,7 @@ impl Foreseen {
         }
     }
 
-    /// How much of a wait other queues used: α.
+    /// Measures α, the part of a wait in which other queues were served.
     fn measure(&mut self, view: &View<'_>, stream: Stream, hold: Hold) {
         let waited = view.now.since(hold.since).0;
         if waited == 0 {
@@ -346,7 +348,7 @@ impl Foreseen {
         self.forget(slot);
     }
 
-    /// A batch of a queue ended, which took so long.
+    /// A batch of a queue ended after `service`.
     pub fn completed(&mut self, stream: Stream, service: Nanos) {
         if self.run.is_none() {
             return;
@@ -358,7 +360,7 @@ impl Foreseen {
         }
     }
 
-    /// Goes on with what another one measured, after a change of parameters.
+    /// Takes over the measurements of another instance after a change of parameters.
     pub fn take_over(&mut self, other: Foreseen) {
         if self.busy_ns.len() == other.busy_ns.len() {
             (self.begun, self.accounts, self.counted) = (other.begun, other.accounts, other.counted);

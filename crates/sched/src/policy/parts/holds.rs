@@ -1,16 +1,16 @@
-//! Holding a run for its neighbours. The rule is ours; the case is that of aioli-2006, part 2 ("n synchronous accesses sent
-//! in a parallel way").
+//! Holding a run for its neighbours: our rule for the case of aioli-2006, part 2 ("n synchronous accesses sent in a
+//! parallel way").
 //!
-//! A file whose run is shorter than its runs were of late is passed over until its newest request is so old, and four
-//! times that for the first of the run: the other processes of a synchronous parallel application are about to send
-//! theirs. Two holds of a file that gathered nothing end holding for its next 32 batches.
+//! A file's run that is shorter than its recent runs is held for `hold` after the file's newest request, at most four
+//! times that after the run's first: the other processes of a synchronous parallel application are about to send their
+//! requests. Two holds of a file that gathered nothing stop its holds for 32 batches.
 
 use super::remembered::Remembered;
 use crate::types::{Nanos, Op};
 
-/// Files remembered at most.
+/// Maximum files remembered.
 const FILES_MAX: usize = 16 << 10;
-/// Holds that gather nothing until holding stops, and batches until it is tried again.
+/// Holds without effect before holding stops, and batches until it is tried again.
 const PATIENCE: i8 = 2;
 const RETRY_BATCHES: i8 = 32;
 
@@ -19,11 +19,11 @@ type Stream = (u64, Op);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct History {
-    /// Requests of its runs as of late: a larger one counts at once, smaller ones by a quarter each.
+    /// Recent requests per run: an increase applies at once, a decrease by a quarter per run.
     expected: u32,
-    /// Requests of the run that is being held; 0: none is.
+    /// Requests of the run being held; 0: none.
     held: u32,
-    /// Holds left before holding stops; below 0 so many batches until it is tried again.
+    /// Holds left before holding stops; if negative, batches until it is tried again.
     credit: i8,
 }
 
@@ -51,12 +51,12 @@ pub(in crate::policy) struct Holds {
 }
 
 impl Holds {
-    /// Holds of a run for `hold` after its newest request; none when that is zero.
+    /// Holds a run for `hold` after its newest request; zero disables holds.
     pub fn new(hold: Nanos) -> Holds {
         Holds { hold, files: Remembered::new(FILES_MAX) }
     }
 
-    /// Runs are held at all.
+    /// Whether holds are enabled.
     pub fn any(&self) -> bool {
         self.hold > Nanos::ZERO
     }
@@ -66,8 +66,8 @@ impl Holds {
         Nanos(self.hold.0.saturating_mul(4))
     }
 
-    /// Until when a run of so many requests is held; `None`: not at all. Its first request arrived at `first`, the
-    /// newest of its file at `newest`.
+    /// How long a run of `requests` requests is held; `None`: not at all. `first` is the arrival of its first request,
+    /// `newest` that of the file's newest.
     pub fn until(&mut self, now: Nanos, file: Stream, requests: u64, first: Nanos, newest: Nanos) -> Option<Nanos> {
         let until = (newest + self.hold).min(first + self.longest());
         if self.hold == Nanos::ZERO || until <= now {
@@ -90,14 +90,14 @@ impl Holds {
         }
     }
 
-    /// What was queued of a file was cancelled: nothing of it is held any more.
+    /// The queued requests of a file were cancelled, which ends its hold.
     pub fn cancelled(&mut self, file: Stream) {
         if let Some(history) = self.files.get_mut(&file) {
             history.held = 0;
         }
     }
 
-    /// Goes on with what another one knows, after a change of parameters.
+    /// Takes over the history of another instance after a change of parameters.
     pub fn take_over(&mut self, other: Holds) {
         self.files = other.files;
     }
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn holding_stops_when_it_does_not_pay_and_is_tried_again() {
         let mut holds = Holds::new(Nanos(10));
-        assert!(!is_held(&mut holds, 1), "nothing is known of the file");
+        assert!(!is_held(&mut holds, 1), "no history of the file");
         holds.sent(FILE, 4);
         assert!(is_held(&mut holds, 3) && !is_held(&mut holds, 4));
         holds.sent(FILE, 4);
@@ -124,12 +124,12 @@ mod tests {
             assert!(is_held(&mut holds, 1), "still patient");
             holds.sent(FILE, 1);
         }
-        assert!(!is_held(&mut holds, 0), "two holds in vain");
+        assert!(!is_held(&mut holds, 0), "two holds without effect");
         (0..=RETRY_BATCHES).for_each(|_| holds.sent(FILE, 4));
         assert!(is_held(&mut holds, 3), "tried again");
     }
 
-    /// A cancelled hold is no hold in vain.
+    /// Cancelling a hold does not count as a hold without effect.
     #[test]
     fn cancelling_a_held_run_clears_it() {
         let mut holds = Holds::new(Nanos(10));
@@ -143,7 +143,7 @@ mod tests {
         assert!(is_held(&mut holds, 1));
     }
 
-    /// However many files are held at a time.
+    /// Memory is bounded however many files are held at a time.
     #[test]
     fn memory_is_bounded() {
         let mut holds = Holds::new(Nanos(10));

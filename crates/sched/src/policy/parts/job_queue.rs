@@ -1,5 +1,5 @@
-//! The jobs of a lane group in the orders in which policies over jobs look at them: by position, by arrival, by the age
-//! of their first access.
+//! The jobs of a lane group in the orders that policies over jobs need: by position, by arrival, by the age of their
+//! first access.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use crate::sorted::SortedSet;
 use crate::table::{Slot, Table};
 use crate::types::{ConnId, FileId, LaneId};
 
-/// Where a job would go on.
+/// Where a job continues.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(in crate::policy) struct Position {
     pub file: FileId,
     pub offset: u64,
 }
 
-/// A job in a list that may outlive it: `arrival` tells whether the place was given to another.
+/// A job reference that may outlive the job: `arrival` tells whether the index was reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::policy) struct JobId {
     arrival: u64,
@@ -35,13 +35,13 @@ pub(super) struct Job {
     /// Arrival of its first access.
     head_seq: u64,
     pub ready: bool,
-    /// Waited for in vain; not considered until its connection is ready.
+    /// The wait for it timed out; not considered until its connection is ready.
     pub given_up: bool,
-    /// Its place among the jobs of its connection.
+    /// Its index among the jobs of its connection.
     sibling: usize,
 }
 
-/// Where a job stands in the orders.
+/// A job's keys in the orders.
 struct Places {
     position: Option<(Position, JobId)>,
     arrival: Option<JobId>,
@@ -54,7 +54,7 @@ impl Places {
 }
 
 impl Job {
-    /// Jobs that are not ready may be chosen where the rule waits for them, until it has given them up.
+    /// If the rule waits, jobs that are not ready may be chosen too, until it has given them up.
     fn places(&self, waits: bool) -> Places {
         Places {
             position: (self.ready || (waits && !self.given_up)).then_some((self.head, self.id)),
@@ -69,12 +69,12 @@ impl Job {
 pub(in crate::policy) struct JobQueue {
     pub(super) jobs: Slab<Job>,
     pub(super) by_conn: FxHashMap<ConnId, Vec<u32>>,
-    /// Jobs that a rule may choose, by position; of equal ones the earlier first.
+    /// Jobs that a rule may choose, by position, then arrival.
     positions: SortedSet<(Position, JobId)>,
-    /// The ready ones by arrival of the job, and of their first access.
+    /// The ready jobs by arrival, and by the arrival of their first access.
     arrivals: SortedSet<JobId>,
     pub(super) ages: SortedSet<(u64, JobId)>,
-    /// The same by the lane of the first access; empty unless lanes share one space.
+    /// The same per lane of the first access; empty unless lanes share one space.
     pub(super) ages_by_lane: Vec<SortedSet<(u64, JobId)>>,
     /// Position of the last access or piece served.
     pub last: Position,
@@ -122,7 +122,7 @@ impl JobQueue {
         self.jobs.at(id.index).filter(|j| j.id == id)
     }
 
-    /// Moves a job from where it stood in the orders to where it belongs now.
+    /// Moves a job from its old keys in the orders to its current ones.
     fn refile(&mut self, index: u32, waits: bool, old: Places) {
         let new = self.jobs.at(index).map_or(Places::NONE, |job| job.places(waits));
         self.positions.replace(old.position, new.position);
@@ -137,7 +137,7 @@ impl JobQueue {
         }
     }
 
-    /// Changes a job that stays the same to its accesses.
+    /// Changes a job without changing its accesses.
     pub(super) fn change(&mut self, index: u32, waits: bool, change: impl FnOnce(&mut Job)) {
         let Some(job) = self.jobs.at_mut(index) else { return };
         let old = job.places(waits);
@@ -145,7 +145,7 @@ impl JobQueue {
         self.refile(index, waits, old);
     }
 
-    /// Begins a job with one access.
+    /// Creates a job with one access.
     pub(super) fn begin(&mut self, view: &View<'_>, slot: Slot, waits: bool) {
         let (conn, seq) = (view.table.conn(slot), view.table.seq(slot));
         let siblings = self.by_conn.entry(conn).or_default();
@@ -165,7 +165,7 @@ impl JobQueue {
         self.refile(key.index, waits, Places::NONE);
     }
 
-    /// Drops a job without accesses.
+    /// Removes a job without accesses.
     fn end(&mut self, index: u32) {
         let Some(job) = self.jobs.remove_at(index) else { return };
         if let Some(siblings) = self.by_conn.get_mut(&job.conn) {
@@ -180,7 +180,7 @@ impl JobQueue {
         }
     }
 
-    /// Changes the accesses of a job; its first one then begins at what `change` returns, or where the table says. A job
+    /// Changes the accesses of a job; its first one then begins where `change` says, or where the table does. A job
     /// without accesses ends.
     pub(super) fn change_accesses(
         &mut self,

@@ -1,23 +1,25 @@
 //! Jobs: connections with lists of accesses, served in rounds while they can take data.
 //!
-//! The machinery of `stream`, `scan`, `wscan` and `sstf` (server-side-scheduling-2002, 3.3 and 4). A *job* is a
-//! connection and the accesses queued on it; the stream protocol of the paper's system keeps them in order, in
-//! pieces of at most 128 KiB (`job_order=free` makes a job of each access, for protocols that answer in any order).
-//! The four differ in which jobs make up a *round*, in which order, and in whether a job that cannot take data is
-//! waited for; that is a [`JobRule`]. A round is fixed when it begins.
+//! Shared by `stream`, `scan`, `wscan` and `sstf` (server-side-scheduling-2002, 3.3 and 4). A *job* is a connection and
+//! the accesses queued on it; the stream protocol of the paper's system keeps them in order, in pieces of at most 128
+//! KiB (`job_order=free` makes each access a job, for protocols that may answer in any order). The four policies differ
+//! in which jobs form a *round*, in which order, and in whether they wait for a job that cannot take data; that is a
+//! [`JobRule`]. A round is fixed when it begins.
 //!
 //! Choices where the paper is silent, for all four:
-//! - An offset is that of the first byte of an access or piece, in the lane's space; the last offset is that of the
-//!   last one served. Files follow one another in the order in which they were first seen: positions are (file,
-//!   offset), so that a scan goes through one file, then the next, and wraps. The paper had one file only.
-//! - A job's turn ends after `turn_bytes` even when its connection takes more; socket buffers did that in the paper.
-//! - `guard_batches`: after so many batches that were not of the job with the oldest access, that job is served
-//!   next if it is ready, whatever its offset (0 switches it off: the paper's rules, which starve).
-//! - `sieve=on`: following reads of a job are read together with the holes between them where the cost model says
-//!   that this is cheaper than to skip them (2002, 2.1), up to a piece.
+//! - The offset of an access or piece is that of its first byte in the lane's space; the last offset is that of the
+//! last one served. Files are ordered by first use: positions are (file, offset), so a scan goes through one file, then
+//! the next, and wraps. The paper had a single file.
+//! - A job's turn ends after `turn_bytes` even if its connection could take more; in the paper, socket buffers did
+//! that.
+//! - `guard_batches`: after this many batches without the job that has the oldest access, that job is served next if it
+//! is ready, whatever its offset (0 disables it: the paper's rules, which starve).
+//! - `sieve=on`: consecutive reads of a job are read together with the holes between them, up to a piece, if the cost
+//! model says that is cheaper than skipping the holes (2002, 2.1).
 //!
-//! Wait: each piece of an older access, and each of the request's own, lets `guard_batches` others pass. Work-conserving
-//! for jobs whose connection is ready, except where the rule waits: `patience_us` before a batch at most.
+//! Wait: each piece of an older access, and of the request itself, lets `guard_batches` other batches pass.
+//! Work-conserving for jobs whose connection is ready, except where the rule waits: at most `patience_us` before a
+//! batch.
 
 use std::collections::VecDeque;
 
@@ -31,7 +33,7 @@ use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{ConnId, Nanos, Op};
 
-/// What all four may do.
+/// The conduct of all four.
 pub(in crate::policy) const CONDUCT: Conduct = Conduct {
     unlimited: false,
     speculates: true,
@@ -42,7 +44,7 @@ pub(in crate::policy) const CONDUCT: Conduct = Conduct {
     wait: "(pieces of older accesses + its own) × (guard_batches + 1) batches while its connection is ready",
 };
 
-/// The parameters that all four have.
+/// The parameters of all four.
 pub(in crate::policy) const PIECE: ParamInfo = ParamInfo {
     name: "piece_bytes",
     default: "131072",
@@ -74,25 +76,25 @@ pub(in crate::policy) const SIEVE: ParamInfo = ParamInfo {
     doc: "Read through holes between accesses of a job that are cheaper to read than to skip.",
 };
 
-/// What tells the four policies apart.
+/// The differences between the four policies.
 pub(in crate::policy) trait JobRule: Send {
     /// Jobs whose connection is not ready are chosen too, and waited for.
     const WAITS: bool;
-    /// A turn is one access (or piece) instead of all that the connection takes.
+    /// A turn is one access (or piece) instead of everything that the connection takes.
     const ONE_ACCESS: bool;
 
-    /// The jobs of the next round, in order; nothing when no job can be chosen.
+    /// The jobs of the next round, in order; empty if no job can be chosen.
     fn round(&self, queue: &JobQueue, round: &mut VecDeque<JobId>);
 }
 
 struct Group {
     queue: JobQueue,
     round: VecDeque<JobId>,
-    /// Whose turn it is, and the bytes of it served.
+    /// The job whose turn it is, and the bytes it has been served.
     turn: Option<(JobId, u64)>,
-    /// Since when, after the last batch, jobs that are not ready are waited for.
+    /// When waiting for unready jobs began, after the last batch.
     waiting_since: Option<Nanos>,
-    /// Batches since the job with the oldest access was served.
+    /// Batches since the job with the oldest access was last served.
     passed_over: u64,
 }
 
@@ -111,7 +113,7 @@ pub(in crate::policy) struct Jobs<R: JobRule> {
 }
 
 impl<R: JobRule + 'static> Jobs<R> {
-    /// `patience` bounds the waiting of a rule that waits; zero: it does not end.
+    /// `patience` limits the waits of a rule that waits; zero: no limit.
     pub fn boxed(params: &Params, setup: &Setup, rule: R, patience: Nanos) -> Box<dyn Policy> {
         let group = || Group {
             queue: JobQueue::new(setup),
@@ -137,7 +139,7 @@ impl<R: JobRule + 'static> Jobs<R> {
 }
 
 impl Group {
-    /// The job to serve: the one that the guard demands, the one whose turn goes on, or the next of the round.
+    /// The job to serve: the one that the guard requires, the one whose turn continues, or the next of the round.
     fn choose<R: JobRule>(&mut self, rule: &R, turn_bytes: u64, guard: u64) -> Option<JobId> {
         if guard > 0
             && self.passed_over >= guard
@@ -166,7 +168,7 @@ impl Group {
         None
     }
 
-    /// Until when jobs that are not ready are waited for; `None` when that is over until the next batch.
+    /// How long to wait for unready jobs; `None` once that is over until the next batch.
     fn wait_until(&mut self, now: Nanos, patience: Nanos) -> Option<Nanos> {
         let since = *self.waiting_since.get_or_insert(now);
         let until = if patience == Nanos::ZERO { Nanos::MAX } else { since + patience };
@@ -175,12 +177,12 @@ impl Group {
 }
 
 impl<R: JobRule> Jobs<R> {
-    /// What a group with requests does next.
+    /// Decides for a group with requests.
     fn ask(&mut self, view: &View<'_>, g: usize, batch: &mut Vec<Slot>) -> Option<Choice> {
         loop {
             let group = &mut self.groups[g];
             let Some(id) = group.choose(&self.rule, self.turn_bytes, self.guard) else {
-                // What is queued is for connections that are not ready.
+                // All queued requests belong to connections that are not ready.
                 return Some(Choice::until_event(WaitReason::Connection));
             };
             let job = group.queue.get(id)?;
@@ -193,13 +195,13 @@ impl<R: JobRule> Jobs<R> {
             }
             match group.wait_until(view.now, self.patience) {
                 Some(until) => return Some(Choice::Wait { until, reason: WaitReason::Connection }),
-                // It is considered again when its connection is ready.
+                // The job is considered again when its connection is ready.
                 None => group.queue.change(id.index, R::WAITS, |job| job.given_up = true),
             }
         }
     }
 
-    /// Takes the next access of a job, or a piece of it, or several with the holes between them.
+    /// Takes a job's next access, a piece of it, or several with the holes between them.
     fn serve(&mut self, view: &View<'_>, g: usize, id: JobId, batch: &mut Vec<Slot>) -> Choice {
         let group = &mut self.groups[g];
         let was_oldest = group.queue.ages.first().is_some_and(|(_, oldest)| oldest == id);
@@ -240,7 +242,7 @@ impl<R: JobRule> Jobs<R> {
     }
 }
 
-/// True when `next` may be read together with `last` and the hole between them, and that costs less than two accesses.
+/// True if `next` can be read together with `last` and the hole between them for less than two accesses.
 fn through(view: &View<'_>, last: Slot, next: Slot) -> bool {
     let t = view.table;
     let reads = t.op(last) == Op::Read && t.op(next) == Op::Read;
@@ -263,7 +265,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
         let queue = &mut self.groups[view.group(slot)].queue;
         let job = if self.free_order { None } else { queue.by_conn.get(&conn).and_then(|jobs| jobs.first()).copied() };
         let Some(index) = job else { return queue.begin(view, slot, R::WAITS) };
-        // One that a conflict held back takes its place by arrival.
+        // A request delayed by a conflict is inserted by arrival.
         let place = |job: &Job| job.accesses.iter().rposition(|s| view.table.seq(*s) < seq).map_or(0, |p| p + 1);
         match queue.jobs.at_mut(index).map(|job| (place(job), job)) {
             Some((place @ 1.., job)) => job.accesses.insert(place, slot),
@@ -277,7 +279,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let queue = &mut self.groups[view.group(slot)].queue;
         let Some(siblings) = queue.by_conn.get(&view.table.conn(slot)) else { return };
-        // The youngest are cancelled first when a connection ends.
+        // When a connection closes, its youngest requests are cancelled first.
         let holds = |i: &&u32| queue.jobs.at(**i).is_some_and(|j| j.accesses.iter().rev().any(|s| *s == slot));
         let Some(index) = siblings.iter().rev().find(holds).copied() else { return };
         queue.change_accesses(view.table, index, R::WAITS, |job| {
@@ -294,7 +296,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
     }
 
     fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {
-        // In order of bytes only the first access of a connection may go, so the oldest of the lane may have to wait.
+        // In byte order only a connection's first access may go, so the oldest of the lane may have to wait.
         let (group, lane) = (view.group(oldest), view.table.lane(oldest));
         match self.groups[group].queue.ages_by_lane.get(lane.index()).and_then(SortedSet::first) {
             Some((_, job)) => self.serve(view, group, job, batch),
@@ -322,7 +324,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
         let batches = older.saturating_add(own).saturating_mul(guard.saturating_add(1));
         let idle = match (R::WAITS, self.patience) {
             (false, _) => Nanos::ZERO,
-            (true, Nanos::ZERO) => Nanos::MAX, // the paper's rule waits without end
+            (true, Nanos::ZERO) => Nanos::MAX, // the paper's rule waits without limit
             (true, patience) => Nanos(patience.0.saturating_mul(batches.saturating_add(1))),
         };
         WaitBound { idle, ..WaitBound::of_batches(batches) }

@@ -1,7 +1,7 @@
-//! Queues with quanta (agios-2013, III): one for each lane group, file and operation, in offset order.
+//! Queues with quanta (agios-2013, III): one per lane group, file and operation, in offset order.
 //!
-//! A virtual request may go once its quantum has grown to the time that it takes; quanta grow by passes
-//! (`quanta.rs`), in which queues have their turns by their oldest arrival (`passes.rs`).
+//! A virtual request may go once its quantum has grown to the time it takes; quanta grow with passes (`quanta.rs`), in
+//! which queues take turns by their oldest arrival (`passes.rs`).
 
 use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
@@ -20,17 +20,17 @@ pub(in crate::policy) struct Queue {
     pub key: Key,
     /// The stable key of its file.
     pub file: u64,
-    /// That of the request that began it.
+    /// The weight of the request that opened it.
     pub weight: f64,
     runs: RunQueue,
     /// The last pass in which it sent a batch.
     served_pass: Option<u64>,
-    /// Batches that left out its present oldest request.
+    /// Batches that passed over its current oldest request.
     skipped: u64,
 }
 
 impl Queue {
-    /// What anticipation knows it by.
+    /// Its key for anticipation.
     pub fn stream(&self) -> Stream {
         (LaneId(self.key.0 as u16), self.file, self.key.2)
     }
@@ -41,15 +41,15 @@ pub(in crate::policy) struct Levels {
     quanta: Quanta,
     passes: Passes,
     runs: Runs,
-    /// A write counts as arrived so many requests later.
+    /// A write is ordered as if it had arrived this many requests later.
     reads_ahead: u64,
-    /// Batches of a queue that may leave out its oldest request; 0: any number.
+    /// Maximum batches of a queue that may pass over its oldest request; 0: any number.
     guard: u64,
     longest_bytes: u64,
     queues: Rows<Queue>,
     by_key: FxHashMap<Key, u32>,
-    /// Passes that queued requests waited under former parameters, and when their queues sent last; until they are
-    /// queued again.
+    /// After a change of parameters, until requests are queued again: the passes each had waited, and when its queue
+    /// sent last.
     earned: FxHashMap<Slot, (u64, Option<u64>)>,
 }
 
@@ -58,7 +58,7 @@ pub(in crate::policy) fn key_of(view: &View<'_>, slot: Slot) -> Key {
 }
 
 impl Levels {
-    /// By the parameters of `mlf`, or what is wrong with its weights.
+    /// From the parameters of `mlf`; the error says what is wrong with its weights.
     pub fn new(params: &Params, setup: &Setup) -> Result<Levels, String> {
         Ok(Levels {
             quanta: Quanta::new(params)?,
@@ -73,7 +73,7 @@ impl Levels {
         })
     }
 
-    /// The queue of a key, while it has requests.
+    /// The queue of a key, if it has requests.
     #[inline]
     pub fn find(&self, key: &Key) -> Option<u32> {
         self.by_key.get(key).copied()
@@ -85,7 +85,7 @@ impl Levels {
         &self.queues[q]
     }
 
-    /// The pass from which a virtual request of a queue may go.
+    /// The pass from which a virtual request may go.
     #[inline]
     fn ready_at<'a>(&self, view: &'a View<'_>, q: u32) -> impl Fn(&Run) -> u64 + Copy + use<'a> {
         let Queue { file, key: (_, _, op), weight, .. } = self.queues[q];
@@ -93,7 +93,7 @@ impl Levels {
         move |run| growth.ready_pass(cost, op, run)
     }
 
-    /// Queues a request; its queue, and whether that is new.
+    /// Queues a request; returns its queue, and whether that is new.
     pub fn insert(&mut self, view: &View<'_>, slot: Slot) -> (u32, bool) {
         let key = key_of(view, slot);
         let known = self.find(&key);
@@ -120,7 +120,7 @@ impl Levels {
         q
     }
 
-    /// Forgets a cancelled request of a queue; true when the queue has nothing left.
+    /// Removes a cancelled request; true if its queue is now empty.
     pub fn remove(&mut self, view: &View<'_>, q: u32, slot: Slot) -> bool {
         let ready_at = self.ready_at(view, q);
         let queue = &mut self.queues[q];
@@ -130,7 +130,7 @@ impl Levels {
         is_empty
     }
 
-    /// Gives a queue its turn after a change, or drops it when it is empty.
+    /// Updates a queue's turn after a change, or drops the queue if it is empty.
     pub fn refile(&mut self, view: &View<'_>, q: u32) {
         let queue = &self.queues[q];
         let (lane, pass) = (queue.key.0, self.passes.now(view, queue.key.0));
@@ -146,25 +146,25 @@ impl Levels {
         }
     }
 
-    /// Passes a queue over until it is filed again.
+    /// Skips a queue until it is refiled.
     pub fn put_aside(&mut self, view: &View<'_>, q: u32) {
         self.passes.file(view, self.queues[q].key.0, q, None);
     }
 
-    /// A queue sends nothing more in this pass.
+    /// Ends a queue's turn in this pass.
     pub fn end_turn(&mut self, view: &View<'_>, q: u32) {
         let queue = &mut self.queues[q];
         queue.served_pass = Some(self.passes.now(view, queue.key.0));
         self.refile(view, q);
     }
 
-    /// The queue of a lane whose turn is next, or how long to wait for one.
+    /// The next queue of a lane, or how long to wait for one.
     pub fn next(&mut self, view: &View<'_>, lane: usize) -> Result<u32, Choice> {
         self.passes.next(view, lane)
     }
 
-    /// What a queue sends in its turn: what its quanta allow, or in its window anything from an offset on; true where the
-    /// guard has it send its oldest request.
+    /// What a queue sends in its turn: what its quanta allow or, in its window, anything from an offset on; true if the
+    /// guard makes it send its oldest request.
     pub fn head(&mut self, view: &View<'_>, q: u32, window: Option<u64>) -> Option<(Slot, bool)> {
         let (ready_at, pass) = (self.ready_at(view, q), self.passes.now(view, self.queues[q].key.0));
         let queue = &mut self.queues[q];
@@ -183,26 +183,27 @@ impl Levels {
         &self.runs
     }
 
-    /// The request that a request's virtual request begins with.
+    /// The head of the virtual request that contains a request.
     pub fn head_of(&mut self, slot: Slot) -> Slot {
         self.runs.run_of(slot)
     }
 
-    /// Requests of the virtual request that begins with `head`; when that one arrived, and the newest of its queue.
+    /// The virtual request that begins at `head`: its number of requests, the arrival of its head, and that of its
+    /// queue's newest request.
     pub fn run(&self, view: &View<'_>, q: u32, head: Slot) -> (u64, Nanos, Nanos) {
         let newest = self.queues[q].runs.newest().map_or(Nanos::ZERO, |newest| view.table.arrival(newest));
         (self.runs.run(head).count, view.table.arrival(head), newest)
     }
 
-    /// When a virtual request of a queue may go, where passes take time and that is later.
+    /// When a virtual request may go, if passes take time and that is in the future.
     pub fn waits_until(&self, view: &View<'_>, q: u32, head: Slot) -> Option<Nanos> {
         let due = self.ready_at(view, q)(&self.runs.run(head));
         let later = due > self.passes.now(view, self.queues[q].key.0) && self.passes.length() > Nanos::ZERO;
         later.then(|| self.passes.begins(due))
     }
 
-    /// Moves what begins with a request of a queue into the batch: its virtual request, or the rest of it. Returns where
-    /// that ends; the queue is to be filed again.
+    /// Moves the virtual request (or its rest) that begins at `first` into the batch. Returns its end; the queue must
+    /// be refiled.
     pub fn take(&mut self, view: &View<'_>, q: u32, first: Slot, batch: &mut Vec<Slot>) -> u64 {
         let ready_at = self.ready_at(view, q);
         let queue = &mut self.queues[q];
@@ -214,16 +215,16 @@ impl Levels {
         end
     }
 
-    /// Until when quanta and passes may idle a lane that holds a request with `older` ones before it.
+    /// How long quanta and passes may idle a lane before a request with `older` older ones goes.
     pub fn wait(&self, view: &View<'_>, slot: Slot, older: u64) -> Nanos {
-        // At worst it becomes part of the longest virtual request in the slowest queue; then each older request of its
-        // queue uses up the guard once, in a pass each.
+        // At worst it joins the longest virtual request of the slowest queue; then each older request of its queue
+        // exhausts the guard, one pass each.
         let (op, len) = (view.table.op(slot), view.table.len_bytes(slot).max(self.longest_bytes));
         let passes = self.quanta.slowest().ready_pass(view.cost, op, &Run { count: 1, len, pass_sum: 0 });
         self.passes.begins(passes.saturating_add(guarded_wait(older, self.guard)).saturating_add(1))
     }
 
-    /// Goes on with quanta and passes after a change of parameters. Queued requests keep the passes that they waited.
+    /// Keeps quanta and passes after a change of parameters; queued requests keep the passes they have waited.
     pub fn take_over(&mut self, view: &View<'_>, old: Levels) {
         for queue in old.by_key.values().map(|q| &old.queues[*q]) {
             let pass = old.passes.now(view, queue.key.0);

@@ -1,10 +1,10 @@
-//! What the rules of `tbf` say: rates, bursts, and which rule stands under which.
+//! The rules of `tbf`: rates, bursts, and which rule is under which.
 
 use super::classes::{Classes, Each};
 use super::rules::Rule;
 use crate::types::Nanos;
 
-/// Rules with others under them at most: each is looked at in every decision.
+/// Maximum rules with others under them: every decision visits each of them.
 const PARENTS_MAX: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,22 +14,22 @@ pub(in crate::policy) enum Unit {
     Device,
 }
 
-/// What a rule says.
+/// The settings of a rule.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::policy) struct Limit {
     pub unit: Unit,
     /// Tokens per second.
     pub rate: f64,
-    /// In spans of the rate, as all that follows: depth of the bucket, and what it must hold for a request to go.
+    /// As spans of the rate (like all that follows): depth of the bucket, and what it must hold for a request to go.
     pub depth: Nanos,
     pub need: Nanos,
     pub borrow: bool,
-    /// The place of the rule above it among those that have others under them, counted from 1; 0: none.
+    /// Index, from 1, of the rule above it among those that have others under them; 0: none.
     pub parent: usize,
 }
 
 impl Limit {
-    /// What such a batch costs.
+    /// The cost of a batch.
     pub fn span(&self, requests: u64, bytes: u64, device: Nanos) -> Nanos {
         let tokens = match self.unit {
             Unit::Requests => requests as f64,
@@ -40,7 +40,7 @@ impl Limit {
     }
 }
 
-/// Its rate in words.
+/// The rate in words.
 impl std::fmt::Display for Limit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let unit = match self.unit {
@@ -52,12 +52,12 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// A rule with a hard limit.
+/// Whether a rule has a hard limit.
 pub(in crate::policy) fn is_hard(rule: &Rule) -> bool {
     rule.settings.get("borrow").is_none_or(|borrow| borrow != "on")
 }
 
-/// What the rules say, and which of them have others under them.
+/// The settings of all rules, and which rules have others under them.
 pub(in crate::policy) fn limits<A: Default>(classes: &Classes<A>) -> Result<(Vec<Limit>, Vec<usize>), String> {
     let rules = &classes.rules;
     let mut parents: Vec<usize> = Vec::new();

@@ -1,4 +1,4 @@
-//! What policies are made of: queues, rings, buckets, rules, guards. A policy is one level up.
+//! The building blocks of policies, one level up: queues, rings, buckets, rules, guards.
 
 pub(super) mod anticipation;
 pub(crate) mod arrivals;

@@ -1,32 +1,32 @@
-//! Passes: in each, every queue that has something eligible has one turn, the one with the oldest request first.
+//! Passes: in each, every queue with an eligible request has one turn; the queue with the oldest request goes first.
 //!
-//! A pass takes no time, or a set one. Passes in which nothing may be served are skipped by arithmetic.
+//! A pass takes no time, or a fixed one. Passes in which nothing can be served are skipped by arithmetic.
 
 use crate::policy::{Choice, View, WaitReason};
 use crate::sorted::SortedSet;
 use crate::table::Numbered;
 use crate::types::Nanos;
 
-/// When a queue may send next: the pass, and its place among those of one pass.
+/// When a queue may send next: the pass, and its order within that pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::policy) struct Turn {
     pub pass: u64,
     pub place: u64,
 }
 
-/// A queue's turn, and whether it stands among the eligible.
+/// A queue's turn, and whether it is among the eligible.
 type Filed = Option<(Turn, bool)>;
 
 #[derive(Default)]
 struct Lane {
     pass: u64,
-    /// By place: those that may send in this pass.
+    /// Queues that may send in this pass, by order.
     eligible: SortedSet<Numbered>,
-    /// By the first pass in which they may send.
+    /// Other queues, by the first pass in which they may send.
     future: SortedSet<Numbered>,
 }
 
-/// The turns of queues that are numbered from 0, by lane group.
+/// The turns of numbered queues, by lane group.
 pub(in crate::policy) struct Passes {
     length: Nanos,
     lanes: Vec<Lane>,
@@ -35,17 +35,17 @@ pub(in crate::policy) struct Passes {
 }
 
 impl Passes {
-    /// Passes of so long; zero: they end when every eligible queue had its turn.
+    /// Passes of the given length; zero: a pass ends when every eligible queue has had its turn.
     pub fn new(length: Nanos, groups: usize) -> Passes {
         Passes { length, lanes: (0..groups).map(|_| Lane::default()).collect(), filed: Vec::new() }
     }
 
-    /// What a pass takes.
+    /// The length of a pass.
     pub fn length(&self) -> Nanos {
         self.length
     }
 
-    /// The present pass.
+    /// The current pass.
     pub fn now(&self, view: &View<'_>, lane: usize) -> u64 {
         match self.length {
             Nanos::ZERO => self.lanes[lane].pass,
@@ -53,12 +53,12 @@ impl Passes {
         }
     }
 
-    /// When a pass begins; for those that take time.
+    /// When a pass begins; for passes that take time.
     pub fn begins(&self, pass: u64) -> Nanos {
         Nanos(pass.saturating_mul(self.length.0))
     }
 
-    /// Puts a queue where its turn is, or takes it out of all turns.
+    /// Sets a queue's turn, or removes it from all turns.
     pub fn file(&mut self, view: &View<'_>, lane: usize, queue: u32, turn: Option<Turn>) {
         let at = queue as usize;
         if self.filed.len() <= at {
@@ -73,7 +73,7 @@ impl Passes {
         self.lanes[lane].future.replace(future(old), future(filed));
     }
 
-    /// The queue that sends next, having moved to the pass in which there is one; or how long to wait.
+    /// The queue that sends next, after advancing to its pass; or how long to wait.
     pub fn next(&mut self, view: &View<'_>, lane: usize) -> Result<u32, Choice> {
         loop {
             let pass = self.now(view, lane);
@@ -91,7 +91,7 @@ impl Passes {
         }
     }
 
-    /// Goes on from the pass of another one, after a change of parameters.
+    /// Continues from another instance's pass after a change of parameters.
     pub fn take_over(&mut self, view: &View<'_>, other: &Passes) {
         for lane in 0..self.lanes.len().min(other.lanes.len()) {
             self.lanes[lane].pass = other.now(view, lane);

@@ -1,9 +1,9 @@
-//! The I/O phases of applications, as a server sees them: when each began, what the application got in it, and how
-//! often they come.
+//! The I/O phases of applications as a server sees them: when each began, what the application has received in it, and
+//! how often phases occur.
 //!
-//! A phase begins with a request of an application that had nothing outstanding for at least the gap; it goes on until
-//! the next one begins. Applications are known by stable key and outlive their requests; of idle ones the
-//! [`JOBS_MAX`] last seen (or as many as are busy, if those are more) at most are remembered.
+//! A phase begins with a request of an application that had nothing outstanding for at least the gap, and lasts until
+//! the next one begins. Applications are identified by stable key and outlive their requests; at most the [`JOBS_MAX`]
+//! most recent idle ones (or as many as there are busy ones, if more) are remembered.
 
 use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
@@ -12,10 +12,10 @@ use crate::policy::View;
 use crate::table::Slot;
 use crate::types::Nanos;
 
-/// Idle applications remembered at most.
+/// Maximum idle applications remembered.
 const JOBS_MAX: usize = 16 << 10;
 
-/// The mean of periods is over about so many phases of late.
+/// The mean period covers about this many recent phases.
 const PERIODS: u32 = 16;
 
 /// An application.
@@ -23,10 +23,10 @@ const PERIODS: u32 = 16;
 pub(in crate::policy) struct Job {
     /// Its stable key.
     pub key: u64,
-    /// When its present phase began, and that phase's place in the order of all phases.
+    /// When its current phase began, and that phase's number in the order of all phases.
     pub began: Nanos,
     pub order: u64,
-    /// What it got in this phase; the policy counts.
+    /// What it has received in this phase, as counted by the policy.
     pub got: u64,
     /// Requests queued or in flight, and since when there are none.
     outstanding: u32,
@@ -34,7 +34,7 @@ pub(in crate::policy) struct Job {
     pub period: Period,
 }
 
-/// The time between the beginnings of phases.
+/// The time between the starts of phases.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::policy) struct Period {
     pub mean_s: f64,
@@ -55,17 +55,17 @@ pub(in crate::policy) struct Phases {
     by_key: FxHashMap<u64, u32>,
     jobs: Rows<Job>,
     next_order: u64,
-    /// Applications in all at which idle ones are forgotten.
+    /// The number of applications at which idle ones are dropped.
     forget_at: usize,
 }
 
 impl Phases {
-    /// Phases are apart when nothing was outstanding for so long.
+    /// A pause of `gap` separates phases.
     pub fn new(gap: Nanos) -> Phases {
         Phases { gap, by_key: FxHashMap::default(), jobs: Rows::default(), next_order: 0, forget_at: JOBS_MAX }
     }
 
-    /// A request came; returns its application.
+    /// Records an arrival; returns its application.
     pub fn arrived(&mut self, view: &View<'_>, slot: Slot) -> u32 {
         let key = view.names.job(view.table.job(slot));
         let at = view.table.arrival(slot).min(view.now);
@@ -83,7 +83,7 @@ impl Phases {
         id
     }
 
-    /// Requests of an application were cancelled, or are done.
+    /// Requests of an application were cancelled or completed.
     pub fn left(&mut self, id: u32, requests: u32, now: Nanos) {
         let job = &mut self.jobs[id];
         job.outstanding = job.outstanding.saturating_sub(requests);
@@ -103,7 +103,7 @@ impl Phases {
         id
     }
 
-    /// Forgets the half of the idle ones that were idle for longest.
+    /// Drops the half of the idle applications that were idle longest.
     fn forget(&mut self) {
         let idle = |id: &u32| Some(self.jobs[*id]).filter(|j| j.outstanding == 0);
         let mut idle: Vec<(Nanos, u64)> =
@@ -114,7 +114,7 @@ impl Phases {
                 self.jobs.release(id);
             }
         }
-        // Where most are busy the next look comes only after as many new ones again.
+        // If most are busy, do not search again before as many new ones have come.
         self.forget_at = JOBS_MAX.max(2 * (self.by_key.len() - idle.len() / 2));
     }
 
@@ -123,7 +123,7 @@ impl Phases {
         &self.jobs[id]
     }
 
-    /// The same, to be changed.
+    /// An application, mutable.
     pub fn job_mut(&mut self, id: u32) -> &mut Job {
         &mut self.jobs[id]
     }
@@ -133,13 +133,13 @@ impl Phases {
         self.by_key.get(&key).map(|id| self.job(*id))
     }
 
-    /// What is known of applications, to be gone on with after a change of parameters.
-    pub fn known(&self) -> Vec<Job> {
+    /// Exports all applications, for a policy with changed parameters.
+    pub fn export(&self) -> Vec<Job> {
         self.by_key.values().map(|id| *self.job(*id)).collect()
     }
 
-    /// Takes it over. What is queued comes again, so everybody is idle for now, and nobody's phase has ended.
-    pub fn recall(&mut self, known: Vec<Job>) {
+    /// Imports applications. Their requests are queued again, so all are idle for now and no phase has ended.
+    pub fn import(&mut self, known: Vec<Job>) {
         for job in known {
             let id = self.add(job.key);
             let idle_since = if job.outstanding > 0 { Nanos::MAX } else { job.idle_since };
@@ -153,7 +153,7 @@ impl Phases {
 mod tests {
     use super::*;
 
-    /// Busy applications are not looked through for each new one; idle ones are forgotten.
+    /// Busy applications are not searched for each new one; idle ones are dropped.
     #[test]
     fn forgetting_is_bounded_in_work_and_memory() {
         let mut phases = Phases::new(Nanos(1));

@@ -1,7 +1,7 @@
-//! How quanta grow (agios-2013, III; aioli-2006, part 2): by passes, by application, by the history of a file.
+//! How quanta grow (agios-2013, III; aioli-2006, part 2): by pass, by application, by a file's history.
 //!
-//! Nothing is walked: quanta are linear in the pass. Those of a virtual request whose n parts arrived in passes p₁…pₙ
-//! sum up to (n·p − Σpᵢ)·TTP(quantum) in pass p, so the pass from which it may be served is known when it is built.
+//! Nothing is iterated: quanta are linear in the pass. The quantum of a virtual request whose n parts arrived in passes
+//! p₁…pₙ is (n·p − Σpᵢ)·TTP(quantum) in pass p, so the pass from which it may be served is known when it is built.
 
 use super::remembered::Remembered;
 use super::rules::{self, Rule};
@@ -11,23 +11,23 @@ use crate::names::Who;
 use crate::policy::Params;
 use crate::types::Op;
 
-/// Files whose use is remembered at most.
+/// Maximum files remembered.
 const FILES_MAX: usize = 16 << 10;
 
-/// The least quantum to which a file's may be adapted, bytes.
+/// The lower limit of an adapted quantum, bytes.
 const ADAPTED_MIN_BYTES: u64 = 512;
 
-/// How quanta grow in one queue.
+/// How the quanta of one queue grow.
 #[derive(Clone, Copy)]
 pub(in crate::policy) struct Growth {
-    /// Each pass adds the time to process so many bytes.
+    /// Each pass adds the time to process this many bytes.
     quantum_bytes: u64,
     /// The public library's rule instead: the quantum in bytes doubles with each pass.
     double: bool,
 }
 
 impl Growth {
-    /// The first pass in which the quantum of a virtual request suffices.
+    /// The first pass in which the quantum of a virtual request is large enough.
     #[inline]
     pub fn ready_pass(&self, cost: &CostModel, op: Op, run: &Run) -> u64 {
         let quantum_bytes = self.quantum_bytes.max(1);
@@ -37,7 +37,7 @@ impl Growth {
             return run.pass_sum.div_ceil(run.count) + 1 + u64::from(factor.next_power_of_two().trailing_zeros());
         }
         let passes_of_one = cost.ttp(op, run.len).0.div_ceil(cost.ttp(op, quantum_bytes).0.max(1));
-        // n·p − Σpᵢ ≥ passes that one request of this size would need
+        // n·p − Σpᵢ ≥ the passes that a single request of this size needs
         match run.count {
             1 => run.pass_sum + passes_of_one,
             count => (run.pass_sum + passes_of_one).div_ceil(count),
@@ -45,17 +45,17 @@ impl Growth {
     }
 }
 
-/// The quanta of a policy: what rules and histories make of the configured one.
+/// The quanta of a policy: the configured one, modified by rules and histories.
 pub(in crate::policy) struct Quanta {
     growth: Growth,
     weights: Vec<(Rule, f64)>,
-    /// Least and greatest factor, where quanta are adapted.
+    /// Lower and upper limit of the factor, if quanta are adapted.
     adapt: Option<(f64, f64)>,
     factors: Remembered<(u64, Op), f64>,
 }
 
 impl Quanta {
-    /// By the parameters `quantum_bytes`, `growth`, `weights`, `adapt` and `batch_bytes`.
+    /// From the parameters `quantum_bytes`, `growth`, `weights`, `adapt` and `batch_bytes`.
     pub fn new(params: &Params) -> Result<Quanta, String> {
         let weighed = |rule: Rule| {
             rule.only(&["weight"])?;
@@ -74,7 +74,7 @@ impl Quanta {
         })
     }
 
-    /// The weight of an application: the first rule that fits counts.
+    /// The weight of an application: the first matching rule applies.
     pub fn weight(&self, who: impl FnOnce() -> Who) -> f64 {
         if self.weights.is_empty() {
             return 1.0;
@@ -83,14 +83,14 @@ impl Quanta {
         self.weights.iter().find(|(rule, _)| rule.fits(&who)).map_or(1.0, |(_, weight)| *weight)
     }
 
-    /// How quanta grow for a file (by its stable key) and an application of some weight.
+    /// How quanta grow for a file (by stable key) and a weight.
     #[inline]
     pub fn growth(&self, file: u64, op: Op, weight: f64) -> Growth {
         let factor = self.adapt.and_then(|_| self.factors.get(&(file, op))).copied().unwrap_or(1.0);
         self.scaled(weight * factor)
     }
 
-    /// How they grow at worst.
+    /// The slowest possible growth.
     pub fn slowest(&self) -> Growth {
         let weight = self.weights.iter().map(|w| w.1).fold(1.0, f64::min);
         self.scaled(weight * self.adapt.map_or(1.0, |limits| limits.0))
@@ -102,8 +102,9 @@ impl Quanta {
         Growth { quantum_bytes: scaled, ..self.growth }
     }
 
-    /// A file used so many bytes in a batch. Its next quantum follows how much of the present one that is: of 175 % and
-    /// more twice, of 125 % half as much again, below 75 % half (the public library's steps; facts from its code).
+    /// A file used this many bytes in a batch. Its next quantum follows how much of the current one that is: 175 % or
+    /// more doubles it, 125 % or more adds half, below 75 % halves it (the public library's steps; facts from its
+    /// code).
     pub fn used(&mut self, file: u64, op: Op, batch_bytes: u64) {
         let Some((least, greatest)) = self.adapt else { return };
         let factor = self.factors.of((file, op), || 1.0);
@@ -116,8 +117,7 @@ impl Quanta {
         *factor = (*factor * step).clamp(least, greatest);
     }
 
-    /// Goes on with what another one knows, after a change of parameters. Factors are of the configured quantum, so
-    /// that a file keeps the quantum in bytes that it had.
+    /// Takes over another instance's history. Factors are rescaled, so that a file keeps its quantum in bytes.
     pub fn take_over(&mut self, other: Quanta) {
         let ratio = other.growth.quantum_bytes as f64 / self.growth.quantum_bytes as f64;
         self.factors = other.factors;
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(q.growth(4, Op::Read, 1.0).quantum_bytes, 8192);
     }
 
-    /// The least weight and the least adapted quantum together, whatever they are.
+    /// The lowest weight combined with the lowest adapted quantum.
     #[test]
     fn the_slowest_growth_is_the_least_weight_of_the_least_quantum() {
         let weights = "a: job=1 {weight=0.01}; b: job=2 {weight=50}";

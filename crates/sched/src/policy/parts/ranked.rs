@@ -1,9 +1,7 @@
-//! Queues in offset order, the queue of the lowest rank first: the machinery of `sjf`, `srtf`, `sw` and `twins` in
-//! offset order.
+//! Queues in offset order, served by lowest rank: the common part of `sjf`, `srtf`, `sw` and `twins` in offset order.
 //!
-//! What a queue is and how it ranks is the policy's. A queue serves its runs from its lowest offset, or goes on from
-//! where a scan stands. Such orders starve whoever ranks high: the guard has the oldest request of all go next
-//! when too many batches left it out.
+//! The policy defines queues and their ranks. A queue is served from its lowest offset, or from where a scan stands.
+//! Such orders starve high ranks: after too many batches that passed over the oldest request, the guard serves it next.
 
 use std::hash::Hash;
 
@@ -16,11 +14,11 @@ use crate::policy::{Choice, Params, Setup, View, WaitReason};
 use crate::sorted::SortedSet;
 use crate::table::{Arrival, BySlot, Slot};
 
-/// What a queue's rank is made of, besides its key.
+/// The inputs to a queue's rank, besides its key.
 pub(crate) struct Contents {
     /// Bytes queued.
     pub bytes: u64,
-    /// Bytes that are expected besides, as the policy told with the last request.
+    /// Further bytes expected, as stated with the last request.
     pub to_come_bytes: u64,
     /// Arrival of its oldest request.
     pub oldest: Arrival,
@@ -37,13 +35,13 @@ struct Queue<K, R> {
     runs: RunQueue,
 }
 
-/// The queues of a policy. `K` tells them apart within a lane group; no two have the same rank `R` at a time.
+/// The queues of a policy. `K` identifies them within a lane group; ranks `R` are distinct at any time.
 pub(crate) struct Ranked<K, R> {
     rank_of: RankOf<K, R>,
     runs: Runs,
     queues: Rows<Queue<K, R>>,
     by_key: FxHashMap<(u32, K), u32>,
-    /// The queue that each queued request is in.
+    /// The queue of each queued request.
     queue_of: BySlot<u32>,
     /// By lane group: the queues by rank, and the guard.
     orders: Vec<SortedSet<(R, u32)>>,
@@ -51,7 +49,7 @@ pub(crate) struct Ranked<K, R> {
 }
 
 impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
-    /// By the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches`.
+    /// From the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches`.
     pub fn new(params: &Params, setup: &Setup, rank_of: RankOf<K, R>) -> Self {
         let most = if params.on("merge") { params.integer("batch_requests") } else { 1 };
         Ranked {
@@ -65,12 +63,12 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         }
     }
 
-    /// Queues a request in the queue of its key.
+    /// Queues a request under its key.
     pub fn insert(&mut self, view: &View<'_>, group: usize, key: K, slot: Slot) {
         self.insert_expecting(view, group, key, slot, 0);
     }
 
-    /// The same, of which so many bytes more are expected.
+    /// The same; `to_come_bytes` more are expected.
     pub fn insert_expecting(&mut self, view: &View<'_>, group: usize, key: K, slot: Slot, to_come_bytes: u64) {
         let q = match self.by_key.get(&(group as u32, key)) {
             Some(&q) => q,
@@ -104,7 +102,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         self.refile(view, q);
     }
 
-    /// Puts a queue where it ranks after a change, or drops it when it is empty.
+    /// Updates a queue's rank after a change, or drops the queue if it is empty.
     fn refile(&mut self, view: &View<'_>, q: u32) {
         let queue = &mut self.queues[q];
         let oldest = queue.runs.oldest().map(|o| view.table.arrival_order(o));
@@ -118,12 +116,13 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         }
     }
 
-    /// Nothing is queued in the group.
+    /// True if the group is empty.
     pub fn is_empty(&self, group: usize) -> bool {
         self.guards.is_empty(group)
     }
 
-    /// What goes next: the run of the oldest request if it is due, else the lowest offset of the queue that ranks first.
+    /// The head of the next run: that of the oldest request if the guard requires it, else the lowest offset of the
+    /// first queue by rank.
     pub fn first(&mut self, view: &View<'_>, group: usize) -> Option<Slot> {
         if let Some(due) = self.due(view, group) {
             return Some(due);
@@ -132,7 +131,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         self.queues[q].runs.next_ready(0)
     }
 
-    /// Puts what goes next into `batch` if its lane has room; `None` when nothing is queued.
+    /// Puts the next run into `batch` if its lane has room; `None` if nothing is queued.
     pub fn serve(&mut self, view: &View<'_>, group: usize, batch: &mut Vec<Slot>) -> Option<Choice> {
         let first = self.first(view, group)?;
         if !view.open(view.table.lane(first)) {
@@ -142,7 +141,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         Some(Choice::Serve)
     }
 
-    /// The same along a scan that stands at an offset of the queue that ranks from `low` to `high`, and wraps.
+    /// The same along a scan at an offset of the queue ranked from `low` to `high`, wrapping.
     pub fn first_from(&mut self, view: &View<'_>, group: usize, (low, high): (R, R), offset: u64) -> Option<Slot> {
         if let Some(due) = self.due(view, group) {
             return Some(due);
@@ -154,7 +153,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         })
     }
 
-    /// What the queue that ranks from `low` to `high` has next at or after an offset.
+    /// The next run at or after an offset of the queue ranked from `low` to `high`.
     pub fn at_or_after(&self, view: &View<'_>, group: usize, (low, high): (R, R), offset: u64) -> Option<Slot> {
         let (_, q) = self.orders[group].at_or_after(&(low, 0)).filter(|f| f.0 <= high)?;
         self.queues[q].runs.next_ready(offset).filter(|head| view.table.start(*head) >= offset)
@@ -164,7 +163,7 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         self.guards.due(view.table, group).map(|oldest| self.runs.run_of(oldest))
     }
 
-    /// Moves what begins with `first` into the batch: a run, or the rest of one.
+    /// Moves the run, or the rest of one, that begins at `first` into the batch.
     pub fn take(&mut self, view: &View<'_>, first: Slot, batch: &mut Vec<Slot>) {
         let q = self.queue_of[first];
         let queue = &mut self.queues[q];
@@ -176,13 +175,13 @@ impl<K: Hash + Eq + Copy, R: Ord + Copy> Ranked<K, R> {
         self.refile(view, q);
     }
 
-    /// Batches before a request when `older` requests of its lane (or node) are.
+    /// Maximum batches before a request with `older` older ones on its lane (or node).
     pub fn wait_bound(&self, older: u64) -> u64 {
         self.guards.wait(older)
     }
 }
 
-/// Its length, cut so that the sum over all that may be outstanding fits 64 bits.
+/// Its length, limited so that the sum over all outstanding requests fits 64 bits.
 fn counted(view: &View<'_>, slot: Slot) -> u64 {
     view.table.len_bytes(slot).min(u64::MAX >> crate::table::Table::SLOT_BITS)
 }

@@ -1,15 +1,15 @@
-//! What is remembered of files and streams for their next requests, bounded in memory and in work.
+//! The history of files and streams between requests, bounded in memory and in work.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
 
-/// Entries that one eviction spares at most because they were used since it last came by.
+/// Maximum recently used entries that one eviction skips.
 const SPARED_MAX: usize = 8;
 
-/// A map of at most so many entries. A new one takes the place of the oldest that was not used of late (second
-/// chance, as page replacement does); no operation looks at more than a few.
+/// A map with a maximum size. A new entry replaces the oldest that was not recently used (second chance, as in page
+/// replacement); every operation visits only a few.
 pub(in crate::policy) struct Remembered<K, V> {
     limit: usize,
     entries: FxHashMap<K, Entry<V>>,
@@ -22,24 +22,24 @@ struct Entry<V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Remembered<K, V> {
-    /// An empty one for `limit` entries, 1 at least.
+    /// An empty map for `limit` entries, at least 1.
     pub fn new(limit: usize) -> Remembered<K, V> {
         Remembered { limit: limit.max(1), entries: FxHashMap::default(), order: VecDeque::new() }
     }
 
-    /// What is remembered under a key.
+    /// The entry of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|e| &e.value)
     }
 
-    /// The same, to be changed; counts as a use.
+    /// The entry of a key, mutable; counts as a use.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         let entry = self.entries.get_mut(key)?;
         entry.used = true;
         Some(&mut entry.value)
     }
 
-    /// The entry of a key, begun with `first` where there is none.
+    /// The entry of a key, created by `first` if missing.
     pub fn of(&mut self, key: K, first: impl FnOnce() -> V) -> &mut V {
         if !self.entries.contains_key(&key) {
             if self.entries.len() >= self.limit {
@@ -52,7 +52,7 @@ impl<K: Copy + Eq + Hash, V> Remembered<K, V> {
         &mut entry.value
     }
 
-    /// Changes all that is remembered.
+    /// Changes every entry.
     pub fn for_each(&mut self, mut change: impl FnMut(&mut V)) {
         self.entries.values_mut().for_each(|e| change(&mut e.value));
     }
@@ -85,7 +85,7 @@ mod tests {
     fn the_oldest_unused_entry_goes() {
         let mut all = Remembered::new(3);
         (0..3).for_each(|key| *all.of(key, || 0) = key);
-        all.of(3, || 3); // all were used: each is spared once, then 0 goes
+        all.of(3, || 3); // all were used: each is skipped once, then 0 goes
         assert_eq!((0..4).map(|k| all.get(&k).copied()).collect::<Vec<_>>(), [None, Some(1), Some(2), Some(3)]);
         all.get_mut(&1);
         all.of(4, || 4);

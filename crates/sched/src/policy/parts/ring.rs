@@ -1,4 +1,4 @@
-//! Round robin with quanta: rings of queues, from which any queue leaves in constant time.
+//! Round robin with quanta: rings of queues that any queue can leave in constant time.
 
 const NONE: u32 = u32::MAX;
 
@@ -13,18 +13,18 @@ struct Link {
 struct Ring {
     /// The queue whose turn it is.
     front: u32,
-    /// What it has spent of its quantum.
+    /// The part of its quantum that it has spent.
     spent: u64,
 }
 
-/// Rings over queues that are numbered from 0; a queue is in one ring at most.
+/// Rings over numbered queues; a queue is in at most one ring.
 pub(in crate::policy) struct Rings {
     links: Vec<Link>,
     rings: Vec<Ring>,
 }
 
 impl Rings {
-    /// So many empty rings.
+    /// `rings` empty rings.
     pub fn new(rings: usize) -> Rings {
         Rings { links: Vec::new(), rings: vec![Ring { front: NONE, spent: 0 }; rings] }
     }
@@ -34,13 +34,13 @@ impl Rings {
         self.turn_and_spent(ring).map(|t| t.0)
     }
 
-    /// The queue whose turn it is, and what it has spent of its quantum.
+    /// The queue whose turn it is, and the part of its quantum that it has spent.
     pub fn turn_and_spent(&self, ring: usize) -> Option<(u32, u64)> {
         let r = self.rings[ring];
         (r.front != NONE).then_some((r.front, r.spent))
     }
 
-    /// A new queue joins at the end.
+    /// Adds a queue at the end.
     pub fn join(&mut self, ring: usize, queue: u32) {
         if self.links.len() <= queue as usize {
             self.links.resize(queue as usize + 1, Link { before: NONE, after: NONE });
@@ -57,7 +57,7 @@ impl Rings {
         self.links[front as usize].before = queue;
     }
 
-    /// A queue leaves; its turn, if it had it, is over.
+    /// Removes a queue, which ends its turn.
     pub fn leave(&mut self, ring: usize, queue: u32) {
         let Link { before, after } = self.links[queue as usize];
         self.links[before as usize].after = after;
@@ -68,7 +68,7 @@ impl Rings {
         }
     }
 
-    /// The queue whose turn it is spent `amount`; its turn ends when the quantum is used up.
+    /// The queue whose turn it is spent `amount`; its turn ends once the quantum is used up.
     pub fn spend(&mut self, ring: usize, amount: u64, quantum: u64) {
         let r = &mut self.rings[ring];
         r.spent = r.spent.saturating_add(amount);

@@ -1,4 +1,5 @@
-//! Windows of time that go round the data servers (twins-2017, IV): whose window it is, computed from the shared clock.
+//! Time windows that cycle through the data servers (twins-2017, IV): which server has the current one, computed from
+//! the shared clock.
 
 use crate::occupied::Occupied;
 use crate::policy::View;
@@ -9,48 +10,48 @@ pub(in crate::policy) struct Rounds {
     window: Nanos,
     /// The servers in this node's order.
     order: Vec<LaneId>,
-    /// Each server's place in that order.
+    /// Each server's position in that order.
     place_of: Vec<u16>,
-    /// The places whose servers have requests here.
+    /// Positions of servers with queued requests.
     occupied: Occupied,
 }
 
 impl Rounds {
-    /// Windows of so long in an order of the servers.
+    /// Windows of a given length in a given order of servers.
     pub fn new(window: Nanos, order: Vec<LaneId>) -> Rounds {
         let mut place_of = vec![0; order.len()];
         (0..).zip(&order).for_each(|(place, server)| place_of[server.index()] = place);
         Rounds { window, occupied: Occupied::new(order.len()), order, place_of }
     }
 
-    /// The server whose window it is, and when that ends on the local clock.
+    /// The server of the current window, and the window's end on the local clock.
     pub fn current(&self, view: &View<'_>) -> (LaneId, Nanos) {
         let window = view.shared_now.0 / self.window.0;
         let left = self.window.0 - view.shared_now.0 % self.window.0;
         (self.order[(window % self.order.len() as u64) as usize], view.now + Nanos(left))
     }
 
-    /// What so many windows take.
+    /// The length of several windows.
     pub fn windows(&self, windows: u64) -> Nanos {
         Nanos(self.window.0.saturating_mul(windows))
     }
 
-    /// Whether a server has requests here from now on.
+    /// Records whether a server has queued requests.
     pub fn set_occupied(&mut self, server: LaneId, something: bool) {
         self.occupied.set(self.place(server), something);
     }
 
-    /// No server has any.
+    /// True if no server has any.
     pub fn is_empty(&self) -> bool {
         self.occupied.is_empty()
     }
 
-    /// The servers that have requests, in order from one of them on.
+    /// The servers with queued requests, in order, starting at one of them.
     pub fn occupied_from(&self, server: LaneId) -> impl Iterator<Item = LaneId> {
         self.occupied.round_from(self.place(server)).map(|place| self.order[place])
     }
 
-    /// Windows after a server's until one of a server that has requests.
+    /// Windows between a server's and that of the next server with queued requests.
     pub fn skipped_after(&self, server: LaneId) -> u64 {
         let (after, places) = (self.place(server) + 1, self.order.len());
         let next = self.occupied.round_from(after % places).next().unwrap_or(after);
@@ -62,7 +63,7 @@ impl Rounds {
     }
 }
 
-/// The order of the node of a rank: from its rank on, and round.
+/// The order of the node with this rank: the servers rotated by the rank.
 pub(in crate::policy) fn rotation(n: u16, rank: u32) -> Vec<LaneId> {
     (0..n).map(|i| LaneId(((u32::from(i) + rank % u32::from(n)) % u32::from(n)) as u16)).collect()
 }
@@ -73,7 +74,7 @@ pub(in crate::policy) fn permutation(n: u16, rank: u32) -> Vec<LaneId> {
     let mut rank = u128::from(rank);
     let mut order = Vec::with_capacity(left.len());
     while !left.is_empty() {
-        // (n-1)! beyond 34! does not fit; a 32-bit rank never reaches into those places anyway.
+        // (n-1)! beyond 34! does not fit; a 32-bit rank never reaches those positions.
         let step = (1..left.len() as u128).try_fold(1u128, |f, i| f.checked_mul(i)).unwrap_or(u128::MAX);
         order.push(left.remove(((rank / step) % left.len() as u128) as usize));
         rank %= step;
@@ -94,7 +95,7 @@ mod tests {
         assert_eq!(permutation(200, u32::MAX).len(), 200);
     }
 
-    /// The example of IV-B: with two servers, N0 goes S0, S1 and N1 goes S1, S0.
+    /// The example of IV-B: with two servers, N0 visits S0, S1 and N1 visits S1, S0.
     #[test]
     fn two_nodes_start_at_different_servers() {
         for order in [rotation, permutation] {

@@ -1,14 +1,14 @@
-//! Rules by which policies tell requests apart: `name: condition {setting=value, …}; …`, the first that fits counts.
+//! Rules by which policies classify requests: `name: condition {setting=value, …}; …`; the first match applies.
 //!
-//! A condition is `*` or terms joined by `&`, each `job=`, `user=`, `client=`, `file=` with keys (`job=17|18`) or
-//! `op=read|write`: `big: job=17 & op=read {weight=2}; rest: * {weight=1}`.
+//! A condition is `*` or terms joined by `&`: `job=`, `user=`, `client=`, `file=` with keys (`job=17|18`), or
+//! `op=read|write`. Example: `big: job=17 & op=read {weight=2}; rest: * {weight=1}`.
 
 use std::collections::BTreeMap;
 
 use crate::names::Who;
 use crate::types::Op;
 
-/// Rules at most.
+/// Maximum rules.
 const RULES_MAX: usize = 1024;
 
 /// One rule.
@@ -16,11 +16,11 @@ const RULES_MAX: usize = 1024;
 pub(crate) struct Rule {
     pub name: String,
     condition: Vec<Term>,
-    /// What follows for those it fits.
+    /// The settings for matching requests.
     pub settings: BTreeMap<String, String>,
 }
 
-/// One of its alternatives must hold.
+/// A term; one of its alternatives must hold.
 #[derive(Clone, PartialEq, Debug)]
 enum Term {
     Job(Vec<u64>),
@@ -92,12 +92,12 @@ impl Rule {
         }
     }
 
-    /// True when every term of its condition holds.
+    /// True if every term of its condition holds.
     pub fn fits(&self, who: &Who) -> bool {
         self.condition.iter().all(|t| t.fits(who))
     }
 
-    /// Refuses a condition that looks at anything but the application.
+    /// Refuses a condition on anything but the application.
     pub fn by_job_only(&self) -> Result<(), String> {
         let other = self.condition.iter().find_map(|t| match t {
             Term::Job(_) => None,
@@ -109,7 +109,7 @@ impl Rule {
         other.map_or(Ok(()), |what| Err(format!("rule {} goes by {what}; use job= or * only", self.name)))
     }
 
-    /// A setting as a number in a range; `default` where it is not given.
+    /// A setting as a number in a range; `default` if absent.
     pub fn number(&self, setting: &str, default: f64, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
         let Some(text) = self.settings.get(setting) else { return Ok(default) };
         text.parse::<f64>().ok().filter(|v| range.contains(v)).ok_or_else(|| {
@@ -118,7 +118,7 @@ impl Rule {
         })
     }
 
-    /// Refuses settings that nobody reads.
+    /// Refuses unknown settings.
     pub fn only(&self, known: &[&str]) -> Result<(), String> {
         match self.settings.keys().find(|k| !known.contains(&k.as_str())) {
             Some(key) => Err(format!("rule {} has no setting \"{key}\"; it has: {}", self.name, known.join(", "))),
@@ -127,7 +127,7 @@ impl Rule {
     }
 }
 
-/// Parses rules separated by semicolons. Names must differ.
+/// Parses rules separated by semicolons. Names must be distinct.
 pub(crate) fn parse(text: &str) -> Result<Vec<Rule>, String> {
     let texts = text.split(';').map(str::trim).filter(|t| !t.is_empty());
     let rules = texts.map(Rule::parse).collect::<Result<Vec<Rule>, String>>()?;

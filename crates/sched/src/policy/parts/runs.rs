@@ -1,9 +1,9 @@
-//! Queues in offset order with aggregation: the machinery of `mlf`, `hbrr` and merging `fifo`.
+//! Queues in offset order with aggregation: the common part of `mlf`, `hbrr` and merging `fifo`.
 //!
-//! A [`RunQueue`] holds the requests of one file, operation and lane as *runs*: virtual requests of touching
-//! ranges, built as requests arrive and never larger than a batch may be. A run is *ready* from a
-//! given pass on (policies without quanta say: from pass 0); ready and waiting runs are kept in offset
-//! order each, so that the first ready one is found at once and neighbours are found in both.
+//! A [`RunQueue`] holds the requests of one file, operation and lane as *runs*: virtual requests of touching ranges,
+//! built as requests arrive and never larger than a batch may be. A run becomes *ready* in a given pass (policies
+//! without quanta use pass 0). Ready and waiting runs are each kept in offset order, so that the first ready one is
+//! found at once and neighbours are found in both.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,18 +11,18 @@ use std::collections::BinaryHeap;
 use crate::sorted::SortedSet;
 use crate::table::{BySlot, Numbered, Slot, Table};
 
-/// A virtual request, as the rule for readiness sees it.
+/// A virtual request as seen by the readiness rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     /// Its requests.
     pub count: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// Sum over its requests of the pass in which each arrived.
+    /// Sum of the passes in which its requests arrived.
     pub pass_sum: u64,
 }
 
-/// Per request, 32 bytes. A run's figures stand at its first request, its head.
+/// Per request, 32 bytes. The first request of a run, its head, holds the run's figures.
 #[derive(Clone, Copy)]
 struct Node {
     /// Next request of the run, in offset order.
@@ -30,11 +30,11 @@ struct Node {
     /// Neighbours in the queue's order of arrival.
     older: Slot,
     newer: Slot,
-    /// Of a head: the run's last request. Of others: towards the head.
+    /// For a head: the run's last request. For others: a link towards the head.
     link: Slot,
     pass_sum: u64,
     len: u32,
-    /// Requests in the run; 0 for all but heads.
+    /// Requests in the run; 0 except for heads.
     count: u16,
     ready: bool,
 }
@@ -58,7 +58,7 @@ type Key = (u64, u32);
 pub(crate) struct RunQueue {
     ready: SortedSet<Key>,
     waiting: SortedSet<Key>,
-    /// The passes from which waiting runs are ready, and their heads; entries that were overtaken by a change are stale.
+    /// The passes in which waiting runs become ready, and their heads; a change makes older entries stale.
     pending: BinaryHeap<Reverse<Numbered>>,
     oldest: Option<Slot>,
     newest: Option<Slot>,
@@ -67,7 +67,7 @@ pub(crate) struct RunQueue {
 }
 
 impl RunQueue {
-    /// An empty queue with the memory of one that became empty, if there is one.
+    /// An empty queue that reuses the memory of `old`, if given.
     pub fn renewed(old: Option<&mut RunQueue>) -> RunQueue {
         let mut queue = old.map(std::mem::take).unwrap_or_default();
         queue.pending.clear();
@@ -78,17 +78,17 @@ impl RunQueue {
         self.len == 0
     }
 
-    /// The request that arrived first.
+    /// The oldest request.
     pub fn oldest(&self) -> Option<Slot> {
         self.oldest
     }
 
-    /// The request that arrived last.
+    /// The newest request.
     pub fn newest(&self) -> Option<Slot> {
         self.newest
     }
 
-    /// Head of the first ready run in offset order from `offset` on, or else of the first of all.
+    /// Head of the first ready run at or after `offset`, or else of the first ready run.
     pub fn next_ready(&self, offset: u64) -> Option<Slot> {
         self.ready.at_or_after(&(offset, 0)).or_else(|| self.ready.first()).map(|k| Slot(k.1))
     }
@@ -99,12 +99,12 @@ pub(crate) struct Runs {
     nodes: BySlot<Node>,
     max_requests: u16,
     max_bytes: u64,
-    /// Empty between calls; kept for its memory.
+    /// Empty between calls; keeps its memory.
     scratch: Vec<Slot>,
 }
 
 impl Runs {
-    /// For at most `capacity` requests outstanding.
+    /// For at most `capacity` outstanding requests.
     pub fn new(max_requests: u64, max_bytes: u64, capacity: u32) -> Runs {
         Runs {
             nodes: BySlot::new(capacity, EMPTY),
@@ -139,7 +139,7 @@ impl Runs {
         at
     }
 
-    /// Queues a request that arrived in `pass`, aggregating it with the runs that it touches.
+    /// Queues a request that arrived in `pass` and merges it with the runs it touches.
     pub fn insert(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
         let newest = q.newest.replace(slot);
         match newest {
@@ -153,7 +153,7 @@ impl Runs {
         self.place(q, table, slot, pass, ready_at);
     }
 
-    /// Aggregates a one-request run with its neighbours and files the result.
+    /// Merges a one-request run with its neighbours and files the result.
     fn place(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, pass: u64, ready_at: impl Fn(&Run) -> u64) {
         let start = table.start(slot);
         let below = (start.saturating_add(1), 0);
@@ -166,10 +166,10 @@ impl Runs {
             self.add(table, left, slot);
         }
         let head = left.unwrap_or(slot);
-        // A long read may close several gaps at once.
+        // A long read may close several gaps.
         while let Some(next) = right {
             let tail = self.nodes[head].link;
-            // An overlapping read may reach past its neighbour's start; the parts must stay in offset order.
+            // An overlapping read may reach past its neighbour's start; parts must stay in offset order.
             if !self.may_join(table, head, next) || table.start(tail) > table.start(next) {
                 break;
             }
@@ -181,7 +181,7 @@ impl Runs {
         self.file(q, table, (head, left.is_some()), pass, ready_at);
     }
 
-    /// True when run `b`, which starts no earlier than `a`, touches it and both fit a batch.
+    /// True if run `b`, which starts no earlier than `a`, touches it and both fit a batch.
     fn may_join(&self, table: &Table, a: Slot, b: Slot) -> bool {
         let (na, nb) = (&self.nodes[a], &self.nodes[b]);
         let (start, end_a) = (table.start(a), table.start(a).saturating_add(u64::from(na.len)));
@@ -191,7 +191,7 @@ impl Runs {
             && end_a.max(end_b) - start <= self.max_bytes
     }
 
-    /// Adds a single request into run `a`, which starts no later, at its place in offset order.
+    /// Inserts a single request into run `a`, which starts no later, in offset order.
     fn add(&mut self, table: &Table, a: Slot, slot: Slot) {
         let tail = self.nodes[a].link;
         if table.start(tail) <= table.start(slot) {
@@ -211,7 +211,7 @@ impl Runs {
         (n.len, n.count, n.pass_sum) = (n.len.max(len), n.count + 1, n.pass_sum + pass);
     }
 
-    /// Appends run `b` to run `a`; `a` may end inside or right before `b`.
+    /// Appends run `b` to run `a`; `a` may end inside `b` or right before it.
     fn append(&mut self, table: &Table, a: Slot, b: Slot) {
         let nb = self.nodes[b];
         let tail = self.nodes[a].link;
@@ -223,7 +223,7 @@ impl Runs {
         (n.link, n.count) = (a, 0);
     }
 
-    /// Files a run in the offset order where it belongs, be it filed already or not.
+    /// Files a run in the offset order to which it belongs, whether or not it is filed already.
     fn file(
         &mut self,
         q: &mut RunQueue,
@@ -269,7 +269,7 @@ impl Runs {
         }
     }
 
-    /// Moves the runs that are ready in `pass` from the waiting to the ready.
+    /// Moves the runs that become ready in `pass` to the ready ones.
     pub fn promote(&mut self, q: &mut RunQueue, table: &Table, pass: u64, ready_at: impl Fn(&Run) -> u64) {
         while let Some(&Reverse(due)) = q.pending.peek().filter(|e| e.0.number() <= pass) {
             q.pending.pop();
@@ -290,7 +290,7 @@ impl Runs {
         }
     }
 
-    /// The pass from which on something of the queue is ready; the present one when something is ready now.
+    /// The pass in which the queue next has a ready run; the current one if it has one now.
     pub fn ready_from(&self, q: &RunQueue, pass: u64) -> Option<u64> {
         if !q.ready.is_empty() {
             return Some(pass);
@@ -298,8 +298,8 @@ impl Runs {
         q.pending.peek().map(|e| e.0.number().max(pass))
     }
 
-    /// Shows the requests of a queue in order of arrival, each with the pass in which it arrived (of a virtual request,
-    /// the mean).
+    /// Visits a queue's requests in order of arrival, each with the pass in which it arrived (the mean, in a virtual
+    /// request).
     pub fn for_each(&self, q: &RunQueue, mut show: impl FnMut(Slot, u64)) {
         let mut next = q.oldest;
         while let Some(slot) = next {
@@ -313,7 +313,7 @@ impl Runs {
         }
     }
 
-    /// Takes the first `limit` requests of a run out of the queue, in offset order; what is left stays queued.
+    /// Takes the first `limit` requests of a run out of the queue, in offset order; the rest stays queued.
     pub fn take(
         &mut self,
         q: &mut RunQueue,
@@ -335,7 +335,7 @@ impl Runs {
         self.scratch = parts;
     }
 
-    /// Takes a request and what follows it in its run without a gap out of the queue, in offset order.
+    /// Takes a request and the requests that follow it in its run without a gap, in offset order.
     pub fn take_from(
         &mut self,
         q: &mut RunQueue,
@@ -365,7 +365,7 @@ impl Runs {
         self.scratch = parts;
     }
 
-    /// Takes one request out of the middle of things (it was cancelled).
+    /// Removes one (cancelled) request.
     pub fn remove(&mut self, q: &mut RunQueue, table: &Table, slot: Slot, ready_at: impl Fn(&Run) -> u64 + Copy) {
         let head = self.run_of(slot);
         let (mut parts, pass) = self.dissolve(q, table, head, Vec::new());
@@ -374,7 +374,7 @@ impl Runs {
         self.place_again(q, table, &parts, pass, ready_at);
     }
 
-    /// Takes a run out of the offset orders: its requests, and the mean of the passes in which they arrived.
+    /// Dissolves a run: returns its requests and the mean of the passes in which they arrived.
     fn dissolve(&mut self, q: &mut RunQueue, table: &Table, head: Slot, mut parts: Vec<Slot>) -> (Vec<Slot>, u64) {
         self.unfile(q, table, head);
         let run = self.nodes[head];
@@ -386,7 +386,7 @@ impl Runs {
         (parts, run.pass_sum / u64::from(run.count.max(1)))
     }
 
-    /// Builds runs anew from what is left of one; without what was taken they may not touch any more.
+    /// Rebuilds runs from the rest of one; its requests may no longer touch.
     fn place_again(
         &mut self,
         q: &mut RunQueue,
@@ -405,7 +405,7 @@ impl Runs {
         }
     }
 
-    /// Takes a request out of the order of arrival.
+    /// Removes a request from the order of arrival.
     fn forget(&mut self, q: &mut RunQueue, slot: Slot) {
         let Node { older, newer, .. } = self.nodes[slot];
         match older.some() {
@@ -426,7 +426,7 @@ mod tests {
     use super::*;
     use crate::types::{Extent, FileId, LaneId, Op, Request};
 
-    /// What was due of the queue before is not due of the next.
+    /// A reused queue has no pending runs of its predecessor.
     #[test]
     fn a_renewed_queue_has_nothing_due() {
         let (mut table, mut runs, mut q) = (Table::new(4), Runs::new(8, 1 << 20, 4), RunQueue::default());

@@ -1,4 +1,4 @@
-//! What waits for each data server: in order of arrival, or in the order of a scan over files and offsets.
+//! The queues of each data server: in order of arrival, or in the order of a scan over files and offsets.
 
 use super::anticipation::Stream;
 use super::backlog::Backlog;
@@ -9,7 +9,7 @@ use crate::types::{FileId, LaneId, Op};
 
 /// One queue per server.
 pub(crate) enum ServerQueues {
-    /// The oldest request goes next, alone or with what touches it.
+    /// The oldest request goes next, alone or with the requests that touch it.
     Arrival(Backlog),
     /// A scan over files and offsets.
     Offset { queues: Ranked<FileKey, FileKey>, stands: Vec<Stand> },
@@ -18,7 +18,7 @@ pub(crate) enum ServerQueues {
 /// Order of a server's files: stable key, operation; the interned identity for files without names.
 pub(crate) type FileKey = (u64, Op, FileId);
 
-/// Where the scan over a server stands.
+/// The position of a server's scan.
 #[derive(Clone, Copy)]
 pub(crate) struct Stand {
     file_key: u64,
@@ -33,7 +33,7 @@ impl Stand {
 }
 
 impl ServerQueues {
-    /// As the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches` say.
+    /// From the parameters `merge`, `batch_requests`, `batch_bytes` and `guard_batches`.
     pub fn new(by_offset: bool, params: &Params, setup: &Setup) -> ServerQueues {
         if !by_offset {
             return ServerQueues::Arrival(Backlog::new(setup.lanes.into(), params.on("merge"), params, setup));
@@ -62,7 +62,7 @@ impl ServerQueues {
         }
     }
 
-    /// The server has nothing queued.
+    /// True if the server has nothing queued.
     pub fn is_empty(&self, lane: LaneId) -> bool {
         match self {
             ServerQueues::Arrival(backlog) => backlog.is_empty(lane.index()),
@@ -70,7 +70,7 @@ impl ServerQueues {
         }
     }
 
-    /// A queued request of the stream starts from `start` to `last`, or what is queued goes before it anyway.
+    /// A queued request continues the stream between `start` and `last`, or will be served before it anyway.
     pub fn goes_on(&self, view: &View<'_>, stream: Stream, start: u64, last: u64) -> bool {
         let ServerQueues::Offset { queues, .. } = self else { return !self.is_empty(stream.0) };
         let stand = Stand { file_key: stream.1, op: stream.2, offset: start };
@@ -78,7 +78,7 @@ impl ServerQueues {
         next.is_some_and(|slot| view.table.start(slot) <= last)
     }
 
-    /// Moves what a server gets next into the batch; false when there is nothing.
+    /// Moves a server's next batch into `batch`; false if there is none.
     pub fn take(&mut self, view: &View<'_>, lane: LaneId, batch: &mut Vec<Slot>) -> bool {
         match self {
             ServerQueues::Arrival(backlog) => {
@@ -99,7 +99,7 @@ impl ServerQueues {
         true
     }
 
-    /// Has the scans go on from where others stand.
+    /// Continues the scans of another instance.
     pub fn take_over(&mut self, others: ServerQueues) {
         if let (ServerQueues::Offset { stands, .. }, ServerQueues::Offset { stands: theirs, .. }) = (self, others)
             && stands.len() == theirs.len()
@@ -108,7 +108,7 @@ impl ServerQueues {
         }
     }
 
-    /// Batches of its server that may go before a request when `older` requests are.
+    /// Maximum batches of its server before a request with `older` older ones.
     pub fn wait_bound(&self, older: u64) -> u64 {
         match self {
             ServerQueues::Arrival(_) => older,

@@ -1,37 +1,37 @@
-//! Who has the lowest yield, while all yields change with time: a kinetic tournament.
+//! Finds the lowest yield while all yields change with time: a kinetic tournament.
 //!
-//! A yield is what one got divided by the time since it began. Between two contenders the lower one changes at most
-//! once as time goes on, at an instant that can be computed. A tree of matches remembers each match's winner and
-//! until when all results below hold; so the winner is found without a look at the others, and only matches whose
-//! time is over are played again.
+//! A yield is an amount received divided by the time since it began. As time passes, the order of two contenders
+//! changes at most once, at an instant that can be computed. A tree of matches stores each match's winner and the time
+//! until which all results below it hold; so the winner is found without visiting the others, and only expired matches
+//! are replayed.
 
 use crate::types::Nanos;
 
-/// One that has the yield `got` ÷ (present − `began`).
+/// A contender with the yield `got` ÷ (present − `began`).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(in crate::policy) struct Contender {
     pub got: u64,
     pub began: Nanos,
-    /// Equal yields: the lower goes first. No two have the same.
+    /// Breaks ties, lowest first; distinct.
     pub order: u64,
-    /// Its name.
+    /// The flow it stands for.
     pub flow: u32,
 }
 
 impl Contender {
-    /// What it got, cut (at 146 years) so that products with instants and their differences fit.
+    /// The amount received, limited (to 146 years) so that products with instants and their differences fit.
     fn got(&self) -> i128 {
         i128::from(self.got.min(1 << 62))
     }
 
-    /// Its yield is the lower one at an instant. Time counts from one before, so that it is never zero.
+    /// Whether it has the lower yield at an instant. Time counts from one before, so that it is never zero.
     fn beats(&self, other: &Contender, now: Nanos) -> bool {
         let elapsed = |began: Nanos| i128::from(now.since(began).0) + 1;
         let (mine, its) = (self.got() * elapsed(other.began), other.got() * elapsed(self.began));
         (mine, self.order) < (its, other.order)
     }
 
-    /// From when on a match that this one won may end otherwise.
+    /// Until when this contender wins its match.
     fn wins_until(&self, loser: &Contender, now: Nanos) -> Nanos {
         // got·(t+1−its began) − its got·(t+1−began) is not above 0 now, and linear in t.
         let slope = self.got() - loser.got();
@@ -53,10 +53,10 @@ struct Match {
 const NOBODY: u32 = u32::MAX;
 const EMPTY: Match = Match { winner: NOBODY, until: Nanos::MAX };
 
-/// The tournament; its memory is that of the most contenders at a time.
+/// The tournament; its memory is that of the most contenders so far.
 #[derive(Default)]
 pub(in crate::policy) struct Tournament {
-    /// By place; some are free.
+    /// By position; some are free.
     contenders: Vec<Contender>,
     free: Vec<u32>,
     /// Match 1 is the final; below match i are 2i and 2i + 1; the last half is the contenders themselves.
@@ -64,7 +64,7 @@ pub(in crate::policy) struct Tournament {
 }
 
 impl Tournament {
-    /// A contender comes (it has no place yet), changes, or goes; returns its place.
+    /// Adds a contender (which has no position yet), changes it or removes it; returns its position.
     pub fn set(&mut self, place: Option<u32>, contender: Option<Contender>, now: Nanos) -> Option<u32> {
         let place = match (place, contender) {
             (Some(place), _) => place,
@@ -85,7 +85,7 @@ impl Tournament {
         contender.map(|_| place)
     }
 
-    /// Makes room for twice as many as there are, all places being taken; one of the new places.
+    /// Doubles the size when all positions are taken; returns a new position.
     fn grow(&mut self, now: Nanos) -> u32 {
         let had = self.contenders.len();
         let size = (2 * had).max(1);
@@ -117,7 +117,7 @@ impl Tournament {
         }
     }
 
-    /// Who has the lowest yield.
+    /// The contender with the lowest yield.
     pub fn winner(&mut self, now: Nanos) -> Option<u32> {
         if self.matches.is_empty() {
             return None;
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// The greatest figures there are: nothing overflows.
+    /// The largest possible figures do not overflow.
     #[test]
     fn extremes() {
         let mut tournament = Tournament::default();
@@ -147,7 +147,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
-        fn finds_whom_a_look_at_all_finds(
+        fn finds_the_same_winner_as_a_full_scan(
             steps in proptest::collection::vec((0u32..20, 0u64..1000, 0u64..200, proptest::bool::ANY), 1..200),
         ) {
             let (mut tournament, mut all, mut places) = (Tournament::default(), [None; 20], [None; 20]);

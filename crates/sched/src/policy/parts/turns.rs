@@ -1,22 +1,22 @@
-//! Lane groups take turns: each decision begins with the group after the one that was served last.
+//! Turns of lane groups: each decision begins with the group after the one served last.
 
 use crate::policy::{Choice, View, WaitReason};
 
-/// Whose turn it is.
+/// The group whose turn it is.
 #[derive(Default)]
 pub(crate) struct Turns {
     next: usize,
 }
 
 impl Turns {
-    /// Asks one group that can start something after the other what it would do, until one serves; `None` from a group that can
-    /// do nothing. Else the wait that ends first.
+    /// Asks the groups that can start something in turn until one dispatches; a group that can do nothing returns
+    /// `None`. Otherwise returns the wait that ends first.
     pub fn go_round(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         let first = if self.next < view.groups() { self.next } else { 0 };
         self.round(view.startable_groups(first), ask)
     }
 
-    /// The same over lanes, though they share one space.
+    /// The same over lanes, although they share one space.
     pub fn go_round_lanes(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         self.round(view.open_lanes(if self.next < view.lanes.len() { self.next } else { 0 }), ask)
     }

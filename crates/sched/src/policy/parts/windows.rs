@@ -1,8 +1,8 @@
-//! Dedicated windows (aioli-2006, part 2: "serialise and define dedicated windows"): since every change of file moves
-//! the disk's head, the queue whose turn it is keeps its lane for a while.
+//! Dedicated windows (aioli-2006, part 2: "serialise and define dedicated windows"): every change of file moves the
+//! disk's head, so the queue whose turn it is keeps its lane for a while.
 //!
-//! A window lasts as long as its queue has requests. When a synchronous process has none for the moment, the lane is
-//! held within the window for the one that is about to come, where that pays (`anticipation.rs`).
+//! A window lasts while its queue has requests. When a synchronous process has none for the moment, the lane is held
+//! within the window for its next request, where that pays (`anticipation.rs`).
 
 use super::anticipation::{Anticipation, Stream};
 use crate::policy::{Done, View};
@@ -11,29 +11,29 @@ use crate::types::{FileId, LaneId, Nanos, Op};
 /// A lane group, file and operation.
 pub(in crate::policy) type Key = (usize, FileId, Op);
 
-/// Batches of one window at most: bounds what others wait for when batches take next to no time.
+/// Maximum batches of one window; limits how long others wait when batches take next to no time.
 pub(in crate::policy) const WINDOW_BATCHES: u64 = 256;
 
-/// The lane is dedicated to one queue.
+/// A lane is dedicated to one queue.
 #[derive(Clone, Copy)]
 struct Window {
     key: Key,
     end: Nanos,
     batches: u64,
-    /// Where its last batch ended: within a window the offset order goes on from there and wraps.
+    /// End of its last batch: within a window the offset order continues there and wraps.
     offset: u64,
 }
 
 /// What a window means for its lane at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::policy) enum Dedicated {
-    /// To nothing.
+    /// The lane is not dedicated.
     No,
-    /// To a queue, whose offset order goes on from an offset.
+    /// Dedicated to a queue, whose offset order continues at an offset.
     To(u32, u64),
-    /// To the next request of a queue that is empty, until then.
+    /// Held until an instant for the next request of an empty queue.
     Held(Nanos),
-    /// No longer to this queue: its window is over.
+    /// The window of this queue has ended.
     Over(u32),
 }
 
@@ -42,12 +42,12 @@ pub(in crate::policy) struct Windows {
     length: Nanos,
     lanes: Vec<Option<Window>>,
     anticipation: Option<Anticipation>,
-    /// A request that starts so far behind the last one at most continues its stream.
+    /// A request that starts at most this far behind the last one continues its stream.
     reach_bytes: u64,
 }
 
 impl Windows {
-    /// Windows of so long (zero: none), in which lanes are held for at most `hold` (zero: not).
+    /// Windows of the given length (zero: none), in which lanes are held for at most `hold` (zero: not at all).
     pub fn new(length: Nanos, hold: Nanos, reach_bytes: u64, lanes: u16) -> Windows {
         let holds = hold > Nanos::ZERO && length > Nanos::ZERO;
         Windows {
@@ -63,7 +63,8 @@ impl Windows {
         self.anticipation.as_ref().map_or(Nanos::ZERO, |a| a.longest().min(self.length))
     }
 
-    /// To what a lane is dedicated; `queue_of` finds the queue of a key while it has requests. What is over is forgotten.
+    /// What a lane is dedicated to; `queue_of` finds the queue of a key if it has requests. Drops windows that have
+    /// ended.
     pub fn at(&mut self, view: &View<'_>, lane: usize, queue_of: impl FnOnce(&Key) -> Option<u32>) -> Dedicated {
         let Some(window) = self.lanes[lane] else { return Dedicated::No };
         let (queue, lasts) = (queue_of(&window.key), view.now < window.end && window.batches < WINDOW_BATCHES);
@@ -79,8 +80,8 @@ impl Windows {
         queue.map_or(Dedicated::No, Dedicated::Over)
     }
 
-    /// A queue sent a batch that ended at an offset. Its window begins, if the lane has none, and lasts `weight` times
-    /// as long as usual; false when windows are off, or another queue has one.
+    /// A queue sent a batch that ended at an offset. If the lane has no window, one begins and lasts `weight` times the
+    /// usual length; false if windows are off or another queue has one.
     pub fn sent(&mut self, view: &View<'_>, key: Key, weight: f64, offset: u64) -> bool {
         match &mut self.lanes[key.0] {
             Some(window) if window.key == key => {
@@ -96,26 +97,26 @@ impl Windows {
         }
     }
 
-    /// An empty queue got a request that starts at an offset.
+    /// An empty queue received a request that starts at an offset.
     pub fn arrived(&mut self, view: &View<'_>, stream: Stream, start: u64) {
         let Some(anticipation) = &mut self.anticipation else { return };
         anticipation.arrived(view.now, stream);
         if let Some((expected, end)) = anticipation.expected(stream.0)
             && expected == stream
         {
-            // The fixed part of the cost is what turning elsewhere would have added. What lies far off costs it anyway.
+            // The fixed part of the cost is the price of turning elsewhere, which a distant request pays anyway.
             let near = (end..=end.saturating_add(self.reach_bytes)).contains(&start);
             let saved = if near { view.cost.ttp(stream.2, 0) } else { Nanos::ZERO };
             anticipation.came(view.now, stream.0, saved);
         }
     }
 
-    /// Lanes may be held for requests that are expected.
+    /// Whether lanes may be held for expected requests.
     pub fn expects(&self) -> bool {
         self.anticipation.is_some()
     }
 
-    /// A batch ended and its queue is empty: its next request is expected, if the lane is still dedicated to it.
+    /// A batch ended and its queue is empty: expect the next request if the lane is still dedicated to it.
     pub fn ended(&mut self, view: &View<'_>, key: Key, stream: Stream, done: &Done<'_>) {
         let Some(anticipation) = &mut self.anticipation else { return };
         if done.errno != 0 || view.lanes[stream.0.index()].in_flight_requests > 0 {
@@ -127,8 +128,8 @@ impl Windows {
         }
     }
 
-    /// Goes on with the windows and accounts of another one, after a change of parameters. Windows that have begun end
-    /// as they would have, or after the new length from now.
+    /// Takes over another instance's windows and accounts after a change of parameters. A running window ends when it
+    /// would have, or after the new length from now.
     pub fn take_over(&mut self, view: &View<'_>, other: Windows) {
         if let (Some(mine), Some(theirs)) = (&mut self.anticipation, other.anticipation) {
             mine.take_over(theirs);
