@@ -1,19 +1,19 @@
-//! The time that machines with synchronised clocks share, as an offset to the engine's clock with its error.
+//! The time shared by machines with synchronised clocks, as an offset to the engine's clock with an error bound.
 //!
-//! The offset is the wall clock minus CLOCK_MONOTONIC. The two cannot be read at the same instant: the wall clock is read
-//! between two readings of the monotonic clock, so its true counterpart lies within half their distance of the middle.
-//! A thread that loses its processor in between only makes this distance long; the tightest of several
-//! samples is kept. The kernel slews both clocks alike, so the offset stays the same until the clock is set, a leap
-//! second passes or the machine was suspended. The engine therefore samples again while it works, and
-//! adopts a sample that contradicts the one in use.
+//! The offset is the wall clock minus CLOCK_MONOTONIC. The two cannot be read at the same instant: the wall clock is
+//! read between two readings of the monotonic clock, so the matching instant lies within half their distance of the
+//! middle. A thread that is preempted in between only makes this distance long; the tightest of several samples is
+//! kept. The kernel slews both clocks alike, so the offset is constant until the clock is set, a leap second passes or
+//! the machine is suspended. The engine therefore samples again while it works, and adopts a sample that contradicts
+//! the current one.
 
 use impresario_sched::{Event, Nanos};
 
-/// The clocks that an engine reads for shared time. Tests inject their own.
+/// The clocks from which an engine computes shared time. Tests inject their own.
 pub trait Clocks: Send + Sync + 'static {
     /// The engine's clock, [`now`](crate::now).
     fn monotonic(&self) -> Nanos;
-    /// The clock that machines share: nanoseconds since 1970.
+    /// The shared clock: nanoseconds since 1970.
     fn wall_ns(&self) -> i64;
 }
 
@@ -31,19 +31,19 @@ impl Clocks for SystemClocks {
     }
 }
 
-/// Shared time is the engine's clock plus `offset_ns`, give or take `error_ns`.
+/// Shared time is the engine's clock plus `offset_ns`, within `error_ns`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedTime {
     /// Nanoseconds to add to the engine's clock.
     pub offset_ns: i64,
-    /// Bound of the error of reading the two clocks, nanoseconds; how well the machines' clocks agree is not in it.
+    /// Error bound of reading the two clocks, nanoseconds; excludes the disagreement of the machines' clocks.
     pub error_ns: u64,
 }
 
-/// Readings of which the tightest is kept.
+/// Samples, of which the tightest is kept.
 const READINGS: usize = 8;
 
-/// An error that need not be improved on, nanoseconds.
+/// An error that needs no improvement, nanoseconds.
 const GOOD_ERROR_NS: u64 = 100;
 
 impl SharedTime {
@@ -54,7 +54,7 @@ impl SharedTime {
             let before = clocks.monotonic();
             let wall_ns = clocks.wall_ns();
             let between = clocks.monotonic().since(before).0;
-            // Half the distance, rounded up, and the nanosecond that the clocks' rounding may differ by.
+            // Half the distance, rounded up, plus one nanosecond for the clocks' rounding.
             let error_ns = between.div_ceil(2) + 1;
             if error_ns < best.error_ns {
                 best = SharedTime { offset_ns: wall_ns - (before.0 + between / 2) as i64, error_ns };
@@ -66,7 +66,7 @@ impl SharedTime {
         best
     }
 
-    /// As the core and its policies are given it.
+    /// The event that reports it to the core.
     pub(crate) fn event(self) -> Event {
         Event::SharedClock { offset_ns: self.offset_ns, error_ns: self.error_ns }
     }
@@ -81,8 +81,8 @@ impl SharedTime {
         Nanos(shared_ns.saturating_sub(self.offset_ns).max(0) as u64)
     }
 
-    /// Takes a newer sample into account. It is adopted, and true returned, when it is tighter or when both cannot be
-    /// true: then the clock was set, or the machine was suspended.
+    /// Adopts a newer sample and returns true if it is tighter, or if both cannot be true: then the clock was set, or
+    /// the machine was suspended.
     pub fn refresh(&mut self, sample: SharedTime) -> bool {
         let adopt = sample.error_ns < self.error_ns || self.contradicts(sample);
         if adopt {
@@ -91,7 +91,7 @@ impl SharedTime {
         adopt
     }
 
-    /// Whether no offset agrees with both.
+    /// True if no offset agrees with both.
     pub fn contradicts(self, other: SharedTime) -> bool {
         self.offset_ns.abs_diff(other.offset_ns) > self.error_ns.saturating_add(other.error_ns)
     }
@@ -102,8 +102,8 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// Clocks that advance by the next of some steps at every reading of the monotonic one, as if the thread had lost
-    /// its processor that long.
+    /// Clocks that advance by the next of some steps at every reading of the monotonic one, as if the thread had been
+    /// preempted for that long.
     struct Scripted {
         monotonic: Mutex<u64>,
         steps: Mutex<Vec<u64>>,
@@ -125,14 +125,14 @@ mod tests {
         }
 
         fn wall_ns(&self) -> i64 {
-            // The reading falls right after the first one of the pair: as far from the middle as it can be.
+            // The reading falls right after the first of the pair: as far from the middle as possible.
             *self.monotonic.lock().unwrap() as i64 + self.offset_ns
         }
     }
 
     #[test]
-    fn the_tightest_reading_counts_and_its_error_holds() {
-        // The second pair is 2 µs apart; between the others a thread lost its processor for milliseconds.
+    fn the_tightest_sample_is_kept_and_its_error_bound_holds() {
+        // The second pair is 2 µs apart; between the others the thread was preempted for milliseconds.
         let steps = [10, 40_000_000, 10, 2_001, 10, 7_000_000];
         let sample = SharedTime::sample(&Scripted::new(123_456_789, &steps));
         assert_eq!(sample.error_ns, 1_002);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_adopted_and_looser_readings_of_the_same_offset_are_not() {
+    fn clock_steps_are_adopted_and_looser_samples_of_the_same_offset_are_not() {
         let first = SharedTime { offset_ns: 1_000, error_ns: 50 };
         let mut time = first;
         assert!(!time.refresh(SharedTime { offset_ns: 1_900, error_ns: 900 }) && time == first, "within both errors");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_clocks_are_read_within_their_error() {
+    fn system_clocks_are_read_within_their_error() {
         let (one, two) = (SharedTime::sample(&SystemClocks), SharedTime::sample(&SystemClocks));
         assert!(!one.contradicts(two), "{one:?} {two:?}");
     }

@@ -1,5 +1,5 @@
-//! Messages of many threads to the one thread that owns something: a scheduling core, for instance. The owner works
-//! without a lock; a message costs its sender one short lock and, only while the owner sleeps, a wake-up.
+//! A queue of messages from many threads to the one thread that owns some state, for example a scheduling core. The
+//! owner works without a lock; sending costs one short lock and, only while the owner sleeps, a wake-up.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
 
-/// Messages for which memory is kept when the owner has read them.
+/// Capacity kept for messages after the owner has read them.
 const KEPT: usize = 4096;
 
 struct Queue<M> {
     messages: Vec<M>,
     /// Items sent so far.
     sent: u64,
-    /// The owner sleeps, or is about to.
+    /// The owner is asleep or about to sleep.
     asleep: bool,
     closed: bool,
 }
 
-/// Why an item was not taken; it comes back.
+/// Why an item was refused; it is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotSent<M> {
-    /// There is no room, or was none in time.
+    /// There was no room, at once or within the patience.
     Full(M),
     /// The inbox is closed.
     Closed(M),
@@ -32,18 +32,18 @@ pub enum NotSent<M> {
 /// An inbox. Its *items* are counted against a capacity until the owner retires them; other messages are not.
 pub struct Inbox<M> {
     queue: Mutex<Queue<M>>,
-    /// Something may be in the queue; for the owner's look without the lock.
+    /// The queue may hold messages; lets the owner check without the lock.
     filled: AtomicBool,
     owner: OnceLock<Thread>,
     capacity: u64,
     retired: AtomicU64,
     room: Condvar,
-    /// Threads that wait for room.
+    /// Threads waiting for room.
     waiting: AtomicU32,
 }
 
 impl<M> Inbox<M> {
-    /// An inbox for so many items.
+    /// An inbox for `capacity` items.
     pub fn new(capacity: u32) -> Inbox<M> {
         Inbox {
             queue: Mutex::new(Queue { messages: Vec::new(), sent: 0, asleep: false, closed: false }),
@@ -56,7 +56,7 @@ impl<M> Inbox<M> {
         }
     }
 
-    /// The calling thread is the owner from now on. Without effect when there is one.
+    /// Makes the calling thread the owner, unless there is one already.
     pub fn own(&self) {
         let _ = self.owner.set(std::thread::current());
     }
@@ -66,7 +66,7 @@ impl<M> Inbox<M> {
         self.owner.get().is_some_and(|owner| owner.id() == std::thread::current().id())
     }
 
-    /// Sends an item; waits for room at most `patience`, but never on the owner's thread.
+    /// Sends an item; waits for room for at most `patience`, but never on the owner's thread.
     pub fn send(&self, item: M, patience: Duration) -> Result<(), NotSent<M>> {
         let mut queue = self.queue.lock_spinning();
         if queue.sent - self.retired.load(Ordering::Relaxed) >= self.capacity {
@@ -103,7 +103,7 @@ impl<M> Inbox<M> {
         Ok(())
     }
 
-    /// Sends a message that takes no room: there are never more of them than items. Taken from a closed inbox, too.
+    /// Sends a message that takes no room: there are never more of them than items. Works on a closed inbox too.
     pub fn tell(&self, message: M) {
         self.put(self.queue.lock_spinning(), message);
     }
@@ -120,13 +120,13 @@ impl<M> Inbox<M> {
         }
     }
 
-    /// No item is taken from now on.
+    /// Refuses further items.
     pub fn close(&self) {
         self.queue.lock().closed = true;
         self.room.notify_all();
     }
 
-    /// Something may be there to be read.
+    /// True if there may be messages to read.
     #[inline]
     pub fn is_filled(&self) -> bool {
         self.filled.load(Ordering::Relaxed)
@@ -143,18 +143,18 @@ impl<M> Inbox<M> {
         self.filled.store(false, Ordering::Relaxed);
     }
 
-    /// So many items are done with.
+    /// Frees the room of `items` processed items.
     pub fn retire(&self, items: u64) {
-        // One thread writes.
+        // Only the owner writes.
         self.retired.store(self.retired.load(Ordering::Relaxed) + items, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            // Under the lock: a sender that has just seen no room is waiting by now.
+            // Take the lock, so that a sender that has just seen a full inbox is waiting by now.
             drop(self.queue.lock());
             self.room.notify_all();
         }
     }
 
-    /// Sleeps until a message comes, at most so long (`None`: any time). Only for the owner.
+    /// Sleeps until a message arrives or `most` has passed (`None`: no limit). Only for the owner.
     pub fn sleep(&self, most: Option<Duration>) {
         {
             let mut queue = self.queue.lock();
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_is_read_once_in_its_senders_order() {
+    fn every_message_is_read_once_in_sender_order() {
         const SENDERS: u64 = 4;
         const EACH: u64 = 20_000;
         let inbox = Arc::new(Inbox::new(1000));
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(inbox.send(1, Duration::ZERO), Ok(()));
         assert_eq!(inbox.send(2, Duration::ZERO), Ok(()));
         inbox.tell(0);
-        // The owner would wait for itself: it is refused at once, however patient.
+        // The owner would wait for itself: refused at once, whatever the patience.
         assert_eq!(inbox.send(3, Duration::from_secs(3600)), Err(NotSent::Full(3)));
         std::thread::scope(|scope| {
             let late = scope.spawn(|| inbox.send(4, Duration::from_secs(60)));

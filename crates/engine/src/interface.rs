@@ -1,4 +1,5 @@
-//! What an engine's user hands in and gets: limits, submissions, batches with their contexts, and the executor that serves them.
+//! What users of an engine pass in and receive: limits, submissions, batches with their contexts, and the executor that
+//! serves batches.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,9 +15,9 @@ pub struct Outcome {
     pub errno: i32,
     /// Bytes moved, from the start of the batch.
     pub bytes_done: u64,
-    /// When the device took it up, on the engine's clock.
+    /// When the device started it, on the engine's clock.
     pub started: Nanos,
-    /// When the device was done with it; may lie a little before "now" on a modelled device.
+    /// When the device finished it; may be slightly before "now" on a modelled device.
     pub finished: Nanos,
 }
 
@@ -24,7 +25,7 @@ pub struct Outcome {
 pub struct Work<T: Send + 'static> {
     /// The virtual request.
     pub batch: Batch,
-    /// One per `batch.parts`, in the same order: the request and what came with it.
+    /// One per `batch.parts`, in the same order: the request and its context.
     pub parts: Vec<(Request, T)>,
     /// To be completed exactly once.
     pub ticket: Ticket<T>,
@@ -32,42 +33,42 @@ pub struct Work<T: Send + 'static> {
     pub dispatched: Nanos,
 }
 
-/// What became of a started batch.
+/// The result of starting a batch.
 pub enum Started<T: Send + 'static> {
-    /// The executor completes it later.
+    /// The executor will complete it later.
     Pending,
-    /// It is done already; the engine records it without recursion.
+    /// It has finished; the engine records it without recursion.
     Finished(Ticket<T>, Outcome),
 }
 
-/// What serves batches.
+/// Serves batches.
 pub trait Executor<T: Send + 'static>: Send + Sync + 'static {
-    /// Begins a batch. Called without any lock of the engine held, on the thread of a submitter, of a
-    /// completer or of the timer; it must not block for long: it finishes at once or queues the batch elsewhere.
+    /// Starts a batch. Called without any engine lock, on the thread of a submitter, of a completer or of the timer; it
+    /// must not block for long: it either finishes at once or queues the batch elsewhere.
     fn start(&self, work: Work<T>) -> Started<T>;
 
-    /// Called after one or more [`Executor::start`] when nothing more can start at present: what was begun together is
-    /// known to be complete. Without any lock of the engine held; others may start batches meanwhile.
+    /// Called after one or more [`Executor::start`] calls, when no more batches can start for now: the group is
+    /// complete. Called without any engine lock; other threads may start batches meanwhile.
     fn all_started(&self) {}
 
-    /// Called on a submitter's thread before it waits for room in the queue: what only this thread would do is to be given
-    /// to others.
+    /// Called on a submitter's thread before it waits for queue room: hand over work that only this thread would do.
     fn before_waiting(&self) {}
 
-    /// True when `start` only queues the batch elsewhere, within a microsecond or so: the engine then looks at the clock less often.
+    /// True if `start` only queues the batch elsewhere, within about a microsecond: the engine then reads the clock
+    /// less often.
     fn only_hands_on(&self) -> bool {
         false
     }
 
-    /// Divides a context: gives one for the bytes `from .. from + len` of its request, which are dispatched as a request of
-    /// their own; `last` when none follow. Called with the engine's lock held, and only with
+    /// Splits a context: returns one for the bytes `from .. from + len` of its request, which are dispatched as a
+    /// separate request; `last` if none follow. Called with the engine's lock held, and only with
     /// [`EngineConfig::pieces`].
     fn piece(&self, _context: &mut T, _from: u64, _len: u64, _last: bool) -> T {
         unreachable!("EngineConfig::pieces is for executors that divide contexts")
     }
 }
 
-/// A request as the server got it; keys are interned by the engine.
+/// A request as the server received it; the engine interns its keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Submission {
     /// Operation.
@@ -90,20 +91,20 @@ pub struct Submission {
     pub job: u64,
     /// User.
     pub user: u32,
-    /// A read that nobody asked for yet. It is taken where [`EngineConfig::lane_speculations`] allows it, and its context
-    /// is dropped, without a word, where it is not taken or not started.
+    /// A read that has not been requested yet. It is accepted if [`EngineConfig::lane_speculations`] allows it; its
+    /// context is dropped silently if it is refused or not started.
     pub speculative: bool,
 }
 
 impl Submission {
-    /// The read of a predicted extent, on the heels of this request or hint.
+    /// The read of a predicted extent that follows this request or hint.
     pub fn ahead(&self, extent: Range<u64>) -> Submission {
         let (start, len) = (extent.start, extent.end.saturating_sub(extent.start));
         Submission { op: Op::Read, speculative: true, file_offset: start, lane_offset: start, len, ..*self }
     }
 }
 
-/// Why a submission was refused; the context comes back.
+/// Why a submission was refused; the context is returned.
 pub enum Refused<T> {
     /// The queue stayed full for the configured time.
     Busy(T),
@@ -126,27 +127,27 @@ pub struct EngineConfig {
     pub lane_bytes: u64,
     /// In-flight limit over all lanes in batches.
     pub total_requests: u32,
-    /// What is below the lanes sorts by itself; see [`CoreConfig::sorted_below`](impresario_sched::CoreConfig::sorted_below).
+    /// The layer below the lanes sorts; see [`CoreConfig::sorted_below`](impresario_sched::CoreConfig::sorted_below).
     pub sorted_below: bool,
-    /// Speculations in flight alone at a lane at most; 0: none is taken.
+    /// Maximum speculations in flight on their own per lane; 0: no speculation.
     pub lane_speculations: u32,
-    /// Position of this node among its like (which rotation of servers `twins` uses).
+    /// Rank of this node among nodes of its kind (selects the server rotation of `twins`).
     pub node_rank: u32,
-    /// Bound of the queue, requests (queued and in flight).
+    /// Maximum requests in the engine, queued and in flight.
     pub queue_requests: u32,
-    /// How long `submit` waits while the queue is full.
+    /// How long `submit` waits for queue room.
     pub submit_timeout: Duration,
-    /// Time to process, for the policies that go by it.
+    /// Time to process, for policies that use it.
     pub cost: CostModel,
-    /// The executor takes requests piece by piece ([`Executor::piece`]).
+    /// The executor serves requests in pieces ([`Executor::piece`]).
     pub pieces: bool,
 }
 
 impl EngineConfig {
-    /// Batches in flight per lane unless configured: enough for a device that serves many at once.
+    /// Default batches in flight per lane: enough for a device that serves many at once.
     pub const LANE_REQUESTS: u32 = 32;
 
-    /// One lane, defaults everywhere.
+    /// One lane, defaults for everything else.
     pub fn new(policy: PolicySpec) -> EngineConfig {
         EngineConfig {
             lanes: 1,

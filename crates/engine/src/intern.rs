@@ -1,19 +1,19 @@
-//! Stable keys (files, clients, jobs, users) to small numbers, for as long as requests name them.
+//! Interns stable keys (files, clients, jobs, users) as small numbers while requests refer to them.
 
 use impresario_base::slab::Rows;
 use rustc_hash::FxHashMap;
 
-/// Counts references; a key without any is forgotten, so memory follows what is outstanding.
+/// Reference-counted; a key without references is dropped, so memory follows what is outstanding.
 #[derive(Default)]
 pub(crate) struct Interner {
     numbers: FxHashMap<u64, u32>,
     entries: Rows<(u64, u32)>,
-    /// The number taken last: the same client, job or user often sends several requests in a row.
+    /// The last number returned: a client, job or user often sends several requests in a row.
     last: u32,
 }
 
 impl Interner {
-    /// The number of a key, one reference more.
+    /// The number of a key, with another reference.
     pub fn take(&mut self, key: u64) -> u32 {
         let Interner { numbers, entries, last } = self;
         if let Some(entry) = entries.get_mut(*last)
@@ -29,19 +29,19 @@ impl Interner {
         n
     }
 
-    /// The number of a key that is in use.
+    /// The number of a key in use.
     pub fn number(&self, key: u64) -> Option<u32> {
         self.numbers.get(&key).copied()
     }
 
-    /// One reference more to a number in use.
+    /// Adds a reference to a number in use.
     pub fn again(&mut self, n: u32) {
         if let Some(entry) = self.entries.get_mut(n) {
             entry.1 += 1;
         }
     }
 
-    /// One reference less.
+    /// Drops a reference.
     pub fn release(&mut self, n: u32) {
         let Some(entry) = self.entries.get_mut(n) else { return };
         entry.1 = entry.1.saturating_sub(1);
@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(i.take(7), a, "one reference is left");
         i.release(a);
         i.release(a);
-        assert_eq!(i.take(9), a, "the number is used again");
+        assert_eq!(i.take(9), a, "the number is reused");
         assert_eq!(i.entries.capacity(), 2);
     }
 }

@@ -1,12 +1,11 @@
 //! Threads and a clock around the scheduling core: submission with back-pressure, dispatch, timers.
 //!
-//! The engine owns one thread, its timer, which sleeps unless a policy waits for an instant. Everything
-//! else runs on the threads that submit and complete: the thread that changes the core asks it for the next batches and
-//! starts them, outside the lock. A request that may go at once therefore costs no hand-over
-//! between threads.
+//! The engine has one thread of its own, the timer, which sleeps unless a policy waits for an instant. Everything else
+//! runs on the threads that submit and complete: the thread that changes the core takes the next batches from it and
+//! starts them outside the lock. A request that can start at once therefore costs no thread switch.
 //!
-//! What servers of files share beside it: [`ReadAhead`] gives foresight a lock and the clock, [`CachedReads`] says whether
-//! reads are worth a look into the page cache before they are scheduled.
+//! File servers share two more parts: [`ReadAhead`] gives foresight a lock and the clock, [`CachedReads`] tells whether
+//! it pays to look for reads in the page cache before scheduling them.
 
 mod cached;
 mod clock;
@@ -32,7 +31,7 @@ pub use interface::{EngineConfig, Executor, Outcome, Refused, Started, Submissio
 use intern::Interner;
 pub use read_ahead::{PagedFile, ReadAhead};
 
-/// Reports the completion of a batch, exactly once. Dropped unreported, it completes the batch as EIO.
+/// Reports the completion of a batch, exactly once. Dropping it without a report completes the batch with EIO.
 pub struct Ticket<T: Send + 'static> {
     shared: Arc<Shared<T>>,
     batch: BatchId,
@@ -41,7 +40,7 @@ pub struct Ticket<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Ticket<T> {
-    /// Reports the end; from any thread. May start further batches on this thread.
+    /// Reports the completion, from any thread. May start further batches on this thread.
     pub fn complete(mut self, outcome: Outcome) {
         self.report(outcome);
     }
@@ -81,7 +80,7 @@ impl<T: Send + 'static> Drop for Ticket<T> {
 
 const EIO: i32 = 5;
 
-/// The interned names of a request, held while it is outstanding.
+/// The interned identities of an outstanding request.
 #[derive(Clone, Copy)]
 struct Names {
     file: u32,
@@ -97,7 +96,7 @@ struct Held<T> {
 
 struct State<T> {
     core: Core,
-    /// By slot of the request's identity.
+    /// Indexed by the slot in the request's identity.
     held: Vec<Option<Held<T>>>,
     files: Interner,
     clients: Interner,
@@ -105,19 +104,19 @@ struct State<T> {
     users: Interner,
     spare: Vec<Vec<Names>>,
     in_flight: usize,
-    /// Threads that wait for room.
+    /// Threads waiting for room.
     waiting: usize,
     closed: bool,
-    /// When the timer wakes; `Nanos::MAX`: not.
+    /// When the timer wakes; `Nanos::MAX`: never.
     alarm: Nanos,
-    /// Work is left that a pumping thread handed to the timer.
+    /// A pumping thread left work to the timer.
     handed_over: bool,
     shared_time: SharedTime,
-    /// When the next pump reads the clocks again and looks at the planned change.
+    /// When the next pump reads the clocks again and checks the planned change.
     clock_due: Nanos,
-    /// A change of policy and the instant of shared time at which it is made, nanoseconds since 1970.
+    /// A planned change of policy and its instant in shared time, nanoseconds since 1970.
     planned: Option<(PolicySpec, i64)>,
-    /// Is told of the requests that end.
+    /// Receives requests that end.
     observer: Option<Arc<dyn Observer>>,
 }
 
@@ -125,33 +124,33 @@ struct Shared<T: Send + 'static> {
     state: Mutex<State<T>>,
     /// A slot became free, or a batch ended.
     room: Condvar,
-    /// The alarm moved forward, work was handed over, or the engine closes.
+    /// The alarm moved forward, work was left to the timer, or the engine closes.
     timer: Condvar,
     executor: Arc<dyn Executor<T>>,
     clocks: Box<dyn Clocks>,
     stopped: AtomicBool,
-    /// What [`Core::lets_pass`] said last: under most policies nobody need take the lock to ask.
-    lets_pass: AtomicBool,
+    /// The last value of [`Core::allows_bypass`]: under most policies it saves the lock.
+    allows_bypass: AtomicBool,
 }
 
-/// The engine. Threads: one timer; the rest is borrowed from submitters and completers.
+/// The engine. It owns one timer thread and otherwise runs on the threads of submitters and completers.
 pub struct Engine<T: Send + 'static> {
     shared: Arc<Shared<T>>,
     submit_timeout: Duration,
     timer: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// The engine's clock: CLOCK_MONOTONIC in nanoseconds, so that instants of a device model on this machine mean the same.
+/// The engine's clock: CLOCK_MONOTONIC in nanoseconds, the same as that of device models on this machine.
 pub fn now() -> Nanos {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// How old a sample of shared time may be when work is done, and how long the timer sleeps at most while a policy
-/// or a change of policy waits for an instant: a clock that is set is followed within this time.
+/// Maximum age of a shared-time sample while work is done, and maximum sleep of the timer while a policy or a change of
+/// policy waits for an instant: the engine follows a clock change within this time.
 const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
 
-/// How far ahead the instant of a change may lie. One further off means that the clocks of two machines differ.
+/// How far ahead a change may be planned. An instant further off means that the clocks of two machines differ.
 const AGREED_MAX: Nanos = Nanos(60_000_000_000);
 
 impl<T: Send + 'static> State<T> {
@@ -170,7 +169,7 @@ impl<T: Send + 'static> State<T> {
         n
     }
 
-    /// Puts a request into the queue, with its context.
+    /// Queues a request with its context.
     fn take_in(&mut self, at: Nanos, submission: &Submission, context: T) -> Result<RequestId, Refused<T>> {
         if self.closed {
             return Err(Refused::Closed(context));
@@ -208,14 +207,14 @@ impl<T: Send + 'static> State<T> {
         Ok(id)
     }
 
-    /// Tells the observer, if there is one, what ended.
+    /// Reports ended requests to the observer, if there is one.
     fn tell_ended(&mut self) {
         if let Some(observer) = &self.observer {
             self.core.take_ended().for_each(|request| observer.ended(&request));
         }
     }
 
-    /// One more reference to each.
+    /// Adds a reference to each.
     fn again(&mut self, n: Names) {
         self.files.again(n.file);
         self.clients.again(n.client);
@@ -230,7 +229,7 @@ impl<T: Send + 'static> State<T> {
         self.users.release(n.user);
     }
 
-    /// Forgets the speculations that were given up.
+    /// Drops the contexts of dropped speculations.
     fn forget_given_up(&mut self) {
         while let Some(id) = self.core.take_given_up() {
             if let Some(held) = self.take_held(id) {
@@ -243,7 +242,7 @@ impl<T: Send + 'static> State<T> {
         self.held.get_mut(id.0 as u32 as usize)?.take()
     }
 
-    /// Collects what belongs to a dispatched batch. Every part of it was submitted with a context.
+    /// Collects the contexts of a dispatched batch. Every part was submitted with a context.
     fn gather(&mut self, batch: &Batch, executor: &dyn Executor<T>) -> (Vec<(Request, T)>, Vec<Names>) {
         let mut names = self.spare.pop().unwrap_or_default();
         let mut parts = Vec::with_capacity(batch.parts.len());
@@ -275,7 +274,7 @@ impl<T: Send + 'static> State<T> {
     }
 }
 
-/// Batches that a submitter starts on its own thread before it hands the rest to the timer's.
+/// Batches that a submitter starts on its own thread before it leaves the rest to the timer.
 const PUMP_BATCHES: usize = 64;
 
 impl<T: Send + 'static> Shared<T> {
@@ -283,7 +282,7 @@ impl<T: Send + 'static> Shared<T> {
         self.state.lock_spinning()
     }
 
-    /// Wakes threads that wait for room. A wake-up is a system call even when no thread waits, hence the count.
+    /// Wakes threads that wait for room. A wake-up is a system call even if no thread waits, hence the count.
     fn make_room(&self, state: &State<T>) {
         if state.waiting > 0 {
             self.room.notify_all();
@@ -310,10 +309,10 @@ impl<T: Send + 'static> Shared<T> {
         state.clock_due = at + CLOCK_REFRESH;
         let Some((spec, shared_ns)) = state.planned.take() else { return };
         if state.shared_time.at(at) >= shared_ns {
-            // Checked when it was planned.
+            // Validated when it was planned.
             match state.core.reconfigure(at, &spec) {
                 Ok(()) => tracing::info!(policy = %spec, "switched at the agreed instant"),
-                Err(refusal) => tracing::error!(policy = %spec, %refusal, "the agreed change is not made"),
+                Err(refusal) => tracing::error!(policy = %spec, %refusal, "the planned change was refused"),
             }
             return;
         }
@@ -322,7 +321,7 @@ impl<T: Send + 'static> Shared<T> {
         state.planned = Some((spec, shared_ns));
     }
 
-    /// Starts what may start, then sets the alarm. `at` is the present.
+    /// Starts all batches that can start, then sets the alarm. `at` is the present.
     fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State<T>>, mut at: Nanos) {
         if at >= state.clock_due {
             self.keep_shared_time(&mut state, at);
@@ -335,7 +334,7 @@ impl<T: Send + 'static> Shared<T> {
             let batch = match next {
                 Next::Dispatch(batch) => batch,
                 Next::Wait { until, .. } => {
-                    // An instant of shared time may come sooner than it seems: the clock is looked at again.
+                    // A clock change may bring an instant of shared time forward: read the clock again before then.
                     let until = if until == Nanos::MAX { until } else { until.min(state.clock_due.max(at)) };
                     if until < state.alarm {
                         state.alarm = until;
@@ -368,16 +367,16 @@ impl<T: Send + 'static> Shared<T> {
         self.executor.all_started();
     }
 
-    /// The policy may have changed, or chosen another one to act.
+    /// Updates the cached properties of the policy, which may have changed.
     fn note_policy(&self, state: &State<T>) {
-        let lets_pass = state.core.lets_pass();
-        if self.lets_pass.load(Ordering::Relaxed) != lets_pass {
-            self.lets_pass.store(lets_pass, Ordering::Relaxed);
+        let allows_bypass = state.core.allows_bypass();
+        if self.allows_bypass.load(Ordering::Relaxed) != allows_bypass {
+            self.allows_bypass.store(allows_bypass, Ordering::Relaxed);
         }
     }
 
     fn keep_time(self: Arc<Self>) {
-        // Wake when asked to, not up to 50 µs later.
+        // Wake on time, not up to 50 µs late.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
         let mut state = self.lock();
         while !self.stopped.load(Ordering::Acquire) {
@@ -403,7 +402,7 @@ impl<T: Send + 'static> Engine<T> {
         Engine::with_clocks(config, executor, Box::new(SystemClocks))
     }
 
-    /// Starts an engine that takes shared time from these clocks. Timers go by the system's monotonic clock all the same.
+    /// Starts an engine that computes shared time from these clocks. Timers still use the system's monotonic clock.
     pub fn with_clocks(
         config: EngineConfig,
         executor: Arc<dyn Executor<T>>,
@@ -424,7 +423,7 @@ impl<T: Send + 'static> Engine<T> {
             statistics: true,
         };
         let mut core = Core::new(core_config, &config.policy)?;
-        let lets_pass = AtomicBool::new(core.lets_pass());
+        let allows_bypass = AtomicBool::new(core.allows_bypass());
         let shared_time = SharedTime::sample(&*clocks);
         let at = now();
         core.event(at, shared_time.event());
@@ -451,7 +450,7 @@ impl<T: Send + 'static> Engine<T> {
             timer: Condvar::new(),
             executor,
             clocks,
-            lets_pass,
+            allows_bypass,
             stopped: AtomicBool::new(false),
         });
         let timer = std::thread::Builder::new().name("engine-timer".into()).stack_size(256 << 10).spawn({
@@ -470,12 +469,12 @@ impl<T: Send + 'static> Engine<T> {
         now()
     }
 
-    /// Takes a request in unless the queue is full. May run `Executor::start` on this thread.
+    /// Accepts a request unless the queue is full. May run `Executor::start` on this thread.
     pub fn try_submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
         self.try_submit_ahead(submission, context, [])
     }
 
-    /// The same, with speculations that are taken in before the request is started.
+    /// The same, with speculations that are accepted before the request starts.
     pub fn try_submit_ahead(
         &self,
         submission: Submission,
@@ -484,17 +483,17 @@ impl<T: Send + 'static> Engine<T> {
     ) -> Result<RequestId, Refused<T>> {
         let mut state = self.shared.lock();
         let at = now();
-        // Refused as busy where there is no room.
+        // Fails with `Busy` if there is no room.
         let id = state.take_in(at, &submission, context)?;
         for (speculation, context) in ahead {
-            // Nobody waits for those that are not taken.
+            // No caller waits for a refused speculation.
             let _ = state.take_in(at, &speculation, context);
         }
         self.shared.pump(state, at);
         Ok(id)
     }
 
-    /// Takes a request in; waits while the queue is full. May run `Executor::start` on this thread.
+    /// Accepts a request; waits while the queue is full. May run `Executor::start` on this thread.
     pub fn submit(&self, submission: Submission, context: T) -> Result<RequestId, Refused<T>> {
         let mut state = self.shared.lock();
         let mut deadline = None;
@@ -512,8 +511,8 @@ impl<T: Send + 'static> Engine<T> {
         Ok(id)
     }
 
-    /// Takes several requests in before any of them is started, as far as the queue has room; waits while it is full.
-    /// Returns those that were refused. May run `Executor::start` on this thread.
+    /// Accepts several requests before any of them starts, as far as the queue has room; waits while it is full.
+    /// Returns the refused ones. May run `Executor::start` on this thread.
     pub fn submit_all(&self, requests: impl IntoIterator<Item = (Submission, T)>) -> Vec<Refused<T>> {
         let mut refused = Vec::new();
         let mut state = self.shared.lock();
@@ -542,21 +541,21 @@ impl<T: Send + 'static> Engine<T> {
         refused
     }
 
-    /// Whether a read that needs no device may be served at once, without being submitted; see [`Core::may_pass`].
-    pub fn may_pass(&self, read: &Submission) -> bool {
-        if !self.shared.lets_pass.load(Ordering::Relaxed) {
+    /// Whether a read that needs no device may be served at once, without being submitted; see [`Core::may_bypass`].
+    pub fn may_bypass(&self, read: &Submission) -> bool {
+        if !self.shared.allows_bypass.load(Ordering::Relaxed) {
             return false;
         }
         let state = self.shared.lock();
         let file = state.files.number(read.file).map(FileId);
         let end = read.lane_offset.saturating_add(read.len);
-        !state.closed && state.core.may_pass(file, read.lane, read.conn, read.lane_offset..end)
+        !state.closed && state.core.may_bypass(file, read.lane, read.conn, read.lane_offset..end)
     }
 
-    /// A read that arrived at an instant was served without being submitted, and moved so many bytes.
-    pub fn passed(&self, read: &Submission, arrival: Nanos, moved_bytes: u64) {
+    /// Records a read that was served without being submitted.
+    pub fn bypassed(&self, read: &Submission, arrival: Nanos, moved_bytes: u64) {
         let mut state = self.shared.lock();
-        state.core.passed();
+        state.core.bypassed();
         if let Some(observer) = &state.observer {
             observer.ended(&Ended {
                 arrival,
@@ -575,29 +574,29 @@ impl<T: Send + 'static> Engine<T> {
         }
     }
 
-    /// What is left of the time that a submitter waits for room.
+    /// The rest of the time that a submitter waits for room.
     fn patience(&self, deadline: &mut Option<Instant>) -> Duration {
         let until = *deadline.get_or_insert_with(|| Instant::now() + self.submit_timeout);
         until.saturating_duration_since(Instant::now())
     }
 
-    /// Withdraws a request: its context if (some of) it was still queued, `None` when it is in flight (drop its reply) or
-    /// gone.
+    /// Cancels a request: returns its context if (part of) it was still queued, `None` if it is in flight (drop its
+    /// reply) or gone.
     pub fn cancel(&self, id: RequestId) -> Option<T> {
         let mut state = self.shared.lock();
         let at = now();
         if state.core.cancel(at, id) == Cancelled::Unknown {
             return None;
         }
-        let held = state.take_held(id)?; // nothing when all of it is in flight
+        let held = state.take_held(id)?; // `None` if all of it is in flight
         state.release(held.names);
         self.shared.make_room(&state);
-        self.shared.pump(state, at); // what it blocked may go now
+        self.shared.pump(state, at); // requests that it blocked may start now
         Some(held.context)
     }
 
-    /// Drops every queued request of a connection (its client is gone); returns their contexts.
-    /// In-flight ones stay and complete.
+    /// Cancels all queued requests of a connection (its client is gone); returns their contexts. Batches in flight stay
+    /// and complete.
     pub fn cancel_connection(&self, conn: ConnId) -> Vec<T> {
         let mut state = self.shared.lock();
         let at = now();
@@ -618,8 +617,8 @@ impl<T: Send + 'static> Engine<T> {
             .collect()
     }
 
-    /// Takes note whether a connection can take data, and starts what that allows. A connection is ready until it is
-    /// reported not to be.
+    /// Records whether a connection can take data, and starts what that allows. A connection is ready until reported
+    /// otherwise.
     pub fn ready(&self, conn: ConnId, ready: bool) {
         self.note_readiness(conn, ready);
         if ready {
@@ -627,23 +626,23 @@ impl<T: Send + 'static> Engine<T> {
         }
     }
 
-    /// Takes note whether a connection can take data, and starts nothing: for callers that hold a lock.
+    /// Records whether a connection can take data, without starting anything: for callers that hold a lock.
     pub fn note_readiness(&self, conn: ConnId, ready: bool) {
         self.shared.lock().core.event(now(), Event::Ready { connection: conn, ready });
     }
 
-    /// Starts what may start. May run `Executor::start` on this thread.
+    /// Starts all batches that can start. May run `Executor::start` on this thread.
     pub fn go_on(&self) {
         let state = self.shared.lock();
         self.shared.pump(state, now());
     }
 
-    /// What the policy does with such requests, in words; `None` where that does not depend on the requester.
+    /// How the policy treats such requests, in words; `None` if it does not depend on the requester.
     pub fn explain(&self, who: &Who) -> Option<String> {
         self.shared.lock().core.explain(now(), who)
     }
 
-    /// Switches the policy, live. A refusal changes nothing. A change that was planned for later is dropped.
+    /// Switches the policy at once. An error changes nothing. Drops a planned change.
     pub fn set_policy(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
         let mut state = self.shared.lock();
         let at = now();
@@ -653,9 +652,9 @@ impl<T: Send + 'static> Engine<T> {
         Ok(())
     }
 
-    /// Switches the policy at an instant of shared time, nanoseconds since 1970, so that nodes that are asked one after the
-    /// other change together: windows that follow shared time are coordinated before and after. An instant that has
-    /// passed means now. A refusal, which comes at once, changes nothing; a later change replaces this one.
+    /// Switches the policy at an instant of shared time, nanoseconds since 1970, so that nodes configured one after the
+    /// other switch together: windows that follow shared time stay coordinated. An instant in the past means now. An
+    /// error is returned at once and changes nothing; a later change replaces this one.
     pub fn set_policy_at(&self, spec: &PolicySpec, shared_ns: i64) -> Result<(), PolicyError> {
         let mut state = self.shared.lock();
         state.core.check(spec)?;
@@ -679,39 +678,39 @@ impl<T: Send + 'static> Engine<T> {
         Ok(())
     }
 
-    /// Lets no batch go to a lane before an instant; one in the past ends a hold.
+    /// Dispatches nothing to a lane before an instant; an instant in the past ends a hold.
     pub fn hold(&self, lane: LaneId, until: Nanos) {
         let mut state = self.shared.lock();
         state.core.hold(lane, until);
-        self.shared.pump(state, now()); // sets the alarm for the end of the hold, or starts what may go now
+        self.shared.pump(state, now()); // sets the alarm for the end of the hold, or starts batches now
     }
 
-    /// So many of the batches in flight on each of these lanes wait for a device that hangs: see [`Core::set_stuck`].
+    /// Tells how many of the batches in flight on each of these lanes wait for a device that hangs: see
+    /// [`Core::set_stuck`].
     pub fn set_stuck(&self, lanes: impl IntoIterator<Item = (LaneId, u32)>) {
         let mut state = self.shared.lock();
         lanes.into_iter().for_each(|(lane, batches)| state.core.set_stuck(lane, batches));
         self.shared.pump(state, now());
     }
 
-    /// Changes how many batches and bytes may be in flight per lane, live; 0 leaves one as it is.
+    /// Changes the limits of batches and bytes in flight per lane; 0 keeps a limit.
     pub fn set_depth(&self, lane_requests: u32, lane_bytes: u64) {
         let mut state = self.shared.lock();
         state.core.set_depth(lane_requests, lane_bytes);
-        self.shared.pump(state, now()); // starts what a greater depth lets go
+        self.shared.pump(state, now()); // starts what a higher limit allows
     }
 
-    /// Has an observer told of every request that ends from now on, or none. Returns the one before, which is told
-    /// nothing more.
+    /// Sets the observer of requests that end, or none. Returns the previous one, which receives nothing more.
     pub fn observe(&self, observer: Option<Arc<dyn Observer>>) -> Option<Arc<dyn Observer>> {
         let mut state = self.shared.lock();
         state.core.watch(observer.is_some());
         std::mem::replace(&mut state.observer, observer)
     }
 
-    /// What a recorded run foretells is for the policies that go by it; `None`: nothing any more.
+    /// Sets the prediction from a recorded run for policies that use one; `None` clears it.
     pub fn foresee(&self, queues: Option<Arc<PredictedQueues>>) {
         let mut state = self.shared.lock();
-        // It may be large: it goes when the lock is free.
+        // It may be large: drop it after releasing the lock.
         let before = state.core.foresee(queues);
         self.shared.pump(state, now());
         drop(before);
@@ -727,7 +726,7 @@ impl<T: Send + 'static> Engine<T> {
         self.shared.lock().core.reset_statistics();
     }
 
-    /// Stops: refuses new requests, returns what was queued, waits at most `patience` for what is in flight.
+    /// Stops: refuses new requests, returns queued ones, waits for at most `patience` for batches in flight.
     pub fn shutdown(&self, patience: Duration) -> Vec<T> {
         let mut state = self.shared.lock();
         state.closed = true;

@@ -1,4 +1,4 @@
-//! The engine under threads: nothing is lost, limits hold, idling costs nothing, shutdown is clean.
+//! The engine with threads: no request is lost, limits hold, idling costs nothing, shutdown is clean.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ fn done(errno: i32) -> Outcome {
     Outcome { errno, bytes_done: 4096, started: at, finished: at }
 }
 
-/// Finishes at once, on the pumping thread; counts how often each context was served.
+/// Finishes at once on the pumping thread; counts how often each context was served.
 struct Inline {
     served: Vec<AtomicU64>,
 }
@@ -45,7 +45,7 @@ impl Executor<usize> for Inline {
     }
 }
 
-/// Under load, every policy is followed live by every other.
+/// Under load, every policy is switched live to every other.
 #[test]
 fn every_request_is_served_once_by_many_threads_and_switches_between_every_ordered_pair() {
     const THREADS: usize = 4;
@@ -86,7 +86,7 @@ fn every_request_is_served_once_by_many_threads_and_switches_between_every_order
         submitters.into_iter().map(|s| s.join().unwrap()).sum()
     });
     assert!(submitted > 1_000, "{submitted} requests are no load");
-    // mlf may hold the last ones a moment for a reader that it expects back.
+    // mlf may hold the last ones briefly for a reader that it expects to return.
     let late = Instant::now() + Duration::from_secs(10);
     while engine.status().queued > 0 && Instant::now() < late {
         std::thread::sleep(Duration::from_millis(1));
@@ -129,13 +129,13 @@ fn limits_hold_and_a_full_queue_pushes_back() {
     }
     let first = work.try_recv().unwrap();
     let second = work.try_recv().unwrap();
-    assert!(work.try_recv().is_err(), "two are in flight and no more");
+    assert!(work.try_recv().is_err(), "the limit is two in flight");
     assert!(matches!(engine.submit(submission(9, 0, Op::Read), 9), Err(Refused::Busy(9))));
     first.ticket.complete(done(0));
     let third = work.try_recv().unwrap();
     assert_eq!(third.parts[0].1, 2);
     assert!(engine.submit(submission(9, 0, Op::Read), 9).is_ok(), "room again");
-    drop(second); // never reported: the engine must not wait for ever
+    drop(second); // never reported: the engine must not wait forever
     let fourth = work.try_recv().unwrap();
     assert_eq!(fourth.parts[0].1, 3);
     assert_eq!(engine.status().statistics.failed, 1, "it counts as failed");
@@ -143,7 +143,7 @@ fn limits_hold_and_a_full_queue_pushes_back() {
 }
 
 #[test]
-fn a_lost_connection_cancels_what_it_queued_and_unblocks_others() {
+fn a_lost_connection_cancels_its_queued_requests_and_unblocks_others() {
     let (engine, work) = deferred(EngineConfig { lane_requests: 1, ..EngineConfig::new(PolicySpec::named("fifo")) });
     let from = |conn, op, context| {
         let s = Submission { conn: ConnId(conn), ..submission(1, 0, op) };
@@ -212,7 +212,7 @@ fn the_timer_serves_windows_and_sleeps_otherwise() {
         assert!(Instant::now() < deadline, "only {} of 40 served", served.load(Ordering::Relaxed));
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing is queued: the process may use next to no CPU. Other tests run beside it, so the thread is looked at.
+    // With nothing queued the engine may use next to no CPU. Other tests run beside it, so look at its thread.
     let timers = || -> BTreeMap<PathBuf, u64> {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         tasks
@@ -235,7 +235,7 @@ fn the_timer_serves_windows_and_sleeps_otherwise() {
 /// (from, length) of the pieces so far.
 type Ranges = Vec<(u64, u64)>;
 
-/// Divides its contexts: a piece remembers what it is a piece of.
+/// Splits its contexts: a piece records its range.
 struct Pieces(Mutex<mpsc::Sender<Work<Ranges>>>);
 
 impl Executor<Ranges> for Pieces {
@@ -253,7 +253,7 @@ impl Executor<Ranges> for Pieces {
 
 /// A request of 4096 bytes goes in pieces of 1500, two at a time; a connection that is not ready gets none.
 #[test]
-fn pieces_of_a_request_reach_the_executor_as_requests_of_their_own() {
+fn pieces_of_a_request_reach_the_executor_as_separate_requests() {
     let (tx, work) = mpsc::channel();
     let spec = PolicySpec::named("stream").with("piece_bytes", 1500);
     let config = EngineConfig { pieces: true, lane_requests: 2, ..EngineConfig::new(spec) };
@@ -261,7 +261,7 @@ fn pieces_of_a_request_reach_the_executor_as_requests_of_their_own() {
     let conn = submission(9, 0, Op::Read).conn;
     engine.ready(conn, false);
     engine.submit(submission(9, 0, Op::Read), Vec::new()).ok().unwrap();
-    assert!(work.recv_timeout(Duration::from_millis(50)).is_err(), "the connection takes nothing");
+    assert!(work.recv_timeout(Duration::from_millis(50)).is_err(), "the connection cannot take data");
     engine.ready(conn, true);
     let (first, second) = (work.recv().unwrap(), work.recv().unwrap());
     assert!(work.try_recv().is_err(), "two at a time");
@@ -271,14 +271,14 @@ fn pieces_of_a_request_reach_the_executor_as_requests_of_their_own() {
     first.ticket.complete(done(0));
     let third = work.recv().unwrap();
     assert_eq!((third.parts[0].0.extent.lane_offset, third.parts[0].0.extent.len), (3000, 1096));
-    assert_eq!(engine.status().statistics.completed, 0, "not before all pieces are back");
+    assert_eq!(engine.status().statistics.completed, 0, "not before all pieces have completed");
     third.ticket.complete(done(0));
     second.ticket.complete(done(0));
     let status = engine.status();
     assert_eq!((status.statistics.completed, status.queued, status.in_flight_batches), (1, 0, 0));
 }
 
-/// What is left of a request is withdrawn; its pieces in flight come back as ever.
+/// Cancelling removes the rest of a request; its pieces in flight complete as usual.
 #[test]
 fn the_rest_of_a_request_can_be_cancelled() {
     let (tx, work) = mpsc::channel();
@@ -300,12 +300,12 @@ fn the_rest_of_a_request_can_be_cancelled() {
     assert!(engine.shutdown(Duration::from_millis(100)).is_empty());
 }
 
-/// The system's monotonic clock, and a wall clock that a test sets.
+/// The system's monotonic clock, and a wall clock set by the test.
 #[derive(Clone)]
 struct Wall(Arc<AtomicI64>);
 
 impl Wall {
-    /// One that begins at an instant of shared time, nanoseconds.
+    /// Starts at an instant of shared time, nanoseconds.
     fn at(shared_ns: i64) -> Wall {
         Wall(Arc::new(AtomicI64::new(shared_ns - now().0 as i64)))
     }
@@ -327,7 +327,7 @@ impl Clocks for Wall {
 
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// For what must come but takes long on a busy machine.
+/// For events that must happen but may take long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -338,7 +338,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A window of 2 s on each of 64 servers: server 40's comes after 80 s, or when the wall clock is set forward by that.
+/// Windows of 2 s on 64 servers: server 40's comes after 80 s, or when the wall clock is set forward by that.
 #[test]
 fn windows_follow_a_wall_clock_that_is_set() {
     let (tx, work) = mpsc::channel();
@@ -353,7 +353,7 @@ fn windows_follow_a_wall_clock_that_is_set() {
     served.ticket.complete(done(0));
 }
 
-/// Two nodes that are asked one after the other change together, at an instant that they both reckon in shared time.
+/// Two nodes configured one after the other switch together, at an instant of shared time.
 #[test]
 fn nodes_change_their_policy_at_an_agreed_instant() {
     let begin = 1_000 * SECOND_NS;
@@ -377,18 +377,18 @@ fn nodes_change_their_policy_at_an_agreed_instant() {
         assert!(wall.wall_ns() >= at);
     }
 
-    // An instant that has passed means now; a change without an instant drops a planned one.
+    // An instant in the past means now; a change without an instant drops a planned one.
     let fifo = PolicySpec::named("fifo");
     nodes[0].set_policy_at(&fifo, at).unwrap();
     assert_eq!(nodes[0].status().policy.name, "fifo");
     nodes[1].set_policy_at(&fifo, walls[1].wall_ns() + 30 * SECOND_NS).unwrap();
     nodes[1].set_policy(&PolicySpec::named("mlf")).unwrap();
     walls[1].step(30 * SECOND_NS);
-    // Refused, but it looks at the clock.
+    // Refused, but the call samples the clock.
     nodes[1].set_policy_at(&fifo, walls[1].wall_ns() + 3_600 * SECOND_NS).unwrap_err();
     assert_eq!(nodes[1].status().policy.name, "mlf");
 
-    // What cannot be is refused when it is asked for.
+    // Invalid changes are refused when requested.
     let error = nodes[0].set_policy_at(&PolicySpec::named("twins").with("window_us", 1), i64::MAX).unwrap_err();
     assert!(error.to_string().contains("window_us"), "{error}");
     let error = nodes[0].set_policy_at(&wider, walls[0].wall_ns() + 3_600 * SECOND_NS).unwrap_err();

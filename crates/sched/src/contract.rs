@@ -156,14 +156,14 @@ pub struct Status {
     /// The cost model in force and its correction.
     pub cost: CostStatus,
     /// The prediction from a recorded run; absent without one.
-    pub foretold: Option<Foretold>,
+    pub foretold: Option<PredictionStatus>,
     /// Statistics since the start or the last reset.
     pub statistics: Report,
 }
 
 /// Status of the prediction from a recorded run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
-pub struct Foretold {
+pub struct PredictionStatus {
     /// Predicted requests.
     pub requests: u64,
     /// Reads and writes that arrived at the policy since, and how many of them matched a prediction; absent if the

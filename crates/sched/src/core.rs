@@ -15,9 +15,9 @@
 //! assert!(core.is_empty());
 //! ```
 
-mod ground;
-mod leaving;
-mod told;
+mod removal;
+mod shared;
+mod status;
 
 use std::sync::Arc;
 
@@ -38,8 +38,8 @@ use crate::stats::Statistics;
 use crate::stranded::Stranded;
 use crate::table::{Slot, State, Table};
 use crate::types::{Batch, BatchId, Extent, LaneId, Nanos, Op, Part, Parts, Request, RequestId};
-use ground::Ground;
 use impresario_base::prefetch::fetch;
+use shared::SharedState;
 
 struct InFlight {
     extent: Extent,
@@ -58,21 +58,21 @@ struct Pieced {
 }
 
 /// Removes requests from the queue counts once the policy no longer holds them.
-fn left_queue(ground: &mut Ground, stranded: &mut Option<Stranded>, mut slots: &[Slot]) {
+fn left_queue(shared: &mut SharedState, stranded: &mut Option<Stranded>, mut slots: &[Slot]) {
     if let Some(stranded) = stranded {
-        stranded.remove(&ground.table, slots);
+        stranded.remove(&shared.table, slots);
     }
     while let Some(first) = slots.first() {
-        let lane = ground.table.lane(*first);
-        let same = slots.iter().take_while(|slot| ground.table.lane(**slot) == lane).count();
-        ground.queued(lane, -(same as i32));
+        let lane = shared.table.lane(*first);
+        let same = slots.iter().take_while(|slot| shared.table.lane(**slot) == lane).count();
+        shared.queued(lane, -(same as i32));
         slots = &slots[same..];
     }
 }
 
 /// The scheduling state machine.
 pub struct Core {
-    ground: Ground,
+    shared: SharedState,
     conflicts: Conflicts,
     policy: Box<dyn Policy>,
     /// Requests with at least one piece dispatched; few.
@@ -122,7 +122,7 @@ impl Core {
             queued: 0,
             hold_until: Nanos::ZERO,
         };
-        let mut ground = Ground {
+        let mut shared = SharedState {
             lanes: vec![lane; usize::from(setup.lanes)],
             startable: Occupied::new(setup.lanes.into()),
             table,
@@ -136,14 +136,14 @@ impl Core {
             shares: true,
             config,
         };
-        ground.apply_limits(&*policy);
-        let statistics = ground.config.statistics.then(Box::default);
+        shared.apply_limits(&*policy);
+        let statistics = shared.config.statistics.then(Box::default);
         Ok(Core {
-            conflicts: Conflicts::new(ground.config.shared_space),
-            corrector: Corrector::new(ground.config.cost.clone(), ground.lanes.len()),
-            stranded: (ground.config.shared_space && ground.lanes.len() > 1).then(Stranded::default),
-            speculations: Speculations::new(ground.lanes.len(), ground.config.lane_speculations),
-            ground,
+            conflicts: Conflicts::new(shared.config.shared_space),
+            corrector: Corrector::new(shared.config.cost.clone(), shared.lanes.len()),
+            stranded: (shared.config.shared_space && shared.lanes.len() > 1).then(Stranded::default),
+            speculations: Speculations::new(shared.lanes.len(), shared.config.lane_speculations),
+            shared,
             policy,
             pieced: FxHashMap::default(),
             barriers: Default::default(),
@@ -166,7 +166,7 @@ impl Core {
     pub(crate) fn install(&mut self, policy: Box<dyn Policy>) {
         assert!(self.is_empty(), "there are requests");
         self.policy = policy;
-        self.ground.apply_limits(&*self.policy);
+        self.shared.apply_limits(&*self.policy);
     }
 
     /// Accepts a request and assigns its identity (`request.id` is ignored).
@@ -174,34 +174,34 @@ impl Core {
     /// # Panics
     /// When the request's lane is not one of this core's.
     pub fn push(&mut self, now: Nanos, request: &Request) -> Result<RequestId, Full> {
-        assert!(request.extent.lane.index() < self.ground.lanes.len(), "lane {:?} does not exist", request.extent.lane);
-        if self.ground.table.is_worn() {
+        assert!(request.extent.lane.index() < self.shared.lanes.len(), "lane {:?} does not exist", request.extent.lane);
+        if self.shared.table.is_worn() {
             let spec = self.policy.spec();
             let _ = self.reconfigure(now, &spec); // restart the same policy without old sequence numbers
-            self.ground.table.renew();
+            self.shared.table.renew();
         }
-        let slot = self.ground.table.insert(request).ok_or(Full)?;
+        let slot = self.shared.table.insert(request).ok_or(Full)?;
         if let Some(statistics) = &mut self.statistics {
             statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
             statistics.throughputs.arrived(now, request.job);
         }
         if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
             let Extent { lane, file, lane_offset, .. } = request.extent;
-           
-            let all = 0..self.ground.lanes.len() as u16;
-            let lanes = if self.ground.config.shared_space { all } else { lane.0..lane.0 + 1 };
+
+            let all = 0..self.shared.lanes.len() as u16;
+            let lanes = if self.shared.config.shared_space { all } else { lane.0..lane.0 + 1 };
             for lane in lanes.map(LaneId) {
-                self.speculations.changed(&mut self.ground.table, lane, file, lane_offset, request.extent.end());
+                self.speculations.changed(&mut self.shared.table, lane, file, lane_offset, request.extent.end());
             }
         }
-        if self.conflicts.enter(&self.ground.table, slot) {
-            self.ground.table.set_state(slot, State::Blocked);
+        if self.conflicts.enter(&self.shared.table, slot) {
+            self.shared.table.set_state(slot, State::Blocked);
             self.blocked += 1;
             self.count(|s| &mut s.blocked);
         } else {
             self.admit(now, slot);
         }
-        Ok(self.ground.table.id(slot))
+        Ok(self.shared.table.id(slot))
     }
 
     /// Accepts a speculative read (see the class in `doc/POLICIES.md`). Returns `None` if speculation is off, if the
@@ -211,22 +211,22 @@ impl Core {
     /// # Panics
     /// When its lane is not one of this core's.
     pub fn speculate(&mut self, request: &Request) -> Option<RequestId> {
-        assert!(request.extent.lane.index() < self.ground.lanes.len(), "lane {:?} does not exist", request.extent.lane);
-        let full = self.room() <= self.ground.table.capacity() as usize / 4;
+        assert!(request.extent.lane.index() < self.shared.lanes.len(), "lane {:?} does not exist", request.extent.lane);
+        let full = self.room() <= self.shared.table.capacity() as usize / 4;
         if !self.speculations.enabled()
-            || !self.ground.speculates
+            || !self.shared.speculates
             || full
             || request.op != Op::Read
             || request.extent.len == 0
         {
             return None;
         }
-        let slot = self.ground.table.insert(request)?;
-        if !self.speculations.insert(&mut self.ground.table, slot) {
-            self.ground.table.remove(slot);
+        let slot = self.shared.table.insert(request)?;
+        if !self.speculations.insert(&mut self.shared.table, slot) {
+            self.shared.table.remove(slot);
             return None;
         }
-        Some(self.ground.table.id(slot))
+        Some(self.shared.table.id(slot))
     }
 
     /// Returns a speculation that was dropped before it started, or `None`.
@@ -239,13 +239,13 @@ impl Core {
         if self.speculations.is_empty() {
             return None;
         }
-        let mut lanes = (0..self.ground.lanes.len()).map(|lane| LaneId(lane as u16));
+        let mut lanes = (0..self.shared.lanes.len()).map(|lane| LaneId(lane as u16));
         let slot = lanes.find_map(|lane| {
             // Requests that a rule holds back get an idle lane when the rule releases them.
-            let open = self.ground.lanes[lane.index()].queued == 0 && self.ground.view(now).open(lane);
-            open.then(|| self.speculations.alone(&mut self.ground.table, lane)).flatten()
+            let open = self.shared.lanes[lane.index()].queued == 0 && self.shared.view(now).open(lane);
+            open.then(|| self.speculations.alone(&mut self.shared.table, lane)).flatten()
         })?;
-        let (extent, id) = (self.ground.table.extent(slot), self.ground.table.id(slot));
+        let (extent, id) = (self.shared.table.extent(slot), self.shared.table.id(slot));
         self.selected.clear();
         let part = Part { id, from: 0, len: extent.len, lane_offset: extent.lane_offset };
         Some(self.fly(extent, Op::Read, smallvec![part], slot))
@@ -253,14 +253,14 @@ impl Core {
 
     /// Passes an unblocked request to the policy, or queues a barrier.
     fn admit(&mut self, now: Nanos, slot: Slot) {
-        self.ground.table.set_state(slot, State::Queued);
+        self.shared.table.set_state(slot, State::Queued);
         self.queued += 1;
-        if self.ground.table.op(slot).is_data() {
-            self.ground.queued(self.ground.table.lane(slot), 1);
+        if self.shared.table.op(slot).is_data() {
+            self.shared.queued(self.shared.table.lane(slot), 1);
             if let Some(stranded) = &mut self.stranded {
-                stranded.insert(&self.ground.table, slot);
+                stranded.insert(&self.shared.table, slot);
             }
-            self.policy.enqueue(&self.ground.view(now), slot);
+            self.policy.enqueue(&self.shared.view(now), slot);
         } else {
             self.barriers.push_back(slot);
         }
@@ -275,11 +275,11 @@ impl Core {
             let reason = if self.blocked > 0 { WaitReason::LanesBusy } else { WaitReason::Empty };
             return Next::Wait { until: Nanos::MAX, reason };
         }
-        if self.policy.reconsider(&self.ground.view(now)) {
+        if self.policy.reconsider(&self.shared.view(now)) {
             self.own_switches += 1;
             self.limits_changed();
         }
-        let view = self.ground.view(now);
+        let view = self.shared.view(now);
         // Barriers are few; those for lanes without room wait in order.
         if let Some(at) = self.barriers.iter().position(|s| view.open(view.table.lane(*s)))
             && let Some(slot) = self.barriers.remove(at)
@@ -306,7 +306,7 @@ impl Core {
                 }
                 // The end of a hold also ends the wait. Holds are rare, and there may be thousands of lanes.
                 let held = (self.held_to > now)
-                    .then(|| self.ground.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min())
+                    .then(|| self.shared.lanes.iter().map(|l| l.hold_until).filter(|h| *h > now).min())
                     .flatten();
                 let reason = if reason == WaitReason::Empty { WaitReason::LanesBusy } else { reason };
                 Next::Wait { until: held.map_or(until, |h| until.min(h)), reason }
@@ -317,13 +317,13 @@ impl Core {
     fn dispatch(&mut self, now: Nanos) -> Batch {
         assert!(!self.selected.is_empty(), "a policy served nothing");
         let head = self.selected[0];
-        let (mut extent, op) = (self.ground.table.extent(head), self.ground.table.op(head));
+        let (mut extent, op) = (self.shared.table.extent(head), self.shared.table.op(head));
         let mut parts = Parts::with_capacity(self.selected.len());
         let mut end = extent.lane_offset;
         for &slot in &self.selected {
-            debug_assert_eq!(self.ground.table.state(slot), State::Queued);
-            self.ground.table.set_state(slot, State::InFlight);
-            let table = &self.ground.table;
+            debug_assert_eq!(self.shared.table.state(slot), State::Queued);
+            self.shared.table.set_state(slot, State::InFlight);
+            let table = &self.shared.table;
             debug_assert!(table.file(slot) == extent.file && table.op(slot) == op);
             let (lane_offset, len) = (table.start(slot), table.len_bytes(slot));
             let mut from = 0;
@@ -343,12 +343,12 @@ impl Core {
         }
         if op.is_data() {
             extent.len = end - extent.lane_offset;
-            left_queue(&mut self.ground, &mut self.stranded, &self.selected);
+            left_queue(&mut self.shared, &mut self.stranded, &self.selected);
         }
         self.queued -= parts.len() as u32;
         let mut along = Slot::NONE;
         if op == Op::Read && !self.speculations.is_empty() {
-            let table = &mut self.ground.table;
+            let table = &mut self.shared.table;
             if let Some(slot) = self.speculations.continues(table, extent.lane, extent.file, extent.lane_offset, end) {
                 parts.push(Part { id: table.id(slot), from: 0, len: table.len_bytes(slot), lane_offset: end });
                 along = slot;
@@ -361,8 +361,8 @@ impl Core {
     fn dispatch_piece(&mut self, now: Nanos, len: u64) -> Batch {
         assert!(self.selected.len() == 1 && len > 0, "a piece is of one request and not empty");
         let slot = self.selected[0];
-        let table = &mut self.ground.table;
-        if !self.ground.config.pieces || len >= table.len_bytes(slot) {
+        let table = &mut self.shared.table;
+        if !self.shared.config.pieces || len >= table.len_bytes(slot) {
             return self.dispatch(now);
         }
         let (mut extent, op) = (table.extent(slot), table.op(slot));
@@ -388,10 +388,10 @@ impl Core {
             statistics.dispatched(extent.file, extent.file_offset, requests, extent.len);
         }
         if let Some(slot) = along.some() {
-            extent.len = self.ground.table.end(slot) - extent.lane_offset;
+            extent.len = self.shared.table.end(slot) - extent.lane_offset;
         }
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.ground.in_flight(extent.lane, true, bytes);
+        self.shared.in_flight(extent.lane, true, bytes);
         let f = self.free_flights.pop().unwrap_or_else(|| {
             let slots = SmallVec::new();
             self.flights.push(InFlight { extent, op, generation: 0, slots, along });
@@ -408,13 +408,13 @@ impl Core {
     pub fn event(&mut self, now: Nanos, event: Event) {
         match event {
             Event::Completed(completion) => self.completed(now, &completion),
-            Event::SharedClock { offset_ns, .. } => self.ground.shared_offset_ns = offset_ns,
+            Event::SharedClock { offset_ns, .. } => self.shared.shared_offset_ns = offset_ns,
             Event::Ready { connection, ready } => {
-                let ground = &mut self.ground;
+                let shared = &mut self.shared;
                 let changed =
-                    if ready { ground.not_ready.remove(&connection) } else { ground.not_ready.insert(connection) };
+                    if ready { shared.not_ready.remove(&connection) } else { shared.not_ready.insert(connection) };
                 if changed {
-                    self.policy.readiness(&self.ground.view(now), connection);
+                    self.policy.readiness(&self.shared.view(now), connection);
                 }
             }
         }
@@ -431,11 +431,11 @@ impl Core {
         flight.along = Slot::NONE;
         let (extent, op) = (flight.extent, flight.op);
         let bytes = if op.is_data() { extent.len } else { 0 };
-        self.ground.in_flight(extent.lane, false, bytes);
+        self.shared.in_flight(extent.lane, false, bytes);
         let mut asked_bytes = bytes;
         if let Some(slot) = along {
-            asked_bytes = self.ground.table.start(slot) - extent.lane_offset;
-            self.ground.table.remove(slot);
+            asked_bytes = self.shared.table.start(slot) - extent.lane_offset;
+            self.shared.table.remove(slot);
         }
         if slots.is_empty() {
             self.speculations.ended(extent.lane);
@@ -453,16 +453,16 @@ impl Core {
             && along.is_none()
             && let Some(cost) = self.corrector.observe(extent.lane, op, bytes, (started, finished.max(started)))
         {
-            self.ground.config.cost = cost;
+            self.shared.config.cost = cost;
         }
         if op.is_data() {
             let (end, errno) = (extent.lane_offset.saturating_add(asked_bytes), completion.errno);
             let done = Done { slots: &slots, op, len_bytes: asked_bytes, end, errno, service };
-            self.policy.completed(&self.ground.view(now), &done);
+            self.policy.completed(&self.shared.view(now), &done);
         }
         if let Some(watch) = &mut self.watch {
             let pieced = |slot| self.pieced.contains_key(&slot);
-            watch.batch(&self.ground.table, &slots, (&extent, completion), pieced);
+            watch.batch(&self.shared.table, &slots, (&extent, completion), pieced);
         }
         for (at, &slot) in slots.iter().enumerate() {
             if completion.errno != 0 {
@@ -470,10 +470,10 @@ impl Core {
             }
             if self.is_whole(slot) {
                 if let Some(watch) = &mut self.watch {
-                    watch.whole(&self.ground.table, &self.ground.names, (at, slot), finished);
+                    watch.whole(&self.shared.table, &self.shared.names, (at, slot), finished);
                 }
                 self.count(|s| &mut s.completed);
-                let got = if op.is_data() && completion.errno == 0 { self.ground.table.len_bytes(slot) } else { 0 };
+                let got = if op.is_data() && completion.errno == 0 { self.shared.table.len_bytes(slot) } else { 0 };
                 self.retire(now, slot, got);
             }
         }
@@ -486,7 +486,7 @@ impl Core {
     fn is_whole(&mut self, slot: Slot) -> bool {
         let Some(pieced) = self.pieced.get_mut(&slot) else { return true };
         pieced.in_flight -= 1;
-        let whole = pieced.in_flight == 0 && self.ground.table.state(slot) == State::InFlight;
+        let whole = pieced.in_flight == 0 && self.shared.table.state(slot) == State::InFlight;
         if whole {
             self.forget_pieces(slot);
         }
@@ -496,18 +496,18 @@ impl Core {
     /// Restores the request's whole extent, under which the conflict index knows it.
     fn forget_pieces(&mut self, slot: Slot) {
         if let Some(pieced) = self.pieced.remove(&slot) {
-            self.ground.table.restore(slot, &pieced.whole);
+            self.shared.table.restore(slot, &pieced.whole);
         }
     }
 
     /// Frees the slot of a request that moved `got_bytes`, and admits the requests it blocked.
     fn retire(&mut self, now: Nanos, slot: Slot, got_bytes: u64) {
         if let Some(statistics) = &mut self.statistics {
-            statistics.throughputs.ended(now, self.ground.table.job(slot), got_bytes);
+            statistics.throughputs.ended(now, self.shared.table.job(slot), got_bytes);
         }
         let mut released = std::mem::take(&mut self.released);
-        self.conflicts.leave(&self.ground.table, slot, &mut released);
-        self.ground.table.remove(slot);
+        self.conflicts.leave(&self.shared.table, slot, &mut released);
+        self.shared.table.remove(slot);
         self.blocked -= released.len() as u32;
         for freed in released.drain(..) {
             self.admit(now, freed);
@@ -518,14 +518,14 @@ impl Core {
     /// Switches the policy. The new policy receives all queued requests with their arrival times; batches in flight
     /// stay counted. An error changes nothing.
     pub fn reconfigure(&mut self, now: Nanos, spec: &PolicySpec) -> Result<(), PolicyError> {
-        let policy = policy::build(spec, &self.ground.setup())?;
+        let policy = policy::build(spec, &self.shared.setup())?;
         let old = std::mem::replace(&mut self.policy, policy);
-        self.policy.take_over(&self.ground.view(now), old);
+        self.policy.take_over(&self.shared.view(now), old);
         self.policy.foresee(self.foreseen.clone());
         self.limits_changed();
-        for slot in self.ground.table.in_state(|s| s == State::Queued) {
-            if self.ground.table.op(slot).is_data() {
-                self.policy.enqueue(&self.ground.view(now), slot);
+        for slot in self.shared.table.in_state(|s| s == State::Queued) {
+            if self.shared.table.op(slot).is_data() {
+                self.policy.enqueue(&self.shared.view(now), slot);
             }
         }
         Ok(())
@@ -534,15 +534,15 @@ impl Core {
     /// Applies the limits of a policy that has just taken over.
     fn limits_changed(&mut self) {
         self.stranded.iter_mut().for_each(Stranded::forget);
-        self.ground.apply_limits(&*self.policy);
-        if !self.ground.speculates {
-            self.speculations.give_up_all(&mut self.ground.table);
+        self.shared.apply_limits(&*self.policy);
+        if !self.shared.speculates {
+            self.speculations.give_up_all(&mut self.shared.table);
         }
     }
 
     /// Idles one lane until `until`. A later call replaces the hold.
     pub fn hold(&mut self, lane: LaneId, until: Nanos) {
-        if let Some(lane) = self.ground.lanes.get_mut(lane.index()) {
+        if let Some(lane) = self.shared.lanes.get_mut(lane.index()) {
             lane.hold_until = until;
             self.held_to = self.held_to.max(until);
         }
@@ -551,18 +551,18 @@ impl Core {
     /// Tells how many of the batches in flight on a lane wait for a device that hangs. Until the next call they do not
     /// count against the limit over all lanes, nor, up to the lane's limit of batches, against that.
     pub fn set_stuck(&mut self, lane: LaneId, batches: u32) {
-        self.ground.stuck(lane, batches);
+        self.shared.stuck(lane, batches);
     }
 
     /// Changes the limits of batches and bytes in flight per lane; 0 keeps a limit. Batches already in flight stay.
     pub fn set_depth(&mut self, lane_requests: u32, lane_bytes: u64) {
         if lane_requests > 0 {
-            self.ground.config.lane_requests = lane_requests;
+            self.shared.config.lane_requests = lane_requests;
         }
         if lane_bytes > 0 {
-            self.ground.config.lane_bytes = lane_bytes;
+            self.shared.config.lane_bytes = lane_bytes;
         }
-        self.ground.apply_limits(&*self.policy);
+        self.shared.apply_limits(&*self.policy);
     }
 
     /// Sets the prediction from a recorded run for policies that use one; `None` clears it. It survives policy
@@ -596,7 +596,7 @@ impl Core {
 
     /// Prefetches the table entry of an outstanding request into the CPU cache.
     pub fn fetch(&self, id: RequestId) {
-        self.ground.table.fetch(Slot(id.0 as u32));
+        self.shared.table.fetch(Slot(id.0 as u32));
     }
 
     /// Prefetches the record of a batch in flight.
@@ -606,11 +606,11 @@ impl Core {
 
     /// The stable keys of identities, for policies that use them.
     pub fn names_mut(&mut self) -> &mut Names {
-        &mut self.ground.names
+        &mut self.shared.names
     }
 
-    /// Counts a read that bypassed scheduling, as [`Core::may_pass`] allowed.
-    pub fn passed(&mut self) {
+    /// Counts a read that bypassed scheduling, as [`Core::may_bypass`] allowed.
+    pub fn bypassed(&mut self) {
         self.count(|s| &mut s.passed);
     }
 

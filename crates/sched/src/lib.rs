@@ -23,7 +23,9 @@ mod throughput;
 pub mod types;
 
 pub use crate::core::Core;
-pub use contract::{Cancelled, Completion, CoreConfig, Event, Foretold, Full, LaneStatus, Linked, Next, Status};
+pub use contract::{
+    Cancelled, Completion, CoreConfig, Event, Full, LaneStatus, Linked, Next, PredictionStatus, Status,
+};
 pub use correction::{Corrector, CostStatus};
 pub use cost::{CostCurve, CostModel, CurveError, LinearCost, OpCost};
 pub use ended::{Ended, Observer};

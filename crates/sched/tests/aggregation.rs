@@ -1,9 +1,8 @@
-//! What every policy's aggregation obeys, against a model that looks at everything queued.
+//! The aggregation of every policy against a model that examines all queued requests.
 //!
-//! The model of a *component*: the queued requests of one file, operation and lane that touch, directly or through others.
-//! A batch is part of one component, within the limits of a batch, in offset order, without holes; its length is
-//! that of the union of its parts, so overlapping reads share bytes. Where limits are out of reach it is the whole
-//! component.
+//! The model is a *component*: queued requests of one file, operation and lane that touch, directly or through others.
+//! A batch is part of one component, within the batch limits, in offset order, without holes; its length is that of the
+//! union of its parts, so overlapping reads share bytes. Unless a limit intervenes it is the whole component.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +14,7 @@ use proptest::prelude::*;
 
 const BLOCK: u64 = 4096;
 
-/// All policies that aggregate, with limits on batches of so many requests and bytes.
+/// All policies that aggregate, with batch limits of the given requests and bytes.
 fn aggregating(batch_requests: u64, batch_bytes: u64) -> Vec<PolicySpec> {
     let mut specs = Vec::new();
     for info in POLICIES {
@@ -41,7 +40,7 @@ fn aggregating(batch_requests: u64, batch_bytes: u64) -> Vec<PolicySpec> {
     specs
 }
 
-/// Policies that end a batch where somebody's turn ends, though more touches.
+/// Policies that end a batch at the end of a turn although more requests touch.
 fn cuts_at_turns(spec: &PolicySpec) -> bool {
     ["hbrr", "orr"].contains(&spec.name.as_str())
 }
@@ -83,7 +82,7 @@ impl Model {
     }
 
     fn push(&mut self, file: u32, write: bool, lane: u16, block: u64, blocks: u64) {
-        // Overlapping writes are a matter of conflicts, not of aggregation: they go to disjoint blocks.
+        // Overlapping writes are conflicts, which do not aggregate: writes go to disjoint blocks.
         let (op, blocks) = if write { (Op::Write, 1) } else { (Op::Read, blocks) };
         let file = FileId(2 * file + u32::from(write));
         let (offset, len) = (block * BLOCK, blocks * BLOCK);
@@ -96,7 +95,7 @@ impl Model {
         self.queued.insert(id, Request { id, ..request });
     }
 
-    /// The next batch, or nothing when nothing is queued; time goes on for policies that wait.
+    /// The next batch, or nothing if the queue is empty; advances time for policies that wait.
     fn next(&mut self) -> Option<Batch> {
         for _ in 0..1000 {
             match self.core.next(self.now) {
@@ -111,7 +110,7 @@ impl Model {
         panic!("it waits without end");
     }
 
-    /// All queued that touch a request, directly or through others.
+    /// All queued requests that touch a request, directly or through others.
     fn component(&self, first: &Request) -> Vec<RequestId> {
         let (mut start, mut end) = (first.extent.lane_offset, first.extent.end());
         let mut inside = vec![first.id];
@@ -130,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Checks a batch and completes it; `whole` when it must be the whole component.
+    /// Checks a batch and completes it; `whole` if it must be the whole component.
     fn check(&mut self, batch: &Batch, whole: bool) {
         let parts: Vec<Request> = batch.parts.iter().map(|p| self.queued[&p.id]).collect();
         let component = self.component(&parts[0]);
@@ -197,11 +196,11 @@ proptest! {
         }
     }
 
-    /// Of requests that do not overlap, two that touch and fit one batch together never go in two.
+    /// Without overlaps, two requests that touch and fit one batch never go in two.
     #[test]
     fn neighbours_that_fit_go_together(places in proptest::collection::btree_set(0u64..60, 1..60), limit in 2u64..9) {
         let mut order: Vec<u64> = places.iter().copied().collect();
-        // Scattered, but the same for the same places.
+        // Scattered, but deterministic.
         order.sort_by_key(|b| b.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for spec in aggregating(limit, limit * BLOCK).iter().filter(|s| !cuts_at_turns(s)) {
             let mut model = Model::new(spec, limit, limit * BLOCK);

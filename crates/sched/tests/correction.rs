@@ -1,4 +1,4 @@
-//! A core corrects its cost model by what completions report, where it is told to, and policies see it.
+//! If enabled, a core corrects its cost model by completions, and policies see the result.
 
 use impresario_sched::{
     Completion, Core, CoreConfig, CostCurve, CostModel, Event, Extent, FileId, LaneId, LinearCost, Nanos, Next, Op,
@@ -11,11 +11,11 @@ fn model() -> CostModel {
     CostModel::new(line, line)
 }
 
-/// Serves reads of 64 KiB one after the other, each taking `factor` times what the model says.
+/// Serves reads of 64 KiB one after the other, each taking `factor` times the model's time.
 fn serve(core: &mut Core, n: u64, factor: u64) {
     let mut now = Nanos(1);
     for i in 0..n {
-        // Files of their own: nothing is merged.
+        // Separate files, so that nothing is merged.
         let extent = Extent { file: FileId(i as u32), lane: LaneId(0), file_offset: 0, lane_offset: 0, len: 65_536 };
         core.push(now, &Request::new(Op::Read, extent)).unwrap();
         let Next::Dispatch(batch) = core.next(now) else { panic!("a lone request goes at once") };
@@ -29,7 +29,7 @@ fn core(cost: CostModel, policy: &str) -> Core {
     Core::new(CoreConfig { cost, ..CoreConfig::single_lane(64) }, &PolicySpec::named(policy)).unwrap()
 }
 
-/// (size, TTP in ns) of reads as the core tells them.
+/// (size, TTP in ns) of reads as the core reports them.
 fn ttp(core: &Core) -> Vec<(u64, u64)> {
     core.status().cost.read.ttp_ns
 }

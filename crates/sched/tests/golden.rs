@@ -78,8 +78,8 @@ fn a_wait_ends_with_the_first_hold() {
     assert!(matches!(core.next(Nanos(500)), Next::Dispatch(_)));
 }
 
-/// Quantum 2: file 1 sends its oldest run (40, 48) and is spent; file 2 two of its run of three; file 3 its only
-/// one and is dropped; then file 1's other run; then what is left of file 2.
+/// Quantum 2: file 1 sends its oldest run (40, 48) and has spent its turn; file 2 sends two of its run of three; file 3
+/// its only request and is dropped; then file 1's other run; then the rest of file 2.
 #[test]
 fn hbrr_goes_round_the_files_by_quanta() {
     let order = served(PolicySpec::named("hbrr").with("quantum_requests", 2), MIXED);
@@ -93,7 +93,7 @@ fn mlf_sends_one_batch_of_each_file_in_a_pass() {
     assert_eq!(order, [(1, 0, 2), (2, 0, 3), (3, 100, 1), (1, 40, 2)]);
 }
 
-/// The dedicated window keeps the head with a file: its second run follows its first.
+/// The dedicated window keeps the head on a file: its second run follows its first.
 #[test]
 fn mlf_stays_with_a_file_for_its_window() {
     let order = served(PolicySpec::named("mlf"), MIXED);
@@ -101,8 +101,8 @@ fn mlf_stays_with_a_file_for_its_window() {
 }
 
 /// TTP(8 KiB) = 18 ms a pass. A lone 64 KiB request costs 74 ms and needs ⌈74/18⌉ = 5 passes; eight 8 KiB requests of
-/// file 2 that do not touch cost 18 ms each and go one a pass. So the large one, though it arrived first,
-/// follows four small ones and has its turn in pass 5 before the fifth.
+/// file 2 that do not touch cost 18 ms each and go one per pass. So the large one, although it arrived first, follows
+/// four small ones and goes in pass 5 before the fifth.
 #[test]
 fn mlf_lets_small_requests_pass_until_the_quantum_has_grown() {
     let mut requests = vec![(1, 0, 64)];
@@ -111,7 +111,7 @@ fn mlf_lets_small_requests_pass_until_the_quantum_has_grown() {
     assert_eq!(order[..5], [(2, 0, 1), (2, 100, 1), (2, 200, 1), (2, 300, 1), (1, 0, 1)]);
 }
 
-/// The same bytes as one virtual request of eight parts own eight quanta and go in the first pass.
+/// The same bytes as one virtual request of eight parts have eight quanta and go in the first pass.
 #[test]
 fn mlf_virtual_requests_own_the_sum_of_their_parts_quanta() {
     let mut requests: Vec<_> = (0..8).map(|i| (1, i * 8, 8)).collect();
@@ -182,7 +182,7 @@ fn twins_waits_for_its_windows_server() {
     }
 }
 
-/// Windows follow the clock that nodes share, not the local one.
+/// Windows follow the shared clock, not the local one.
 #[test]
 fn twins_windows_follow_the_shared_clock() {
     let mut core = core(PolicySpec::named("twins").with("window_us", 1000), 2, 0);

@@ -1,5 +1,5 @@
-//! The rules of the AGIOS family worked by hand: `sjf`, `srtf`, `to`, `to-agg`, `sw`, `wfq`; and the public library's defects,
-//! which no policy of ours has.
+//! The rules of the AGIOS family worked by hand: `sjf`, `srtf`, `to`, `to-agg`, `sw`, `wfq`; and known defects of the
+//! public library, which our policies must not have.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn complete(core: &mut Core, now: Nanos, batch: &Batch) {
     core.event(now, Event::Completed(Completion::of(batch, now, now)));
 }
 
-/// What goes next at an instant, and completes at once: (file, offset in KiB, requests).
+/// The next batch at an instant, completed at once: (file, offset in KiB, requests).
 fn next(core: &mut Core, now: Nanos) -> Option<(u32, u64, usize)> {
     let Next::Dispatch(batch) = core.next(now) else { return None };
     complete(core, now, &batch);
@@ -52,8 +52,8 @@ fn p(name: &str) -> PolicySpec {
     PolicySpec::named(name)
 }
 
-/// Queued bytes: file 1 24 KiB, file 2 64 KiB, file 3 16 KiB, file 1's writes 8 KiB. Fewest first, lowest offset
-/// first; file 3 has still the fewest after each of its requests.
+/// Queued bytes: file 1 24 KiB, file 2 64 KiB, file 3 16 KiB, file 1's writes 8 KiB. Fewest first, lowest offset first;
+/// file 3 still has the fewest after each of its requests.
 #[test]
 fn sjf_serves_the_fewest_bytes_from_the_lowest_offset() {
     let mut requests = vec![read(1, 0, 8), read(1, 200, 8), read(1, 100, 8), read(2, 0, 64)];
@@ -65,7 +65,7 @@ fn sjf_serves_the_fewest_bytes_from_the_lowest_offset() {
     assert_eq!(order[5..], [(1, 0, 1), (1, 100, 1), (1, 200, 1), (2, 0, 1)]);
 }
 
-/// File 1 has 16 KiB at first, then 8 and loses its turn to nobody; an arrival for file 2 makes it the longer.
+/// File 1 has 16 KiB at first, then 8, and keeps its turn; an arrival for file 2 makes that one longer.
 #[test]
 fn sjf_looks_at_what_is_queued_now() {
     let mut core = core(p("sjf").with("merge", "off"), 1);
@@ -80,8 +80,9 @@ fn sjf_looks_at_what_is_queued_now() {
     assert_eq!(next(&mut core, t), Some((2, 200, 1)));
 }
 
-/// A run foretells 40 KiB of file 1's reads and 24 KiB of file 2's; of file 3 nothing. First those of which nothing is to come, by
-/// the fewest queued bytes; then file 2, of which 16 KiB are to come, before file 1 with 32, though less of that is queued.
+/// A run predicts 40 KiB of file 1's reads and 24 KiB of file 2's, none of file 3. First the files without remaining
+/// bytes, by fewest queued bytes; then file 2, with 16 KiB remaining, before file 1 with 32, although less of that is
+/// queued.
 #[test]
 fn srtf_serves_the_file_with_the_fewest_bytes_to_come() {
     let foretold = |file: u64, kib: u64| {
@@ -101,12 +102,12 @@ fn srtf_serves_the_file_with_the_fewest_bytes_to_come() {
     core.foresee(Some(run()));
     push(&mut core, requests());
     assert_eq!(serve(&mut core), [(4, 0, 1), (3, 0, 1), (2, 0, 1), (2, 100, 1), (1, 0, 1)]);
-    // What was served has come: of file 1 28 KiB more leave 4, fewer than the 16 of file 2.
+    // Served bytes count as arrived: of file 1, 28 KiB more leave 4, fewer than the 16 of file 2.
     push(&mut core, [read(2, 200, 1), read(1, 8, 28)]);
     assert_eq!(serve(&mut core), [(1, 8, 1), (2, 200, 1)]);
     let told = core.status().foretold.unwrap();
     assert_eq!((told.requests, told.linked.unwrap().arrived, told.linked.unwrap().linked), (16, 7, 5));
-    // More than was foretold: nothing is to come. A withdrawn request has not come.
+    // More than predicted: nothing remains. A cancelled request does not count as arrived.
     let ids = push(&mut core, [read(1, 40, 400), read(2, 300, 15)]);
     assert_eq!(core.cancel(Nanos(5), ids[0]), Cancelled::Removed);
     push(&mut core, [read(1, 60, 1), read(2, 400, 1)]);
@@ -132,7 +133,7 @@ fn sjf_takes_along_what_touches() {
     assert_eq!(served(p("sjf").with("merge", "off"), requests()), [(1, 0, 1), (1, 8, 1), (1, 16, 1), (2, 0, 1)]);
 }
 
-/// Small requests of ever new files keep coming; the large one has its turn after three batches, or never.
+/// Small requests of new files keep arriving; the large one goes after three batches, or never.
 #[test]
 fn sjf_guards_the_oldest_request() {
     for (guard, turn) in [(3, Some(3)), (0, None)] {
@@ -149,7 +150,7 @@ fn sjf_guards_the_oldest_request() {
 }
 
 /// Lane 0 is busy with A: B waits for it, C on lane 1 does not. With room for two, `to` keeps the order of arrival over
-/// both lanes, while `fifo` gives the lanes turns.
+/// both lanes, while `fifo` alternates between them.
 #[test]
 fn to_is_the_order_of_arrival_over_all_lanes() {
     let on = |lane, file| {
@@ -205,8 +206,8 @@ fn sw_orders_by_window_then_application() {
     assert_eq!(order, [(9, 0, 1), (1, 0, 2), (1, 400, 1), (7, 90, 1), (4, 0, 1)]);
 }
 
-/// Two servers with clocks 7 ms apart and other interned identities for the same jobs agree on the order, since windows
-/// are cut on the shared clock and jobs go by their stable keys.
+/// Two servers with clocks 7 ms apart and different interned identities for the same jobs agree on the order, since
+/// windows are cut on the shared clock and jobs are ordered by stable key.
 #[test]
 fn sw_servers_agree_without_talking() {
     // (shared arrival in ms, key of the job); served by window of 10 ms, then key
@@ -238,7 +239,7 @@ fn sw_servers_agree_without_talking() {
     assert_eq!(here, order(7, [2, 0, 1]));
 }
 
-/// Jobs with lower keys keep coming within one window; job 9 has its turn after four batches.
+/// Jobs with lower keys keep arriving within one window; job 9 goes after four batches.
 #[test]
 fn sw_guards_the_oldest_request() {
     let mut core = core(p("sw").with("guard_batches", 4), 1);
@@ -268,8 +269,8 @@ fn wfq_serves_by_quanta() {
     assert_eq!(jobs(&mut core), [1, 1, 2, 1, 1, 2, 2, 2]);
 }
 
-/// Quantum 4 KiB. Job 3's 10 KiB are paid for in round 3, after two requests of job 2; it comes before
-/// job 2's third, since it joined the ring earlier. The 2 KiB left lapse with its empty queue.
+/// Quantum 4 KiB. Job 3's 10 KiB are paid for in round 3, after two requests of job 2; it precedes job 2's third, since
+/// it joined the ring earlier. The 2 KiB left are lost with its empty queue.
 #[test]
 fn wfq_saves_up_for_large_requests() {
     let mut core = core(p("wfq").with("quantum_bytes", 4096), 1);
@@ -280,7 +281,7 @@ fn wfq_saves_up_for_large_requests() {
     assert_eq!(jobs(&mut core), [2, 3], "6 KiB would have been paid for in one round with the 2 KiB");
 }
 
-/// A queue that runs dry leaves the ring and joins at its end: nobody is passed over by one who comes and goes.
+/// A queue that runs dry leaves the ring and rejoins at its end, so leaving and joining never overtakes another queue.
 #[test]
 fn wfq_newcomers_join_at_the_end() {
     let mut core = core(p("wfq").with("quantum_bytes", 4096), 1);
@@ -294,7 +295,7 @@ fn wfq_newcomers_join_at_the_end() {
     assert_eq!(order, [1, 2, 3, 1, 2, 3]);
 }
 
-/// Queues that always have work share the bytes as their quanta, whatever the sizes of their requests.
+/// Queues that are always busy share the bytes in proportion to their quanta, whatever the sizes of their requests.
 #[test]
 fn wfq_shares_bytes_by_weight() {
     let rules = "a: job=1 {quantum_bytes=16384}; b: job=2 {quantum_bytes=32768}; c: * {quantum_bytes=65536}";
@@ -315,7 +316,7 @@ fn wfq_shares_bytes_by_weight() {
     }
 }
 
-/// Whoever has merging on pays for the whole batch: job 1's 12 KiB in one batch need three rounds.
+/// With merging the whole batch is paid for: job 1's 12 KiB in one batch need three rounds.
 #[test]
 fn wfq_pays_for_what_goes_along() {
     let mut core = core(p("wfq").with("quantum_bytes", 4096).with("merge", "on"), 1);
@@ -343,7 +344,7 @@ fn wfq_explains_and_refuses() {
     }
 }
 
-/// Serves all there is, waiting as long as the policy says, for an hour at most; the tokens in order.
+/// Serves everything, waiting as long as the policy says, for at most an hour; returns the tokens in order.
 fn finish(core: &mut Core, what: &str) -> Vec<RequestId> {
     let (mut now, mut order) = (Nanos::from_millis(1), Vec::new());
     while !core.is_empty() {
@@ -378,12 +379,12 @@ fn every_policy_serves_lengths_above_a_gibibyte() {
     }
 }
 
-/// The public library cancels the wrong file's request in timeline mode.
+/// In timeline mode the public library cancels the wrong file's request.
 #[test]
 fn every_policy_cancels_what_was_named() {
     for info in POLICIES {
         let mut core = core(p(info.name), 2);
-        // Same offsets, lengths and arrival times in four files; neighbours in one.
+        // Same offsets, lengths and arrival times in four files; neighbours within each.
         let requests = (0..4).flat_map(|file| [read(file, 0, 4), read(file, 4, 4), read(file, 8, 4)]);
         let mut ids = push(&mut core, requests);
         for at in [7, 1] {
@@ -395,7 +396,7 @@ fn every_policy_cancels_what_was_named() {
     }
 }
 
-/// In the public library a request added right after the start can wait for ever.
+/// In the public library a request added right after the start can wait forever.
 #[test]
 fn every_policy_serves_what_comes_first_at_time_zero() {
     for info in POLICIES {

@@ -1,11 +1,11 @@
-//! What `mlf` and `aioli` add from aioli-2006, part 2, worked by hand.
+//! What `mlf` and `aioli` take from aioli-2006, part 2, worked by hand.
 
 use impresario_sched::{
     Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Nanos, Next, Op,
     PolicySpec, Request, WaitReason,
 };
 
-/// One lane that takes one batch at a time; TTP is 10 ms and 1 ms per KiB.
+/// One lane that serves one batch at a time; TTP is 10 ms and 1 ms per KiB.
 struct Bench {
     core: Core,
     now: Nanos,
@@ -51,8 +51,8 @@ fn us(us: u64) -> Nanos {
     Nanos::from_micros(us)
 }
 
-/// A pass adds TTP(8 KiB) = 18 ms; a request of 64 KiB costs 74 ms: five passes, but two at four times the growth
-/// (2 × TTP(32 KiB) = 84 ms). Small requests of file 2 go one a pass meanwhile.
+/// A pass adds TTP(8 KiB) = 18 ms; a request of 64 KiB costs 74 ms: five passes, but two at four times the growth (2 ×
+/// TTP(32 KiB) = 84 ms). Meanwhile one small request of file 2 goes per pass.
 #[test]
 fn the_quanta_of_a_weighty_application_grow_faster() {
     for (weights, place) in [("", 4), ("big: job=1 {weight=4}; rest: * {weight=1}", 1)] {
@@ -65,7 +65,7 @@ fn the_quanta_of_a_weighty_application_grow_faster() {
     }
 }
 
-/// With a weight of 3 a window of 2 ms lasts 6 ms: six batches of file 1 instead of two before file 2 has its turn.
+/// With a weight of 3 a window of 2 ms lasts 6 ms: six batches of file 1 instead of two before file 2's turn.
 #[test]
 fn a_weighty_application_has_longer_windows() {
     for (weights, batches) in [("", 2), ("a: job=1 {weight=3}", 6)] {
@@ -87,7 +87,7 @@ fn reads_go_before_writes_up_to_a_number() {
     }
 }
 
-/// Four processes read a file in rounds. The first round came as a whole; of the second, two requests are there: the
+/// Four processes read a file in rounds. The first round arrived complete; two requests of the second are queued: the
 /// lane is held for 900 µs after the newest, and the others join.
 #[test]
 fn a_short_run_is_held_for_its_neighbours() {
@@ -118,7 +118,7 @@ fn others_are_served_meanwhile() {
     assert_eq!(b.next(), Ok((1, 32, 4)));
 }
 
-/// Two holds in vain, and the file is held no more.
+/// After two holds without effect the file is not held any more.
 #[test]
 fn holding_stops_where_it_does_not_pay() {
     let mut b = Bench::new(PolicySpec::named("aioli"));
@@ -134,7 +134,7 @@ fn holding_stops_where_it_does_not_pay() {
     }
 }
 
-/// Batches of 64 KiB against a quantum of 8 KiB double it thrice; then one pass pays for what took five.
+/// Batches of 64 KiB against a quantum of 8 KiB double it three times; then one pass pays for what took five.
 #[test]
 fn the_quantum_follows_the_files_history() {
     for (adapt, place) in [("off", 4), ("on", 1)] {
@@ -153,8 +153,8 @@ fn the_quantum_follows_the_files_history() {
     }
 }
 
-/// Two files, each read by one synchronous process whose next request comes 200 µs after the reply to the last one.
-/// Returns the files in the order in which they were served, and when the last reply came.
+/// Two files, each read by a synchronous process that sends its next request 200 µs after the last reply. Returns the
+/// files in the order served, and the time of the last reply.
 fn synchronous(spec: PolicySpec, rounds: u64, offset_kib: fn(u64) -> u64) -> (Vec<u32>, Nanos) {
     let mut b = Bench::new(spec);
     let mut order = Vec::new();
@@ -188,7 +188,7 @@ fn turns(order: &[u32]) -> usize {
     order.windows(2).filter(|w| w[0] != w[1]).count()
 }
 
-/// A window holds for a synchronous process: not A, B, A, B with a seek each.
+/// A window holds for a synchronous process, instead of A, B, A, B with a seek each.
 #[test]
 fn a_window_holds_for_a_synchronous_process() {
     let (order, _) = synchronous(PolicySpec::named("mlf"), 200, |n| n * 64);
@@ -199,8 +199,8 @@ fn a_window_holds_for_a_synchronous_process() {
     assert!(turns(&order) > 300, "without anticipation every request changes the file");
 }
 
-/// Where the next request lies far off, staying with its file saves no seek: holding switches itself off, and costs what
-/// the accounts allow.
+/// If the next request is far off, staying with its file saves no seek: holding switches itself off, and costs no more
+/// than the accounts allow.
 #[test]
 fn a_window_is_not_held_where_that_does_not_pay() {
     let scattered = |n| n * 7919 % 1000 * 4096;
@@ -210,7 +210,7 @@ fn a_window_is_not_held_where_that_does_not_pay() {
     assert!(with <= without + Nanos::from_millis(2 * (4 * 2 + 300 / 64 * 2)), "{with} instead of {without}");
 }
 
-/// Files that are read once are never held for: no request of theirs followed another.
+/// Files that are read once are never held: none of their requests followed another.
 #[test]
 fn files_that_are_read_once_cost_no_hold() {
     let mut b = Bench::new(PolicySpec::named("mlf"));
@@ -221,7 +221,7 @@ fn files_that_are_read_once_cost_no_hold() {
     assert_eq!(b.now, Nanos::from_millis(100), "one after the other without a pause");
 }
 
-/// Nothing is chosen, and no pass goes by, while the device is busy.
+/// While the device is busy no choice is made and no pass elapses.
 #[test]
 fn a_busy_lane_is_not_asked() {
     let mut b = Bench::new(PolicySpec::named("mlf").with("window_us", 0));
@@ -236,8 +236,8 @@ fn a_busy_lane_is_not_asked() {
     assert_eq!(b.next(), Ok((2, 0, 1)), "64 KiB need five passes from now");
 }
 
-/// `policy set` to the same policy with another parameter: learnt quanta, the memory of holds and the passes that a
-/// queued request waited go on.
+/// `policy set` to the same policy with other parameters keeps learnt quanta, the history of holds and the passes that
+/// a queued request has waited.
 #[test]
 fn what_was_learnt_outlives_a_change_of_parameters() {
     let spec = |name: &str, guard: u32| PolicySpec::named(name).with("window_us", 0).with("guard_batches", guard);

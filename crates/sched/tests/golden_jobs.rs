@@ -1,4 +1,4 @@
-//! Tables 1 to 4 of server-side-scheduling-2002, round by round, and what the tables do not show.
+//! Tables 1 to 4 of server-side-scheduling-2002, round by round, and cases that the tables omit.
 //!
 //! Five jobs read one file; a row of a table says which connections are ready and at which offset their next access is.
 //! Each takes one access, then no more until a later row. Offsets are in KiB.
@@ -55,7 +55,7 @@ impl Bench {
         Ok((conn, batch.extent.lane_offset >> 10, batch.extent.len >> 10))
     }
 
-    /// The tables' jobs, none of them ready. Without sieving, which would read J2's two accesses at once.
+    /// The tables' jobs, none of them ready. Without sieving, which would read J2's two accesses together.
     fn tables(spec: PolicySpec) -> Bench {
         let mut b = Bench::new(spec.with("sieve", "off"));
         (0..5).for_each(|job| b.ready(job, false));
@@ -66,8 +66,8 @@ impl Bench {
         b
     }
 
-    /// A round: these become ready (others stay as they are), and those of the schedule are served in order, each
-    /// taking one access.
+    /// A round: these connections become ready (others stay as they are), and the scheduled jobs are served in order,
+    /// one access each.
     fn round(&mut self, ready: &[u32], schedule: &[(u32, u64)]) {
         ready.iter().for_each(|job| self.ready(*job, true));
         for &(job, offset) in schedule {
@@ -92,10 +92,10 @@ fn table_1_stream() {
     b.round(&[0, 1, 4], &[(0, 1000), (1, 300), (4, 400)]);
 }
 
-/// By the rule in the text (start at the last offset, go up, then the smaller ones) the second round, after 400, is
-/// 500, 900, 200: J2, J0, J3. The printed second row, J2, J3, J0, follows from no last offset (500, 200, 900 goes down, then
-/// up beyond its start). The printed third row, J0, J1, J4, does follow from the end of the printed second at 900. We
-/// follow the text, so that our third round starts after 200: 300, 400, 1000, which is J1, J4, J0.
+/// By the rule in the text (start at the last offset, ascend, then the smaller ones) the second round, after 400, is
+/// 500, 900, 200: J2, J0, J3. The printed second row, J2, J3, J0, follows from no last offset (500, 200, 900 descends,
+/// then ascends beyond its start). The printed third row, J0, J1, J4, does follow from the end of the printed second at
+/// 900. We follow the text, so our third round starts after 200: 300, 400, 1000, which is J1, J4, J0.
 #[test]
 fn table_2_scan_by_the_rule_of_the_text() {
     let mut b = Bench::tables(named("scan"));
@@ -123,7 +123,7 @@ fn table_4_sstf() {
     }
 }
 
-/// The tables never show it: the job whose turn it is takes no data, and the lane waits for it though others are ready.
+/// Not in the tables: the job whose turn it is cannot take data, and the lane waits for it although others are ready.
 #[test]
 fn sstf_waits_for_a_connection_that_is_not_ready() {
     let mut b = Bench::new(named("sstf"));
@@ -138,7 +138,7 @@ fn sstf_waits_for_a_connection_that_is_not_ready() {
     assert_eq!(b.next(), Ok((2, 300, 1)));
 }
 
-/// Its patience ends: the job is passed over, and has its turn when it is ready again.
+/// Its patience ends: the job is skipped, and gets its turn when it is ready again.
 #[test]
 fn sstf_passes_over_a_connection_that_stays_away() {
     let mut b = Bench::new(named("sstf"));
@@ -158,7 +158,7 @@ fn sstf_passes_over_a_connection_that_stays_away() {
     assert_eq!(patient.next(), Err((Nanos::MAX, WaitReason::Connection)), "the paper's rule has no end of it");
 }
 
-/// The starvation of which the paper warns: a distant job under a stream of near ones; the guard ends it.
+/// The starvation that the paper warns about: a distant job under a stream of near ones; the guard ends it.
 #[test]
 fn the_guard_serves_a_distant_job() {
     for (name, guard, served) in [("wscan", 3, Some(3)), ("wscan", 0, None), ("sstf", 3, Some(3)), ("sstf", 0, None)] {
@@ -190,7 +190,7 @@ fn large_accesses_go_in_pieces() {
     assert_eq!(std::array::from_fn(|_| b.next().unwrap()), pieces, "a turn is over after 128 KiB");
 }
 
-/// In byte order a connection's later, nearer access waits for its earlier one; free, it does not.
+/// In byte order a connection's later, nearer access waits for its earlier one; with `job_order=free` it does not.
 #[test]
 fn the_order_within_a_job_may_be_free() {
     for (order, served) in [("byte", [(1, 900, 1), (1, 200, 1)]), ("free", [(1, 200, 1), (1, 900, 1)])] {
@@ -201,7 +201,7 @@ fn the_order_within_a_job_may_be_free() {
     }
 }
 
-/// Files follow one another in the order in which they were first seen, and the scan wraps after the last.
+/// Files are ordered by first use, and the scan wraps after the last.
 #[test]
 fn a_scan_goes_through_the_files_in_turn() {
     let mut b = Bench::new(named("scan"));
@@ -229,7 +229,8 @@ fn lists_are_sieved_where_holes_are_cheap() {
     assert_eq!(b.next(), Ok((1, 1000, 4)));
 }
 
-/// A job is chosen when it can go: what comes while the device is busy is among the choices, even if somebody asked.
+/// The job is chosen at dispatch: arrivals while the device is busy are among the candidates, even if `next` was called
+/// meanwhile.
 #[test]
 fn nothing_is_chosen_while_the_lane_is_busy() {
     for policy in ["scan", "wscan", "sstf"] {

@@ -44,7 +44,7 @@ impl Bench {
         self.core.push(self.now, &Request { arrival: self.now, ..Request::new(Op::Read, extent) }).unwrap();
     }
 
-    /// At an instant: (offset in KiB, requests) of the next batch, served in a millisecond; or until when it waits, µs.
+    /// At an instant: (offset in KiB, requests) of the next batch, served in a millisecond; or the end of the wait, µs.
     fn next(&mut self, at_us: u64) -> Result<(u64, usize), u64> {
         self.now = us(at_us);
         match self.core.next(self.now) {
@@ -75,8 +75,8 @@ fn causal() -> PolicySpec {
     PolicySpec::named("agios-causal")
 }
 
-/// Fig. 4: three neighbours are predicted over 6 ms. The first waits that long, whoever joins it; all go together as soon
-/// as all are there.
+/// Fig. 4: three neighbours are predicted over 6 ms. The first waits that long even if others join; all go together
+/// once all have arrived.
 #[test]
 fn a_virtual_request_waits_for_the_aggregation_that_is_predicted() {
     let run = [(0, 0, 50_000), (8, 2_000, 50_000), (16, 6_000, 50_000)];
@@ -103,7 +103,7 @@ fn it_waits_once() {
     assert_eq!(b.next(12_900), Ok((16, 1)));
 }
 
-/// TTP(8 KiB) is 10.125 ms, of 16 KiB 10.25 ms: neighbours further apart than 10 ms are not worth the wait.
+/// TTP(8 KiB) is 10.125 ms, of 16 KiB 10.25 ms: neighbours more than 10 ms apart are not worth the wait.
 #[test]
 fn what_is_not_worth_the_wait_is_not_predicted() {
     for (apart_us, said) in [(9_000, Err(9_000)), (11_000, Ok((0, 1)))] {
@@ -120,7 +120,7 @@ fn what_is_not_worth_the_wait_is_not_predicted() {
     assert_eq!(b.next(0), Ok((0, 1)), "longer than any wait may be");
 }
 
-/// Requests that the run does not have, or not at this time, are served as by mlf.
+/// Requests that the run lacks, or has at another time, are served as by mlf.
 #[test]
 fn mispredictions_cost_nothing() {
     let run = [(0, 0, 50_000), (64, 8_000_000, 8_050_000), (72, 8_001_000, 8_050_000)];
@@ -137,7 +137,7 @@ fn mispredictions_cost_nothing() {
     }
 }
 
-/// What a policy foresees stays over a change of policy.
+/// A prediction survives a change of policy.
 #[test]
 fn a_switch_keeps_the_recorded_run() {
     let mut b = Bench::new(PolicySpec::named("fifo"), &[(0, 0, 50_000), (8, 2_000, 50_000)]);
@@ -148,7 +148,7 @@ fn a_switch_keeps_the_recorded_run() {
     assert_eq!(b.next(20), Err(2_000));
 }
 
-/// Four processes: the second pair's requests were sent when the first pair's had been answered, and follow at once.
+/// Four processes: the second pair sent its requests after the first pair's replies, and follows at once.
 #[test]
 fn causes_are_not_waited_for() {
     let run = [(0, 0, 900), (8, 300, 1_000), (16, 1_100, 2_000), (24, 1_300, 2_000)];
@@ -162,7 +162,7 @@ fn causes_are_not_waited_for() {
     assert_eq!(b.next(0), Err(1_300), "the paper's rule waits for it");
 }
 
-/// Neighbours that never come: the account is empty after one longest wait, and waiting ends.
+/// Neighbours that never arrive: one longest wait empties the account, and waiting ends.
 #[test]
 fn waiting_ends_where_it_does_not_pay() {
     let run: Vec<(u64, u64, u64)> = (0..200)
@@ -181,7 +181,7 @@ fn waiting_ends_where_it_does_not_pay() {
     assert!((2_000..4_000).contains(&waited_us), "{waited_us} µs");
 }
 
-/// A load that the run does not have is soon looked at by sample only; the run's own requests are found again at once.
+/// A load that does not match the run is soon only sampled; the run's own requests are recognised again at once.
 #[test]
 fn a_run_that_does_not_match_sleeps_and_wakes() {
     let run: Vec<(u64, u64, u64)> = (0..64).map(|i| (i * 8, i, i + 1000)).collect();

@@ -10,7 +10,7 @@ const fn ms(ms: u64) -> Nanos {
     Nanos::from_millis(ms)
 }
 
-/// A core whose TTP is 10 ms and 1 ms per KiB, one batch in flight per lane, and a device that takes what it is told.
+/// A core whose TTP is 10 ms and 1 ms per KiB, one batch in flight per lane, and a device with given service times.
 struct Bench {
     core: Core,
     now: Nanos,
@@ -18,7 +18,7 @@ struct Bench {
     next_offset: u64,
 }
 
-/// What was sent: when, for which job, and where.
+/// What was dispatched: when, for which job, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sent {
     at: Nanos,
@@ -54,7 +54,7 @@ impl Bench {
         }
     }
 
-    /// Sends until `end`, or until nothing is left; time ends with the last completion, or at `end`.
+    /// Dispatches until `end`, or until nothing is left; time ends with the last completion, or at `end`.
     fn run_until(&mut self, end: Nanos) -> Vec<Sent> {
         let mut sent = Vec::new();
         while self.now < end {
@@ -106,7 +106,7 @@ fn crr_goes_round_the_clients_by_quanta() {
     let mut bench = Bench::new(PolicySpec::named("crr").with("quantum_requests", 2), ms(1));
     bench.reads(&[1, 1, 1, 2, 3, 1, 2, 2]);
     assert_eq!(jobs(&bench.run()), [1, 1, 2, 2, 3, 1, 1, 2]);
-    // Two connections of one client share its turn.
+    // Two connections of one client share a turn.
     bench.core.names_mut().name_client(ClientId(8), 7);
     bench.reads(&[7, 8, 9, 7, 8, 9]);
     assert_eq!(jobs(&bench.run()), [7, 8, 9, 9, 7, 8]);
@@ -121,17 +121,17 @@ fn orr_sweeps_over_an_object_across_its_turns() {
     let order = |sent: Vec<Sent>| sent.iter().map(|s| (s.file, s.offset_kib, s.requests)).collect::<Vec<_>>();
     let (mut first, turn) = (bench.run_until(ms(2)), [(1, 8, 1), (1, 24, 1)]);
     assert_eq!(order(std::mem::take(&mut first)), turn);
-    // 0 is behind the sweep, which goes on at 32 and wraps after 60.
+    // 0 is behind the sweep, which continues at 32 and wraps after 60.
     bench.push(Op::Read, 1, 0, 0);
     assert_eq!(order(bench.run()), [(2, 0, 1), (2, 16, 1), (1, 40, 1), (1, 60, 1), (1, 0, 1)]);
-    // Touching ones go as one; a write has a queue of its own.
+    // Touching requests go as one batch; a write has its own queue.
     for (op, offset) in [(Op::Read, 16), (Op::Write, 100), (Op::Read, 8), (Op::Read, 0)] {
         bench.push(op, 5, offset, 0);
     }
     assert_eq!(order(bench.run()), [(5, 0, 2), (5, 100, 1), (5, 16, 1)], "the quantum of 2 cuts the run");
 }
 
-/// Sweeps of two batches; two sweeps of reads may go before waiting writes. A read of an expired sweep starts it.
+/// Sweeps of two batches; two sweeps of reads may precede waiting writes. An expired read starts the next sweep.
 #[test]
 fn deadline_sweeps_reads_before_writes() {
     let spec = PolicySpec::named("deadline").with("sweep_batches", 2).with("read_expire_ms", 5);
@@ -154,23 +154,23 @@ fn deadline_sweeps_reads_before_writes() {
     assert_eq!(
         order,
         [
-            // A sweep, in order of offsets; 10 and 18 touch.
+            // A sweep, in offset order; 10 and 18 touch.
             (r, 1, 10, 2),
             (r, 1, 30, 1),
-            // The second goes on where that one stopped; then it is the writes' turn.
+            // The second continues where that one stopped; then writes have their turn.
             (r, 1, 50, 1),
             (r, 1, 70, 1),
             (w, 1, 300, 1),
             (w, 1, 500, 1),
-            // 6 ms have gone: the oldest read, of file 2, has expired and starts the sweep, which ends there; the next
-            // one starts with what is then the oldest.
+            // 6 ms have passed: the oldest read, of file 2, has expired and starts the sweep, which ends there; the
+            // next one starts with the oldest request at that time.
             (r, 2, 0, 1),
             (r, 1, 90, 1),
         ]
     );
 }
 
-/// 100 requests a second and a burst of three: three at once, then one each 10 ms. Others are not limited.
+/// 100 requests a second and a burst of three: three at once, then one every 10 ms. Others are not limited.
 #[test]
 fn tbf_limits_by_rate_and_burst() {
     let rules = "slow: job=1 {requests_per_s=100}";
@@ -179,14 +179,14 @@ fn tbf_limits_by_rate_and_burst() {
     let sent = bench.run();
     assert_eq!(times_ms(&sent, 1), [0, 1, 2, 10, 20]);
     assert_eq!(times_ms(&sent, 2), [3, 4], "allowed as long, but younger");
-    // Idle time fills the bucket up to its depth only.
+    // Idle time fills the bucket only up to its depth.
     bench.now = ms(5000);
     bench.reads(&[1, 1, 1, 1]);
     assert_eq!(times_ms(&bench.run(), 1), [5000, 5001, 5002, 5010]);
 }
 
-/// 8 KiB of 81,920 bytes/s cost 100 ms. The bucket holds 8 KiB: one empties it, and once it holds anything again the
-/// next goes and leaves it in debt.
+/// 8 KiB at 81,920 bytes/s cost 100 ms. The bucket holds 8 KiB: one request empties it, and as soon as it holds
+/// anything again the next goes and leaves it in debt.
 #[test]
 fn tbf_counts_bytes_for_each_job_apart() {
     let rules = "bulk: * {bytes_per_s=81920, burst=8192, each=job}";
@@ -197,18 +197,19 @@ fn tbf_counts_bytes_for_each_job_apart() {
     assert_eq!(times_ms(&sent, 2), [0]);
 }
 
-/// Half a device. TTP says 18 ms a request; the device takes 4, which is 8 ms of the rate. Corrected at completion.
+/// Half a device. TTP predicts 18 ms per request; the device takes 4, which is 8 ms of the rate. Corrected at
+/// completion.
 #[test]
 fn tbf_counts_device_time_as_it_was() {
     let rules = "half: job=1 {device=0.5, burst=0.001}";
     let mut bench = Bench::new(PolicySpec::named("tbf").with("rules", rules), ms(4));
     bench.reads(&[1; 6]);
-    // Each 8 ms but for the burst of 1 ms (2 ms of the rate), which goes once.
+    // 8 ms each, except for the burst of 1 ms (2 ms of the rate), which is used once.
     let sent = bench.run();
     assert_eq!(times_ms(&sent, 1), [0, 6, 14, 22, 30, 38]);
 }
 
-/// Job 1 may use 100/s, job 2 300/s, and the device manages 1000/s. Both borrow: what is left is shared 1 : 3.
+/// Job 1 may use 100/s, job 2 300/s, and the device manages 1000/s. Both borrow: the rest is shared 1 : 3.
 #[test]
 fn tbf_shares_what_is_idle_by_the_rates() {
     let rules = |borrow| {
@@ -225,11 +226,11 @@ fn tbf_shares_what_is_idle_by_the_rates() {
     let (a, b) = run("on");
     assert_eq!(a + b, 1000, "the device is never idle");
     assert!((248..=252).contains(&a), "{a} : {b}");
-    // A hard limit holds, but for the burst; the other has the rest.
+    // A hard limit holds, except for the burst; the other job gets the rest.
     assert_eq!(run("off"), (102, 898));
 }
 
-/// By default every client has Lustre's 10,000/s and a burst of three, and shares what is left.
+/// By default every client has Lustre's 10,000/s and a burst of three, and a share of the rest.
 #[test]
 fn tbf_by_default_keeps_clients_apart() {
     let mut bench = Bench::new(PolicySpec::named("tbf").with("guard_batches", 0), Nanos(1000));
@@ -240,9 +241,9 @@ fn tbf_by_default_keeps_clients_apart() {
     assert!((9..=11).contains(&count(&sent[6..26], 2)), "{:?}", jobs(&sent));
 }
 
-/// A group of two jobs may use 100/s together, job 1 of it 60/s. Of those under a rule that goes first which its own
-/// bucket has allowed to for the longest time: t = 0 job 1 (again from 16.7 on); t = 10 job 2 (from 11 on); t = 20
-/// job 2 (from 21 on); t = 30 job 1 (from 46.7 on); 40 and 50 job 2; 60 job 1.
+/// A group of two jobs may use 100/s together, job 1 of it 60/s. Under a common rule, the job goes first whose own
+/// bucket has allowed it for the longest time: t = 0 job 1 (again from 16.7 on); t = 10 job 2 (from 11 on); t = 20 job
+/// 2 (from 21 on); t = 30 job 1 (from 46.7 on); 40 and 50 job 2; 60 job 1.
 #[test]
 fn tbf_rules_stand_under_others() {
     let rules = "one: job=1 {requests_per_s=60, burst=1, under=group}; two: job=2 {requests_per_s=1000, burst=1, \
@@ -274,7 +275,7 @@ fn tbf_keeps_tokens_when_rules_change() {
     );
     assert_eq!(bench.explain(2), "no rule fits: not limited");
     bench.core.reconfigure(bench.now, &spec(100)).unwrap();
-    // It held half a token at the change (t = 50 ms); one comes each 10 ms since.
+    // It held half a token at the change (t = 50 ms); one arrives every 10 ms since.
     assert_eq!(times_ms(&bench.run(), 1), [55, 65]);
     bench.reads(&[1; 3]);
     assert_eq!(times_ms(&bench.run(), 1), [75, 85, 95]);
@@ -322,8 +323,8 @@ fn mclock_keeps_reservations_then_weights() {
     assert!(counts[0] == 250 && counts[1].abs_diff(150) <= 2 && counts[2].abs_diff(600) <= 2, "{counts:?}");
 }
 
-/// A limit holds although nobody else wants the device. A class that was idle gets no credit for it: afterwards weights
-/// 1 : 1 mean turns, not a monopoly for the newcomer.
+/// A limit holds even if the device is otherwise idle. An idle class gets no credit: afterwards weights 1 : 1
+/// alternate, rather than the returning class taking over.
 #[test]
 fn mclock_limits_and_returns_from_idleness() {
     let mut bench = Bench::new(PolicySpec::named("mclock").with("rules", "l: job=1 {limit=100}"), ms(1));
@@ -333,7 +334,7 @@ fn mclock_limits_and_returns_from_idleness() {
     bench.reads(&[1; 10]);
     bench.run_until(ms(5));
     bench.reads(&[2; 5]);
-    // The newcomer's tag is that of what was served last, with which job 1 was level before: one ahead, then turns.
+    // The returning class starts at the last tag served, where job 1 was before: one ahead, then they alternate.
     assert_eq!(jobs(&bench.run()), [2, 1, 2, 1, 2, 1, 2, 1, 2, 1]);
     assert!(
         bench.explain(1).starts_with("rule default: reservation none, weight 1, limit none for each job, 0 requests")
@@ -397,7 +398,7 @@ fn lowest_yield_goes_first() {
     assert_eq!(bench.explain(3), "job 3: 3.000 ms of device time in its present phase");
 }
 
-/// The guard of those whose rule favours some: with 3, each fourth batch at the latest is the oldest request's.
+/// The guard of policies that favour some requests: with 3, at least every fourth batch is the oldest request's.
 #[test]
 fn guards_let_the_oldest_go() {
     for (policy, rules) in [
@@ -414,8 +415,8 @@ fn guards_let_the_oldest_go() {
     }
 }
 
-/// What outlives requests is bounded: of idle applications the last seen are remembered, and accounts that are as
-/// good as new are forgotten.
+/// State that outlives requests is bounded: only the most recent idle applications are remembered, and full accounts
+/// are dropped.
 #[test]
 fn memories_of_the_idle_are_bounded() {
     let mut bench = Bench::new(PolicySpec::named("set10").with("phase_gap_ms", 1), Nanos(1000));
@@ -438,24 +439,24 @@ fn memories_of_the_idle_are_bounded() {
         bench.reads(&[job]);
         bench.run();
     }
-    // In one instant 16,384 jobs have accounts; the next ones share a bucket, and wait for it until others are full
-    // again (a second later) and are forgotten.
+    // At one instant 16,384 jobs have accounts; further jobs share a bucket, and wait for it until others are full
+    // again (a second later) and are dropped.
     assert!(bench.now >= ms(1000) && bench.now < ms(100_000), "{}", bench.now);
 }
 
-/// A core with lanes of their own, one batch in flight at each, that takes capacity `capacity`.
+/// A core with separate lanes, one batch in flight at each, and the given capacity.
 fn lanes(spec: PolicySpec, lanes: u16, capacity: u32) -> Core {
     Core::new(CoreConfig { lanes, ..CoreConfig::single_lane(capacity) }, &spec).unwrap()
 }
 
-/// A read of a job at a lane, touching no other.
+/// A read of a job on a lane, touching no other.
 fn push_at(core: &mut Core, now: Nanos, lane: u16, job: u32, len: u64) -> RequestId {
     let offset = (core.room() as u64) << 41 | now.0 << 21;
     let extent = Extent { file: FileId(job), lane: LaneId(lane), file_offset: offset, lane_offset: offset, len };
     core.push(now, &Request { job: JobId(job), arrival: now, ..Request::new(Op::Read, extent) }).unwrap()
 }
 
-/// The job of what goes next, which ends `service` later.
+/// The job of the next batch, which ends `service` later.
 fn next_job(core: &mut Core, now: Nanos, service: Nanos) -> Option<u32> {
     let Next::Dispatch(batch) = core.next(now) else { return None };
     core.event(now + service, Event::Completed(Completion::of(&batch, now, now + service)));
@@ -479,7 +480,7 @@ fn virtual_times_do_not_run_out() {
     }
 }
 
-/// Weights 1 : 4 at one lane, although virtual time passes much faster at another.
+/// Weights 1 : 4 on one lane, although virtual time passes much faster on another.
 #[test]
 fn virtual_times_are_of_lanes() {
     let mclock = PolicySpec::named("mclock").with("rules", "a: job=1 {weight=0.01}; b: job=2 {}; c: job=3 {weight=4}");
@@ -498,8 +499,8 @@ fn virtual_times_are_of_lanes() {
     }
 }
 
-/// A class within its limit is not starved by reservations that the device cannot keep: after three batches (0, 1, 2)
-/// that it waited for it goes, and may again from 13 on, after those of 13, 14 and 15.
+/// Reservations that the device cannot keep do not starve a class within its limit: after waiting for three batches (0,
+/// 1, 2) it goes, and again from 13 on, after those of 13, 14 and 15.
 #[test]
 fn mclock_reservations_leave_some_to_limited_classes() {
     let rules = "r: job=1 {reservation=1000000}; l: job=2 {limit=100}";
@@ -509,8 +510,8 @@ fn mclock_reservations_leave_some_to_limited_classes() {
     assert_eq!(times_ms(&bench.run(), 2), [3, 16]);
 }
 
-/// Requests of a rule under another: while its own bucket fills for the next, others queue up for the common one, each
-/// time before it.
+/// Requests of a rule under another: while the own bucket fills for the next request, others queue up for the common
+/// bucket, each time before it.
 #[test]
 fn tbf_bounds_hold_under_another_rule() {
     let rules = "own: job=1 {requests_per_s=1000, burst=1, under=all}; others: job=2 {requests_per_s=100000, \
@@ -534,7 +535,7 @@ fn tbf_bounds_hold_under_another_rule() {
     assert!(now > ms(240) && now <= bound, "{now}, bound {bound}");
 }
 
-/// A clock that goes back, or far ahead, makes an order strange, but nothing panics and nothing is lost.
+/// A clock that goes backwards or far ahead distorts the order, but nothing panics and no request is lost.
 #[test]
 fn clocks_that_jump_lose_nothing() {
     let rules = |policy: &str| match policy {
@@ -571,14 +572,14 @@ fn clocks_that_jump_lose_nothing() {
             }
             core.reconfigure(now, &spec).unwrap();
         }
-        // What waits for a time that never comes is still there.
+        // Requests that wait for an unreachable time are still queued.
         assert_eq!(sent + core.drain(Nanos(7)).len(), 210, "{}", info.name);
         assert!(core.is_empty(), "{}", info.name);
     }
 }
 
 /// One space for two servers, as at an I/O node that does not split requests. Server 0 is busy, and the oldest request
-/// waits for it; what is queued for server 1 goes, with its neighbour where the policy aggregates.
+/// waits for it; requests for server 1 go, with their neighbours if the policy aggregates.
 #[test]
 fn an_idle_server_is_served_though_the_oldest_request_waits_for_a_busy_one() {
     for info in impresario_sched::policy::POLICIES.iter().filter(|p| !["none", "twins"].contains(&p.name)) {

@@ -1,4 +1,4 @@
-//! The options of `twins`, worked by hand, and what the paper's rule promises about windows.
+//! The options of `twins`, worked by hand, and the guarantees of the paper's windows.
 
 use impresario_sched::{
     Batch, Completion, Core, CoreConfig, Event, Extent, FileId, LaneId, Nanos, Next, Op, PolicySpec, Request,
@@ -40,7 +40,8 @@ fn complete(core: &mut Core, now: Nanos, batch: &Batch) {
     core.event(now, Event::Completed(Completion::of(batch, now, now)));
 }
 
-/// What goes at an instant until there is a wait, each completing at once: (server, file, offset in KiB, requests).
+/// What is dispatched at an instant until there is a wait, each completing at once: (server, file, offset in KiB,
+/// requests).
 fn serve(core: &mut Core, now: Nanos) -> Vec<(u16, u32, u64, usize)> {
     std::iter::from_fn(|| match core.next(now) {
         Next::Dispatch(batch) => {
@@ -59,8 +60,8 @@ fn wait(core: &mut Core, now: Nanos) -> (Nanos, WaitReason) {
     }
 }
 
-/// The public library has one queue more than servers, always empty, and wastes its windows. Here each of three servers
-/// has every third window.
+/// The public library has one queue more than servers; it is always empty and wastes its windows. Here each of three
+/// servers has every third window.
 #[test]
 fn no_window_is_wasted() {
     let mut core = core(twins(), 3, 1);
@@ -72,7 +73,7 @@ fn no_window_is_wasted() {
     }
 }
 
-/// Nobody is woken for windows of servers that have nothing.
+/// No wake-up for windows of servers without requests.
 #[test]
 fn the_next_look_is_at_the_next_window_with_work() {
     let mut core = core(twins(), 200, 1);
@@ -89,7 +90,7 @@ fn the_next_look_is_at_the_next_window_with_work() {
     assert_eq!(serve(&mut core, at(130, 1)), [(130, 1, 0, 1)]);
 }
 
-/// Two nodes whose clocks differ by hours are at different servers in every window, and change at the same instant.
+/// Two nodes whose clocks differ by hours are at different servers in every window, and switch at the same instant.
 #[test]
 fn nodes_are_aligned_by_the_shared_clock() {
     let offsets_ns = [0, 7_345_678_901_234i64];
@@ -126,7 +127,7 @@ fn in_flight_per_server_is_a_limit_of_its_own() {
         let flying: Vec<Batch> = std::iter::from_fn(|| match core.next(Nanos(0)) {
             Next::Dispatch(batch) => Some(batch),
             Next::Wait { until, reason } => {
-                // Until its next window: the other server has nothing.
+                // Until its next window: the other server has no requests.
                 assert_eq!((until, reason), (us(2000), WaitReason::LanesBusy));
                 None
             }
@@ -135,13 +136,13 @@ fn in_flight_per_server_is_a_limit_of_its_own() {
         assert_eq!(flying.len(), most);
         complete(&mut core, Nanos(1), &flying[0]);
         dispatch(&mut core, Nanos(1));
-        // A switch to a policy without the limit gives the configured one back.
+        // A switch to a policy without the limit restores the configured one.
         core.reconfigure(Nanos(1), &PolicySpec::named("fifo")).unwrap();
         assert_eq!(core.status().lanes[0].limit_batches, Some(4));
     }
 }
 
-/// Server 0's stripes of one file touch in its own offsets, whatever lies between them in the file.
+/// Server 0's stripes of one file touch in its own offsets, whatever is between them in the file.
 #[test]
 fn merging_goes_by_the_servers_own_offsets() {
     let striped = |stripe: u64| {
@@ -161,14 +162,14 @@ fn merging_goes_by_the_servers_own_offsets() {
     }
 }
 
-/// A scan: files by key, ascending offsets from where the last batch ended, round to the lowest.
+/// A scan: files by key, ascending from the end of the last batch, wrapping to the lowest.
 #[test]
 fn offset_order_is_a_scan() {
     let mut core = core(twins().with("order_within", "offset"), 2, 1);
     push(&mut core, Nanos(0), &[(0, 2, 40), (0, 1, 80), (0, 3, 0), (0, 2, 20)]);
     let first = dispatch(&mut core, Nanos(0));
     assert_eq!((first.extent.file.0, first.extent.lane_offset >> 10), (1, 80));
-    // Behind the scan, ahead in the same file, and lower down in a file ahead.
+    // Behind the scan, ahead in the same file, and lower in a later file.
     push(&mut core, Nanos(0), &[(0, 1, 0), (0, 1, 200), (0, 2, 0)]);
     complete(&mut core, Nanos(0), &first);
     let order: Vec<_> = serve(&mut core, Nanos(0)).iter().map(|s| (s.1, s.2)).collect();
@@ -181,8 +182,7 @@ fn offset_order_merges_when_asked_and_guards_the_oldest() {
     let mut core = core(spec, 2, 1);
     push(&mut core, Nanos(0), &[(0, 1, 8), (0, 1, 0), (0, 1, 4)]);
     assert_eq!(serve(&mut core, Nanos(0)), [(0, 1, 0, 3)]);
-    // File 1 goes on for ever in ascending order. Once its request at 100 has gone, file 9's is the oldest, and waits
-    // for two more batches.
+    // File 1 keeps ascending. Once its request at 100 has gone, file 9's is the oldest, and waits for two more batches.
     push(&mut core, Nanos(1), &[(0, 1, 100), (0, 9, 0)]);
     let mut order = Vec::new();
     for i in 2..7 {
@@ -194,8 +194,8 @@ fn offset_order_merges_when_asked_and_guards_the_oldest() {
     assert_eq!(order, [1, 1, 1, 9, 1]);
 }
 
-/// Server 0's window: its own first; then, since it has nothing, server 1, whose window is next, then server 2. In
-/// server 1's window: 1, 2, 0.
+/// Server 0's window: its own first; then, since it has none, server 1, whose window is next, then server 2. In server
+/// 1's window: 1, 2, 0.
 #[test]
 fn work_conserving_serves_the_next_windows_servers() {
     let mut core = core(twins().with("work_conserving", "on"), 3, 1);
@@ -205,7 +205,7 @@ fn work_conserving_serves_the_next_windows_servers() {
     assert_eq!(lanes(serve(&mut core, Nanos(0))), [0, 1, 1, 2, 2]);
     push(&mut core, us(1000), &requests);
     assert_eq!(lanes(serve(&mut core, us(1000))), [1, 1, 2, 2, 0]);
-    // Full servers are passed by; then there is nothing to do before an event or the next window.
+    // Full servers are skipped; then there is nothing to do before an event or the next window.
     push(&mut core, us(2000), &requests);
     let flying: Vec<u16> = (0..3).map(|_| dispatch(&mut core, us(2000)).extent.lane.0).collect();
     assert_eq!(flying, [2, 0, 1]);
@@ -231,7 +231,8 @@ fn anticipating() -> PolicySpec {
     twins().with("order_within", "offset").with("anticipation_us", 200)
 }
 
-/// The stream of file 1 ended at 4 KiB; the server is held from file 2 for its next request, which comes.
+/// The stream of file 1 ended at 4 KiB; instead of serving file 2 the server is held for the stream's next request,
+/// which arrives.
 #[test]
 fn anticipation_holds_for_the_streams_next_request() {
     let mut core = core(anticipating(), 2, 1);
@@ -240,7 +241,7 @@ fn anticipation_holds_for_the_streams_next_request() {
     assert_eq!(first.extent.file.0, 1);
     complete(&mut core, us(100), &first);
     assert_eq!(wait(&mut core, us(100)), (us(300), WaitReason::Hold));
-    // Something else does not end the hold, a request behind the stream's end neither.
+    // Unrelated arrivals do not end the hold, nor does a request behind the stream's end.
     push(&mut core, us(150), &[(0, 3, 0), (0, 1, 0)]);
     assert_eq!(wait(&mut core, us(150)), (us(300), WaitReason::Hold));
     push(&mut core, us(200), &[(0, 1, 8)]);
@@ -251,8 +252,8 @@ fn anticipation_holds_for_the_streams_next_request() {
     assert_eq!(dispatch(&mut core, us(450)).extent.file.0, 2, "it did not come");
 }
 
-/// Nothing is held for when the continuation is queued already, when other batches are in flight, after a failure,
-/// and outside the server's window; and no hold goes beyond it.
+/// No hold if the continuation is already queued, if other batches are in flight, after a failure, or outside the
+/// server's window; and no hold extends beyond it.
 #[test]
 fn anticipation_knows_when_not_to_hold() {
     let mut one = core(anticipating(), 2, 1);
@@ -276,7 +277,7 @@ fn anticipation_knows_when_not_to_hold() {
     assert_eq!(dispatch(&mut two, us(10)).extent.file.0, 3, "the server is busy with another batch");
 }
 
-/// In order of arrival a server is held only from the other servers.
+/// In order of arrival a server is held only against the other servers.
 #[test]
 fn anticipation_before_turning_to_other_servers() {
     let spec = twins().with("work_conserving", "on").with("anticipation_us", 200);
@@ -302,13 +303,13 @@ fn anticipation_before_turning_to_other_servers() {
     );
 }
 
-/// In 300 rounds file 1 is served, and file 9 waits. Where file 1 goes on within 50 µs it is held for in every round;
-/// where it never does, four times, and then once in 64 rounds.
+/// In 300 rounds file 1 is served while file 9 waits. If file 1 continues within 50 µs it is held for in every round;
+/// if it never does, four times, and then once in 64 rounds.
 #[test]
 fn anticipation_switches_itself_off_where_it_does_not_pay() {
     let holds = |goes_on: bool| {
         let mut core = core(anticipating().with("window_us", 2_000_000), 2, 1);
-        // A failure ends the expectation.
+        // A failure cancels the expectation.
         let fail = |core: &mut Core, now, batch: &Batch| {
             core.event(now, Event::Completed(Completion { errno: 5, ..Completion::of(batch, now, now) }));
         };
@@ -344,7 +345,7 @@ fn anticipation_switches_itself_off_where_it_does_not_pay() {
     assert_eq!(holds(false), 4 + (300 - 4) / 64);
 }
 
-/// A change of parameters leaves the scan where it stands, and the account of a stream that did not pay empty.
+/// A change of parameters keeps the scan's position, and the empty account of a stream that did not pay.
 #[test]
 fn a_change_of_parameters_forgets_nothing() {
     let ordered = twins().with("order_within", "offset");

@@ -118,7 +118,7 @@ impl DataServer {
             return Some(item);
         }
         let arrival = self.engine.now();
-        if !self.engine.may_pass(submission) {
+        if !self.engine.may_bypass(submission) {
             return Some(item);
         }
         let Some(slice) = self.disk.read_at_once(item.file, (submission.lane_offset, submission.len)) else {

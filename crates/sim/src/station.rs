@@ -199,7 +199,7 @@ impl Station {
     pub(crate) fn next(&mut self, now: u64) -> Said {
         let said = self.core.next(Nanos(now));
         if let Some(laws) = &mut self.laws {
-            laws.said(now, &self.core, &said);
+            laws.decided(now, &self.core, &said);
         }
         self.forget_given_up(now);
         match said {

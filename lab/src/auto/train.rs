@@ -6,7 +6,7 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow};
 use impresario_device::FlashParams;
 use impresario_sched::policy::auto::FEATURES;
-use impresario_sched::policy::auto::table::{Place, Table};
+use impresario_sched::policy::auto::table::{DecisionTable, Place};
 use impresario_sim::Scenario;
 use impresario_sim::model::Device;
 use impresario_sim::sweep::side_by_side;
@@ -213,6 +213,6 @@ pub fn table(count: usize, seeds: &[u64], growth: Growth, progress: &mut dyn FnM
     let whole = Growth { depth_max: 0, ..growth };
     text += &rules(&leaves(&flash, whole), &flash, &DATA, ("flash or memory", fixed));
     text += LAST;
-    Table::parse(&text).map_err(|why| anyhow!("the trained table is refused: {why}"))?;
+    DecisionTable::parse(&text).map_err(|why| anyhow!("the trained table is refused: {why}"))?;
     Ok(text)
 }

@@ -156,13 +156,13 @@ impl Laws {
 
     /// A new policy or new parameters are in force: earlier promises no longer hold.
     pub fn switched(&mut self, core: &Core) {
-        self.look_at(core);
+        self.refresh_conduct(core);
         self.known.values_mut().for_each(|k| (k.bound, k.moved) = (None, false));
         self.withheld.clear();
     }
 
     /// Reads what the acting policy may do.
-    fn look_at(&mut self, core: &Core) {
+    fn refresh_conduct(&mut self, core: &Core) {
         let (status, (acting, own_switches)) = (core.status(), core.acting());
         (self.conduct, self.may_idle, self.in_order) = conduct(&acting);
         let limit = |l: &LaneStatus| l.limit_batches;
@@ -341,13 +341,13 @@ impl Laws {
     }
 
     /// The core made a decision.
-    pub fn said(&mut self, now: u64, core: &Core, said: &Next) {
+    pub fn decided(&mut self, now: u64, core: &Core, next: &Next) {
         self.pass_time(now);
         let moved = core.acting().1 != self.own_switches;
         if moved {
-            self.look_at(core);
+            self.refresh_conduct(core);
         }
-        match said {
+        match next {
             Next::Dispatch(batch) => {
                 self.dispatched(now, batch);
                 let real = batch.parts.iter().any(|p| self.known.contains_key(&p.id));

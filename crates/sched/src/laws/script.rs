@@ -287,9 +287,9 @@ impl Script {
     pub(super) fn pump(&mut self) -> Nanos {
         loop {
             self.forget_given_up();
-            let said = self.core.next(self.now);
-            self.laws.said(self.now.0, &self.core, &said);
-            match said {
+            let next = self.core.next(self.now);
+            self.laws.decided(self.now.0, &self.core, &next);
+            match next {
                 Next::Dispatch(batch) => {
                     assert!(!batch.parts.is_empty());
                     self.log.push(format!("{} {:?} {:?}", self.now.0, batch.extent, batch.parts));

@@ -238,9 +238,9 @@ fn a_correct_core_has_no_violations() {
         laws.pushed(i, &core, id, &r);
     }
     for now in 20.. {
-        let said = core.next(Nanos(now));
-        laws.said(now, &core, &said);
-        let Next::Dispatch(batch) = said else { break };
+        let decision = core.next(Nanos(now));
+        laws.decided(now, &core, &decision);
+        let Next::Dispatch(batch) = decision else { break };
         core.event(Nanos(now), Event::Completed(Completion::of(&batch, Nanos(now), Nanos(now))));
         laws.completed(now, batch.id);
     }
@@ -263,8 +263,8 @@ fn each_violation_is_reported() {
         op: Op::Write,
         parts: [Part { id, from, len: 100, lane_offset: offset }].into_iter().collect(),
     };
-    let mut accused = |said: Next, what: &str| {
-        laws.said(5, &core, &said);
+    let mut accused = |decision: Next, what: &str| {
+        laws.decided(5, &core, &decision);
         let violations = laws.take_violations();
         assert!(violations.iter().any(|v| v.contains(what)), "{what}: {violations:?}");
     };
@@ -298,7 +298,7 @@ fn each_violation_by_a_speculation_is_reported() {
         parts: [Part { id, from, len: 100, lane_offset: extent.lane_offset + from }].into_iter().collect(),
     };
     let accused = |core: &Core, laws: &mut Laws, batch: Batch, what: &str| {
-        laws.said(5, core, &Next::Dispatch(batch));
+        laws.decided(5, core, &Next::Dispatch(batch));
         let violations = laws.take_violations();
         assert_eq!(violations.len(), usize::from(!what.is_empty()), "{what}: {violations:?}");
         assert!(violations.iter().all(|v| v.contains(what)), "{what}: {violations:?}");

@@ -88,7 +88,7 @@ impl Policy for Crr {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
+        let choice = turns.round_robin(view, |group| {
             let flow = self.rings.turn(group)?;
             let first = self.flows.first(view, flow)?;
             if !view.open(view.table.lane(first)) {

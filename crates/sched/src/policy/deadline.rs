@@ -194,7 +194,7 @@ impl Policy for Deadline {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
+        let choice = turns.round_robin(view, |group| {
             let g = &mut self.groups[group];
             let going = g.sweep.filter(|(_, batches)| *batches < self.sweep);
             let continued = going.and_then(|(d, batches)| Some((g.directions[d].ahead(view)?, d, batches, g.starved)));

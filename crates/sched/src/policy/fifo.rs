@@ -50,7 +50,7 @@ impl Policy for Fifo {
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.go_round(view, |group| {
+        self.turns.round_robin(view, |group| {
             let first = self.backlog.first(view, group)?;
             // If requests are not split, the run around the oldest may begin on another server.
             if !view.open(view.table.lane(first)) {

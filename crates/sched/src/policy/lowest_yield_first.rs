@@ -20,7 +20,7 @@ use std::any::Any;
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_ON, Range};
 use super::parts::flows::{Flows, hull_bytes};
-use super::parts::phases::{Job, Phases};
+use super::parts::phases::{Application, Phases};
 use super::parts::tournament::{Contender, Tournament};
 use super::parts::turns::Turns;
 use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, View, WaitBound, WaitReason};
@@ -93,7 +93,7 @@ impl LowestYield {
     /// Updates a flow in the tournament after its application's yield changed, or removes it when it is empty.
     fn refile(&mut self, view: &View<'_>, flow: u32) {
         let (group, job) = self.flows.key(flow);
-        let Job { got, began, order, .. } = *self.phases.job(job);
+        let Application { got, began, order, .. } = *self.phases.job(job);
         let place = *self.flows.data(flow);
         let contender = (!self.flows.is_empty(flow)).then_some(Contender { got, began, order, flow });
         *self.flows.data(flow) = self.groups[group].set(place, contender, view.now);
@@ -132,7 +132,7 @@ impl Policy for LowestYield {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
+        let choice = turns.round_robin(view, |group| {
             let flow = self.flows.due(view, group).or_else(|| self.groups[group].winner(view.now))?;
             let first = self.flows.first(view, flow)?;
             if !view.open(view.table.lane(first)) {
@@ -181,7 +181,7 @@ impl Policy for LowestYield {
         if let Ok(old) = old.downcast::<LowestYield>()
             && old.in_bytes == self.in_bytes
         {
-            self.phases.recall(old.phases.known());
+            self.phases.import(old.phases.export());
         }
     }
 }

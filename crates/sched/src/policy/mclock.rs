@@ -351,7 +351,7 @@ impl Policy for Mclock {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round_lanes(view, |group| {
+        let choice = turns.round_robin_lanes(view, |group| {
             if let Some(flow) = self.queues.flows.due(view, group) {
                 return self.serve(view, flow, Phase::Weight, batch);
             }

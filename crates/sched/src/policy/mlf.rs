@@ -305,7 +305,7 @@ impl Policy for Mlf {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |lane| {
+        let choice = turns.round_robin(view, |lane| {
             let choice = self.serve(view, lane, batch);
             for q in self.aside.drain(..) {
                 self.levels.refile(view, q);

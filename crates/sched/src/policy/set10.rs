@@ -24,7 +24,7 @@ use std::any::Any;
 use super::lowest_yield_first::PHASE_GAP;
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_ON, Range};
 use super::parts::flows::{Flows, hull_bytes};
-use super::parts::phases::{Job, Phases};
+use super::parts::phases::{Application, Phases};
 use super::parts::rules::{self, Rule};
 use super::parts::turns::Turns;
 use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
@@ -152,7 +152,7 @@ impl Set10 {
     }
 
     /// The period of an application, and its source.
-    fn period_s(&self, who: &Who, job: Option<&Job>) -> (f64, String) {
+    fn period_s(&self, who: &Who, job: Option<&Application>) -> (f64, String) {
         if let Some((rule, period_s)) = self.known.iter().find(|k| k.0.fits(who)) {
             return (*period_s, format!("by rule {}", rule.name));
         }
@@ -200,7 +200,7 @@ impl Policy for Set10 {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
+        let choice = turns.round_robin(view, |group| {
             let due = self.flows.due(view, group);
             let flow = due.or_else(|| self.groups[group].next())?;
             let first = self.flows.first(view, flow)?;
@@ -246,7 +246,7 @@ impl Policy for Set10 {
 
     fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
         if let Ok(old) = old.downcast::<Set10>() {
-            self.phases.recall(old.phases.known());
+            self.phases.import(old.phases.export());
         }
     }
 }

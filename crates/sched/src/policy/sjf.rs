@@ -66,7 +66,7 @@ impl Policy for Sjf {
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
-        self.turns.go_round(view, |group| self.queues.serve(view, group, batch))
+        self.turns.round_robin(view, |group| self.queues.serve(view, group, batch))
     }
 
     fn serve_lane(&mut self, view: &View<'_>, oldest: Slot, batch: &mut Vec<Slot>) -> Choice {

@@ -165,7 +165,7 @@ impl Twins {
     fn hold(&mut self, view: &View<'_>, lane: LaneId) -> Option<Nanos> {
         let anticipation = self.anticipation.as_mut()?;
         let (stream, start) = anticipation.expected(lane)?;
-        if self.queues.goes_on(view, stream, start, start.saturating_add(self.reach_bytes)) {
+        if self.queues.continues(view, stream, start, start.saturating_add(self.reach_bytes)) {
             anticipation.give_up(view.now, lane);
             return None;
         }
@@ -200,7 +200,7 @@ impl Policy for Twins {
             && (start..=start.saturating_add(self.reach_bytes)).contains(&view.table.start(slot))
         {
             // The fixed part of the cost is the price of turning elsewhere.
-            anticipation.came(view.now, stream.0, view.cost.ttp(stream.2, 0));
+            anticipation.fulfilled(view.now, stream.0, view.cost.ttp(stream.2, 0));
         }
     }
 

@@ -224,7 +224,7 @@ impl Policy for Wfq {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
+        let choice = turns.round_robin(view, |group| {
             let (q, first) = self.turn(view, group)?;
             if !view.open(view.table.lane(first)) {
                 return Some(Choice::until_event(WaitReason::LanesBusy));

@@ -36,9 +36,9 @@ use crate::spec::PolicySpec;
 use crate::table::{Slot, State};
 use crate::types::{ConnId, Nanos};
 use meter::Meter;
-use observe::Observer;
+use observe::Sampler;
 pub use observe::{DeviceClass, FEATURES, Observation};
-use table::{Alternative, Objective, Place, Situation, Table};
+use table::{Alternative, DecisionTable, Objective, Place, Situation};
 
 /// No switch for less expected relative gain.
 pub const MARGIN: f64 = 0.05;
@@ -149,12 +149,12 @@ struct Auto {
     params: Params,
     setup: Setup,
     objective: Objective,
-    table: Table,
+    table: DecisionTable,
     situation: Situation,
     inner: Box<dyn Policy>,
     acting: Pick,
     /// `None` if nothing need be observed.
-    observer: Option<Observer>,
+    sampler: Option<Sampler>,
     /// The device class is known.
     begun: bool,
     seen: Option<Observation>,
@@ -171,14 +171,14 @@ struct Auto {
 }
 
 impl Auto {
-    fn new(params: &Params, table: Table, setup: &Setup) -> Result<Auto, PolicyError> {
+    fn new(params: &Params, table: DecisionTable, setup: &Setup) -> Result<Auto, PolicyError> {
         let place = if setup.lanes > 1 { Place::IoNode } else { Place::Data };
         let situation = Situation { place, sorted_below: setup.sorted_below, device: None };
         let objective = Objective::named(params.text("objective"));
         let rule = table.rule_for(situation, None);
         let acting = Pick { rule, choice: best(&table.rule[rule].choice, objective) };
         let inner = build(&table.rule[rule].choice[acting.choice].spec(), setup)?;
-        let observer = (!table.needs_no_observation(situation)).then(Observer::new);
+        let sampler = (!table.needs_no_observation(situation)).then(Sampler::new);
         Ok(Auto {
             params: params.clone(),
             setup: *setup,
@@ -187,7 +187,7 @@ impl Auto {
             situation,
             inner,
             acting,
-            observer,
+            sampler,
             begun: false,
             seen: None,
             counts: (rule, 0),
@@ -265,13 +265,13 @@ impl Auto {
 
     /// Requests left the queue.
     fn left(&mut self, view: &View<'_>, slots: &[Slot], choice: Choice) {
-        let Some(observer) = &mut self.observer else { return };
+        let Some(sampler) = &mut self.sampler else { return };
         match choice {
-            Choice::Serve | Choice::ServeThrough => slots.iter().for_each(|slot| observer.left(view, *slot)),
+            Choice::Serve | Choice::ServeThrough => slots.iter().for_each(|slot| sampler.left(view, *slot)),
             // The core sends the whole request if the driver takes no pieces, or if the piece is the rest.
             Choice::ServePiece { len_bytes } => {
                 let whole = |slot: &&Slot| !view.pieces || len_bytes >= view.table.len_bytes(**slot);
-                slots.iter().filter(whole).for_each(|slot| observer.left(view, *slot));
+                slots.iter().filter(whole).for_each(|slot| sampler.left(view, *slot));
             }
             Choice::Wait { .. } => {}
         }
@@ -343,9 +343,9 @@ impl Policy for Auto {
     }
 
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
-        if let Some(observer) = &mut self.observer {
+        if let Some(sampler) = &mut self.sampler {
             self.meter.arrived(view.now, view.table.len() <= 1);
-            let seen = observer.arrived(view, slot);
+            let seen = sampler.arrived(view, slot);
             if !self.begun {
                 self.begun = true;
                 self.situation.device = Some(DeviceClass::of(view.cost));
@@ -360,8 +360,8 @@ impl Policy for Auto {
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
-        if let Some(observer) = &mut self.observer {
-            observer.left(view, slot);
+        if let Some(sampler) = &mut self.sampler {
+            sampler.left(view, slot);
         }
         self.inner.dequeue(view, slot);
     }
@@ -413,8 +413,8 @@ impl Policy for Auto {
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        if let Some(observer) = &mut self.observer {
-            observer.completed(view, done);
+        if let Some(sampler) = &mut self.sampler {
+            sampler.completed(view, done);
             self.meter.ended(view.now, done.len_bytes, done.slots.len() as u32);
         }
         self.inner.completed(view, done);

@@ -150,7 +150,7 @@ impl Census {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Stream {
+struct Predecessor {
     end: u64,
     tag: u64,
 }
@@ -165,13 +165,13 @@ struct Tables {
     files: Census,
     clients: Census,
     /// By client, file and lane.
-    streams: [Stream; STREAMS],
+    streams: [Predecessor; STREAMS],
     /// Starts and ends of recent requests.
     edges: [u32; EDGES],
 }
 
 /// Computes the observations of `auto`.
-pub(super) struct Observer {
+pub(super) struct Sampler {
     tables: Box<Tables>,
     /// Index of the current window.
     window: u32,
@@ -190,16 +190,16 @@ pub(super) struct Observer {
     last: Nanos,
 }
 
-impl Observer {
-    pub fn new() -> Observer {
+impl Sampler {
+    pub fn new() -> Sampler {
         let tables = Tables {
             jobs: Census::new(),
             files: Census::new(),
             clients: Census::new(),
-            streams: [Stream::default(); STREAMS],
+            streams: [Predecessor::default(); STREAMS],
             edges: [0; EDGES],
         };
-        Observer {
+        Sampler {
             tables: Box::new(tables),
             window: 1,
             first: true,
@@ -242,7 +242,7 @@ impl Observer {
             self.sequential += u32::from(continues);
             self.distance_log2 += f64::from(64 - start.abs_diff(stream.end).leading_zeros());
         }
-        *stream = Stream { end, tag };
+        *stream = Predecessor { end, tag };
         // A start of one request is an end of its neighbour: both are marked, distinguished by the lowest bit.
         let edge = |offset: u64, is_end: bool| (hash(place, offset) as u32) << 1 | u32::from(is_end);
         let at = |edge: u32| (edge >> 1) as usize % EDGES;

@@ -182,17 +182,17 @@ fn feature(name: &str) -> Option<&'static Feature> {
 /// A decision table.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Table {
+pub struct DecisionTable {
     /// Format version: 1.
     pub version: u32,
     /// In order of precedence. The last rule has no conditions.
     pub rule: Vec<Rule>,
 }
 
-impl Table {
+impl DecisionTable {
     /// Parses and validates a table; the error is one line.
-    pub fn parse(text: &str) -> Result<Table, String> {
-        let table: Table =
+    pub fn parse(text: &str) -> Result<DecisionTable, String> {
+        let table: DecisionTable =
             toml::from_str(text).map_err(|e| at_line(text, e.span().map(|span| span.start), e.message()))?;
         table.check()?;
         Ok(table)
@@ -275,13 +275,13 @@ fn check_rule(rule: &Rule) -> Result<(), String> {
 }
 
 /// The table given by the parameters.
-pub(super) fn of(params: &Params) -> Result<Table, String> {
+pub(super) fn of(params: &Params) -> Result<DecisionTable, String> {
     match params.text("table") {
-        "" => Table::parse(BUILT_IN),
+        "" => DecisionTable::parse(BUILT_IN),
         text if !text.contains('\n') => Err(format!(
             "\"{text}\" is not the text of a table; a configuration file and `impresario policy set` read the file that they \
              are given as table=FILE"
         )),
-        text => Table::parse(text),
+        text => DecisionTable::parse(text),
     }
 }

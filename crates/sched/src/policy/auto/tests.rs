@@ -1,7 +1,7 @@
 //! Invalid tables are refused with a reason; observations distinguish patterns; switches follow them and are undone if
 //! they yield less.
 
-use super::table::{BUILT_IN, Table};
+use super::table::{BUILT_IN, DecisionTable};
 use super::*;
 use crate::{
     ClientId, Completion, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Next, Op,
@@ -105,7 +105,7 @@ fn errors_in_tables_are_named() {
         (&*rule("reads = { from = 1.0, below = 1.0 }\nchoice = [{ policy = \"mlf\" }]"), "reads: nothing lies between"),
         (&*rule("reads = { from = 0.5 }\nchoice = [{ policy = \"mlf\" }]"), "has conditions; one without any"),
     ] {
-        let error = Table::parse(text).unwrap_err();
+        let error = DecisionTable::parse(text).unwrap_err();
         assert!(error.contains(says), "{text}: {error}");
         let refused = Core::new(data(), &with_table(&format!("{text}\n"))).err().unwrap().to_string();
         assert!(refused.starts_with("policy auto cannot be used here: its decision table: "), "{refused}");
@@ -116,8 +116,8 @@ fn errors_in_tables_are_named() {
 
 #[test]
 fn the_built_in_table_parses_and_round_trips() {
-    let table = Table::parse(BUILT_IN).unwrap();
-    assert_eq!(Table::parse(&toml::to_string(&table).unwrap()).unwrap(), table);
+    let table = DecisionTable::parse(BUILT_IN).unwrap();
+    assert_eq!(DecisionTable::parse(&toml::to_string(&table).unwrap()).unwrap(), table);
     assert!(BUILT_IN.len() <= crate::policy::params::TEXT_MAX_BYTES, "it could not be given as a parameter");
 }
 

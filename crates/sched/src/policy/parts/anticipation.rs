@@ -121,7 +121,7 @@ impl Anticipation {
     }
 
     /// The expected request arrived; `saved` is the extra cost had the server turned elsewhere.
-    pub fn came(&mut self, now: Nanos, server: LaneId, saved: Nanos) {
+    pub fn fulfilled(&mut self, now: Nanos, server: LaneId, saved: Nanos) {
         self.settle(now, server, saved);
     }
 
@@ -192,7 +192,7 @@ mod tests {
             if a.hold(now, LaneId(0)).is_some() {
                 held += 1;
                 if succeeds(i) {
-                    a.came(now + Nanos(10), LaneId(0), Nanos(saved));
+                    a.fulfilled(now + Nanos(10), LaneId(0), Nanos(saved));
                 } else {
                     assert_eq!(a.hold(now + Nanos(100), LaneId(0)), None);
                 }
@@ -225,7 +225,7 @@ mod tests {
             a.expect(now, STREAM, 0, Nanos::MAX);
             if a.hold(now, LaneId(0)).is_some() {
                 held += 1;
-                a.came(now + Nanos(10), LaneId(0), Nanos(500));
+                a.fulfilled(now + Nanos(10), LaneId(0), Nanos(500));
             }
         }
         assert!(held > 130, "{held}");

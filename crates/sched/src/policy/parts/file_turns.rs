@@ -105,7 +105,7 @@ impl Policy for FileTurns {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| {
+        let choice = turns.round_robin(view, |group| {
             let (q, spent) = self.rings.turn_and_spent(group)?;
             let queue = &mut self.queues[q];
             let oldest = queue.runs.oldest()?;

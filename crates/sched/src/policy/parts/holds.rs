@@ -15,7 +15,7 @@ const PATIENCE: i8 = 2;
 const RETRY_BATCHES: i8 = 32;
 
 /// A file by its stable key, and an operation.
-type Stream = (u64, Op);
+type FileOp = (u64, Op);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct History {
@@ -47,7 +47,7 @@ impl History {
 /// The holds of a policy.
 pub(in crate::policy) struct Holds {
     hold: Nanos,
-    files: Remembered<Stream, History>,
+    files: Remembered<FileOp, History>,
 }
 
 impl Holds {
@@ -68,7 +68,7 @@ impl Holds {
 
     /// How long a run of `requests` requests is held; `None`: not at all. `first` is the arrival of its first request,
     /// `newest` that of the file's newest.
-    pub fn until(&mut self, now: Nanos, file: Stream, requests: u64, first: Nanos, newest: Nanos) -> Option<Nanos> {
+    pub fn until(&mut self, now: Nanos, file: FileOp, requests: u64, first: Nanos, newest: Nanos) -> Option<Nanos> {
         let until = (newest + self.hold).min(first + self.longest());
         if self.hold == Nanos::ZERO || until <= now {
             return None;
@@ -84,14 +84,14 @@ impl Holds {
     }
 
     /// A run was sent.
-    pub fn sent(&mut self, file: Stream, requests: usize) {
+    pub fn sent(&mut self, file: FileOp, requests: usize) {
         if self.hold > Nanos::ZERO {
             self.files.of(file, || FRESH).sent(u32::try_from(requests).unwrap_or(u32::MAX));
         }
     }
 
     /// The queued requests of a file were cancelled, which ends its hold.
-    pub fn cancelled(&mut self, file: Stream) {
+    pub fn cancelled(&mut self, file: FileOp) {
         if let Some(history) = self.files.get_mut(&file) {
             history.held = 0;
         }
@@ -107,7 +107,7 @@ impl Holds {
 mod tests {
     use super::*;
 
-    const FILE: Stream = (7, Op::Read);
+    const FILE: FileOp = (7, Op::Read);
 
     fn is_held(holds: &mut Holds, requests: u64) -> bool {
         holds.until(Nanos(5), FILE, requests, Nanos(5), Nanos(5)).is_some()

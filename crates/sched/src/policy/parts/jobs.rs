@@ -290,7 +290,7 @@ impl<R: JobRule + 'static> Policy for Jobs<R> {
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
-        let choice = turns.go_round(view, |group| self.ask(view, group, batch));
+        let choice = turns.round_robin(view, |group| self.ask(view, group, batch));
         self.turns = turns;
         choice
     }

@@ -20,7 +20,7 @@ const PERIODS: u32 = 16;
 
 /// An application.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::policy) struct Job {
+pub(in crate::policy) struct Application {
     /// Its stable key.
     pub key: u64,
     /// When its current phase began, and that phase's number in the order of all phases.
@@ -53,7 +53,7 @@ impl Period {
 pub(in crate::policy) struct Phases {
     gap: Nanos,
     by_key: FxHashMap<u64, u32>,
-    jobs: Rows<Job>,
+    jobs: Rows<Application>,
     next_order: u64,
     /// The number of applications at which idle ones are dropped.
     forget_at: usize,
@@ -97,7 +97,8 @@ impl Phases {
             self.forget();
         }
         let period = Period::default();
-        let fresh = Job { key, began: Nanos::ZERO, order: 0, got: 0, outstanding: 0, idle_since: Nanos::ZERO, period };
+        let fresh =
+            Application { key, began: Nanos::ZERO, order: 0, got: 0, outstanding: 0, idle_since: Nanos::ZERO, period };
         let id = self.jobs.insert(fresh);
         self.by_key.insert(key, id);
         id
@@ -119,31 +120,31 @@ impl Phases {
     }
 
     /// An application.
-    pub fn job(&self, id: u32) -> &Job {
+    pub fn job(&self, id: u32) -> &Application {
         &self.jobs[id]
     }
 
     /// An application, mutable.
-    pub fn job_mut(&mut self, id: u32) -> &mut Job {
+    pub fn job_mut(&mut self, id: u32) -> &mut Application {
         &mut self.jobs[id]
     }
 
     /// An application by key.
-    pub fn find(&self, key: u64) -> Option<&Job> {
+    pub fn find(&self, key: u64) -> Option<&Application> {
         self.by_key.get(&key).map(|id| self.job(*id))
     }
 
     /// Exports all applications, for a policy with changed parameters.
-    pub fn export(&self) -> Vec<Job> {
+    pub fn export(&self) -> Vec<Application> {
         self.by_key.values().map(|id| *self.job(*id)).collect()
     }
 
     /// Imports applications. Their requests are queued again, so all are idle for now and no phase has ended.
-    pub fn import(&mut self, known: Vec<Job>) {
+    pub fn import(&mut self, known: Vec<Application>) {
         for job in known {
             let id = self.add(job.key);
             let idle_since = if job.outstanding > 0 { Nanos::MAX } else { job.idle_since };
-            self.jobs[id] = Job { outstanding: 0, idle_since, ..job };
+            self.jobs[id] = Application { outstanding: 0, idle_since, ..job };
             self.next_order = self.next_order.max(job.order + 1);
         }
     }

@@ -71,7 +71,7 @@ impl ServerQueues {
     }
 
     /// A queued request continues the stream between `start` and `last`, or will be served before it anyway.
-    pub fn goes_on(&self, view: &View<'_>, stream: Stream, start: u64, last: u64) -> bool {
+    pub fn continues(&self, view: &View<'_>, stream: Stream, start: u64, last: u64) -> bool {
         let ServerQueues::Offset { queues, .. } = self else { return !self.is_empty(stream.0) };
         let stand = Stand { file_key: stream.1, op: stream.2, offset: start };
         let next = queues.at_or_after(view, stream.0.index(), stand.ranks(), start);

@@ -11,13 +11,13 @@ pub(crate) struct Turns {
 impl Turns {
     /// Asks the groups that can start something in turn until one dispatches; a group that can do nothing returns
     /// `None`. Otherwise returns the wait that ends first.
-    pub fn go_round(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
+    pub fn round_robin(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         let first = if self.next < view.groups() { self.next } else { 0 };
         self.round(view.startable_groups(first), ask)
     }
 
     /// The same over lanes, although they share one space.
-    pub fn go_round_lanes(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
+    pub fn round_robin_lanes(&mut self, view: &View<'_>, ask: impl FnMut(usize) -> Option<Choice>) -> Choice {
         self.round(view.open_lanes(if self.next < view.lanes.len() { self.next } else { 0 }), ask)
     }
 

@@ -107,7 +107,7 @@ impl Windows {
             // The fixed part of the cost is the price of turning elsewhere, which a distant request pays anyway.
             let near = (end..=end.saturating_add(self.reach_bytes)).contains(&start);
             let saved = if near { view.cost.ttp(stream.2, 0) } else { Nanos::ZERO };
-            anticipation.came(view.now, stream.0, saved);
+            anticipation.fulfilled(view.now, stream.0, saved);
         }
     }
 

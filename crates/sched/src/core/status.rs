@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Core;
-use crate::contract::{Foretold, LaneStatus, Status};
+use crate::contract::{LaneStatus, PredictionStatus, Status};
 use crate::names::Who;
 use crate::policy::{self, PolicyError, WaitBound};
 use crate::spec::PolicySpec;
@@ -23,44 +23,44 @@ impl Core {
 
     /// Checks whether [`Core::reconfigure`] would accept this policy.
     pub fn check(&self, spec: &PolicySpec) -> Result<(), PolicyError> {
-        policy::build(spec, &self.ground.setup()).map(drop)
+        policy::build(spec, &self.shared.setup()).map(drop)
     }
 
-    /// Whether any read may currently bypass scheduling; see [`Core::may_pass`].
-    pub fn lets_pass(&self) -> bool {
-        !self.ground.unlimited && !self.ground.shares
+    /// Whether any read may currently bypass scheduling; see [`Core::may_bypass`].
+    pub fn allows_bypass(&self) -> bool {
+        !self.shared.unlimited && !self.shared.shares
     }
 
     /// Whether a read that needs no device may be served at once, without scheduling: no outstanding request changes
     /// these bytes, its connection can take data, and the policy schedules devices rather than shares. A policy that
     /// hands over everything at once needs no bypass. `file` is `None` for a file without outstanding requests.
-    pub fn may_pass(&self, file: Option<FileId>, lane: LaneId, conn: ConnId, range: Range<u64>) -> bool {
-        let ground = &self.ground;
-        self.lets_pass()
-            && !ground.not_ready.contains(&conn)
-            && file.is_none_or(|file| !self.conflicts.changes(&ground.table, file, lane, range))
+    pub fn may_bypass(&self, file: Option<FileId>, lane: LaneId, conn: ConnId, range: Range<u64>) -> bool {
+        let shared = &self.shared;
+        self.allows_bypass()
+            && !shared.not_ready.contains(&conn)
+            && file.is_none_or(|file| !self.conflicts.changes(&shared.table, file, lane, range))
     }
 
     /// The worst-case wait of a queued request from now; `None` when it is blocked, in flight or gone.
     pub fn wait_bound(&self, now: Nanos, id: RequestId) -> Option<WaitBound> {
-        let slot = self.ground.table.find(id)?;
-        if self.ground.table.state(slot) != State::Queued || !self.ground.table.op(slot).is_data() {
+        let slot = self.shared.table.find(id)?;
+        if self.shared.table.state(slot) != State::Queued || !self.shared.table.op(slot).is_data() {
             return None;
         }
-        let view = self.ground.view(now);
+        let view = self.shared.view(now);
         Some(self.policy.wait_bound(&view, slot))
     }
 
     /// Whether a rule of the policy currently withholds a queued request.
     pub fn is_withheld(&self, now: Nanos, id: RequestId) -> bool {
-        let slot = self.ground.table.find(id).filter(|s| self.ground.table.state(*s) == State::Queued);
-        slot.is_some_and(|slot| self.policy.is_withheld(&self.ground.view(now), slot))
+        let slot = self.shared.table.find(id).filter(|s| self.shared.table.state(*s) == State::Queued);
+        slot.is_some_and(|slot| self.policy.is_withheld(&self.shared.view(now), slot))
     }
 
     /// An outstanding request with its whole extent.
     pub fn request(&self, id: RequestId) -> Option<Request> {
-        let slot = self.ground.table.find(id)?;
-        let mut request = self.ground.table.request(slot);
+        let slot = self.shared.table.find(id)?;
+        let mut request = self.shared.table.request(slot);
         if let Some(pieced) = self.pieced.get(&slot) {
             request.extent = pieced.whole;
         }
@@ -70,9 +70,9 @@ impl Core {
     /// The youngest queued or blocked request with exactly these bytes of a file; on lane 0 if lanes have separate
     /// spaces.
     pub fn youngest_queued(&self, file: FileId, op: Op, start: u64, len: u64) -> Option<RequestId> {
-        let waits = |slot| matches!(self.ground.table.state(slot), State::Queued | State::Blocked);
-        let slot = self.conflicts.youngest(&self.ground.table, file, op, (start, len), waits)?;
-        Some(self.ground.table.id(slot))
+        let waits = |slot| matches!(self.shared.table.state(slot), State::Queued | State::Blocked);
+        let slot = self.conflicts.youngest(&self.shared.table, file, op, (start, len), waits)?;
+        Some(self.shared.table.id(slot))
     }
 
     /// How the policy currently treats requests of this kind, in words; `None` if all are treated alike.
@@ -82,7 +82,7 @@ impl Core {
 
     /// True if nothing is queued, blocked or in flight.
     pub fn is_empty(&self) -> bool {
-        self.ground.table.is_empty()
+        self.shared.table.is_empty()
     }
 
     /// Requests queued, including blocked ones.
@@ -92,7 +92,7 @@ impl Core {
 
     /// Free slots for further requests.
     pub fn room(&self) -> usize {
-        self.ground.table.capacity() as usize - self.ground.table.len()
+        self.shared.table.capacity() as usize - self.shared.table.len()
     }
 
     /// Policy, queues and statistics.
@@ -100,13 +100,13 @@ impl Core {
         Status {
             policy: self.policy.spec(),
             chosen: self.policy.chosen(),
-            capacity: self.ground.table.capacity(),
+            capacity: self.shared.table.capacity(),
             queued: self.queued,
             blocked: self.blocked,
-            in_flight_batches: self.ground.in_flight_batches,
+            in_flight_batches: self.shared.in_flight_batches,
             speculated_bytes: self.speculations.started_bytes(),
             lanes: self
-                .ground
+                .shared
                 .lanes
                 .iter()
                 .map(|l| LaneStatus {
@@ -119,7 +119,7 @@ impl Core {
             foretold: self
                 .foreseen
                 .as_ref()
-                .map(|run| Foretold { requests: run.len() as u64, linked: self.policy.linked() }),
+                .map(|run| PredictionStatus { requests: run.len() as u64, linked: self.policy.linked() }),
             statistics: self.statistics.as_ref().map(|s| s.report()).unwrap_or_default(),
         }
     }

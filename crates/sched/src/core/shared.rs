@@ -10,7 +10,7 @@ use crate::table::Table;
 use crate::types::{ConnId, LaneId, Nanos};
 
 /// State that policies read through a [`View`]; separate from the policy, which borrows it while it decides.
-pub(super) struct Ground {
+pub(super) struct SharedState {
     pub(super) config: CoreConfig,
     pub(super) table: Table,
     pub(super) lanes: Vec<Lane>,
@@ -28,7 +28,7 @@ pub(super) struct Ground {
     pub(super) shares: bool,
 }
 
-impl Ground {
+impl SharedState {
     pub(super) fn view(&self, now: Nanos) -> View<'_> {
         View {
             now,
@@ -50,7 +50,7 @@ impl Ground {
     pub(super) fn queued(&mut self, lane: LaneId, change: i32) {
         let at = lane.index();
         self.lanes[at].queued = self.lanes[at].queued.saturating_add_signed(change);
-        self.look_at(at);
+        self.update_startable(at);
     }
 
     /// Counts a batch of `bytes` on a lane as started or ended.
@@ -67,19 +67,19 @@ impl Ground {
             l.in_flight_bytes = l.in_flight_bytes.saturating_sub(bytes);
         }
         self.stuck_batches += l.stuck();
-        self.look_at(lane.index());
+        self.update_startable(lane.index());
     }
 
-    /// So many of the batches in flight on a lane do not count against the limits.
+    /// Sets how many of the batches in flight on a lane do not count against the limits.
     pub(super) fn stuck(&mut self, lane: LaneId, batches: u32) {
         let Some(l) = self.lanes.get_mut(lane.index()) else { return };
         self.stuck_batches -= l.stuck();
         l.stuck_requests = batches;
         self.stuck_batches += l.stuck();
-        self.look_at(lane.index());
+        self.update_startable(lane.index());
     }
 
-    fn look_at(&mut self, at: usize) {
+    fn update_startable(&mut self, at: usize) {
         let lane = &self.lanes[at];
         self.startable.set(at, lane.queued > 0 && lane.has_room());
     }
@@ -105,6 +105,6 @@ impl Ground {
             lane.limit_bytes = if unlimited { u64::MAX } else { self.config.lane_bytes.max(1) };
         }
         self.stuck_batches = self.lanes.iter().map(Lane::stuck).sum();
-        (0..self.lanes.len()).for_each(|at| self.look_at(at));
+        (0..self.lanes.len()).for_each(|at| self.update_startable(at));
     }
 }

@@ -8,8 +8,8 @@ use crate::types::{ConnId, Nanos, Request, RequestId};
 impl Core {
     /// Cancels a request. If a piece of it is in flight it counts as in flight; its remaining pieces are not started.
     pub fn cancel(&mut self, now: Nanos, id: RequestId) -> Cancelled {
-        let Some(slot) = self.ground.table.find(id) else { return Cancelled::Unknown };
-        match self.ground.table.state(slot) {
+        let Some(slot) = self.shared.table.find(id) else { return Cancelled::Unknown };
+        match self.shared.table.state(slot) {
             State::InFlight => Cancelled::InFlight,
             State::Free | State::Speculative => Cancelled::Unknown,
             state => {
@@ -24,15 +24,15 @@ impl Core {
             self.blocked -= 1;
         } else {
             self.queued -= 1;
-            if self.ground.table.op(slot).is_data() {
-                left_queue(&mut self.ground, &mut self.stranded, &[slot]);
-                self.policy.dequeue(&self.ground.view(now), slot);
+            if self.shared.table.op(slot).is_data() {
+                left_queue(&mut self.shared, &mut self.stranded, &[slot]);
+                self.policy.dequeue(&self.shared.view(now), slot);
             } else {
                 self.barriers.retain(|s| *s != slot);
             }
         }
         if self.pieced.get(&slot).is_some_and(|p| p.in_flight > 0) {
-            self.ground.table.set_state(slot, State::InFlight);
+            self.shared.table.set_state(slot, State::InFlight);
             return Cancelled::InFlight;
         }
         self.forget_pieces(slot);
@@ -45,14 +45,14 @@ impl Core {
 
     /// Cancels the queued requests of a connection and returns their identities. Requests in flight stay.
     pub fn cancel_connection(&mut self, now: Nanos, conn: ConnId) -> Vec<RequestId> {
-        let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
+        let slots = self.shared.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
         // Youngest first, so that no request blocked by a cancelled one is admitted in between.
-        let mine = slots.into_iter().rev().filter(|s| self.ground.table.conn(*s) == conn).collect::<Vec<_>>();
+        let mine = slots.into_iter().rev().filter(|s| self.shared.table.conn(*s) == conn).collect::<Vec<_>>();
         // A closed connection must not be waited for.
         self.event(now, Event::Ready { connection: conn, ready: true });
         let mut gone = Vec::with_capacity(mine.len());
         for slot in mine {
-            let id = self.ground.table.id(slot);
+            let id = self.shared.table.id(slot);
             self.cancel(now, id);
             gone.push(id);
         }
@@ -61,11 +61,11 @@ impl Core {
 
     /// Removes everything that is not in flight, in order of arrival; of a partly dispatched request, the rest.
     pub fn drain(&mut self, now: Nanos) -> Vec<Request> {
-        self.speculations.give_up_all(&mut self.ground.table);
-        let slots = self.ground.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
+        self.speculations.give_up_all(&mut self.shared.table);
+        let slots = self.shared.table.in_state(|s| matches!(s, State::Queued | State::Blocked));
         let mut requests = Vec::with_capacity(slots.len());
         for slot in slots.into_iter().rev() {
-            let (request, state) = (self.ground.table.request(slot), self.ground.table.state(slot));
+            let (request, state) = (self.shared.table.request(slot), self.shared.table.state(slot));
             self.count(|s| &mut s.cancelled);
             self.withdraw(now, slot, state);
             requests.push(request);
