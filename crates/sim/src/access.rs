@@ -1,24 +1,24 @@
-//! What the processes of an application ask for: the place of each request.
+//! The accesses of an application's processes: where each request goes.
 
 use crate::model::{Application, Operation, Pattern};
 use impresario_base::random::mix;
 
-/// One access of a process: so many extents of equal length at equal distances in one file.
+/// One access of a process: `regions` extents of equal length at equal distances in one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Access {
-    /// Which of the application's files.
+    /// Index among the application's files.
     pub(crate) file: u32,
     pub(crate) op: Operation,
     pub(crate) offset: u64,
-    /// Of an extent, bytes.
+    /// Length of an extent, bytes.
     pub(crate) len: u64,
-    /// From one extent's start to the next.
+    /// Distance from one extent's start to the next.
     pub(crate) stride: u64,
     pub(crate) count: u32,
 }
 
 impl Access {
-    /// Bytes in all.
+    /// Total bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.len * u64::from(self.count)
     }
@@ -35,9 +35,9 @@ impl Access {
     }
 }
 
-/// A pseudo-random order of `0..n` that needs no table: a Feistel network of four rounds over the least power of four
-/// that holds them, walked until a number falls below `n` (J. Black and P. Rogaway, *Ciphers with arbitrary finite
-/// domains*, 2002, sections 4 and 5).
+/// A pseudo-random permutation of `0..n` without a table: a Feistel network of four rounds over the smallest power of
+/// four that covers the range, repeated until the number is below `n` (J. Black and P. Rogaway, *Ciphers with arbitrary
+/// finite domains*, 2002, sections 4 and 5).
 pub(crate) fn shuffled(i: u64, n: u64, seed: u64) -> u64 {
     let half = (64 - n.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);
     let mask = (1u64 << half) - 1;
@@ -72,12 +72,13 @@ pub(crate) fn nth(a: &Application, rank: u32, i: u64, seed: u64) -> Access {
             count: regions as u32,
         },
         Pattern::Random => {
-            // A request of several regions is that many blocks in a row of the shuffled file's, in one block's place.
+            // A request of several regions takes that many consecutive blocks of the shuffled file, at one block's
+            // position.
             let blocks = processes * a.requests;
             one(0, shuffled(rank * a.requests + i, blocks, seed) * whole, whole)
         }
         Pattern::Runs => {
-            // Two runs take the place of one of the greatest length.
+            // Two runs together are as long as the longest run.
             let (blocks, longest) = (processes * a.requests, a.run_requests.max(1));
             let of = |number: u64| mix(seed ^ mix((rank << 40) ^ (i / longest) ^ (number << 60)));
             let (at, first_ends) = (i % longest, of(1) % longest);
@@ -99,7 +100,7 @@ pub(crate) fn file_len(a: &Application, file: u32) -> u64 {
     }
 }
 
-/// How many files an application has.
+/// The number of files of an application.
 pub(crate) fn files(a: &Application) -> u32 {
     match a.pattern {
         Pattern::FilePerProcess => a.processes,
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_asked_for_once() {
+    fn every_byte_is_requested_once() {
         for pattern in [Pattern::Contiguous, Pattern::Strided, Pattern::Random, Pattern::FilePerProcess] {
             for regions in [1, 5] {
                 let a = application(pattern, regions);
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_go_on_and_end() {
+    fn runs_are_sequential_and_end() {
         let a = Application { requests: 1000, run_requests: 8, ..application(Pattern::Runs, 1) };
         let blocks: Vec<u64> = (0..1000).map(|i| nth(&a, 2, i, 5).offset / 100).collect();
         assert!(blocks.iter().all(|block| *block < 3000));
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_moves_things() {
+    fn a_shuffle_reorders() {
         let fixed = (0..1000).filter(|i| shuffled(*i, 1000, 1) == *i).count();
         let same = (0..1000).filter(|i| shuffled(*i, 1000, 1) == shuffled(*i, 1000, 2)).count();
         assert!(fixed < 20 && same < 20, "{fixed} {same}");

@@ -1,6 +1,6 @@
-//! Calls: one request to one node and its answer, its way through the network, and what is done when none comes.
+//! Calls: a request to a node, its reply, and their path through the network.
 //!
-//! What happens to a call whose answer does not come is in `patience.rs`.
+//! `patience.rs` handles calls without a reply.
 
 use impresario_base::prefetch::fetch;
 use impresario_node::pieces::{Answering, Gathering, Send};
@@ -9,17 +9,17 @@ use impresario_sched::Nanos;
 
 use crate::network::{About, Message};
 use crate::patience::Listed;
-use crate::simulation::{Happening, Simulation, micros};
+use crate::simulation::{Event, Simulation, micros};
 use impresario_base::slab::Key;
 
 /// The errno of a fence, as on the wire.
 pub(crate) const FENCED: i32 = 116;
-/// The errno of an I/O node that lost its way to a data server, as on the wire.
+/// The errno of an I/O node that lost its path to a data server, as on the wire.
 pub(crate) const PATH_LOST: i32 = 11;
-/// Bytes of a list's entry in a request.
+/// Bytes of a list entry in a request.
 const LIST_ENTRY_BYTES: u64 = 16;
 
-/// Who made a call.
+/// The sender of a call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Owner {
     /// An operation of a client.
@@ -28,7 +28,7 @@ pub(crate) enum Owner {
     Forward(Key),
 }
 
-/// What a call is made for.
+/// The purpose of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct CallContext {
     pub(crate) owner: Owner,
@@ -39,7 +39,7 @@ pub(crate) struct CallContext {
 
 pub(crate) struct Call {
     pub(crate) owner: Owner,
-    /// On whose behalf.
+    /// The process on whose behalf it is made.
     pub(crate) process: u32,
     pub(crate) file: u32,
     pub(crate) from: u32,
@@ -47,40 +47,40 @@ pub(crate) struct Call {
     pub(crate) write: bool,
     /// The first request of its process.
     pub(crate) first: bool,
-    /// Reads are answered piece by piece.
+    /// Reads are answered in pieces.
     stream: bool,
-    /// In the target's space.
+    /// In the target's address space.
     pub(crate) offset: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub(crate) len: u64,
     /// Several extents in order.
     pub(crate) list: Option<Box<[(u64, u64)]>>,
-    /// What is done when no answer comes, and how long none has come.
+    /// Retry state, and how long there has been no reply.
     pub(crate) session: session::Call,
     pub(crate) silence: Silence,
-    /// What was sent of it, or of its answer, did not arrive.
+    /// A part of the call or of its reply was lost.
     pub(crate) is_lost: bool,
     pub(crate) listed: Listed,
-    /// The answer as the target and as the sender see it.
+    /// The reply as seen by the target and by the sender.
     pub(crate) answering: Answering,
     gathering: Gathering,
 }
 
 impl Call {
-    /// Bytes that the answer carries when it is sent as a whole.
+    /// Bytes of data in a reply that is sent as a whole.
     fn data(&self) -> u64 {
         if self.write || self.answering.errno() != 0 { 0 } else { self.len }
     }
 }
 
 impl Simulation {
-    /// Makes a call of one range.
+    /// Makes a call for one range.
     pub(crate) fn call(&mut self, of: CallContext, target: u32, range: (u64, u64), first: bool) {
         let stream = target >= self.first_server && self.scenario.servers.pieces;
         self.begin_call(Call { stream, first, ..self.new_call(of, target, range) });
     }
 
-    /// Makes a call of several ranges.
+    /// Makes a call for several ranges.
     pub(crate) fn call_list(&mut self, of: CallContext, target: u32, list: Vec<(u64, u64)>, first: bool) {
         let range = (list.first().map_or(0, |e| e.0), list.iter().map(|e| e.1).sum());
         self.begin_call(Call { stream: true, first, list: Some(list.into()), ..self.new_call(of, target, range) });
@@ -93,7 +93,7 @@ impl Simulation {
             Owner::Forward(forward) => self.forwards.get(forward).map_or(0, |f| self.first_io + u32::from(f.node)),
         };
         let mut session = self.timeouts.session(owner, write, self.now);
-        // All epochs are 0 before, and the process of a forwarded request is far from any cache.
+        // Until then all epochs are 0; the process record of a forwarded request is not cached.
         if self.fencing {
             session.stamp(&self.processes[process as usize].epoch);
         }
@@ -130,7 +130,7 @@ impl Simulation {
         if leaves == self.now {
             self.call_leaves(key);
         } else {
-            self.at(leaves, Happening::CallLeaves(key));
+            self.at(leaves, Event::CallLeaves(key));
         }
     }
 
@@ -141,7 +141,7 @@ impl Simulation {
         self.begin_call(Call { is_lost: false, silence, ..call });
     }
 
-    // There
+    // Outbound
 
     pub(crate) fn call_leaves(&mut self, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
@@ -152,10 +152,10 @@ impl Simulation {
         let transit = self.transit();
         if self.network.is_small(from, to, bytes) {
             let arrives = self.network.send(self.now, from, to, bytes, transit);
-            return self.at(arrives, Happening::CallArrives(key));
+            return self.at(arrives, Event::CallArrives(key));
         }
         let message = self.messages.insert(Message::new(from, to, About::Request(key), bytes, transit));
-        self.message_goes_on(message);
+        self.message_continues(message);
     }
 
     fn request_bytes(&self, call: &Call) -> u64 {
@@ -178,7 +178,7 @@ impl Simulation {
         self.process_call(key, there);
     }
 
-    /// A call that is there at an instant is taken up by the target's processor, one at a time.
+    /// The target's processor starts on a call that has arrived, one at a time.
     fn process_call(&mut self, key: Key, there: u64) {
         let Some(call) = self.calls.get(key) else { return };
         let written = if call.write { call.len } else { 0 };
@@ -194,7 +194,7 @@ impl Simulation {
         if is_in == self.now {
             self.call_is_in(key);
         } else {
-            self.at(is_in, Happening::CallIsIn(key));
+            self.at(is_in, Event::CallIsIn(key));
         }
     }
 
@@ -213,16 +213,16 @@ impl Simulation {
         }
     }
 
-    // And back
+    // Inbound
 
-    /// The target has done so many bytes of a call, or failed at them: what that makes it send.
+    /// The target has served `piece_bytes` of a call, or failed; sends what is due.
     pub(crate) fn answer(&mut self, key: Key, piece_bytes: u64, errno: i32) {
         let Some(call) = self.calls.get_mut(key) else { return };
         let send = call.answering.done(piece_bytes, errno);
         self.send(key, piece_bytes, send);
     }
 
-    /// The target does nothing more for a call.
+    /// The target rejects a call.
     pub(crate) fn refuse(&mut self, key: Key, errno: i32) {
         let Some(call) = self.calls.get_mut(key) else { return };
         let send = call.answering.give_up(errno);
@@ -246,13 +246,13 @@ impl Simulation {
                 if leaves == self.now {
                     self.answer_leaves(key);
                 } else {
-                    self.at(leaves, Happening::AnswerLeaves(key));
+                    self.at(leaves, Event::AnswerLeaves(key));
                 }
             }
         }
     }
 
-    /// When a server's processor has copied the data of an answer.
+    /// When a server's processor has copied the data of a reply.
     fn copied(&mut self, node: u32, bytes: u64) -> u64 {
         let copy = if node >= self.first_server { self.copy_ns(bytes) } else { 0 };
         if copy == 0 {
@@ -266,7 +266,7 @@ impl Simulation {
         if rate > 0.0 { (bytes as f64 * 1e9 / rate) as u64 } else { 0 }
     }
 
-    /// The number of the connection between a node and whoever sent it a call.
+    /// The connection number between a node and the sender of a call.
     fn connection(&self, process: u32, to: u32) -> u32 {
         if to >= self.first_io { to - self.first_io } else { process }
     }
@@ -287,13 +287,13 @@ impl Simulation {
         }
         let message = self.messages.insert(message);
         if leaves == self.now {
-            self.message_goes_on(message);
+            self.message_continues(message);
         } else {
-            self.at(leaves, Happening::MessageGoesOn(message));
+            self.at(leaves, Event::MessageContinues(message));
         }
     }
 
-    /// The whole answer is sent.
+    /// Sends the whole reply.
     pub(crate) fn answer_leaves(&mut self, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
         let data = call.data();
@@ -309,11 +309,11 @@ impl Simulation {
         }
         let transit = self.transit();
         let arrives = self.network.send(self.now, from, to, bytes, transit);
-        self.at(arrives, Happening::AnswerArrives(key));
+        self.at(arrives, Event::AnswerArrives(key));
         self.fetch_for_answer(key);
     }
 
-    /// An answer is under way: what the end of its call touches is needed soon.
+    /// Prefetches what the end of the call will touch, while its reply is in flight.
     fn fetch_for_answer(&self, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
         match call.owner {
@@ -326,7 +326,7 @@ impl Simulation {
         }
     }
 
-    /// An answer begins to arrive: what is answered with it in turn is needed soon.
+    /// Prefetches what this reply will answer in turn, when it begins to arrive.
     fn fetch_answered(&self, key: Key) {
         if let Some(Call { owner: Owner::Forward(forward), .. }) = self.calls.get(key) {
             self.fetch_calls(*forward);
@@ -343,14 +343,14 @@ impl Simulation {
         let there = self.network.receive(self.now, from, to, data + self.network.header_bytes);
         self.fetch_answered(key);
         if there == self.now {
-            self.answer_is_in(key);
+            self.answer_arrived(key);
         } else {
-            self.at(there, Happening::AnswerIsIn(key));
+            self.at(there, Event::AnswerIsIn(key));
         }
     }
 
-    /// The answer is there.
-    pub(crate) fn answer_is_in(&mut self, key: Key) {
+    /// The reply has arrived.
+    pub(crate) fn answer_arrived(&mut self, key: Key) {
         let Some(call) = self.remove_call(key) else { return };
         match (call.owner, call.answering.errno()) {
             (Owner::Forward(forward), errno) => self.forward_part_ended(forward, errno, call.len),
@@ -362,7 +362,7 @@ impl Simulation {
     // Messages
 
     /// Sends the next quantum of a message.
-    pub(crate) fn message_goes_on(&mut self, key: Key) {
+    pub(crate) fn message_continues(&mut self, key: Key) {
         let Some(message) = self.messages.get(key) else { return };
         let (from, to) = (message.from, message.to);
         if self.is_cut(from, to) {
@@ -371,9 +371,9 @@ impl Simulation {
         let Some(message) = self.messages.get_mut(key) else { return };
         let Some(step) = self.network.step(self.now, message) else { return };
         let bytes = step.bytes.min(u64::from(u32::MAX)) as u32;
-        self.at(step.arrives, Happening::MessageArrives { message: key, bytes });
+        self.at(step.arrives, Event::MessageArrives { message: key, bytes });
         if let Some(next) = step.next {
-            self.at(next, Happening::MessageGoesOn(key));
+            self.at(next, Event::MessageContinues(key));
         }
     }
 
@@ -390,7 +390,7 @@ impl Simulation {
         if there == self.now {
             self.message_is_in(key, bytes);
         } else {
-            self.at(there, Happening::MessageIsIn { message: key, bytes });
+            self.at(there, Event::MessageIsIn { message: key, bytes });
         }
     }
 
@@ -403,9 +403,9 @@ impl Simulation {
         if last {
             self.messages.remove(key);
         } else if stalled {
-            self.message_goes_on(key);
+            self.message_continues(key);
         }
-        self.less_outstanding(outstanding, owed);
+        self.release_outstanding(outstanding, owed);
         if !last {
             if let About::Answer { call, .. } = about {
                 self.freshen(call);
@@ -414,35 +414,35 @@ impl Simulation {
         }
         match about {
             About::Request(call) => self.process_call(call, self.now),
-            About::Answer { call, bytes, .. } => self.piece_is_in(call, bytes),
+            About::Answer { call, bytes, .. } => self.piece_arrived(call, bytes),
             About::Exchange { application, aggregator } => self.exchanged(application, aggregator),
         }
     }
 
-    /// A part of an answer is there; without data it is the end of one that has none.
-    fn piece_is_in(&mut self, key: Key, bytes: u64) {
+    /// A part of a reply has arrived; a part without data ends a reply that has none.
+    fn piece_arrived(&mut self, key: Key, bytes: u64) {
         let Some(call) = self.calls.get_mut(key) else { return };
         let placed = bytes == 0 || call.gathering.piece(call.gathering.got_bytes(), bytes, 0).is_ok();
         debug_assert!(placed, "a piece beyond its answer");
         if bytes == 0 || call.gathering.is_complete() {
-            self.answer_is_in(key);
+            self.answer_arrived(key);
         } else {
             self.freshen(key);
         }
     }
 
-    /// A message will not arrive.
+    /// A message is lost.
     fn message_lost(&mut self, key: Key) {
         let Some(message) = self.messages.remove(key) else { return };
         match message.about {
             About::Exchange { application, aggregator } => self.exchanged(application, aggregator),
             About::Request(call) | About::Answer { call, .. } => self.lose_copy(call),
         }
-        self.less_outstanding(message.outstanding, message.owed);
+        self.release_outstanding(message.outstanding, message.owed);
     }
 
-    /// Bytes of answers that are no longer under way to a connection.
-    fn less_outstanding(&mut self, outstanding: Option<(u32, u32, u32)>, bytes: u64) {
+    /// Removes bytes of replies from a connection's outstanding count.
+    fn release_outstanding(&mut self, outstanding: Option<(u32, u32, u32)>, bytes: u64) {
         let Some((node, incarnation, connection)) = outstanding else { return };
         let (now, socket) = (self.now, self.network.socket_bytes);
         let station = self.station(node);

@@ -1,4 +1,4 @@
-//! Whether a scenario can be simulated, said before it is.
+//! Validates a scenario before it is simulated.
 
 use impresario_config::{KeyPath, device_key, missing_device, policy_complaint};
 use impresario_device::DeviceParams;
@@ -8,7 +8,7 @@ use impresario_sched::policy;
 use crate::access;
 use crate::model::{Device, FaultKind, Pattern, Scenario};
 
-/// What is wrong: key paths, and what each is and must be.
+/// Problems: key paths, and what each value is and must be.
 struct Complaints(Vec<(KeyPath, String)>);
 
 impl Complaints {
@@ -22,14 +22,14 @@ impl Complaints {
         }
     }
 
-    /// Written so that not-a-number is refused too.
+    /// Written so that NaN is refused too.
     fn real(&mut self, key: &str, value: f64, least: f64, most: f64) {
         if !(least..=most).contains(&value) {
             self.say(key, format!("{value} is not a number from {least} to {most}; give one of these"));
         }
     }
 
-    /// A rate: 0, or at least a byte a second.
+    /// A rate: 0, or at least one byte a second.
     fn rate(&mut self, key: &str, value: f64) {
         if value != 0.0 {
             self.real(key, value, 1.0, 1e15);
@@ -37,13 +37,13 @@ impl Complaints {
     }
 }
 
-/// Most processes of a scenario.
+/// Maximum processes of a scenario.
 const PROCESSES_MAX: u64 = 1 << 24;
-/// Largest size of anything in a file, bytes.
+/// Maximum size of anything in a file, bytes.
 const BYTES_MAX: u64 = 1 << 48;
 
 impl Scenario {
-    /// What is wrong with it: (key path, message that names the value and the remedy); empty when it can be run.
+    /// The problems of a scenario: (key path, message with the value and the remedy); empty if it can be run.
     pub fn check(&self) -> Vec<(KeyPath, String)> {
         let mut c = Complaints(Vec::new());
         c.real("time_limit_s", self.time_limit_s, 0.001, 1e9);
@@ -122,12 +122,12 @@ impl Scenario {
         }
     }
 
-    /// The device of the servers.
+    /// The servers' device.
     pub(crate) fn device_params(&self) -> Device {
         self.device.get(&self.servers.device).cloned().unwrap_or_else(|| Device::Disk(DeviceParams::default()))
     }
 
-    /// How many files its applications have.
+    /// The number of files of all applications.
     fn files(&self) -> u64 {
         self.application.iter().map(|a| u64::from(a.copies) * u64::from(access::files(a))).sum()
     }
@@ -264,12 +264,12 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_good() {
+    fn the_defaults_are_valid() {
         assert_eq!(good().check(), []);
     }
 
     #[test]
-    fn each_complaint_names_key_value_and_remedy() {
+    fn each_error_names_key_value_and_remedy() {
         type Change = fn(&mut Scenario);
         let cases: &[(Change, &str, &str)] = &[
             (|s| s.application.clear(), "application", "there is none; add an [[application]]"),

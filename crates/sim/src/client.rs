@@ -1,4 +1,4 @@
-//! The processes: what they ask for when, and how their file-system client makes calls of that.
+//! The processes: when they issue requests, and how their file-system client turns these into calls.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use impresario_node::{Parent, pieces_of};
 use crate::access::{self, Access};
 pub(crate) use crate::calls::Call;
 use crate::calls::{CallContext, Owner};
-use crate::collective::Collective;
+use crate::collective::CollectiveCall;
 use crate::model::{FileAt, Operation, Pattern, RankPlacement, Scenario};
-use crate::simulation::{Happening, Simulation, micros};
+use crate::simulation::{Event, Simulation, micros};
 use impresario_base::slab::Key;
 
 /// An errno: input or output failed.
 pub(crate) const EIO: i32 = 5;
 
-/// An application, or one of its copies.
+/// An application, or a copy of one.
 pub(crate) struct Application {
     /// Its index in the scenario.
     pub(crate) index: usize,
@@ -34,8 +34,8 @@ pub(crate) struct Application {
     pub(crate) latency_ns: Histogram<5>,
     pub(crate) bytes: u64,
     pub(crate) failed: u64,
-    pub(crate) collective: Option<Box<Collective>>,
-    /// Of a trace: the accesses of each process.
+    pub(crate) collective: Option<Box<CollectiveCall>>,
+    /// For a trace: the accesses of each process.
     trace: Option<Arc<Vec<Vec<u32>>>>,
 }
 
@@ -44,69 +44,69 @@ pub(crate) struct Process {
     pub(crate) rank: u32,
     /// Its compute node.
     pub(crate) node: u32,
-    /// Its I/O node, if there are any.
+    /// Its I/O node, if there is one.
     pub(crate) io_node: u16,
     pub(crate) epoch: Epoch,
     pub(crate) next: u64,
     requests: u64,
-    /// Where it waits for the others.
+    /// The request at which it waits for the others.
     limit: u64,
     pub(crate) outstanding: u32,
-    /// Requests that are entered in the calendar.
+    /// Requests scheduled in the calendar.
     scheduled: u32,
     pub(crate) finished: u64,
-    /// File + 1 and offset of the request that was sent last.
+    /// File + 1 and offset of the last request sent.
     last: (u32, u64),
-    /// The file that the process read last, and the read-ahead of its open file.
+    /// The file last read by the process, and the read-ahead state of that open file.
     pub(crate) read_ahead: (u32, ReadAhead),
 }
 
 /// A compute node.
 pub(crate) struct ClientNode {
     busy_until: u64,
-    /// Its page cache, for what the processes read.
+    /// The page cache for its processes' reads.
     pub(crate) cache: Option<Box<PageCache<Key>>>,
 }
 
-/// What an operation does.
+/// The kinds of operation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Kind {
     /// A request of a process.
     Whole,
-    /// A request of several regions, range by range; true: the range that was read is being written.
+    /// A request of several regions, served range by range; true: the range just read is being written.
     Sieve { end: u64, writing: bool },
     /// The client fetches a range of a file into its cache.
     Fetch { start: u64, end: u64 },
-    /// An aggregator's part of a round of a collective operation; true: it has still to write what it reads.
+    /// An aggregator's part of a collective round; true: it must still write what it reads.
     Aggregate { aggregator: u32, then_write: bool },
 }
 
-/// Something that a client does with calls.
+/// A client operation made of calls.
 pub(crate) struct Op {
     pub(crate) kind: Kind,
     pub(crate) process: u32,
-    /// Index of the file among all.
+    /// Global index of the file.
     pub(crate) file: u32,
     pub(crate) access: Access,
     pub(crate) began: u64,
     parent: Parent,
-    /// Of a read through the cache: the extent, and how far it has come.
+    /// For a read through the cache: the current extent and the position in it.
     pub(crate) extent: u32,
     pub(crate) at: u64,
     first: bool,
 }
 
-/// Who there is: see [`people`].
-pub(crate) struct People {
+/// The applications, processes and files of a scenario.
+pub(crate) struct Population {
     pub(crate) applications: Vec<Application>,
     pub(crate) processes: Vec<Process>,
-    /// Lengths of the files, and where they lie if that is given.
+    /// Lengths of the files, and their given positions.
     pub(crate) files: Vec<(u64, Option<FileAt>)>,
     pub(crate) compute_nodes: usize,
 }
 
-/// The applications with their copies, their processes, the lengths of all files, the number of compute nodes.
-pub(crate) fn people(scenario: &Scenario) -> People {
+/// Creates the applications with their copies, their processes and files, and counts the compute nodes.
+pub(crate) fn populate(scenario: &Scenario) -> Population {
     let (mut applications, mut processes, mut files) = (Vec::new(), Vec::new(), Vec::new());
     let mut nodes = 0;
     let lens = crate::simulation::file_lens(scenario);
@@ -163,18 +163,18 @@ pub(crate) fn people(scenario: &Scenario) -> People {
                 collective: a.collective.as_ref().map(|_| Box::default()),
                 trace: trace.clone(),
             });
-            // Copies are other files: where the first one's lie says nothing of theirs.
+            // Copies use other files, for which the given positions do not hold.
             let at = |file: usize| a.files.get(file).copied().filter(|_| a.copies == 1);
             files.extend(lens[index].iter().enumerate().map(|(file, len)| (*len, at(file))));
         }
     }
-    People { applications, processes, files, compute_nodes: nodes as usize }
+    Population { applications, processes, files, compute_nodes: nodes as usize }
 }
 
-/// The compute nodes. Read-ahead needs room to read ahead into.
+/// The compute nodes. Read-ahead needs cache space.
 pub(crate) fn nodes(scenario: &Scenario, count: usize) -> Vec<ClientNode> {
     let c = &scenario.clients;
-    // Two windows of each process, which may lie in two chunks more.
+    // Two windows per process, each of which may overlap one more chunk.
     let room = if c.read_ahead_bytes > 0 { 2 * c.read_ahead_bytes + 2 * CHUNK_BYTES } else { 0 };
     let bytes = c.cache_bytes.max(room * u64::from(c.processes_per_node));
     let node = || ClientNode { busy_until: 0, cache: c.have_caches().then(|| Box::new(PageCache::new(bytes))) };
@@ -187,7 +187,7 @@ impl Simulation {
             let p = &self.processes[process as usize];
             let (application, rank) = (p.application, p.rank as usize);
             let later = self.model_of(application).starts_us.get(rank).map_or(0, |us| micros(*us));
-            self.go_on(process, self.applications[application as usize].start.saturating_add(later), false);
+            self.advance(process, self.applications[application as usize].start.saturating_add(later), false);
         }
     }
 
@@ -195,8 +195,8 @@ impl Simulation {
         &self.scenario.application[self.applications[application as usize].index]
     }
 
-    /// A process enters its next requests, waits for the others, or ends. `after` a request it computes first.
-    pub(crate) fn go_on(&mut self, process: u32, from: u64, after: bool) {
+    /// A process schedules its next requests, waits for the others, or ends. `after` a request it computes first.
+    pub(crate) fn advance(&mut self, process: u32, from: u64, after: bool) {
         let p = &self.processes[process as usize];
         let application = p.application;
         let a = &self.scenario.application[self.applications[application as usize].index];
@@ -217,7 +217,7 @@ impl Simulation {
             };
             let delay = think + traced + self.random.below(jitter + 1);
             self.processes[process as usize].scheduled += 1;
-            self.at(from.saturating_add(delay), Happening::Issue(process));
+            self.at(from.saturating_add(delay), Event::Issue(process));
         }
         let p = &self.processes[process as usize];
         if p.outstanding + p.scheduled > 0 || p.finished != u64::MAX {
@@ -248,7 +248,7 @@ impl Simulation {
         }
     }
 
-    /// One more process of an application has come to its barrier; the last one lets all go on.
+    /// One more process of an application has reached its barrier; the last one releases all.
     fn reach_barrier(&mut self, application: u32) {
         let a = &mut self.applications[application as usize];
         a.at_barrier += 1;
@@ -265,7 +265,7 @@ impl Simulation {
             let p = &mut self.processes[process as usize];
             if p.finished == u64::MAX {
                 p.limit = p.requests.min(p.limit + step);
-                self.go_on(process, self.now, true);
+                self.advance(process, self.now, true);
             }
         }
     }
@@ -298,7 +298,7 @@ impl Simulation {
         let kind = if sieve { Kind::Sieve { end: access.offset, writing: false } } else { Kind::Whole };
         let op = self.begin(kind, process, file, access, i == 0);
         if sieve {
-            return self.sieve_on(op);
+            return self.sieve_next(op);
         }
         if access.op == Operation::Read && self.scenario.clients.have_caches() {
             self.read_ahead(process, file, &access);
@@ -313,14 +313,14 @@ impl Simulation {
         self.ops.insert(Op { kind, process, file, access, began, parent, extent: 0, at: access.offset, first })
     }
 
-    /// Makes calls of all extents of an operation.
+    /// Makes the calls for all extents of an operation.
     pub(crate) fn send_access(&mut self, key: Key) {
         let Some(op) = self.ops.get(key) else { return };
         let (access, process, file, first) = (op.access, op.process, op.file, op.first);
         if access.count == 1 {
             return self.send_range(key, access.offset, access.len);
         }
-        // A list goes as one request to each target, which answers it as a stream.
+        // A list goes as one request to each target, which streams its reply.
         let context = CallContext { owner: Owner::Op(key), process, file, write: access.op == Operation::Write };
         let mut calls = 0;
         self.note_leaving(process, file, access.offset);
@@ -349,7 +349,7 @@ impl Simulation {
         }
     }
 
-    /// Makes calls of one contiguous range of an operation's file.
+    /// Makes the calls for one contiguous range of an operation's file.
     pub(crate) fn send_range(&mut self, key: Key, offset: u64, len: u64) {
         let Some(op) = self.ops.get(key) else { return };
         let (process, file, mut first) = (op.process, op.file, op.first);
@@ -380,7 +380,7 @@ impl Simulation {
         }
     }
 
-    /// Without I/O nodes, the offsets that leave the clients are what is measured.
+    /// Without I/O nodes, measures the offsets that leave the clients.
     fn note_leaving(&mut self, process: u32, file: u32, offset: u64) {
         if self.io.is_empty() {
             let last = &mut self.processes[process as usize].last;
@@ -388,7 +388,7 @@ impl Simulation {
         }
     }
 
-    /// A processor of a compute node takes its time for a call.
+    /// When a compute node's processor has handled a call.
     pub(crate) fn client_processor(&mut self, node: u32) -> u64 {
         let cpu = micros(self.scenario.clients.cpu_us);
         if cpu == 0 {
@@ -410,9 +410,9 @@ impl Simulation {
     fn op_step_ended(&mut self, key: Key, errno: i32) {
         let Some(op) = self.ops.get(key) else { return };
         match op.kind {
-            Kind::Sieve { .. } if errno == 0 => return self.sieve_on(key),
+            Kind::Sieve { .. } if errno == 0 => return self.sieve_next(key),
             Kind::Aggregate { aggregator, then_write: true } if errno == 0 => {
-                // Read, modified, and now written.
+                // Read and modified; now written.
                 let Some(op) = self.ops.get_mut(key) else { return };
                 op.kind = Kind::Aggregate { aggregator, then_write: false };
                 op.access.op = Operation::Write;
@@ -433,7 +433,7 @@ impl Simulation {
         }
     }
 
-    /// A request of a process ended, with so many bytes; 0: it failed.
+    /// A process's request ended with `bytes`; 0: it failed.
     pub(crate) fn request_ended(&mut self, process: u32, began: u64, bytes: u64) {
         let p = &mut self.processes[process as usize];
         p.outstanding -= 1;
@@ -447,11 +447,11 @@ impl Simulation {
             self.totals.failed += 1;
         }
         self.recorder.ended(self.now, application, began, bytes);
-        self.go_on(process, self.now, true);
+        self.advance(process, self.now, true);
     }
 
-    /// The end of virtual time: what is outstanding has failed.
-    pub(crate) fn fail_what_is_left(&mut self) {
+    /// Virtual time ended: outstanding requests fail.
+    pub(crate) fn fail_outstanding(&mut self) {
         for process in 0..self.processes.len() {
             let p = &mut self.processes[process];
             if p.finished != u64::MAX {

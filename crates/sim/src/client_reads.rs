@@ -1,4 +1,4 @@
-//! Ways of a client to ask for other ranges than its application did: data sieving, its page cache, read-ahead.
+//! Reads of other ranges than the application requested: data sieving, the client's page cache, read-ahead.
 
 use std::ops::Range;
 
@@ -13,18 +13,18 @@ use impresario_base::slab::Key;
 impl Simulation {
     // Data sieving
 
-    /// The next range of a sieved request, or its second half, or its end.
-    pub(crate) fn sieve_on(&mut self, key: Key) {
+    /// Starts a sieved request's next range or the writing half of this one, or ends the request.
+    pub(crate) fn sieve_next(&mut self, key: Key) {
         let Some(op) = self.ops.get_mut(key) else { return };
         let Kind::Sieve { end, writing } = op.kind else { return };
         let access = op.access;
         if access.op == Operation::Write && end > access.offset && !writing {
-            // The range that was read is written.
+            // Writes the range that was read.
             op.kind = Kind::Sieve { end, writing: true };
             let (start, len) = (op.at, end - op.at);
             return self.send_range(key, start, len);
         }
-        // From the first wanted byte that is left.
+        // From the next wanted byte.
         let nth = end.saturating_sub(access.offset) / access.stride;
         let start_of = |n: u64| access.offset + n * access.stride;
         let start = if end < start_of(nth) + access.len { end } else { start_of(nth + 1) };
@@ -47,7 +47,7 @@ impl Simulation {
         self.send_range(key, start, end - start);
     }
 
-    /// The reading half of read, modify and write.
+    /// The read of a read-modify-write.
     fn send_as_read(&mut self, key: Key, offset: u64, len: u64) {
         if let Some(op) = self.ops.get_mut(key) {
             op.access.op = Operation::Read;
@@ -60,7 +60,7 @@ impl Simulation {
 
     // The client's page cache
 
-    /// Goes on with a read as far as the cache reaches; fetches what is missing.
+    /// Continues a read as far as the cache allows; fetches what is missing.
     pub(crate) fn read_cached(&mut self, key: Key) {
         loop {
             let Some(op) = self.ops.get_mut(key) else { return };
@@ -90,7 +90,7 @@ impl Simulation {
         }
     }
 
-    /// A read comes to the client's kernel: what is missing is asked for, and what its read-ahead adds.
+    /// A read reaches the client's kernel, which requests missing pages and its read-ahead.
     pub(crate) fn read_ahead(&mut self, process: u32, file: u32, access: &Access) {
         let (window_bytes, longest) = (self.scenario.clients.read_ahead_bytes, self.scenario.clients.request_bytes_max);
         if window_bytes == 0 {
@@ -108,7 +108,7 @@ impl Simulation {
         requests.into_iter().for_each(|request| self.fetch_pages(process, file, request));
     }
 
-    /// Fetches the pages of a range that are neither there nor coming.
+    /// Fetches the pages of a range that are neither present nor being fetched.
     fn fetch_missing(&mut self, process: u32, file: u32, start: u64, end: u64) {
         let node = self.processes[process as usize].node as usize;
         let end = end.min(self.files[file as usize].len);
@@ -127,7 +127,7 @@ impl Simulation {
         self.send_access(op);
     }
 
-    /// A fetch ended: those who waited go on, or fail with it.
+    /// A fetch ended: the reads that wait for it continue, or fail with it.
     pub(crate) fn fetched(&mut self, op: &Op, start: u64, end: u64, errno: i32) {
         let node = self.processes[op.process as usize].node as usize;
         let Some(cache) = self.client_nodes[node].cache.as_mut() else { return };

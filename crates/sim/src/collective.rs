@@ -1,50 +1,50 @@
-//! Collective two-phase I/O as in ROMIO (R. Thakur, W. Gropp and E. Lusk, *Data sieving and collective I/O in ROMIO*,
+//! CollectiveCall two-phase I/O as in ROMIO (R. Thakur, W. Gropp and E. Lusk, *Data sieving and collective I/O in ROMIO*,
 //! 1999), as with its hints `romio_cb_read` and `romio_cb_write` set to `enable`.
 //!
-//! The i-th requests of all processes are one collective call. All exchange the ends of what they want (a tree of
-//! latencies); the range from the first to the last wanted byte is divided evenly among the aggregators; each goes through its
-//! part in rounds of its buffer. Reading, an aggregator reads from the first to the last wanted byte of a round's
-//! window, holes included, and sends each process its bytes; writing, the bytes come first, and a window with holes is
-//! read before it is written. Data between processes of one compute node costs nothing. A round ends for all when its
-//! last byte has arrived, and the call when the last round has.
+//! The i-th requests of all processes form one collective call. All processes exchange the bounds of their requests (a
+//! tree of latencies); the range from the first to the last wanted byte is divided evenly among the aggregators; each
+//! handles its part in rounds of its buffer size. When reading, an aggregator reads from the first to the last wanted
+//! byte of a round's window, holes included, and sends each process its bytes; when writing, it first receives the
+//! bytes, and reads a window with holes before writing it. Data between processes of one compute node costs nothing. A
+//! round ends for all when its last byte has arrived, and the call with its last round.
 
 use crate::access::Access;
 use crate::client::Kind;
 use crate::model::Operation;
 use crate::network::{About, Message};
-use crate::simulation::{Happening, Simulation};
+use crate::simulation::{Event, Simulation};
 
-/// A collective call under way.
+/// A collective call in progress.
 #[derive(Default)]
-pub(crate) struct Collective {
-    /// Who has come, and when.
+pub(crate) struct CollectiveCall {
+    /// The processes that have arrived, and when.
     arrived: Vec<(u32, u64, Access)>,
-    /// What is wanted: (offset, length, process), by offset.
+    /// The wanted ranges: (offset, length, process), by offset.
     wanted: Vec<(u64, u64, u32)>,
     aggregators: Vec<Aggregator>,
     op: Operation,
     round: u64,
     rounds: u64,
-    /// Operations and messages of the round that have not ended.
+    /// Operations and messages of the round in progress.
     pending: u32,
     failed: bool,
 }
 
-/// One that does the I/O.
+/// A process that does the I/O.
 struct Aggregator {
     process: u32,
     /// Its part, from the first to the last wanted byte.
     start: u64,
     end: u64,
-    /// The window of the round from the first to the last wanted byte, and whether it has holes.
+    /// The round's window from the first to the last wanted byte, and whether it has holes.
     window: (u64, u64),
     holes: bool,
-    /// Messages that its writing waits for.
+    /// Messages that must arrive before it can write.
     waits_for: u32,
 }
 
 impl Simulation {
-    /// A process comes to its collective call; with the last one it begins.
+    /// A process joins its collective call; the last one starts it.
     pub(crate) fn join_collective(&mut self, process: u32, access: Access) {
         let application = self.processes[process as usize].application as usize;
         let a = &mut self.applications[application];
@@ -56,13 +56,13 @@ impl Simulation {
         }
         call.op = access.op;
         self.divide(application as u32);
-        // Everybody learns what everybody wants: a tree of messages.
+        // All processes learn all requests: a tree of messages.
         let steps = u64::from(32 - (processes - 1).leading_zeros());
         let exchange = 2 * steps * self.transit();
-        self.at(now + exchange, Happening::Round(application as u32));
+        self.at(now + exchange, Event::Round(application as u32));
     }
 
-    /// Who reads or writes which part of the range.
+    /// Divides the range among the aggregators.
     fn divide(&mut self, application: u32) {
         let per_node = self.scenario.clients.processes_per_node;
         let Some(params) = self.model_of(application).collective.clone() else { return };
@@ -96,7 +96,7 @@ impl Simulation {
         (call.round, call.pending, call.failed) = (0, 0, false);
     }
 
-    /// The next round: everybody reads, or everybody sends what is to be written.
+    /// Starts the next round: all aggregators read, or all processes send data to be written.
     pub(crate) fn collective_round(&mut self, application: u32) {
         let buffer = self.model_of(application).collective.as_ref().map_or(1, |c| c.buffer_bytes);
         loop {
@@ -119,7 +119,7 @@ impl Simulation {
             if busy.is_empty() {
                 continue;
             }
-            // One for this loop, so that the round does not end before all have begun.
+            // Counts this loop too, so that the round does not end before all have started.
             call.pending = busy.len() as u32 + 1;
             for n in busy {
                 match op {
@@ -144,7 +144,7 @@ impl Simulation {
         self.send_access(op);
     }
 
-    /// An aggregator's operation of the round ended.
+    /// An aggregator's operation ended.
     pub(crate) fn aggregator_ended(&mut self, application: u32, n: u32, errno: i32) {
         let Some(call) = &mut self.applications[application as usize].collective else { return };
         call.failed |= errno != 0;
@@ -166,8 +166,8 @@ impl Simulation {
         }
     }
 
-    /// Sends the bytes of an aggregator's window from it to the compute nodes of those who want them, or the other way;
-    /// returns the number of messages.
+    /// Sends the data of an aggregator's window to or from the compute nodes that want it; returns the number of
+    /// messages.
     fn exchange(&mut self, application: u32, n: u32, from_aggregator: bool) -> u32 {
         let Some(call) = &self.applications[application as usize].collective else { return 0 };
         let aggregator = &call.aggregators[n as usize];
@@ -190,7 +190,7 @@ impl Simulation {
             let transit = self.transit();
             let message = Message::new(from, to, about, bytes + self.network.header_bytes, transit);
             let message = self.messages.insert(message);
-            self.message_goes_on(message);
+            self.message_continues(message);
         }
         messages
     }
@@ -212,8 +212,8 @@ impl Simulation {
         let Some(call) = &mut self.applications[application as usize].collective else { return };
         call.pending -= 1;
         if call.pending == 0 {
-            // The next one is an event of its own, so that rounds without I/O do not pile up on the stack.
-            self.at(self.now, Happening::Round(application));
+            // A separate event, so that rounds without I/O do not grow the stack.
+            self.at(self.now, Event::Round(application));
         }
     }
 
@@ -227,9 +227,9 @@ impl Simulation {
     }
 }
 
-/// The parts of what is wanted that lie in a range, cut to it.
+/// The wanted ranges within a range, clipped to it.
 fn within(wanted: &[(u64, u64, u32)], start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u32)> {
-    // What is wanted does not overlap, so that ends are in order too.
+    // Wanted ranges do not overlap, so their ends are ordered too.
     let first = wanted.partition_point(|w| w.0 + w.1 <= start);
     wanted[first..].iter().take_while(move |w| w.0 < end).map(move |&(offset, len, process)| {
         let (from, to) = (offset.max(start), (offset + len).min(end));
@@ -237,7 +237,7 @@ fn within(wanted: &[(u64, u64, u32)], start: u64, end: u64) -> impl Iterator<Ite
     })
 }
 
-/// From the first to the last wanted byte of a range.
+/// From the first to the last wanted byte in a range.
 fn hull(wanted: &[(u64, u64, u32)], start: u64, end: u64) -> Option<(u64, u64)> {
     let first = within(wanted, start, end).next().filter(|_| start < end)?;
     let last = wanted.partition_point(|w| w.0 < end);
@@ -245,7 +245,7 @@ fn hull(wanted: &[(u64, u64, u32)], start: u64, end: u64) -> Option<(u64, u64)> 
     Some((first.0, (offset + len).min(end)))
 }
 
-/// Wanted bytes of a range.
+/// Wanted bytes in a range.
 fn covered(wanted: &[(u64, u64, u32)], start: u64, end: u64) -> u64 {
     within(wanted, start, end).map(|(_, len, _)| len).sum()
 }

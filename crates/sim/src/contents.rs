@@ -1,8 +1,8 @@
-//! What the bytes of a data server are, as versions: of what was written last, of the device, and of its page cache. Kept
-//! while the laws are watched: a read that gets another version than the last one written before it got stale bytes.
+//! The contents of a data server as versions: what was last written, what is on the device, what is in its page cache.
+//! Kept only while the laws are checked: a read of any version but the last written is stale.
 //!
-//! Accesses of the device take effect in the order in which it is asked for them, whatever order it serves them in: a
-//! kernel does not ask for a page that is being written.
+//! Device accesses take effect in the order in which they are issued, whatever the order of service: a kernel does not
+//! read a page that is being written.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl Versions {
         self.0.insert((file, range.start), (range.end, version));
     }
 
-    /// The versions of a range in order, neighbours of one version together.
+    /// The versions of a range in order; equal neighbours are merged.
     fn get(&self, file: u32, range: Range<u64>) -> Vec<(Range<u64>, u64)> {
         let mut found: Vec<(Range<u64>, u64)> = Vec::new();
         let mut add = |range: Range<u64>, version: u64| match found.last_mut() {
@@ -69,20 +69,20 @@ impl Versions {
     }
 }
 
-/// Of one server.
+/// The contents of one server.
 #[derive(Default)]
 pub(crate) struct Contents {
     version: u64,
     written: Versions,
     device: Versions,
     cached: Versions,
-    /// What the device gave to fetches that have not ended, by file.
+    /// Device data for fetches in progress, by file.
     fetched: BTreeMap<Key, (u32, Versions)>,
 }
 
 impl Contents {
-    /// A write goes into the cache, maybe `through` to the device. Pages of which it writes a part are read before, unless
-    /// they are `present`.
+    /// A write goes into the cache and, if `through`, to the device. Partly written pages are read first, unless they
+    /// are `present`.
     pub(crate) fn wrote(&mut self, file: u32, range: Range<u64>, through: bool, present: impl Fn(u64) -> bool) {
         let first = range.start / PAGE_BYTES * PAGE_BYTES;
         let last = (range.end - 1) / PAGE_BYTES * PAGE_BYTES;
@@ -97,25 +97,25 @@ impl Contents {
         }
     }
 
-    /// Dirty pages are on their way to the device.
+    /// Dirty pages are being written to the device.
     pub(crate) fn flushed(&mut self, file: u32, range: Range<u64>) {
         self.device.copy(&self.cached, file, range);
     }
 
-    /// The device is asked for a range.
+    /// A fetch of a range is issued to the device.
     pub(crate) fn asked(&mut self, fetch: Key, file: u32, range: Range<u64>) {
         let mut given = Versions::default();
         given.copy(&self.device, file, range);
         self.fetched.insert(fetch, (file, given));
     }
 
-    /// A fetch has ended; it filled these pages.
-    pub(crate) fn came(&mut self, fetch: Key, file: u32, filled: &[Range<u64>]) {
+    /// A fetch has ended and filled these pages.
+    pub(crate) fn filled(&mut self, fetch: Key, file: u32, filled: &[Range<u64>]) {
         let Some((_, given)) = self.fetched.remove(&fetch) else { return };
         filled.iter().for_each(|pages| self.cached.copy(&given, file, pages.clone()));
     }
 
-    /// From `end` on there is nothing, or zeros. A kernel clears the rest of the page that holds the end, once that has come.
+    /// From `end` on there is nothing, or zeros. A kernel clears the rest of the last page once it has been read.
     pub(crate) fn cut(&mut self, file: u32, end: u64) {
         self.version += 1;
         for versions in [&mut self.written, &mut self.device, &mut self.cached] {
@@ -126,14 +126,14 @@ impl Contents {
         }
     }
 
-    /// What is wrong with a read of a range that the cache has.
+    /// Checks a read of a range that is in the cache.
     pub(crate) fn read(&self, file: u32, range: Range<u64>) -> Option<String> {
         let (got, written) = (self.cached.get(file, range.clone()), self.written.get(file, range));
         (got != written)
             .then(|| format!("law 10: a read got stale bytes of file {file}: versions {got:?} of {written:?}"))
     }
 
-    /// What only memory had is lost.
+    /// A restart loses what was only in memory.
     pub(crate) fn restarted(&mut self) {
         self.written = self.device.clone();
         self.fetched.clear();
@@ -141,7 +141,7 @@ impl Contents {
 }
 
 #[cfg(test)]
-// Lists of ranges are what is compared.
+// Lists of ranges are compared.
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use proptest::prelude::*;
@@ -157,12 +157,12 @@ mod tests {
         c.asked(fetch, 1, 0..4 * PAGE);
         c.wrote(1, PAGE..2 * PAGE, true, |_| false);
         assert_eq!(c.read(1, PAGE..2 * PAGE), None);
-        // As a cache must take it, and as it must not.
-        c.came(fetch, 1, &[0..PAGE, 2 * PAGE..4 * PAGE]);
+        // The way a cache must fill it, and the way it must not.
+        c.filled(fetch, 1, &[0..PAGE, 2 * PAGE..4 * PAGE]);
         assert_eq!(c.read(1, 0..4 * PAGE), None);
         c.asked(fetch, 1, 0..4 * PAGE);
         c.wrote(1, PAGE..2 * PAGE, true, |_| true);
-        c.came(fetch, 1, &[0..4 * PAGE]);
+        c.filled(fetch, 1, &[0..4 * PAGE]);
         assert!(c.read(1, 0..4 * PAGE).is_some_and(|what| what.contains("stale")));
         assert_eq!(c.read(1, 0..PAGE), None);
     }
@@ -173,7 +173,7 @@ mod tests {
         let fetch = Key { index: 0, generation: 0 };
         c.asked(fetch, 1, 0..4 * PAGE);
         c.cut(1, PAGE + 1);
-        c.came(fetch, 1, &[0..4 * PAGE]);
+        c.filled(fetch, 1, &[0..4 * PAGE]);
         assert_eq!(c.read(1, 0..PAGE + 1), None);
         assert!(c.read(1, 2 * PAGE..3 * PAGE).is_some());
     }
@@ -187,7 +187,7 @@ mod tests {
         c.restarted();
         let fetch = Key { index: 0, generation: 0 };
         c.asked(fetch, 1, 0..4 * PAGE);
-        c.came(fetch, 1, &[0..4 * PAGE]);
+        c.filled(fetch, 1, &[0..4 * PAGE]);
         assert_eq!(c.read(1, 0..4 * PAGE), None);
     }
 

@@ -1,7 +1,7 @@
-//! Earlier runs of a scenario: what the data servers' policies know of them, as traces on a real server tell it.
+//! Earlier runs of a scenario: the data servers' policies get them as traces, as on a real server.
 //!
-//! An earlier run is the scenario itself with other delays: the same files in the same places, the same policy without
-//! any prediction. The traces of several are averaged, server by server.
+//! An earlier run is the same scenario with other delays: the same files in the same places, the same policy without
+//! predictions. The traces of several runs are averaged per server.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use impresario_trace::{Builder, FileInfo, Header, Origin, OriginId, Outcome, Rec
 use crate::model::{Scenario, Servers};
 use crate::simulation::{Budget, SimError, Simulation};
 
-/// What the earlier runs of a scenario foretell each data server; nothing where there are none.
+/// The prediction from earlier runs for each data server; empty without earlier runs.
 pub(crate) fn foretold(scenario: &Scenario) -> Result<Vec<Arc<PredictedQueues>>, SimError> {
     let runs = scenario.servers.earlier_runs;
     let mut traces: Vec<Vec<Trace>> = vec![Vec::new(); usize::from(scenario.servers.count)];
@@ -27,17 +27,17 @@ pub(crate) fn foretold(scenario: &Scenario) -> Result<Vec<Arc<PredictedQueues>>,
             traces.push(trace(&ended));
         }
     }
-    // Runs of one scenario have a mean; without any there is nothing to average.
+    // Runs of one scenario can be averaged; without runs there is nothing to do.
     let of_server = |runs: Vec<Trace>| {
         mean_of(runs).map_or_else(|_| Arc::default(), |mean| Arc::new(predicted_queues_by(&mean, |file| file.key - 1)))
     };
     Ok(if runs == 0 { Vec::new() } else { traces.into_iter().map(of_server).collect() })
 }
 
-/// As a server's recorder writes it. Files are numbered from 0 in the simulator; a key of 0 would mean none.
+/// A trace as a server's recorder writes it. The simulator numbers files from 0, but key 0 means no file.
 fn trace(ended: &[Ended]) -> Trace {
     let mut builder = Builder::new(Header::default());
-    // A simulated run is within the limits of a trace: what is not is left out.
+    // A simulated run is within the limits of a trace; anything beyond is left out.
     let _ = builder.origin(Origin::default());
     for e in ended.iter().filter(|e| e.op.is_data()) {
         let Ok(file) = builder.file(FileInfo { key: e.file + 1, ..FileInfo::default() }) else { continue };

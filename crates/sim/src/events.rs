@@ -1,11 +1,11 @@
-//! The calendar: what happens when, in order of time and, at one instant, in the order in which it was entered.
+//! The calendar of future events, ordered by time and then by order of insertion.
 //!
-//! A monotone queue in the manner of hierarchical timing wheels (G. Varghese and T. Lauck, *Hashed and hierarchical
-//! timing wheels*, SOSP 1987) and radix heaps: an entry lies at the level of the highest byte in which its time differs
-//! from a reference that never passes it, in the slot of that byte's value. Equal times are always in the same slot, so
-//! that their order survives without a sequence number. A slot with few entries is not divided further but
-//! sorted into a short *run*, from which entries leave. An entry costs a few sequential moves, whatever the number of
-//! entries pending, where a binary heap of a million costs twenty cache misses.
+//! A monotone queue similar to hierarchical timing wheels (G. Varghese and T. Lauck, *Hashed and hierarchical timing
+//! wheels*, SOSP 1987) and radix heaps: an entry is stored at the level of the highest byte in which its time differs
+//! from a reference that never passes it, in the slot of that byte's value. Equal times always share a slot, so their
+//! order survives without a sequence number. A slot with few entries is not divided further but sorted into a short
+//! *run*, from which entries leave. An entry costs a few sequential moves however many are pending, where a binary heap
+//! of a million costs twenty cache misses.
 
 /// Bits of a level's digit.
 const DIGIT_BITS: u32 = 8;
@@ -13,14 +13,14 @@ const DIGIT_BITS: u32 = 8;
 const SLOTS: usize = 1 << DIGIT_BITS;
 /// Levels: eight digits make a time.
 const LEVELS: usize = 64 / DIGIT_BITS as usize;
-/// A slot with at most so many entries becomes a run.
+/// A slot with at most this many entries becomes a run.
 const RUN_SHORT: usize = 48;
-/// A run with so many entries gives its later part back.
+/// A run of this length returns its later part to the slots.
 const RUN_LONG: usize = 256;
 
 /// Entries of `T` by time.
 pub(crate) struct Calendar<T> {
-    /// The reference: no pending entry is earlier, but those of the run.
+    /// The reference: every pending entry outside the run is at or after it.
     reference: u64,
     /// Latest first; holds everything before `run_end`.
     run: Vec<(u64, T)>,
@@ -50,7 +50,7 @@ impl<T: Copy> Calendar<T> {
         self.len
     }
 
-    /// Enters something for an instant that is not before the last one taken out.
+    /// Inserts an entry, not before the last one removed.
     #[inline]
     pub(crate) fn push(&mut self, at: u64, what: T) {
         self.len += 1;
@@ -65,7 +65,7 @@ impl<T: Copy> Calendar<T> {
         }
     }
 
-    /// Takes out what comes first.
+    /// Removes the earliest entry.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<(u64, T)> {
         if self.run.is_empty() && !self.refill() {
@@ -92,7 +92,7 @@ impl<T: Copy> Calendar<T> {
         self.occupied[level][digit / 64] |= 1 << (digit % 64);
     }
 
-    /// Makes a run of the earliest entries; false when there are none.
+    /// Makes a run of the earliest entries; false if there are none.
     fn refill(&mut self) -> bool {
         loop {
             let first = |words: &[u64; SLOTS / 64]| {
@@ -124,15 +124,15 @@ impl<T: Copy> Calendar<T> {
         }
     }
 
-    /// Gives the later entries of a long run back to the slots.
+    /// Returns the later entries of a long run to the slots.
     fn shorten(&mut self) {
         let soon = self.run[self.run.len() - RUN_SHORT].0;
         let kept = self.run.partition_point(|e| e.0 >= soon);
         if kept == self.run.len() {
-            return; // all of the first ones are due at one instant
+            return; // all early entries are due at one instant
         }
         self.run_end = soon;
-        // From the soonest on: equal times keep their order.
+        // Earliest first, so that equal times keep their order.
         let mut later: Vec<(u64, T)> = self.run.drain(..kept).collect();
         while let Some((at, what)) = later.pop() {
             self.file(at, what);
@@ -165,7 +165,7 @@ mod tests {
     proptest! {
         /// Against a map by (time, order of entry), with steps of all magnitudes.
         #[test]
-        fn leaves_in_order(steps in prop::collection::vec((0u32..4, 0u32..40, any::<u64>()), 1..3000)) {
+        fn entries_leave_in_order(steps in prop::collection::vec((0u32..4, 0u32..40, any::<u64>()), 1..3000)) {
             let mut c = Calendar::new();
             let mut reference = BTreeMap::new();
             let (mut now, mut order) = (0u64, 0u64);

@@ -1,28 +1,28 @@
-//! What goes wrong, by schedule and at random.
+//! Faults, scheduled and random.
 
 use impresario_sched::Op;
 
 use crate::model::{FaultKind, Scenario};
-use crate::simulation::{Happening, Simulation};
+use crate::simulation::{Event, Simulation};
 
-/// A fault that is planned or under way.
+/// A planned or current fault.
 #[derive(Clone, Copy)]
-pub(crate) struct Fault {
+pub(crate) struct ActiveFault {
     what: FaultKind,
     which: u32,
     for_ns: u64,
     factor: f64,
 }
 
-/// Lines kept of what happened.
+/// Maximum lines of the fault log.
 const LOG_MAX: usize = 1000;
 
 impl Simulation {
     pub(crate) fn plan_faults(&mut self) {
         for f in self.scenario.fault.clone() {
-            let fault = Fault { what: f.what, which: f.which, for_ns: (f.for_s * 1e9) as u64, factor: f.factor };
+            let fault = ActiveFault { what: f.what, which: f.which, for_ns: (f.for_s * 1e9) as u64, factor: f.factor };
             self.faults.push(fault);
-            self.at((f.at_s * 1e9) as u64, Happening::FaultBegins(self.faults.len() as u32 - 1));
+            self.at((f.at_s * 1e9) as u64, Event::FaultBegins(self.faults.len() as u32 - 1));
         }
         self.plan_random_fault();
     }
@@ -34,12 +34,12 @@ impl Simulation {
         }
         self.random_faults_left -= 1;
         let after = (self.fault_random.exponential(random.mean_interval_s) * 1e9) as u64;
-        self.at(self.now.saturating_add(after), Happening::RandomFault);
+        self.at(self.now.saturating_add(after), Event::RandomFault);
     }
 
     pub(crate) fn random_fault(&mut self) {
         if self.running == 0 {
-            return; // nobody is left to suffer
+            return; // no application is running
         }
         let Scenario { random_faults: Some(random), .. } = &self.scenario else { return };
         let for_ns = (self.fault_random.exponential(random.mean_duration_s) * 1e9) as u64;
@@ -60,17 +60,17 @@ impl Simulation {
             _ => self.servers.len(),
         };
         let which = self.fault_random.below(there as u64) as u32;
-        self.faults.push(Fault { what, which, for_ns, factor: 10.0 });
+        self.faults.push(ActiveFault { what, which, for_ns, factor: 10.0 });
         self.fault_begins(self.faults.len() as u32 - 1);
         self.plan_random_fault();
     }
 
     pub(crate) fn fault_begins(&mut self, number: u32) {
-        let Fault { what, which, for_ns, factor } = self.faults[number as usize];
+        let ActiveFault { what, which, for_ns, factor } = self.faults[number as usize];
         if self.running == 0 {
             return;
         }
-        self.at(self.now.saturating_add(for_ns), Happening::FaultEnds(number));
+        self.at(self.now.saturating_add(for_ns), Event::FaultEnds(number));
         let name = match what {
             FaultKind::SlowDisk => {
                 self.servers[which as usize].slow_down(factor);
@@ -107,7 +107,7 @@ impl Simulation {
     }
 
     pub(crate) fn fault_ends(&mut self, number: u32) {
-        let Fault { what, which, .. } = self.faults[number as usize];
+        let ActiveFault { what, which, .. } = self.faults[number as usize];
         match what {
             FaultKind::SlowDisk => {
                 self.servers[which as usize].slow_down(1.0);
@@ -128,7 +128,7 @@ impl Simulation {
         }
     }
 
-    /// Every data server of a file takes a barrier from the file's offset on. Servers that are cut off do not.
+    /// Applies a barrier from an offset on at every data server of a file. Partitioned servers do not get it.
     fn at_all_servers(&mut self, file: u32, op: Op, offset: u64) {
         let layout = self.files[file as usize].layout;
         for server in 0..self.servers.len() as u16 {

@@ -1,8 +1,9 @@
-//! A scenario file: text in TOML becomes the runs that it asks for, or one error that names every mistake with its
-//! line, the key, what is allowed, and what was perhaps meant.
+//! Reads a scenario file: TOML text becomes the runs that it describes, or one error that lists every mistake with its
+//! line, key, allowed values and likely intention.
 //!
-//! Besides a [`Scenario`] a file may hold `repetitions` and `[sweep]` (see [`crate::sweep`]); the command line may set
-//! keys and add sweeps. A section `[metadata]` is for other programs and is ignored. Nothing is read from disk here: the text comes in, and so do the traces it names.
+//! Besides a [`Scenario`] a file may have `repetitions` and `[sweep]` (see [`crate::sweep`]); the command line may set
+//! keys and add sweeps. A section `[metadata]` is for other programs and is ignored. Nothing is read from disk here:
+//! the caller passes in the text and the traces that it names.
 
 mod judge;
 #[cfg(test)]
@@ -23,19 +24,19 @@ use judge::Traces;
 /// Every key with its unit and default: what `impresario sim template` prints.
 pub const TEMPLATE: &str = include_str!("file/template.toml");
 
-/// Repetitions of a point at most.
+/// Maximum repetitions of a point.
 pub const REPETITIONS_MAX: u32 = 10_000;
 
-/// What the command line says beside the file.
+/// Settings from the command line.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Overrides {
     /// Keys and their values, in this order.
     pub set: Vec<(String, Value)>,
-    /// Keys and the values to go through; they replace a sweep of the file over the same key.
+    /// Keys and their lists of values; each replaces a sweep of the file over the same key.
     pub sweep: Vec<(String, Vec<Value>)>,
-    /// Instead of the file's (1 to [`REPETITIONS_MAX`]).
+    /// Replaces the file's value (1 to [`REPETITIONS_MAX`]).
     pub repetitions: Option<u32>,
-    /// Instead of the file's.
+    /// Replaces the file's value.
     pub seed: Option<u64>,
 }
 
@@ -48,19 +49,19 @@ pub struct Point {
     scenario: Scenario,
 }
 
-/// What a file asks for: points, and how often each is run.
+/// The points that a file describes, and how often each is run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Study {
     /// The swept keys.
     pub keys: Vec<String>,
-    /// All points; one when nothing is swept.
+    /// All points; one without a sweep.
     pub points: Vec<Point>,
-    /// Runs of each point, with seeds that follow one another.
+    /// Runs of each point, with consecutive seeds.
     pub repetitions: u32,
     traces: Traces,
 }
 
-/// Finds the accesses of a trace file by the name that the scenario gives; an error is one line for people.
+/// Looks up the accesses of a trace file by the name in the scenario; the error is one line.
 pub type FindTrace<'a> = dyn FnMut(&str) -> Result<Vec<TracedAccess>, String> + 'a;
 
 impl Study {
@@ -79,7 +80,7 @@ impl Study {
         match study {
             Some(study) if found.is_empty() => Ok(study),
             _ => {
-                // Complaints about the command line come last.
+                // Errors on the command line come last.
                 found.sort_by_key(|(place, _)| place.unwrap_or(usize::MAX));
                 let at = |place: usize| line_column(text, place);
                 let complaints = found.into_iter().map(|(p, message)| Complaint { at: p.map(at), message });
@@ -88,7 +89,7 @@ impl Study {
         }
     }
 
-    /// The runs of the study: points times repetitions.
+    /// The number of runs: points times repetitions.
     pub fn runs(&self) -> usize {
         self.points.len() * self.repetitions as usize
     }
@@ -96,22 +97,22 @@ impl Study {
     /// The scenario of one run, with its traces and its seed.
     ///
     /// # Panics
-    /// Where there is no such point.
+    /// If there is no such point.
     pub fn scenario(&self, point: usize, repetition: u32) -> Scenario {
         let mut scenario = self.points[point].scenario.clone();
-        // Seeds of files are whole numbers of TOML, below 2^63.
+        // Seeds in files are TOML integers, below 2^63.
         scenario.seed = scenario.seed.wrapping_add(u64::from(repetition)) & (u64::MAX >> 1);
         judge::fill(&mut scenario, &self.traces);
         scenario
     }
 
-    /// The scenario of the first point, without traces: its title, its assumptions.
+    /// The scenario of the first point without traces: for its title and assumptions.
     pub fn first(&self) -> &Scenario {
         &self.points[0].scenario
     }
 }
 
-/// A reading in progress: what was found wrong, with its place in the text.
+/// The state of reading: errors so far, with their positions in the text.
 struct Reading<'a> {
     tree: &'a Tree,
     found: Vec<(Option<usize>, String)>,
@@ -129,7 +130,7 @@ impl Reading<'_> {
             axes.retain(|axis| axis.key != *key);
             axes.push(Axis { key: key.clone(), values: list.clone(), origin: Origin::CommandLine });
         }
-        // The file by itself first: a mistake in it is a mistake whatever is set beside it.
+        // Check the file on its own first: overrides must not hide its errors.
         let traces = self.traces(&values, overrides, &axes, trace);
         self.judged(&values, &traces, &[]);
         if !self.found.is_empty() {
@@ -193,14 +194,14 @@ impl Reading<'_> {
         Some(Point { values: texts, scenario })
     }
 
-    /// The scenario of these values; mistakes are found where they were written.
+    /// The scenario of these values; errors point to where the value was written.
     fn judged(&mut self, values: &Table, traces: &Traces, applied: &[Applied]) -> Option<Scenario> {
         match judge::scenario(values, traces) {
             Ok(scenario) => Some(scenario),
             Err(wrong) => {
                 for wrong in wrong {
                     let found = place_of(self.tree, wrong, applied);
-                    // A trace that could not be had is not called empty as well.
+                    // Do not also call a trace empty that could not be read.
                     if found.0.is_none() || self.found.iter().all(|(place, _)| *place != found.0) {
                         self.found.push(found);
                     }
@@ -262,7 +263,8 @@ impl Reading<'_> {
         (axes, zip)
     }
 
-    /// The traces that any application names, also by `--set` or a sweep; one that cannot be had is a mistake of its key.
+    /// Reads the traces named by any application, including by `--set` or a sweep; a trace that cannot be read is an
+    /// error of its key.
     fn traces(&mut self, values: &Table, overrides: &Overrides, axes: &[Axis], find: &mut FindTrace<'_>) -> Traces {
         let mut traces = Traces::new();
         let applications = values.get("application").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -289,7 +291,7 @@ impl Reading<'_> {
     }
 }
 
-/// Something that was set over the values of the file.
+/// A value set over those of the file.
 #[derive(Clone)]
 struct Applied {
     path: KeyPath,
@@ -303,7 +305,7 @@ impl Applied {
     }
 }
 
-/// Where a mistake was written, and the sentence about it.
+/// Where an error was written, and its sentence.
 fn place_of(tree: &Tree, wrong: Mistake, applied: &[Applied]) -> (Option<usize>, String) {
     let touches = |a: &&Applied| {
         let same = |(a, b): (&String, &String)| a == b || a == "*";
@@ -315,7 +317,7 @@ fn place_of(tree: &Tree, wrong: Mistake, applied: &[Applied]) -> (Option<usize>,
     (Some(wrong.place(tree)), wrong.message)
 }
 
-/// The scenario that these values describe, or what is wrong with them.
+/// The scenario of these values, or what is wrong with them.
 pub(crate) fn scenario_of(values: &Table) -> Result<Scenario, String> {
     judge::scenario(values, &Traces::new()).map_err(|wrong| wrong.into_iter().map(|w| w.message).collect())
 }

@@ -1,8 +1,8 @@
-//! Random scenarios with random faults under the complete set of laws: what fails is found again by its seed, and
-//! reduced to the smallest scenario that fails the same way.
+//! Random scenarios with random faults, checked against all laws: a failure is reproducible from its seed and reduced
+//! to the smallest scenario that fails the same way.
 //!
-//! After TigerBeetle's VOPR and property-based testing: a seed makes a scenario ([`scenario`]), a judge runs it
-//! ([`judge`]), [`hunt`] goes through seeds on all cores, and [`shrink`] takes away what is not needed for the failure.
+//! Modelled on TigerBeetle's VOPR and property-based testing: a seed makes a scenario ([`scenario`]), a judge runs it
+//! ([`judge`]), [`hunt`] tries seeds on all cores, and [`shrink`] removes what the failure does not need.
 
 mod generate;
 mod judge;
@@ -26,19 +26,19 @@ pub struct Found {
     pub failure: Failure,
 }
 
-/// What a hunt has done so far.
+/// The progress of a hunt.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
-    /// Scenarios that were judged.
+    /// Scenarios judged.
     pub scenarios: u64,
     /// Operations of their applications.
     pub operations: u64,
-    /// Faults that happened in them.
+    /// Faults that occurred in them.
     pub faults: u64,
 }
 
-/// Goes through seeds from `first` on until `enough` says so, on so many threads, and stops at a scenario that fails:
-/// of several the one with the lowest seed. `enough` is asked after each scenario, from any thread.
+/// Tries seeds from `first` on until `enough` is true, on the given number of threads, and stops at a failing scenario
+/// (the lowest failing seed found). `enough` is called after each scenario, from any thread.
 pub fn hunt(
     first: u64,
     threads: usize,
@@ -49,7 +49,7 @@ pub fn hunt(
     let shared: Mutex<(Tally, Option<Found>)> = Mutex::new((Tally::default(), None));
     let work = || {
         while !over.load(Ordering::Relaxed) {
-            // Seeds are whole numbers of TOML.
+            // Seeds must be TOML integers.
             let seed = next.fetch_add(1, Ordering::Relaxed) & (u64::MAX >> 1);
             let judged = judge(&scenario(seed));
             let Ok(mut shared) = shared.lock() else { return };
@@ -79,7 +79,7 @@ pub fn hunt(
             scope.spawn(work);
         }
     });
-    // A panic of a judge is caught by the judge; one of `enough` comes out of the scope.
+    // A judge catches its own panics; a panic of `enough` leaves the scope.
     shared.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

@@ -1,4 +1,5 @@
-//! The I/O nodes: calls become scheduled requests, batches wait in the dispatch queue, neighbours are forwarded as one.
+//! The I/O nodes: calls become scheduled requests, batches wait in the dispatch queue, neighbours are forwarded
+//! together.
 
 use impresario_node::session::Fence;
 use impresario_node::{DispatchQueue, Entry, Parent, core_requests};
@@ -8,35 +9,35 @@ use impresario_sched::{
 
 use crate::calls::{CallContext, FENCED, Owner};
 use crate::client::EIO;
-use crate::simulation::{FENCED_CLIENTS, Happening, MERGE_BYTES, Simulation, micros};
-use crate::station::{Said, Station};
+use crate::simulation::{Event, FENCED_CLIENTS, MERGE_BYTES, Simulation, micros};
+use crate::station::{Decision, Station};
 use impresario_base::slab::{Key, Slab};
 
 pub(crate) struct IoNode {
     pub(crate) station: Station,
-    /// What the policy has released, and where it waits or is under way.
+    /// Batches released by the policy, queued or in flight.
     pub(crate) released: Slab<Batch>,
     pub(crate) dispatch: DispatchQueue<Released>,
-    /// Forwarding threads that are awake for an entry of the dispatch queue.
+    /// Forwarding threads woken for an entry of the dispatch queue.
     pub(crate) called: u32,
     pub(crate) fence: Fence,
-    /// The processor.
+    /// Until when the processor is busy, ns.
     pub(crate) busy_until: u64,
-    /// File + 1 and offset of what was forwarded last.
+    /// File + 1 and offset of the last forwarded request.
     pub(crate) last: (u32, u64),
-    /// When the last first request of a process arrived.
+    /// When the last process's first request arrived.
     pub(crate) first_arrival: Option<u64>,
 }
 
-/// A batch that waits in the dispatch queue or is under way.
+/// A batch in the dispatch queue or in flight.
 #[derive(Clone, Copy)]
 pub(crate) struct Released {
     batch: Key,
-    /// On whose behalf: of its first request.
+    /// The process of its first request.
     process: u32,
 }
 
-/// A request on its way to the data servers.
+/// A request in flight to the data servers.
 pub(crate) struct Forward {
     pub(crate) node: u16,
     members: Vec<Entry<Released>>,
@@ -45,7 +46,7 @@ pub(crate) struct Forward {
 }
 
 impl IoNode {
-    /// The processor takes something up that is there at an instant; when it is done.
+    /// When the processor will have handled something that arrives at `there`.
     pub(crate) fn processor(&mut self, there: u64, cpu_ns: u64) -> u64 {
         if cpu_ns == 0 {
             return there;
@@ -73,7 +74,7 @@ impl Simulation {
         }
     }
 
-    /// The gap between the arrivals of first requests of processes at a node.
+    /// Records the gap between the arrivals of processes' first requests at a node.
     pub(crate) fn note_first(&mut self, node: u32) {
         let now = self.now;
         let last = if node >= self.first_server {
@@ -138,7 +139,7 @@ impl Simulation {
         loop {
             let n = &mut self.io[usize::from(node)];
             match n.station.next(self.now) {
-                Said::Batch(batch, _) => {
+                Decision::Batch(batch, _) => {
                     let file = u64::from(batch.extent.file.0);
                     let process = batch.parts.first().map_or(0, |part| n.station.waiter(part.id).process);
                     let entry = Entry::of(&batch, file, split, ());
@@ -146,16 +147,16 @@ impl Simulation {
                     n.dispatch.push(entry.with(token));
                     if handover > 0 {
                         let awake = self.now + self.random.below(handover + 1);
-                        self.calendar.push(awake, Happening::ThreadAwake(node));
+                        self.calendar.push(awake, Event::ThreadAwake(node));
                     } else {
                         n.called += 1;
                     }
                 }
-                Said::Wait(until) => {
+                Decision::Wait(until) => {
                     if until < n.station.alarm {
                         n.station.alarm = until;
                         let late = self.late(late_us);
-                        self.calendar.push(until.max(self.now) + late, Happening::IoAlarm(node));
+                        self.calendar.push(until.max(self.now) + late, Event::IoAlarm(node));
                     }
                     break;
                 }
@@ -182,13 +183,13 @@ impl Simulation {
         }
     }
 
-    /// A forwarding thread is awake and takes what waits longest.
+    /// A forwarding thread is awake and takes the oldest entry.
     pub(crate) fn thread_awake(&mut self, node: u16) {
         self.io[usize::from(node)].called += 1;
         self.pump_io(node);
     }
 
-    /// Sends touching batches as one request, under the name of the first member, to the data servers.
+    /// Sends touching batches to the data servers as one request, in the name of the first member.
     fn forward(&mut self, node: u16, members: Vec<Entry<Released>>, split: bool) {
         let Some(first) = members.first() else { return };
         let (file, op, space, start) = (first.file as u32, first.op, first.space, first.offset);
@@ -235,14 +236,14 @@ impl Simulation {
         })
     }
 
-    /// A forwarded request is at its server: what it consists of is needed when its answer comes.
+    /// Prefetches the batches of a forwarded request when it reaches its server: its reply will need them.
     pub(crate) fn fetch_batches(&self, forward: Key) {
         let Some(f) = self.forwards.get(forward) else { return };
         let n = &self.io[usize::from(f.node)];
         f.members.iter().for_each(|member| n.released.fetch(member.token.batch));
     }
 
-    /// The answer to a forwarded request is under way: who waits for it is needed soon.
+    /// Prefetches the waiters of a forwarded request while its reply is in flight.
     pub(crate) fn fetch_waiters(&self, forward: Key) {
         self.batches_of(forward).for_each(|(station, batch)| {
             station.core.fetch_batch(batch.id);
@@ -250,7 +251,7 @@ impl Simulation {
         });
     }
 
-    /// The answer to a forwarded request comes in: the calls that it answers are needed soon.
+    /// Prefetches the calls that a forwarded request's reply will answer, when it arrives.
     pub(crate) fn fetch_calls(&self, forward: Key) {
         self.batches_of(forward).for_each(|(station, batch)| {
             let calls = batch.parts.iter().filter_map(|part| station.call(part.id));
@@ -271,17 +272,17 @@ impl Simulation {
             if errno != 0 {
                 (completion.errno, completion.bytes_done) = (errno, 0);
             }
-            // Who waits is looked up before the core may give the slots away.
+            // Look up the waiters before the core may reuse the slots.
             for part in &batch.parts {
-                self.part_is_back(self.first_io + u32::from(node), part.id, part.len, errno);
+                self.part_completed(self.first_io + u32::from(node), part.id, part.len, errno);
             }
             self.io[at].station.completed(self.now, completion);
         }
         self.pump_io(node);
     }
 
-    /// So many bytes of a request of a node's core came back: they go into the answer of its call.
-    pub(crate) fn part_is_back(&mut self, node: u32, id: RequestId, len: u64, errno: i32) -> bool {
+    /// `len` bytes of a request of a node's core are complete: adds them to the reply of its call.
+    pub(crate) fn part_completed(&mut self, node: u32, id: RequestId, len: u64, errno: i32) -> bool {
         let waiter = self.station(node).waiter(id);
         waiter.undelivered -= len;
         let (whole, key) = (waiter.undelivered == 0, waiter.call);
@@ -289,7 +290,7 @@ impl Simulation {
         whole
     }
 
-    /// An I/O node is gone with everything that it holds; the servers notice that its connections end.
+    /// An I/O node fails with everything that it holds; the servers see its connections close.
     pub(crate) fn lose_io_node(&mut self, node: u16) {
         let Some(settings) = self.scenario.io_nodes.as_ref() else { return };
         let (threads, merge) = (settings.threads as usize, settings.merge_requests as usize);

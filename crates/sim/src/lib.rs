@@ -1,9 +1,9 @@
 //! A parallel file system in virtual time: the same `Core`, `node`, `layout` and `device` code as the servers run,
 //! driven by a calendar of events instead of threads.
 //!
-//! What users write is a [`model::Scenario`]; what comes out is an [`outcome::Outcome`]. The way of a request:
-//! process → compute node's link → I/O node (processor, core, dispatch queue) → data server (processor, core, page cache)
-//! → device, and back. Nothing depends on the machine that it runs on: the same scenario and seed give the same bytes.
+//! Users write a [`model::Scenario`] and get an [`outcome::Outcome`]. The path of a request: process → compute node's
+//! link → I/O node (processor, core, dispatch queue) → data server (processor, core, page cache) → device, and back.
+//! Nothing depends on the machine: the same scenario and seed give the same bytes.
 
 mod access;
 mod calls;

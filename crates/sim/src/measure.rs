@@ -1,11 +1,11 @@
-//! What a run measures while it goes: latencies, series over time, queue lengths, a thinned picture, distances.
+//! The measurements of a run: latencies, time series, queue lengths, a sampled picture, distances.
 
 use crate::outcome::{Flow, Served};
 
-/// Intervals of equal length; when there are too many, pairs become one.
+/// Intervals have equal length; when there are more than this, pairs are merged.
 pub(crate) const INTERVALS_MAX: usize = 512;
 
-/// A number that is added up over intervals, or integrated over time.
+/// A quantity summed over intervals, or integrated over time.
 #[derive(Clone, Default)]
 pub(crate) struct Track {
     pub(crate) values: Vec<f64>,
@@ -24,7 +24,7 @@ impl Track {
     }
 }
 
-/// A value that changes by steps, and its integral.
+/// A value that changes in steps, and its integral.
 #[derive(Clone, Default)]
 pub(crate) struct Gauge {
     value: f64,
@@ -40,7 +40,7 @@ impl Gauge {
     }
 }
 
-/// One application over time.
+/// One application's time series.
 #[derive(Clone, Default)]
 pub(crate) struct Progress {
     bytes: Track,
@@ -48,7 +48,7 @@ pub(crate) struct Progress {
     busy: Vec<bool>,
 }
 
-/// Everything that is kept by interval.
+/// All quantities recorded per interval.
 pub(crate) struct Recorder {
     interval_ns: u64,
     pub(crate) io_queue: Gauge,
@@ -56,11 +56,11 @@ pub(crate) struct Recorder {
     pub(crate) peers: Gauge,
     pub(crate) outstanding: Gauge,
     pub(crate) progress: Vec<Progress>,
-    /// All applications have ended: what still goes on is no part of the measurement.
+    /// All applications have ended; later events do not count.
     closed: bool,
 }
 
-/// First length of an interval: 2^20 ns, about a millisecond.
+/// Initial interval length: 2^20 ns, about a millisecond.
 const INTERVAL_NS: u64 = 1 << 20;
 
 impl Recorder {
@@ -128,7 +128,7 @@ impl Recorder {
         self.closed = true;
     }
 
-    /// An application's operation that was outstanding since `began` ended and brought so many bytes.
+    /// An application's operation, outstanding since `began`, ended and moved `bytes`.
     pub(crate) fn ended(&mut self, now: u64, application: usize, began: u64, bytes: u64) {
         self.reach(now);
         let (from, to) = ((began / self.interval_ns) as usize, (now / self.interval_ns) as usize);
@@ -145,8 +145,8 @@ impl Recorder {
         self.progress[application].bytes.values.iter().map(|b| *b as u64)
     }
 
-    /// The least throughput of an application in any part of its time, of [`LEAST_PARTS`] or fewer, in all of which it
-    /// had something outstanding, bytes a second; none when no part does.
+    /// The lowest throughput of an application in any of [`LEAST_PARTS`] or fewer parts of its time throughout which it
+    /// had requests outstanding, bytes a second; `None` without such a part.
     pub(crate) fn least(&self, application: usize, start: u64, end: u64) -> Option<f64> {
         let p = &self.progress[application];
         let whole: Vec<usize> =
@@ -161,11 +161,11 @@ impl Recorder {
     }
 }
 
-/// Parts of an application's time at most of which the least throughput is told: in a shorter one a single access of a
-/// disk falls on one side or the other.
+/// Maximum parts of an application's time for the lowest throughput: in shorter ones it would depend on which side a
+/// single disk access falls.
 const LEAST_PARTS: usize = 32;
 
-/// The accesses kept for the picture: every n-th, n doubling when there are too many.
+/// The accesses kept for the picture: every n-th, where n doubles when there are too many.
 #[derive(Default)]
 pub(crate) struct Picture {
     kept: Vec<Served>,
@@ -173,7 +173,7 @@ pub(crate) struct Picture {
     seen: u64,
 }
 
-/// Accesses of the picture at most.
+/// Maximum accesses in the picture.
 pub(crate) const PICTURE_MAX: usize = 4096;
 
 impl Picture {
@@ -263,9 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn the_least_throughput_is_of_parts_long_enough_to_say_something() {
+    fn the_least_throughput_is_over_parts_of_sufficient_length() {
         let mut r = Recorder::new(1);
-        // Something ends in every other interval; it waits in all of them.
+        // Something completes in every other interval; requests wait in all of them.
         for n in 0..160u64 {
             r.ended((2 * n + 1) * INTERVAL_NS + INTERVAL_NS / 2, 0, 2 * n * INTERVAL_NS, 100);
         }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_is_thinned_evenly() {
+    fn the_picture_is_sampled_evenly() {
         let mut p = Picture::default();
         for n in 0..100_000u64 {
             p.see(|| Served { at_s: n as f64, ms: 0.0, server: 0, application: 0, address: 0, bytes: 0 });

@@ -1,11 +1,10 @@
 //! The network: one full-duplex link a node, to a switch that never blocks.
 //!
-//! A link is a server in order of arrival for what is sent over it, and another for what is received. A message up to
-//! a quantum takes its turn on either in one go: its way costs one event, or two where the receiver's link is limited.
-//! A larger one advances quantum by quantum, each taking its turn behind what has come meanwhile, so that those who
-//! share a link get equal parts; at most a few quanta are under way between sender and receiver (a TCP
-//! window of the path's bandwidth × delay and two quanta more). The first bit is under way for latency and jitter; the last
-//! arrives when both links have passed it.
+//! A link serves messages in order of arrival, separately for sending and receiving. A message up to a quantum passes
+//! either side in one go, which costs one event, or two if the receiver's link is limited. A larger one advances
+//! quantum by quantum, each queued behind later arrivals, so that messages share a link equally; only a few quanta are
+//! in flight between sender and receiver (a TCP window of the path's bandwidth × delay plus two quanta). The first bit
+//! takes latency and jitter; the last arrives when both links have passed it.
 
 use impresario_base::prefetch::fetch;
 use rustc_hash::FxHashMap;
@@ -13,39 +12,39 @@ use rustc_hash::FxHashMap;
 use crate::model::Network as Params;
 use impresario_base::slab::Key;
 
-/// A node's link: until when it is taken, ns.
+/// A node's link: until when each side is busy, ns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Link {
     sent_until: u64,
     received_until: u64,
 }
 
-/// What a message of several quanta, or one that somebody keeps count of, is about.
+/// The content of a message that has several quanta or is counted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum About {
-    /// The call goes to its target.
+    /// The call, to its target.
     Request(Key),
-    /// So many bytes of the answer to a call; the last ones of it, with an errno.
+    /// Bytes of the reply to a call; `last` with an errno ends it.
     Answer { call: Key, bytes: u64, last: bool },
-    /// Data of an application's collective operation, for one of its aggregators if it is to be written.
+    /// Data of an application's collective operation, for one of its aggregators if it will be written.
     Exchange { application: u32, aggregator: u32 },
 }
 
-/// A message with a state of its own.
+/// A message with its own state.
 pub(crate) struct Message {
     pub(crate) from: u32,
     pub(crate) to: u32,
     pub(crate) about: About,
-    /// Bytes not sent.
+    /// Bytes not yet sent.
     unsent: u64,
-    /// Quanta under way.
+    /// Quanta in flight.
     under_way: u32,
-    /// Waits with the next quantum until one arrives.
+    /// Waits for the arrival of a quantum before sending the next.
     stalled: bool,
     transit_ns: u64,
-    /// Counts as outstanding on a connection: (server or I/O node, its incarnation, connection).
+    /// The connection on which it is outstanding: (server or I/O node, its incarnation, connection).
     pub(crate) outstanding: Option<(u32, u32, u32)>,
-    /// With so many bytes.
+    /// The bytes outstanding there.
     pub(crate) owed: u64,
 }
 
@@ -55,20 +54,20 @@ impl Message {
     }
 }
 
-/// When a quantum moves.
+/// The timing of a quantum.
 pub(crate) struct Step {
-    /// Bytes of it.
+    /// Its bytes.
     pub(crate) bytes: u64,
-    /// When its first bit (or its last, where the receiver's link is without limit) arrives.
+    /// When its first bit (or its last, if the receiver's link is unlimited) arrives.
     pub(crate) arrives: u64,
-    /// When the sender may go on with the next.
+    /// When the sender may send the next.
     pub(crate) next: Option<u64>,
 }
 
 pub(crate) struct Network {
     links: Vec<Link>,
-    /// The rates of the links of compute nodes, I/O nodes and data servers, ns a byte (0: without limit), and where the
-    /// latter two begin.
+    /// The link rates of compute nodes, I/O nodes and data servers, ns a byte (0: unlimited), and where the latter two
+    /// begin.
     ns_per_byte: [f64; 3],
     first_io: u32,
     first_server: u32,
@@ -77,7 +76,7 @@ pub(crate) struct Network {
     pub(crate) quantum_bytes: u64,
     pub(crate) header_bytes: u64,
     pub(crate) socket_bytes: u64,
-    /// The last arrival between two nodes, where messages keep their order.
+    /// The last arrival between two nodes, if messages keep their order.
     last_arrival: Option<FxHashMap<(u32, u32), u64>>,
 }
 
@@ -103,17 +102,17 @@ impl Network {
         self.ns_per_byte[usize::from(node >= self.first_io) + usize::from(node >= self.first_server)]
     }
 
-    /// A node's link is needed soon.
+    /// Prefetches a node's link.
     pub(crate) fn fetch(&self, node: u32) {
         fetch(&self.links[node as usize]);
     }
 
-    /// True when a message is sent and received in one go.
+    /// True if a message is sent and received in one go.
     pub(crate) fn is_small(&self, from: u32, to: u32, bytes: u64) -> bool {
         bytes <= self.quantum_bytes || (self.ns_per_byte(from) == 0.0 && self.ns_per_byte(to) == 0.0)
     }
 
-    /// Sends a small message: when its first bit (or its last, where the receiver's link is without limit) arrives.
+    /// Sends a small message: when its first bit (or its last, if the receiver's link is unlimited) arrives.
     pub(crate) fn send(&mut self, now: u64, from: u32, to: u32, bytes: u64, transit_ns: u64) -> u64 {
         let unlimited = self.ns_per_byte(to) == 0.0;
         let ns_per_byte = self.ns_per_byte(from);
@@ -131,7 +130,7 @@ impl Network {
         *last
     }
 
-    /// Bytes from `from` arrive at `to` beginning now: when the last one is there.
+    /// When the last byte has arrived, if bytes from `from` start arriving at `to` now.
     pub(crate) fn receive(&mut self, now: u64, from: u32, to: u32, bytes: u64) -> u64 {
         let sending_ns = (bytes as f64 * self.ns_per_byte(from)) as u64;
         let ns_per_byte = self.ns_per_byte(to);
@@ -160,7 +159,7 @@ impl Network {
         Some(Step { bytes, arrives, next })
     }
 
-    /// A quantum was received. True when it was the last one; else the second tells whether a stalled message goes on.
+    /// A quantum was received. Returns whether it was the last one, and otherwise whether a stalled message continues.
     pub(crate) fn received(message: &mut Message) -> (bool, bool) {
         message.under_way -= 1;
         (message.unsent == 0 && message.under_way == 0, std::mem::take(&mut message.stalled))
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_keep_their_order_where_they_are_asked_to() {
+    fn messages_keep_their_order_if_configured() {
         for in_order in [false, true] {
             let params = Params { in_order, ..Params::default() };
             let mut n = Network::new(&params, 2, 0, 1);
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn links_without_limit_take_no_time() {
+    fn unlimited_links_take_no_time() {
         let mut n = network(0.0, 0.0);
         let at = n.send(7, 0, 2, 1 << 40, 10_000);
         assert_eq!((at, n.receive(at, 0, 2, 1 << 40)), (10_007, 10_007));

@@ -1,9 +1,9 @@
-//! Calls without an answer: asking for a sign of life, leaving a silent peer, trying again, giving up.
+//! Calls without a reply: keep-alive, leaving a silent peer, retrying, giving up.
 //!
-//! The rules are those of the real client, [`impresario_node::session`]; this file gives them virtual time and the
-//! simulator's network. Two things are simpler than on a real network. What meets a cut is lost instead of being
-//! delivered late, so every silent peer is left for a new connection, as if it had another way to go. And a peer
-//! that is cut off refuses a connection at once.
+//! The rules are those of the real client, [`impresario_node::session`]; this file adds virtual time and the simulated
+//! network. Two things are simpler than on a real network. A message that meets a partition is lost instead of being
+//! delivered late, so every silent peer is left for a new connection, as if there were another route. And a partitioned
+//! peer refuses a connection at once.
 
 use impresario_base::slab::Key;
 use impresario_node::session::{self, Next, Patience, Rights, Routes, Sign, Step, Verdict};
@@ -11,11 +11,11 @@ use impresario_sched::Nanos;
 
 use crate::calls::{Call, FENCED, Owner, PATH_LOST};
 use crate::client::EIO;
-use crate::simulation::{Happening, Simulation};
+use crate::simulation::{Event, Simulation};
 
 const NONE: u32 = u32::MAX;
 
-/// Calls in the order in which they are looked at next.
+/// Outstanding calls in the order of their next check.
 pub(crate) struct Timeouts {
     timeout_ns: u64,
     oldest: u32,
@@ -28,17 +28,17 @@ impl Timeouts {
         Timeouts { timeout_ns, oldest: NONE, newest: NONE, armed: false }
     }
 
-    /// An outstanding call is looked at so often: after half of the patience with its peer.
+    /// Interval between checks of an outstanding call: half of the patience with its peer.
     fn step_ns(&self) -> u64 {
         self.timeout_ns / 4
     }
 
-    /// Longest time that a call may be without any answer.
+    /// Longest time that a call may go without a reply.
     pub(crate) fn silence_max_ns(&self) -> u64 {
         self.timeout_ns + self.step_ns()
     }
 
-    /// A call of a client; an I/O node gives its own up earlier, so that its client hears of it.
+    /// The session state of a call; an I/O node gives up earlier than its client, so that the client gets the error.
     pub(crate) fn session(&self, owner: Owner, changes: bool, now: u64) -> session::Call {
         let (rights, timeout) = match owner {
             Owner::Op(_) => {
@@ -50,7 +50,7 @@ impl Timeouts {
     }
 }
 
-/// A place in the list of [`Timeouts`].
+/// An entry in the list of [`Timeouts`].
 #[derive(Clone, Copy)]
 pub(crate) struct Listed {
     at: u64,
@@ -62,10 +62,10 @@ impl Listed {
     pub(crate) const NOT: Listed = Listed { at: 0, newer: NONE, older: NONE };
 }
 
-/// A call between two copies.
+/// A call waiting to be sent again.
 pub(crate) struct Parked {
     call: Call,
-    /// It needs a connection first.
+    /// It first needs a connection.
     connects: bool,
 }
 
@@ -81,7 +81,7 @@ impl Simulation {
         }
         if !self.timeouts.armed {
             self.timeouts.armed = true;
-            self.at(self.now + self.timeouts.step_ns(), Happening::Timeouts);
+            self.at(self.now + self.timeouts.step_ns(), Event::Timeouts);
         }
     }
 
@@ -96,7 +96,7 @@ impl Simulation {
         }
     }
 
-    /// Takes a call out: it ended.
+    /// Removes a call that ended.
     pub(crate) fn remove_call(&mut self, key: Key) -> Option<Call> {
         let call = self.calls.remove(key)?;
         self.delist(call.listed);
@@ -108,7 +108,7 @@ impl Simulation {
         self.totals.silence_max = self.totals.silence_max.max(self.now - call.silence.last_heard().0);
     }
 
-    /// Something of a call's answer came.
+    /// A part of a call's reply arrived.
     pub(crate) fn freshen(&mut self, key: Key) {
         let (now, timeouts) = (self.now, &self.timeouts);
         let Some(call) = self.calls.get_mut(key) else { return };
@@ -121,14 +121,14 @@ impl Simulation {
         self.enlist(key);
     }
 
-    /// A message of a call met a cut, or its target lost its memory.
+    /// A message of a call was lost in a partition, or its target lost its memory.
     pub(crate) fn lose_copy(&mut self, key: Key) {
         if let Some(call) = self.calls.get_mut(key) {
             call.is_lost = true;
         }
     }
 
-    /// A node has forgotten every call that it had.
+    /// A node has lost all its calls.
     pub(crate) fn lose_copies_at(&mut self, node: u32) {
         let theirs: Vec<Key> = self.calls.iter().filter(|(_, c)| c.target == node).map(|(key, _)| key).collect();
         theirs.into_iter().for_each(|key| self.lose_copy(key));
@@ -138,7 +138,7 @@ impl Simulation {
         while let Some(key) = self.calls.key_at(self.timeouts.oldest) {
             let due = self.calls.get(key).map_or(self.now, |call| call.listed.at + self.timeouts.step_ns());
             if due > self.now {
-                return self.at(due, Happening::Timeouts);
+                return self.at(due, Event::Timeouts);
             }
             self.look_at(key);
         }
@@ -168,10 +168,10 @@ impl Simulation {
         self.enlist(key);
     }
 
-    /// The peer of a call is given up.
+    /// Gives up the peer of a call.
     fn peer_lost(&mut self, mut call: Call) {
         if call.session.is_ours() {
-            // Before the call is repeated, the epoch of what may still be under way is left.
+            // Before repeating the call, leave the epoch of copies that may still be in flight.
             self.fencing = true;
             self.processes[call.process as usize].epoch.leave(call.session.epoch());
         }
@@ -190,7 +190,7 @@ impl Simulation {
         }
     }
 
-    /// An answer came that is an error.
+    /// An error reply arrived.
     pub(crate) fn refused(&mut self, mut call: Call) {
         let verdict = match call.answering.errno() {
             FENCED => Verdict::Fenced,
@@ -214,12 +214,12 @@ impl Simulation {
         }
         match call.owner {
             Owner::Op(op) => self.op_part_ended(op, EIO, 0),
-            // Its client decides whether to try again.
+            // The client decides whether to retry.
             Owner::Forward(forward) => self.forward_part_ended(forward, PATH_LOST, 0),
         }
     }
 
-    /// The first node of the service that a call is made to.
+    /// The first node of the service that a call addresses.
     fn service_of(&self, call: &Call) -> u32 {
         if self.io.is_empty() { call.target } else { self.first_io }
     }
@@ -233,7 +233,7 @@ impl Simulation {
         self.routes.entry((call.process, service)).or_insert_with(|| Routes::new(count, first))
     }
 
-    /// Sends a call through the first route that opens.
+    /// Sends a call over the first route that opens.
     fn connect(&mut self, mut call: Call) {
         let (now, timeout) = (Nanos(self.now), Nanos(self.timeouts.timeout_ns));
         let (service, deadline) = (self.service_of(&call), call.session.deadline());
@@ -258,10 +258,10 @@ impl Simulation {
 
     fn park(&mut self, call: Call, until: Nanos, connects: bool) {
         let key = self.parked.insert(Parked { call, connects });
-        self.at(until.0, Happening::Resume(key));
+        self.at(until.0, Event::Resume(key));
     }
 
-    /// The pause of a parked call is over.
+    /// The back-off of a parked call is over.
     pub(crate) fn resume(&mut self, key: Key) {
         let Some(Parked { call, connects }) = self.parked.remove(key) else { return };
         match call.session.again(Nanos(self.now)) {

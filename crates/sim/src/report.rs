@@ -1,11 +1,11 @@
-//! What a run measured, put together at its end.
+//! Assembles the measurements at the end of a run.
 
 use crate::measure::INTERVALS_MAX;
 use crate::outcome::{ApplicationOutcome, Layers, Outcome, Series};
 use crate::simulation::Simulation;
 use impresario_base::statistics::jain;
 
-/// Applications with a bandwidth of their own in the series.
+/// Maximum applications with their own bandwidth in the series.
 const SERIES_MAX: usize = 16;
 
 impl Simulation {

@@ -1,4 +1,4 @@
-//! The data servers: calls become scheduled requests on one lane, batches become accesses of the page cache and the
+//! The data servers: calls become requests scheduled on one lane, batches become accesses of the page cache and the
 //! device.
 
 use std::collections::VecDeque;
@@ -18,11 +18,11 @@ use crate::calls::FENCED;
 use crate::client::EIO;
 use crate::contents::Contents;
 use crate::outcome::Served;
-use crate::simulation::{FENCED_CLIENTS, Happening, Simulation};
-use crate::station::{Said, Station};
+use crate::simulation::{Event, FENCED_CLIENTS, Simulation};
+use crate::station::{Decision, Station};
 use impresario_base::slab::Key;
 
-/// What may be read ahead for nothing before it becomes clear that it is for nothing.
+/// Bytes that may be read ahead in vain before that is detected.
 const WASTE_FREE_BYTES: u64 = 32 << 20;
 
 pub(crate) enum Storage {
@@ -30,7 +30,7 @@ pub(crate) enum Storage {
     Flash(Flash),
 }
 
-/// What a device works for.
+/// A job of the device.
 pub(crate) struct Job {
     pub(crate) server: u16,
     pub(crate) incarnation: u32,
@@ -41,14 +41,14 @@ pub(crate) struct Job {
 }
 
 pub(crate) enum Work {
-    /// A batch; with a cache, how far a read has come and where it ends.
+    /// A batch; with a cache, the position of a read and its end.
     Batch { batch: Batch, started: u64, at: u64, end: u64 },
-    /// A batch that nobody asked for: so many fetches have not ended. One
-    /// `along` with requests, or behind them, is no batch.
+    /// A speculation with this many fetches in progress. If it goes `along` with requests, or behind them, it is not a
+    /// batch.
     Ahead { batch: Option<BatchId>, along: bool, started: u64, fetches: u32, file: u32, extent: Range<u64> },
-    /// Pages of a file are read into the cache, for such a batch or for requests.
+    /// Pages of a file to be read into the cache, for a speculation or for requests.
     Fetch { file: u32, start: u64, end: u64, ahead: Key },
-    /// Dirty pages are written.
+    /// Dirty pages to be written.
     Flush,
 }
 
@@ -57,27 +57,27 @@ pub(crate) struct Server {
     pub(crate) fence: Fence,
     storage: Storage,
     pub(crate) cache: Option<Box<PageCache<Key>>>,
-    /// The kernel's read-ahead: one for each object, since a data server reads an object through one open file.
+    /// The kernel's read-ahead state, one per object: a data server reads an object through one open file.
     pub(crate) read_ahead: FxHashMap<u32, ReadAhead>,
-    /// What the server itself reads ahead, and how much at most.
+    /// The server's own read-ahead and its limit.
     pub(crate) foresight: Option<ReadingAhead>,
     /// Reads of earlier runs.
     earlier: Option<Arc<EarlierReads>>,
     foresight_bytes: u64,
-    /// The ends of objects that were cut off, bytes; the others are whole.
+    /// The ends of truncated objects, bytes; the others are whole.
     pub(crate) cut: FxHashMap<u32, u64>,
-    /// What its bytes are, while the laws are watched.
+    /// Its contents, while the laws are checked.
     pub(crate) contents: Option<Box<Contents>>,
-    /// Writes that wait until less is dirty.
+    /// Writes that wait for dirty pages to be flushed.
     pub(crate) throttled: VecDeque<Key>,
     pub(crate) flushing: bool,
     pub(crate) flushed_to: u64,
-    /// How many times as long everything takes on the device.
+    /// The factor by which the device is slower.
     slowness: f64,
     busy_until: u64,
-    /// When the processor will have taken up each call that waits for it.
+    /// When the processor will have started each waiting call.
     taken_up: VecDeque<u64>,
-    /// When the device is idle, as far as that is known.
+    /// When the device will be idle, as far as is known.
     device_until: u64,
     /// File + 1 and local offset of the last access.
     last: (u32, u64),
@@ -118,7 +118,7 @@ impl Server {
         }
     }
 
-    /// The processor takes something up that is there at an instant; when it is done.
+    /// When the processor will have handled something that arrives at `there`.
     pub(crate) fn processor(&mut self, there: u64, cpu_ns: u64) -> u64 {
         if cpu_ns == 0 {
             return there;
@@ -127,8 +127,7 @@ impl Server {
         self.busy_until
     }
 
-    /// The processor takes a call up that is there at an instant and costs more by the requests that are there, too; when
-    /// it is done.
+    /// When the processor will have handled a call that arrives at `there`; each outstanding request adds to its cost.
     pub(crate) fn take_up(&mut self, there: u64, cpu_ns: u64, concurrency_ns: u64) -> u64 {
         if concurrency_ns == 0 {
             return self.processor(there, cpu_ns);
@@ -142,7 +141,7 @@ impl Server {
         done
     }
 
-    /// Requests that it has taken up and not answered.
+    /// Requests started and not yet answered.
     fn outstanding(&self) -> u64 {
         self.peers.values().copied().map(u64::from).sum()
     }
@@ -154,7 +153,7 @@ impl Server {
         }
     }
 
-    /// A request comes to be scheduled. What is to be read ahead of it, within the object's `end`.
+    /// A request is about to be scheduled. Returns what to read ahead of it, within the object's `end`.
     fn foresee(
         &mut self,
         op: Op,
@@ -178,8 +177,8 @@ impl Server {
         predictions
     }
 
-    /// What earlier runs foretell it.
-    pub(crate) fn foretell(&mut self, foretold: &Arc<PredictedQueues>) {
+    /// Sets the prediction from earlier runs.
+    pub(crate) fn set_prediction(&mut self, foretold: &Arc<PredictedQueues>) {
         self.station.foresee(Some(Arc::clone(foretold)));
         if let Some(foresight) = &mut self.foresight {
             self.earlier = Some(Arc::new(EarlierReads::of(foretold)));
@@ -187,16 +186,15 @@ impl Server {
         }
     }
 
-    /// What the laws say of reading ahead: it stays within its bounds.
-    pub(crate) fn ahead_too_far(&self) -> Option<String> {
+    /// Law: reading ahead stays within its budget.
+    pub(crate) fn ahead_over_budget(&self) -> Option<String> {
         let totals = self.foresight.as_ref()?.totals();
         let (bytes, budget) = (totals.outstanding_bytes, self.foresight_bytes);
         (bytes > budget).then(|| format!("law 8: {bytes} bytes are predicted and not yet read, the budget is {budget}"))
     }
 
-    /// What the laws say of what was read ahead for nothing: a small part of all that was read, beyond what it takes to
-    /// find out. Where memory cannot keep everything, what it loses is read twice until the streams are stopped, and no
-    /// bound is stated.
+    /// Law: bytes read ahead in vain are a small part of all bytes read, beyond what detection needs. If memory cannot
+    /// hold everything, lost pages are read twice until the streams are stopped, and no bound is stated.
     pub(crate) fn wasted_too_much(&self) -> Option<String> {
         let (foresight, cache) = (self.foresight.as_ref()?, self.cache.as_ref()?);
         let totals = foresight.totals();
@@ -213,9 +211,9 @@ impl Server {
         (wasted > bound).then(what)
     }
 
-    /// Everything that is only in memory is lost.
+    /// Loses everything that is only in memory.
     fn forget(&mut self) {
-        // The fence stays: its notes are on the device.
+        // The fence stays: it is stored on the device.
         if let Some(cache) = &mut self.cache {
             cache.clear();
         }
@@ -234,8 +232,8 @@ impl Server {
 }
 
 impl Simulation {
-    /// Fills the caches as if the files had just been read, one after the other from their starts: what was read last is
-    /// there.
+    /// Fills the caches as if the files had just been read from their starts, one after the other: the last bytes read
+    /// are present.
     pub(crate) fn warm_caches(&mut self) {
         if !self.scenario.servers.warm {
             return;
@@ -247,7 +245,7 @@ impl Simulation {
             for (file, f) in self.files.iter().enumerate().rev() {
                 let Some(k) = f.layout.position_of(number as u16) else { continue };
                 let len = f.layout.lane_len(k, f.len);
-                // Whole chunks, so that the last bytes of one file do not push out the first of the next.
+                // Whole chunks, so that the end of one file does not evict the start of the next.
                 let start = len.saturating_sub(room).next_multiple_of(CHUNK_BYTES);
                 if start < len {
                     kept.push((file as u32, start, len));
@@ -301,7 +299,7 @@ impl Simulation {
                 s.station.speculate(self.now, &Request { extent, ..request });
             }
         }
-        let too_far = s.ahead_too_far();
+        let too_far = s.ahead_over_budget();
         if parts > 0 {
             let peers = s.peers.len();
             *s.peers.entry(conn).or_insert(0) += parts;
@@ -319,19 +317,19 @@ impl Simulation {
         self.pump_server(server);
     }
 
-    /// Where a file ends in the space of a server, bytes.
+    /// The end of a file in a server's space, bytes.
     pub(crate) fn lane_end(&self, server: u16, file: u32) -> u64 {
         let whole = self.whole_lane(server, file);
         self.servers[usize::from(server)].cut.get(&file).map_or(whole, |end| whole.min(*end))
     }
 
-    /// The same while nothing is cut off.
+    /// The same without truncation.
     pub(crate) fn whole_lane(&self, server: u16, file: u32) -> u64 {
         let f = &self.files[file as usize];
         f.layout.position_of(server).map_or(0, |k| f.layout.lane_len(k, f.len))
     }
 
-    /// A barrier from elsewhere: a file is cut off at an offset, or grown up to there, or removed.
+    /// A barrier from another client: truncates, extends or removes a file.
     pub(crate) fn barrier(&mut self, server: u16, file: u32, op: Op, offset: u64) {
         let (file_offset, len) = (offset, u64::MAX - offset);
         let extent = Extent { file: FileId(file), lane: LaneId(0), file_offset, lane_offset: offset, len };
@@ -355,12 +353,12 @@ impl Simulation {
         loop {
             let s = &mut self.servers[index];
             match s.station.next(self.now) {
-                Said::Batch(batch, ahead) => self.start_batch(server, batch, ahead),
-                Said::Wait(until) => {
+                Decision::Batch(batch, ahead) => self.start_batch(server, batch, ahead),
+                Decision::Wait(until) => {
                     if until < s.station.alarm {
                         s.station.alarm = until;
                         let late = self.late(self.scenario.servers.timer_late_us);
-                        self.calendar.push(until.max(self.now) + late, Happening::ServerAlarm(server));
+                        self.calendar.push(until.max(self.now) + late, Event::ServerAlarm(server));
                     }
                     break;
                 }
@@ -384,7 +382,7 @@ impl Simulation {
         }
         let s = &mut self.servers[usize::from(server)];
         let application = self.files[file as usize].application;
-        // What was cut off is neither in the cache nor on the device.
+        // Truncated bytes are neither in the cache nor on the device.
         let mut end = extent.end();
         if let (Op::Read, Some(cut)) = (op, s.cut.get(&file)) {
             end = end.min(*cut).max(extent.lane_offset);
@@ -408,13 +406,13 @@ impl Simulation {
                     foresight.device_read(file.into(), &asked, |at| cache.has(file, at));
                 }
                 match ahead {
-                    // What was asked for is there; nothing waits for the rest.
+                    // The requested bytes are present; nothing waits for the rest.
                     Some(range) if there => self.start_ahead(server, file, range, None),
                     Some(range) => self.will_read(server, file, extent.lane_offset, range),
                     None => {}
                 }
                 self.read_ahead_of(server, application, file, extent.lane_offset, end);
-                self.read_on(key);
+                self.continue_read(key);
             }
             Op::Write if cached => self.write_cached(key),
             Op::Read if end > extent.lane_offset => self.access(key, file, IoOp::Read, extent.lane_offset, end),
@@ -423,7 +421,7 @@ impl Simulation {
         }
     }
 
-    /// Gives the device the accesses of a job. A flash drive takes them at once.
+    /// Gives the device the accesses of a job. A flash drive accepts them at once.
     pub(crate) fn access(&mut self, key: Key, file: u32, op: IoOp, start: u64, end: u64) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let s = &mut self.servers[usize::from(job.server)];
@@ -440,19 +438,19 @@ impl Simulation {
                 let served = flash.serve(self.now, &io);
                 job.accesses += 1;
                 let (server, application) = (job.server, job.application);
-                self.calendar.push(served.end_ns, Happening::FlashDone(key));
+                self.calendar.push(served.end_ns, Event::FlashDone(key));
                 self.served(server, application, &io, served.end_ns);
             }
         }
     }
 
-    /// An access from now to `end_ns`.
+    /// Records an access from now to `end_ns`.
     fn served(&mut self, server: u16, application: u32, io: &Io, end_ns: u64) {
         let ns = (end_ns - self.now) as f64;
         self.totals.device.add(io.len);
         self.totals.device_ns += ns;
         if self.running == 0 {
-            return; // what goes on behind the last process
+            return; // after the last process has ended
         }
         let until = &mut self.servers[usize::from(server)].device_until;
         self.totals.busy_ns += end_ns.saturating_sub(self.now.max(*until)) as f64;
@@ -477,7 +475,7 @@ impl Simulation {
         serving.extend(taken.parts.iter().map(|(_, key)| *key));
         let application = serving.first().and_then(|key| self.jobs.get(*key)).map_or(0, |job| job.application);
         let incarnation = s.station.incarnation;
-        self.calendar.push(end, Happening::DiskDone { server, incarnation });
+        self.calendar.push(end, Event::DiskDone { server, incarnation });
         self.served(server, application, &taken.io, end);
     }
 
@@ -485,7 +483,7 @@ impl Simulation {
         let s = &mut self.servers[usize::from(server)];
         let Storage::Disk { busy, serving, .. } = &mut s.storage else { return };
         if s.station.incarnation != incarnation {
-            return; // what it did, it did for nobody
+            return; // the job was dropped meanwhile
         }
         *busy = false;
         let mut done = std::mem::take(serving);
@@ -495,7 +493,7 @@ impl Simulation {
         if let Storage::Disk { serving, .. } = &mut self.servers[usize::from(server)].storage
             && serving.capacity() == 0
         {
-            *serving = done; // keeps its capacity
+            *serving = done; // keep the capacity
         }
         self.pump_server(server);
     }
@@ -523,12 +521,12 @@ impl Simulation {
                 let mut woken = Vec::new();
                 let s = &mut self.servers[usize::from(server)];
                 if let (Some(contents), Some(cache)) = (&mut s.contents, &s.cache) {
-                    contents.came(key, file, &cache.coming(file, start, end));
+                    contents.filled(key, file, &cache.coming(file, start, end));
                 }
                 if let Some(cache) = &mut s.cache {
                     cache.arrive(file, start, end, &mut woken);
                 }
-                woken.into_iter().for_each(|job| self.read_on(job));
+                woken.into_iter().for_each(|job| self.continue_read(job));
             }
             Work::Flush => {
                 let server = job.server;
@@ -541,7 +539,7 @@ impl Simulation {
         }
     }
 
-    /// The core is told, and the answers go out.
+    /// Reports the completion to the core and sends the replies.
     pub(crate) fn batch_ended(&mut self, key: Key) {
         let Some(Job { server, work: Work::Batch { batch, started, .. }, .. }) = self.jobs.remove(key) else { return };
         let node = self.first_server + u32::from(server);
@@ -549,7 +547,7 @@ impl Simulation {
         let mut whole = 0;
         for part in &batch.parts {
             let len = if batch.op.is_data() { part.len } else { 0 };
-            if self.part_is_back(node, part.id, len, 0) {
+            if self.part_completed(node, part.id, len, 0) {
                 whole += 1;
                 let conn = self.servers[usize::from(server)].station.waiter(part.id).conn;
                 self.peer_has_less(server, conn, 1);
@@ -572,7 +570,7 @@ impl Simulation {
 
     // Faults
 
-    /// A server is gone with everything that it has not answered.
+    /// A server fails with everything that it has not answered.
     pub(crate) fn restart_server(&mut self, server: u16) {
         let s = &mut self.servers[usize::from(server)];
         let peers = s.peers.len() as f64;
@@ -598,7 +596,7 @@ impl Simulation {
         }
     }
 
-    /// An I/O node is gone: the servers drop what it has queued with them.
+    /// An I/O node failed: the servers drop its queued requests.
     pub(crate) fn drop_connection(&mut self, conn: u32) {
         for server in 0..self.servers.len() as u16 {
             let s = &mut self.servers[usize::from(server)];

@@ -1,8 +1,8 @@
 //! The page cache of a data server.
 //!
-//! A read waits for the pages that are missing; after sequential reads the kernel reads on. A write ends in the cache;
-//! a flusher writes dirty pages in order of file and offset while there are more than half of the limit, and writers wait
-//! while there are more than the limit. There is no flushing by age.
+//! A read waits for missing pages; after sequential reads the kernel reads ahead. A write ends in the cache; a flusher
+//! writes dirty pages in order of file and offset while they exceed half of the limit, and writers wait while they
+//! exceed the limit. There is no flushing by age.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use crate::server::{Job, Work};
 use crate::simulation::Simulation;
 use impresario_base::slab::Key;
 
-/// Largest access that the page cache makes, bytes.
+/// Largest access by the page cache, bytes.
 const FETCH_MAX: u64 = 1 << 20;
 
 impl Simulation {
-    /// Counts the bytes of a read that are in the cache.
+    /// Counts the bytes of a read that are cached.
     pub(crate) fn count_hits(&mut self, server: u16, file: u32, start: u64, end: u64) -> u64 {
         let Some(cache) = &self.servers[usize::from(server)].cache else { return 0 };
         let (mut at, mut hit_bytes) = (start, 0);
@@ -35,8 +35,8 @@ impl Simulation {
         hit_bytes
     }
 
-    /// Goes on with a read as far as the cache reaches; what is missing is read.
-    pub(crate) fn read_on(&mut self, key: Key) {
+    /// Continues a read as far as the cache allows; fetches what is missing.
+    pub(crate) fn continue_read(&mut self, key: Key) {
         loop {
             let Some(job) = self.jobs.get_mut(key) else { return };
             let (server, application) = (job.server, job.application);
@@ -57,7 +57,7 @@ impl Simulation {
                 }
                 State::Coming(_) => return cache.wait(file, from, key),
                 State::Missing(_) => {
-                    // Not more than the cache can hold at once.
+                    // At most what the cache can hold at once.
                     let end = end.min(from + (cache.capacity_bytes() / 2).max(CHUNK_BYTES));
                     self.fetch(server, application, file, from..end, false, Key::NONE);
                 }
@@ -65,8 +65,8 @@ impl Simulation {
         }
     }
 
-    /// Reads the pages of a range that are neither there nor on their way; `ahead` of any request, maybe for a batch. How
-    /// many accesses that takes.
+    /// Reads the pages of a range that are neither present nor being read; `ahead`: for a speculation, with the batch
+    /// that it may be. Returns the number of accesses.
     fn fetch(&mut self, server: u16, application: u32, file: u32, range: Range<u64>, ahead: bool, of: Key) -> u32 {
         let Some(cache) = &mut self.servers[usize::from(server)].cache else { return 0 };
         let mut fetches = 0;
@@ -92,7 +92,7 @@ impl Simulation {
         self.access(key, file, IoOp::Read, claimed.start, claimed.end);
     }
 
-    /// A read that the device is needed for, from `start` on, takes along the range that continues it.
+    /// A read that needs the device from `start` on also fetches the range that continues it.
     pub(crate) fn will_read(&mut self, server: u16, file: u32, start: u64, along: Range<u64>) {
         let asked_end = along.start;
         let of = self.ahead(server, file, along, None, true);
@@ -103,7 +103,7 @@ impl Simulation {
         self.fetch_of_ahead_ended(of, 0..0);
     }
 
-    /// Reads what nobody asked for into the cache; then ends its batch, if it is one.
+    /// Reads a speculation into the cache; then ends its batch, if it is one.
     pub(crate) fn start_ahead(&mut self, server: u16, file: u32, extent: Range<u64>, batch: Option<BatchId>) {
         let start = extent.start;
         let cache = self.servers[usize::from(server)].cache.as_ref();
@@ -119,7 +119,7 @@ impl Simulation {
         self.fetch_of_ahead_ended(of, 0..0);
     }
 
-    /// Something to be read ahead, with one fetch to end.
+    /// A speculation with one fetch in progress.
     fn ahead(&mut self, server: u16, file: u32, extent: Range<u64>, batch: Option<BatchId>, along: bool) -> Key {
         let work = Work::Ahead { batch, along, started: self.now, fetches: 1, file, extent };
         let incarnation = self.servers[usize::from(server)].station.incarnation;
@@ -127,7 +127,7 @@ impl Simulation {
         self.jobs.insert(Job { server, incarnation, application, work, accesses: 0 })
     }
 
-    /// Fetches from `start` on as far as is to be read ahead and the file reaches.
+    /// Fetches from `start` on, as far as the speculation and the file extend.
     fn fetch_ahead(&mut self, server: u16, file: u32, start: u64, of: Key) {
         let lane_end = self.lane_end(server, file);
         let Some(Job { application, work: Work::Ahead { extent, .. }, .. }) = self.jobs.get(of) else { return };
@@ -138,7 +138,7 @@ impl Simulation {
         }
     }
 
-    /// One fetch for what is read ahead has ended.
+    /// A fetch of a speculation has ended.
     pub(crate) fn fetch_of_ahead_ended(&mut self, key: Key, fetched: Range<u64>) {
         let Some(job) = self.jobs.get_mut(key) else { return };
         let Work::Ahead { fetches, file, .. } = &mut job.work else { return };
@@ -172,7 +172,7 @@ impl Simulation {
         self.servers[usize::from(server)].station.completed(self.now, completion);
     }
 
-    /// A file is truncated or removed: its pages leave, and what is on its way for them does not come.
+    /// A file is truncated or removed: its pages are dropped, and reads in progress do not fill them.
     pub(crate) fn cut_off(&mut self, server: u16, file: u32, op: Op, offset: u64) {
         let (end, whole) = (if op == Op::Unlink { 0 } else { offset }, self.whole_lane(server, file));
         let s = &mut self.servers[usize::from(server)];
@@ -199,13 +199,13 @@ impl Simulation {
         }
     }
 
-    /// A read comes to the kernel: what is missing is read, and what its read-ahead adds.
+    /// A read reaches the kernel, which reads missing pages and its read-ahead.
     pub(crate) fn read_ahead_of(&mut self, server: u16, application: u32, file: u32, start: u64, end: u64) {
         let limits = ReadAheadLimits { window_bytes: self.scenario.servers.read_ahead_bytes, request_bytes: FETCH_MAX };
         let lane_end = self.lane_end(server, file);
         let s = &mut self.servers[usize::from(server)];
         let Some(cache) = &mut s.cache else { return };
-        // Not more than the cache can hold at once; the rest is read as the reader comes to it.
+        // At most what the cache can hold at once; the rest is read when the reader gets there.
         let end = end.min(start + (cache.capacity_bytes() / 2).max(CHUNK_BYTES));
         let requests = s.read_ahead.entry(file).or_default().read(cache, file, start..end, lane_end, limits);
         for request in requests {
@@ -218,7 +218,7 @@ impl Simulation {
         cache.map_or(0, |c| (c.capacity_bytes() as f64 * self.scenario.servers.dirty_ratio) as u64)
     }
 
-    /// A write goes into the cache, waits there for room, or goes through to the device.
+    /// A write goes into the cache, waits for room there, or goes through to the device.
     pub(crate) fn write_cached(&mut self, key: Key) {
         let Some(job) = self.jobs.get(key) else { return };
         let server = job.server;
@@ -227,7 +227,7 @@ impl Simulation {
         let limit = self.dirty_limit(server);
         let s = &mut self.servers[usize::from(server)];
         let Some(cache) = &mut s.cache else { return };
-        // One that is larger than the limit goes when nothing is dirty.
+        // A write larger than the limit waits until nothing is dirty.
         if limit > 0 && cache.dirty_bytes() > 0 && cache.dirty_bytes() + (end - start) > limit {
             s.throttled.push_back(key);
             return self.flush(server);
@@ -244,7 +244,7 @@ impl Simulation {
         self.batch_ended(key);
     }
 
-    /// Starts the flusher when there is enough to do.
+    /// Starts the flusher when there is enough to write.
     pub(crate) fn flush(&mut self, server: u16) {
         let limit = self.dirty_limit(server);
         let s = &mut self.servers[usize::from(server)];
@@ -264,7 +264,7 @@ impl Simulation {
         self.start_disk(server);
     }
 
-    /// The application that a file belongs to.
+    /// The application that owns a file.
     fn owner_of(&self, file: u32) -> u32 {
         self.applications.partition_point(|a| a.first_file <= file).saturating_sub(1) as u32
     }

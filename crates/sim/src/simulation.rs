@@ -1,4 +1,4 @@
-//! The simulation: its state, its clock, and who is called when something happens.
+//! The simulation: its state, its clock, and the dispatch of events.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use impresario_sched::policy::Chosen;
 use impresario_sched::{CoreConfig, CostModel, Ended, LinearCost, Nanos, PolicyError, Table, policy};
 
 use crate::access;
-use crate::client::{Application, Call, ClientNode, Op, People, Process};
+use crate::client::{Application, Call, ClientNode, Op, Population, Process};
 use crate::events::Calendar;
-use crate::faults::Fault;
+use crate::faults::ActiveFault;
 use crate::io_node::{Forward, IoNode};
 use crate::measure::{Distance, Picture, Recorder};
 use crate::model::{Device, Scenario};
@@ -28,30 +28,30 @@ use impresario_base::random::{Random, mix};
 use impresario_base::slab::{Key, Slab};
 use rustc_hash::FxHashMap;
 
-/// Why a scenario is not run.
+/// Why a scenario cannot be run.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum SimError {
     /// Keys and what is wrong with their values.
     #[error("{}", .0.iter().map(|(key, what)| format!("{key}: {what}")).collect::<Vec<_>>().join("; "))]
     Scenario(Vec<(KeyPath, String)>),
-    /// A policy is refused.
+    /// A policy was refused.
     #[error(transparent)]
     Policy(#[from] PolicyError),
 }
 
-/// How far to go at most.
+/// How far to advance.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Budget {
-    /// So many events from now.
+    /// For this many events.
     Events(u64),
     /// Until this virtual time, s.
     VirtualS(f64),
 }
 
-/// How far a simulation has come.
+/// The progress of a simulation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Progress {
-    /// Part of the applications' requests that have ended, 0 to 1.
+    /// Fraction of the applications' requests that have ended, 0 to 1.
     pub fraction: f64,
     /// Virtual time, s.
     pub virtual_s: f64,
@@ -61,22 +61,22 @@ pub struct Progress {
     pub done: bool,
 }
 
-/// What happens.
+/// An event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Happening {
+pub(crate) enum Event {
     /// A process sends its next request.
     Issue(u32),
-    /// A client's processor is done with a call: it is sent.
+    /// A client's processor has handled a call, which is sent.
     CallLeaves(Key),
-    /// A call begins to arrive at its target; is there and taken up by the processor.
+    /// A call begins to arrive at its target; has arrived and is taken by the processor.
     CallArrives(Key),
     CallIsIn(Key),
-    /// A node's processor is done with the answer to a call; it begins to arrive; it is there.
+    /// A node's processor has handled the reply to a call; the reply begins to arrive; it has arrived.
     AnswerLeaves(Key),
     AnswerArrives(Key),
     AnswerIsIn(Key),
-    /// The next quantum of a message may be sent; one begins to arrive; it is there.
-    MessageGoesOn(Key),
+    /// The next quantum of a message may be sent; one begins to arrive; it has arrived.
+    MessageContinues(Key),
     MessageArrives {
         message: Key,
         bytes: u32,
@@ -85,19 +85,19 @@ pub(crate) enum Happening {
         message: Key,
         bytes: u32,
     },
-    /// A server's disk is done with what it has.
+    /// A server's disk has finished its command.
     DiskDone {
         server: u16,
         incarnation: u32,
     },
-    /// A flash drive is done with a part of a job.
+    /// A flash drive has finished a part of a job.
     FlashDone(Key),
-    /// The core of an I/O node (or server) wants to be asked.
+    /// The core of an I/O node (or server) must be asked for batches.
     IoAlarm(u16),
-    /// A forwarding thread of an I/O node comes to run.
+    /// A forwarding thread of an I/O node starts to run.
     ThreadAwake(u16),
     ServerAlarm(u16),
-    /// The oldest call may be given up.
+    /// The oldest call may have timed out.
     Timeouts,
     Resume(Key),
     /// The next round of an application's collective operation.
@@ -107,7 +107,7 @@ pub(crate) enum Happening {
     RandomFault,
 }
 
-/// What passed in all.
+/// Totals over the run.
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) operations: u64,
@@ -126,7 +126,7 @@ pub(crate) struct Totals {
     pub(crate) hit_bytes: u64,
     pub(crate) distance: Distance,
     pub(crate) device_distance: Distance,
-    /// Longest time from a call's beginning, or the last of its answers, to its end.
+    /// Longest time from a call's start, or its last reply, to its end.
     pub(crate) silence_max: u64,
 }
 
@@ -134,9 +134,9 @@ pub(crate) struct Totals {
 pub(crate) struct File {
     pub(crate) layout: Layout,
     pub(crate) len: u64,
-    /// Its places on the disks follow from this.
+    /// Determines its addresses on the disks.
     pub(crate) key: u64,
-    /// Whose it is.
+    /// The application that owns it.
     pub(crate) application: u32,
 }
 
@@ -144,13 +144,13 @@ pub(crate) struct File {
 pub struct Simulation {
     pub(crate) scenario: Scenario,
     pub(crate) now: u64,
-    pub(crate) calendar: Calendar<Happening>,
+    pub(crate) calendar: Calendar<Event>,
     pub(crate) random: Random,
     pub(crate) network: Network,
     /// Nodes are numbered: compute nodes, I/O nodes, data servers.
     pub(crate) first_io: u32,
     pub(crate) first_server: u32,
-    /// How many faults cut an I/O node or data server off.
+    /// How many faults currently partition each I/O node or data server.
     pub(crate) cut: Vec<u16>,
     pub(crate) files: Vec<File>,
     pub(crate) applications: Vec<Application>,
@@ -159,9 +159,9 @@ pub struct Simulation {
     pub(crate) ops: Slab<Op>,
     pub(crate) calls: Slab<Call>,
     pub(crate) timeouts: Timeouts,
-    /// Calls between two copies.
+    /// Calls waiting to be sent again.
     pub(crate) parked: Slab<Parked>,
-    /// Of processes that lost a connection: the ways to a service, by its first node.
+    /// The routes to a service, by its first node, of processes that lost a connection.
     pub(crate) routes: FxHashMap<(u32, u32), Routes>,
     pub(crate) messages: Slab<Message>,
     pub(crate) io: Vec<IoNode>,
@@ -169,10 +169,10 @@ pub struct Simulation {
     pub(crate) servers: Vec<Server>,
     pub(crate) jobs: Slab<Job>,
     pub(crate) placement: Placement,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<ActiveFault>,
     pub(crate) fault_random: Random,
     pub(crate) random_faults_left: u32,
-    /// A client has raised its epoch: from now on fences are asked.
+    /// A client has raised its epoch: from now on fences apply.
     pub(crate) fencing: bool,
     pub(crate) recorder: Recorder,
     pub(crate) picture: Picture,
@@ -184,7 +184,7 @@ pub struct Simulation {
     /// Applications that have not ended.
     pub(crate) running: u32,
     pub(crate) makespan: u64,
-    /// What earlier runs foretell each data server; empty without.
+    /// The prediction from earlier runs for each data server; empty without earlier runs.
     foretold: Vec<Arc<PredictedQueues>>,
     time_limit: u64,
     checks: bool,
@@ -196,7 +196,7 @@ pub(crate) fn micros(us: f64) -> u64 {
     (us * 1e3) as u64
 }
 
-/// The cost model that a device gives to the policies above it.
+/// The cost model of a device, for the policies above it.
 fn cost_of(device: &Device) -> CostModel {
     let of = |op| {
         let fit = match device {
@@ -209,7 +209,7 @@ fn cost_of(device: &Device) -> CostModel {
 }
 
 impl Simulation {
-    /// A scenario at time zero; refused when it cannot be run.
+    /// A scenario at time zero; an error if it cannot be run.
     pub fn new(scenario: &Scenario) -> Result<Simulation, SimError> {
         let complaints = scenario.check();
         if !complaints.is_empty() {
@@ -217,7 +217,7 @@ impl Simulation {
         }
         let device = scenario.device_params();
         let mut random = Random::new(scenario.seed);
-        let People { applications, processes, files, compute_nodes } = crate::client::people(scenario);
+        let Population { applications, processes, files, compute_nodes } = crate::client::populate(scenario);
         let io_count = scenario.io_nodes.as_ref().map_or(0, |n| usize::from(n.count));
         let server_count = usize::from(scenario.servers.count);
         let expected = applications.iter().map(|a| a.requests_in_all).sum();
@@ -230,7 +230,7 @@ impl Simulation {
             .enumerate()
             .map(|(file, (len, at))| {
                 let mut layout = layout_of(scenario, file as u32);
-                // Other seeds, other places.
+                // Other seeds give other addresses.
                 let mut key = file as u64 | scenario.seed << 32;
                 if let Some(at) = at {
                     (layout.base, key) = (at.server, at.key);
@@ -288,7 +288,7 @@ impl Simulation {
         Ok(simulation)
     }
 
-    /// Watches all laws of the cores' contract at every step, or only the books at the end (default). Before the first
+    /// Checks all laws of the cores' contract at every step, or (default) only the final balance. Call before the first
     /// step.
     pub fn with_checks(mut self, complete: bool) -> Simulation {
         if complete != self.checks && !self.started {
@@ -296,7 +296,7 @@ impl Simulation {
             (self.io, self.servers) = (Vec::new(), Vec::new());
             let device = self.scenario.device_params();
             let mut random = Random::new(self.scenario.seed);
-            // What was accepted once is accepted again.
+            // Accepted before, hence accepted again.
             if let Err(refusal) = self.make_nodes(&device, &mut random) {
                 self.violations.push(format!("a policy that had been accepted was refused: {refusal}"));
             }
@@ -305,14 +305,14 @@ impl Simulation {
         self
     }
 
-    /// Records what the data servers serve, with delays of another seed. Before the first step.
+    /// Records what the data servers serve, with delays from another seed. Call before the first step.
     pub(crate) fn recording(mut self, seed: u64) -> Simulation {
         self.random = Random::new(seed);
         self.servers.iter_mut().for_each(|server| server.station.record());
         self
     }
 
-    /// What the data servers served, one after the other.
+    /// What the data servers served, in order.
     pub(crate) fn recorded(&mut self) -> Vec<Vec<Ended>> {
         self.servers.iter_mut().map(|server| server.station.take_recorded()).collect()
     }
@@ -371,21 +371,21 @@ impl Simulation {
             let cache = (s.cache_bytes > 0).then(|| Box::new(PageCache::new(s.cache_bytes)));
             let mut server = Server::new(station, storage, cache, foresight_bytes, self.checks);
             if let Some(foretold) = self.foretold.get(usize::from(index)) {
-                server.foretell(foretold);
+                server.set_prediction(foretold);
             }
             self.servers.push(server);
         }
         Ok(())
     }
 
-    /// What the policies that choose among others chose until now, by the names of their nodes.
+    /// The current choices of policies that choose among others, by node name.
     pub fn chosen(&self) -> Vec<(String, Chosen)> {
         let io = self.io.iter().enumerate().map(|(at, node)| (format!("io.{at}"), &node.station));
         let data = self.servers.iter().enumerate().map(|(at, server)| (format!("data.{at}"), &server.station));
         io.chain(data).filter_map(|(name, station)| Some((name, station.core.chosen()?))).collect()
     }
 
-    /// Goes on for a while.
+    /// Advances for a while.
     pub fn step_until(&mut self, budget: Budget) -> Progress {
         if !self.started {
             self.started = true;
@@ -423,13 +423,13 @@ impl Simulation {
         }
     }
 
-    /// Goes on to the end and says what was measured.
+    /// Runs to the end and returns the measurements.
     pub fn finish(mut self) -> Outcome {
         while !self.step_until(Budget::Events(u64::MAX)).done {}
         self.into_outcome()
     }
 
-    /// Ends here, as if the time limit had come, and says what was measured until now.
+    /// Stops here, as if the time limit had been reached, and returns the measurements so far.
     pub fn stop(mut self) -> Outcome {
         if !self.closed {
             self.time_limit = self.now;
@@ -438,43 +438,43 @@ impl Simulation {
         self.into_outcome()
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, happening: Event) {
         match happening {
-            Happening::Issue(process) => self.issue(process),
-            Happening::CallLeaves(call) => self.call_leaves(call),
-            Happening::CallArrives(call) => self.call_arrives(call),
-            Happening::CallIsIn(call) => self.call_is_in(call),
-            Happening::AnswerLeaves(call) => self.answer_leaves(call),
-            Happening::AnswerArrives(call) => self.answer_arrives(call),
-            Happening::AnswerIsIn(call) => self.answer_is_in(call),
-            Happening::MessageGoesOn(message) => self.message_goes_on(message),
-            Happening::MessageArrives { message, bytes } => self.message_arrives(message, bytes),
-            Happening::MessageIsIn { message, bytes } => self.message_is_in(message, bytes),
-            Happening::DiskDone { server, incarnation } => self.disk_done(server, incarnation),
-            Happening::FlashDone(job) => self.flash_done(job),
-            Happening::IoAlarm(node) => {
+            Event::Issue(process) => self.issue(process),
+            Event::CallLeaves(call) => self.call_leaves(call),
+            Event::CallArrives(call) => self.call_arrives(call),
+            Event::CallIsIn(call) => self.call_is_in(call),
+            Event::AnswerLeaves(call) => self.answer_leaves(call),
+            Event::AnswerArrives(call) => self.answer_arrives(call),
+            Event::AnswerIsIn(call) => self.answer_arrived(call),
+            Event::MessageContinues(message) => self.message_continues(message),
+            Event::MessageArrives { message, bytes } => self.message_arrives(message, bytes),
+            Event::MessageIsIn { message, bytes } => self.message_is_in(message, bytes),
+            Event::DiskDone { server, incarnation } => self.disk_done(server, incarnation),
+            Event::FlashDone(job) => self.flash_done(job),
+            Event::IoAlarm(node) => {
                 self.io[usize::from(node)].station.alarm = u64::MAX;
                 self.pump_io(node);
             }
-            Happening::ThreadAwake(node) => self.thread_awake(node),
-            Happening::ServerAlarm(server) => {
+            Event::ThreadAwake(node) => self.thread_awake(node),
+            Event::ServerAlarm(server) => {
                 self.servers[usize::from(server)].station.alarm = u64::MAX;
                 self.pump_server(server);
             }
-            Happening::Timeouts => self.look_at_silent_calls(),
-            Happening::Resume(call) => self.resume(call),
-            Happening::Round(application) => self.collective_round(application),
-            Happening::FaultBegins(fault) => self.fault_begins(fault),
-            Happening::FaultEnds(fault) => self.fault_ends(fault),
-            Happening::RandomFault => self.random_fault(),
+            Event::Timeouts => self.look_at_silent_calls(),
+            Event::Resume(call) => self.resume(call),
+            Event::Round(application) => self.collective_round(application),
+            Event::FaultBegins(fault) => self.fault_begins(fault),
+            Event::FaultEnds(fault) => self.fault_ends(fault),
+            Event::RandomFault => self.random_fault(),
         }
     }
 
-    pub(crate) fn at(&mut self, when: u64, what: Happening) {
+    pub(crate) fn at(&mut self, when: u64, what: Event) {
         self.calendar.push(when.max(self.now), what);
     }
 
-    /// How late a timer fires this time.
+    /// The lateness of the next timer.
     pub(crate) fn late(&mut self, late_us: f64) -> u64 {
         match micros(late_us) {
             0 => 0,
@@ -499,20 +499,20 @@ impl Simulation {
         self.start_applications();
     }
 
-    /// Virtual time is over: what is not done has failed.
+    /// The end of virtual time: unfinished work fails.
     fn run_out(&mut self) {
         self.now = self.time_limit;
-        self.fail_what_is_left();
+        self.fail_outstanding();
         self.closed = true;
     }
 
-    /// Nothing happens any more: everything must have ended.
+    /// The calendar is empty: everything must have ended.
     fn close(&mut self) {
         self.closed = true;
         if self.running > 0 {
             let left: usize = self.processes.iter().filter(|p| p.finished == u64::MAX).count();
             self.violated(format!("{left} processes never end: nothing happens any more"));
-            self.fail_what_is_left();
+            self.fail_outstanding();
         }
         for (what, left) in [
             ("operations", self.ops.len()),
@@ -543,7 +543,7 @@ impl Simulation {
         wrong.into_iter().for_each(|what| self.violated(what));
     }
 
-    /// Collects what the laws found, with the names of the nodes.
+    /// Collects the violations of all nodes, with their names.
     pub(crate) fn all_violations(&mut self) -> Vec<String> {
         let mut all = std::mem::take(&mut self.violations);
         for (i, n) in self.io.iter_mut().enumerate() {
@@ -557,11 +557,11 @@ impl Simulation {
     }
 }
 
-/// Clients whose epochs a node remembers at least, and the largest merged request: as on the servers.
+/// Minimum clients whose epochs a node remembers, and the largest merged request: as on the servers.
 pub(crate) const FENCED_CLIENTS: usize = 4;
 pub(crate) const MERGE_BYTES: u64 = 4 << 20;
 
-/// Files begin at servers one after the other, the first anywhere.
+/// Files start at consecutive servers, the first at a random one.
 fn layout_of(scenario: &Scenario, file: u32) -> Layout {
     let s = &scenario.servers;
     let pcount = if s.stripe_count == 0 { s.count } else { s.stripe_count };
@@ -570,7 +570,7 @@ fn layout_of(scenario: &Scenario, file: u32) -> Layout {
     Layout { base, pcount, ssize_bytes: s.stripe_bytes, servers: s.count }
 }
 
-/// Length of the `file`-th file of all, by application.
+/// Lengths of the files of each application.
 pub(crate) fn file_lens(scenario: &Scenario) -> Vec<Vec<u64>> {
     let lens = |a: &crate::model::Application| {
         if a.pattern == crate::model::Pattern::Trace {
@@ -586,7 +586,7 @@ pub(crate) fn file_lens(scenario: &Scenario) -> Vec<Vec<u64>> {
     scenario.application.iter().map(lens).collect()
 }
 
-/// Runs a scenario to its end. Refused when it cannot be run.
+/// Runs a scenario to its end; an error if it cannot be run.
 pub fn run(scenario: &Scenario) -> Result<Outcome, SimError> {
     Ok(Simulation::new(scenario)?.finish())
 }

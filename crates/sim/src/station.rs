@@ -1,5 +1,5 @@
-//! A core with what its driver has to remember: who waits for each request, what of it has been dispatched, which
-//! connections can take data, and the books.
+//! A core with its driver's state: who waits for each request, how much of it was dispatched, which connections can
+//! take data, and the byte accounts.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use rustc_hash::FxHashMap;
 
 use impresario_base::slab::Key;
 
-/// Who waits for a request of a core.
+/// What waits for a request of a core.
 #[derive(Clone, Copy)]
 pub(crate) struct Waiter {
-    /// The call; stale when its sender gave it up.
+    /// The call; stale if its sender gave it up.
     pub(crate) call: Key,
     pub(crate) process: u32,
     pub(crate) conn: u32,
     pub(crate) arrived: u64,
-    /// Nobody does: the core speculates.
+    /// A speculation, for which nothing waits.
     ahead: bool,
-    /// Bytes not handed to the device, and bytes that have not come back from it.
+    /// Bytes not yet given to the device, and bytes not yet completed.
     pub(crate) undispatched: u64,
     pub(crate) undelivered: u64,
 }
 
-/// Bytes through a core.
+/// Byte totals of a core.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Books {
     pub(crate) accepted: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Books {
     pub(crate) requests: u64,
 }
 
-/// Answers under way to a connection.
+/// Replies in flight to a connection.
 #[derive(Clone, Copy)]
 struct Outbound {
     bytes: u64,
@@ -55,29 +55,29 @@ pub(crate) struct Station {
     clock_offset_ns: i64,
     /// By slot of the core.
     waiters: Vec<Waiter>,
-    /// When the core wants to be asked again, as far as that is entered.
+    /// When the core must be asked again, if that is scheduled.
     pub(crate) alarm: u64,
-    /// Queued requests that the recorder knows of.
+    /// Queued requests as last reported to the recorder.
     pub(crate) queued: u32,
     pub(crate) books: Books,
     pub(crate) wait_max: u64,
-    /// Raised when everything here was lost.
+    /// Incremented when the node loses its memory.
     pub(crate) incarnation: u32,
-    /// Its policy asks whether connections can take data.
+    /// Its policy checks whether connections can take data.
     pub(crate) minds_connections: bool,
     outbound: FxHashMap<u32, Outbound>,
     laws: Option<Box<Laws>>,
-    /// What earlier runs foretell.
+    /// The prediction from earlier runs.
     foretold: Option<Arc<PredictedQueues>>,
-    /// The requests that ended, if they are recorded.
+    /// Completed requests, if recording.
     recorded: Option<Vec<Ended>>,
 }
 
-/// What a core says when it is asked.
-pub(crate) enum Said {
-    /// Requests to be served, if any, and what is read along or alone though nobody asked for it.
+/// The decision of a core.
+pub(crate) enum Decision {
+    /// The requests to serve, if any, and the speculation that goes along or alone.
     Batch(Batch, Option<Part>),
-    /// Nothing; to be asked again then.
+    /// Nothing; ask again then.
     Wait(u64),
 }
 
@@ -112,7 +112,7 @@ impl Station {
         })
     }
 
-    /// Everything here is lost; the books keep what was.
+    /// The node loses its memory; the totals are kept.
     pub(crate) fn restart(&mut self) -> Result<(), PolicyError> {
         let checked = self.laws.is_some();
         let fresh = Station::new(self.config.clone(), &self.spec, self.clock_offset_ns, checked)?;
@@ -126,28 +126,28 @@ impl Station {
         self.books.lost += old.books.accepted - old.books.dispatched - old.books.cancelled - old.books.lost;
         self.wait_max = old.wait_max;
         self.incarnation = old.incarnation + 1;
-        self.queued = old.queued; // until the recorder is told
+        self.queued = old.queued; // until the recorder is updated
         Ok(())
     }
 
-    /// What earlier runs foretell its policy.
+    /// Sets the prediction from earlier runs.
     pub(crate) fn foresee(&mut self, foretold: Option<Arc<PredictedQueues>>) {
         self.core.foresee(foretold.clone());
         self.foretold = foretold;
     }
 
-    /// From now on the requests that end are recorded.
+    /// Starts recording completed requests.
     pub(crate) fn record(&mut self) {
         self.core.watch(true);
         self.recorded = Some(Vec::new());
     }
 
-    /// The requests that ended, where they were recorded.
+    /// The recorded requests.
     pub(crate) fn take_recorded(&mut self) -> Vec<Ended> {
         self.recorded.take().unwrap_or_default()
     }
 
-    /// Takes a request in; false when the core is full.
+    /// Accepts a request; false if the core is full.
     pub(crate) fn push(&mut self, now: u64, request: &Request, call: Key, process: u32) -> bool {
         let Ok(id) = self.core.push(Nanos(now), request) else { return false };
         // A barrier moves nothing.
@@ -164,7 +164,7 @@ impl Station {
         true
     }
 
-    /// Offers the core a read that nobody asked for.
+    /// Offers a speculation to the core.
     pub(crate) fn speculate(&mut self, now: u64, request: &Request) {
         let Some(id) = self.core.speculate(request) else { return };
         let (conn, process) = (request.conn.0, request.client.0);
@@ -186,7 +186,7 @@ impl Station {
         }
     }
 
-    /// Nothing waits for what the core gave up.
+    /// Removes the waiters of dropped speculations.
     fn forget_given_up(&mut self, now: u64) {
         while let Some(id) = self.core.take_given_up() {
             if let Some(laws) = &mut self.laws {
@@ -195,8 +195,8 @@ impl Station {
         }
     }
 
-    /// Asks the core what to start.
-    pub(crate) fn next(&mut self, now: u64) -> Said {
+    /// Asks the core for the next batch.
+    pub(crate) fn next(&mut self, now: u64) -> Decision {
         let said = self.core.next(Nanos(now));
         if let Some(laws) = &mut self.laws {
             laws.decided(now, &self.core, &said);
@@ -217,18 +217,18 @@ impl Station {
                     self.wait_max = self.wait_max.max(now - waiter.arrived);
                     self.books.dispatched += len;
                 }
-                Said::Batch(batch, ahead)
+                Decision::Batch(batch, ahead)
             }
-            Next::Wait { until, .. } => Said::Wait(until.0),
+            Next::Wait { until, .. } => Decision::Wait(until.0),
         }
     }
 
-    /// Who waits for a request that is in flight.
+    /// The waiter of a request in flight.
     pub(crate) fn waiter(&mut self, id: RequestId) -> &mut Waiter {
         &mut self.waiters[id.0 as u32 as usize]
     }
 
-    /// What is known of a request is needed soon.
+    /// Prefetches a request.
     pub(crate) fn fetch(&self, id: RequestId) {
         self.waiters.get(id.0 as u32 as usize).inspect(|waiter| fetch(*waiter));
         self.core.fetch(id);
@@ -239,7 +239,7 @@ impl Station {
         self.waiters.get(id.0 as u32 as usize).map(|waiter| waiter.call)
     }
 
-    /// Tells the core of a completion.
+    /// Reports a completion to the core.
     pub(crate) fn completed(&mut self, now: u64, completion: impresario_sched::Completion) {
         self.core.event(Nanos(now), Event::Completed(completion));
         if let Some(recorded) = &mut self.recorded {
@@ -250,7 +250,7 @@ impl Station {
         }
     }
 
-    /// The peer of a connection is gone: what it has queued is dropped. Returns how many requests left altogether.
+    /// The peer of a connection is gone: cancels its queued requests and returns them.
     pub(crate) fn cancel_connection(&mut self, now: u64, conn: u32) -> Vec<RequestId> {
         let ids = self.core.cancel_connection(Nanos(now), ConnId(conn));
         for id in &ids {
@@ -266,7 +266,7 @@ impl Station {
         ids
     }
 
-    /// More bytes of answers are under way to a connection.
+    /// More bytes of replies are in flight to a connection.
     pub(crate) fn sending(&mut self, now: u64, conn: u32, bytes: u64, socket_bytes: u64) {
         let out = self.outbound.entry(conn).or_insert(Outbound { bytes: 0, rule: Readiness::default() });
         out.bytes += bytes;
@@ -275,7 +275,7 @@ impl Station {
         }
     }
 
-    /// Some of them have arrived or are lost; true when the connection can take data again.
+    /// Some of them have arrived or are lost; true if the connection can take data again.
     pub(crate) fn sent(&mut self, now: u64, conn: u32, bytes: u64, socket_bytes: u64) -> bool {
         let Some(out) = self.outbound.get_mut(&conn) else { return false };
         out.bytes = out.bytes.saturating_sub(bytes);
@@ -296,12 +296,12 @@ impl Station {
         }
     }
 
-    /// What the laws found wrong.
+    /// The violations of the laws.
     pub(crate) fn violations(&mut self) -> Vec<String> {
         self.laws.as_mut().map(|l| l.take_violations()).unwrap_or_default()
     }
 
-    /// Whether everything taken in was accounted for, and nothing is left; says what is not.
+    /// Checks that every accepted byte was accounted for and nothing is left; the error says what is not.
     pub(crate) fn balance(&self) -> Result<(), String> {
         let status = self.core.status();
         let left = (status.queued, status.blocked, status.in_flight_batches);

@@ -1,8 +1,8 @@
-//! Sweeps: which values go together, how they get into a scenario, and how many runs go side by side.
+//! Sweeps: which values are combined, how they enter a scenario, and how many runs execute in parallel.
 //!
-//! `[sweep]` names keys by dotted paths, also into arrays (`application.0.request_bytes`, `application.*.op`,
-//! `io_nodes.policy.window_us`), each with a list of values or `{ from, to, steps, scale }`. All combinations are
-//! run, the last key varying fastest; with `zip = true` the first values go together, then the second ones.
+//! `[sweep]` names keys by dotted paths, including into arrays (`application.0.request_bytes`, `application.*.op`,
+//! `io_nodes.policy.window_us`), each with a list of values or `{ from, to, steps, scale }`. All combinations are run,
+//! the last key varying fastest; with `zip = true` values at the same position are combined.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -10,20 +10,20 @@ use std::sync::mpsc;
 use impresario_config::document::{KeyPath, shown, value_at_mut};
 use toml::{Table, Value};
 
-/// Runs of a study at most: points times repetitions.
+/// Maximum runs of a study: points times repetitions.
 pub const RUNS_MAX: usize = 100_000;
 
-/// Steps of one `{ from, to, steps }` at most.
+/// Maximum steps of one `{ from, to, steps }`.
 const STEPS_MAX: i64 = 10_000;
 
-/// A key and the values it goes through.
+/// A key and its values.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Axis {
     /// Dotted path.
     pub key: String,
-    /// In the order in which they are run; never empty.
+    /// In the order of the runs; never empty.
     pub values: Vec<Value>,
-    /// Who asked for it.
+    /// Where it was written.
     pub(crate) origin: Origin,
 }
 
@@ -36,10 +36,10 @@ pub(crate) enum Origin {
     CommandLine,
 }
 
-/// What an entry of a sweep section comes to: its path, and its values or what is wrong with them.
+/// An entry of a sweep section: its path, and its values or the error.
 pub(crate) type Entry = (Vec<String>, Result<Vec<Value>, String>);
 
-/// The entries of a `[sweep]` section, which may be nested as tables or name their keys by dotted text.
+/// The entries of a `[sweep]` section, whose keys may be nested tables or dotted text.
 pub(crate) fn entries(section: &Table) -> Vec<Entry> {
     let mut found = Vec::new();
     walk(section, &mut Vec::new(), &mut found);
@@ -65,7 +65,7 @@ fn walk(table: &Table, path: &mut Vec<String>, found: &mut Vec<Entry>) {
     }
 }
 
-/// The values of `{ from, to, steps, scale }`: whole numbers when both ends are.
+/// The values of `{ from, to, steps, scale }`: whole numbers if both ends are.
 fn spread(range: &Table) -> Result<Vec<Value>, String> {
     for key in range.keys() {
         if !["from", "to", "steps", "scale"].contains(&key.as_str()) {
@@ -94,7 +94,7 @@ fn spread(range: &Table) -> Result<Vec<Value>, String> {
         .map(|i| {
             let part = i as f64 / (steps - 1) as f64;
             let value = match (i, log) {
-                // The ends are what was written, to the last bit.
+                // Exactly the given ends.
                 (0, _) => from,
                 (i, _) if i == steps - 1 => to,
                 (_, false) => from + (to - from) * part,
@@ -107,17 +107,17 @@ fn spread(range: &Table) -> Result<Vec<Value>, String> {
     Ok(values)
 }
 
-/// The name of a path that may hold dotted keys.
+/// The name of a path, which may have dotted keys.
 pub(crate) fn key_of(path: &[String]) -> String {
     dotted(&KeyPath::of(&dotted(path)).0)
 }
 
-/// As a key of a sweep: `application.0.request_bytes`.
+/// As the key of a sweep: `application.0.request_bytes`.
 fn dotted(path: &[String]) -> String {
     path.join(".")
 }
 
-/// Which value of each axis every point takes.
+/// The index of each axis's value, for every point.
 pub(crate) fn choices(axes: &[Axis], zip: bool, repetitions: u32) -> Result<Vec<Vec<usize>>, String> {
     let lens: Vec<usize> = axes.iter().map(|axis| axis.values.len()).collect();
     let count = if zip {
@@ -150,8 +150,8 @@ pub(crate) fn choices(axes: &[Axis], zip: bool, repetitions: u32) -> Result<Vec<
     Ok((0..count).map(choose).collect())
 }
 
-/// Sets a key of a scenario's values by its dotted path; `*` stands for all places of an array. Sections that are not
-/// there are made; whether there is such a key is for whoever reads the scenario to say.
+/// Sets a key of a scenario's values by its dotted path; `*` stands for all entries of an array. Creates missing
+/// sections; unknown keys are reported when the scenario is read.
 pub(crate) fn set(values: &mut Table, key: &str, value: &Value) -> Result<(), String> {
     let path = KeyPath::of(key).0;
     if path.is_empty() {
@@ -197,20 +197,20 @@ pub(crate) fn set(values: &mut Table, key: &str, value: &Value) -> Result<(), St
         };
         i += 1;
     }
-    // A new policy comes with its own parameters only.
+    // A new policy does not keep the old one's parameters.
     table.insert(last.clone(), value.clone());
     Ok(())
 }
 
-/// A value as the command line gives it: TOML, or text without quotes.
+/// A value from the command line: TOML, or text without quotes.
 pub fn value(text: &str) -> Value {
     let text = text.trim();
     let parsed = format!("x = {text}\n").parse::<Table>().ok().filter(|table| table.len() == 1);
     parsed.and_then(|mut table| table.remove("x")).unwrap_or_else(|| Value::String(text.to_string()))
 }
 
-/// A list of values as the command line gives it: separated by commas that are in no brackets and no quotes; or
-/// `from..to/steps`, with `log` behind it for equal factors.
+/// A list of values from the command line: separated by commas outside brackets and quotes, or `from..to/steps`, with
+/// `log` appended for equal factors.
 pub fn values(text: &str) -> Result<Vec<Value>, String> {
     if let Some((from, rest)) = text.split_once("..")
         && let Some((to, steps)) = rest.split_once('/')
@@ -243,8 +243,8 @@ pub fn values(text: &str) -> Result<Vec<Value>, String> {
     Ok(parts.iter().map(|part| value(part)).collect())
 }
 
-/// Does `count` pieces of work on so many threads, and hands each result on in order. The results do not depend on
-/// the number of threads. `work` gives `None` to stop: what comes after is not begun, and is not handed on.
+/// Does `count` pieces of work on the given number of threads and passes on the results in order. The results do not
+/// depend on the number of threads. `work` returns `None` to stop: later pieces are not started or passed on.
 pub fn side_by_side<T: Send>(
     count: usize,
     threads: usize,
@@ -252,7 +252,7 @@ pub fn side_by_side<T: Send>(
     mut each: impl FnMut(usize, T),
 ) {
     let next = AtomicUsize::new(0);
-    // Results wait for those before them; bounded, so that one slow run does not let the others fill the memory.
+    // Results wait for earlier ones; bounded, so that one slow run does not fill the memory with results of others.
     let threads = threads.clamp(1, 1024).min(count.max(1));
     let (send, receive) = mpsc::sync_channel(threads * 2);
     std::thread::scope(|scope| {
@@ -287,7 +287,7 @@ pub fn side_by_side<T: Send>(
                 due += 1;
             }
         }
-        // Stopped: what is complete counts though something before it is not.
+        // Stopped: completed results count even if an earlier piece is missing.
         for (nth, result) in early {
             if let Some(result) = result {
                 each(nth, result);
@@ -296,7 +296,7 @@ pub fn side_by_side<T: Send>(
     });
 }
 
-/// The values of a point in one line.
+/// The values of a point on one line.
 pub fn label(keys: &[String], values: &[String]) -> String {
     let pairs = keys.iter().zip(values).map(|(key, value)| format!("{key}={value}"));
     pairs.collect::<Vec<_>>().join(" ")
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(shown("fifo,{ name = \"twins\", window_us = 5 }").len(), 2);
         assert_eq!(shown("1..16/5log"), ["1", "2", "4", "8", "16"]);
         assert!(values("1,,2").unwrap_err().contains("empty value"));
-        // Text that would be more than one value in TOML is text.
+        // Text that would be several values in TOML stays text.
         assert_eq!(value("1\ny = 2"), Value::String("1\ny = 2".into()));
     }
 

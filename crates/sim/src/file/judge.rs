@@ -1,4 +1,4 @@
-//! From the values of a scenario file to a scenario, or every mistake in them.
+//! Turns the values of a scenario file into a scenario, or lists every error in them.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use toml::{Table, Value};
 
 use crate::model::{Pattern, Scenario, TracedAccess};
 
-/// Traces by the name that `trace_file` gives.
+/// Traces by the name in `trace_file`.
 pub(crate) type Traces = BTreeMap<String, Vec<TracedAccess>>;
 
-/// The scenario that the values describe, its traces filled in; or all its mistakes.
+/// The scenario of the values, with its traces; or all errors.
 pub(crate) fn scenario(values: &Table, traces: &Traces) -> Result<Scenario, Vec<Mistake>> {
     let (mut values, mut mistakes, root) = (values.clone(), Mistakes::default(), KeyPath::default());
     policies(&mut values, &root, &mut mistakes);
@@ -26,18 +26,18 @@ pub(crate) fn scenario(values: &Table, traces: &Traces) -> Result<Scenario, Vec<
     scenario.filter(|_| mistakes.0.is_empty()).ok_or(mistakes.0)
 }
 
-/// Gives applications the accesses of their traces.
+/// Gives the applications the accesses of their traces.
 pub(crate) fn fill(scenario: &mut Scenario, traces: &Traces) {
     for application in scenario.application.iter_mut().filter(|a| a.pattern == Pattern::Trace) {
         if let Some(trace) = application.trace_file.as_ref().and_then(|file| traces.get(file)) {
             application.trace.clone_from(trace);
-            // The trace knows how many there are.
+            // The trace determines the number of processes.
             application.processes = trace.iter().map(|access| access.process + 1).max().unwrap_or(1);
         }
     }
 }
 
-/// Ranges and names, after the types are right.
+/// Checks ranges and names, once the types are right.
 fn check(scenario: &Scenario, mistakes: &mut Mistakes) {
     for (path, message) in scenario.check() {
         let key = path.0.last().map_or("", String::as_str);
@@ -47,7 +47,7 @@ fn check(scenario: &Scenario, mistakes: &mut Mistakes) {
     }
 }
 
-/// The keys without default.
+/// The keys without a default.
 fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
     Some(match path.0.last()?.as_str() {
         "what" => ("\"slow-disk\"", Value::String("slow-disk".into())),
@@ -56,7 +56,7 @@ fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
     })
 }
 
-/// Devices are read by their kind first: read as one of several kinds, the whole device would be the mistake.
+/// Checks the kind of a device first: parsed as one of several kinds, the whole device would be the error.
 fn devices(values: &mut Table, mistakes: &mut Mistakes) {
     let Some(Value::Table(devices)) = values.get_mut("device") else { return };
     for (name, value) in devices.iter_mut() {
@@ -78,7 +78,7 @@ fn devices(values: &mut Table, mistakes: &mut Mistakes) {
             }
         }
         if mistakes.0.len() > before {
-            // A good one in its place, so that it is not called missing as well.
+            // Substitute a valid one, so that it is not also reported as missing.
             *value = Value::Table(Table::from_iter([("kind".to_string(), Value::String("disk".into()))]));
         }
     }

@@ -1,5 +1,5 @@
-//! Every complaint about a scenario file: where it points and what it says; that the template knows every key and its
-//! default; sweeps, and what the command line sets.
+//! Every error about a scenario file: its position and text; the template has every key and default; sweeps and
+//! command-line settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -56,7 +56,7 @@ fn complaints(text: &str) -> Vec<String> {
     read(text).map(|study| panic!("accepted: {study:?}")).unwrap_err().lines().map(str::to_string).collect()
 }
 
-/// Replaces one line of the good file and expects exactly one complaint: at `place`, saying each of `what`.
+/// Replaces one line of the valid file and expects exactly one error, at `place`, containing each of `what`.
 #[track_caller]
 fn one(line: &str, instead: &str, place: &str, what: &[&str]) {
     assert_eq!(GOOD.matches(line).count(), 1, "{line} is not once in the good file");
@@ -69,7 +69,7 @@ fn one(line: &str, instead: &str, place: &str, what: &[&str]) {
 }
 
 #[test]
-fn a_good_file_is_one_point() {
+fn a_valid_file_is_one_point() {
     let study = read(GOOD).unwrap();
     assert_eq!((study.points.len(), study.repetitions, study.runs()), (1, 1, 1));
     let scenario = study.scenario(0, 0);
@@ -130,7 +130,7 @@ fn words_are_listed() {
 }
 
 #[test]
-fn values_are_judged_where_they_stand() {
+fn invalid_values_are_reported_at_their_position() {
     one("policy = \"fifo\"", "policy = \"fido\"", "5:10", &["there is no policy \"fido\"", "did you mean fifo?"]);
     one("{ name = \"mlf\" }", "{ name = \"twins\" }", "9:10", &["twins", "lane"]);
     one("{ name = \"mlf\" }", "{ name = \"mlf\", quantums = 8 }", "9:10", &["no parameter \"quantums\""]);
@@ -151,7 +151,7 @@ fn brackets_and_syntax() {
 }
 
 #[test]
-fn all_mistakes_come_at_once_in_the_order_of_the_file() {
+fn all_errors_are_reported_at_once_in_file_order() {
     let text = GOOD
         .replace("seed = 3", "sed = 3")
         .replace("threads = 4", "threads = \"4\"")
@@ -186,7 +186,7 @@ fn a_sweep_makes_points_and_seeds_count_up() {
 }
 
 #[test]
-fn mistakes_of_sweeps_are_told_with_their_line() {
+fn errors_in_sweeps_name_their_line() {
     let with = |sweep: &str| complaints(&format!("{GOOD}[sweep]\n{sweep}\n")).join("\n");
     assert!(with("servers.polcy = [1]").contains("s.toml:30:"), "{}", with("servers.polcy = [1]"));
     assert!(with("servers.polcy = [1]").contains("did you mean policy?"));
@@ -201,7 +201,7 @@ fn mistakes_of_sweeps_are_told_with_their_line() {
 }
 
 #[test]
-fn the_command_line_sets_keys_and_is_named_in_complaints() {
+fn the_command_line_sets_keys_and_is_named_in_errors() {
     let set = |key: &str, value: &str| Overrides {
         set: vec![(key.into(), crate::sweep::value(value))],
         ..Overrides::default()
@@ -257,7 +257,7 @@ fn random_damage_never_panics() {
     }
 }
 
-/// Keys of a tree of values with what they hold; places in lists do not matter, nor do names of devices.
+/// The keys of a tree of values with their values, ignoring positions in lists and names of devices.
 fn keys(value: &Value, path: &str, into: &mut BTreeMap<String, Value>) {
     match value {
         Value::Table(table) if !path.ends_with("policy") => {
@@ -268,7 +268,7 @@ fn keys(value: &Value, path: &str, into: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// A scenario in which everything is there, with its default.
+/// A scenario with everything present, at its defaults.
 fn everything() -> Scenario {
     Scenario {
         title: "A template".into(),
@@ -293,7 +293,7 @@ fn everything() -> Scenario {
 #[test]
 fn the_template_has_every_key_with_its_default() {
     assert_eq!(read(TEMPLATE).unwrap().first().application, [Application::default()]);
-    // Lines that begin with # without a space behind it are what is absent by default.
+    // Lines that begin with # and no space are keys that are absent by default.
     let full = full_template(&[]);
     let mut values = Tree::parse(&full).unwrap().values;
     assert!(values.remove("sweep").is_some() && values.remove("repetitions") == Some(Value::Integer(1)));
@@ -316,7 +316,7 @@ fn the_template_has_every_key_with_its_default() {
     }
 }
 
-/// The template with what is absent by default switched on, but for lines that begin so.
+/// The template with the absent keys enabled, except lines that begin as in `but`.
 fn full_template(but: &[&str]) -> String {
     let switched_on = |line: &str| match line.strip_prefix('#') {
         Some(rest) if !rest.starts_with(' ') && but.iter().all(|start| !rest.starts_with(start)) => rest.to_string(),
@@ -325,7 +325,7 @@ fn full_template(but: &[&str]) -> String {
     TEMPLATE.lines().map(switched_on).collect::<Vec<_>>().join("\n")
 }
 
-/// Every section of the values, by its path.
+/// All sections of the values, by path.
 fn sections(value: &Value, path: &[String], into: &mut Vec<Vec<String>>) {
     let inner = |key: &str| [path, &[key.to_string()]].concat();
     match value {
@@ -338,7 +338,7 @@ fn sections(value: &Value, path: &[String], into: &mut Vec<Vec<String>>) {
     }
 }
 
-/// What `serde` knows is what the template shows, also of keys that are not written when they are empty.
+/// The template shows every key that `serde` accepts, including keys omitted when empty.
 #[test]
 fn every_section_of_the_template_has_all_keys_that_can_be_read() {
     let mut values = Tree::parse(&full_template(&[])).unwrap().values;
@@ -366,8 +366,8 @@ fn every_section_of_the_template_has_all_keys_that_can_be_read() {
 }
 
 #[test]
-fn the_whole_template_can_be_run_too() {
-    // What goes only with other values of other keys stays switched off.
+fn the_full_template_can_be_run() {
+    // Keys that need other values of other keys stay disabled.
     let full = full_template(&["zip", "trace_file"]);
     let mut find = no_traces;
     let study = Study::read(&full, Path::new("t.toml"), &Overrides::default(), &mut find).unwrap();

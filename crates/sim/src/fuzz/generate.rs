@@ -1,4 +1,5 @@
-//! A scenario from a seed: every policy on both layers, every pattern, every fault; small, so that hundreds run a second.
+//! Generates a scenario from a seed: every policy on both layers, every pattern, every fault; small enough to run
+//! hundreds a second.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::model::{
     RankPlacement, Scenario, Servers,
 };
 
-/// The scenario of a seed. The same seed gives the same scenario as long as the generator is not changed.
+/// The scenario of a seed, the same while the generator is unchanged.
 pub fn scenario(seed: u64) -> Scenario {
     let mut choices = Choices(Random::new(seed ^ 0x6675_7a7a));
     let servers = 1 + choices.below(4) as u16;
@@ -69,20 +70,20 @@ pub fn scenario(seed: u64) -> Scenario {
         application: applications,
         ..Scenario::default()
     };
-    // Drawn last, so that the rest of a scenario is what its seed stood for before.
+    // Drawn last, so that earlier seeds keep the rest of their scenarios.
     if choices.often(2) {
         read_ahead(&mut choices, &mut scenario);
     }
     scenario
 }
 
-/// Data servers that read ahead, and what is hard on them: streams that end, files that change under them, little memory.
+/// Data servers that read ahead, under adverse conditions: streams that end, files that change, little memory.
 fn read_ahead(choices: &mut Choices, scenario: &mut Scenario) {
     let servers = &mut scenario.servers;
     servers.foresight_bytes = choices.pick(&[4 << 20, 8 << 20, 64 << 20]);
     servers.cache_bytes = choices.pick(&[256 << 10, 8 << 20, 16 << 20, 256 << 20]);
     if choices.often(8) {
-        // One long enough to waste more than is free.
+        // Long enough to waste more than is free.
         let application = Application {
             processes: 1 + choices.below(4) as u32,
             request_bytes: choices.pick(&[64 << 10, 256 << 10, 1 << 20]),
@@ -114,17 +115,17 @@ fn read_ahead(choices: &mut Choices, scenario: &mut Scenario) {
     }
 }
 
-/// Pieces of requests outstanding at once, about: at each step the laws look at all of them.
+/// Approximate pieces of requests outstanding at once: the laws visit all of them at each step.
 const OUTSTANDING_MAX: u64 = 600;
 
-/// Bytes that a process of an application, or its aggregator, asks for at once.
+/// Bytes that a process of an application, or its aggregator, has outstanding.
 fn asked_at_once(a: &Application) -> u64 {
     let all = a.request_bytes * u64::from(a.regions) * a.requests * u64::from(a.processes);
     let round = a.collective.as_ref().map_or(0, |c| c.buffer_bytes.min(all));
     (a.request_bytes * u64::from(a.regions)).max(a.sieve_bytes.min(all)).max(round)
 }
 
-/// Choices under the seed.
+/// Random choices from the seed.
 struct Choices(Random);
 
 impl Choices {
@@ -132,7 +133,7 @@ impl Choices {
         self.0.below(n)
     }
 
-    /// Once in `n` times.
+    /// True once in `n` times.
     fn often(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -141,7 +142,7 @@ impl Choices {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Between two, small numbers more often than large ones: mistakes live at both ends.
+    /// A number in a range, small ones more often than large: errors occur at both ends.
     fn between(&mut self, low: u64, high: u64) -> u64 {
         let span = high - low;
         match self.below(6) {
@@ -156,10 +157,10 @@ impl Choices {
     }
 }
 
-/// Policies with shorter windows than this do little but look at the clock.
+/// With shorter windows a policy does little but read the clock.
 const SHORTEST_US: u64 = 100;
 
-/// Any policy that can be used over so many lanes, with its defaults or with some parameters anywhere in their range.
+/// Any policy valid for this number of lanes, with defaults or with some parameters anywhere in their range.
 fn policy_for(choices: &mut Choices, lanes: u16) -> PolicySpec {
     loop {
         let info = &POLICIES[choices.below(POLICIES.len() as u64) as usize];
@@ -218,7 +219,7 @@ fn data_servers(choices: &mut Choices, count: u16) -> Servers {
         in_flight: choices.pick(&[0, 1, 1, 2, 8]),
         pieces: choices.often(2),
         cpu_us: choices.pick(&[0.0, 10.0, 300.0]),
-        // Not drawn: it would change what every seed stands for.
+        // Not drawn: that would change the scenario of every seed.
         concurrency_us: 0.0,
         timer_late_us: choices.pick(&[0.0, 0.0, 100.0, 3000.0]),
         copy_bytes_per_s: choices.pick(&[0.0, 0.0, 1e8]),

@@ -1,4 +1,4 @@
-//! Whether a scenario runs as the laws demand: no violation, no panic, an end, the same outcome again.
+//! Checks a run against the laws: no violation, no panic, an end, a reproducible outcome.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -9,42 +9,42 @@ use crate::model::Scenario;
 use crate::outcome::Outcome;
 use crate::{Budget, SimError, Simulation};
 
-/// Events that any scenario may take, and those that each request and each second of virtual time may take beyond. A
-/// scenario of the generator takes some hundred events a request, and policies with windows of 0.1 ms look at the clock
-/// ten thousand times a second at each node. Virtual time ends with the scenario's limit.
+/// Events allowed for any scenario, plus those per request and per second of virtual time. A generated scenario takes
+/// some hundred events a request, and policies with windows of 0.1 ms read the clock ten thousand times a second at
+/// each node. Virtual time ends with the scenario's limit.
 const EVENTS_FREE: u64 = 1_000_000;
 const EVENTS_PER_OPERATION: u64 = 10_000;
 const EVENTS_PER_SECOND: f64 = 500_000.0;
 
-/// One scenario in so many is run twice.
+/// One scenario in this many is run twice.
 const TWICE: u64 = 16;
 
-/// How a scenario fails.
+/// The kind of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A law was broken.
     Violation,
     /// The program panicked.
     Panic,
-    /// It does not come to an end within a bounded number of events.
+    /// It does not end within a bounded number of events.
     Endless,
     /// The same seed gave another outcome.
     Undetermined,
-    /// A good scenario was refused.
+    /// A valid scenario was refused.
     Refused,
 }
 
-/// What went wrong.
+/// A failure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// Of what kind.
+    /// Its kind.
     pub kind: Kind,
-    /// Where and how, in words.
+    /// Where and how it failed, in words.
     pub message: String,
 }
 
 impl Failure {
-    /// It fails the same way: the same kind, and the same words but for numbers and names.
+    /// True for the same kind and the same message apart from numbers and names.
     pub fn resembles(&self, other: &Failure) -> bool {
         self.kind == other.kind && words(&self.message) == words(&other.message)
     }
@@ -63,8 +63,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The words of a message that a smaller scenario keeps: without numbers, and without the request that is shown behind
-/// a brace.
+/// The words of a message that a smaller scenario keeps: without numbers, and without the request shown after a brace.
 fn words(message: &str) -> Vec<String> {
     let word = |w: &str| w.chars().filter(|c| c.is_alphabetic()).collect::<String>();
     let steady = |w: &&str| !w.chars().any(|c| c.is_ascii_digit());
@@ -72,12 +71,12 @@ fn words(message: &str) -> Vec<String> {
     message.split_whitespace().filter(steady).map(word).filter(|w| w.len() > 1).collect()
 }
 
-/// What a good scenario came to.
+/// The size of a scenario that passed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Judged {
     /// Operations of its applications.
     pub operations: u64,
-    /// Faults that happened.
+    /// Faults that occurred.
     pub faults: u64,
 }
 
@@ -86,7 +85,7 @@ pub fn judge(scenario: &Scenario) -> Result<Judged, Failure> {
     judge_while(scenario, &|| true).map(Option::unwrap_or_default)
 }
 
-/// The same as long as `go_on` says so, which is asked now and then; `None` when it was given up.
+/// The same while `go_on`, called occasionally, is true; `None` if it was abandoned.
 pub fn judge_while(scenario: &Scenario, go_on: &dyn Fn() -> bool) -> Result<Option<Judged>, Failure> {
     let Some(outcome) = caught(|| run(scenario, go_on))? else { return Ok(None) };
     let broken = outcome.violations.first().cloned().or_else(|| wrong_sums(scenario, &outcome));
@@ -101,7 +100,7 @@ pub fn judge_while(scenario: &Scenario, go_on: &dyn Fn() -> bool) -> Result<Opti
     Ok(Some(Judged { operations: outcome.operations, faults: outcome.faults.len() as u64 }))
 }
 
-/// What can be told from outside: an application that saw no failure got all its bytes.
+/// Checks the outcome from outside: an application without failures got all its bytes.
 fn wrong_sums(scenario: &Scenario, outcome: &Outcome) -> Option<String> {
     let asked = scenario.application.iter().flat_map(|a| {
         let bytes = u64::from(a.processes) * a.requests * u64::from(a.regions) * a.request_bytes;
@@ -143,11 +142,11 @@ fn run(scenario: &Scenario, go_on: &dyn Fn() -> bool) -> Result<Option<Outcome>,
 }
 
 thread_local! {
-    /// The panic of this thread while somebody catches it: where, and what it said.
+    /// The location and message of a panic on this thread, while it is being caught.
     static CAUGHT: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
 }
 
-/// Turns a panic into a failure, without its words on standard error.
+/// Turns a panic into a failure, without printing it.
 fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -180,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_told_with_its_place() {
+    fn a_panic_is_reported_with_its_location() {
         let failure = caught::<()>(|| panic!("request {} is lost", 7)).unwrap_err();
         assert_eq!(failure.kind, Kind::Panic);
         assert!(failure.message.contains("judge.rs:") && failure.message.ends_with("request 7 is lost"), "{failure}");

@@ -1,8 +1,8 @@
-//! The smallest scenario that still fails the same way: greedily take away sections, list entries and keys, and make
-//! numbers smaller.
+//! Finds the smallest scenario that still fails the same way: greedily removes sections, list entries and keys, and
+//! reduces numbers.
 //!
-//! Works on the values as they would be written, so that it knows nothing of what keys mean: a key that is taken away
-//! takes its default. Each accepted step leaves fewer values or smaller ones, so that it ends.
+//! Works on the values as written, without knowing the meaning of keys: a removed key takes its default. Each accepted
+//! step leaves fewer or smaller values, so it terminates.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use super::Failure;
 use crate::file;
 use crate::model::Scenario;
 
-/// What shrinking came to.
+/// The result of shrinking.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shrunk {
     /// The smallest scenario found.
     pub scenario: Scenario,
-    /// It as text of a scenario file.
+    /// Its text as a scenario file.
     pub text: String,
     /// How it fails.
     pub failure: Failure,
-    /// Scenarios that were tried.
+    /// Scenarios tried.
     pub tries: u64,
 }
 
-/// Shrinks a scenario that fails. `fails` judges a candidate; `go_on` is asked before each, with the number of tries.
+/// Shrinks a failing scenario. `fails` judges a candidate; `go_on` is called before each with the number of tries.
 pub fn shrink(
     scenario: &Scenario,
     failure: &Failure,
@@ -38,7 +38,7 @@ pub fn shrink(
     let mut tried = std::collections::BTreeSet::new();
     'again: loop {
         for candidate in candidates(&values) {
-            // Values that were tried already fail no more than before.
+            // Values already tried would not fail now either.
             if !tried.insert(candidate.to_string()) {
                 continue;
             }
@@ -62,7 +62,7 @@ pub fn shrink(
     best
 }
 
-/// How much a scenario asks for: defaults must not make it larger.
+/// The size of a scenario: defaults must not make it larger.
 fn load(scenario: &Scenario) -> u64 {
     let one = |a: &crate::model::Application| {
         u64::from(a.copies) * u64::from(a.processes) * a.requests * u64::from(a.regions)
@@ -70,7 +70,7 @@ fn load(scenario: &Scenario) -> u64 {
     scenario.application.iter().map(one).sum()
 }
 
-/// Values with one thing taken away or made smaller, the largest steps first.
+/// Values with one thing removed or reduced, the largest steps first.
 fn candidates(values: &Table) -> Vec<Table> {
     let mut steps = BTreeMap::new();
     let mut path = Vec::new();
@@ -97,7 +97,7 @@ enum Change {
     Become(Value),
 }
 
-/// Steps by how much they take away: lists' entries and sections, then keys, then numbers.
+/// Steps by how much they remove: list entries and sections, then keys, then numbers.
 type Steps = BTreeMap<u8, Vec<(Vec<String>, Change)>>;
 
 fn walk(value: &Value, path: &mut Vec<String>, steps: &mut Steps) {
@@ -138,7 +138,7 @@ fn walk(value: &Value, path: &mut Vec<String>, steps: &mut Steps) {
         Value::Float(x) => {
             add(4, Change::Remove);
             for smaller in [0.0, x / 2.0] {
-                // Halves of halves would go on for a thousand steps.
+                // Repeated halving would take a thousand steps.
                 if smaller < *x && (smaller == 0.0 || smaller > 1e-6) {
                     add(5, Change::Become(Value::Float(smaller)));
                 }

@@ -1,10 +1,10 @@
-//! The fuzzer finds what is planted, and what it makes of it still fails.
+//! The fuzzer finds a planted bug, and its reduced scenario still fails.
 
 use super::*;
 use crate::model::{FaultKind, Pattern};
 
-/// A planted bug: more than two processes with strided accesses and a restart of a server break something. Everything
-/// runs for real; what the laws say of it is for other tests.
+/// A planted bug: more than two processes with strided accesses fail when a server restarts. Everything runs for real;
+/// other tests check the laws.
 fn planted(scenario: &Scenario) -> Result<Judged, Failure> {
     let outcome = crate::run(scenario).map_err(|e| Failure { kind: Kind::Refused, message: e.to_string() })?;
     let judged = Judged { operations: outcome.operations, faults: outcome.faults.len() as u64 };
@@ -20,10 +20,10 @@ fn planted(scenario: &Scenario) -> Result<Judged, Failure> {
 }
 
 #[test]
-fn a_planted_bug_is_found_by_its_seed_and_shrinks_to_what_it_needs() {
+fn a_planted_bug_is_found_by_its_seed_and_reduced() {
     let (tally, found) = hunt(1, 2, &planted, &|tally| tally.scenarios > 5000);
     let found = found.unwrap_or_else(|| panic!("not found in {tally:?}"));
-    // The seed alone is enough to see it again.
+    // The seed alone reproduces it.
     let large = scenario(found.seed);
     let failure = planted(&large).unwrap_err();
     assert!(failure.resembles(&found.failure));
@@ -35,7 +35,7 @@ fn a_planted_bug_is_found_by_its_seed_and_shrinks_to_what_it_needs() {
     assert_eq!((s.application[0].processes, s.application[0].requests), (3, 1), "{}", shrunk.text);
     assert!(s.device.is_empty() && s.random_faults.is_none(), "{}", shrunk.text);
 
-    // What is written is what fails.
+    // The written scenario is the failing one.
     let no_trace = &mut |_: &str| Err("none".to_string());
     let study = crate::file::Study::read(&shrunk.text, "s.toml".as_ref(), &Default::default(), no_trace).unwrap();
     assert_eq!(study.scenario(0, 0), *s, "{}", shrunk.text);
@@ -44,7 +44,7 @@ fn a_planted_bug_is_found_by_its_seed_and_shrinks_to_what_it_needs() {
 }
 
 #[test]
-fn a_hunt_without_a_bug_ends_when_it_is_enough() {
+fn a_hunt_without_a_bug_ends_when_told() {
     let (tally, found) = hunt(7, 2, &|_| Ok(Judged { operations: 3, faults: 1 }), &|tally| tally.scenarios >= 20);
     assert_eq!(found, None);
     assert!((20..=22).contains(&tally.scenarios), "{tally:?}");
