@@ -1,4 +1,4 @@
-//! Changes that become durable with a sync: how many were made, and how many of them are known to be durable.
+//! Durable changes: how many were made, and how many are known to be synced.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ impl Default for Durable {
 }
 
 impl Durable {
-    /// Notes a change. It must have been made.
+    /// Counts a change that was made.
     pub fn changed(&self) {
         self.made.fetch_add(1, Ordering::AcqRel);
     }
@@ -46,7 +46,7 @@ impl Durable {
         if is_durable() {
             return Ok(());
         }
-        // What was changed while this thread waited for another's sync becomes durable with this one.
+        // Changes made while this thread waited for another's sync become durable with this one.
         let made = self.made().max(made);
         sync()?;
         self.durable.fetch_max(made, Ordering::AcqRel);
@@ -60,7 +60,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn a_sync_is_shared_and_a_failed_one_counts_for_nobody() {
+    fn a_sync_is_shared_and_a_failed_one_does_not_count() {
         let (durable, syncs) = (Durable::default(), AtomicUsize::new(0));
         let sync = |result: Result<(), ()>| {
             durable.sync(|| {

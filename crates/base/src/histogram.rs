@@ -33,7 +33,7 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         ((shift as usize) << STEPS_LOG2) + (value >> shift) as usize
     }
 
-    /// The least value of a bucket, and the next bucket's (the largest value for the last one).
+    /// The lowest value of a bucket and of the next one (the largest value for the last one).
     fn bounds(bucket: usize) -> (u64, u64) {
         let shift = (bucket >> STEPS_LOG2).saturating_sub(1);
         let low = ((bucket - (shift << STEPS_LOG2)) as u64) << shift;
@@ -46,7 +46,7 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         self.record_times(value, 1);
     }
 
-    /// Counts what another one has counted.
+    /// Adds another histogram's counts.
     pub fn merge(&mut self, other: &Histogram<STEPS_LOG2>) {
         if self.counts.len() < other.counts.len() {
             self.counts.resize(other.counts.len(), 0);
@@ -80,12 +80,12 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         self.count
     }
 
-    /// Arithmetic mean, exact; 0 of nothing.
+    /// Arithmetic mean, exact; 0 if empty.
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// The largest value; 0 of nothing.
+    /// The largest value; 0 if empty.
     pub fn max(&self) -> u64 {
         self.max
     }
@@ -95,7 +95,7 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         (self.count > 0).then_some((self.min, self.max))
     }
 
-    /// The value below which a share `q` (0 to 1) of the values lies, interpolated within its step; 0 of nothing.
+    /// The value below which a share `q` (0 to 1) of the values lies, interpolated within its step; 0 if empty.
     pub fn quantile(&self, q: f64) -> u64 {
         let target = q.clamp(0.0, 1.0) * self.count as f64;
         let mut below = 0.0;
@@ -111,7 +111,7 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         self.max
     }
 
-    /// The steps in which there are values: the least value of the step and how many values it holds.
+    /// The non-empty steps: each step's lowest value and its count.
     pub fn steps(&self) -> impl Iterator<Item = (u64, u64)> {
         self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(bucket, n)| (Self::bounds(bucket).0, *n))
     }
@@ -129,7 +129,7 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
     }
 }
 
-/// What is reported of a histogram. The unit is in the name of the field that holds it.
+/// The reported figures of a histogram. The name of the field that holds it has the unit.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Summary {
     /// Values counted.
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_is_as_counted_together() {
+    fn merging_equals_counting_together() {
         let (mut a, mut b, mut both) =
             (Histogram::<5>::default(), Histogram::<5>::default(), Histogram::<5>::default());
         for i in 0..1000u64 {

@@ -1,4 +1,4 @@
-//! What every room needs once. It knows nothing of requests, files or servers.
+//! The basics that every crate shares. Knows nothing of requests, files or servers.
 
 pub mod durable;
 pub mod histogram;

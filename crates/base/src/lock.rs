@@ -1,8 +1,8 @@
 //! Locks that ignore poison.
 //!
-//! A thread that panics while it holds a lock of the standard library makes every later `lock` an error. Here state behind
-//! a lock is consistent between statements or is rebuilt from the outside, so later threads go on; the panic itself is
-//! reported where it happens. These are the standard library's locks in all else.
+//! A thread that panics while holding a standard-library lock makes every later `lock` an error. Here the state behind
+//! a lock is consistent between statements or rebuilt from outside, so later threads continue; the panic is reported
+//! where it happens. Otherwise these are the standard library's locks.
 
 use std::sync::{self, PoisonError, RwLockWriteGuard, TryLockError};
 pub use std::sync::{MutexGuard, RwLockReadGuard};
@@ -31,8 +31,8 @@ impl<T: ?Sized> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the lock, for the first few microseconds without sleeping: for locks that are held for less than a
-    /// microsecond. To sleep and be woken costs ten, and once a thread sleeps for a lock of the standard library, later
+    /// Waits for the lock, spinning for the first few microseconds: for locks held for less than a microsecond.
+    /// Sleeping and waking costs ten, and once a thread sleeps on a standard-library lock, later ones do too.
     /// ones do too.
     #[inline]
     pub fn lock_spinning(&self) -> MutexGuard<'_, T> {
@@ -62,7 +62,7 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
-/// A lock that many readers or one writer hold.
+/// A lock held by many readers or one writer.
 #[derive(Default, Debug)]
 pub struct RwLock<T: ?Sized>(sync::RwLock<T>);
 
@@ -97,12 +97,12 @@ impl Condvar {
         Condvar(sync::Condvar::new())
     }
 
-    /// Gives the lock back and waits for a notification; wakes spuriously, too.
+    /// Releases the lock and waits for a notification; spurious wake-ups are possible.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same for at most that time; true when the time is over.
+    /// The same for at most the given time; true on timeout.
     pub fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, most: Duration) -> (MutexGuard<'a, T>, bool) {
         let (guard, waited) = self.0.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner);
         (guard, waited.timed_out())
@@ -117,7 +117,7 @@ impl Condvar {
         self.0.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same for at most that time; true when the time is over and the condition still is.
+    /// The same for at most the given time; true if the condition still holds then.
     pub fn wait_timeout_while<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_lock_is_not_given_twice() {
+    fn a_held_lock_cannot_be_taken_twice() {
         let mutex = Mutex::new(());
         let held = mutex.lock();
         assert!(mutex.try_lock().is_none());

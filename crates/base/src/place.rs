@@ -1,4 +1,4 @@
-//! Where in a text something stands, for messages about it.
+//! Positions in a text, for messages.
 
 /// Line and column, from 1 and in characters, of a byte of the text.
 pub fn line_column(text: &str, byte: usize) -> (usize, usize) {
@@ -7,7 +7,7 @@ pub fn line_column(text: &str, byte: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
 
-/// What a TOML reader found wrong, with its line where it knows one: `line 3: …`, in one line of text.
+/// A TOML reader's message with its line if known: `line 3: …`, on one line.
 pub fn at_line(text: &str, byte: Option<usize>, message: &str) -> String {
     let what = message.trim().replace('\n', "; ");
     byte.map_or_else(|| what.clone(), |byte| format!("line {}: {what}", line_column(text, byte).0))
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_count_from_one_and_in_characters() {
+    fn positions_count_from_one_and_in_characters() {
         let text = "a\nbü = c\n";
         assert_eq!((line_column(text, 0), line_column(text, 2), line_column(text, 6)), ((1, 1), (2, 1), (2, 4)));
         assert_eq!(line_column(text, 99), (3, 1), "behind the end");

@@ -1,10 +1,10 @@
 //! Prefetching into the processor's caches.
 //!
-//! With a hundred thousand requests outstanding, the state of one is in no cache when its turn comes, and each of its cache
-//! lines costs a hundred nanoseconds or more. Code that knows early which one comes next fetches it while it works on
-//! others. A prefetch is only a hint: nothing depends on it.
+//! With a hundred thousand requests outstanding, a request's state is not cached when its turn comes, and each of its
+//! cache lines costs a hundred nanoseconds or more. Code that knows the next request early prefetches it while working
+//! on others. A prefetch is only a hint.
 
-/// Fetches a thing.
+/// Prefetches a value.
 #[inline]
 pub fn fetch<T>(thing: &T) {
     #[cfg(target_arch = "x86_64")]

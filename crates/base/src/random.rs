@@ -1,7 +1,7 @@
 //! The seeded generator: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-//! 2014). Its sequence is part of the contract: simulations and plans of runs replay from their seed on every machine.
+//! 2014). Its sequence is part of the contract: simulations and run plans replay from their seed on every machine.
 
-/// A sequence of pseudo-random numbers under a seed.
+/// A sequence of pseudo-random numbers from a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -18,13 +18,13 @@ impl Random {
         finish(self.0)
     }
 
-    /// Evenly below `n`; 0 when `n` is 0.
+    /// Uniform below `n`; 0 if `n` is 0.
     #[inline]
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 
-    /// Evenly between 0 (exclusive) and 1 (inclusive).
+    /// Uniform between 0 (exclusive) and 1 (inclusive).
     #[inline]
     pub fn unit(&mut self) -> f64 {
         ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
@@ -35,7 +35,7 @@ impl Random {
         -self.unit().ln() * mean
     }
 
-    /// Puts a slice in random order (Fisher and Yates).
+    /// Shuffles a slice (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
@@ -52,7 +52,7 @@ const fn finish(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A bijection of 64-bit numbers that sends neighbours far apart: the first number of the sequence of seed `n`.
+/// A bijection of 64-bit numbers that separates neighbours: the first number of the sequence of seed `n`.
 #[inline]
 pub const fn mix(n: u64) -> u64 {
     finish(n.wrapping_add(STEP))

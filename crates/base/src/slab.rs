@@ -1,24 +1,24 @@
-//! Tables of things with short lives: [`Slab`] gives each a key that is never given again, [`Rows`] only a number.
+//! Tables of short-lived values: [`Slab`] gives each a unique key, [`Rows`] only a number.
 
 use std::ops::{Index, IndexMut};
 
 use crate::prefetch::fetch;
 
-/// The key of a thing in a [`Slab`]; stale once the thing is gone.
+/// The key of a value in a [`Slab`]; stale once the value is removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Key {
-    /// Its index, which another thing gets once this one is gone.
+    /// Its index, which is reused after removal.
     pub index: u32,
-    /// How many things had the index before.
+    /// How many values had the index before.
     pub generation: u32,
 }
 
 impl Key {
-    /// Names nothing.
+    /// No value.
     pub const NONE: Key = Key { index: u32::MAX, generation: 0 };
 }
 
-/// A table by key; its memory is that of the most things that were in it at a time.
+/// A table by key; its memory is that of the largest number of values at a time.
 #[derive(Debug)]
 pub struct Slab<T> {
     entries: Vec<(u32, Option<T>)>,
@@ -32,12 +32,12 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Adds a thing; its key.
+    /// Adds a value and returns its key.
     pub fn insert(&mut self, thing: T) -> Key {
         self.insert_with(|_| thing)
     }
 
-    /// Adds a thing that holds its own key.
+    /// Adds a value that contains its own key.
     pub fn insert_with(&mut self, thing: impl FnOnce(Key) -> T) -> Key {
         match self.free.pop() {
             Some(index) => {
@@ -54,21 +54,21 @@ impl<T> Slab<T> {
         }
     }
 
-    /// The thing of a key, if it is still there.
+    /// The value of a key, if present.
     #[inline]
     pub fn get(&self, key: Key) -> Option<&T> {
         let entry = self.entries.get(key.index as usize)?;
         if entry.0 == key.generation { entry.1.as_ref() } else { None }
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let entry = self.entries.get_mut(key.index as usize)?;
         if entry.0 == key.generation { entry.1.as_mut() } else { None }
     }
 
-    /// Takes the thing of a key out.
+    /// Removes the value of a key.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let entry = self.entries.get_mut(key.index as usize)?;
         if entry.0 != key.generation {
@@ -80,46 +80,46 @@ impl<T> Slab<T> {
         Some(thing)
     }
 
-    /// Fetches the thing of a key into the processor's caches.
+    /// Prefetches the value of a key.
     #[inline]
     pub fn fetch(&self, key: Key) {
         self.entries.get(key.index as usize).inspect(|entry| fetch(*entry));
     }
 
-    /// The thing at an index, whatever its key.
+    /// The value at an index, whatever its key.
     #[inline]
     pub fn at(&self, index: u32) -> Option<&T> {
         self.entries.get(index as usize)?.1.as_ref()
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     #[inline]
     pub fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.entries.get_mut(index as usize)?.1.as_mut()
     }
 
-    /// Takes the thing at an index out.
+    /// Removes the value at an index.
     pub fn remove_at(&mut self, index: u32) -> Option<T> {
         self.remove(self.key_at(index)?)
     }
 
-    /// The key of the thing at an index.
+    /// The key of the value at an index.
     pub fn key_at(&self, index: u32) -> Option<Key> {
         let (generation, thing) = self.entries.get(index as usize)?;
         thing.as_ref().map(|_| Key { index, generation: *generation })
     }
 
-    /// Things in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Nothing is in it.
+    /// True if there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them by index.
+    /// All values by index.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, (generation, thing))| {
             thing.as_ref().map(|thing| (Key { index: index as u32, generation: *generation }, thing))
@@ -130,14 +130,14 @@ impl<T> Slab<T> {
 impl<T> Index<Key> for Slab<T> {
     type Output = T;
     /// # Panics
-    /// When the thing is gone.
+    /// If the value was removed.
     fn index(&self, key: Key) -> &T {
         self.get(key).expect("a thing that is in the slab")
     }
 }
 
-/// Rows by number. A released row keeps its contents until its number is given to another; nothing checks that a number
-/// is in use.
+/// Rows by number. A released row keeps its contents until its number is reused; nothing checks that a number is in
+/// use.
 #[derive(Clone, Debug)]
 pub struct Rows<T> {
     rows: Vec<T>,
@@ -157,13 +157,13 @@ impl<T> FromIterator<T> for Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// Adds a row; its number is the one released last, or the next new one.
+    /// Adds a row; its number is the last one released, or a new one.
     #[inline]
     pub fn insert(&mut self, row: T) -> u32 {
         self.insert_over(|_| row)
     }
 
-    /// Adds a row that may take parts, such as memory, of the released one whose number it gets.
+    /// Adds a row that may reuse parts, such as memory, of the released row whose number it gets.
     #[inline]
     pub fn insert_over(&mut self, row: impl FnOnce(Option<&mut T>) -> T) -> u32 {
         match self.free.pop() {
@@ -179,30 +179,30 @@ impl<T> Rows<T> {
         }
     }
 
-    /// Gives a number back. It must be in use.
+    /// Releases a number, which must be in use.
     #[inline]
     pub fn release(&mut self, number: u32) {
         self.free.push(number);
     }
 
-    /// The row of a number that was given at some time.
+    /// The row of a number that was returned at some time.
     #[inline]
     pub fn get(&self, number: u32) -> Option<&T> {
         self.rows.get(number as usize)
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     #[inline]
     pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         self.rows.get_mut(number as usize)
     }
 
-    /// Rows that there is memory for: numbers given at some time.
+    /// Rows for which there is memory: all numbers ever returned.
     pub fn capacity(&self) -> usize {
         self.rows.len()
     }
 
-    /// All rows by number, released ones among them.
+    /// All rows by number, including released ones.
     pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.rows.iter()
     }
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_released_number_is_given_again() {
+    fn a_released_number_is_reused() {
         let mut rows: Rows<char> = ['a', 'b'].into_iter().collect();
         assert_eq!(rows.insert('c'), 2);
         rows.release(0);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thing_may_hold_its_key() {
+    fn a_value_may_contain_its_key() {
         let mut slab = Slab::default();
         let key = slab.insert_with(|key| key);
         assert_eq!((slab.get(key), slab.at(0), slab[key]), (Some(&key), Some(&key), key));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_not_given_twice() {
+    fn keys_are_unique() {
         let mut slab = Slab::default();
         let a = slab.insert('a');
         assert_eq!(slab.remove(a), Some('a'));

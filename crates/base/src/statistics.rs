@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Arithmetic mean; 0 of nothing.
+/// Arithmetic mean; 0 if empty.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// Sample variance (divided by n − 1); 0 of fewer than two.
+/// Sample variance (divided by n − 1); 0 for fewer than two values.
 pub fn variance(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -16,7 +16,7 @@ pub fn variance(values: &[f64]) -> f64 {
     values.iter().map(|v| (v - m) * (v - m)).sum::<f64>() / (values.len() - 1) as f64
 }
 
-/// The middle value; the mean of the two middle ones of an even number; 0 of nothing.
+/// The middle value, or the mean of the two middle ones; 0 if empty.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -28,7 +28,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Jain's fairness index of the given shares: 1 when all are equal or there is nothing to compare, 1/n when one of n has
+/// Jain's fairness index of the given shares: 1 if all are equal or there is nothing to compare, 1/n if one of n has
 /// everything (R. Jain, D. Chiu and W. Hawe, DEC TR-301, 1984).
 pub fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
@@ -57,7 +57,7 @@ impl Interval {
         Interval::with_confidence(values, 0.95)
     }
 
-    /// The same with another confidence, 0 to 1 exclusive.
+    /// The same with another confidence level, between 0 and 1 exclusive.
     pub fn with_confidence(values: &[f64], confidence: f64) -> Interval {
         let (n, m) = (values.len(), mean(values));
         if n < 2 {
@@ -112,7 +112,7 @@ fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return x.clamp(0.0, 1.0);
     }
-    // The fraction converges fast below the mean; above it use the symmetry.
+    // The fraction converges quickly below the mean; use the symmetry above it.
     if x > (a + 1.0) / (a + b + 2.0) {
         return 1.0 - incomplete_beta(b, a, 1.0 - x);
     }

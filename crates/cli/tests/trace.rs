@@ -62,7 +62,7 @@ fn mistakes_are_named() {
         (&["convert", "in.csv", "in.csv", "-o", "x.imt", "--combine", "join"], 1, "wall clock"),
         (&["convert", "in.csv", "-o", "x", "--to", "strace"], 2, "can be read, not written"),
         (&["convert", "in.csv", "-o", "x", "--to", "tar"], 2, "there is no format tar"),
-        (&["convert", "bad.csv", "-o", "x.imt"], 1, "bad.csv:5: \"leap\" is no operation"),
+        (&["convert", "bad.csv", "-o", "x.imt"], 1, "bad.csv:5: \"leap\" is not a valid operation"),
         (&["info", "none.imt"], 1, "none.imt: No such file"),
     ] {
         let (got, told) = bad(dir, args);
@@ -215,9 +215,9 @@ fn traces_are_replayed() {
     assert_eq!(seen, [counts[0], counts[1] + 4, counts[2] + 2]);
     for (args, code, wanted) in [
         (&["replay", &path][..], 2, "--folder"),
-        (&["replay", &path, "--folder", "none"], 2, "none is no folder"),
+        (&["replay", &path, "--folder", "none"], 2, "none is not a directory"),
         (&["replay", "none.imt", "--folder", "scratch"], 1, "No such file"),
-        (&["replay", &path, "--folder", "scratch", "--timing", "scaled:-1"], 2, "is no factor"),
+        (&["replay", &path, "--folder", "scratch", "--timing", "scaled:-1"], 2, "is not a valid factor"),
         (&["replay", &path, "--folder", "scratch", "--into", "../x"], 2, "is no name of a folder"),
         (&["replay", &path, "--folder", "scratch", "--overwrite"], 2, "--into"),
         (&["replay", &path, "--folder", "scratch", "--size-max", "1m"], 1, "--size-max"),

@@ -1,21 +1,21 @@
-//! What a drive keeps in its memory: the places it has read, and the data it has yet to write.
+//! A drive's memory: the ranges it has read, and the data it has yet to write.
 
 use std::collections::BTreeMap;
 
-/// Places that the drive has read and still remembers; the least recently used is forgotten first.
+/// Ranges that the drive has read and still has; the least recently used is evicted first.
 ///
 /// Scanned on every read that goes to the platter, so the comparisons are written without branches.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadCache {
     segments: Vec<Segment>,
-    /// When each was used last, in uses of the cache.
+    /// Last use of each segment, counted in uses of the cache.
     used: Vec<u64>,
     uses: u64,
     segments_max: usize,
     segment_bytes: u64,
 }
 
-/// A remembered range of addresses.
+/// A cached range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
     pub(crate) start: u64,
@@ -28,9 +28,9 @@ impl ReadCache {
         ReadCache { segments, used, uses: 0, segments_max, segment_bytes }
     }
 
-    /// Remembers what was read, forgetting the place not used for longest when there are too many.
+    /// Keeps a range that was read, evicting the least recently used segment if there are too many.
     pub(crate) fn keep(&mut self, segment: Segment) {
-        // A segment holds only so much: the youngest end of it.
+        // A segment has a limited size: keep its latest part.
         let start = segment.start.max(segment.end.saturating_sub(self.segment_bytes));
         if start >= segment.end || self.segments_max == 0 {
             return;
@@ -46,7 +46,7 @@ impl ReadCache {
         }
     }
 
-    /// True when the whole range is remembered; then its place counts as used now.
+    /// True if the whole range is cached; counts as a use.
     pub(crate) fn hit(&mut self, start: u64, end: u64) -> bool {
         let Some(i) = self.segments.iter().position(|s| (s.start <= start) & (end <= s.end)) else { return false };
         self.uses += 1;
@@ -54,20 +54,20 @@ impl ReadCache {
         true
     }
 
-    /// Takes out the place that the range begins in, to be continued.
+    /// Removes the segment in which the range begins, to be continued.
     pub(crate) fn take(&mut self, start: u64) -> Option<Segment> {
         let i = self.segments.iter().position(|s| (s.start <= start) & (start <= s.end))?;
         self.used.swap_remove(i);
         Some(self.segments.swap_remove(i))
     }
 
-    /// Forgets everything.
+    /// Clears the cache.
     pub(crate) fn clear(&mut self) {
         self.segments.clear();
         self.used.clear();
     }
 
-    /// Forgets a range that has been written.
+    /// Invalidates a range that was written.
     pub(crate) fn forget(&mut self, start: u64, end: u64) {
         for i in (0..self.segments.len()).rev() {
             let s = &mut self.segments[i];
@@ -82,7 +82,7 @@ impl ReadCache {
     }
 }
 
-/// Written data on its way to the platter, as disjoint ranges that do not touch.
+/// Written data not yet on the platter, as disjoint ranges that do not touch.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct WriteCache {
     /// Start to end.
@@ -91,7 +91,7 @@ pub(crate) struct WriteCache {
     used_bytes: u64,
 }
 
-/// The least memory that a range takes: keeps their number bounded.
+/// The minimum memory of a range, which bounds their number.
 const GRAIN_BYTES: u64 = 4096;
 
 impl WriteCache {
@@ -99,7 +99,7 @@ impl WriteCache {
         (end - start).max(GRAIN_BYTES)
     }
 
-    /// Memory that a write of `len` bytes takes at most.
+    /// Maximum memory for a write of `len` bytes.
     pub(crate) fn need(len: u64) -> u64 {
         len.max(GRAIN_BYTES)
     }
@@ -112,7 +112,7 @@ impl WriteCache {
         self.ranges.is_empty()
     }
 
-    /// Adds a range, joining it with those that it overlaps or touches.
+    /// Adds a range and merges it with those it overlaps or touches.
     pub(crate) fn insert(&mut self, start: u64, end: u64) {
         let (mut from, mut to) = (start, end);
         while let Some((&s, &e)) = self.ranges.range(..=to).next_back()
@@ -130,13 +130,13 @@ impl WriteCache {
         self.used_bytes -= WriteCache::cost(start, end);
     }
 
-    /// True when the whole range waits here.
+    /// True if the whole range is waiting here.
     pub(crate) fn covers(&self, start: u64, end: u64) -> bool {
         self.ranges.range(..=start).next_back().is_some_and(|(_, &e)| end <= e)
     }
 
-    /// Takes out what the elevator writes next: the first range at or after the head, else the lowest; of a long one
-    /// only the first `max_bytes`.
+    /// Removes the range that the elevator writes next: the first at or after the head, else the lowest; at most
+    /// `max_bytes` of it.
     pub(crate) fn take(&mut self, head: u64, max_bytes: u64) -> Option<(u64, u64)> {
         let (&start, &end) = self.ranges.range(head..).next().or_else(|| self.ranges.iter().next())?;
         self.remove(start, end);
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_read_cache_forgets_the_least_recently_used() {
+    fn the_read_cache_evicts_the_least_recently_used() {
         let mut cache = ReadCache::new(2, 1000);
         cache.keep(Segment { start: 0, end: 100 });
         cache.keep(Segment { start: 200, end: 300 });
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_write_cache_joins_and_gives_in_elevator_order() {
+    fn the_write_cache_merges_and_returns_ranges_in_elevator_order() {
         let mut cache = WriteCache::default();
         cache.insert(100_000, 104_096);
         cache.insert(10_000, 14_096);

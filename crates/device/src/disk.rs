@@ -1,28 +1,27 @@
-//! How long a disk takes for a request: seek, rotation, transfer, and what its memory saves.
+//! The service time of a disk request: seek, rotation, transfer, and the effect of the drive's memory.
 //!
-//! - The platter's angle is a function of absolute time. A request that begins where the one before it ended and
-//!   waited when that ended is streamed; one that comes a little too late waits nearly a whole turn.
-//! - After a read the drive reads on until the read-ahead limit or until another command comes. A read that
-//!   begins in what was read, or in what the read-ahead is about to read, is served from there: what is in memory at
-//!   the interface's speed, the rest as it passes under the head. A read of which only the beginning is remembered fetches
-//!   the rest.
-//! - Without the write cache a write ends when it is on the platter. With it, it ends when it is in the drive's
-//!   memory; the drive writes it out in C-SCAN order when it has been idle for a moment, without a pause while
-//!   more than half of the memory is taken, and at the cost of the next write when there is no room. What it began to write
-//!   out it finishes: the next request for the platter waits.
+//! - The platter's angle is a function of absolute time. A request that begins where the previous one ended, and was
+//!   waiting by then, is streamed; one that is slightly late waits for nearly a whole turn.
+//! - After a read the drive reads ahead until its limit or the next command. A read that begins in what was read, or is
+//!   about to be, is served from there: what is in memory at interface speed, the rest as it passes under the head. If
+//!   only its beginning is cached, the rest is read from the platter.
+//! - Without the write cache a write ends on the platter. With it, it ends in the drive's memory; the drive destages in
+//!   C-SCAN order once it has been idle for a moment, without a pause while more than half of the memory is full, and
+//!   at the cost of the next write if there is no room. It completes a transfer it has begun: the next request for the
+//!   platter waits.
 //!
-//! The mechanics are simulated lazily: what the drive did between two requests is worked out when the next comes.
+//! The mechanics are simulated lazily: the drive's activity between two requests is computed when the second arrives.
 
 use crate::cache::{ReadCache, Segment, WriteCache};
 use crate::geometry::Geometry;
 use crate::params::DeviceParams;
 use crate::{Io, Op};
 
-/// How a request was served. `seek_ns + rotation_ns + transfer_ns` is at most the time from the start to the end; the
-/// rest is overhead and waiting for the drive's own writes.
+/// How a request was served. `seek_ns + rotation_ns + transfer_ns` is at most its total time; the rest is overhead and
+/// waiting for the drive's own writes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Served {
-    /// When it was done.
+    /// When it ended.
     pub end_ns: u64,
     /// Moving the head.
     pub seek_ns: u64,
@@ -30,16 +29,16 @@ pub struct Served {
     pub rotation_ns: u64,
     /// Passing under the head, skews included, or over the interface.
     pub transfer_ns: u64,
-    /// The drive's memory served it; nothing was waited for on the platter.
+    /// Served from the drive's memory, without waiting for the platter.
     pub cached: bool,
 }
 
-/// A fit of service times for requests at random places: what schedulers assume of a device nobody measured.
+/// A linear fit of service times at random addresses: what schedulers assume about a device without measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinearCost {
-    /// Of a request of no bytes.
+    /// Time of a request of no bytes.
     pub fixed_ns: u64,
-    /// Of each 1024 bytes.
+    /// Time per 1024 bytes.
     pub ns_per_kib: u64,
 }
 
@@ -50,7 +49,7 @@ impl LinearCost {
     }
 
     /// The fit for a disk: overhead, an average seek and half a turn, then the sustained rate. For writes it is the
-    /// time on the platter, with and without a write cache: that is what the device's time is spent on.
+    /// time on the platter, with or without a write cache: that is the device time spent.
     pub fn of(params: &DeviceParams, op: Op) -> LinearCost {
         let settle_ms = if op == Op::Write { params.write_settle_ms } else { 0.0 };
         let half_turn_ms = 30_000.0 / f64::from(params.rpm);
@@ -62,12 +61,12 @@ impl LinearCost {
     }
 }
 
-/// The read-ahead in progress: the head follows the path from a known point until the limit.
+/// The read-ahead in progress: the head follows the path from a known point to the limit.
 #[derive(Clone, Copy, Debug)]
 struct ReadAhead {
-    /// First address that the segment holds.
+    /// First address in the segment.
     start: u64,
-    /// At `since_ns` the head was at `since_path`, and everything before `since` was read.
+    /// At `since_ns` the head was at `since_path`, and everything before `since` had been read.
     since: u64,
     since_path: u64,
     since_ns: u64,
@@ -75,7 +74,7 @@ struct ReadAhead {
     limit: u64,
 }
 
-/// A disk's state. Requests are served one at a time, in the order of the calls.
+/// The state of a disk. It serves one request at a time, in the order of the calls.
 #[derive(Clone, Debug)]
 pub struct Disk {
     geometry: Geometry,
@@ -83,30 +82,30 @@ pub struct Disk {
     settle_ns: u64,
     interface_ps_per_byte: u64,
     read_ahead_bytes: u64,
-    /// Zero when there is no write cache.
+    /// Zero without a write cache.
     write_cache_bytes: u64,
 
-    /// End of the request served last.
+    /// End of the last request.
     busy_until_ns: u64,
-    /// The address after the request served last.
+    /// The address after the last request.
     served_to: u64,
-    /// Since when the arm is free, and where it then stood.
+    /// When the arm became free, and where it was.
     free_ns: u64,
     head: u64,
     ahead: Option<ReadAhead>,
     remembered: ReadCache,
     unwritten: WriteCache,
-    /// Since when more than half of the write cache is taken.
+    /// Since when the write cache has been more than half full.
     crowded_since_ns: Option<u64>,
 }
 
-/// The drive begins to write out its cache when it has had nothing to do for this long, ns.
+/// The drive starts to destage its cache after this idle time, ns.
 const IDLE_NS: u64 = 10_000_000;
-/// The longest transfer that it makes of what it writes out, bytes: the longest for which it lets a read wait.
+/// Its largest destaging transfer, bytes, for which a read may have to wait.
 const DESTAGE_MAX_BYTES: u64 = 1 << 20;
 
 impl Disk {
-    /// A disk whose parameters have been checked; the head is at address 0, the caches are empty.
+    /// A disk with validated parameters; the head is at address 0, the caches are empty.
     pub fn new(params: &DeviceParams) -> Disk {
         let segments =
             if params.read_ahead_bytes == 0 { 0 } else { (params.read_ahead_segments as usize).saturating_sub(1) };
@@ -128,8 +127,8 @@ impl Disk {
         }
     }
 
-    /// Serves one request that starts at `start_ns`: when it was submitted, or at the end of the one before if that is
-    /// later. A start before that end is moved there. Addresses beyond the capacity count as its last bytes.
+    /// Serves a request that starts at `start_ns`: when it was submitted, or at the end of the previous one if later.
+    /// An earlier start is moved to that end. Addresses beyond the capacity count as its last bytes.
     pub fn serve(&mut self, start_ns: u64, io: &Io) -> Served {
         let start_ns = start_ns.max(self.busy_until_ns);
         let address = io.address.min(self.geometry.capacity_bytes);
@@ -148,7 +147,7 @@ impl Disk {
         served
     }
 
-    /// Brings everything in the write cache to the platter; returns when that is done.
+    /// Destages the whole write cache; returns when that is done.
     pub fn flush(&mut self, start_ns: u64) -> u64 {
         let start_ns = start_ns.max(self.busy_until_ns);
         self.write_out_until(start_ns);
@@ -158,20 +157,20 @@ impl Disk {
         self.busy_until_ns
     }
 
-    /// Forgets what was read and parks the arm at address 0, as after a power cycle; for measurements that must not depend on
-    /// those before them. The read-ahead in progress ends now, at `now_ns` or when the head is free.
+    /// Clears the read cache and parks the arm at address 0, as after a power cycle, so that measurements are
+    /// independent. The read-ahead in progress ends at `now_ns` or when the head is free.
     pub fn forget_reads(&mut self, now_ns: u64) {
         self.stop_reading_ahead(now_ns.max(self.free_ns));
         self.remembered.clear();
         (self.head, self.served_to) = (0, 0);
     }
 
-    /// Where the elevator goes on from: the address after the request served last.
+    /// Where the elevator continues: the address after the last request.
     pub fn head_address(&self) -> u64 {
         self.served_to
     }
 
-    /// When the request served last was done.
+    /// When the last request ended.
     pub fn busy_until_ns(&self) -> u64 {
         self.busy_until_ns
     }
@@ -210,14 +209,14 @@ impl Disk {
         served
     }
 
-    /// A read of what the read-ahead has read or is about to read; the limit moves on with it.
+    /// A read of what the read-ahead has read or is about to read; its limit moves with it.
     fn read_on(&mut self, mut ahead: ReadAhead, from_memory: Served, ready_ns: u64, end: u64) -> Served {
         let cached = end <= self.read_by(&ahead, ready_ns);
         let mut rotation_ns = 0;
         let (limit, limit_path) = (self.limit(end), self.geometry.path_past(ahead.limit));
         let stopped_ns = ahead.since_ns + (limit_path - ahead.since_path);
         if limit > ahead.limit && stopped_ns < ready_ns {
-            // It had stopped at the old limit and goes on when that place comes round again.
+            // The read-ahead had stopped at the old limit and continues when that address comes round again.
             rotation_ns = self.geometry.rotation_ns(ready_ns, limit_path);
             (ahead.since, ahead.since_path) = (ahead.limit, limit_path);
             ahead.since_ns = ready_ns + rotation_ns;
@@ -235,7 +234,7 @@ impl Disk {
 
     fn write(&mut self, start_ns: u64, address: u64, end: u64) -> Served {
         let ready_ns = start_ns + self.overhead_ns;
-        // Only with a write cache too small for this write is anything left in it; keep the order simple: first that.
+        // Only a write larger than the cache finds anything left in it; write that first, to keep the order simple.
         while self.write_out_one(ready_ns) {}
         let streamed = self.streams(start_ns, address);
         let at_ns = if streamed { start_ns } else { self.free_ns.max(ready_ns) };
@@ -260,13 +259,13 @@ impl Disk {
         Served { end_ns, transfer_ns, cached: true, ..Served::default() }
     }
 
-    /// True for a request that goes on where the head is at this very moment: the drive had it before the one
-    /// before it ended.
+    /// True if a request continues exactly at the head's present position, because the drive had it before the previous
+    /// one ended.
     fn streams(&self, start_ns: u64, address: u64) -> bool {
         address == self.head && start_ns == self.free_ns && start_ns == self.busy_until_ns
     }
 
-    /// Moves the head and transfers; the arm is free again, and the head stands, at the end.
+    /// Moves the head and transfers; the arm is free at the end, where the head stays.
     fn transfer(&mut self, at_ns: u64, address: u64, end: u64, settle_ns: u64) -> Served {
         let on_the_spot = address == self.head && at_ns == self.free_ns;
         let mut seek_ns = if on_the_spot { 0 } else { self.geometry.seek_ns(self.head, address) };
@@ -281,31 +280,31 @@ impl Disk {
         Served { end_ns, seek_ns, rotation_ns, transfer_ns, cached: false }
     }
 
-    /// Another command came: what was read ahead by then is remembered, and the head is where that ended.
+    /// Another command arrived: the segment read so far is cached, and the head is at its end.
     fn stop_reading_ahead(&mut self, at_ns: u64) {
         let Some(ahead) = self.ahead.take() else { return };
         self.head = self.read_by(&ahead, at_ns);
         self.remembered.keep(Segment { start: ahead.start, end: self.head });
     }
 
-    /// The address up to which the read-ahead has read by then.
+    /// The address that the read-ahead has reached.
     fn read_by(&self, ahead: &ReadAhead, at_ns: u64) -> u64 {
         let path = ahead.since_path + at_ns.saturating_sub(ahead.since_ns);
-        // Rounding must not take back a byte.
+        // Rounding must not move backwards.
         self.geometry.address_at(path).clamp(ahead.since, ahead.limit)
     }
 
-    /// The last address for which it is best to wait until the read-ahead comes by: farther than a track is a seek.
+    /// The last address for which waiting for the read-ahead is best: beyond a track a seek is faster.
     fn soon(&self, ahead: &ReadAhead, now_ns: u64) -> u64 {
         self.read_by(ahead, now_ns) + self.geometry.track_bytes
     }
 
-    /// How far to read ahead after a read up to `end`.
+    /// The read-ahead limit after a read up to `end`.
     fn limit(&self, end: u64) -> u64 {
         (end + self.read_ahead_bytes).min(self.geometry.capacity_bytes)
     }
 
-    /// What the drive wrote out by itself before `now_ns`.
+    /// Simulates the drive's own destaging before `now_ns`.
     fn write_out_until(&mut self, now_ns: u64) {
         while !self.unwritten.is_empty() {
             let begin_ns = match self.crowded_since_ns {
@@ -318,7 +317,7 @@ impl Disk {
         }
     }
 
-    /// Writes out the next piece in elevator order, from `now_ns` on or when the arm is free; false when none is left.
+    /// Destages the next range in elevator order, from `now_ns` or when the arm is free; false if none is left.
     fn write_out_one(&mut self, now_ns: u64) -> bool {
         let Some((address, end)) = self.unwritten.take(self.head, DESTAGE_MAX_BYTES) else { return false };
         let at_ns = now_ns.max(self.free_ns);

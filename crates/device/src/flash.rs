@@ -1,9 +1,9 @@
-//! A model of flash: requests are spread over channels that work side by side; no place is nearer than another.
+//! A model of flash: requests are spread over parallel channels; all addresses are equally near.
 //!
-//! A request takes the channel that is free first, waits there for the access time of its operation, and then passes
-//! over the drive's bandwidth, which all channels share in the order in which they are ready. So one request at a time
-//! takes access time and transfer; many together reach `channels` over the access time, or the bandwidth, whichever
-//! is less. Left out: garbage collection, wear, erase blocks, and what the drive's memory keeps.
+//! A request takes the first free channel, waits there for the access time of its operation, and then uses the drive's
+//! bandwidth, which all channels share in the order in which they are ready. A single request at a time takes access
+//! time plus transfer; many together reach `channels` over the access time, or the bandwidth, whichever is less. Not
+//! modelled: garbage collection, wear, erase blocks, and caching in the drive's memory.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{LinearCost, Served};
 use crate::{Io, Op};
 
-/// A flash drive. The defaults are a data-centre NVMe drive of about 2020 (ours, from the class of such data sheets).
+/// A flash drive. The defaults are a data-centre NVMe drive of about 2020 (our estimate from such data sheets).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FlashParams {
-    /// Requests that are served side by side (1 to 1024; default 32).
+    /// Requests served in parallel (1 to 1024; default 32).
     pub channels: u32,
-    /// A read before its first byte, µs (0 to 1e6; default 80).
+    /// Time before a read's first byte, µs (0 to 1e6; default 80).
     pub read_us: f64,
-    /// A write before its first byte, µs (0 to 1e6; default 20: it ends in the drive's protected memory).
+    /// Time before a write's first byte, µs (0 to 1e6; default 20: it ends in the drive's protected memory).
     pub write_us: f64,
-    /// Reading of the whole drive, bytes a second (1e6 to 1e12; default 3.2e9).
+    /// Read bandwidth of the whole drive, bytes a second (1e6 to 1e12; default 3.2e9).
     pub read_bytes_per_s: f64,
-    /// Writing of the whole drive, bytes a second (1e6 to 1e12; default 2.0e9).
+    /// Write bandwidth of the whole drive, bytes a second (1e6 to 1e12; default 2.0e9).
     pub write_bytes_per_s: f64,
 }
 
@@ -36,9 +36,9 @@ impl Default for FlashParams {
 }
 
 impl FlashParams {
-    /// Whether the values make a drive; the message names the key and its range.
+    /// Validates the values; the error names the key and its range.
     pub fn check(&self) -> Result<(), String> {
-        // Written so that not-a-number is refused too.
+        // Written so that NaN is refused too.
         let real = |key: &str, value: f64, least: f64, most: f64, unit: &str| {
             if (least..=most).contains(&value) {
                 return Ok(());
@@ -61,14 +61,14 @@ impl FlashParams {
         }
     }
 
-    /// What schedulers assume of it: the access time and the transfer of a request that has the drive to itself.
+    /// The linear fit for schedulers: access time and transfer of a request that has the drive to itself.
     pub fn cost(&self, op: Op) -> LinearCost {
         let (access_us, rate) = self.of(op);
         LinearCost { fixed_ns: (access_us * 1e3) as u64, ns_per_kib: (1024e9 / rate).ceil() as u64 }
     }
 }
 
-/// A drive's state. Requests may be given to it while others are under way.
+/// The state of a drive. It accepts requests while others are in flight.
 #[derive(Clone, Debug)]
 pub struct Flash {
     params: FlashParams,
@@ -80,18 +80,18 @@ pub struct Flash {
 }
 
 impl Flash {
-    /// An idle drive whose parameters have been checked.
+    /// An idle drive with validated parameters.
     pub fn new(params: &FlashParams) -> Flash {
         let channels = (0..params.channels.max(1)).map(|_| Reverse(0)).collect();
         Flash { params: params.clone(), channels, bus_free_ns: 0, slowness: 1.0 }
     }
 
-    /// From now on everything takes so many times as long; 1 ends that.
+    /// Slows everything down by a factor from now on; 1 ends that.
     pub fn slow_down(&mut self, factor: f64) {
         self.slowness = factor.max(0.0);
     }
 
-    /// Serves a request that is submitted at `start_ns`, which must not be before that of the call before.
+    /// Serves a request submitted at `start_ns`, which must not be before that of the previous call.
     pub fn serve(&mut self, start_ns: u64, io: &Io) -> Served {
         let (access_us, rate) = self.params.of(io.op);
         let access_ns = (access_us * 1e3 * self.slowness) as u64;
@@ -104,7 +104,7 @@ impl Flash {
         Served { end_ns, seek_ns: 0, rotation_ns: 0, transfer_ns, cached: false }
     }
 
-    /// When the last request so far is done.
+    /// When the last request so far ends.
     pub fn busy_until_ns(&self) -> u64 {
         self.bus_free_ns
     }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_work_side_by_side_up_to_the_bandwidth() {
+    fn channels_work_in_parallel_up_to_the_bandwidth() {
         let mut flash = Flash::new(&drive());
         let ends: Vec<u64> = (0..8).map(|_| flash.serve(0, &Io::read(0, 1000)).end_ns).collect();
         // Four at once, a microsecond of transfer each; then the next four.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn complaints_name_key_and_range() {
+    fn errors_name_key_and_range() {
         assert_eq!(FlashParams::default().check(), Ok(()));
         let bad = FlashParams { channels: 0, ..drive() };
         assert_eq!(bad.check().unwrap_err(), "channels is 0; it must be between 1 and 1024");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     proptest! {
-        /// Never faster than the bandwidth or the channels allow, never later than one after the other.
+        /// Never faster than the bandwidth or the channels allow, never slower than one after the other.
         #[test]
         fn stays_within_its_limits(ios in prop::collection::vec((0u64..50_000, 1u64..100_000), 1..100)) {
             let mut flash = Flash::new(&drive());

@@ -1,14 +1,14 @@
-//! Where things are on a rotating disk and how long the arm and the platter take to get there.
+//! The geometry of a rotating disk, and how long the arm and the platter take to reach an address.
 //!
-//! The trick of this file is the *path*: the way of the head over the whole disk in one go, in nanoseconds. A
-//! track takes a turn of the path, and the skew to the next track follows it. Two points of the path that differ by a
-//! whole number of turns lie under the head at the same angle, so the wait for a byte is a subtraction and a remainder,
-//! and a transfer over many tracks is a subtraction. All of it is whole numbers: a request that continues another
-//! one exactly in time loses nothing to rounding.
+//! This file is based on the *path*: the head's way over the whole disk, in nanoseconds. A track takes one turn of the
+//! path, followed by the skew to the next track. Two points of the path that differ by a whole number of turns are
+//! under the head at the same angle, so the wait for a byte is a subtraction and a remainder, and a transfer over many
+//! tracks is a subtraction. Everything is in integers: a request that continues another exactly in time loses nothing
+//! to rounding.
 
 use crate::params::DeviceParams;
 
-/// Seek time by distance: a + b·√x up to the knee, then c + e·x, where x is a part of the full stroke.
+/// Seek time by distance: a + b·√x up to the knee, then c + e·x, where x is a fraction of the full stroke.
 #[derive(Clone, Debug)]
 pub(crate) struct SeekCurve {
     a_ns: f64,
@@ -21,9 +21,8 @@ pub(crate) struct SeekCurve {
 }
 
 impl SeekCurve {
-    /// The curve with the configured times for one cylinder, for the full stroke and on average over random
-    /// pairs, whose distance x has the density 2(1 - x); it is continuous at the knee. Four equations, linear in
-    /// a, b, c and e.
+    /// The curve with the configured times for one cylinder, for the full stroke and on average over random pairs,
+    /// whose distance x has the density 2(1 - x); continuous at the knee. Four equations, linear in a, b, c and e.
     fn new(params: &DeviceParams) -> SeekCurve {
         let terms = Terms::new(params);
         let (track, full, k) = (params.seek_track_ms, params.seek_full_ms, params.seek_knee);
@@ -40,7 +39,7 @@ impl SeekCurve {
         }
     }
 
-    /// The means that such a curve can have with b and e both positive, ms.
+    /// The means that such a curve can have with positive b and e, ms.
     pub(crate) fn average_range_ms(params: &DeviceParams) -> (f64, f64) {
         let terms = Terms::new(params);
         let steepest = (params.seek_full_ms - params.seek_track_ms) / (1.0 - params.seek_knee);
@@ -57,15 +56,15 @@ impl SeekCurve {
     }
 }
 
-/// What the equations for the curve share.
+/// Common terms of the equations.
 struct Terms {
-    /// Distance of one cylinder, as a part of the stroke.
+    /// Distance of one cylinder, as a fraction of the stroke.
     first: f64,
     /// √knee - √first.
     rise: f64,
     /// The mean for e = 0.
     most_ms: f64,
-    /// By how much the mean falls for each unit of e.
+    /// How much the mean falls per unit of e.
     e_weight: f64,
 }
 
@@ -110,14 +109,13 @@ impl Geometry {
         }
     }
 
-    /// The point of the path at which the byte at `address` begins to pass.
+    /// The point of the path at which the byte at `address` starts to pass.
     pub(crate) fn path_to(&self, address: u64) -> u64 {
         let (track, offset) = (address / self.track_bytes, address % self.track_bytes);
         track * (self.turn_ns + self.skew_ns) + offset * self.turn_ns / self.track_bytes
     }
 
-    /// The point of the path at which the byte before `address` has passed: at a track's end that is before
-    /// the skew.
+    /// The point of the path at which the byte before `address` has passed: at a track's end, before the skew.
     pub(crate) fn path_past(&self, address: u64) -> u64 {
         if address.is_multiple_of(self.track_bytes) && address > 0 {
             return self.path_to(address) - self.skew_ns;
@@ -125,21 +123,21 @@ impl Geometry {
         self.path_to(address)
     }
 
-    /// The first byte that has not wholly passed at a point of the path.
+    /// The first byte that has not completely passed at a point of the path.
     pub(crate) fn address_at(&self, path: u64) -> u64 {
         let (track, rest) = (path / (self.turn_ns + self.skew_ns), path % (self.turn_ns + self.skew_ns));
         let offset = (rest.min(self.turn_ns) * self.track_bytes / self.turn_ns).min(self.track_bytes);
         track * self.track_bytes + offset
     }
 
-    /// How long after `now_ns` the given point of the path comes under the head. The angle is a function of time alone.
+    /// Time from `now_ns` until a point of the path is under the head. The angle depends only on time.
     pub(crate) fn rotation_ns(&self, now_ns: u64, path: u64) -> u64 {
         let (now, wanted) = (now_ns % self.turn_ns, path % self.turn_ns);
         if wanted >= now { wanted - now } else { wanted + self.turn_ns - now }
     }
 
-    /// Time to move the head from the track of one address to that of another: nothing on the same track, a switch
-    /// of heads within the cylinder, otherwise a seek.
+    /// Time to move the head between the tracks of two addresses: nothing on the same track, a head switch within the
+    /// cylinder, otherwise a seek.
     pub(crate) fn seek_ns(&self, from: u64, to: u64) -> u64 {
         let (from, to) = (from / self.track_bytes, to / self.track_bytes);
         if from == to {
@@ -172,7 +170,7 @@ mod tests {
         let n = (last + 1) as f64;
         let mean: f64 = (1..=last).map(|d| ms(d) * 2.0 * (n - d as f64) / (n * n)).sum();
         assert!((mean - 8.5).abs() < 0.01, "{mean}");
-        // Never falls, and no step at the knee.
+        // Non-decreasing, and continuous at the knee.
         let knee = (params.seek_knee * last as f64) as u64;
         assert!((ms(knee + 1) - ms(knee)).abs() < 1e-3);
         assert!((1..=last).step_by(97).all(|d| curve.ns(d) <= curve.ns(d + 1)));

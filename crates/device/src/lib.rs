@@ -1,9 +1,9 @@
-//! Models of storage: how long a disk takes for a request, in what order it takes requests, where on it a file lies; and
-//! the page cache and read-ahead of the kernel above it.
+//! Models of storage: the service time of a disk, the order in which it takes requests, the placement of files on it;
+//! and the page cache and read-ahead of the kernel above it.
 //!
-//! Everything here is a pure function of its arguments and its own state: no clock, no thread, no randomness.
-//! Instants and spans are nanoseconds (`_ns`) on whatever clock the driver keeps; a store drives the model in
-//! real time, the simulator in virtual time, and both see the same disk.
+//! Everything is a pure function of its arguments and its own state: no clock, no thread, no randomness. Instants and
+//! spans are nanoseconds (`_ns`) on the driver's clock; a store drives the model in real time, the simulator in virtual
+//! time, and both see the same disk.
 
 mod cache;
 mod disk;
@@ -25,7 +25,7 @@ pub use placement::{Placed, Placement};
 pub use queue::{DeviceQueue, Taken};
 pub use read_ahead::{ReadAhead, ReadAheadLimits};
 
-/// What a device is asked to do.
+/// The operations of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Reads.

@@ -1,33 +1,33 @@
-//! What a real device takes at once, by the kernel's own figures.
+//! The request limits of a real device, as the kernel reports them.
 //!
-//! - One `WILLNEED` call is cut to the larger of the device's read-ahead and its largest request.
-//! - Data brought in by advice lies in single pages, and a request gathers only so many of them; data brought in by long
-//!   reads lies, on file systems with large folios, in long stretches, and requests are as long as the device takes. On
-//!   a device that is slow by the request, reading is then the better way of bringing in.
+//! - One `WILLNEED` call is limited to the larger of the device's read-ahead and its largest request.
+//! - Data prefetched by advice is in single pages, and a request gathers only a limited number of them; data prefetched
+//!   by long reads is, on file systems with large folios, in long extents, with requests as long as the device takes.
+//!   If requests are expensive on the device, reading is then the better way to prefetch.
 
 use std::path::{Path, PathBuf};
 
 use crate::PAGE_BYTES;
 
-/// Where the device does not say.
+/// Used if the device does not say.
 const DEFAULT_BYTES: u64 = 128 << 10;
-/// The kernel's own hints are no larger; longer ones would also keep a worker busy for long.
+/// The kernel's own hints are no larger; longer ones would also occupy a worker for long.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// What a device takes at once, in bytes.
+/// The request limits of a device, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceLimits {
-    /// Of one `WILLNEED` call. A power of two: from calls of, say, 1280 KiB the kernel would make one large and one
-    /// small request each.
+    /// Limit of one `WILLNEED` call. A power of two: from calls of, say, 1280 KiB the kernel would make one large and
+    /// one small request each.
     pub call_bytes: u64,
-    /// Of one request for data in single pages.
+    /// Limit of one request for data in single pages.
     pub page_request_bytes: u64,
-    /// Of one request at all.
+    /// Limit of any request.
     pub request_bytes: u64,
 }
 
 impl DeviceLimits {
-    /// Whether so many bytes come in clearly fewer requests when they are read than when they are advised.
+    /// Whether reading this many bytes takes clearly fewer requests than advising them.
     pub fn better_read(&self, bytes: u64) -> bool {
         bytes > self.page_request_bytes && self.request_bytes * 2 >= self.page_request_bytes * 3
     }
@@ -37,7 +37,7 @@ impl DeviceLimits {
 pub fn device_limits(sysfs: &Path, dev: u64) -> DeviceLimits {
     let device = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
     let block = sysfs.join("dev/block").join(&device);
-    // A partition has its queue above it; file systems without a block device of their own have only a bdi.
+    // A partition's queue is in its parent; file systems without a block device have only a bdi.
     let queues = [block.join("queue"), block.join("../queue")];
     let queue = |name: &str| queues.iter().find_map(|queue| number(queue.join(name)));
     let bdi = number(sysfs.join("class/bdi").join(&device).join("read_ahead_kb"));
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_larger_of_both_counts() {
+    fn the_larger_limit_applies() {
         let sys = tempfile::tempdir().unwrap();
         let put = |path: &str, value: &str| {
             let path = sys.path().join(path);

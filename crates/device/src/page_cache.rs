@@ -1,9 +1,8 @@
-//! A page cache: which bytes of which files a node has in memory, which are on their way, and which have still to be
-//! written.
+//! A page cache: which bytes of which files are in a node's memory, are being read, or are still to be written.
 //!
-//! Pages of 4 KiB are kept in chunks of 128 KiB; the chunk used least recently goes first, except for pages that are on
-//! their way or dirty. A driver that knows when its device is done calls [`PageCache::arrive`] then; until then pages
-//! are on their way.
+//! Pages of 4 KiB are kept in chunks of 128 KiB; the least recently used chunk is evicted first, except pages being
+//! read or dirty. A driver that knows when its device finishes calls [`PageCache::arrive`]; until then the pages count
+//! as being read.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,12 +20,12 @@ const NONE: u32 = u32::MAX;
 /// Bits of a chunk's number within its file: files of up to 512 TiB a server.
 const CHUNK_BITS: u32 = 32;
 
-/// The state of the bytes from an offset on.
+/// The state of the bytes from an offset on, and the offset up to which it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// In memory, up to there.
+    /// In memory.
     Present(u64),
-    /// On their way.
+    /// Being read.
     Coming(u64),
     /// Neither.
     Missing(u64),
@@ -37,24 +36,24 @@ struct Chunk<W> {
     present: u32,
     coming: u32,
     dirty: u32,
-    /// Read ahead and not used since.
+    /// Pages read ahead and not used since.
     unused: u32,
-    /// The kernel reads ahead when these are used ([`ReadAhead`](crate::ReadAhead)).
+    /// Pages whose use triggers the kernel's read-ahead ([`ReadAhead`](crate::ReadAhead)).
     marked: u32,
-    /// Neighbours in order of use.
+    /// Neighbours in the order of use.
     newer: u32,
     older: u32,
-    /// What waits for pages of it.
+    /// The waiters for its pages.
     waiters: Vec<W>,
 }
 
-/// The page cache of one node or server. `W` identifies what waits for a page. Files are numbered by the caller; offsets
-/// from 512 TiB on share the state of lower ones.
+/// The page cache of one node or server. `W` identifies a waiter for a page. The caller numbers the files; offsets from
+/// 512 TiB on share the state of lower ones.
 pub struct PageCache<W> {
     capacity_pages: u64,
     present_pages: u64,
     dirty_pages: u64,
-    /// Pages read ahead that left unused.
+    /// Pages read ahead and evicted unused.
     wasted_pages: u64,
     chunks: Rows<Chunk<W>>,
     by_key: FxHashMap<u64, u32>,
@@ -76,13 +75,13 @@ fn key_of(file: u32, offset: u64) -> u64 {
     u64::from(file) << CHUNK_BITS | (offset / CHUNK_BYTES) & ((1 << CHUNK_BITS) - 1)
 }
 
-/// The pages of a chunk that a range within it touches.
+/// The pages of a chunk that a range in it touches.
 fn mask(start: u64, end: u64) -> u32 {
     let (from, to) = (start % CHUNK_BYTES / PAGE_BYTES, (end - 1) % CHUNK_BYTES / PAGE_BYTES);
     (u32::MAX << from) & (u32::MAX >> (CHUNK_PAGES - 1 - to))
 }
 
-/// The parts of a range that lie in one chunk each.
+/// A range split at chunk boundaries.
 fn by_chunk(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let mut at = start;
     std::iter::from_fn(move || {
@@ -111,7 +110,7 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// Bytes that wait to be written.
+    /// Bytes still to be written.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty_pages * PAGE_BYTES
     }
@@ -121,17 +120,17 @@ impl<W: Copy> PageCache<W> {
         self.capacity_pages * PAGE_BYTES
     }
 
-    /// Bytes that were read ahead and left the cache unused.
+    /// Bytes read ahead and evicted unused.
     pub fn wasted_bytes(&self) -> u64 {
         self.wasted_pages * PAGE_BYTES
     }
 
-    /// Bytes that were read ahead and wait for their first use.
+    /// Bytes read ahead and not yet used.
     pub fn unused_bytes(&self) -> u64 {
         self.chunks.iter().map(|chunk| u64::from(chunk.unused.count_ones())).sum::<u64>() * PAGE_BYTES
     }
 
-    /// The state of the bytes from `at` on, up to `end` at most.
+    /// The state of the bytes from `at` on, up to `end`.
     pub fn look(&self, file: u32, at: u64, end: u64) -> State {
         let chunk_end = end.min((at / CHUNK_BYTES + 1) * CHUNK_BYTES);
         let Some(&i) = self.by_key.get(&key_of(file, at)) else { return State::Missing(chunk_end) };
@@ -151,7 +150,7 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// The parts of a range that are on their way, in order.
+    /// The parts of a range that are being read, in order.
     pub fn coming(&self, file: u32, start: u64, end: u64) -> Vec<Range<u64>> {
         let (mut at, mut coming) = (start, Vec::new());
         while at < end {
@@ -165,12 +164,12 @@ impl<W: Copy> PageCache<W> {
         coming
     }
 
-    /// True when the page that holds a byte is present.
+    /// True if the page that holds a byte is present.
     pub fn has(&self, file: u32, at: u64) -> bool {
         matches!(self.look(file, at, at + 1), State::Present(_))
     }
 
-    /// Counts a range as used now.
+    /// Counts as a use of a range.
     pub fn touch(&mut self, file: u32, start: u64, end: u64) {
         for (from, to) in by_chunk(start, end) {
             if let Some(&i) = self.by_key.get(&key_of(file, from)) {
@@ -181,14 +180,14 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// `who` is returned by [`PageCache::arrive`] or [`PageCache::give_up`] for pages of the chunk at `at`.
+    /// Registers a waiter for the chunk at `at`, which [`PageCache::arrive`] or [`PageCache::give_up`] returns.
     pub fn wait(&mut self, file: u32, at: u64, who: W) {
         let i = self.chunk(key_of(file, at));
         self.chunks[i].waiters.push(who);
     }
 
-    /// The missing pages of a range, as ranges in order; they are on their way from now on, and the caller reads them.
-    /// `ahead`: nothing asked for them yet.
+    /// The missing pages of a range, as ordered ranges; they count as being read from now on, and the caller reads
+    /// them. `ahead`: not requested yet.
     pub fn claim(&mut self, file: u32, start: u64, end: u64, ahead: bool) -> Vec<Range<u64>> {
         let mut claimed: Vec<Range<u64>> = Vec::new();
         let (mut at, end) = (start / PAGE_BYTES * PAGE_BYTES, end.next_multiple_of(PAGE_BYTES));
@@ -213,7 +212,7 @@ impl<W: Copy> PageCache<W> {
         claimed
     }
 
-    /// Marks the page at `at`: its use is a sign to read ahead.
+    /// Marks the page at `at`: its use triggers read-ahead.
     pub(crate) fn mark(&mut self, file: u32, at: u64) {
         if let Some(&i) = self.by_key.get(&key_of(file, at)) {
             let chunk = &mut self.chunks[i];
@@ -221,7 +220,7 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// The first marked page of a range; its mark is removed.
+    /// Removes and returns the first mark in a range.
     pub(crate) fn take_mark(&mut self, file: u32, start: u64, end: u64) -> Option<u64> {
         by_chunk(start, end).find_map(|(from, to)| {
             let chunk = &mut self.chunks[*self.by_key.get(&key_of(file, from))?];
@@ -231,7 +230,7 @@ impl<W: Copy> PageCache<W> {
         })
     }
 
-    /// Bytes before `at` that are in memory without a gap, at most `bytes_max`.
+    /// Contiguous bytes in memory before `at`, at most `bytes_max`.
     pub(crate) fn present_before(&self, file: u32, at: u64, bytes_max: u64) -> u64 {
         let mut start = at;
         while start > 0 && at - start < bytes_max && self.has(file, start - 1) {
@@ -240,12 +239,12 @@ impl<W: Copy> PageCache<W> {
         at - start
     }
 
-    /// Pages on their way in a range arrive; what waited for them is put into `woken`.
+    /// The pages being read in a range have arrived; their waiters are put into `woken`.
     pub fn arrive(&mut self, file: u32, start: u64, end: u64, woken: &mut Vec<W>) {
         for (from, to) in by_chunk(start, end) {
             let Some(&i) = self.by_key.get(&key_of(file, from)) else { continue };
             let chunk = &mut self.chunks[i];
-            // What was given up or written meanwhile does not come.
+            // Pages dropped or written meanwhile do not arrive.
             let came = mask(from, to) & chunk.coming;
             self.present_pages += u64::from((came & !chunk.present).count_ones());
             chunk.present |= came;
@@ -257,7 +256,7 @@ impl<W: Copy> PageCache<W> {
         self.evict();
     }
 
-    /// Pages on their way in a range will not arrive; what waited for them is put into `woken`.
+    /// The pages being read in a range will not arrive; their waiters are put into `woken`.
     pub fn give_up(&mut self, file: u32, start: u64, end: u64, woken: &mut Vec<W>) {
         for (from, to) in by_chunk(start, end) {
             if let Some(&i) = self.by_key.get(&key_of(file, from)) {
@@ -272,7 +271,7 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// The clean pages of a range leave, as after `POSIX_FADV_DONTNEED`; those on their way are given up.
+    /// Drops the clean pages of a range, as after `POSIX_FADV_DONTNEED`, and gives up those being read.
     pub fn remove(&mut self, file: u32, start: u64, end: u64) {
         for (from, to) in by_chunk(start, end) {
             let Some(&i) = self.by_key.get(&key_of(file, from)) else { continue };
@@ -285,7 +284,7 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// The whole pages from `start` on leave, dirty or not, as when a file is truncated there.
+    /// Drops the whole pages from `start` on, dirty or not, as when a file is truncated there.
     pub fn truncate(&mut self, file: u32, start: u64) {
         let start = start.next_multiple_of(PAGE_BYTES);
         let chunks: Vec<u64> = self.by_key.keys().copied().filter(|key| (key >> CHUNK_BITS) as u32 == file).collect();
@@ -305,7 +304,7 @@ impl<W: Copy> PageCache<W> {
         }
     }
 
-    /// A range was written: it is present, and dirty if it has still to reach the device.
+    /// A range was written: it is present, and dirty if it has yet to reach the device.
     pub fn write(&mut self, file: u32, start: u64, end: u64, dirty: bool) {
         for (from, to) in by_chunk(start, end) {
             let key = key_of(file, from);
@@ -326,8 +325,8 @@ impl<W: Copy> PageCache<W> {
         self.evict();
     }
 
-    /// Takes the next dirty range in order of file and offset after `after` (0 or the last number that this returned), of
-    /// contiguous chunks up to `max_bytes`; its pages count as clean from now on. File, start, end, next `after`.
+    /// Takes the next dirty range in order of file and offset after `after` (0 or the last number returned), from
+    /// contiguous chunks up to `max_bytes`; its pages become clean. Returns file, start, end, and the next `after`.
     pub fn clean(&mut self, after: u64, max_bytes: u64) -> Option<(u32, u64, u64, u64)> {
         let first = self.dirty.range(after..).next().or_else(|| self.dirty.first()).copied()?;
         let file = (first >> CHUNK_BITS) as u32;
@@ -339,7 +338,7 @@ impl<W: Copy> PageCache<W> {
                 break;
             }
             let base = (key & ((1 << CHUNK_BITS) - 1)) * CHUNK_BYTES;
-            // The first run of dirty pages; it goes on with the range so far, or is left for later.
+            // The first run of dirty pages either extends the range so far or is left for later.
             let from = chunk.dirty.trailing_zeros();
             let pages = (chunk.dirty >> from).trailing_ones();
             let (start, end) = (base + u64::from(from) * PAGE_BYTES, base + u64::from(from + pages) * PAGE_BYTES);
@@ -359,7 +358,7 @@ impl<W: Copy> PageCache<W> {
         Some((file, start, end, key))
     }
 
-    /// Forgets everything, as a restart does; what waited is forgotten too.
+    /// Clears the cache and the waiters, as a restart does.
     pub fn clear(&mut self) {
         *self = PageCache::new(self.capacity_pages * PAGE_BYTES);
     }
@@ -434,7 +433,7 @@ impl<W: Copy> PageCache<W> {
 }
 
 #[cfg(test)]
-// Lists of ranges are what is compared.
+// Lists of ranges are compared.
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use std::collections::{BTreeMap, HashSet};
@@ -446,7 +445,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_arrives_is_there_and_wakes() {
+    fn arriving_pages_are_present_and_wake_waiters() {
         let mut c = PageCache::new(MIB);
         assert_eq!(c.look(1, 5000, 10_000), State::Missing(10_000));
         assert_eq!(c.claim(1, 4096, 12_288, false), [4096..12_288]);
@@ -488,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_ahead_and_left_unused_is_counted() {
+    fn pages_read_ahead_and_evicted_unused_are_counted() {
         let mut c: PageCache<()> = PageCache::new(CHUNK_BYTES);
         c.claim(1, 0, 65_536, true);
         c.touch(1, 0, 4096);
@@ -498,7 +497,7 @@ mod tests {
         assert_eq!((c.unused_bytes(), c.wasted_bytes()), (57_344, 4096));
         c.write(2, 0, CHUNK_BYTES, false);
         assert_eq!((c.has(1, 20_000), c.unused_bytes(), c.wasted_bytes()), (false, 0, 61_440));
-        // What is released on its way does not arrive.
+        // Pages dropped while being read do not arrive.
         c.claim(3, 0, 4096, true);
         c.remove(3, 0, 4096);
         c.arrive(3, 0, 4096, &mut Vec::new());
@@ -536,7 +535,7 @@ mod tests {
     }
 
     proptest! {
-        /// Page by page, against a plain table: claims are what is missing, and what is released is gone.
+        /// Compared with a plain table, page by page: claims are the missing pages, and dropped pages are gone.
         #[test]
         fn as_a_table_of_pages(steps in prop::collection::vec((0u64..90, 1u64..40, 0u8..4), 1..60)) {
             let mut c: PageCache<()> = PageCache::new(1 << 30);
@@ -569,9 +568,9 @@ mod tests {
             }
         }
 
-        /// Against a set of pages: what is dirty is neither lost nor given twice, and the cache keeps its size.
+        /// Compared with a set of pages: dirty pages are neither lost nor returned twice, and the cache keeps its size.
         #[test]
-        fn dirty_pages_are_given_once(writes in prop::collection::vec((0u32..3, 0u64..200, 1u64..80, any::<bool>()), 1..60)) {
+        fn dirty_pages_are_returned_once(writes in prop::collection::vec((0u32..3, 0u64..200, 1u64..80, any::<bool>()), 1..60)) {
             let mut c: PageCache<()> = PageCache::new(64 * PAGE_BYTES);
             let mut dirty = HashSet::new();
             let mut after = 0;

@@ -1,14 +1,14 @@
-//! What describes a device: every key of a `[device.<name>]` section with its unit, range, default and source.
+//! The parameters of a device: every key of a `[device.<name>]` section with its unit, range, default and source.
 
 use serde::{Deserialize, Serialize};
 
 use crate::geometry::SeekCurve;
 
-/// In what order a device serves what is outstanding.
+/// The order in which a device serves outstanding requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// One after the other as they came, never merged: what the papers compare with.
+    /// In order of arrival, never merged: the papers' baseline.
     #[default]
     Arrival,
     /// C-SCAN over the oldest outstanding, neighbours merged: a kernel's elevator or a drive's command queue.
@@ -16,7 +16,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// As it is written in configurations: `arrival` or `elevator`.
+    /// Its configuration value: `arrival` or `elevator`.
     pub const fn name(self) -> &'static str {
         match self {
             Order::Arrival => "arrival",
@@ -44,68 +44,67 @@ impl std::str::FromStr for Order {
 
 /// A disk with rotating platters. The defaults are a 1 TB, 7200 rpm SATA drive.
 ///
-/// Sources: the form of the seek curve, skew, caches and overhead follow C. Ruemmler and J. Wilkes, *An
-/// introduction to disk drive modeling*, IEEE Computer 27(3), 1994. (sheet): the specification of the Hitachi
-/// Deskstar 7K1000.C, 1 TB on two platters, section 4.5.2. (class): what data sheets of drives of 7200 rpm of about
-/// 2008 to 2013 say; they differ by some 10 to 20 % (Hitachi 7K320: 1.0 ms to the next track, 20 ms full stroke).
-/// (ours): an estimate where data sheets are silent.
+/// Sources: the form of the seek curve, skew, caches and overhead follow C. Ruemmler and J. Wilkes, *An introduction to
+/// disk drive modeling*, IEEE Computer 27(3), 1994. (sheet): the specification of the Hitachi Deskstar 7K1000.C, 1 TB
+/// on two platters, section 4.5.2. (class): typical data sheets of 7200 rpm drives of about 2008 to 2013, which differ
+/// by some 10 to 20 % (Hitachi 7K320: 1.0 ms to the next track, 20 ms full stroke). (ours): our estimate where data
+/// sheets are silent.
 ///
-/// Simplifications: one zone (the same rate on all tracks, the mean of a real drive); no defects, no retries, no
-/// thermal recalibration; the transfer over the interface overlaps that from the platter.
+/// Simplifications: one zone (the same rate on all tracks, the mean of a real drive); no defects, retries or thermal
+/// recalibration; the interface transfer overlaps that from the platter.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeviceParams {
     /// Capacity, bytes (1 GB to 100 TB; default 1 TB).
     pub capacity_bytes: u64,
-    /// Speed of rotation, turns a minute (1000 to 30000; default 7200).
+    /// Rotational speed, revolutions a minute (1000 to 30000; default 7200).
     pub rpm: u32,
-    /// Bytes of a track (64 KiB to 16 MiB; default 1212416: 145 MB/s while on a track, 130 MB/s over many, (class)).
+    /// Bytes per track (64 KiB to 16 MiB; default 1212416: 145 MB/s within a track, 130 MB/s over many, (class)).
     pub track_bytes: u64,
-    /// Tracks of a cylinder, which is surfaces used (1 to 64; default 4: two platters, (class)).
+    /// Tracks per cylinder, i.e. surfaces used (1 to 64; default 4: two platters, (class)).
     pub heads: u32,
-    /// By how much the start of a track lies behind that of the one before, ms (at least `seek_track_ms`, less than
-    /// a turn; default 1.0, (ours)). It is what a sequential transfer loses at a track's end, and the time of a
-    /// switch of heads.
+    /// Offset of a track's start behind the previous one's, ms (at least `seek_track_ms`, less than a turn; default
+    /// 1.0, (ours)). A sequential transfer loses it at each track's end; it is also the head-switch time.
     pub track_skew_ms: f64,
     /// Seek to the next cylinder, ms (0.05 to 20; default 0.8, (class): 0.6 to 1.0).
     pub seek_track_ms: f64,
-    /// Mean seek between two random places, ms (more than `seek_track_ms`; default 8.5, (sheet)).
+    /// Mean seek between two random addresses, ms (more than `seek_track_ms`; default 8.5, (sheet)).
     pub seek_average_ms: f64,
     /// Seek from the first cylinder to the last, ms (more than `seek_average_ms`, at most 100; default 18, (class): 17 to 20).
     pub seek_full_ms: f64,
-    /// Where the curve of seek times turns from a + b·√d (the arm accelerates) to c + e·d (it coasts), as a part of
-    /// the full stroke (0.01 to 0.9; default 0.3, (ours)). a, b, c and e follow from this and the three times.
+    /// Distance at which the seek curve changes from a + b·√d (the arm accelerates) to c + e·d (it coasts), as a
+    /// fraction of the full stroke (0.01 to 0.9; default 0.3, (ours)). a, b, c and e follow from this and the three
+    /// times.
     pub seek_knee: f64,
-    /// What a write needs to settle after a seek or a switch of heads, beyond a read, ms (0 to 10; default 1.0,
-    /// (sheet): an average write seek takes 9.5 ms).
+    /// Extra settling time of a write after a seek or head switch, ms (0 to 10; default 1.0, (sheet): an average write
+    /// seek takes 9.5 ms).
     pub write_settle_ms: f64,
-    /// Time of the drive's electronics for each command, µs (0 to 10000; default 100, (ours)).
+    /// Electronics overhead per command, µs (0 to 10000; default 100, (ours)).
     pub overhead_us: u32,
-    /// Speed at which the drive's memory is read and written, bytes a second (1 MB/s to 10 GB/s; default 300 MB/s:
-    /// SATA 3 Gbit/s).
+    /// Transfer rate of the drive's memory, bytes a second (1 MB/s to 10 GB/s; default 300 MB/s: SATA 3 Gbit/s).
     pub interface_bytes_per_s: u64,
-    /// How far the drive reads on after a read while nothing else moves its head, bytes (0: not at all, and no read is
+    /// How far the drive reads ahead after a read while nothing else moves its head, bytes (0: off, and no read is
     /// served from the drive's memory; at most 64 MiB; default 1 MiB, about a track, (ours)).
     pub read_ahead_bytes: u64,
-    /// Places at which the drive remembers what it read (1 to 256; default 16, (ours)).
+    /// Segments of the drive's read cache (1 to 256; default 16, (ours)).
     pub read_ahead_segments: u32,
-    /// The drive reports a write as done when it is in its memory (default false: when it is on the platter).
+    /// Report a write as done when it is in the drive's memory (default false: when it is on the platter).
     pub write_cache: bool,
-    /// Memory for written data where `write_cache = true`, bytes (64 KiB to 1 GiB; default 16 MiB, (ours): half of a
-    /// 32 MiB drive).
+    /// Memory for written data with `write_cache = true`, bytes (64 KiB to 1 GiB; default 16 MiB, (ours): half of a 32
+    /// MiB drive).
     pub write_cache_bytes: u64,
     /// `arrival` (default) or `elevator`; can be changed on a running server.
     pub order: Order,
-    /// Oldest outstanding requests among which the elevator chooses (1 to 1024; default 32: a SATA drive's queue).
+    /// The elevator chooses among this many oldest requests (1 to 1024; default 32: a SATA drive's queue).
     pub elevator_depth: u32,
-    /// Largest transfer that the elevator merges neighbours into, bytes (4 KiB to 64 MiB; default 1 MiB).
+    /// Maximum size of an elevator's merged transfer, bytes (4 KiB to 64 MiB; default 1 MiB).
     pub elevator_merge_bytes: u64,
-    /// A file lies on the disk in pieces of this size, bytes (1 MiB to 1 TiB, at most the span; default 256 MiB).
+    /// Files are placed on the disk in chunks of this size, bytes (1 MiB to 1 TiB, at most the span; default 256 MiB).
     pub placement_chunk_bytes: u64,
-    /// The part of the disk, from its start, over which pieces are spread (0.001 to 1; default 1).
+    /// The fraction of the disk, from its start, over which chunks are spread (0.001 to 1; default 1).
     pub placement_span: f64,
-    /// In real time only: a request that the end of another one sets off counts as sent at that end if it comes
-    /// within this time, µs (0 to 100000; default 1000), so that a late wake-up of the host is not charged to the disk.
+    /// In real time only: a request triggered by the end of another counts as sent at that end if it arrives within
+    /// this time, µs (0 to 100000; default 1000), so that a late wake-up of the host is not charged to the disk.
     pub late_grace_us: u32,
 }
 
@@ -139,7 +138,7 @@ impl Default for DeviceParams {
 }
 
 impl DeviceParams {
-    /// Whether the values make a disk; the message names the key and its range.
+    /// Validates the values; the error names the key and its range.
     pub fn check(&self) -> Result<(), String> {
         let whole = |key: &str, value: u64, least: u64, most: u64, unit: &str| {
             if (least..=most).contains(&value) {
@@ -147,7 +146,7 @@ impl DeviceParams {
             }
             Err(format!("{key} is {value}; it must be between {least} and {most}{unit}"))
         };
-        // Written so that not-a-number is refused too.
+        // Written so that NaN is refused too.
         let real = |key: &str, value: f64, least: f64, most: f64, unit: &str| {
             if (least..=most).contains(&value) {
                 return Ok(());
@@ -178,18 +177,18 @@ impl DeviceParams {
         whole("late_grace_us", self.late_grace_us.into(), 0, 100_000, " us")
     }
 
-    /// Cylinders of the disk: what its capacity comes to.
+    /// Cylinders, from the capacity.
     pub fn cylinders(&self) -> u64 {
         self.capacity_bytes.div_ceil(self.track_bytes.max(1)).div_ceil(u64::from(self.heads.max(1))).max(2)
     }
 
-    /// Bytes a second of a long sequential transfer, switches of tracks included.
+    /// Bytes a second of a long sequential transfer, including track switches.
     pub fn sustained_bytes_per_s(&self) -> u64 {
         let track_s = 60.0 / f64::from(self.rpm) + self.track_skew_ms / 1e3;
         (self.track_bytes as f64 / track_s) as u64
     }
 
-    /// Bytes of the disk, from its start, over which files are spread.
+    /// Size of the area over which files are spread, from the start of the disk, bytes.
     pub(crate) fn span_bytes(&self) -> u64 {
         (self.capacity_bytes as f64 * self.placement_span) as u64
     }
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn complaints_name_key_and_range() {
+    fn errors_name_key_and_range() {
         type Change = fn(&mut DeviceParams);
         let cases: [(Change, &str); 9] = [
             (|p| p.rpm = 0, "rpm is 0; it must be between 1000 and 30000"),

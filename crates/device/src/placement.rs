@@ -1,9 +1,9 @@
-//! Where on the disk a file's bytes lie.
+//! The placement of files on the disk.
 //!
-//! A file is cut into chunks, and a hash of its key and the chunk's number puts each somewhere on the disk. So the
-//! place of every byte is fixed before anything is measured and does not depend on who wrote first; files, and the
-//! chunks of one file, are spread evenly; within a chunk a file is contiguous. Two chunks may overlap on the disk (the
-//! hash keeps no books): that costs nothing but the realism of the few places where it happens.
+//! A file is divided into chunks, and a hash of its key and the chunk's number places each on the disk. Every byte's
+//! address is thus fixed before any measurement and independent of the order of writes; files and the chunks of a file
+//! are spread evenly; within a chunk a file is contiguous. Two chunks may overlap on the disk (the hash keeps no
+//! allocation map), which only makes those few addresses less realistic.
 
 use impresario_base::random::mix;
 
@@ -13,32 +13,31 @@ use crate::{Io, Op};
 /// Chunks start at multiples of this.
 const ALIGN_BYTES: u64 = 4096;
 
-/// The rule by which files lie on the disk.
+/// The placement rule of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     chunk_bytes: u64,
-    /// Number of places at which a chunk may begin.
+    /// The number of addresses at which a chunk may begin.
     starts: u64,
 }
 
 impl Placement {
-    /// The rule of a disk whose parameters have been checked.
+    /// The rule of a disk with validated parameters.
     pub fn new(params: &DeviceParams) -> Placement {
         let room = params.span_bytes().saturating_sub(params.placement_chunk_bytes);
         Placement { chunk_bytes: params.placement_chunk_bytes, starts: room / ALIGN_BYTES + 1 }
     }
 
-    /// Address of a byte of a file.
+    /// The address of a byte of a file.
     pub fn address(&self, file: u64, offset: u64) -> u64 {
         let (chunk, within) = (offset / self.chunk_bytes, offset % self.chunk_bytes);
         let hash = mix(mix(file).wrapping_add(chunk));
-        // The high half of the product spreads the hash evenly over the places.
+        // The high half of the product spreads the hash evenly.
         let start = ((u128::from(hash) * u128::from(self.starts)) >> 64) as u64;
         start * ALIGN_BYTES + within
     }
 
-    /// The requests to the disk for a range of a file, in the order of the file: one for each chunk that it touches.
-    /// An empty range gives none.
+    /// The disk requests for a range of a file, in file order: one per chunk touched, none for an empty range.
     pub fn place(&self, op: Op, file: u64, offset: u64, len: u64) -> Placed {
         Placed { rule: *self, op, file, offset, end: offset.saturating_add(len) }
     }

@@ -1,24 +1,24 @@
-//! In what order a device takes what is outstanding: as it came, or as an elevator.
+//! The order in which a device serves outstanding requests: by arrival or as an elevator.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::params::{DeviceParams, Order};
 use crate::{Io, Op};
 
-/// Outstanding requests below the scheduler, each with a `T` of the driver.
+/// Outstanding requests below the scheduler, each with a `T` of the driver's.
 ///
-/// In arrival order they are served one at a time and never merged. The elevator is C-SCAN over the
-/// `elevator_depth` oldest: always the first at or after the head, from the lowest address again when none is
-/// left; requests of one operation that follow one another without a gap become one transfer.
+/// In arrival order they are served one at a time and never merged. The elevator is C-SCAN over the `elevator_depth`
+/// oldest: always the first at or after the head, then from the lowest address; contiguous requests of one operation
+/// become one transfer.
 ///
-/// The elevator may pass a request by for as long as newer ones lie between the head and it; that ends when the
-/// head reaches the end of the disk at the latest, since the head only moves forward.
+/// The elevator may pass over a request while newer ones are between the head and it, at most until the head reaches
+/// the end of the disk, since the head only moves forward.
 #[derive(Clone, Debug)]
 pub struct DeviceQueue<T> {
     order: Order,
     depth: usize,
     merge_bytes: u64,
-    /// Those among which the elevator chooses, by address and then age; empty in arrival order.
+    /// The elevator's candidates, by address and then age; empty in arrival order.
     window: BTreeMap<(u64, u64), Entry<T>>,
     /// The others, oldest first.
     waiting: VecDeque<(u64, Entry<T>)>,
@@ -31,12 +31,12 @@ struct Entry<T> {
     item: T,
 }
 
-/// What the device serves next as one transfer.
+/// One transfer that the device serves next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Taken<T> {
     /// The transfer.
     pub io: Io,
-    /// The requests it is made of, by ascending address; never empty.
+    /// The merged requests, by ascending address; never empty.
     pub parts: Vec<(Io, T)>,
 }
 
@@ -53,25 +53,25 @@ impl<T> DeviceQueue<T> {
         }
     }
 
-    /// Requests outstanding here.
+    /// Requests outstanding.
     pub fn len(&self) -> usize {
         self.window.len() + self.waiting.len()
     }
 
-    /// True when nothing is outstanding.
+    /// True if nothing is outstanding.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The order in force.
+    /// The current order.
     pub fn order(&self) -> Order {
         self.order
     }
 
-    /// Changes the order of what is outstanding and of what comes; nothing is lost.
+    /// Changes the order of outstanding and later requests.
     pub fn set_order(&mut self, order: Order) {
         self.order = order;
-        // Everything back in the order of age; the window fills again from there.
+        // Return everything to the order of age; the window refills from there.
         let window = std::mem::take(&mut self.window);
         self.waiting.extend(window.into_iter().map(|((_, age), entry)| (age, entry)));
         self.waiting.make_contiguous().sort_unstable_by_key(|(age, _)| *age);
@@ -86,7 +86,7 @@ impl<T> DeviceQueue<T> {
         self.refill();
     }
 
-    /// Takes what the device serves next when its head stands at `head_address`.
+    /// Takes the next transfer for a head at `head_address`.
     pub fn pop(&mut self, head_address: u64) -> Option<Taken<T>> {
         match self.order {
             Order::Arrival => {
@@ -115,7 +115,7 @@ impl<T> DeviceQueue<T> {
         Some(Taken { io: whole, parts })
     }
 
-    /// The oldest request of the same operation that begins where `io` ends, if it can be merged.
+    /// The oldest mergeable request of the same operation that begins where `io` ends.
     fn neighbour(&self, io: Io) -> Option<(u64, u64)> {
         let at_end = self.window.range((io.end(), 0)..=(io.end(), u64::MAX));
         let fits = |next: &Io| next.op == io.op && io.len.saturating_add(next.len) <= self.merge_bytes;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_elevator_goes_up_merges_neighbours_and_starts_again_from_below() {
+    fn the_elevator_ascends_merges_neighbours_and_wraps() {
         let mut q = queue(Order::Elevator);
         q.push(Io::read(1_000, 100), 0);
         q.push(Io::read(9_100, 100), 1);

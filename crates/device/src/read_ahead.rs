@@ -1,40 +1,40 @@
 //! The kernel's read-ahead (Linux 6, `mm/readahead.c`, in outline).
 //!
-//! The state belongs to an open file. A miss that goes on where the last read ended begins a *window* of a few times what
-//! was asked; a page within it is marked, and when a read comes to the mark, the next window, twice as long up to the
-//! limit, is read before it is needed. A miss elsewhere reads what was asked and no more, unless the pages before it are in
-//! the cache and are more than that. A mark of another window (several streams through one open file) makes a window from
-//! what is in the cache behind it.
+//! The state belongs to an open file. A miss that continues the last read starts a *window* of a few times the
+//! requested length; a page in it is marked, and when a read reaches the mark, the next window, twice as long up to the
+//! limit, is read before it is needed. A miss elsewhere reads only what was requested, unless the contiguous pages
+//! before it in the cache are more than that. A mark of another window (several streams through one open file) starts a
+//! window from the cached pages behind it.
 
 use std::ops::Range;
 
 use crate::page_cache::{PAGE_BYTES, PageCache, State};
 
-/// What the kernel does for a device.
+/// The kernel's limits for a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadAheadLimits {
-    /// The longest window (`read_ahead_kb`), bytes; 0 reads nothing ahead.
+    /// The longest window (`read_ahead_kb`), bytes; 0 disables read-ahead.
     pub window_bytes: u64,
     /// The longest request to the device (`max_sectors_kb`), bytes; at least a page.
     pub request_bytes: u64,
 }
 
-/// The read-ahead of one open file.
+/// The read-ahead state of one open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReadAhead {
     /// The last window.
     start: u64,
     len: u64,
-    /// Bytes of it behind the mark.
+    /// Its bytes behind the mark.
     behind_mark: u64,
     /// Where the last read ended.
     last_end: u64,
 }
 
 impl ReadAhead {
-    /// A read of these bytes of a file of `len_bytes`. What the kernel asks the device for: ranges of whole pages, at most
-    /// a request long, that the cache counts as on their way from now on. After it, all pages of the read are in the
-    /// cache or on their way.
+    /// A read of a range of a file of `len_bytes`. Returns what the kernel requests from the device: ranges of whole
+    /// pages, at most one request long, which the cache now counts as being read. Afterwards all pages of the read are
+    /// cached or being read.
     pub fn read<W: Copy>(
         &mut self,
         cache: &mut PageCache<W>,
@@ -59,7 +59,7 @@ impl ReadAhead {
                     reading.claim(at..end, &mut requests);
                     at = end;
                 }
-                // Then it is on its way.
+                // Then it is being read.
                 State::Missing(_) => self.missed(&mut reading, at, &mut requests),
             }
             self.last_end = at.min(read.end);
@@ -90,7 +90,7 @@ impl ReadAhead {
         self.window(reading, at, (before + asked).min(limit), PAGE_BYTES, requests);
     }
 
-    /// A read has come to a marked page.
+    /// A read has reached a marked page.
     fn reached<W: Copy>(&mut self, reading: &mut Reading<'_, W>, mark: u64, requests: &mut Vec<Range<u64>>) {
         let limit = reading.limits.window_bytes;
         if self.len > 0 && mark == self.start + self.len - self.behind_mark {
@@ -119,7 +119,7 @@ impl ReadAhead {
         requests: &mut Vec<Range<u64>>,
     ) {
         (self.start, self.len, self.behind_mark) = (start, len, behind_mark);
-        // The page that is asked for is read even if the file is shorter than was thought.
+        // A requested page is read even if the file is shorter than assumed.
         let end = start.saturating_add(len).min(reading.file_end.max(reading.end));
         if start < end {
             reading.claim(start..end, requests);
@@ -170,7 +170,7 @@ fn next_window(len: u64, limit: u64) -> u64 {
 }
 
 #[cfg(test)]
-// Lists of ranges are what is compared.
+// Lists of ranges are compared.
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use proptest::prelude::*;
@@ -191,7 +191,7 @@ mod tests {
             Bed { cache: PageCache::new(1 << 30), state: ReadAhead::default() }
         }
 
-        /// A read whose requests come at once.
+        /// A read whose device requests complete at once.
         fn read(&mut self, at: u64, len: u64) -> Vec<Range<u64>> {
             let requests = self.state.read(&mut self.cache, 0, at..at + len, 1 << 30, LIMITS);
             requests.iter().for_each(|r| self.cache.arrive(0, r.start, r.end, &mut Vec::new()));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn other_reads_get_what_they_ask_for() {
+    fn other_reads_get_only_what_they_request() {
         let mut bed = Bed::new();
         assert_eq!(bed.read(MIB, 8 * KIB), [MIB..MIB + 8 * KIB]);
         assert_eq!(bed.read(9 * MIB, 8 * KIB), [9 * MIB..9 * MIB + 8 * KIB]);
@@ -223,7 +223,8 @@ mod tests {
     #[test]
     fn large_reads_are_whole_and_windows_end_with_the_file() {
         let mut bed = Bed::new();
-        // One request of a megabyte, not eight windows; the read comes to its own mark, so the next window follows.
+        // One request of a megabyte instead of eight windows; the read reaches its own mark, so the next window
+        // follows.
         assert_eq!(bed.read(0, MIB), [0..MIB, MIB..MIB + 128 * KIB]);
         let mut bed = Bed::new();
         assert_eq!(bed.state.read(&mut bed.cache, 0, 0..8192, 9000, LIMITS), [0..12_288]);
@@ -231,8 +232,8 @@ mod tests {
 
     #[test]
     fn interleaved_streams_lose_their_windows() {
-        // Two streams of 64 KiB through one open file: what they read is in the cache, which after two reads is more than
-        // one asks for; then marks carry each of them on.
+        // Two streams of 64 KiB through one open file: after two reads the cached pages exceed one request; then marks
+        // keep both going.
         let mut bed = Bed::new();
         for i in 0..2 {
             for base in [0, 512 * MIB] {
@@ -245,8 +246,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read: all of it is in the cache or on its way, nothing is requested twice, requests are pages and
-        /// not longer than the device takes, and at most two windows lie ahead of a read.
+        /// For any reads: all requested pages are cached or being read, nothing is requested twice, requests are whole
+        /// pages within the device's limit, and at most two windows are ahead of a read.
         #[test]
         fn any_reads(
             reads in prop::collection::vec((prop_oneof![Just(None), (0u64..4 * MIB).prop_map(Some)], 1u64..400_000), 1..80),

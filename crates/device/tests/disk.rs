@@ -1,4 +1,4 @@
-//! The disk against figures worked out by hand from its parameters, and against what must hold for any requests.
+//! The disk against figures worked out by hand from its parameters, and against properties of any requests.
 
 use impresario_device::{DeviceParams, DeviceQueue, Disk, Io, LinearCost, Op, Order, Served};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn plain() -> DeviceParams {
     DeviceParams { read_ahead_bytes: 0, ..DeviceParams::default() }
 }
 
-/// Random places on the disk, the same each time.
+/// Deterministic random addresses on the disk.
 fn places(count: usize) -> Vec<u64> {
     let mut state = 1u64;
     let mut draw = || {
@@ -24,7 +24,7 @@ fn places(count: usize) -> Vec<u64> {
     (0..count).map(|_| draw()).collect()
 }
 
-/// Serves one after the other without a pause.
+/// Serves requests back to back.
 fn run(disk: &mut Disk, ios: impl IntoIterator<Item = Io>) -> Vec<Served> {
     ios.into_iter().map(|io| disk.serve(disk.busy_until_ns(), &io)).collect()
 }
@@ -33,7 +33,7 @@ fn mean_ms(disk: &Disk, requests: usize) -> f64 {
     disk.busy_until_ns() as f64 / 1e6 / requests as f64
 }
 
-/// All at once through a queue, in its order.
+/// Queues all requests at once and serves them in the queue's order.
 fn run_queued(params: &DeviceParams, ios: &[Io]) -> u64 {
     let (mut disk, mut queue) = (Disk::new(params), DeviceQueue::new(params));
     ios.iter().for_each(|&io| queue.push(io, ()));
@@ -111,7 +111,7 @@ fn a_request_a_little_late_loses_a_turn_without_read_ahead() {
 }
 
 #[test]
-fn the_read_ahead_serves_what_it_has_and_streams_what_is_to_come() {
+fn the_read_ahead_serves_cached_bytes_and_streams_the_rest() {
     let params = DeviceParams { overhead_us: 0, ..DeviceParams::default() };
     let mut disk = Disk::new(&params);
     let first = disk.serve(0, &Io::read(0, 64 * KIB));
@@ -120,17 +120,17 @@ fn the_read_ahead_serves_what_it_has_and_streams_what_is_to_come() {
     let hit = disk.serve(at, &Io::read(64 * KIB, 128 * KIB));
     assert!(hit.cached);
     assert_eq!(hit.end_ns - at, 128 * KIB * 3333 / 1000, "300 MB/s");
-    // The rest comes at the speed of the platter: in all 640 KiB / 145.5 MB/s after the first.
+    // The rest comes at the platter's rate: 640 KiB / 145.5 MB/s in total after the first.
     let rest = disk.serve(hit.end_ns, &Io::read(192 * KIB, 512 * KIB));
     assert!(!rest.cached && rest.seek_ns == 0);
     assert!(rest.end_ns.abs_diff(first.end_ns + 640 * KIB * TURN_NS / TRACK_BYTES) < 20, "{rest:?}");
-    // It stops 1 MiB after the last read; what comes later waits for that place to come round.
+    // It stops 1 MiB after the last read; a later read waits for that address to come round.
     let late = disk.serve(rest.end_ns + 500 * MS, &Io::read(1728 * KIB, 64 * KIB));
     assert!(!late.cached && late.rotation_ns > 0 && late.end_ns - rest.end_ns < 510 * MS, "{late:?}");
 }
 
 #[test]
-fn the_drive_remembers_what_it_read_before_the_head_was_called_away() {
+fn the_drive_caches_what_it_read_before_the_head_moved() {
     let mut disk = Disk::new(&DeviceParams::default());
     let first = disk.serve(0, &Io::read(0, 64 * KIB));
     let away = disk.serve(first.end_ns + 20 * MS, &Io::read(500_000_000_000, 4 * KIB));
@@ -160,7 +160,7 @@ fn the_elevator_beats_arrival_order_and_merges() {
     let elevator = DeviceParams { order: Order::Elevator, ..DeviceParams::default() };
     let random: Vec<Io> = places(4000).into_iter().map(|p| Io::read(p, 16 * KIB)).collect();
     let (arrival_ns, elevator_ns) = (run_queued(&DeviceParams::default(), &random), run_queued(&elevator, &random));
-    // 32 places in a sweep: a 33rd of the stroke is about 3 ms instead of 8.5.
+    // 32 addresses in a sweep: a 33rd of the stroke is about 3 ms instead of 8.5.
     let gain = 1.0 - elevator_ns as f64 / arrival_ns as f64;
     assert!((0.3..0.6).contains(&gain), "{gain}");
     // Four streams, interleaved: in arrival order each request seeks; merged, one in eight does.
@@ -178,9 +178,9 @@ fn the_write_cache_hides_writes_until_it_is_full() {
     let served = run(&mut disk, ios.clone());
     let spans: Vec<u64> = std::iter::once(0).chain(served.iter().map(|s| s.end_ns)).collect();
     let took = |i: usize| spans[i + 1] - spans[i];
-    // 64 × 64 KiB fit; while they come, a write takes the overhead and 64 KiB at 300 MB/s.
+    // 64 × 64 KiB fit; until then a write takes the overhead and 64 KiB at 300 MB/s.
     assert!((0..64).all(|i| took(i) == 100_000 + 64 * KIB * 3333 / 1000));
-    // Then each waits for room, but the elevator chooses among 64: cheaper than one after the other.
+    // Then each waits for room, but the elevator chooses among 64: cheaper than in order of arrival.
     let full_ms = (spans[4000] - spans[100]) as f64 / 1e6 / 3900.0;
     let mut uncached = Disk::new(&DeviceParams::default());
     run(&mut uncached, ios);
@@ -200,7 +200,7 @@ fn an_idle_drive_writes_its_cache_out() {
     assert!(soon < 3 * MS);
     let read = disk.clone().serve(soon, &Io::read(places(20)[3], 4 * KIB));
     assert!(read.cached, "read back from the drive's memory");
-    // It begins after 10 ms of idling; a read that comes then waits for the write that is under way.
+    // It begins after 10 ms of idling; a read that arrives then waits for the current write.
     let waiting = disk.clone().serve(soon + 11 * MS, &Io::read(0, 4 * KIB));
     assert!(waiting.end_ns - soon - 11 * MS > waiting.seek_ns + waiting.rotation_ns + waiting.transfer_ns + 100_000);
     let later = soon + 1000 * MS;
@@ -227,7 +227,7 @@ fn addresses_beyond_the_disk_are_harmless() {
 }
 
 fn any_io() -> impl Strategy<Value = (u64, Io)> {
-    // Few places, so that requests meet: neighbours, overlaps, and far ones.
+    // Few addresses, so that requests are neighbours, overlap, or are far apart.
     let place = prop_oneof![0u64..64, 400_000_000u64..400_000_064, 0u64..976_000_000];
     (prop_oneof![Just(0), 0u64..1_000_000, 0u64..100_000_000], any::<bool>(), place, 1u64..600).prop_map(
         |(pause, write, place, blocks)| {
@@ -259,7 +259,7 @@ proptest! {
             if served.cached {
                 prop_assert_eq!((served.seek_ns, served.rotation_ns), (0, 0));
             }
-            // Nothing takes longer than everything that may be before it: its own way, and a full cache's.
+            // A request takes at most its own time plus that of a full cache before it.
             prop_assert!(served.end_ns - start < 300 * 40 * MS);
             prop_assert_eq!(disk.busy_until_ns(), served.end_ns);
             prop_assert_eq!(again.serve(start, &io), served);

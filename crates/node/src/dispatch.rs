@@ -1,6 +1,6 @@
-//! The dispatch queue of an I/O node (twins-2017, III): what the policy has released waits here, in that order,
-//! for one of a limited number of forwarding threads; neighbours of the same file and operation that are found
-//! waiting are merged into one forwarded request.
+//! The dispatch queue of an I/O node (twins-2017, III): batches released by the policy wait here, in order, for one of
+//! a limited number of forwarding threads; waiting neighbours of the same file and operation are merged into one
+//! forwarded request.
 
 use std::collections::VecDeque;
 
@@ -9,25 +9,26 @@ use impresario_sched::sorted::SortedSet;
 use impresario_sched::{Batch, Op};
 use rustc_hash::FxHashMap;
 
-/// What waits to be forwarded.
+/// An entry waiting to be forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry<T> {
     /// Operation; only reads and writes are merged.
     pub op: Op,
     /// Stable key of the file.
     pub file: u64,
-    /// The data server where requests are split, else 0: entries of different spaces never touch.
+    /// The data server if requests are split, else 0: entries of different spaces never touch.
     pub space: u16,
     /// Offset in that space, bytes.
     pub offset: u64,
     /// Length, bytes.
     pub len: u64,
-    /// What to answer.
+    /// Identifies what the entry answers.
     pub token: T,
 }
 
 impl<T> Entry<T> {
-    /// A batch of an I/O node's core, of a file with that stable key; `split` as for
+    /// An entry for a batch of an I/O node's core; `file` is the stable key, `split` as for
+    /// [`core_requests`](crate::core_requests).
     /// [`core_requests`](crate::core_requests).
     pub fn of(batch: &Batch, file: u64, split: bool, token: T) -> Entry<T> {
         let extent = batch.extent;
@@ -49,33 +50,34 @@ impl<T> Entry<T> {
     }
 }
 
-/// (file, operation, space): only entries of one such group touch.
+/// (file, operation, space): only entries of the same group touch.
 type Group = (u64, Op, u16);
 
-/// Where an entry waits: (offset, order of arrival, its name).
+/// Sort key of an entry: (offset, order of arrival, key).
 type OffsetKey = (u64, u64, Key);
 
-/// The queue. Its length is bounded by the core's in-flight limit above it.
+/// The queue. The in-flight limit of the core above bounds its length.
 pub struct DispatchQueue<T> {
     in_flight_max: usize,
     merge_requests: usize,
     merge_bytes: u64,
     in_flight: usize,
-    /// Of those in flight: so many wait for a server that hangs and hold no place.
+    /// Requests in flight that wait for a server that hangs and do not count against the limit.
     stuck: usize,
     next: u64,
-    /// Order of arrival; entries that were merged away are found gone.
+    /// Order of arrival, including stale keys of merged entries.
     order: VecDeque<Key>,
-    /// Entries that were passed over, older than those in `order`.
+    /// Skipped entries, older than those in `order`.
     passed_over: VecDeque<Key>,
-    /// What waits, each with its order of arrival.
+    /// The waiting entries with their order of arrival.
     entries: Slab<(u64, Entry<T>)>,
-    /// Each group by offset.
+    /// The entries of each group by offset.
     waiting: FxHashMap<Group, SortedSet<OffsetKey>>,
 }
 
 impl<T> DispatchQueue<T> {
-    /// At most `in_flight_max` forwarded at once, each of at most `merge_requests` entries and (if several) `merge_bytes`.
+    /// At most `in_flight_max` forwarded requests at once, each of at most `merge_requests` entries and (if several)
+    /// `merge_bytes`.
     pub fn new(in_flight_max: usize, merge_requests: usize, merge_bytes: u64) -> DispatchQueue<T> {
         DispatchQueue {
             in_flight_max: in_flight_max.max(1),
@@ -102,7 +104,7 @@ impl<T> DispatchQueue<T> {
         }
     }
 
-    /// Takes out an entry that waits still.
+    /// Removes a waiting entry.
     fn take(&mut self, key: Key) -> Option<Entry<T>> {
         let (order, entry) = self.entries.remove(key)?;
         if self.merge_requests > 1 {
@@ -117,13 +119,13 @@ impl<T> DispatchQueue<T> {
         Some(entry)
     }
 
-    /// The oldest entry with its waiting neighbours, in offset order, their ranges touching; `None` when nothing
-    /// waits or enough is in flight. Each `Some` must be followed by one [`DispatchQueue::done`].
+    /// The oldest entry with its waiting neighbours, in offset order, their ranges touching; `None` if nothing waits or
+    /// enough is in flight. Each `Some` must be followed by one [`DispatchQueue::done`].
     pub fn pop(&mut self) -> Option<Vec<Entry<T>>> {
         self.pop_if(|_| true)
     }
 
-    /// The same of the entries that may go. The others keep their places, and are asked about again after
+    /// The same among entries that may go. The others keep their order, and are considered again after
     /// [`DispatchQueue::look_again`].
     pub fn pop_if(&mut self, may_go: impl Fn(&Entry<T>) -> bool) -> Option<Vec<Entry<T>>> {
         if self.in_flight - self.stuck.min(self.in_flight) >= self.in_flight_max {
@@ -151,8 +153,8 @@ impl<T> DispatchQueue<T> {
         Some(members.into())
     }
 
-    /// What touches the range and may go with it: to the right first, what starts at or inside it; then what ends at
-    /// its start.
+    /// An entry that touches the range and may join it: first on the right, starting at its end or inside it; then on
+    /// the left, ending at its start.
     fn neighbour(&self, group: Group, start: u64, end: u64, may_go: impl Fn(&Entry<T>) -> bool) -> Option<Key> {
         let (left, right) = self.waiting.get(&group)?.around(&(start, 0, Key { index: 0, generation: 0 }));
         let touches = |place: &OffsetKey| {
@@ -164,51 +166,51 @@ impl<T> DispatchQueue<T> {
         right.as_ref().and_then(touches).or_else(|| left.as_ref().and_then(touches))
     }
 
-    /// A forwarded request was answered: its place is free.
+    /// A forwarded request was answered, which frees its slot.
     pub fn done(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Entries that [`DispatchQueue::pop`] would give now, if it merged none.
+    /// Entries that [`DispatchQueue::pop`] would return now without merging.
     pub fn ready(&self) -> usize {
         let places = self.in_flight_max.saturating_sub(self.in_flight - self.stuck.min(self.in_flight));
         self.order.len().min(places)
     }
 
-    /// What may go has changed.
+    /// Returns skipped entries to the queue, after a change in which may go.
     pub fn look_again(&mut self) {
         while let Some(key) = self.passed_over.pop_back() {
             self.order.push_front(key);
         }
     }
 
-    /// So many of those in flight wait for a server that hangs: until another number is set they do not count against the
-    /// limit.
+    /// Sets how many requests in flight wait for a server that hangs: until the next call they do not count against
+    /// the limit.
     pub fn set_stuck(&mut self, stuck: usize) {
         self.stuck = stuck;
     }
 
-    /// All that waits.
+    /// All waiting entries.
     pub fn waiting(&self) -> impl Iterator<Item = &Entry<T>> {
         self.passed_over.iter().chain(&self.order).filter_map(|key| self.entries.get(*key).map(|(_, entry)| entry))
     }
 
-    /// Entries that wait.
+    /// The number of waiting entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// True when nothing waits.
+    /// True if nothing waits.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Forwarded and not yet answered.
+    /// Forwarded requests not yet answered.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Takes out all that waits, in order.
+    /// Removes all waiting entries, in order.
     pub fn drain(&mut self) -> Vec<Entry<T>> {
         self.look_again();
         let order = std::mem::take(&mut self.order);
@@ -294,7 +296,7 @@ mod tests {
         }
     }
 
-    /// What a queue of a plain list pops: the oldest, and round it what touches.
+    /// What a queue made of a plain list pops: the oldest entry and what touches it.
     fn pop_from_a_list(list: &mut Vec<Entry<u32>>, merge_requests: usize, merge_bytes: u64) -> Vec<u32> {
         if list.is_empty() {
             return Vec::new();

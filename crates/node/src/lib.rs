@@ -1,4 +1,4 @@
-//! What I/O nodes and data servers decide, without sockets, files or clocks.
+//! The decision logic of I/O nodes and data servers, without sockets, files or clocks.
 
 mod dispatch;
 mod parent;

@@ -1,4 +1,4 @@
-//! A request that was split is answered once.
+//! The parent of a split request, which is answered once.
 
 /// Counts the parts of a split request.
 #[derive(Debug)]
@@ -14,10 +14,10 @@ impl Parent {
         Parent { left: parts.max(1), errno: 0, bytes: 0 }
     }
 
-    /// One part ended. With the last one comes the answer: the first error (0: none) and the bytes of all parts.
+    /// One part ended. The last one returns the answer: the first error (0: none) and the bytes of all parts.
     pub fn part_done(&mut self, errno: i32, bytes: u64) -> Option<(i32, u64)> {
         if self.left == 0 {
-            return None; // answered already
+            return None; // already answered
         }
         if self.errno == 0 {
             self.errno = errno;

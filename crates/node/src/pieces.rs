@@ -1,29 +1,29 @@
-//! The answer to a request that is served in pieces: what leaves when a piece is done, and when the receiver has all.
+//! The answer to a request served in pieces: what to send when a piece is done, and when the receiver has everything.
 //!
-//! The pieces of a read leave as they come, in any order; each says where in the answer its bytes belong, and the
-//! receiver is done when every byte is accounted for. Everything else is answered once, when the last piece is done.
-//! A failure is always the last thing that leaves, so that nothing follows the frame that ends a call.
+//! The pieces of a read are sent as they complete, in any order; each carries its offset in the answer, and the
+//! receiver is done when every byte is accounted for. Other requests are answered once, after the last piece. A failure
+//! is always sent last, so that nothing follows the frame that ends a call.
 
-/// The answer as its server sees it.
+/// The server's side of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answering {
-    /// Pieces leave as they come.
+    /// Pieces are sent as they complete.
     streams: bool,
-    /// Bytes of the request that are not done.
+    /// Bytes of the request not yet done.
     left_bytes: u64,
     /// The first error; 0: none.
     errno: i32,
-    /// Pieces that were released to be sent and are not reported as sent.
+    /// Pieces released for sending and not yet reported as sent.
     sending: u32,
     ended: bool,
 }
 
-/// What a server does next.
+/// What a server sends next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Send {
     /// Nothing.
     Nothing,
-    /// The piece; then [`Answering::sent`] is due. `last`: no other piece is to come.
+    /// The piece; [`Answering::sent`] must follow. `last`: no other piece will follow.
     Piece {
         /// Every byte of the request is done.
         last: bool,
@@ -36,7 +36,7 @@ pub enum Send {
 }
 
 impl Answering {
-    /// The answer to a request of `len_bytes`; `streams` when it is a read whose pieces leave as they come.
+    /// The answer to a request of `len_bytes`; `streams` for a read whose pieces are sent as they complete.
     pub fn new(len_bytes: u64, streams: bool) -> Answering {
         Answering { streams, left_bytes: len_bytes, errno: 0, sending: 0, ended: false }
     }
@@ -54,19 +54,19 @@ impl Answering {
         self.end()
     }
 
-    /// A piece that [`Answering::done`] released has been handed to the connection.
+    /// A piece released by [`Answering::done`] was handed to the connection.
     pub fn sent(&mut self) -> Send {
         self.sending = self.sending.saturating_sub(1);
-        // Without a failure the pieces themselves are the whole answer.
+        // Without a failure, the pieces are the whole answer.
         if self.errno == 0 { Send::Nothing } else { self.end() }
     }
 
-    /// The request will not be done further: what is missing has failed.
+    /// The request will not continue: the missing bytes have failed.
     pub fn give_up(&mut self, errno: i32) -> Send {
         self.done(self.left_bytes, errno)
     }
 
-    /// True when everything of the answer has been sent.
+    /// True if the whole answer was sent.
     pub fn is_over(&self) -> bool {
         self.ended || (self.streams && self.errno == 0 && self.left_bytes == 0 && self.sending == 0)
     }
@@ -85,27 +85,27 @@ impl Answering {
     }
 }
 
-/// The answer as its receiver sees it.
+/// The receiver's side of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gathering {
     want_bytes: u64,
     got_bytes: u64,
-    /// Where the first byte is missing; `want_bytes` when none is.
+    /// Position of the first missing byte; `want_bytes` if none is missing.
     short_at: u64,
 }
 
-/// A piece that no correct sender would send.
+/// A piece that no correct sender sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Misplaced;
 
 impl Gathering {
-    /// Nothing has come of an answer of `want_bytes`.
+    /// An answer of `want_bytes` before its first piece.
     pub fn new(want_bytes: u64) -> Gathering {
         Gathering { want_bytes, got_bytes: 0, short_at: want_bytes }
     }
 
-    /// A piece: `len_bytes` at `at` in the answer, then `missing_bytes` that do not exist. It is refused before any byte
-    /// of it is taken when it does not fit into what is left.
+    /// Accepts a piece: `len_bytes` at `at` in the answer, then `missing_bytes` that do not exist. A piece that does
+    /// not fit into the rest is refused before any of its bytes is used.
     pub fn piece(&mut self, at: u64, len_bytes: u64, missing_bytes: u64) -> Result<(), Misplaced> {
         let covered = len_bytes.checked_add(missing_bytes).ok_or(Misplaced)?;
         let end = at.checked_add(covered).ok_or(Misplaced)?;
@@ -119,7 +119,7 @@ impl Gathering {
         Ok(())
     }
 
-    /// True when every byte is accounted for.
+    /// True if every byte is accounted for.
     pub fn is_complete(&self) -> bool {
         self.got_bytes == self.want_bytes
     }
@@ -129,7 +129,7 @@ impl Gathering {
         self.got_bytes
     }
 
-    /// Bytes from the start of the answer up to the first one that is missing.
+    /// Bytes before the first missing one.
     pub fn whole_bytes(&self) -> u64 {
         self.short_at
     }
@@ -161,7 +161,7 @@ mod tests {
     fn a_failure_leaves_last() {
         let mut a = Answering::new(30, true);
         assert_eq!(a.done(10, 0), Send::Piece { last: false });
-        // Another thread's piece fails before the first one has left.
+        // Another thread's piece fails before the first one was sent.
         assert_eq!(a.done(20, 5), Send::Nothing);
         assert_eq!(a.sent(), Send::End { errno: 5 });
         let mut a = Answering::new(30, true);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces in any order of completion and sending: the receiver has all bytes, or exactly one failure, which
+        /// Pieces complete and are sent in any order: the receiver gets all bytes, or exactly one failure, which
         /// nothing follows.
         #[test]
         fn an_answer_ends_once(

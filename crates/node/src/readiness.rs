@@ -1,11 +1,10 @@
-//! When a connection can take data: what the policies over jobs (`stream`, `scan`, `wscan`, `sstf`) ask.
+//! When a connection can take data, for the policies over jobs (`stream`, `scan`, `wscan`, `sstf`).
 //!
 //! In server-side-scheduling-2002 (4) a connection is ready while its socket buffer takes data. Here it is ready until
-//! more than a limit of answer bytes is under way to it, and again once half of that has arrived: without the gap a
-//! connection at the limit would change with every packet.
+//! more than a limit of answer bytes is in flight to it, and again once half of that has arrived: without the
+//! hysteresis a connection at the limit would change with every packet.
 
-/// Whether one connection can take data. A data server drives it with what its socket reports, the simulator with what
-/// its network carries.
+/// Whether one connection can take data. A data server updates it from its socket, the simulator from its network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Readiness {
     ready: bool,
@@ -23,8 +22,8 @@ impl Readiness {
         self.ready
     }
 
-    /// Takes note that `under_way_bytes` of answers are on their way, of which `limit_bytes` make the connection busy.
-    /// Returns the new state when it changed.
+    /// Records that `under_way_bytes` of answers are in flight; more than `limit_bytes` make the connection unready.
+    /// Returns the new state if it changed.
     pub fn observe(&mut self, under_way_bytes: u64, limit_bytes: u64) -> Option<bool> {
         let ready = match self.ready {
             true => under_way_bytes <= limit_bytes,

@@ -1,14 +1,14 @@
-//! How a client's protocol and an I/O node cut a request.
+//! How a client's protocol and an I/O node split a request.
 
 use impresario_layout::{Layout, Piece};
 
-/// What the core of an I/O node that does not split gets for a file range, as in twins-2017: one request, whose lane is
-/// the data server of the first byte and whose offsets are those of the file.
+/// The request that the core of an I/O node that does not split gets for a file range, as in twins-2017: its lane is
+/// the data server of the first byte, its offsets are those of the file.
 pub fn whole_request(layout: &Layout, offset: u64, len: u64) -> Piece {
     Piece { server: layout.locate(offset).0, lane_offset: offset, file_offset: offset, len }
 }
 
-/// The requests that an I/O node's core gets for a file range: with `split` one for each data server, with offsets in its
+/// The requests that an I/O node's core gets for a file range: with `split` one per data server, with offsets in its
 /// object, otherwise the [`whole_request`].
 pub fn core_requests(layout: &Layout, offset: u64, len: u64, split: bool) -> impl Iterator<Item = Piece> {
     let (whole, parts) = match split {
@@ -18,8 +18,8 @@ pub fn core_requests(layout: &Layout, offset: u64, len: u64, split: bool) -> imp
     whole.into_iter().chain(parts)
 }
 
-/// The pieces of a request when the wire takes at most `max_bytes` at once: (offset, length), in order. Pieces end at
-/// multiples of `max_bytes`, as NFS clients cut them, so that neighbours' pieces fit together.
+/// The pieces of a request if the wire takes at most `max_bytes` at once: (offset, length), in order. Pieces end at
+/// multiples of `max_bytes`, as NFS clients split them, so that neighbours' pieces fit together.
 pub fn pieces_of(offset: u64, len: u64, max_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let (max, end) = (max_bytes.max(1), offset.saturating_add(len));
     let mut at = offset;

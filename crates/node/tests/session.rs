@@ -1,10 +1,10 @@
 //! The session machines against a reference model: one client, two I/O nodes, a data server and a metadata server, over
-//! links that delay, cut, lose and heal. Servers restart with what they have noted, and forget clients that they have
-//! not heard of for long.
+//! links that delay, break, lose and recover. Servers restart with what they stored, and forget clients they have not
+//! heard from for long.
 //!
-//! Each I/O node has a connection to the client, in order, and one to the servers. When the client gives a connection
-//! up, what is on it still arrives, arbitrarily late. The metadata server must do each change at most once; the data
-//! server must never let an older write undo a newer one that was acknowledged; and every call must end in time.
+//! Each I/O node has an ordered connection to the client, and one to the servers. Messages on a connection that the
+//! client gave up still arrive, arbitrarily late. The metadata server must do each change at most once; the data server
+//! must never let an older write undo a newer acknowledged one; and every call must end in time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,22 +18,22 @@ use proptest::prelude::*;
 const MS: u64 = 1_000_000;
 const TIMEOUT: Nanos = Nanos(1000 * MS);
 const ROUTES: usize = 2;
-/// What the servers remember: little, so that they forget.
+/// Capacity of the servers' memory: small, so that they forget.
 const FENCED: usize = 2;
 const CLIENTS: usize = 4;
 const REPLIES: usize = 8;
 const RIGHTS: Rights = Rights { repeat: true, ours: true, bound: false, again_when_busy: true, changes: true };
 
-/// What a call asks for.
+/// The kinds of calls.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Kind {
-    /// A change of a name: adds one to a counter.
+    /// A namespace change: increments a counter.
     Change,
     /// A write of the only block: its sequence.
     Write,
 }
 
-/// A copy of a call on its way.
+/// A copy of a call in flight.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
     call: usize,
@@ -48,7 +48,7 @@ struct Copy {
 #[derive(Clone, Copy, Debug)]
 enum Weather {
     Fair,
-    /// Nothing passes, nothing is lost.
+    /// Messages are delayed, none is lost.
     Stuck,
     /// Connections break, new ones are refused.
     Down,
@@ -62,7 +62,7 @@ struct Connection {
     route: usize,
     silence: Silence,
     answered: bool,
-    /// Copies sent on it without an answer, those of calls that have failed since too.
+    /// Unanswered copies sent on it, including those of calls that have failed since.
     unanswered: u32,
 }
 
@@ -71,7 +71,7 @@ struct Flying {
     kind: Kind,
     sequence: u64,
     began: u64,
-    /// Under way on this connection since; otherwise waiting until.
+    /// Sent on this connection at; otherwise waiting until.
     sent: Option<(u64, u64)>,
     at: u64,
 }
@@ -86,16 +86,16 @@ struct Model {
     sequence: u64,
     flying: BTreeMap<usize, Flying>,
     calls: usize,
-    /// Towards the servers, by I/O node; each connection keeps its order.
+    /// To the servers, by I/O node; each connection keeps its order.
     there: [VecDeque<Copy>; ROUTES],
-    /// Copies of connections that were given up: they arrive in any order.
+    /// Copies on connections that were given up: they arrive in any order.
     stray: Vec<Copy>,
     back: [VecDeque<(Copy, Verdict)>; ROUTES],
     // The servers, and what they did.
     fence: Fence,
     replies: Replies<()>,
     strangers: u64,
-    /// Changes being served: they take until this time.
+    /// Changes in progress, with their end times.
     serving: Vec<(u64, usize, Copy)>,
     done: BTreeMap<u64, u32>,
     block: u64,
@@ -132,7 +132,7 @@ impl Model {
     // The client
 
     fn submit(&mut self, kind: Kind) {
-        // One write at a time: the block's order is then the order of sequences.
+        // One write at a time, so that the block's order is that of sequences.
         if kind == Kind::Write && self.flying.values().any(|f| f.kind == Kind::Write) {
             return;
         }
@@ -145,7 +145,7 @@ impl Model {
 
     fn end(&mut self, number: usize, outcome: Result<(), Failure>) {
         let Some(flying) = self.flying.remove(&number) else { return };
-        // A connection that is given up at a deadline, and the steps of the clock.
+        // Allow for a connection given up at a deadline, and for the clock's steps.
         assert!(self.now <= flying.began + TIMEOUT.0 + 20 * MS, "a call took {} ms", (self.now - flying.began) / MS);
         if outcome.is_err() {
             flying.call.given_up(&self.epoch);
@@ -247,7 +247,7 @@ impl Model {
         connection.silence.heard(Nanos(self.now));
         let Some(flying) = self.flying.get_mut(&copy.call).filter(|f| f.sent.is_some()) else { return };
         match flying.call.answered(Nanos(self.now), verdict, &self.epoch) {
-            // Forgotten: an error that says that it may have been done.
+            // Forgotten: the error says that it may have been done.
             Step::Answer if verdict == Verdict::Doubtful => self.end(copy.call, Err(Failure::Lost)),
             Step::Answer => self.end(copy.call, Ok(())),
             Step::Again { at, .. } => (flying.sent, flying.at) = (None, at.0),
@@ -257,7 +257,7 @@ impl Model {
 
     // The servers
 
-    /// A copy arrives at its server by this route; `None` when its connection is gone.
+    /// A copy arrives at its server by this route; `None` if its connection is gone.
     fn serve(&mut self, copy: Copy, route: Option<usize>, takes: u64) {
         match copy.kind {
             Kind::Write => {
@@ -311,7 +311,7 @@ impl Model {
         }
     }
 
-    /// The data server is started again, and the metadata server with what it was serving done.
+    /// Restarts the data server, and the metadata server with its changes in progress done.
     fn restart(&mut self) {
         let mut fence = Fence::new(FENCED);
         fence.raise_base(self.fence.base());
@@ -324,7 +324,7 @@ impl Model {
         self.replies = replies;
     }
 
-    /// Other clients come, which have given something up before: they begin epochs until they are taken.
+    /// Other clients, which have given something up before, begin epochs until one is accepted.
     fn crowd(&mut self, strangers: u64) {
         for client in self.strangers..self.strangers + strangers {
             self.fence.admit(client, self.fence.base() + u32::from(client % 3 == 0));
@@ -367,13 +367,13 @@ impl Model {
 enum Input {
     Submit(Kind),
     Weather(usize, Weather),
-    /// One of the copies of connections that were given up arrives now.
+    /// A copy on a connection that was given up arrives now.
     Stray(usize),
-    /// The servers are started again.
+    /// The servers restart.
     Restart,
-    /// So many other clients come.
+    /// This many other clients arrive.
     Crowd(u64),
-    /// Time passes, milliseconds; a change takes so long.
+    /// Time passes, milliseconds; a change takes this long.
     Pass(u64, u64),
 }
 
@@ -428,14 +428,14 @@ proptest! {
                 Input::Pass(ms, takes) => pass(&mut model, ms, takes),
             }
         }
-        // In the end everything that is still on its way arrives, and no call hangs.
+        // In the end all copies in flight arrive, and no call hangs.
         while let Some(copy) = model.stray.pop() {
             model.serve(copy, None, 0);
         }
         pass(&mut model, 1200, 1);
         prop_assert!(model.flying.is_empty(), "a call has not ended");
         prop_assert!(model.done.values().all(|times| *times == 1));
-        // In fair weather calls succeed.
+        // On healthy links calls succeed.
         model.weather = [Weather::Fair; ROUTES];
         model.submit(Kind::Change);
         model.submit(Kind::Write);

@@ -1,6 +1,6 @@
-//! What one access of a program is, and how it lies in the four data words of a slot.
+//! One access of a program, and its encoding in the four data words of a slot.
 
-/// What the program did.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -24,22 +24,22 @@ impl Op {
 
 /// Bits of [`Access::flags`]. Unknown bits are ignored.
 pub mod flag {
-    /// Read or written inside the C library's buffered streams; neighbouring calls may be told as one access.
+    /// Through the C library's buffered streams; neighbouring calls may be reported as one access.
     pub const STREAM: u8 = 1;
-    /// Submitted, not waited for: the length is what was asked for and the duration that of the submission.
+    /// Submitted without waiting: the length is the requested one and the duration that of the submission.
     pub const ASYNC: u8 = 2;
-    /// Shorter than asked for: the end of the file.
+    /// Shorter than requested: end of file.
     pub const SHORT: u8 = 4;
-    /// Done inside the kernel from one descriptor to another (`sendfile`, `copy_file_range`, `splice`).
+    /// Within the kernel from one descriptor to another (`sendfile`, `copy_file_range`, `splice`).
     pub const IN_KERNEL: u8 = 8;
 }
 
-/// One access. Lengths and durations beyond 32 bits are told as the largest number.
+/// One access. Lengths and durations beyond 32 bits saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The number under which the client registered the open file.
     pub file: u32,
-    /// What was done.
+    /// The operation.
     pub op: Op,
     /// Bits of [`flag`].
     pub flags: u8,
@@ -51,8 +51,9 @@ pub struct Access {
     pub len_bytes: u32,
     /// How long the call took, in nanoseconds.
     pub duration_ns: u32,
-    /// When the call began: `CLOCK_MONOTONIC` as the program sees it, in nanoseconds. Only differences between accesses
-    /// of the same ring, and to [`Consumer::started_ns`](crate::Consumer::started_ns), hold across time name spaces.
+    /// When the call began: `CLOCK_MONOTONIC` in the program's time name space, in nanoseconds. Only differences
+    /// between accesses of the same ring, and to [`Consumer::started_ns`](crate::Consumer::started_ns), are valid
+    /// across time name spaces.
     pub start_ns: u64,
 }
 
@@ -67,7 +68,7 @@ impl Access {
         [first, self.offset, u64::from(self.len_bytes) | u64::from(self.duration_ns) << 32, self.start_ns]
     }
 
-    /// Reads four words that anybody may have written; `None` for an unknown operation or a range past 2^63 - 1.
+    /// Decodes four untrusted words; `None` for an unknown operation or a range past 2^63 - 1.
     pub(crate) fn from_words(words: [u64; 4]) -> Option<Access> {
         let len_bytes = words[2] as u32;
         if words[1].checked_add(u64::from(len_bytes))? > i64::MAX as u64 {
@@ -102,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn any_words_are_an_access_that_a_file_can_hold_or_refused(words: [u64; 4]) {
+        fn any_words_are_a_valid_access_or_refused(words: [u64; 4]) {
             if let Some(access) = Access::from_words(words) {
                 prop_assert_eq!(access.to_words(), words);
                 prop_assert!(access.offset + u64::from(access.len_bytes) <= i64::MAX as u64);

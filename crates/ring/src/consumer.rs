@@ -1,4 +1,4 @@
-//! The manager's side of the ring: checking what a client sent, and draining it.
+//! The manager's side of the ring: validating a client's ring, and draining it.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -12,21 +12,21 @@ use crate::access::Access;
 use crate::layout::{MAGIC, Mapped, VERSION, slots_of};
 use crate::producer::{map, unmap};
 
-/// A position that was claimed and not completed for so long is given up: its thread died, or will be overwritten.
+/// A position claimed but not completed for this long is skipped: its thread died, or the slot will be overwritten.
 pub const STUCK_NS: u64 = 100_000_000;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Why a descriptor is not taken as a ring.
+/// Why a descriptor is not accepted as a ring.
 #[derive(Debug)]
 pub enum Unusable {
-    /// It is not an ordinary memory file: anything else could block or end whoever looks into it.
+    /// It is not an ordinary memory file; accessing anything else could block or kill the manager.
     NotMemory,
     /// It is not sealed against a change of size.
     NotSealed,
-    /// Its size, in bytes, is that of no ring.
+    /// No ring has this size, in bytes.
     Size(u64),
-    /// The header is of no ring, or of another version.
+    /// The header is not that of a ring, or of another version.
     Header,
     /// A system call failed.
     Io(io::Error),
@@ -52,7 +52,7 @@ impl From<rustix::io::Errno> for Unusable {
     }
 }
 
-/// The client wrote positions that cannot be: cut it off. Accesses handed out before stand.
+/// The client wrote impossible positions: disconnect it. Accesses already returned remain valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt;
 
@@ -64,16 +64,16 @@ impl std::fmt::Display for Corrupt {
 
 impl std::error::Error for Corrupt {}
 
-/// What one drain did.
+/// The result of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Accesses handed out.
+    /// Accesses returned.
     pub accesses: u32,
-    /// Positions given up after [`STUCK_NS`].
+    /// Positions skipped after [`STUCK_NS`].
     pub skipped: u32,
-    /// Slots whose content was no access.
+    /// Slots with invalid content.
     pub invalid: u32,
-    /// Whether positions remain: the limit was reached, or one is claimed and not complete. Drain again soon.
+    /// More positions remain: the limit was reached, or one is claimed and incomplete. Drain again soon.
     pub more: bool,
 }
 
@@ -81,22 +81,22 @@ pub struct Drained {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Sleep {
-    /// Nothing waits; the next push signals the event descriptor.
+    /// The ring is empty; the next push signals the event descriptor.
     Allowed,
-    /// Something waits or is being written: drain again, after a millisecond at the latest.
+    /// An access is waiting or being written: drain again within a millisecond.
     Pending,
 }
 
-/// The ring as the manager drains it.
+/// The manager's end of the ring.
 ///
-/// A manager that sleeps after every drain makes busy programs pay a system call for every access. Rather keep draining
-/// every millisecond or so while accesses come, and [`sleep`](Consumer::sleep) when a few drains found nothing.
+/// A manager that sleeps after every drain makes busy programs pay a system call per access. Keep draining every
+/// millisecond or so while accesses arrive, and [`sleep`](Consumer::sleep) after a few empty drains.
 #[derive(Debug)]
 pub struct Consumer {
     ring: Mapped,
-    /// Our own word on what was drained; the shared one is only told.
+    /// The trusted drain position; the shared copy only informs the client.
     tail: u64,
-    /// When draining came to stand at `tail`, and what was claimed then.
+    /// When draining stopped at `tail`, and what was claimed then.
     stuck: Option<Stuck>,
 }
 
@@ -107,14 +107,14 @@ struct Stuck {
 }
 
 impl Consumer {
-    /// Maps a ring that a client sent.
+    /// Maps a client's ring.
     ///
     /// # Errors
     /// [`Unusable`], with the reason for the log.
     pub fn map(memory: impl AsFd) -> Result<Consumer, Unusable> {
         let memory = memory.as_fd();
-        // Seals first: the kernel answers for memory files itself, and only they have seals. `fstatfs` of anything else
-        // asks its file system, which may not answer.
+        // Check seals first: the kernel itself answers for memory files, and only they have seals. `fstatfs` on
+        // anything else asks its file system, which may not answer.
         let seals = match rustix::fs::fcntl_get_seals(memory) {
             Ok(seals) => seals,
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::BADF) => return Err(Unusable::NotMemory),
@@ -128,7 +128,7 @@ impl Consumer {
         }
         let bytes = u64::try_from(rustix::fs::fstat(memory)?.st_size).unwrap_or(0);
         let slots = slots_of(bytes).ok_or(Unusable::Size(bytes))?;
-        // SAFETY: a new mapping at a place that the kernel chooses, of a file that can never be shorter.
+        // SAFETY: a new mapping at an address chosen by the kernel, of a file that cannot shrink.
         let ring = unsafe { map(std::ptr::null_mut(), slots, memory, MapFlags::SHARED) }.map_err(Unusable::Io)?;
         let tail = ring.tail().load(Acquire);
         let consumer = Consumer { ring, tail, stuck: None };
@@ -139,26 +139,26 @@ impl Consumer {
         Ok(consumer)
     }
 
-    /// Slots of the ring.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.ring.slots()
     }
 
-    /// When the client made the ring, in nanoseconds of its `CLOCK_MONOTONIC`; any number, if it lies.
+    /// When the client made the ring, in nanoseconds of its `CLOCK_MONOTONIC`; untrusted.
     pub fn started_ns(&self) -> u64 {
         self.ring.started_ns()
     }
 
-    /// Accesses that found no place so far, as the client counts them.
+    /// Accesses dropped so far because the ring was full, as counted by the client.
     pub fn dropped(&self) -> u64 {
         self.ring.dropped().load(Relaxed)
     }
 
-    /// Hands out at most `max` accesses in the order in which they were claimed. Bounded: looks at no more than `max`
-    /// positions, whatever the client writes meanwhile.
+    /// Returns at most `max` accesses in the order in which they were claimed. Visits no more than `max` positions,
+    /// whatever the client writes meanwhile.
     ///
     /// # Errors
-    /// [`Corrupt`] when the client broke the ring.
+    /// [`Corrupt`] if the client broke the ring.
     pub fn drain(&mut self, max: u32, take: impl FnMut(Access)) -> Result<Drained, Corrupt> {
         self.drain_at(crate::now_ns(), max, take)
     }
@@ -181,7 +181,7 @@ impl Consumer {
         })
     }
 
-    /// Hands out everything that is complete, passing over what is not: for a client that has ended.
+    /// Returns everything that is complete, skipping the rest: for a client that has ended.
     ///
     /// # Errors
     /// As [`drain`](Consumer::drain).
@@ -189,7 +189,7 @@ impl Consumer {
         self.walk(self.ring.slots(), take, |_, _, _| true)
     }
 
-    /// `give_up(stuck, position, claimed)` says whether an incomplete position is passed over.
+    /// `give_up(stuck, position, claimed)` decides whether an incomplete position is skipped.
     fn walk(
         &mut self,
         max: u32,
@@ -228,8 +228,8 @@ impl Consumer {
         Ok(done)
     }
 
-    /// Says that the manager is about to wait for the event descriptor. After waking, just drain; a push between this
-    /// and the wait is not lost.
+    /// Announces that the manager is about to wait for the event descriptor. After waking, just drain; a push between
+    /// this call and the wait is not lost.
     pub fn sleep(&mut self) -> Sleep {
         self.ring.asleep().store(1, SeqCst);
         if self.ring.head().load(SeqCst) == self.tail {
@@ -239,12 +239,12 @@ impl Consumer {
         Sleep::Pending
     }
 
-    /// Says that the program is to give hints itself and which number to say, or that it need not (any more).
+    /// Asks the program to give hints itself, under this client number, or withdraws the request.
     pub fn want_helper(&mut self, client: Option<NonZeroU64>) {
         self.ring.helper().store(client.map_or(0, NonZeroU64::get), Relaxed);
     }
 
-    /// Says that this ring is drained no more; the client reconnects when it wants advice.
+    /// Marks the ring as closed; the client reconnects if it wants advice.
     pub fn close(&mut self) {
         self.ring.closed().store(1, Release);
     }
@@ -253,7 +253,7 @@ impl Consumer {
 impl Drop for Consumer {
     fn drop(&mut self) {
         self.close();
-        // SAFETY: nobody else has this mapping's address.
+        // SAFETY: no other code has this mapping's address.
         unsafe { unmap(&self.ring) };
     }
 }

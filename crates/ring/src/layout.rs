@@ -1,4 +1,4 @@
-//! How the shared memory is laid out, for both sides.
+//! The layout of the shared memory.
 //!
 //! | bytes | what | written by |
 //! |---|---|---|
@@ -14,10 +14,9 @@
 //! | 768..776 | `helper`: the client's number while the program is to give hints itself, else 0 | manager |
 //! | 4096.. | slots of 40 bytes: `seq`, then the four words of an access | producers |
 //!
-//! Position `p` lies in slot `p mod slots` and is complete when that slot's `seq` is `p + 1`. Positions begin at the
-//! ring's start time in nanoseconds: no thread pushes once per nanosecond, so a write that was begun in an earlier ring
-//! at the same address can never look like one of this ring.
-//! Numbers are in the machine's order: both sides run on the same machine.
+//! Position `p` is in slot `p mod slots` and complete when that slot's `seq` is `p + 1`. Positions begin at the ring's
+//! start time in nanoseconds: no thread pushes once per nanosecond, so a write begun in an earlier ring at the same
+//! address never looks like one of this ring. Numbers are in native byte order: both sides run on the same machine.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,11 +25,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const HEADER_BYTES: usize = 4096;
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 40;
-/// Slots of an ordinary ring.
+/// Default number of slots.
 pub const SLOTS: u32 = 4096;
-/// Fewest slots.
+/// Minimum number of slots.
 pub const SLOTS_MIN: u32 = 64;
-/// Most slots: 640 KiB. The library makes [`SLOTS`]; the manager maps what programs send.
+/// Maximum number of slots: 640 KiB. The library creates [`SLOTS`]; the manager maps whatever programs send.
 pub const SLOTS_MAX: u32 = 1 << 14;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"IMPRRING");
@@ -47,26 +46,26 @@ const ASLEEP_AT: usize = 512;
 const CLOSED_AT: usize = 640;
 const HELPER_AT: usize = 768;
 
-/// Bytes of a ring's shared memory; `slots` at most [`SLOTS_MAX`].
+/// Bytes of a ring's shared memory; `slots` is at most [`SLOTS_MAX`].
 pub const fn ring_bytes(slots: u32) -> usize {
     HEADER_BYTES + slots as usize * SLOT_BYTES
 }
 
-/// How many slots make a ring of so many bytes, when any allowed number does.
+/// The number of slots of a ring of this many bytes, if allowed.
 pub(crate) fn slots_of(bytes: u64) -> Option<u32> {
     let slots = u32::try_from(bytes.checked_sub(HEADER_BYTES as u64)? / SLOT_BYTES as u64).ok()?;
     let allowed = slots.is_power_of_two() && (SLOTS_MIN..=SLOTS_MAX).contains(&slots);
     (allowed && ring_bytes(slots) as u64 == bytes).then_some(slots)
 }
 
-/// A mapping of a ring. Only atomics look into it: the other side may write at any time.
+/// A mapping of a ring. Accessed only through atomics: the other side may write at any time.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     start: NonNull<u8>,
     slots: u32,
 }
 
-// SAFETY: the memory is shared with other processes already; it is only reached through atomics.
+// SAFETY: the memory is shared with other processes anyway; it is accessed only through atomics.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -105,7 +104,7 @@ impl Mapped {
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
-    /// Writes what the client writes once.
+    /// Writes the client's constant fields.
     pub(crate) fn initialize(&self, started_ns: u64) {
         self.u32_at(VERSION_AT).store(VERSION, Ordering::Relaxed);
         self.u32_at(SLOTS_AT).store(self.slots, Ordering::Relaxed);
@@ -161,7 +160,7 @@ impl Mapped {
         self.u64_at(HELPER_AT)
     }
 
-    /// The commit marker and the data words of the slot for position `p`, whatever `p` is.
+    /// The commit marker and the data words of the slot for any position `p`.
     #[inline]
     pub(crate) fn slot(&self, p: u64) -> (&AtomicU64, [&AtomicU64; 4]) {
         let at = HEADER_BYTES + (p & u64::from(self.slots - 1)) as usize * SLOT_BYTES;

@@ -1,13 +1,13 @@
 //! The channel between an interposed program (the client) and the advice manager.
 //!
-//! - [`Producer`] and [`Consumer`]: a ring in shared memory into which all threads of a program push what they read and
-//!   write, and from which the manager drains. No lock, no allocation, no waiting: pushing is allowed in a signal handler.
-//! - [`message`]: the few messages that travel over the `SOCK_SEQPACKET` socket, with the descriptors they carry.
-//! - [`order`]: the hints that the program is to give itself, over a connection of their own.
-//! - [`patterns`]: which paths the manager wants to hear of.
+//! - [`Producer`] and [`Consumer`]: a ring in shared memory into which all threads of a program push their accesses and
+//!   from which the manager drains them. No lock, allocation or waiting: pushing is allowed in a signal handler.
+//! - [`message`]: the messages on the `SOCK_SEQPACKET` socket, with the descriptors they carry.
+//! - [`order`]: hints that the program gives itself, over a separate connection.
+//! - [`patterns`]: the paths that the manager is interested in.
 //!
-//! No socket is opened here. Every byte that comes from the other side is hostile: nothing it holds can make a function
-//! of this crate panic, loop or touch memory outside the ring.
+//! No socket is opened here. All bytes from the other side are untrusted: no content can make a function of this crate
+//! panic, loop or access memory outside the ring.
 
 mod access;
 mod consumer;
@@ -27,12 +27,12 @@ pub use producer::{Producer, Push};
 
 /// Environment variable that names the manager's socket.
 pub const SOCKET_VARIABLE: &str = "IMPRESARIO_ASSIST_SOCKET";
-/// Environment variable for recorded runs, which are to miss nothing: how long a program may wait at its start for the
-/// manager's answer, in milliseconds, at most 10,000; unset, it does not wait and its very first accesses may go untold.
+/// Environment variable for complete recordings: how long a program waits at its start for the manager's answer, in
+/// milliseconds, at most 10,000. If unset it does not wait, and its first accesses may go unreported.
 pub const WAIT_VARIABLE: &str = "IMPRESARIO_ASSIST_WAIT_MS";
 
-/// The manager's socket: `socket` (the value of [`SOCKET_VARIABLE`]) when it is set and not empty, else
-/// `impresario-assist.sock` in `runtime_dir` (`XDG_RUNTIME_DIR`), else the one of the whole machine.
+/// The manager's socket: `socket` (the value of [`SOCKET_VARIABLE`]) if set and not empty, else
+/// `impresario-assist.sock` in `runtime_dir` (`XDG_RUNTIME_DIR`), else the machine-wide one.
 pub fn socket_path(socket: Option<&[u8]>, runtime_dir: Option<&[u8]>) -> PathBuf {
     let set = |value: Option<&[u8]>| value.filter(|v| !v.is_empty()).map(<[u8]>::to_vec);
     if let Some(path) = set(socket) {
@@ -48,7 +48,7 @@ pub fn socket_path(socket: Option<&[u8]>, runtime_dir: Option<&[u8]>) -> PathBuf
 #[inline]
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the result; this clock always exists.
+    // SAFETY: `time` is valid for the result; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }

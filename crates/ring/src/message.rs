@@ -1,5 +1,5 @@
-//! What travels over the manager's `SOCK_SEQPACKET` socket: one message a packet, little-endian numbers of four bytes, the
-//! first the kind and the second the [`VERSION`]. Descriptors travel with a packet by `SCM_RIGHTS`.
+//! The messages on the manager's `SOCK_SEQPACKET` socket: one per packet, little-endian numbers of four bytes, the
+//! first the kind and the second the [`VERSION`]. Descriptors accompany a packet as `SCM_RIGHTS`.
 //!
 //! | kind | message | direction | numbers after the version | descriptors |
 //! |---|---|---|---|---|
@@ -10,20 +10,20 @@
 //! | 17 | Welcome | to the client | mode, bytes of patterns | a memory file with the patterns |
 //! | 18 | Refused | to the client | errno | – |
 //!
-//! A client says Hello once and does not wait. The manager answers once and then says nothing; closing the socket ends
-//! everything. A file number is registered once in a connection and never used again.
+//! A client sends one Hello and does not wait. The manager answers once and then sends nothing; closing the socket ends
+//! the connection. A file number is registered once per connection and never reused.
 //!
-//! A program that is asked to give hints itself opens a second connection and says Helper in the place of Hello; what
-//! travels there from then on is in [`order`](crate::order). An older client never looks for that wish, and an older
-//! manager never utters it, so that the version is still the first.
+//! A program asked to give hints itself opens a second connection and sends Helper instead of Hello;
+//! [`order`](crate::order) describes what follows there. An older client ignores that request, and an older manager
+//! never makes it, so the version is still 1.
 
 /// Version of the messages.
 pub const VERSION: u32 = 1;
-/// Longest packet, in bytes. Longer ones are broken.
+/// Longest packet, in bytes. Longer ones are malformed.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Bytes of the longest message of this version.
 pub const MESSAGE_BYTES: usize = 16;
-/// Most descriptors that travel with a packet.
+/// Maximum descriptors of a packet.
 pub const DESCRIPTORS_MAX: usize = 2;
 
 /// Bits of [`ToManager::Register`]'s flags. Unknown bits are ignored.
@@ -32,25 +32,25 @@ pub mod register {
     pub const READ: u32 = 1;
     /// Open for writing.
     pub const WRITE: u32 = 2;
-    /// Not opened by this program, or opened before the connection: inherited, or met again after a restart.
+    /// Not opened by this program, or opened before the connection: inherited, or found after a restart.
     pub const FOUND: u32 = 4;
-    /// The descriptor is another open file of the same file, for reading: the program's own can write. Advice on the open
-    /// file (Sequential, Random, Normal) does not reach the program; advice on ranges does.
+    /// The descriptor is a separate read-only open file of the same file, because the program's own can write. Advice
+    /// on the open file (Sequential, Random, Normal) does not affect the program; advice on ranges does.
     pub const REOPENED: u32 = 8;
 }
 
 /// From a client to the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToManager {
-    /// The first message, with two descriptors: the ring's memory and an event descriptor. The credentials that count are
-    /// the socket's.
+    /// The first message, with two descriptors: the ring's memory and an event descriptor. The socket's credentials are
+    /// authoritative.
     Hello {
-        /// The process, as it names itself; other process name spaces know it by other numbers.
+        /// The process id in its own name space.
         pid: u32,
         /// Size of the ring's memory in bytes.
         ring_bytes: u32,
     },
-    /// A file of interest, with its descriptor. Accesses in the ring name it by `file`; some may be drained before this
+    /// A file of interest, with its descriptor. Accesses in the ring refer to `file`; some may be drained before this
     /// message is read.
     Register {
         /// Number of the open file in this connection.
@@ -58,12 +58,12 @@ pub enum ToManager {
         /// Bits of [`register`].
         flags: u32,
     },
-    /// The first message of another connection of a client's process, which takes [orders](crate::order).
+    /// The first message on a second connection of a client's process, which receives [orders](crate::order).
     Helper {
-        /// The client's number, as the manager wrote it in the ring's header.
+        /// The client's number, as the manager wrote it to the ring's header.
         client: u64,
     },
-    /// The program closed the file. Accesses may still wait in the ring, before its [`Op::Close`](crate::Op::Close).
+    /// The program closed the file. The ring may still hold accesses before its [`Op::Close`](crate::Op::Close).
     Unregister {
         /// Number of the open file.
         file: u32,
@@ -73,40 +73,40 @@ pub enum ToManager {
 /// From the manager to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToClient {
-    /// The client is served; with one descriptor: memory that holds the [patterns](crate::patterns).
+    /// The client is accepted; with one descriptor: memory that holds the [patterns](crate::patterns).
     Welcome {
-        /// What the manager wants to hear.
+        /// Which accesses the manager wants.
         mode: Mode,
         /// Bytes of the patterns.
         patterns_len: u32,
     },
-    /// The client is not served.
+    /// The client is rejected.
     Refused {
         /// Why, as an errno.
         errno: u32,
     },
 }
 
-/// What the manager wants to hear of files that match.
+/// Which accesses to matching files the manager wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mode {
-    /// Reads and maps of files that are open for reading.
+    /// Reads and maps of files open for reading.
     Advise = 0,
-    /// Everything, writes and moves of the position too.
+    /// Everything, including writes and seeks.
     Record = 1,
 }
 
-/// A packet that is no message.
+/// A packet that is not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// Its length, in bytes, is not that of its kind.
+    /// Its length, in bytes, does not match its kind.
     Length(usize),
-    /// Its version is another.
+    /// It has another version.
     Version(u32),
-    /// Its kind is unknown here.
+    /// Its kind is unknown.
     Kind(u32),
-    /// A number in it has no meaning.
+    /// It contains an invalid number.
     Value(u32),
 }
 
@@ -123,7 +123,7 @@ impl std::fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// A message as it travels.
+/// An encoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     bytes: [u8; MESSAGE_BYTES],
@@ -146,7 +146,7 @@ impl Packet {
     }
 }
 
-/// The kind and the (at most two) numbers after the version; missing ones are 0, and how many there are.
+/// The kind and the (at most two) numbers after the version, with their count; missing ones are 0.
 fn numbers(bytes: &[u8]) -> Result<(u32, [u32; 2], usize), Malformed> {
     let wrong = Malformed::Length(bytes.len());
     if !(8..=MESSAGE_BYTES).contains(&bytes.len()) || !bytes.len().is_multiple_of(4) {
@@ -167,7 +167,7 @@ fn expect(there: usize, wanted: usize, bytes: &[u8]) -> Result<(), Malformed> {
 }
 
 impl ToManager {
-    /// The packet that carries it.
+    /// Encodes it as a packet.
     pub fn encode(&self) -> Packet {
         match *self {
             ToManager::Hello { pid, ring_bytes } => Packet::new(1, &[pid, ring_bytes]),
@@ -177,10 +177,10 @@ impl ToManager {
         }
     }
 
-    /// Reads a packet.
+    /// Decodes a packet.
     ///
     /// # Errors
-    /// [`Malformed`]: cut the client off.
+    /// [`Malformed`]: disconnect the client.
     pub fn decode(bytes: &[u8]) -> Result<ToManager, Malformed> {
         let (kind, [first, second], there) = numbers(bytes)?;
         let (wanted, message) = match kind {
@@ -194,7 +194,7 @@ impl ToManager {
         Ok(message)
     }
 
-    /// How many descriptors must come with it.
+    /// The number of descriptors that must accompany it.
     pub fn descriptors(&self) -> usize {
         match self {
             ToManager::Hello { .. } => 2,
@@ -205,7 +205,7 @@ impl ToManager {
 }
 
 impl ToClient {
-    /// The packet that carries it.
+    /// Encodes it as a packet.
     pub fn encode(&self) -> Packet {
         match *self {
             ToClient::Welcome { mode, patterns_len } => Packet::new(17, &[mode as u32, patterns_len]),
@@ -213,10 +213,10 @@ impl ToClient {
         }
     }
 
-    /// Reads a packet.
+    /// Decodes a packet.
     ///
     /// # Errors
-    /// [`Malformed`]: leave this manager alone.
+    /// [`Malformed`]: disconnect from this manager.
     pub fn decode(bytes: &[u8]) -> Result<ToClient, Malformed> {
         let (kind, [first, second], there) = numbers(bytes)?;
         match kind {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_problem() {
         assert_eq!(ToManager::decode(&[]), Err(Malformed::Length(0)));
         let version = [1u32, 2, 0, 0].map(u32::to_le_bytes).concat();
         assert_eq!(ToManager::decode(&version), Err(Malformed::Version(2)));

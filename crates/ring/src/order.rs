@@ -1,7 +1,7 @@
-//! Hints that a program is to give itself: what travels over the connection that it opened with
-//! [`Helper`](crate::message::ToManager::Helper). One order or answer a packet; each order is answered before the next
-//! one is sent. Numbers are little-endian, of four bytes where nothing else is said; the first is the kind and the
-//! second the [version](crate::message::VERSION).
+//! Hints that a program gives itself: the protocol on the connection opened with
+//! [`Helper`](crate::message::ToManager::Helper). One order or answer per packet; each order is answered before the
+//! next is sent. Numbers are little-endian, of four bytes unless stated otherwise; the first is the kind and the second
+//! the [version](crate::message::VERSION).
 //!
 //! | kind | packet | goes to | after the version | descriptors |
 //! |---|---|---|---|---|
@@ -10,9 +10,8 @@
 //! | 35 | Cancel | program | – | the file |
 //! | 49 | Answer | manager | errno or 0, how many ranges were taken on | – |
 //!
-//! The descriptor is the program's own open file, as it registered it: whatever the program did with its number since
-//! then, the hint is for that file. The program builds the call itself, so that a manager can ask for these hints and
-//! for nothing else.
+//! The descriptor is the program's own open file, as registered: whatever the program has done with its number since,
+//! the hint is for that file. The program builds the call itself, so a manager can request only these hints.
 
 use impresario_gpfs::{BlockRange, Hint, RANGES_MAX, Ranges};
 
@@ -29,7 +28,7 @@ const FREE: u32 = 34;
 const CANCEL: u32 = 35;
 const ANSWER: u32 = 49;
 
-/// An order as it travels.
+/// An encoded order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     bytes: [u8; ORDER_BYTES_MAX],
@@ -48,7 +47,7 @@ impl Order {
     }
 }
 
-/// The order to give a hint.
+/// Encodes the order to give a hint.
 pub fn encode(hint: &Hint) -> Order {
     let mut order = Order { bytes: [0; ORDER_BYTES_MAX], len: 0 };
     let kind = match hint {
@@ -77,10 +76,10 @@ pub fn encode(hint: &Hint) -> Order {
     order
 }
 
-/// Reads an order.
+/// Decodes an order.
 ///
 /// # Errors
-/// [`Malformed`]: leave this manager alone.
+/// [`Malformed`]: disconnect from this manager.
 pub fn decode(bytes: &[u8]) -> Result<Hint, Malformed> {
     let mut rest = Rest { bytes, all: bytes.len() };
     let kind = rest.u32()?;
@@ -144,17 +143,17 @@ impl Rest<'_> {
     }
 }
 
-/// What became of an order.
+/// The result of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// 0, or why it failed.
+    /// 0, or the errno.
     pub errno: u32,
-    /// How many of the ranges to bring in were taken on.
+    /// How many of the ranges to prefetch were accepted.
     pub accepted: u32,
 }
 
 impl Answer {
-    /// The packet that carries it.
+    /// Encodes it as a packet.
     pub fn encode(self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
         for (place, number) in bytes.chunks_exact_mut(4).zip([ANSWER, VERSION, self.errno, self.accepted]) {
@@ -163,10 +162,10 @@ impl Answer {
         bytes
     }
 
-    /// Reads an answer.
+    /// Decodes an answer.
     ///
     /// # Errors
-    /// [`Malformed`]: send it no more orders.
+    /// [`Malformed`]: send no more orders.
     pub fn decode(bytes: &[u8]) -> Result<Answer, Malformed> {
         let mut rest = Rest { bytes, all: bytes.len() };
         match (rest.u32()?, rest.u32()?) {
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_cannot_be_are_refused() {
+    fn impossible_ranges_are_refused() {
         let order = |start, length| {
             let access = [BlockRange::new(0, start, length)].into_iter().collect();
             decode(encode(&Hint::Ranges { access, release: Ranges::default() }).as_bytes())

@@ -1,5 +1,5 @@
-//! Which files the manager wants to hear of: a list of path patterns in flat bytes, made by [`Builder`] and matched by
-//! [`Patterns`] without allocating. Paths are canonical and absolute, as `/proc/self/fd/N` shows them.
+//! Which files the manager is interested in: a list of path patterns in a flat encoding, made by [`Builder`] and
+//! matched by [`Patterns`] without allocating. Paths are canonical and absolute, as `/proc/self/fd/N` shows them.
 //!
 //! Layout: magic and number of patterns (four bytes each), then for each the kind (one byte), the length (two bytes) and
 //! the pattern's bytes. Numbers are little-endian.
@@ -9,11 +9,11 @@ use std::ops::ControlFlow;
 const MAGIC: u32 = u32::from_le_bytes(*b"IMPP");
 const HEADER: usize = 8;
 
-/// Most bytes of a list.
+/// Maximum bytes of a list.
 pub const PATTERNS_BYTES_MAX: usize = 1 << 20;
 /// Longest pattern or path, in bytes (`PATH_MAX`).
 pub const PATH_BYTES_MAX: usize = 4096;
-/// Steps of matching after which a glob is taken as not matching: more than any reasonable pattern needs.
+/// Matching steps after which a glob counts as not matching: more than any reasonable pattern needs.
 const STEPS_MAX: u32 = 100_000;
 
 /// How a pattern is compared with a path.
@@ -24,10 +24,10 @@ pub enum Kind {
     File = 0,
     /// Everything below a directory, at any depth.
     Tree = 1,
-    /// A glob over the whole path: `*` and `?` do not match `/`, `**` matches anything, `[a-z]` and `[!a-z]` one byte
-    /// but `/`, and `\` takes the next byte as it is.
+    /// A glob over the whole path: `*` and `?` do not match `/`, `**` matches anything, `[a-z]` and `[!a-z]` match one
+    /// byte except `/`, and `\` escapes the next byte.
     Glob = 2,
-    /// The entries of a directory itself, not below.
+    /// The direct entries of a directory.
     Directory = 3,
 }
 
@@ -36,7 +36,7 @@ impl Kind {
         [Kind::File, Kind::Tree, Kind::Glob, Kind::Directory].into_iter().find(|kind| *kind as u8 == byte)
     }
 
-    /// Whether the pattern (for directories with or without a slash at the end) matches the path.
+    /// Whether the pattern matches the path; directories may end with a slash.
     pub fn matches(self, pattern: &[u8], path: &[u8]) -> bool {
         let below = || {
             let directory = pattern.strip_suffix(b"/").unwrap_or(pattern);
@@ -51,12 +51,12 @@ impl Kind {
     }
 }
 
-/// Why a pattern is not taken.
+/// Why a pattern was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It is empty, or longer than [`PATH_BYTES_MAX`].
     Length(usize),
-    /// It does not begin with `/`: no path could match.
+    /// It does not begin with `/`, so no path could match.
     Relative,
     /// The list would be longer than [`PATTERNS_BYTES_MAX`].
     ListFull,
@@ -74,7 +74,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Makes a list of patterns.
+/// Builds a list of patterns.
 #[derive(Clone, Debug)]
 pub struct Builder {
     bytes: Vec<u8>,
@@ -96,7 +96,7 @@ impl Builder {
     /// Adds a pattern.
     ///
     /// # Errors
-    /// [`Refused`], and the list is as before.
+    /// [`Refused`]; the list is unchanged.
     pub fn add(&mut self, kind: Kind, pattern: &[u8]) -> Result<(), Refused> {
         if pattern.is_empty() || pattern.len() > PATH_BYTES_MAX {
             return Err(Refused::Length(pattern.len()));
@@ -121,7 +121,7 @@ impl Builder {
     }
 }
 
-/// A list of patterns in somebody's bytes.
+/// A list of patterns in borrowed bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Patterns<'a> {
     records: &'a [u8],
@@ -129,8 +129,8 @@ pub struct Patterns<'a> {
 }
 
 impl<'a> Patterns<'a> {
-    /// Looks at a list; `None` when it is none. The patterns themselves are looked at when a path is compared: a list
-    /// that breaks off matches as far as it goes.
+    /// Checks the header of a list; `None` if it is invalid. The patterns are checked when a path is matched: a
+    /// truncated list matches as far as it goes.
     pub fn parse(bytes: &'a [u8]) -> Option<Patterns<'a>> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
         let (count, records) = rest.split_first_chunk::<4>()?;
@@ -138,7 +138,7 @@ impl<'a> Patterns<'a> {
         sound.then_some(Patterns { records, count: u32::from_le_bytes(*count) })
     }
 
-    /// Which pattern, counted from 0, matches the path first. Neither allocates nor panics.
+    /// The index of the first pattern that matches the path. Neither allocates nor panics.
     pub fn first_match(&self, path: &[u8]) -> Option<u32> {
         if path.len() > PATH_BYTES_MAX {
             return None;
@@ -155,7 +155,7 @@ impl<'a> Patterns<'a> {
         self.first_match(path).is_some()
     }
 
-    /// The patterns, with `None` for a kind that is unknown here.
+    /// Visits the patterns, with `None` for an unknown kind.
     pub fn for_each(&self, mut see: impl FnMut(Option<Kind>, &[u8])) {
         let _: ControlFlow<()> = self.walk(|_, kind, pattern| {
             see(kind, pattern);
@@ -177,14 +177,14 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Whether a glob matches a whole path, with the rules of [`Kind::Glob`]. Takes a bounded number of steps; a pattern that
+/// Whether a glob matches a whole path, by the rules of [`Kind::Glob`]. Takes a bounded number of steps; a pattern that
 /// needs more does not match.
 ///
-/// When a star could not be right, it takes one byte more: the last `*` first, and when that meets a slash the last `**`.
-/// Earlier stars need not be tried again, because whatever they could take a later star of the same kind can take too.
+/// After a mismatch the last `*` takes one more byte; if that is a slash, the last `**` does. Earlier stars need no
+/// retry, because a later star of the same kind can take whatever they could.
 pub fn glob_matches(pattern: &[u8], path: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Where to go on when a star takes one byte more: in the pattern after the star, in the path after that byte.
+    // Where to continue when a star takes one more byte: in the pattern after the star, in the path after that byte.
     type Again = Option<(usize, usize)>;
     let (mut star, mut deep): (Again, Again) = (None, None);
     for _ in 0..STEPS_MAX {
@@ -224,21 +224,21 @@ pub fn glob_matches(pattern: &[u8], path: &[u8]) -> bool {
     false
 }
 
-/// The place in the pattern after what matched `byte` at `p`.
+/// The position in the pattern after the element that matches `byte` at `p`.
 fn one_byte(pattern: &[u8], p: usize, byte: u8) -> Option<usize> {
     match pattern[p] {
         b'?' => (byte != b'/').then_some(p + 1),
         b'\\' if p + 1 < pattern.len() => (pattern[p + 1] == byte).then_some(p + 2),
         b'[' => match class(pattern, p, byte) {
             Some((inside, after)) => (inside && byte != b'/').then_some(after),
-            // Never closed: an ordinary bracket.
+            // Unclosed: an ordinary bracket.
             None => (byte == b'[').then_some(p + 1),
         },
         literal => (literal == byte).then_some(p + 1),
     }
 }
 
-/// Whether the byte is in the class that opens at `p`, and the place after it; `None` when it is never closed.
+/// Whether the byte is in the class that opens at `p`, and the position after the class; `None` if it is unclosed.
 fn class(pattern: &[u8], p: usize, byte: u8) -> Option<(bool, usize)> {
     let mut at = p + 1;
     let not = matches!(pattern.get(at), Some(b'!' | b'^'));
@@ -339,13 +339,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_made_to_take_long_ends() {
+    fn an_expensive_pattern_terminates() {
         let pattern = [b"/".to_vec(), b"**a*b".repeat(600)].concat();
         assert!(!glob_matches(&pattern, &[b"/".to_vec(), b"ab/".repeat(1300)].concat()));
     }
 
     #[test]
-    fn what_cannot_match_is_refused() {
+    fn patterns_that_cannot_match_are_refused() {
         let mut builder = Builder::new();
         assert_eq!(builder.add(Kind::File, b"data"), Err(Refused::Relative));
         assert_eq!(builder.add(Kind::Glob, b"*.root"), Err(Refused::Relative));
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(seen, added);
     }
 
-    /// The rules of a glob without classes and escapes, by trying everything.
+    /// The rules of a glob without classes and escapes, by exhaustive search.
     fn naive(pattern: &[u8], path: &[u8]) -> bool {
         match pattern {
             [] => path.is_empty(),
@@ -403,7 +403,7 @@ mod tests {
         }
 
         #[test]
-        fn any_glob_ends(pattern in proptest::collection::vec(any::<u8>(), 0..60), path in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn any_glob_terminates(pattern in proptest::collection::vec(any::<u8>(), 0..60), path in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _ = glob_matches(&pattern, &path);
         }
     }

@@ -1,4 +1,4 @@
-//! The program's side of the ring: making it and pushing into it.
+//! The program's side of the ring: creating it and pushing into it.
 
 use std::ffi::c_void;
 use std::io;
@@ -14,34 +14,34 @@ use crate::access::Access;
 use crate::layout::{Mapped, SLOTS_MAX, SLOTS_MIN, ring_bytes};
 use crate::now_ns;
 
-/// What became of a pushed access.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Push {
-    /// It is in the ring and the manager is awake.
+    /// It is in the ring, and the manager is awake.
     Stored,
-    /// It is in the ring and the manager sleeps: write 1 to the event descriptor. At most one thread is told so.
+    /// It is in the ring, and the manager sleeps: write 1 to the event descriptor. At most one thread gets this result.
     Wake,
-    /// There was no place; it is counted as dropped.
+    /// The ring is full; the access is counted as dropped.
     Full,
-    /// The manager drains this ring no more.
+    /// The manager has stopped draining this ring.
     Closed,
 }
 
-/// The ring as a program pushes into it, from any thread and from signal handlers.
+/// The program's end of the ring, for any thread and for signal handlers.
 ///
-/// In a forked child the memory is still the parent's ring: call [`renew`](Producer::renew) before pushing there.
+/// A forked child still has its parent's ring: call [`renew`](Producer::renew) before pushing there.
 #[derive(Debug)]
 pub struct Producer {
     ring: Mapped,
 }
 
 impl Producer {
-    /// Makes a ring of `slots` places (a power of two between [`SLOTS_MIN`] and [`SLOTS_MAX`]). The descriptor, closed on
-    /// exec and sealed against a change of size, is for the manager.
+    /// Creates a ring of `slots` slots (a power of two from [`SLOTS_MIN`] to [`SLOTS_MAX`]). The descriptor, closed on
+    /// exec and sealed against resizing, is for the manager.
     ///
     /// # Errors
-    /// `EINVAL` for a wrong number of slots, and what `memfd_create`, `ftruncate`, `mmap` and `fcntl` report.
+    /// `EINVAL` for an invalid number of slots, and the errors of `memfd_create`, `ftruncate`, `mmap` and `fcntl`.
     pub fn create(slots: u32) -> io::Result<(Producer, OwnedFd)> {
         if !slots.is_power_of_two() || !(SLOTS_MIN..=SLOTS_MAX).contains(&slots) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -54,23 +54,23 @@ impl Producer {
         Ok((Producer { ring }, memory))
     }
 
-    /// Puts a fresh, empty ring at the same address, for a new manager or in a forked child. Other threads may push
-    /// meanwhile: their accesses go to the old ring or the new one, or are lost.
+    /// Maps a new, empty ring at the same address, for a new manager or in a forked child. Other threads may push
+    /// meanwhile: their accesses go to the old or new ring, or are lost.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate`, `mmap` and `fcntl` report; then the old ring is still in place.
+    /// The errors of `memfd_create`, `ftruncate`, `mmap` and `fcntl`; the old ring then stays in place.
     pub fn renew(&self) -> io::Result<OwnedFd> {
         let slots = self.ring.slots();
         let memory = memory(slots)?;
         // SAFETY: a new mapping at a place that the kernel chooses.
         let fresh = unsafe { map(std::ptr::null_mut(), slots, &memory, MapFlags::SHARED)? };
-        // Complete before anybody can push into it.
+        // Initialise it before any thread can push into it.
         fresh.initialize(now_ns());
         seal(&memory)?;
-        // SAFETY: `fresh` is ours alone and not used after this.
+        // SAFETY: only this function uses `fresh`, and not after this.
         unsafe { unmap(&fresh) };
         let place = self.ring.start().as_ptr().cast();
-        // SAFETY: replaces exactly this ring's own mapping by another of the same length, in one step.
+        // SAFETY: atomically replaces exactly this ring's mapping by another of the same length.
         unsafe { map(place, slots, &memory, MapFlags::SHARED | MapFlags::FIXED)? };
         Ok(memory)
     }
@@ -80,31 +80,31 @@ impl Producer {
         self.ring.bytes()
     }
 
-    /// Accesses for which there was no place, in this ring.
+    /// Accesses dropped because this ring was full.
     pub fn dropped(&self) -> u64 {
         self.ring.dropped().load(Relaxed)
     }
 
-    /// Whether an access would find a place now.
+    /// Whether the ring has room now.
     pub fn has_room(&self) -> bool {
         let (tail, head) = (self.ring.tail().load(Acquire), self.ring.head().load(Relaxed));
-        // A tail ahead of what was loaded as head is a head that is out of date: there is room.
+        // A tail ahead of the loaded head means that the head is outdated: there is room.
         (head.wrapping_sub(tail) as i64) < i64::from(self.ring.slots())
     }
 
-    /// Whether the manager has said that it drains no more.
+    /// Whether the manager has stopped draining.
     pub fn is_closed(&self) -> bool {
         self.ring.closed().load(Relaxed) != 0
     }
 
-    /// The number to say in [`Helper`](crate::message::ToManager::Helper), when the manager wants this program to give
-    /// hints itself.
+    /// The number for [`Helper`](crate::message::ToManager::Helper), if the manager asks this program to give hints
+    /// itself.
     #[inline]
     pub fn helper_wanted(&self) -> Option<NonZeroU64> {
         NonZeroU64::new(self.ring.helper().load(Relaxed))
     }
 
-    /// Tells one access. Never waits, allocates or fails; errno is left alone.
+    /// Pushes one access. Never waits, allocates or fails; leaves errno unchanged.
     #[inline]
     pub fn push(&self, access: Access) -> Push {
         let ring = &self.ring;
@@ -113,9 +113,9 @@ impl Producer {
         }
         let mut p = ring.head().load(Relaxed);
         loop {
-            // The manager's reads of a slot come before the tail that frees it.
+            // The manager reads a slot before it advances the tail that frees it.
             let tail = ring.tail().load(Acquire);
-            // A tail that ran ahead of what was loaded as head is a head that is out of date; the exchange tells.
+            // A tail ahead of the loaded head means that the head is outdated; the exchange will detect that.
             let waiting = p.wrapping_sub(tail);
             if waiting >= u64::from(ring.slots()) && (waiting as i64) >= 0 {
                 ring.dropped().fetch_add(1, Relaxed);
@@ -142,7 +142,7 @@ impl Producer {
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        // SAFETY: nobody else has this mapping's address.
+        // SAFETY: no other code has this mapping's address.
         unsafe { unmap(&self.ring) };
     }
 }
@@ -158,19 +158,19 @@ fn seal(memory: &OwnedFd) -> io::Result<()> {
 }
 
 /// # Safety
-/// With `MapFlags::FIXED`, `place` is the start of a mapping of the same length that may be replaced.
+/// With `MapFlags::FIXED`, `place` must be the start of a replaceable mapping of the same length.
 pub(crate) unsafe fn map(place: *mut c_void, slots: u32, memory: impl AsFd, flags: MapFlags) -> io::Result<Mapped> {
     let both = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let start = unsafe { rustix::mm::mmap(place, ring_bytes(slots), both, flags, memory, 0)? };
     let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: just mapped with this length; whoever holds the result unmaps it last.
+    // SAFETY: just mapped with this length; the owner of the result unmaps it last.
     Ok(unsafe { Mapped::new(start, slots) })
 }
 
 /// # Safety
-/// Nobody uses the mapping afterwards.
+/// The mapping must not be used afterwards.
 pub(crate) unsafe fn unmap(ring: &Mapped) {
-    // SAFETY: the whole mapping of `map`; the caller promises the rest. Failure leaves memory mapped, no more.
+    // SAFETY: the whole mapping of `map`; the caller guarantees the rest. On failure the memory merely stays mapped.
     let _ = unsafe { rustix::mm::munmap(ring.start().as_ptr().cast(), ring.bytes()) };
 }

@@ -1,4 +1,4 @@
-//! Both sides of a ring: under many threads, across a fork, and against clients that write what they like.
+//! Both ends of a ring: with many threads, across a fork, and against hostile clients.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ fn drain_all(consumer: &mut Consumer) -> Vec<Access> {
 }
 
 #[test]
-fn what_is_pushed_comes_out_in_order() {
+fn pushed_accesses_are_drained_in_order() {
     let (producer, mut consumer, _) = pair(SLOTS_MIN);
     for lap in 0..5u64 {
         for i in 0..50 {
@@ -48,7 +48,7 @@ fn what_is_pushed_comes_out_in_order() {
 }
 
 #[test]
-fn a_full_ring_drops_and_counts_and_goes_on() {
+fn a_full_ring_drops_counts_and_continues() {
     let (producer, mut consumer, _) = pair(64);
     let pushed = (0..100).filter(|i| stored(producer.push(access(1, *i)))).count();
     assert_eq!((pushed, producer.dropped(), consumer.dropped()), (64, 36, 36));
@@ -58,7 +58,7 @@ fn a_full_ring_drops_and_counts_and_goes_on() {
 }
 
 #[test]
-fn a_drain_looks_at_no_more_than_it_was_told() {
+fn a_drain_visits_at_most_max_positions() {
     let (producer, mut consumer, _) = pair(64);
     (0..10).for_each(|i| assert!(stored(producer.push(access(1, i)))));
     let first = consumer.drain(4, |_| {}).unwrap();
@@ -70,7 +70,7 @@ fn a_drain_looks_at_no_more_than_it_was_told() {
 #[test]
 fn one_push_wakes_a_manager_that_sleeps() {
     let (producer, mut consumer, _) = pair(64);
-    // Until the manager has looked for the first time it counts as asleep.
+    // Before the manager's first drain it counts as asleep.
     assert_eq!(producer.push(access(1, 0)), Push::Wake);
     assert_eq!(producer.push(access(1, 1)), Push::Stored);
     assert_eq!(consumer.sleep(), Sleep::Pending);
@@ -82,7 +82,7 @@ fn one_push_wakes_a_manager_that_sleeps() {
 }
 
 #[test]
-fn a_closed_ring_takes_nothing() {
+fn a_closed_ring_refuses_accesses() {
     let (producer, consumer, _) = pair(64);
     assert!(!producer.is_closed());
     drop(consumer);
@@ -91,7 +91,7 @@ fn a_closed_ring_takes_nothing() {
 }
 
 #[test]
-fn a_renewed_ring_is_empty_and_apart_from_the_old() {
+fn a_renewed_ring_is_empty_and_independent() {
     let (producer, mut old, _) = pair(64);
     assert!(stored(producer.push(access(1, 1))));
     let memory = producer.renew().unwrap();
@@ -102,8 +102,8 @@ fn a_renewed_ring_is_empty_and_apart_from_the_old() {
     assert!(new.started_ns() > old.started_ns());
 }
 
-/// Several threads push while one drains and sleeps: nothing is lost but what is counted, nothing comes twice, each
-/// thread's accesses keep their order, and a sleeping manager is always woken.
+/// Several threads push while one drains and sleeps: only counted accesses are lost, none is repeated, each thread's
+/// accesses keep their order, and a sleeping manager is always woken.
 #[test]
 fn threads_push_while_the_manager_drains() {
     const THREADS: u32 = 4;
@@ -168,7 +168,7 @@ fn threads_push_while_the_manager_drains() {
     }
 }
 
-/// The child's pushes go to its own ring after `renew`, and the parent's ring stays the parent's.
+/// After `renew` the child pushes to its own ring, and the parent's ring is unaffected.
 #[test]
 fn a_forked_child_renews() {
     let (producer, mut consumer, _) = pair(64);
@@ -200,17 +200,17 @@ fn read_u64(file: &std::fs::File, at: u64) -> u64 {
 }
 
 #[test]
-fn a_thread_that_dies_in_mid_push_holds_up_the_rest_for_a_while_only() {
+fn a_thread_that_dies_during_a_push_delays_others_only_briefly() {
     let (producer, mut consumer, file) = pair(64);
     assert!(stored(producer.push(access(1, 0))));
-    // Three positions claimed, never completed, then three good ones.
+    // Three positions claimed but never completed, then three valid ones.
     write_u64(&file, HEAD_AT, read_u64(&file, HEAD_AT) + 3);
     (10..13).for_each(|i| assert!(stored(producer.push(access(1, i)))));
     let at = 1_000_000;
     let first = consumer.drain_at(at, 100, |a| assert_eq!(a.offset, 0)).unwrap();
     assert_eq!((first.accesses, first.skipped, first.more), (1, 0, true));
     assert_eq!(consumer.drain_at(at + STUCK_NS, 100, |_| panic!()).unwrap().accesses, 0);
-    // Claimed later than the others: has its own time.
+    // Claimed later than the others, so it has its own timeout.
     write_u64(&file, HEAD_AT, read_u64(&file, HEAD_AT) + 1);
     let mut seen = Vec::new();
     let late = consumer.drain_at(at + STUCK_NS + 1, 100, |a| seen.push(a.offset)).unwrap();
@@ -221,7 +221,7 @@ fn a_thread_that_dies_in_mid_push_holds_up_the_rest_for_a_while_only() {
 }
 
 #[test]
-fn what_a_dead_program_completed_is_told_at_once() {
+fn complete_accesses_of_a_dead_program_are_drained_at_once() {
     let (producer, mut consumer, file) = pair(64);
     assert!(stored(producer.push(access(1, 1))));
     write_u64(&file, HEAD_AT, read_u64(&file, HEAD_AT) + 1);
@@ -233,7 +233,7 @@ fn what_a_dead_program_completed_is_told_at_once() {
 }
 
 #[test]
-fn positions_that_cannot_be_are_corrupt() {
+fn impossible_positions_are_corrupt() {
     for head in [u64::MAX, 0, 1 << 63] {
         let (producer, mut consumer, file) = pair(64);
         assert!(stored(producer.push(access(1, 0))));
@@ -243,7 +243,7 @@ fn positions_that_cannot_be_are_corrupt() {
         let _ = consumer.sleep();
         let _ = producer.push(access(1, 0));
     }
-    // The shared tail is only told; what it says later does not count.
+    // The shared tail only informs the client; its later values are ignored.
     let (producer, mut consumer, file) = pair(64);
     assert!(stored(producer.push(access(1, 5))));
     write_u64(&file, TAIL_AT, 3);
@@ -252,7 +252,7 @@ fn positions_that_cannot_be_are_corrupt() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-    /// Whatever the other side writes over the memory, draining and pushing end, within what they were told.
+    /// Whatever the other side writes, draining and pushing terminate within their limits.
     #[test]
     fn a_hostile_ring_is_bounded(writes in proptest::collection::vec((0..ring_bytes(64) as u64 / 8, any::<u64>()), 1..200),
                                  near in proptest::collection::vec(-70i64..70, 1..20), max in 0u32..200) {
@@ -290,7 +290,7 @@ fn memory(bytes: u64, seal: bool) -> OwnedFd {
 }
 
 #[test]
-fn what_is_no_ring_is_not_mapped() {
+fn invalid_rings_are_not_mapped() {
     let good = ring_bytes(64) as u64;
     assert!(matches!(Consumer::map(memory(good, false)), Err(Unusable::NotSealed)));
     assert!(matches!(Consumer::map(memory(good, true)), Err(Unusable::Header)));
@@ -302,13 +302,13 @@ fn what_is_no_ring_is_not_mapped() {
     assert!(matches!(Consumer::map(&a), Err(Unusable::NotMemory)));
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     assert!(matches!(Consumer::map(&event), Err(Unusable::NotMemory)));
-    // Another version, and a header that tells more slots than there are.
+    // Another version, and a header with more slots than there are.
     for (at, value) in [(8u64, 2u32), (12, 128), (0, 0)] {
         let (_producer, _consumer, file) = pair(64);
         file.write_all_at(&value.to_ne_bytes(), at).unwrap();
         assert!(matches!(Consumer::map(&file), Err(Unusable::Header)));
     }
-    // A ring that nobody can write cannot be one.
+    // A read-only file cannot be a ring.
     let (_producer, memory) = Producer::create(64).unwrap();
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     assert!(matches!(Consumer::map(std::fs::File::open(path).unwrap()), Err(Unusable::Io(_))));

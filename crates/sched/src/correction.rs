@@ -4,16 +4,16 @@
 //! observation weighs 1/128 (more at the start). The corrected TTP is the model's TTP times the ratio.
 //!
 //! - **What is measured** is the time for which a batch had its lane to itself: its end minus its start, or minus the
-//! previous end reported on the lane if that is later. A batch is thus not charged for waiting below the scheduler, and
-//! on a device that serves many at once the times add up to its busy time: device time.
+//!   previous end reported on the lane if that is later. A batch is thus not charged for waiting below the scheduler,
+//!   and on a device that serves many at once the times add up to its busy time: device time.
 //! - **Outliers**: a measurement counts as at most 8 times the current prediction, so at weight 1/128 a single one
-//! moves the ratio by less than 6 %, while a device that has become slower is still followed. (A lower limit would be
-//! wrong for devices that serve many at once: the first completion is charged for all.)
+//!   moves the ratio by less than 6 %, while a device that has become slower is still followed. (A lower limit would be
+//!   wrong for devices that serve many at once: the first completion is charged for all.)
 //! - **Bounds**: ratios stay between 1/8 and 8. A model that is further off needs calibration.
 //! - Failed or short batches, and drivers that report no times (end not after start), are ignored.
 //! - A size class without observations uses its operation's overall ratio.
 //! - Policies see a changed model only when a ratio has moved by more than 2 %, and at most every 16th observation: TTP
-//! stays stable while nothing changes, and costs a table look-up.
+//!   stays stable while nothing changes, and costs a table look-up.
 
 use crate::cost::{CostCurve, CostModel, OpCost};
 use crate::types::{LaneId, Nanos, Op};

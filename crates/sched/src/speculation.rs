@@ -3,10 +3,10 @@
 //! Speculations are a separate class. Policies do not see them and accounts are not charged for them, so they neither
 //! win nor cost an application its turn. One starts in one of two ways:
 //! - *along with* a read that ends where it begins, or within it: the device then moves both in one piece, positioning
-//! once. A stream that has caught up with its predictions thus gets large pieces under load.
+//!   once. A stream that has caught up with its predictions thus gets large pieces under load.
 //! - *alone*, in ascending order from the end of the last one, while the policy has nothing to start on the lane and
-//! fewer than [`CoreConfig::lane_speculations`](crate::CoreConfig::lane_speculations) are in flight there: a real
-//! request waits for at most that many.
+//!   fewer than [`CoreConfig::lane_speculations`](crate::CoreConfig::lane_speculations) are in flight there: a real
+//!   request waits for at most that many.
 //!
 //! It is dropped when a write, truncate or unlink covers any of it, or a read covers all of it. No reply contains its
 //! bytes, hence it conflicts with nothing while in flight: the destination (the page cache) orders reads and writes

@@ -124,7 +124,7 @@ impl DataServer {
         let Some(slice) = self.disk.read_at_once(item.file, (submission.lane_offset, submission.len)) else {
             return Some(item);
         };
-        self.engine.passed(submission, arrival, slice.len() as u64);
+        self.engine.bypassed(submission, arrival, slice.len() as u64);
         run.read(item.owed, slice);
         None
     }

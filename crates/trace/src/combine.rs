@@ -1,4 +1,4 @@
-//! Several traces made one: the mean of runs of one program, or what several servers or nodes saw, side by side.
+//! Combines several traces: the mean of several runs of one program, or traces of several servers or nodes.
 
 use impresario_sched::{FileId, Nanos};
 use rustc_hash::FxHashMap;
@@ -10,35 +10,35 @@ use crate::{Builder, Header, Record, Trace, TraceOp};
 pub struct Average {
     /// Requests of most of the traces, with mean arrivals and durations; times begin at 0.
     pub trace: Trace,
-    /// Of requests that only a minority of the traces has; left out.
+    /// Requests in a minority of the traces, which are left out.
     pub dropped: u64,
-    /// The median over the requests of the standard deviation of their arrival, as a part of the mean arrival.
+    /// The median over the requests of the standard deviation of their arrival, relative to the mean arrival.
     pub deviation_median: f64,
 }
 
-/// What is the same request in two runs: processes have other numbers, and times differ.
+/// Identifies a request across runs: process numbers and times differ.
 #[derive(PartialEq, Eq, Hash)]
 struct Same {
     path: Vec<u8>,
     op: TraceOp,
     offset: u64,
     len: u64,
-    /// Which one of those that are alike in file, operation, offset and length.
+    /// Its index among requests with the same file, operation, offset and length.
     nth: u32,
 }
 
-/// One request over the traces.
+/// One request over all traces.
 struct Seen {
-    /// From the trace that has it first.
+    /// From the first trace that has it.
     record: Record,
     trace: usize,
     arrivals_ns: Vec<u64>,
     durations_ns: Vec<u64>,
 }
 
-/// The mean of traces of several runs of one program (agios-2013, IV.A): each request's arrival, since the trace's first
-/// one, and duration are arithmetic means over the traces that have it. Requests that at most half of the traces
-/// have are left out. Who asked is taken from the first trace that has the request.
+/// The mean of traces of several runs of one program (agios-2013, IV.A): each request's arrival, relative to the
+/// trace's first, and duration are arithmetic means over the traces that have it. Requests in at most half of the
+/// traces are left out. The origin comes from the first trace that has the request.
 pub fn average(traces: &[Trace]) -> Result<Average, String> {
     let Some(first) = traces.first() else { return Err("there is no trace to take the mean of".into()) };
     let mut seen: FxHashMap<Same, Seen> = FxHashMap::default();
@@ -82,8 +82,8 @@ pub fn average(traces: &[Trace]) -> Result<Average, String> {
     Ok(Average { trace: builder.build(), dropped, deviation_median })
 }
 
-/// What several servers or nodes saw at the same time, as one trace. Their wall clocks tell how their times belong
-/// together, so each trace must know its own.
+/// Joins traces that several servers or nodes recorded at the same time. Wall clocks relate their times, so each trace
+/// must have its own.
 pub fn join(traces: &[Trace]) -> Result<Trace, String> {
     let Some(first) = traces.first() else { return Err("there is no trace to join".into()) };
     if traces.iter().any(|t| t.header.space != first.header.space) {
@@ -110,7 +110,7 @@ pub fn join(traces: &[Trace]) -> Result<Trace, String> {
     Ok(builder.build())
 }
 
-/// Adds a record of a trace, with the file and origin that it has there.
+/// Adds a record of a trace with its file and origin there.
 fn add(builder: &mut Builder, trace: &Trace, record: Record) -> Result<(), String> {
     let file = builder.file(trace.file(record.file).clone())?;
     let mut origin = trace.origin(record.origin).clone();
@@ -121,7 +121,7 @@ fn add(builder: &mut Builder, trace: &Trace, record: Record) -> Result<(), Strin
     builder.push(Record { file, origin, ..record })
 }
 
-/// What a file is called in every run.
+/// The name of a file in every run.
 fn name(trace: &Trace, id: FileId) -> Vec<u8> {
     let file = trace.file(id);
     if file.path.is_empty() { file.key.to_le_bytes().to_vec() } else { file.path.clone() }

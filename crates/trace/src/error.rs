@@ -1,13 +1,13 @@
-//! What can go wrong with a trace, in one line that names the file, the place and the remedy.
+//! Errors of traces, in one line that names the file, the position and the remedy.
 
 use std::path::{Path, PathBuf};
 
 use crate::codec::{DecodeError, EncodeError};
 
-/// Why a trace was not read, written or converted.
+/// Why a trace could not be read, written or converted.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
@@ -15,17 +15,17 @@ pub enum TraceError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file is no trace, or damaged.
+    /// The file is not a trace, or is damaged.
     #[error("{}: at byte {at_byte}: {source}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where the trouble begins; everything before it can be read.
+        /// Position of the damage; everything before it can be read.
         at_byte: u64,
-        /// What it is.
+        /// The error.
         source: DecodeError,
     },
-    /// A line of a text is not what it must be.
+    /// A line of a text is invalid.
     #[error("{}:{line}: {reason}", path.display())]
     Line {
         /// The file.
@@ -35,15 +35,15 @@ pub enum TraceError {
         /// What is wrong with it.
         reason: String,
     },
-    /// It cannot be told in the format.
+    /// The format cannot represent it.
     #[error("{}: {source}", path.display())]
     Encode {
-        /// The file that is being written.
+        /// The file being written.
         path: PathBuf,
         /// Why.
         source: EncodeError,
     },
-    /// The file reached the size that it may have.
+    /// The file reached its size limit.
     #[error("{}: the trace has reached its limit of {limit_bytes} bytes; it ends here", path.display())]
     Full {
         /// The file.
@@ -51,12 +51,12 @@ pub enum TraceError {
         /// The limit.
         limit_bytes: u64,
     },
-    /// Something else about a whole file; the text says it.
+    /// Another error about a whole file, described by its text.
     #[error("{}: {reason}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What, and what to do.
+        /// The error and its remedy.
         reason: String,
     },
 }

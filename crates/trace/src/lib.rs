@@ -1,5 +1,5 @@
-//! Request traces as files: reading and writing them, what they say of a program's I/O, several made one, and other
-//! programs' formats. The bytes are defined in [`codec`] and doc/TRACES.md.
+//! Request traces as files: reading and writing them, statistics of a program's I/O, combining several, and other
+//! programs' formats. [`codec`] and doc/TRACES.md define the bytes.
 
 pub mod codec;
 pub mod combine;

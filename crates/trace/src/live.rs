@@ -1,6 +1,6 @@
-//! Traces written while requests are served: the thread that serves hands each ended request to a bounded buffer, another
-//! thread writes. A request that finds the buffer full is counted as not traced; nothing waits for the trace, and an error
-//! (a full disk) ends the trace and nothing else.
+//! Writes traces while requests are served: the serving thread puts each completed request into a bounded buffer, and
+//! another thread writes. A request that finds the buffer full is counted as not traced; serving never waits for the
+//! trace, and an error (a full disk) ends only the trace.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,31 +15,30 @@ use rustc_hash::FxHashMap;
 use crate::codec::{FileInfo, Header, Origin, OriginId, Outcome, PATH_BYTES_MAX, Record};
 use crate::{TraceError, Writer};
 
-/// Requests after which the writer is woken; it wakes by itself after [`WAKE_AFTER`].
+/// The writer is woken after this many requests, and at the latest after [`WAKE_AFTER`].
 const WAKE_REQUESTS: usize = 4096;
 const WAKE_AFTER: Duration = Duration::from_millis(250);
-/// A killed process loses what ended so recently at most, besides what is in the buffer.
+/// A killed process loses at most the requests that ended within this time, besides the buffer.
 const FLUSH_AFTER: Duration = Duration::from_secs(1);
-/// Files of one trace; requests to further ones are not traced. Some 100 bytes of memory each.
+/// Maximum files of one trace, some 100 bytes of memory each; requests to further ones are not traced.
 const FILES_MAX: usize = 1 << 18;
-/// Requesters of one trace told apart; further ones count as one. Some 300 bytes each.
+/// Maximum distinct requesters of one trace, some 300 bytes each; further ones count as one.
 const ORIGINS_MAX: usize = 1 << 16;
 
 /// How a trace is written.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// What is true of the whole trace.
+    /// The header of the trace.
     pub header: Header,
-    /// The instant that becomes the trace's zero; [`Header::clock_unix_ns`] is the wall clock at this instant.
+    /// The instant of the trace's time zero; [`Header::clock_unix_ns`] is the wall clock at this instant.
     pub zero: Nanos,
-    /// Memory for ended requests that are not written yet, bytes; half of it each for those arriving and those being
-    /// written.
+    /// Memory for completed requests not yet written, bytes: half for those arriving, half for those being written.
     pub buffer_bytes: usize,
-    /// The file ends at about this size.
+    /// Approximate size limit of the file.
     pub limit_bytes: u64,
 }
 
-/// Says the path behind a file's key, where it is known.
+/// Returns the path of a file's key, if known.
 pub type PathOf = Box<dyn FnMut(u64) -> Option<Vec<u8>> + Send>;
 
 /// The stable key of a file that has only a name: FNV-1a of 64 bits, never 0.
@@ -50,18 +49,18 @@ pub fn key_of_name(name: &[u8]) -> u64 {
     hash.max(1)
 }
 
-/// What is told of a trace being written.
+/// The status of a trace being written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LiveStatus {
     /// Its file.
     pub path: PathBuf,
     /// Requests in it.
     pub requests: u64,
-    /// Its length, bytes, without what is in memory.
+    /// Its length, bytes, without what is still in memory.
     pub bytes: u64,
-    /// Requests that are not in it, because the buffer was full, there were too many files, or it had ended.
+    /// Requests missing from it, because the buffer was full, there were too many files, or it had ended.
     pub not_traced: u64,
-    /// Why it ended by itself.
+    /// Why it ended early.
     pub failure: Option<String>,
 }
 
@@ -82,8 +81,8 @@ struct Shared {
     failure: Mutex<Option<String>>,
 }
 
-/// A trace that is being written. It is an [`Observer`]: engines hand it what ends. Dropped, it is finished like by
-/// [`Recorder::finish`].
+/// A trace being written. As an [`Observer`] it receives completed requests from engines. Dropping it finishes the
+/// trace like [`Recorder::finish`].
 pub struct Recorder {
     shared: Arc<Shared>,
     path: PathBuf,
@@ -91,7 +90,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a trace in a new file. `complain` is called once if it ends by itself, `path_of` at a file's first request;
+    /// Starts a trace in a new file. `complain` is called once if it ends early, `path_of` at a file's first request;
     /// both on the writer's thread.
     pub fn create(
         path: &Path,
@@ -124,7 +123,7 @@ impl Recorder {
         Ok(Arc::new(Recorder { shared, path: path.into(), thread: Mutex::new(Some(thread)) }))
     }
 
-    /// How far it is.
+    /// Its current status.
     pub fn status(&self) -> LiveStatus {
         let shared = &self.shared;
         LiveStatus {
@@ -136,12 +135,12 @@ impl Recorder {
         }
     }
 
-    /// Writes what is in memory, closes the trace, and says what is in it.
+    /// Writes what is in memory, closes the trace, and returns its final status.
     pub fn finish(&self) -> LiveStatus {
         self.shared.buffer.lock().closing = true;
         self.shared.bell.notify_all();
         if let Some(thread) = self.thread.lock().take() {
-            // It ends after writing; a panic in it was reported where it happened.
+            // The thread ends after writing; a panic in it has already been reported.
             let _ = thread.join();
         }
         self.status()
@@ -211,7 +210,7 @@ impl Shared {
                 },
             }
         };
-        // Under the lock, so that every request is either counted here or by `ended`.
+        // Under the lock, so that every request is counted either here or by `ended`.
         let mut buffer = self.buffer.lock();
         self.over.store(true, Ordering::Relaxed);
         let unwritten = std::mem::take(&mut buffer.ended).len() as u64;
@@ -222,7 +221,7 @@ impl Shared {
     }
 }
 
-/// Makes records of ended requests.
+/// Turns completed requests into records.
 struct Scribe {
     writer: Writer,
     zero: Nanos,
@@ -257,7 +256,7 @@ impl Scribe {
         })
     }
 
-    /// The trace's number of a file; `None` beyond the limit.
+    /// The trace's number for a file; `None` beyond the limit.
     fn file(&mut self, key: u64) -> Result<Option<FileId>, TraceError> {
         if let Some(id) = self.files.get(&key) {
             return Ok(Some(*id));
@@ -281,7 +280,7 @@ impl Scribe {
             return self.writer.origin(&Origin { label: "others".into(), ..Origin::default() });
         }
         let id = self.writer.origin(&Origin {
-            // Clients have keys of 64 bits; a process of a trace has a number of 32.
+            // Clients have 64-bit keys; a process of a trace has a 32-bit number.
             process: self.origins.len() as u32 + 1,
             user: ended.user,
             job: if ended.job == 0 { String::new() } else { ended.job.to_string() },
@@ -322,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_is_in_the_trace_once_in_at_most_12_bytes() {
+    fn completed_requests_are_traced_once_in_at_most_12_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.imt");
         let recorder = Recorder::create(&path, &options(8 << 20), None, |e| panic!("{e}")).unwrap();
@@ -348,9 +347,9 @@ mod tests {
         assert_eq!(recorder.finish().not_traced, 1, "after the end");
     }
 
-    /// A buffer for one request: most are lost, none waits, and what is there and what is not sum up.
+    /// With a buffer for one request most are lost, none waits, and the counts add up.
     #[test]
-    fn what_finds_the_buffer_full_is_counted() {
+    fn requests_that_find_the_buffer_full_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.imt");
         let recorder = Recorder::create(&path, &options(1), None, |e| panic!("{e}")).unwrap();

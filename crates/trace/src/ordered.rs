@@ -1,15 +1,15 @@
-//! Records in order of arrival, from a trace that is nearly in that order: writers write requests as they end.
+//! Sorts records by arrival in a nearly sorted trace: writers write requests as they end.
 
 use std::collections::BTreeMap;
 
 use crate::codec::Record;
 
-/// Gives the records of an iterator in order of arrival as long as none is more than `window` records late; later ones
-/// are given as they come and counted. Holds `window` records.
+/// Returns an iterator's records in order of arrival if none is more than `window` records late; later ones are
+/// returned as they come, and counted. Holds `window` records.
 pub struct Ordered<I> {
     input: I,
     window: usize,
-    /// By arrival, then by place in the input.
+    /// By arrival, then by input position.
     waiting: BTreeMap<(u64, u64), Record>,
     seen: u64,
     last: u64,
@@ -17,22 +17,22 @@ pub struct Ordered<I> {
 }
 
 impl<E, I: Iterator<Item = Result<Record, E>>> Ordered<I> {
-    /// Over `input`, with a window that suits servers with thousands of requests outstanding.
+    /// Sorts `input`, with a window that suits servers with thousands of requests outstanding.
     pub fn new(input: I) -> Ordered<I> {
         Ordered::with_window(input, 1 << 16)
     }
 
-    /// Over `input`.
+    /// Sorts `input`.
     pub fn with_window(input: I, window: usize) -> Ordered<I> {
         Ordered { input, window: window.max(1), waiting: BTreeMap::new(), seen: 0, last: 0, late: 0 }
     }
 
-    /// Records that came too late for their place.
+    /// Records that came too late for their position.
     pub fn late(&self) -> u64 {
         self.late
     }
 
-    /// What it reads from.
+    /// The input.
     pub fn input(&self) -> &I {
         &self.input
     }
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_puts_in_order_what_is_a_little_late() {
+    fn a_window_sorts_slightly_late_records() {
         assert_eq!(give(&[3, 1, 2, 5, 4], 3), (vec![1, 2, 3, 4, 5], 0));
         assert_eq!(give(&[5, 6, 7, 1], 2), (vec![5, 6, 1, 7], 1));
         assert_eq!(give(&[], 2), (vec![], 0));

@@ -1,4 +1,4 @@
-//! What recorded runs foretell a scheduler: traces become predicted queues.
+//! Predictions from recorded runs: turns traces into predicted queues.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,18 +11,18 @@ use crate::combine::average;
 use crate::live::key_of_name;
 use crate::{Ending, FileInfo, Header, Reader, Space, Trace, TraceError, TraceOp};
 
-/// Runs whose mean is taken at most.
+/// Maximum runs averaged.
 pub const RUNS_MAX: usize = 16;
-/// Files of a run that are looked for on a server, before it counts as one with other files.
+/// Maximum files of a run looked up on a server before the run counts as one with other files.
 const FILES_LOOKED_FOR: usize = 1 << 16;
 
-/// The predicted queues of a trace: its reads and writes, files by their stable keys, or by their names where a trace has no
-/// keys; where its offsets are those of servers, what each of them holds of a file apart.
+/// The predicted queues of a trace: its reads and writes, by the files' stable keys, or by name in a trace without
+/// keys. If the offsets are those of servers, each server's part of a file is separate.
 pub fn predicted_queues(trace: &Trace) -> PredictedQueues {
     predicted_queues_by(trace, |file| if file.key == 0 { key_of_name(&file.path) } else { file.key })
 }
 
-/// The same with keys of the caller.
+/// The same with the caller's keys.
 pub fn predicted_queues_by(trace: &Trace, key: impl Fn(&FileInfo) -> u64) -> PredictedQueues {
     let apart = trace.header.space == Space::Lane;
     PredictedQueues::new(trace.records.iter().filter(|r| r.op.is_data()).map(|r| Recorded {
@@ -35,7 +35,8 @@ pub fn predicted_queues_by(trace: &Trace, key: impl Fn(&FileInfo) -> u64) -> Pre
     }))
 }
 
-/// Several runs as one: arrivals and completions are their means (agios-2013, IV.A). Of one run it is that run.
+/// Combines several runs: arrivals and completions are their means (agios-2013, IV.A). A single run is returned
+/// unchanged.
 pub fn mean_of(mut runs: Vec<Trace>) -> Result<Trace, String> {
     if runs.len() == 1
         && let Some(run) = runs.pop()
@@ -45,31 +46,31 @@ pub fn mean_of(mut runs: Vec<Trace>) -> Result<Trace, String> {
     average(&runs).map(|mean| mean.trace)
 }
 
-/// The server that earlier runs are for.
+/// The server whose earlier runs are loaded.
 pub struct RunsOf<'a> {
-    /// Its name, which its traces have as command.
+    /// Its name, which its traces have as their command.
     pub server: &'a str,
-    /// What its offsets are.
+    /// The address space of its offsets.
     pub space: Space,
-    /// Whether it holds something of a file.
+    /// Whether it holds part of a file.
     pub holds: &'a dyn Fn(u64) -> bool,
 }
 
 /// Earlier runs of a server.
 #[derive(Debug)]
 pub struct EarlierRuns {
-    /// What they foretell.
+    /// The prediction.
     pub queues: PredictedQueues,
-    /// The traces that it is from.
+    /// The traces it came from.
     pub traces: Vec<PathBuf>,
-    /// Traces in folders that were passed over, and why.
+    /// Traces in folders that were skipped, and why.
     pub passed_over: Vec<String>,
 }
 
 impl RunsOf<'_> {
-    /// Reads traces of earlier runs: files, and folders, of which the newest traces of this server are taken. All of them
-    /// together have at most [`PredictedQueues::REQUESTS_MAX`] reads and writes. What is named must be whole, and of this
-    /// server; of a folder, what is not is passed over.
+    /// Loads traces of earlier runs: files, and folders, from which the newest traces of this server are taken.
+    /// Together they have at most [`PredictedQueues::REQUESTS_MAX`] reads and writes. A named trace must be complete
+    /// and of this server; in a folder, others are skipped.
     pub fn load<P: AsRef<Path>>(&self, paths: &[P]) -> Result<EarlierRuns, TraceError> {
         let (mut runs, mut traces, mut passed_over) = (Vec::new(), Vec::new(), Vec::new());
         let mut room = PredictedQueues::REQUESTS_MAX;
@@ -115,7 +116,7 @@ impl RunsOf<'_> {
         Ok(EarlierRuns { queues, traces, passed_over })
     }
 
-    /// The traces of this server in a folder, as it names them, the newest first.
+    /// The traces of this server in a folder, by name, newest first.
     fn newest(&self, folder: &Path) -> Result<Vec<PathBuf>, TraceError> {
         let number = |path: &Path| -> Option<u64> {
             let name = path.file_name()?.to_str()?.strip_prefix(self.server)?.strip_prefix('-')?;
@@ -128,7 +129,7 @@ impl RunsOf<'_> {
         Ok(found.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// Reads a whole trace of this server, of at most so many reads and writes.
+    /// Reads a whole trace of this server with at most `requests_max` reads and writes.
     fn run(&self, path: &Path, requests_max: usize) -> Result<Trace, TraceError> {
         let refuse = |why: String| Err(TraceError::file(path, why));
         let again = "record the run again (impresario trace start, stop)";
@@ -181,7 +182,7 @@ fn open(path: &Path) -> Result<File, TraceError> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|e| TraceError::io(path, e))?;
     let is_file = file.metadata().map_err(|e| TraceError::io(path, e))?.is_file();
-    if is_file { Ok(file) } else { Err(TraceError::file(path, "it is no file; name a trace")) }
+    if is_file { Ok(file) } else { Err(TraceError::file(path, "it is not a regular file; name a trace")) }
 }
 
 #[cfg(test)]
@@ -193,7 +194,7 @@ mod tests {
         RunsOf { server, space: Space::Lane, holds: &|key| key == 77 }
     }
 
-    /// As data.0 writes it: reads of 4 KiB of file 77, each `later` ns later than in the run before.
+    /// As written by data.0: reads of 4 KiB of file 77, each `later` ns later than in the run before.
     fn run(requests: u64, later: u64) -> Trace {
         let header = Header { command: "data.0".into(), space: Space::Lane, ..Header::default() };
         let mut builder = crate::Builder::new(header);
@@ -217,12 +218,12 @@ mod tests {
         let runs = of("data.0").load(&[path("data.0-100.imt")]).unwrap();
         assert_eq!((runs.queues.len(), runs.queues.files(), runs.traces.len()), (100, 1, 1));
         assert!(runs.queues.knows(77, false));
-        // Of a folder those that are named as this server names them, the newest first; their mean.
+        // From a folder, the traces with this server's names, newest first; their mean.
         let runs = of("data.0").load(&[folder.path()]).unwrap();
         assert_eq!(runs.traces, [path("data.0-100.imt"), path("data.0-99.imt")]);
         let at = runs.queues.find((77, false), (99 * 4096, 4096), 99 * 1_000_250, (0, 0.0)).unwrap();
         assert_eq!(runs.queues.arrival_ns(at), 99 * 1_000_250);
-        // What is not whole is passed over there, and told.
+        // An incomplete trace there is skipped and reported.
         let bytes = std::fs::read(path("data.0-100.imt")).unwrap();
         std::fs::write(path("data.0-101.imt"), &bytes[..bytes.len() - 3]).unwrap();
         let runs = of("data.0").load(&[folder.path()]).unwrap();
@@ -230,9 +231,9 @@ mod tests {
         assert!(runs.passed_over[0].contains("data.0-101.imt: its end is missing"), "{:?}", runs.passed_over);
     }
 
-    /// Each tells the file, what is wrong and what to do.
+    /// Each error names the file, the problem and the remedy.
     #[test]
-    fn what_cannot_be_used_is_refused() {
+    fn unusable_runs_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let whole = run(20_000, 0);
@@ -273,7 +274,7 @@ mod tests {
             ("offsets.imt", "with other offsets"),
             ("empty.imt", "no reads or writes"),
             ("other.imt", "holds none of its files"),
-            ("fifo.imt", "it is no file"),
+            ("fifo.imt", "it is not a regular file"),
             ("folder", "holds no trace of data.0"),
         ] {
             let told = of("data.0").load(&[path("good.imt"), path(name)]).unwrap_err().to_string();
@@ -283,7 +284,7 @@ mod tests {
         assert!(told.contains("recorded by data.0, not by data.1; name a trace that data.1 wrote"), "{told}");
         let many = vec![path("good.imt"); RUNS_MAX + 1];
         assert!(of("data.0").load(&many).unwrap_err().to_string().contains("merge some"));
-        // Each is read whole before anything comes of it, and the bound is for all together.
+        // Each is read completely before use, and the limit is for all together.
         let most = run(PredictedQueues::REQUESTS_MAX as u64, 0);
         most.save(path("most.imt")).unwrap();
         assert_eq!(of("data.0").load(&[path("most.imt")]).unwrap().queues.len(), most.records.len());
@@ -291,9 +292,9 @@ mod tests {
         assert!(told.contains("good.imt: the runs have more than 1048576 reads and writes"), "{told}");
     }
 
-    /// Servers' parts of one file are apart where offsets are theirs.
+    /// Servers' parts of one file are separate if offsets are theirs.
     #[test]
-    fn parts_of_a_file_are_told_apart_by_lanes() {
+    fn parts_of_a_file_are_separated_by_lane() {
         let mut trace = run(2, 0);
         trace.records[1].lane = impresario_sched::LaneId(3);
         trace.records[1].offset = 0;

@@ -1,4 +1,4 @@
-//! Reads a trace of any length, one block of it in memory.
+//! Reads a trace of any length, holding one block in memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,24 +8,24 @@ use crate::codec::{Decoder, Ending, FileInfo, Header, Origin, Record, Step};
 
 use crate::TraceError;
 
-/// Bytes that are read at once.
+/// Bytes read at once.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Gives the records of a trace one after the other, as they were written.
+/// Returns the records of a trace one after the other, as written.
 ///
-/// A trace whose writer was killed is read up to its last whole block; [`ending`](Reader::ending) tells. Damage
-/// before that is an error, after the records that come before it.
+/// A trace whose writer was killed is read up to its last whole block; [`ending`](Reader::ending) says so. Damage
+/// before that is an error, after the preceding records.
 pub struct Reader<R = File> {
     path: PathBuf,
     input: R,
     decoder: Decoder,
-    /// Bytes that were read and not decoded.
+    /// Bytes read and not yet decoded.
     buffer: Vec<u8>,
-    /// How far in `buffer`.
+    /// Position in `buffer`.
     at: usize,
     /// Bytes of the file before `buffer[at]`.
     position: u64,
-    /// Of the last block, and how many of them were given.
+    /// The last block's records, and how many were returned.
     records: Vec<Record>,
     given: usize,
     ending: Option<Ending>,
@@ -33,7 +33,7 @@ pub struct Reader<R = File> {
 }
 
 impl Reader<File> {
-    /// Opens a trace; it must begin like one.
+    /// Opens a trace and checks its beginning.
     pub fn open(path: impl AsRef<Path>) -> Result<Reader, TraceError> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|e| TraceError::io(path, e))?;
@@ -42,7 +42,7 @@ impl Reader<File> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads from anything; errors call it `name`.
+    /// Reads from any source, which errors call `name`.
     pub fn new(input: R, name: impl Into<PathBuf>) -> Result<Reader<R>, TraceError> {
         let mut reader = Reader {
             path: name.into(),
@@ -66,7 +66,7 @@ impl<R: Read> Reader<R> {
         Ok(reader)
     }
 
-    /// What is true of the whole trace.
+    /// The header.
     pub fn header(&self) -> &Header {
         static NONE: Header = Header {
             clock_unix_ns: None,
@@ -75,26 +75,26 @@ impl<R: Read> Reader<R> {
             command: String::new(),
             space: crate::codec::Space::File,
         };
-        // Always there: a reader without one is not handed out.
+        // Always present: `new` fails without it.
         self.decoder.header().unwrap_or(&NONE)
     }
 
-    /// The files that are known so far, by their numbers: those of every record given, at least.
+    /// The files defined so far, by number; includes those of every record returned.
     pub fn files(&self) -> &[FileInfo] {
         self.decoder.files()
     }
 
-    /// The origins that are known so far, by their numbers.
+    /// The origins defined so far, by number.
     pub fn origins(&self) -> &[Origin] {
         self.decoder.origins()
     }
 
-    /// How the trace ends, once every record was given.
+    /// How the trace ends, once every record was returned.
     pub fn ending(&self) -> Option<Ending> {
         self.ending
     }
 
-    /// Where it is read from, for messages.
+    /// Its path, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -113,7 +113,7 @@ impl<R: Read> Reader<R> {
         Ok(Some(self.records[self.given - 1]))
     }
 
-    /// Decodes one block, or learns that there is none.
+    /// Decodes one block, or finds the end.
     fn step(&mut self) -> Result<(), TraceError> {
         loop {
             let rest = &self.buffer[self.at..];
@@ -130,7 +130,7 @@ impl<R: Read> Reader<R> {
                     None
                 }
                 Err(error) => {
-                    // Whether this is a torn tail depends on what follows: one byte more than the block, or all zeros.
+                    // Whether this is a torn tail depends on what follows: a byte after the block, or only zeros.
                     self.fill(CHUNK_BYTES * 2)?;
                     Some(error)
                 }
@@ -146,7 +146,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Reads until `want` bytes wait; false when there are not so many.
+    /// Reads until `want` bytes are buffered; false if the file ends first.
     fn fill(&mut self, want: usize) -> Result<bool, TraceError> {
         self.buffer.drain(..self.at);
         self.at = 0;

@@ -9,7 +9,7 @@ pub fn read_at(file: u32, offset: u64, len: u64, arrival_ns: u64, duration_ns: O
     Record { duration: duration_ns.map(Nanos), ..record }
 }
 
-/// Some of everything: odd paths, two processes, all operations and outcomes.
+/// A varied trace: odd paths, two processes, all operations and outcomes.
 pub fn varied() -> Trace {
     let mut builder = Builder::new(Header {
         clock_unix_ns: Some(1_790_000_000_000_000_000),

@@ -1,4 +1,4 @@
-//! A whole trace in memory, in order of arrival: for converting, planning and replaying.
+//! A whole trace in memory, in order of arrival, for converting, planning and replaying.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use rustc_hash::FxHashMap;
 
 use crate::{Reader, TraceError, Writer};
 
-/// Requests of a trace in memory at most: 72 bytes each, 2.3 GB.
+/// Maximum requests of a trace in memory: 72 bytes each, 2.3 GB.
 pub const RECORDS_MAX: usize = 1 << 25;
 
 /// A trace in memory.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Trace {
-    /// What is true of all of it.
+    /// The header.
     pub header: Header,
     /// By their numbers.
     pub files: Vec<FileInfo>,
@@ -24,7 +24,7 @@ pub struct Trace {
     pub origins: Vec<Origin>,
     /// In order of arrival.
     pub records: Vec<Record>,
-    /// How its file ends; [`Ending::Closed`] for one that was never a file.
+    /// How its file ends; [`Ending::Closed`] if it never was a file.
     pub ending: Ending,
 }
 
@@ -34,7 +34,7 @@ impl Trace {
         Trace::read(Reader::open(path)?)
     }
 
-    /// Reads what a reader gives.
+    /// Reads everything from a reader.
     pub fn read<R: std::io::Read>(mut reader: Reader<R>) -> Result<Trace, TraceError> {
         let mut records = Vec::new();
         while let Some(record) = reader.next_record()? {
@@ -47,7 +47,7 @@ impl Trace {
         Ok(Trace::of(reader, records))
     }
 
-    /// Of records that a reader gave.
+    /// From records that a reader returned.
     pub(crate) fn of<R: std::io::Read>(reader: Reader<R>, mut records: Vec<Record>) -> Trace {
         records.sort_by_key(|r| r.arrival);
         Trace {
@@ -66,7 +66,7 @@ impl Trace {
         self.write(file, path).map(|_| ())
     }
 
-    /// Writes it to anything that errors call `name`.
+    /// Writes it to any writer, which errors call `name`.
     pub fn write<W: std::io::Write>(&self, out: W, name: &Path) -> Result<W, TraceError> {
         let mut writer = Writer::new(out, name, &self.header)?;
         let mut numbers = Vec::with_capacity(self.files.len());
@@ -91,7 +91,7 @@ impl Trace {
         self.files.get(id.0 as usize).unwrap_or(&NONE)
     }
 
-    /// Who asked.
+    /// The origin of a record.
     pub fn origin(&self, id: OriginId) -> &Origin {
         static NONE: Origin =
             Origin { host: String::new(), process: 0, thread: 0, user: 0, job: String::new(), label: String::new() };
@@ -99,10 +99,10 @@ impl Trace {
     }
 }
 
-/// Makes a trace in memory: gives files and origins their numbers, and sorts.
+/// Builds a trace in memory: numbers files and origins, and sorts.
 #[derive(Default)]
 pub struct Builder {
-    /// What will be true of all of it.
+    /// The header of the trace.
     pub header: Header,
     files: Vec<FileInfo>,
     origins: Vec<Origin>,
@@ -112,12 +112,12 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Nothing yet.
+    /// An empty builder.
     pub fn new(header: Header) -> Builder {
         Builder { header, ..Builder::default() }
     }
 
-    /// The number of a file, by its path and key. Refused beyond what a trace can hold.
+    /// The number of a file, by its path and key. Fails beyond what a trace can hold.
     pub fn file(&mut self, file: FileInfo) -> Result<FileId, String> {
         let key = (file.path.clone(), file.key);
         if let Some(id) = self.by_path.get(&key) {
@@ -138,12 +138,12 @@ impl Builder {
         Ok(id)
     }
 
-    /// The number of a file of which only the path is known.
+    /// The number of a file known only by path.
     pub fn path(&mut self, path: &[u8]) -> Result<FileId, String> {
         self.file(FileInfo { path: path.to_vec(), ..FileInfo::default() })
     }
 
-    /// The number of somebody who asks. Refused beyond what a trace can hold.
+    /// The number of an origin. Fails beyond what a trace can hold.
     pub fn origin(&mut self, origin: Origin) -> Result<OriginId, String> {
         if let Some(id) = self.by_origin.get(&origin) {
             return Ok(*id);
@@ -169,12 +169,12 @@ impl Builder {
         Ok(())
     }
 
-    /// Requests so far.
+    /// Requests added so far.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// No request so far.
+    /// True if there are no requests.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Writes a trace while it happens.
+//! Writes a trace incrementally.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,8 +10,8 @@ use rustc_hash::FxHashMap;
 
 use crate::TraceError;
 
-/// Writes one trace. Every block goes to the file in one piece, so that a writer that is killed loses at most what it
-/// had since the last block (64 KiB, some 7000 requests) or [`flush`](Writer::flush).
+/// Writes one trace. Every block is written in one piece, so a killed writer loses at most the records since the last
+/// block (64 KiB, some 7000 requests) or [`flush`](Writer::flush).
 pub struct Writer<W: Write = File> {
     path: PathBuf,
     out: W,
@@ -23,7 +23,7 @@ pub struct Writer<W: Write = File> {
 }
 
 impl Writer<File> {
-    /// Makes a new file; one that is there is left alone, with an error.
+    /// Creates a new file; fails if it exists.
     pub fn create(path: impl AsRef<Path>, header: &Header) -> Result<Writer, TraceError> {
         let path = path.as_ref();
         let file = File::create_new(path).map_err(|e| TraceError::io(path, e))?;
@@ -32,7 +32,7 @@ impl Writer<File> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes to anything; errors call it `name`.
+    /// Writes to any writer, which errors call `name`.
     pub fn new(out: W, name: impl Into<PathBuf>, header: &Header) -> Result<Writer<W>, TraceError> {
         let mut writer = Writer {
             path: name.into(),
@@ -47,13 +47,13 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// The same, but the file ends at about `limit_bytes` (one block more at most): what is pushed then is refused.
+    /// The same, but the file ends at about `limit_bytes` (at most one block more): later pushes fail.
     pub fn limited(mut self, limit_bytes: u64) -> Writer<W> {
         self.limit_bytes = limit_bytes;
         self
     }
 
-    /// The number of a file, by its path and key; the first time it is told.
+    /// The number of a file, by its path and key; defines it on first use.
     pub fn file(&mut self, file: &FileInfo) -> Result<FileId, TraceError> {
         let key = (file.path.clone(), file.key);
         if let Some(id) = self.files.get(&key) {
@@ -65,7 +65,7 @@ impl<W: Write> Writer<W> {
         Ok(id)
     }
 
-    /// The number of somebody who asks; the first time he is told.
+    /// The number of an origin; defines it on first use.
     pub fn origin(&mut self, origin: &Origin) -> Result<OriginId, TraceError> {
         if let Some(id) = self.origins.get(origin) {
             return Ok(*id);
@@ -85,14 +85,14 @@ impl<W: Write> Writer<W> {
         self.write_sealed()
     }
 
-    /// Puts what was pushed so far into the file; call it now and then where requests are few.
+    /// Writes what was pushed so far to the file; useful now and then if requests are rare.
     pub fn flush(&mut self) -> Result<(), TraceError> {
         self.encoder.seal();
         self.write_sealed()?;
         self.out.flush().map_err(|e| TraceError::io(&self.path, e))
     }
 
-    /// Closes the trace. Without it the trace can be read as well, but readers say that it was not closed.
+    /// Closes the trace. A trace without this can be read too, but readers report it as unclosed.
     pub fn finish(mut self) -> Result<W, TraceError> {
         self.encoder.finish();
         self.write_sealed()?;

@@ -1,4 +1,4 @@
-//! Traces as files: long ones in bounded memory, writers that are killed, disks that are full.
+//! Traces as files: long ones in bounded memory, killed writers, full disks.
 
 use std::io::Read;
 use std::process::Command;
@@ -38,7 +38,7 @@ fn a_long_trace_comes_back() {
     assert!(Writer::create(&path, &Header::default()).is_err(), "never over an older trace");
 }
 
-/// Written as requests end, read as they arrive.
+/// Written in order of completion, read in order of arrival.
 #[test]
 fn order_of_arrival() {
     let mut writer = Writer::new(Vec::new(), "x", &Header::default()).unwrap();
@@ -52,7 +52,7 @@ fn order_of_arrival() {
     assert_eq!(Trace::read(Reader::new(&bytes[..], "x").unwrap()).unwrap().records.len(), 1000);
 }
 
-/// Gives a byte at a time, as a slow pipe may.
+/// Returns a byte at a time, as a slow pipe may.
 struct Drops<'a>(&'a [u8]);
 
 impl Read for Drops<'_> {
@@ -126,7 +126,7 @@ fn a_full_disk_is_an_error() {
     assert!(error.to_string().starts_with("/dev/full: No space left"), "{error}");
 }
 
-/// What is no trace is refused with its name.
+/// Other files are refused by name.
 #[test]
 fn other_files() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a program that connects to servers proves itself by.
+//! The credentials of a program that connects to servers.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use impresario_wire::KeyRole;
 
 use crate::{KeyError, Keyring};
 
-/// The keys of a program, if it has any, and where it needs them.
+/// A program's keys, if it has any.
 #[derive(Clone, Debug)]
 pub struct Access {
     security: Security,
-    /// Least protection of frames that the program wants.
+    /// The minimum protection of frames that the program requires.
     pub(crate) protect: Protect,
     keys: Option<Arc<Keyring>>,
     /// Why there are no keys.
@@ -26,7 +26,7 @@ impl Default for Access {
 }
 
 impl Access {
-    /// For a program of a cluster that acts in this role. Keys that are missing are an error only where a server needs them.
+    /// For a program of a cluster in this role. Missing keys are an error only if a server requires them.
     pub fn of(config: &Config, role: KeyRole) -> Access {
         let cluster = &config.cluster;
         let wanted = config.servers().any(|server| cluster.security.needs_key(server.address()));
@@ -39,7 +39,7 @@ impl Access {
         Access { security: cluster.security, protect: cluster.protect, keys, missing }
     }
 
-    /// The keys for a server at this address; `None` where it needs none.
+    /// The keys for a server at this address; `None` if it requires none.
     pub(crate) fn keys_for(&self, address: &Address) -> Result<Option<&Keyring>, String> {
         if !self.security.needs_key(&address.to_string()) {
             return Ok(None);

@@ -1,10 +1,10 @@
-//! Why a stream gives no further frame, or takes none.
+//! Errors of streams of frames.
 
 use std::io;
 
 use impresario_wire::{Fault, FrameError};
 
-/// Why a stream gives no further frame, or takes none.
+/// Why a stream cannot receive or send a frame.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// The peer closed between two frames.
@@ -13,21 +13,21 @@ pub enum TransportError {
     /// The peer closed within a frame.
     #[error("the connection ended in the middle of a frame")]
     Truncated,
-    /// Nothing came, or nothing could be sent, in time.
+    /// Nothing was received or could be sent in time.
     #[error("nothing came in time")]
     TimedOut,
-    /// The peer stopped within a frame, or took too long for one.
+    /// The peer stalled within a frame, or took too long for it.
     #[error("the peer stalled in the middle of a frame: it may pause for {stall_s} s and take {frame_s} s in all")]
     Stalled {
-        /// Longest pause that is allowed, seconds.
+        /// Maximum pause, seconds.
         stall_s: u64,
-        /// Longest time for a whole frame, seconds.
+        /// Maximum time for a whole frame, seconds.
         frame_s: u64,
     },
-    /// Not a frame of ours.
+    /// It is not a valid frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// What came was not sealed by the peer in this place.
+    /// The bytes were not sealed by the peer at this position.
     #[error(
         "what came was altered or replayed on its way, or not sealed by the peer; somebody may be tampering with the network"
     )]
@@ -35,7 +35,7 @@ pub enum TransportError {
     /// An answer to a call that was not made.
     #[error("it answered call {0}, which is not under way")]
     Unasked(u64),
-    /// The peer says why it ends the connection.
+    /// The peer's reason for closing the connection.
     #[error("{}", .0.message)]
     Farewell(Fault),
     /// The socket failed.

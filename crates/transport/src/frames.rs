@@ -13,21 +13,21 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use crate::opener::Opener;
 use crate::{PIECES_MAX, Session, Stream, TransportError};
 
-/// Size of a client's receive buffer, bytes: header, body and payload of a small answer come with one system call.
+/// Size of a client's receive buffer, bytes: header, body and payload of a small reply arrive with one system call.
 const BUFFER_BYTES: usize = 64 << 10;
-/// What is read ahead of a large payload, bytes: the rest of it goes straight to where it stays.
+/// How much of a large payload is read into the buffer, bytes; the rest goes straight to its destination.
 const GLANCE_BYTES: usize = 4 << 10;
 /// Size of a buffer for sealed payloads, bytes: two records.
 const SEALED_BUFFER_BYTES: usize = 72 << 10;
-/// A wait without a deadline looks up at least so often.
+/// Longest single wait without a deadline.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 
-/// How long a server waits for a frame once its first byte has come.
+/// How long a server waits for a frame after its first byte.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Longest pause between two bytes; the tick of the stream.
     pub stall: Duration,
-    /// Longest time for the whole frame, however slowly it trickles.
+    /// Maximum time for the whole frame, however slowly it arrives.
     pub frame: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Pace {
     }
 }
 
-/// Sends a frame: `head` (header and body), then `payload`. Waits while the peer does not take it, until the deadline.
+/// Sends a frame: `head` (header and body), then `payload`. Waits until the deadline if the peer does not read.
 pub fn send_frame(
     stream: &Stream,
     head: &[u8],
@@ -52,8 +52,8 @@ pub fn send_frame(
     Ok(())
 }
 
-/// A frame as it goes over a stream, sealed where that is protected; or several frames, of which only the last has a payload.
-/// Frames must leave in the order in which these are made.
+/// A frame as sent, sealed if the stream is protected; or several frames, of which only the last has a payload. Frames
+/// must be sent in the order in which these are created.
 pub struct OnStream<'a> {
     head: Cow<'a, [u8]>,
     payload: &'a [IoSlice<'a>],
@@ -69,27 +69,27 @@ impl<'a> OnStream<'a> {
         Ok(OnStream { head: Cow::Owned(session.seal(head, payload)?), payload: payload_apart })
     }
 
-    /// All of it.
+    /// All of its bytes.
     pub fn unsent(&self) -> Unsent<'_> {
         Unsent::new(&self.head, self.payload)
     }
 }
 
-/// What of a frame has not left yet.
+/// The unsent rest of a frame.
 pub struct Unsent<'a> {
     head: &'a [u8],
     payload: &'a [IoSlice<'a>],
-    /// Bytes of the payload's first piece that have left.
+    /// Bytes already sent of the payload's first piece.
     skip: usize,
 }
 
 impl<'a> Unsent<'a> {
-    /// All of a frame.
+    /// A whole frame.
     pub fn new(head: &'a [u8], payload: &'a [IoSlice<'a>]) -> Unsent<'a> {
         Unsent { head, payload, skip: 0 }
     }
 
-    /// Sends what the socket takes without waiting; true when everything has left.
+    /// Sends what the socket accepts without waiting; true once everything is sent.
     pub fn push(&mut self, stream: &Stream) -> Result<bool, TransportError> {
         while !self.head.is_empty() || !self.payload.is_empty() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -140,18 +140,18 @@ impl<'a> Unsent<'a> {
     }
 }
 
-/// Cuts a stream into frames.
+/// Splits a stream into frames.
 pub struct FrameReader {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// A header whose body has not come yet.
+    /// A header whose body has not arrived yet.
     header: Option<FrameHeader>,
-    /// Size of the buffer while no frame needs more, bytes.
+    /// Default size of the buffer, bytes.
     buffer_bytes: usize,
-    /// By when the present frame must be complete, where frames are paced.
+    /// Deadline of the current frame, if frames are paced.
     frame_until: Option<Instant>,
-    /// What opens the records where the stream is protected; then `buffer` holds records.
+    /// Opens records if the stream is protected; `buffer` then holds records.
     opener: Option<Box<Opener>>,
 }
 
@@ -162,7 +162,7 @@ impl Default for FrameReader {
 }
 
 impl FrameReader {
-    /// A reader whose buffer has this size; longer bodies make it grow for as long as they need it.
+    /// A reader with this buffer size; longer bodies enlarge it temporarily.
     pub fn new(buffer_bytes: usize) -> FrameReader {
         let buffer_bytes = buffer_bytes.max(HEADER_BYTES);
         FrameReader {
@@ -176,7 +176,7 @@ impl FrameReader {
         }
     }
 
-    /// From the next byte on the stream is protected.
+    /// Protects the stream from the next byte on.
     pub(crate) fn protect(&mut self, session: Arc<Session>) {
         if session.protect() == Protect::All {
             self.buffer_bytes = self.buffer_bytes.max(SEALED_BUFFER_BYTES);
@@ -184,7 +184,7 @@ impl FrameReader {
         self.opener = Some(Box::new(Opener::new(session)));
     }
 
-    /// The next frame's header and body, when both are here. Its payload is to be taken before the next frame.
+    /// The next frame's header and body, once both have arrived. Take its payload before the next frame.
     pub fn take_frame(&mut self, limits: &Limits) -> Result<Option<(FrameHeader, &[u8])>, TransportError> {
         if !self.is_complete(limits)? {
             return Ok(None);
@@ -198,7 +198,7 @@ impl FrameReader {
         Ok(Some((header, self.buffer.get(from..self.start).unwrap_or(&[]))))
     }
 
-    /// Takes at most `len` bytes of payload out of what was received with the frame.
+    /// Takes at most `len` payload bytes that were received with the frame.
     pub fn take_payload(&mut self, mut len: usize) -> &[u8] {
         if let Some(opener) = &mut self.opener {
             if opener.seals_payloads() {
@@ -211,13 +211,13 @@ impl FrameReader {
         self.buffer.get(from..self.start).unwrap_or(&[])
     }
 
-    /// Receives more bytes with one system call. `large` says that a large payload is due: then not much more than
-    /// a header is read ahead of it.
+    /// Receives more bytes with one system call. `large` announces a large payload: then little more than a header is
+    /// buffered.
     pub fn fill(&mut self, stream: &Stream, large: bool, deadline: Instant) -> Result<(), TransportError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
-        // The checked length of a body bounds how far the buffer ever grows.
+        // The validated body length bounds the buffer.
         let need = match &self.opener {
             None => self.header.map_or(HEADER_BYTES, |header| header.body_len as usize),
             Some(opener) => opener.need(self.held()),
@@ -259,7 +259,7 @@ impl FrameReader {
         self.take_frame(limits)?.ok_or(TransportError::Truncated)
     }
 
-    /// Receives a payload, or as much of it as `into` holds.
+    /// Receives a payload, or as much of it as fits `into`.
     pub fn read_payload(&mut self, stream: &Stream, into: &mut [u8], deadline: Instant) -> Result<(), TransportError> {
         let held = self.take_payload(into.len());
         let mut at = held.len();
@@ -276,7 +276,7 @@ impl FrameReader {
         Ok(())
     }
 
-    /// Waits for the next frame for as long as the peer is silent, and no longer than `pace` allows once it has begun.
+    /// Waits for the next frame without limit, but no longer than `pace` allows once it has begun.
     pub fn next_frame_paced(
         &mut self,
         stream: &Stream,
@@ -297,7 +297,7 @@ impl FrameReader {
         self.take_frame(limits)?.ok_or(TransportError::Truncated)
     }
 
-    /// Receives the payload of a paced frame, or as much of it as `into` holds.
+    /// Receives the payload of a paced frame, or as much of it as fits `into`.
     pub fn read_payload_paced(&mut self, stream: &Stream, into: &mut [u8], pace: &Pace) -> Result<(), TransportError> {
         let held = self.take_payload(into.len());
         let mut at = held.len();
@@ -315,7 +315,7 @@ impl FrameReader {
         Ok(())
     }
 
-    /// Throws away the payload of a paced frame, so that the next frame can be read.
+    /// Discards the payload of a paced frame, so that the next frame can be read.
     pub fn skip_payload_paced(&mut self, stream: &Stream, mut len: usize, pace: &Pace) -> Result<(), TransportError> {
         loop {
             len -= self.take_payload(len).len();
@@ -332,13 +332,13 @@ impl FrameReader {
         }
     }
 
-    /// Receives more of a payload with one system call at most; [`FrameReader::take_payload`] gives it.
+    /// Receives more of a payload with at most one system call; [`FrameReader::take_payload`] returns it.
     pub fn fill_payload(&mut self, stream: &Stream, deadline: Instant) -> Result<(), TransportError> {
         if self.open_sealed_payload()? { Ok(()) } else { self.fill(stream, false, deadline) }
     }
 
-    /// Receives what has come of a payload into `into`, which is not longer than what is missing of it; at least a byte. What
-    /// [`FrameReader::take_payload`] gives comes before it.
+    /// Receives available payload bytes, at least one, into `into`, which is not longer than the missing rest. Take
+    /// what [`FrameReader::take_payload`] returns first.
     pub fn receive_payload(
         &mut self,
         stream: &Stream,
@@ -369,7 +369,7 @@ impl FrameReader {
         }
     }
 
-    /// Opens a record of a sealed payload that is here as a whole; false when there is none.
+    /// Opens one complete record of a sealed payload; false if there is none.
     fn open_sealed_payload(&mut self) -> Result<bool, TransportError> {
         let Some(opener) = self.opener.as_mut().filter(|opener| opener.seals_payloads()) else { return Ok(false) };
         let used = opener.open(self.buffer.get(self.start..self.end).unwrap_or(&[]))?;
@@ -377,13 +377,13 @@ impl FrameReader {
         Ok(used > 0)
     }
 
-    /// A part of a frame is here.
+    /// Part of a frame has arrived.
     fn has_begun(&self) -> bool {
         self.start < self.end || self.header.is_some() || self.opener.as_ref().is_some_and(|o| !o.held().is_empty())
     }
 
-    /// Reads on without looking at it until the peer closes or `deadline` has come: a socket closed with unread data in
-    /// it would be reset, and the peer could not read why.
+    /// Reads and discards until the peer closes or `deadline`: closing a socket with unread data would reset it, and
+    /// the peer could not read why.
     pub fn drain(&mut self, stream: &Stream, deadline: Instant) {
         for _ in 0..64 {
             (self.start, self.end) = (0, 0);
@@ -401,7 +401,7 @@ impl FrameReader {
         }
     }
 
-    /// By when the present frame must be complete.
+    /// Deadline of the current frame.
     fn paced_until(&mut self, pace: &Pace) -> Result<Instant, TransportError> {
         let now = Instant::now();
         let until = *self.frame_until.get_or_insert(now + pace.frame);
@@ -505,7 +505,7 @@ mod tests {
                 std::thread::sleep(TICK * 4);
                 send_frame(&theirs, most, &[], in_s(10)).unwrap();
             });
-            // Silence of several ticks before the frame does not matter.
+            // Several ticks of silence before the frame do not matter.
             reader.next_frame_paced(&ours, &LIMITS, &pace).unwrap();
         });
         let broken = reader.read_payload_paced(&ours, &mut [0; 10], &pace);

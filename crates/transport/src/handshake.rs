@@ -1,5 +1,5 @@
-//! The hand-shake: where keys are used both sides prove theirs; then a client says hello, and a server answers with a welcome
-//! or with the reason why not.
+//! The hand-shake: with keys, both sides first prove theirs; then a client sends a hello, and the server replies with a
+//! welcome or a refusal.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,22 +14,22 @@ use impresario_wire::{
 use crate::keys::GENERATIONS_MAX;
 use crate::{Access, FrameReader, Keyring, Stream, TransportError, noise, send_frame};
 
-/// The cluster that a program belongs to: known from its folder, or learnt from the first server that welcomes it.
+/// The cluster of a program: known from its folder, or learnt from the first server that welcomes it.
 #[derive(Debug, Default)]
 pub struct Membership(AtomicU64);
 
 impl Membership {
-    /// Of a program that knows its cluster.
+    /// For a program that knows its cluster.
     pub fn of(cluster: ClusterId) -> Membership {
         Membership(AtomicU64::new(cluster.0))
     }
 
-    /// The cluster; 0 while it is not known.
+    /// The cluster; 0 while unknown.
     pub fn cluster(&self) -> ClusterId {
         ClusterId(self.0.load(Ordering::Acquire))
     }
 
-    /// Takes a peer's word for it when nothing was known; otherwise the error is the cluster that the peer is not of.
+    /// Adopts a peer's cluster if unknown; the error is the peer's different cluster.
     fn learn(&self, cluster: ClusterId) -> Result<(), ClusterId> {
         if cluster.0 == 0 {
             return Ok(());
@@ -50,23 +50,23 @@ impl Membership {
 /// Why a client was not welcomed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The connection failed first.
+    /// The connection failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The server refused, in its own words.
+    /// The server refused, for this reason.
     #[error("{}", .0.message)]
     Refused(Fault),
-    /// The keys do not fit.
+    /// The keys do not match.
     #[error("{0}")]
     Key(String),
-    /// The server does not speak our protocol, or is another one than expected.
+    /// The server does not speak our protocol, or is not the expected one.
     #[error("{0}")]
     Protocol(String),
 }
 
-/// Proves a key where the server's `address` needs one, says hello and waits for the welcome until `deadline`. A server must
-/// call itself `server`, unless that is empty, and be of the same cluster, unless that is not known: data of one server must
-/// not be taken for another's.
+/// Proves a key if the server's `address` requires one, sends a hello and waits for the welcome until `deadline`. The
+/// server must be named `server`, unless that is empty, and belong to the same cluster, unless that is unknown: one
+/// server's data must not be mistaken for another's.
 #[allow(clippy::too_many_arguments)]
 pub fn say_hello(
     stream: &Stream,
@@ -83,7 +83,7 @@ pub fn say_hello(
     }
     let hello = Hello { cluster: membership.cluster(), ..hello.clone() };
     let head = frame::encode(Kind::Hello, 0, &hello, 0).map_err(TransportError::from)?;
-    // A server that refuses may close before it has read us; its reason is still there to be read.
+    // A server that refuses may close before reading our hello; its reason can still be read.
     let sent = send_frame(stream, &head, &[], deadline);
     let (header, body) = match (reader.next_frame(stream, limits, deadline), sent) {
         (Ok(frame), _) => frame,
@@ -122,7 +122,7 @@ pub fn say_hello(
     Ok(welcome)
 }
 
-/// Proves one of the program's keys, the present one first, and has the server prove its own.
+/// Proves one of the program's keys, the current one first, and verifies the server's.
 fn show_key(
     stream: &Stream,
     reader: &mut FrameReader,
@@ -182,16 +182,16 @@ fn protocol_or_transport(error: TransportError) -> HandshakeError {
     }
 }
 
-/// Why a server ends a connection instead of welcoming it.
+/// Why a server closes a connection instead of welcoming it.
 #[derive(Debug)]
 pub enum HelloError {
-    /// No hello came.
+    /// No hello arrived.
     Broken(TransportError),
-    /// The hello with this id is refused.
+    /// The hello with this id was refused.
     Refused(u64, Fault),
 }
 
-/// A server as hellos are checked against it.
+/// The server against which hellos are checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Host<'a> {
     /// Its name in the configuration, for messages.
@@ -200,22 +200,21 @@ pub struct Host<'a> {
     pub role: Role,
     /// Its cluster.
     pub membership: &'a Membership,
-    /// Its keys, where it takes none but those that prove one.
+    /// Its keys, if it requires proof of one.
     pub keys: Option<(&'a Keyring, Protect)>,
 }
 
-/// What a server knows of a peer from the hand-shake.
+/// What a server learns about a peer in the hand-shake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Guest {
-    /// What it may do; `None`: everything, as nobody is asked for a key here.
+    /// The permitted role; `None`: unrestricted, because no key is required here.
     pub role: Option<KeyRole>,
     /// The number of the key that it proved.
     pub key: Option<u64>,
 }
 
-/// Waits for a hello until `deadline` and checks that its sender has a key where one is needed, speaks this version, wants
-/// this kind of server and is not of another cluster.
-/// Returns the id to answer.
+/// Waits for a hello until `deadline` and checks that its sender has a key if required, speaks this version, wants this
+/// kind of server and is not of another cluster. Returns the id to answer.
 pub fn receive_hello(
     stream: &Stream,
     reader: &mut FrameReader,
@@ -267,14 +266,14 @@ pub fn receive_hello(
     Ok((header.id, hello, guest))
 }
 
-/// The role of a peer on a Unix socket without keys: root and the server's own user may do everything, others what clients
-/// may. Elsewhere everybody may do everything.
+/// The role of a peer without keys: on a Unix socket, root and the server's own user may do everything, other users
+/// what clients may. Other sockets are unrestricted.
 fn role_by_user(stream: &Stream) -> Option<KeyRole> {
     let user = stream.peer_user()?;
     (user != 0 && user != rustix::process::geteuid().as_raw()).then_some(KeyRole::Client)
 }
 
-/// Has the peer prove a key; from there on the stream is protected. A peer may offer another key when one is unknown.
+/// Verifies a peer's key and protects the stream. A peer may offer another key if one is unknown.
 fn receive_key(
     stream: &Stream,
     reader: &mut FrameReader,
@@ -355,8 +354,8 @@ fn receive_key(
     }
 }
 
-/// Identity of a server's start for its [`Welcome`](impresario_wire::Welcome): the boot of this machine in the upper
-/// 32 bits, chance in the lower.
+/// A unique identity of this server run for its [`Welcome`](impresario_wire::Welcome): the machine's boot in the upper
+/// 32 bits, random in the lower.
 pub fn new_incarnation() -> io::Result<u64> {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id")?;
     let boot = boot

@@ -1,4 +1,4 @@
-//! The keys of a running program: read when needed, and again when their file has changed.
+//! The keys of a running program, read again when their file changes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use impresario_wire::KeyRole;
 
 use crate::keys::{KeyError, Keys, key_file_name};
 
-/// A file is not examined more often.
+/// Minimum interval between checks of a file.
 const EXAMINE_EVERY: Duration = Duration::from_millis(200);
 
-/// A file of keys that is followed: a rotation is noticed without a restart. While a changed file cannot be read, the keys
-/// from before stay in use.
+/// A key file that is watched: a rotation takes effect without a restart. While a changed file cannot be read, the
+/// previous keys stay in use.
 #[derive(Debug)]
 pub struct Keyring {
     file: PathBuf,
@@ -24,7 +24,7 @@ pub struct Keyring {
 #[derive(Debug)]
 struct State {
     keys: Arc<Keys>,
-    /// Device, inode, length and time of change of the file as it was read.
+    /// Device, inode, length and modification time of the file when read.
     stamp: Stamp,
     examined: Instant,
 }
@@ -40,8 +40,8 @@ impl Keyring {
         Ok(Keyring { file: file.into(), state: Mutex::new(state) })
     }
 
-    /// The keys of a role that lie in a folder. A client does with the file of another role where there is none of its
-    /// own; the error is about its own.
+    /// The keys of a role in a folder. A client may use another role's file if its own is missing; the error is about
+    /// its own.
     pub fn find(folder: &Path, role: KeyRole) -> Result<Keyring, KeyError> {
         let others: &[KeyRole] = match role {
             KeyRole::Client => &[KeyRole::Client, KeyRole::Admin, KeyRole::Server],
@@ -65,7 +65,7 @@ impl Keyring {
         &self.file
     }
 
-    /// The keys, as the file has them now or a moment ago.
+    /// The keys as the file had them at the last check.
     pub fn keys(&self) -> Arc<Keys> {
         let mut state = self.state.lock();
         if state.examined.elapsed() >= EXAMINE_EVERY {
@@ -74,12 +74,12 @@ impl Keyring {
         state.keys.clone()
     }
 
-    /// True when peers that proved the key of this number are served.
+    /// True if peers that proved the key with this number are served.
     pub fn accepts(&self, key: u64) -> bool {
         self.keys().generation(key).is_some_and(|generation| generation.is_accepted())
     }
 
-    /// Reads the file again if it has changed, now. True when there are other keys than before.
+    /// Checks the file now and reads it again if it changed. True if the keys differ.
     pub fn refresh(&self) -> bool {
         self.examine(&mut self.state.lock())
     }
@@ -106,7 +106,7 @@ impl Keyring {
     }
 }
 
-/// What changes whenever the file is replaced; zeros when it is missing.
+/// Changes whenever the file is replaced; zeros if it is missing.
 fn stamp(file: &Path) -> Stamp {
     std::fs::metadata(file).map(|m| (m.dev(), m.ino(), m.len(), m.ctime(), m.ctime_nsec())).unwrap_or_default()
 }

@@ -1,8 +1,9 @@
-//! Which keys a program has, and the files that hold them.
+//! The keys of a program, and the files that hold them.
 //!
-//! A cluster's keys are made in *generations*, each with a number. A generation has a key pair that only servers hold (its
-//! public half is in every file, so that a program knows a server from another client) and a secret for each role. A file
-//! holds what one role may know of the present generation and, during a rotation, of the one before:
+//! A cluster's keys are made in *generations*, each with a number. A generation has a key pair whose private half only
+//! servers have (every file has the public half, so that a program can tell a server from another client) and a secret
+//! for each role. A file holds what one role may know of the current generation and, during a rotation, of the previous
+//! one:
 //!
 //! | file | public half | private half | secret of clients | of administrators | of servers |
 //! |---|---|---|---|---|---|
@@ -21,26 +22,26 @@ use serde::{Deserialize, Serialize};
 
 /// Length of a secret and of both halves of a key pair, bytes.
 pub(crate) const SECRET_BYTES: usize = 32;
-/// A file of keys is shorter, bytes.
+/// Maximum length of a key file, bytes.
 const FILE_MAX_BYTES: u64 = 64 << 10;
-/// A file holds at most so many generations.
+/// Maximum generations in a file.
 pub(crate) const GENERATIONS_MAX: usize = 3;
-/// What anybody but the owner may do with a file of keys: nothing.
+/// Permission bits that a key file must not have.
 const OTHERS: u32 = 0o077;
 
-/// Why keys cannot be used; one line with the remedy.
+/// Why keys cannot be used, in one line with the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", file.display())]
 pub struct KeyError {
     /// The file.
     pub file: PathBuf,
-    /// What is wrong, and the remedy.
+    /// The problem and the remedy.
     pub reason: String,
     /// The file does not exist.
     pub is_missing: bool,
 }
 
-/// 32 secret bytes; shown to nobody.
+/// 32 secret bytes, never displayed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(pub(crate) [u8; SECRET_BYTES]);
 
@@ -59,7 +60,7 @@ impl Serialize for Secret {
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        // The text itself is not repeated: it may be a secret with a slip in it.
+        // Do not repeat the text: it may be a mistyped secret.
         let wrong = || serde::de::Error::custom("a key has 64 hexadecimal digits");
         if text.len() != 2 * SECRET_BYTES || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(wrong());
@@ -73,13 +74,13 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// The keys of one generation, as far as a file holds them.
+/// The keys of one generation, as far as the file holds them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Generation {
-    /// Its number, drawn at random, 16 hexadecimal digits.
+    /// Its number, random, 16 hexadecimal digits.
     pub number: String,
-    /// Servers accept it until then, seconds since 1970 by their own clocks; absent: until it is replaced.
+    /// Servers accept it until then, seconds since 1970 on their clocks; absent: until it is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_s: Option<u64>,
     pub(crate) public: Secret,
@@ -94,7 +95,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Draws new keys.
+    /// Generates new keys.
     pub fn draw() -> io::Result<Generation> {
         let mut number = [0; 8];
         getrandom::fill(&mut number).map_err(io::Error::other)?;
@@ -110,7 +111,7 @@ impl Generation {
         })
     }
 
-    /// Its number as it travels.
+    /// Its number as on the wire.
     pub(crate) fn id(&self) -> u64 {
         u64::from_str_radix(&self.number, 16).unwrap_or(0)
     }
@@ -154,23 +155,23 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// The content of a file of keys.
+/// The content of a key file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Keys {
     role: String,
-    /// The present generation first.
+    /// Current generation first.
     #[serde(rename = "key")]
     pub generations: Vec<Generation>,
 }
 
 impl Keys {
-    /// Keys of a new cluster, all of them.
+    /// Generates all keys of a new cluster.
     pub fn draw() -> io::Result<Keys> {
         Ok(Keys { role: KeyRole::Server.name().into(), generations: vec![Generation::draw()?] })
     }
 
-    /// The same with a new generation; servers accept the present one for `keep` longer. Older ones go.
+    /// Adds a new generation; servers accept the current one for `keep` longer. Older ones are dropped.
     pub fn rotated(&self, keep: Duration) -> io::Result<Keys> {
         let mut generations = vec![Generation::draw()?];
         if let Some(present) = self.generations.first().filter(|_| !keep.is_zero()) {
@@ -190,12 +191,12 @@ impl Keys {
         Keys { role: role.name().into(), generations }
     }
 
-    /// The generation of this number.
+    /// The generation with this number.
     pub(crate) fn generation(&self, id: u64) -> Option<&Generation> {
         self.generations.iter().find(|generation| generation.id() == id)
     }
 
-    /// Reads a file of keys. One that others may read, or that is not of this user or root, is refused.
+    /// Reads a key file. Refused if others may read it, or if it belongs neither to this user nor to root.
     pub fn load(file: &Path) -> Result<Keys, KeyError> {
         let fail = |reason: String| KeyError { file: file.into(), reason, is_missing: false };
         let opened = std::fs::OpenOptions::new()
@@ -240,7 +241,7 @@ impl Keys {
             .read_to_string(&mut text)
             .map_err(|error| fail(format!("cannot be read: {error}")))?;
         let keys: Keys = toml::from_str(&text).map_err(|error| {
-            // Not the error itself: it shows the line, which may be a secret.
+            // Do not print the error itself: it shows the line, which may be a secret.
             let at = error.span().map_or(0, |span| text.get(..span.start).unwrap_or("").matches('\n').count() + 1);
             fail(format!("line {at}: {}; copy the file again from where the keys were made", error.message()))
         })?;
@@ -272,7 +273,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Writes the file, with mode 0600, in place of what was there. The folder is made, with mode 0700, if it is missing.
+    /// Writes the file with mode 0600, replacing an existing one. Creates the folder, with mode 0700, if missing.
     pub fn store(&self, file: &Path) -> Result<(), KeyError> {
         let fail = |what: &str, error: io::Error| KeyError {
             file: file.into(),
@@ -301,7 +302,7 @@ impl Keys {
     }
 }
 
-/// The name of the file for a role.
+/// The name of a role's key file.
 pub fn key_file_name(role: KeyRole) -> String {
     format!("{role}.key")
 }

@@ -1,9 +1,10 @@
-//! Room 3: frames over sockets, once, for clients and servers. What the frames mean is the business of their users.
+//! Frames over sockets, shared by clients and servers; their meaning is up to the users.
 //!
-//! - [`Stream`] is a connected socket with bounded waits, [`Listening`] a bound address that accepts them.
-//! - [`FrameReader`] cuts a stream into frames; [`Unsent`] and [`send_frame`] send one without copying its payload.
-//! - [`say_hello`] and [`receive_hello`] are the two sides of the hand-shake, with keys where [`Access`] and [`Host`] have them.
-//! - [`Keys`] is a file of keys, [`Keyring`] one that is followed; [`Session`] protects a connection.
+//! - [`Stream`] is a connected socket with bounded waits, [`Listening`] a bound address that accepts connections.
+//! - [`FrameReader`] splits a stream into frames; [`Unsent`] and [`send_frame`] send one without copying its payload.
+//! - [`say_hello`] and [`receive_hello`] are the two sides of the hand-shake, with keys if [`Access`] and [`Host`] have
+//!   them.
+//! - [`Keys`] is a key file, [`Keyring`] a watched one; [`Session`] protects a connection.
 
 mod access;
 mod error;

@@ -1,4 +1,4 @@
-//! Where a server listens: taking an address, and saying clearly why it cannot be had.
+//! Listening addresses: binding them, with clear errors.
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
@@ -16,14 +16,14 @@ use crate::Stream;
 pub struct BindError {
     /// The address as it was given.
     pub address: String,
-    /// What is wrong, who may be the cause, what to do.
+    /// The problem, its likely cause, and the remedy.
     pub reason: String,
-    /// What the system said, if it was asked.
+    /// The system's error, if any.
     #[source]
     pub source: Option<io::Error>,
 }
 
-/// A socket that listens.
+/// A listening socket.
 pub struct Listening(Bound);
 
 enum Bound {
@@ -37,7 +37,7 @@ enum Bound {
 }
 
 impl Listening {
-    /// Takes `host:port` (port 0: any free one) or `unix:/path`.
+    /// Binds `host:port` (port 0: any free one) or `unix:/path`.
     pub fn bind(address: &str) -> Result<Listening, BindError> {
         let fail = |reason: String, source: Option<io::Error>| BindError { address: address.into(), reason, source };
         if let Some(path) = address.strip_prefix("unix:") {
@@ -71,7 +71,7 @@ impl Listening {
         Ok(Listening(Bound::Tcp(listener)))
     }
 
-    /// The address that clients use, with the port that was really taken.
+    /// The address for clients, with the actual port.
     pub fn address(&self) -> String {
         match &self.0 {
             Bound::Tcp(listener) => listener.local_addr().map(|a| a.to_string()).unwrap_or_default(),
@@ -79,7 +79,7 @@ impl Listening {
         }
     }
 
-    /// The next connection and the name of its peer; `WouldBlock` when there is none. `tick` bounds a single receive.
+    /// The next connection and the name of its peer; `WouldBlock` if there is none. `tick` bounds a single receive.
     pub fn accept(&self, tick: Duration) -> io::Result<(Stream, String)> {
         match &self.0 {
             Bound::Tcp(listener) => {
@@ -129,7 +129,7 @@ fn bind_unix(path: &Path) -> Result<Listening, (String, Option<io::Error>)> {
             ));
         }
         match UnixStream::connect(path) {
-            // A socket file without a listener was left behind by a server that was killed.
+            // A killed server leaves a socket file without a listener.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path)
                     .map_err(|e| (format!("the stale socket cannot be removed: {e}"), Some(e)))?;

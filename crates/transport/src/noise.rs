@@ -1,16 +1,16 @@
 //! The protected stream: a Noise hand-shake, then records.
 //!
-//! The hand-shake is `NKpsk0` of the Noise Protocol Framework (revision 34, sections 7.5 and 9), as the crate `snow` has it:
-//! the server proves that it holds the private half of the cluster's key pair, the client that it knows the secret of its
-//! role, and both draw ephemeral keys. So a client's key cannot be used to act as a server, a stolen key opens no recorded
-//! connection, and a replayed first message leads to keys that its sender does not know. Nothing that matters is sent
-//! before the second message.
+//! The hand-shake is `NKpsk0` of the Noise Protocol Framework (revision 34, sections 7.5 and 9), as implemented by the
+//! crate `snow`: the server proves that it holds the private half of the cluster's key pair, the client that it knows
+//! its role's secret, and both generate ephemeral keys. A client's key thus cannot be used to act as a server, a stolen
+//! key does not decrypt recorded connections, and a replayed first message leads to keys unknown to its sender. Nothing
+//! confidential is sent before the second message.
 //!
-//! A record is its length (two bytes, little-endian) and a Noise transport message of at most 65535 bytes. Records are
-//! numbered by both sides on their own, so that none can be left out, repeated or moved. What the records hold, back to
-//! back, is the stream of frames; under [`Protect::Headers`] the payloads of frames are left out of it and follow the record
-//! that ends with their frame's body as they are. Under [`Protect::Handshake`] only the first frame of each direction, the
-//! hello or the reply to it, is in a record: it proves that its sender knows the keys.
+//! A record is its length (two bytes, little-endian) and a Noise transport message of at most 65535 bytes. Both sides
+//! number records independently, so none can be omitted, repeated or reordered. The records' content is the stream of
+//! frames; under [`Protect::Headers`] the payloads of frames are excluded and follow, unencrypted, the record that ends
+//! with their frame's body. Under [`Protect::Handshake`] only the first frame in each direction, the hello or its
+//! reply, is in a record: it proves that its sender knows the keys.
 
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,18 +25,18 @@ use crate::TransportError;
 use crate::keys::{Generation, SECRET_BYTES, Secret};
 
 const PATTERN: &str = "Noise_NKpsk0_25519_AESGCM_SHA256";
-/// What a hand-shake message without its payload comes to at most, bytes.
+/// Maximum length of a hand-shake message without its payload, bytes.
 const MESSAGE_MAX_BYTES: usize = 256;
-/// Bytes of a stream that one record carries at most, as we send them.
+/// Maximum content of a record that we send, bytes.
 const RECORD_BYTES: usize = 32 << 10;
-/// What a record is longer than what it carries: its tag, bytes.
+/// Overhead of a record: its tag, bytes.
 const TAG_BYTES: usize = 16;
-/// The length in front of a record, bytes.
+/// Length prefix of a record, bytes.
 pub(crate) const LENGTH_BYTES: usize = 2;
-/// Both sides change the key of a direction after so many records of it, far below what AES-GCM bears.
+/// Both sides rekey a direction after this many records, far below the limit of AES-GCM.
 const REKEY_RECORDS: u64 = 1 << 20;
 
-/// Why a hand-shake with keys came to nothing.
+/// Why a hand-shake with keys failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mismatch;
 
@@ -50,7 +50,7 @@ fn builder<'a>() -> Result<Builder<'a>, snow::Error> {
     Ok(Builder::new(PATTERN.parse::<NoiseParams>()?))
 }
 
-/// A new key pair: the private half, the public half.
+/// A new key pair: private half, public half.
 pub(crate) fn key_pair() -> io::Result<(Secret, Secret)> {
     let pair = builder().and_then(|builder| builder.generate_keypair()).map_err(io::Error::other)?;
     let half = |bytes: Vec<u8>| {
@@ -60,7 +60,7 @@ pub(crate) fn key_pair() -> io::Result<(Secret, Secret)> {
     Ok((half(pair.private)?, half(pair.public)?))
 }
 
-/// What both sides must have seen alike.
+/// The context on which both sides must agree.
 fn prologue(key: u64, role: KeyRole) -> Vec<u8> {
     let mut bytes = b"impresario".to_vec();
     bytes.extend(PROTOCOL_VERSION.to_le_bytes());
@@ -72,7 +72,7 @@ fn prologue(key: u64, role: KeyRole) -> Vec<u8> {
 /// The client's side after its first message.
 pub(crate) struct Offered(HandshakeState);
 
-/// Begins a hand-shake with a key that the client has.
+/// Starts a hand-shake with one of the client's keys.
 pub(crate) fn offer(
     generation: &Generation,
     role: KeyRole,
@@ -89,7 +89,7 @@ pub(crate) fn offer(
 }
 
 impl Offered {
-    /// Ends it with the server's proof.
+    /// Completes it with the server's proof.
     pub(crate) fn conclude(mut self, proof: &KeyProof) -> Result<Session, Mismatch> {
         let mut payload = [0; MESSAGE_MAX_BYTES];
         let len = self.0.read_message(&proof.noise, &mut payload)?;
@@ -97,7 +97,7 @@ impl Offered {
     }
 }
 
-/// The server's side: its proof, and the session that begins. The stricter of both sides' wishes holds.
+/// The server's side: its proof, and the new session. The stricter of the two protection levels applies.
 pub(crate) fn accept(
     generation: &Generation,
     offer: &KeyOffer,
@@ -110,7 +110,7 @@ pub(crate) fn accept(
     let builder = builder()?.prologue(&prologue)?.psk(0, &secret.0)?.local_private_key(&private.0)?;
     let mut state = builder.build_responder()?;
     let mut payload = [0; MESSAGE_MAX_BYTES];
-    // The library wants more room than the message needs.
+    // The library needs more room than the message.
     if offer.noise.len() > MESSAGE_MAX_BYTES {
         return Err(Mismatch);
     }
@@ -128,7 +128,7 @@ fn protect_of(payload: Option<&[u8]>) -> Option<Protect> {
     [Protect::Handshake, Protect::Headers, Protect::All].into_iter().find(|protect| *protect as u8 == *byte)
 }
 
-/// A connection's keys. Each direction is used by one thread at a time.
+/// The keys of a connection. Each direction is used by one thread at a time.
 pub struct Session {
     noise: RwLock<StatelessTransportState>,
     sent: AtomicU64,
@@ -149,18 +149,18 @@ impl Session {
         Ok(Session { noise, sent: AtomicU64::new(0), received: AtomicU64::new(0), protect })
     }
 
-    /// What of the frames is protected.
+    /// The protection level.
     pub fn protect(&self) -> Protect {
         self.protect
     }
 
-    /// True when what is sent next is to be sealed.
+    /// True if the next frame sent must be sealed.
     pub fn seals_next(&self) -> bool {
         self.protect != Protect::Handshake || self.sent.load(Ordering::Relaxed) == 0
     }
 
-    /// The records for what is to be sent next: the heads of frames, and the payload of the last of them if payloads are
-    /// protected too. They must leave in the order in which they are sealed.
+    /// The records for the next bytes to send: the heads of frames, and the payload of the last one if payloads are
+    /// protected too. Send them in the order in which they are sealed.
     pub fn seal(&self, head: &[u8], payload: &[IoSlice<'_>]) -> Result<Vec<u8>, TransportError> {
         let payload = if self.protect == Protect::All { payload } else { &[] };
         let bytes = head.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
@@ -185,8 +185,8 @@ impl Session {
         self.noise.read().write_message(number, part, room).map(drop).map_err(|_| TransportError::Forged)
     }
 
-    /// Opens the next record, without its length, into `into`, which must be as long as the record. Returns how many bytes it
-    /// carried.
+    /// Opens the next record, without its length prefix, into `into`, which must be as long as the record. Returns the
+    /// length of its content.
     pub(crate) fn open(&self, record: &[u8], into: &mut [u8]) -> Result<usize, TransportError> {
         let number = self.received.fetch_add(1, Ordering::Relaxed);
         if number > 0 && number.is_multiple_of(REKEY_RECORDS) {
@@ -261,7 +261,7 @@ mod tests {
             assert!(client.secret(role).is_none());
             let (_, claimed) = offer(client, role, secret, Protect::All).unwrap();
             assert_eq!(accept(all, &claimed, Protect::All).err(), Some(Mismatch), "{role}");
-            // The role in the clear part cannot be exchanged either.
+            // The role in the clear part cannot be changed either.
             let (_, honest) = offer(client, KeyRole::Client, secret, Protect::All).unwrap();
             assert!(accept(all, &KeyOffer { role, ..honest }, Protect::All).is_err());
         }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replayed_offer_leads_to_keys_that_its_sender_does_not_know() {
+    fn a_replayed_offer_leads_to_keys_unknown_to_its_sender() {
         let keys = Keys::draw().unwrap();
         let generation = &keys.generations[0];
         let secret = generation.secret(KeyRole::Client).unwrap();

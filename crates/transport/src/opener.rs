@@ -1,4 +1,4 @@
-//! Between the bytes that come in on a protected stream and its frames: opens records.
+//! Opens the records of a protected stream and returns the bytes of its frames.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use impresario_wire::{FrameError, FrameHeader, HEADER_BYTES, Limits};
 use crate::noise::LENGTH_BYTES;
 use crate::{Session, TransportError};
 
-/// What is kept for the next records, bytes; a long body makes it larger for as long as it is needed.
+/// Memory kept for the next records, bytes; a long body enlarges it temporarily.
 const KEPT_MAX_BYTES: usize = 40 << 10;
 
 /// The receiving end of a session.
 pub(crate) struct Opener {
     session: Arc<Session>,
-    /// What records held and no frame has taken yet is `start..end`.
+    /// `start..end` is opened and not yet taken.
     plain: Vec<u8>,
     start: usize,
     end: usize,
-    /// Bytes of a payload that come without protection before the next record.
+    /// Unprotected payload bytes that precede the next record.
     clear_left: usize,
     /// A frame was taken.
     begun: bool,
@@ -30,22 +30,22 @@ impl Opener {
         Opener { session, plain: Vec::new(), start: 0, end: 0, clear_left: 0, begun: false }
     }
 
-    /// True when payloads are in the records too.
+    /// True if payloads are in records too.
     pub(crate) fn seals_payloads(&self) -> bool {
         self.session.protect() == Protect::All
     }
 
-    /// True when no further record comes.
+    /// True if no more records follow.
     pub(crate) fn is_over(&self) -> bool {
         self.begun && self.session.protect() == Protect::Handshake
     }
 
-    /// What was opened and not taken.
+    /// Opened bytes not yet taken.
     pub(crate) fn held(&self) -> &[u8] {
         self.plain.get(self.start..self.end).unwrap_or(&[])
     }
 
-    /// Bytes that must have come, of which `held` are here, before anything can be done.
+    /// Bytes that must arrive, including the `held` ones, before anything can be done.
     pub(crate) fn need(&self, held: &[u8]) -> usize {
         match held {
             _ if self.clear_left > 0 => 1,
@@ -54,7 +54,7 @@ impl Opener {
         }
     }
 
-    /// Takes the header of the next frame, if it is here.
+    /// Takes the header of the next frame, if it has arrived.
     pub(crate) fn take_header(&mut self, limits: &Limits) -> Result<Option<FrameHeader>, TransportError> {
         impresario_wire::frame::check_start(self.held())?;
         if self.held().len() < HEADER_BYTES {
@@ -65,13 +65,13 @@ impl Opener {
         Ok(Some(header))
     }
 
-    /// Takes the body of a frame, which is here.
+    /// Takes the body of a frame, which has arrived.
     pub(crate) fn take_body(&mut self, header: &FrameHeader) -> Result<&[u8], TransportError> {
         let from = self.start;
         self.start += header.body_len as usize;
         self.begun = true;
         if (header.payload_len > 0 && !self.seals_payloads()) || self.is_over() {
-            // The payload, or an unprotected frame, follows the record, so nothing else may be in it.
+            // The payload, or an unprotected frame, follows the record, which must contain nothing else.
             if self.start != self.end {
                 return Err(FrameError::TrailingBytes { extra: self.end.saturating_sub(self.start) }.into());
             }
@@ -104,7 +104,7 @@ impl Opener {
         self.start - before
     }
 
-    /// Opens the first record of `bytes`, if it is here as a whole; returns its length, or 0.
+    /// Opens the first record of `bytes` if complete; returns its length, or 0.
     pub(crate) fn open(&mut self, bytes: &[u8]) -> Result<usize, TransportError> {
         let Some(record) = self.record(bytes) else { return Ok(0) };
         if self.start == self.end {
@@ -124,8 +124,8 @@ impl Opener {
         Ok(LENGTH_BYTES + record.len())
     }
 
-    /// The same, of a payload: straight into the first piece of `into` where that has room, else to be taken. Returns the
-    /// record's length and the bytes that are in `into`.
+    /// The same for a payload: straight into the first piece of `into` if it fits, otherwise to be taken. Returns the
+    /// record's length and the bytes put into `into`.
     pub(crate) fn open_into(
         &mut self,
         bytes: &[u8],

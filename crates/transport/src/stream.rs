@@ -16,18 +16,18 @@ use rustix::net::{RecvFlags, Shutdown};
 
 use crate::{Session, TransportError};
 
-/// Pieces given to one system call at most.
+/// Maximum pieces per system call.
 pub const PIECES_MAX: usize = 64;
-/// Name look-ups under way at once in this process; more mean that the resolver hangs.
+/// Maximum concurrent name look-ups in this process; more mean that the resolver hangs.
 const LOOKUPS_MAX: usize = 16;
 
 /// A connected stream socket.
 #[derive(Debug)]
 pub struct Stream {
     socket: Socket,
-    /// Bound of one blocking receive: the granularity at which deadlines are looked at.
+    /// Limit of one blocking receive: the granularity of deadlines.
     tick: Duration,
-    /// What protects it, once its ends have proved their keys.
+    /// Its protection, once both ends have proved their keys.
     session: OnceLock<Arc<Session>>,
 }
 
@@ -56,12 +56,12 @@ impl Stream {
         Stream::new(socket, tick)
     }
 
-    /// Takes over a connection that was accepted.
+    /// Wraps an accepted connection.
     pub fn from_tcp(stream: TcpStream, tick: Duration) -> io::Result<Stream> {
         Stream::new(Socket::Tcp(stream), tick)
     }
 
-    /// Takes over a connection that was accepted.
+    /// Wraps an accepted connection.
     pub fn from_unix(stream: UnixStream, tick: Duration) -> io::Result<Stream> {
         Stream::new(Socket::Unix(stream), tick)
     }
@@ -69,8 +69,8 @@ impl Stream {
     fn new(socket: Socket, tick: Duration) -> io::Result<Stream> {
         if let Socket::Tcp(tcp) = &socket {
             tcp.set_nodelay(true)?;
-            // A machine that vanishes while nothing is under way is noticed after about a minute. A kernel that refuses
-            // these settings is no reason to refuse a peer.
+            // Notices after about a minute that a machine has vanished while the connection was idle. A kernel that
+            // refuses these settings is no reason to refuse a peer.
             let _ = sockopt::set_socket_keepalive(tcp, true);
             let _ = sockopt::set_tcp_keepidle(tcp, Duration::from_secs(30));
             let _ = sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(10));
@@ -81,7 +81,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// What protects the stream, if its ends have proved keys to each other.
+    /// The stream's protection, if both ends have proved keys.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.session.get()
     }
@@ -90,7 +90,7 @@ impl Stream {
         let _ = self.session.set(session);
     }
 
-    /// The user of the process at the other end, where the kernel knows it: on Unix sockets.
+    /// The user of the process at the other end, if the kernel knows it: on Unix sockets.
     pub fn peer_user(&self) -> Option<u32> {
         match &self.socket {
             Socket::Tcp(_) => None,
@@ -98,15 +98,15 @@ impl Stream {
         }
     }
 
-    /// Receives what has come, at least a byte; `TimedOut` after a tick or at the deadline, whatever is first.
-    /// An end of the stream is `Closed`.
+    /// Receives available bytes, at least one; `TimedOut` after a tick or at the deadline, whichever is first. The end
+    /// of the stream is `Closed`.
     pub fn receive(&self, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<usize, TransportError> {
         if deadline.saturating_duration_since(Instant::now()) < self.tick {
             self.wait(PollFlags::IN, deadline)?;
         }
         loop {
             let got = match &mut *into {
-                // Cheaper than a list of one.
+                // Cheaper than a list with one entry.
                 [one] => rustix::net::recv(self, &mut **one, RecvFlags::empty()).map(|(got, _)| got),
                 several => rustix::io::readv(self, several),
             };
@@ -121,7 +121,7 @@ impl Stream {
         }
     }
 
-    /// Waits for the socket until the deadline and returns what it is ready for.
+    /// Waits until the deadline for the socket, and returns its readiness.
     pub fn wait(&self, interest: PollFlags, deadline: Instant) -> Result<PollFlags, TransportError> {
         let mut fds = [PollFd::new(self, interest)];
         loop {
@@ -136,13 +136,13 @@ impl Stream {
         }
     }
 
-    /// True when the peer has closed or the connection is lost, as far as this machine knows. Never waits.
+    /// True if the peer has closed or the connection is lost, as far as this machine knows. Never waits.
     pub fn has_hung_up(&self) -> bool {
         let signs = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         self.wait(PollFlags::RDHUP, Instant::now()).is_ok_and(|ready| ready.intersects(signs))
     }
 
-    /// Ends the connection in both directions and wakes the threads that wait on it.
+    /// Closes both directions and wakes waiting threads.
     pub fn shut_down(&self) {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
     }
@@ -157,7 +157,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
             return Err(io::ErrorKind::TimedOut.into());
         }
         match TcpStream::connect_timeout(&address, left) {
-            // A connection to a free port of this machine can meet itself when that port was picked for our side.
+            // A connection to a free local port can connect to itself if our side was assigned that port.
             Ok(stream) if stream.local_addr()? == address => last = io::ErrorKind::ConnectionRefused.into(),
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -166,7 +166,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream
     Err(last)
 }
 
-/// The resolver has no deadline of its own, so it is asked on a thread that may be left behind.
+/// The resolver has no deadline, so it runs on a thread that may be abandoned.
 fn look_up(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
     static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
     if let Ok(number) = host.parse::<IpAddr>() {
@@ -192,7 +192,7 @@ fn look_up(host: &str, port: u16, timeout: Duration) -> io::Result<Vec<SocketAdd
     })
 }
 
-/// Connecting to a Unix socket waits while its server's queue is full; the send timeout bounds that.
+/// Connecting to a Unix socket blocks while its server's queue is full; the send timeout limits that.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

@@ -1,4 +1,4 @@
-//! The hand-shake with keys, and protected frames, between two ends of a socket with somebody in between.
+//! The hand-shake with keys, and protected frames, between two ends of a socket with an attacker in between.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -47,7 +47,7 @@ fn greet(stream: &Stream, reader: &mut FrameReader, access: &Access) -> Result<W
     say_hello(stream, reader, &hello, ("data.0", &address), access, &Membership::default(), &LIMITS, soon())
 }
 
-/// A server: the hand-shake, a welcome or a refusal; then every frame is answered with its payload.
+/// A server: the hand-shake, a welcome or a refusal; then it echoes each frame's payload.
 fn serve(stream: Stream, ring: Option<&Keyring>, protect: Protect) -> Result<Guest, String> {
     let mut reader = FrameReader::new(1000);
     let membership = Membership::default();
@@ -94,7 +94,7 @@ fn pair() -> (Stream, Stream) {
     (Stream::from_unix(ours, TICK).unwrap(), Stream::from_unix(theirs, TICK).unwrap())
 }
 
-/// Sends a payload and receives it back, as clients do: a part with the head, the rest into pieces.
+/// Sends a payload and receives it back as clients do: partly with the head, the rest into pieces.
 fn echo(stream: &Stream, reader: &mut FrameReader, id: u64, payload: &[u8]) -> Result<Vec<u8>, TransportError> {
     let body = Answer::Written(payload.len() as u32);
     let head = frame::encode(Kind::Answer, id, &body, payload.len() as u32).unwrap();
@@ -180,7 +180,7 @@ fn each_mismatch_is_explained_on_both_sides() {
     let (ours, _) = meet(client(foreign.path()), Some(ring()));
     let ours = ours.unwrap_err();
     assert!(ours.contains("is not known here") && ours.contains("client.key"), "{ours}");
-    // The right number, another secret; another key pair at the server.
+    // The right number with another secret; another key pair at the server.
     let numbered = |text: String| {
         let (own, other) = (&keys.generations[0].number, foreign.path());
         let theirs = Keys::load(&other.join("client.key")).unwrap().generations[0].number.clone();
@@ -219,7 +219,7 @@ fn a_rotation_reaches_both_sides_in_either_order() {
     assert!(meet(old.path(), new.path()).unwrap_err().contains("is not known here"));
 }
 
-/// Passes bytes on, altered by `alter` from the first one on.
+/// Forwards bytes, changed by `alter` from the first on.
 fn between(mut from: UnixStream, mut to: UnixStream, mut alter: impl FnMut(usize, &mut [u8]) + Send + 'static) {
     std::thread::spawn(move || {
         let (mut buffer, mut at) = ([0; 4096], 0);
@@ -240,7 +240,7 @@ fn a_bit_that_flips_on_the_way_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     write_keys(dir.path(), &Keys::draw().unwrap());
     let payload = vec![7; 100_000];
-    // What each byte of the way there and back is, as bytes counted from the start.
+    // The role of each byte in both directions, counted from the start.
     let run = |flip: Option<(bool, usize)>, protect: Protect| {
         let (ours, middle_a) = UnixStream::pair().unwrap();
         let (middle_b, theirs) = UnixStream::pair().unwrap();
@@ -270,8 +270,8 @@ fn a_bit_that_flips_on_the_way_is_noticed() {
     let (whole, _) = run(None, Protect::All);
     assert!(whole.unwrap() == payload);
     for there in [true, false] {
-        // Every part of the hand-shake, the hello or welcome, the head of the frame, and its payload.
-        // Nothing goes by the number in a frame's head (bytes 8 to 15) before there are keys.
+        // Every part of the hand-shake, the hello or welcome, the head of the frame, and its payload. The number in a
+        // frame's head (bytes 8 to 15) is unused before there are keys.
         for place in (0..460).step_by(7).filter(|at| !(8..16).contains(at)).chain([20_000, 50_000, 99_000]) {
             let (ended, theirs) = run(Some((there, place)), Protect::All);
             assert!(ended.is_err(), "{there} {place}: the client went on, the server {theirs:?}");
@@ -284,7 +284,7 @@ fn a_bit_that_flips_on_the_way_is_noticed() {
             let (ended, _) = run(Some((there, place)), Protect::Handshake);
             assert!(ended.is_err(), "handshake: {there} {place}");
         }
-        // What the weaker modes do not promise.
+        // What the weaker modes do not guarantee.
         let (ended, theirs) = run(Some((there, 50_000)), Protect::Headers);
         assert!(ended.unwrap() != payload && theirs.is_ok());
     }

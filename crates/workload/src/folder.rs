@@ -18,7 +18,7 @@ pub struct Folder(PathBuf);
 impl Folder {
     /// Refused unless it is a folder.
     pub fn new(path: &Path) -> Result<Folder> {
-        ensure!(path.is_dir(), "{} is no folder", path.display());
+        ensure!(path.is_dir(), "{} is not a directory", path.display());
         Ok(Folder(path.into()))
     }
 }

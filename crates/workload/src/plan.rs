@@ -72,7 +72,7 @@ impl std::str::FromStr for Think {
             None if text == "none" => Ok(Think::None),
             Some(("uniform", time)) => us(time).map(Think::Uniform),
             Some(("exponential", time)) => us(time).map(Think::Exponential),
-            _ => Err(format!("{text:?} is no jitter: none, uniform:100us or exponential:100us")),
+            _ => Err(format!("{text:?} is not a valid jitter: none, uniform:100us or exponential:100us")),
         }
     }
 }

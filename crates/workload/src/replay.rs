@@ -56,7 +56,9 @@ impl std::str::FromStr for Timing {
             ("fast", "") => Ok(Timing::Fast),
             ("scaled", factor) => match factor.parse::<f64>() {
                 Ok(factor) if (0.001..=1000.0).contains(&factor) => Ok(Timing::At(factor)),
-                _ => Err(format!("{factor:?} is no factor: write scaled:0.5 for half the time, 0.001 to 1000")),
+                _ => {
+                    Err(format!("{factor:?} is not a valid factor: write scaled:0.5 for half the time, 0.001 to 1000"))
+                }
             },
             _ => Err(format!("there is no timing {text:?}: original, scaled:FACTOR, think or fast")),
         }

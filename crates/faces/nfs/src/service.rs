@@ -356,7 +356,7 @@ impl Service {
             return Some(item);
         }
         let arrival = engine.now();
-        if !engine.may_pass(read) {
+        if !engine.may_bypass(read) {
             return Some(item);
         }
         let mut bytes = vec![0; read.len as usize];
@@ -364,7 +364,7 @@ impl Service {
         cached.came(got.is_some());
         let Some(got) = got else { return Some(item) };
         bytes.truncate(got);
-        engine.passed(read, arrival, got as u64);
+        engine.bypassed(read, arrival, got as u64);
         let attr = item.node.attr();
         crate::data::answer_read((read.lane_offset, read.len), item, attr.as_ref(), &Arc::new(bytes), 0..got);
         None

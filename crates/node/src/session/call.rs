@@ -1,81 +1,81 @@
-//! One call of a client: repeated until it is answered, has failed for good, or its time is over.
+//! One call of a client: repeated until it is answered, has failed permanently, or has timed out.
 
 use impresario_sched::Nanos;
 
 use super::{Epoch, pause};
 
-/// A call is sent again at once after this many refusals: a client that a server has forgotten begins epochs until it
-/// is taken.
+/// A call is repeated at once after this many refusals: a client that a server has forgotten begins new epochs until
+/// one is accepted.
 const EPOCHS_AT_ONCE: u32 = 64;
 
-/// What may be done about a call whose answer did not come.
+/// What may be done about a call without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rights {
-    /// It may be sent again though a copy of it was sent: it only reads, or servers recognise its copies.
+    /// It may be repeated after a copy was sent: it only reads, or servers recognise its copies.
     pub repeat: bool,
-    /// It is sent in the name of this client, whose epochs are ours to begin.
+    /// It is sent in the name of this client, which may begin new epochs.
     pub ours: bool,
-    /// It makes sense on one connection only.
+    /// It is valid on one connection only.
     pub bound: bool,
-    /// A server that was too busy to begin it may be asked again.
+    /// It may be repeated to a server that was too busy to begin it.
     pub again_when_busy: bool,
-    /// It changes something: once it is given up, it must not be done later.
+    /// It changes something: once given up, it must not be applied later.
     pub changes: bool,
 }
 
-/// What a server answered, as far as repetition goes.
+/// A server's answer, as far as repetition is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The call was done, or failed for a reason of its own.
+    /// The call was done, or failed for its own reasons.
     Final,
-    /// It failed because a server further on did not answer, where it may still be done.
+    /// It failed because a server further along did not answer and may still apply it.
     Doubtful,
-    /// It came under an epoch that its client has left; it was not applied.
+    /// It arrived under an epoch that its client has left; it was not applied.
     Fenced,
-    /// An I/O node lost its way to the data server; the call may have been applied.
+    /// An I/O node lost its path to the data server; the call may have been applied.
     PathLost,
     /// The server is stopping and has not begun it.
     Stopping,
-    /// The server had no room for it and has not begun it.
+    /// The server had no room and has not begun it.
     Busy,
 }
 
 /// What to do next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The caller gets the answer.
+    /// Give the caller the answer.
     Answer,
-    /// Send it again.
+    /// Repeat it.
     Again {
-        /// Not earlier.
+        /// Not before this instant.
         at: Nanos,
-        /// On another connection than the one the answer came on.
+        /// On a different connection.
         elsewhere: bool,
     },
-    /// The caller gets an error.
+    /// Give the caller an error.
     Fail(Failure),
 }
 
 /// Why a call failed without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Its time is over.
+    /// It timed out.
     Late,
-    /// Its connection was lost, and it may not be repeated: it may or may not have been applied.
+    /// Its connection was lost and it may not be repeated: it may have been applied.
     Lost,
-    /// The peer broke the protocol; trying again would not help.
+    /// The peer violated the protocol; repeating would not help.
     Protocol,
 }
 
-/// A call under way.
+/// A call in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     rights: Rights,
     /// By when it must have ended.
     deadline: Nanos,
-    /// Under which the present copy was sent.
+    /// The epoch of the current copy.
     epoch: u32,
-    /// The oldest under which a copy was sent that may have been applied.
+    /// The oldest epoch of a copy that may have been applied.
     since: u32,
     /// Answers that asked for another copy.
     refusals: u32,
@@ -103,28 +103,28 @@ impl Call {
         self.rights.ours
     }
 
-    /// A copy before the present one may have been applied.
+    /// An earlier copy may have been applied.
     pub fn is_repeated(&self) -> bool {
         self.repeated
     }
 
-    /// The epoch under which the present copy was sent.
+    /// The epoch of the current copy.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// The oldest epoch under which a copy was sent that may have been applied; that of the present copy if no other was.
+    /// The oldest epoch of a copy that may have been applied; that of the current copy if there is no other.
     pub fn since(&self) -> u32 {
         self.since
     }
 
-    /// Copies of it may have been applied since this epoch, before this machine was made.
+    /// Copies may have been applied since this epoch, before this state was created.
     pub fn repeats(&mut self, since: u32) {
         self.repeated = true;
         self.since = since;
     }
 
-    /// A copy is sent: under this epoch.
+    /// A copy is sent under this epoch.
     pub fn stamp(&mut self, epoch: &Epoch) -> u32 {
         self.epoch = epoch.now();
         if !self.repeated {
@@ -133,7 +133,7 @@ impl Call {
         self.epoch
     }
 
-    /// An answer came. When another copy is to be sent under a newer epoch, that epoch has begun.
+    /// An answer arrived. If another copy must be sent under a newer epoch, that epoch has begun.
     pub fn answered(&mut self, now: Nanos, verdict: Verdict, epoch: &Epoch) -> Step {
         let elsewhere = match verdict {
             Verdict::Fenced | Verdict::PathLost if self.rights.ours => {
@@ -156,7 +156,7 @@ impl Call {
         Step::Again { at: Nanos(now.0.saturating_add(wait.0)).min(self.deadline), elsewhere }
     }
 
-    /// The connection was lost with the call outstanding; the thread that gave it up has begun a new epoch before.
+    /// The connection was lost with the call outstanding; the thread that closed it has begun a new epoch.
     pub fn lost(&mut self, now: Nanos, broke_protocol: bool) -> Step {
         if broke_protocol {
             return Step::Fail(Failure::Protocol);
@@ -168,15 +168,15 @@ impl Call {
         self.again(now)
     }
 
-    /// The caller waits no longer, and the present copy may still be under way: it must not be done after what its
-    /// client does next.
+    /// The caller has stopped waiting, and the current copy may still be in flight: it must not be applied after the
+    /// client's next operations.
     pub fn given_up(&self, epoch: &Epoch) {
         if self.rights.ours && self.rights.changes {
             epoch.leave(self.epoch);
         }
     }
 
-    /// Nothing has gone wrong but the time: may another copy leave?
+    /// Whether another copy may be sent, if there is still time.
     pub fn again(&self, now: Nanos) -> Step {
         if now >= self.deadline { Step::Fail(Failure::Late) } else { Step::Again { at: now, elsewhere: false } }
     }

@@ -2,27 +2,27 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How far the base epoch of a server rises at most when clients are forgotten: far more than a client gives up in its life.
-/// Without this bound one that claims a huge epoch would have everybody's requests refused.
+/// How far a server's base epoch may rise when clients are forgotten: far more than a client gives up in its lifetime.
+/// Without this bound, a client that claims a huge epoch would have all other clients' requests refused.
 const REACH: u32 = 1 << 20;
-/// Refusals after which a client begins to leap: fewer come from other threads that begin epochs.
+/// Refusals before a client starts to skip epochs: fewer can result from other threads beginning epochs.
 const STEPS: u32 = 3;
-/// Longest leap of a client over epochs.
+/// Longest skip over epochs.
 const LEAP_MAX: u32 = 1 << 16;
 
-/// The base epoch after clients of these epochs were forgotten: whatever they have under way must be refused. Of a client
-/// that is further ahead than anyone honest, its own delayed requests may pass.
+/// The base epoch after clients of these epochs were forgotten: their requests in flight must be refused. A client
+/// further ahead than any honest one risks only its own delayed requests.
 pub(super) fn base_after(base: u32, forgotten: impl Iterator<Item = u32>) -> u32 {
     let most = base.saturating_add(REACH);
     forgotten.fold(base, |base, epoch| base.max(epoch.min(most)))
 }
 
-/// The epoch under which a client sends; shared by all its connections.
+/// The epoch under which a client sends, shared by its connections.
 #[derive(Debug, Default)]
 pub struct Epoch(AtomicU32);
 
 impl Epoch {
-    /// Begins with this epoch.
+    /// Starts in this epoch.
     pub fn new(epoch: u32) -> Epoch {
         Epoch(AtomicU32::new(epoch))
     }
@@ -32,19 +32,19 @@ impl Epoch {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Leaves the present epoch: a connection was given up with calls outstanding. Must come before any of them is
-    /// repeated.
+    /// Leaves the current epoch because a connection was given up with calls outstanding. Must precede the repetition
+    /// of any of them.
     pub fn give_up(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Leaves epoch `old`, unless another thread has done so already.
+    /// Leaves epoch `old`, unless another thread has already done so.
     pub fn leave(&self, old: u32) {
         self.leap(old, 1);
     }
 
-    /// The same after a server has refused a call `refusals` times: in growing steps, so that a client that a server has
-    /// forgotten reaches its base epoch soon.
+    /// The same after a server refused a call `refusals` times: in growing steps, so that a client that a server has
+    /// forgotten soon reaches the base epoch.
     pub fn leave_after(&self, old: u32, refusals: u32) {
         self.leap(old, 1u32.checked_shl(refusals.saturating_sub(STEPS)).unwrap_or(LEAP_MAX).clamp(1, LEAP_MAX));
     }

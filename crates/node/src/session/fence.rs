@@ -1,22 +1,23 @@
-//! Fencing: a write that a client gave up and sent again by another way must not arrive late and undo newer ones.
+//! Fencing: a write that a client gave up and repeated on another route must not arrive late and undo newer ones.
 //!
-//! A client raises its epoch whenever it gives something up that may still be under way. A server remembers the highest
-//! epoch that it has seen of each client and refuses older ones.
+//! A client raises its epoch whenever it gives up something that may still be in flight. A server remembers the highest
+//! epoch of each client and refuses older ones.
 //!
-//! All clients begin in the *base* epoch, so only those that have raised theirs are remembered. Memory is bounded: when
-//! the oldest of them are forgotten, the base rises to the highest of their epochs, as far as an honest client can have come.
-//! Whatever they may still have under way is then refused, and a client below the base begins new epochs until it is taken.
+//! All clients begin in the *base* epoch, so only those that raised theirs are remembered. Memory is bounded: when the
+//! oldest of them are forgotten, the base rises to the highest of their epochs, as far as an honest client can have
+//! come. Their requests in flight are then refused, and a client below the base begins new epochs until one is
+//! accepted.
 
 use rustc_hash::FxHashMap;
 
 use super::epoch::base_after;
 
-/// Whether a request may pass.
+/// The decision on a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Passage {
-    /// It may.
+    /// It may pass.
     Open,
-    /// It may once its epoch is remembered: [`Fence::remember`].
+    /// It may pass once its epoch is remembered: [`Fence::remember`].
     Raised,
     /// Its client has left its epoch, or may have.
     Closed,
@@ -60,7 +61,7 @@ impl Fence {
         }
     }
 
-    /// True when a request of this epoch may pass; remembers the epoch.
+    /// True if a request of this epoch may pass; remembers the epoch.
     pub fn admit(&mut self, client: u64, epoch: u32) -> bool {
         match self.passage(client, epoch) {
             Passage::Open => true,
@@ -72,17 +73,17 @@ impl Fence {
         }
     }
 
-    /// The epoch of clients that are not remembered.
+    /// The epoch of unknown clients.
     pub fn base(&self) -> u32 {
         self.base
     }
 
-    /// Raises the base: what an earlier run of the server had forgotten.
+    /// Raises the base to that of an earlier run of the server.
     pub fn raise_base(&mut self, base: u32) {
         self.base = self.base.max(base);
     }
 
-    /// What is remembered: clients and their epochs.
+    /// The remembered clients and their epochs.
     pub fn remembered(&self) -> impl Iterator<Item = (u64, u32)> {
         self.old.iter().chain(&self.young).map(|(client, epoch)| (*client, *epoch))
     }

@@ -1,18 +1,17 @@
-//! Sessions: how a call is applied once although connections break, servers fall silent and clients try again.
+//! Sessions: how a call is applied once although connections break, servers fall silent and clients retry.
 //!
-//! Every request carries its client's key, epoch and sequence. A repetition keeps the sequence and goes out under a newer
-//! epoch, which revokes what is still under way of the older one at every server that has seen the newer.
+//! Every request carries its client's key, epoch and sequence. A repetition keeps the sequence and is sent under a
+//! newer epoch, which revokes copies of the older one at every server that has seen the newer.
 //!
-//! Everything here is a machine without a clock, a thread or a socket: time is an argument. The machines are small so
-//! that a client with many threads can hold each under the lock that it needs anyway; the simulator drives the same
-//! ones.
+//! Everything here is a state machine without clock, thread or socket: time is an argument. The machines are small, so
+//! that a client with many threads can guard each with a lock it needs anyway; the simulator drives the same ones.
 //!
 //! - [`Epoch`]: the epoch of a client.
 //! - [`Call`]: one call from its first copy to its answer: what may be repeated, when, and when it has failed.
-//! - [`Routes`]: the way to a service that is reached through any of several servers: which one next, and after what pause.
-//! - [`Silence`]: whether a peer that says nothing is slow or dead.
-//! - [`Fence`]: the server's side for what may be done twice in order: which epochs it still takes.
-//! - [`Replies`]: the server's side for what must not be done twice: what was done, and answered.
+//! - [`Routes`]: a service that several servers can reach: which to try next, and after what pause.
+//! - [`Silence`]: whether a silent peer is slow or dead.
+//! - [`Fence`]: the server's side for operations that may be repeated in order: which epochs it accepts.
+//! - [`Replies`]: the server's side for operations that must be done once: which were done, with what reply.
 
 mod call;
 mod epoch;

@@ -1,13 +1,13 @@
-//! The server's side for calls that must not be done twice: which changes were done, and what was answered.
+//! The server's side for calls that must be done once: which changes were done, and their replies.
 //!
-//! A change carries its client's key, epoch and sequence. Copies of it (repeated by the client, or delayed on the way)
-//! carry the same sequence, so a copy of a change that was done gets the remembered reply. A change of an epoch that its
-//! client has left is refused, and one of a new epoch begins only when what is under way of older ones has ended:
-//! what was given up can no longer interfere with what is done instead.
+//! A change carries its client's key, epoch and sequence. Copies of it (repeated by the client or delayed in the
+//! network) have the same sequence, so a copy of a completed change gets the remembered reply. A change of an epoch
+//! that its client has left is refused, and one of a new epoch begins only after those of older epochs in progress have
+//! ended: a change that was given up can no longer interfere with its replacement.
 //!
-//! Memory is bounded, and what is forgotten is refused, never done twice: as in [`Fence`](super::Fence), clients that are
-//! not remembered are in the base epoch or a newer one; and a repetition says since which epoch copies of it were sent,
-//! so that it is known whether one of them may be among what was forgotten.
+//! Memory is bounded, and forgotten changes are refused, never done twice: as in [`Fence`](super::Fence), unknown
+//! clients are in the base epoch or a newer one; and a repetition states since which epoch copies of it were sent,
+//! which shows whether one of them may be among the forgotten changes.
 
 use std::collections::VecDeque;
 
@@ -22,67 +22,67 @@ pub enum Admission<R> {
     New,
     /// A copy of it was done, with this reply.
     Done(R),
-    /// A copy of it, or a change of an older epoch, is under way: to be asked again.
+    /// A copy of it, or a change of an older epoch, is in progress: ask again.
     Busy,
-    /// Its client has left its epoch, or may have: to be sent again in a newer one.
+    /// Its client has left its epoch, or may have: send it again in a newer one.
     Fenced,
-    /// A copy of it may have been done, and nothing is known of it any more.
+    /// A copy of it may have been done, which is no longer known.
     Forgotten,
 }
 
-/// What a server tells its next run.
+/// What a server stores for its next run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kept<R> {
-    /// The epoch of clients that are not remembered.
+    /// The epoch of unknown clients.
     Base(u32),
-    /// A client, its epoch, and the highest of its sequences that was forgotten.
+    /// A client, its epoch, and its highest forgotten sequence.
     Client {
         /// Its key.
         client: u64,
         /// Its epoch.
         epoch: u32,
-        /// 0: none was.
+        /// 0: none.
         forgotten: u64,
     },
-    /// Clients were forgotten, with changes of this epoch at the latest.
+    /// Clients were forgotten, with changes up to this epoch.
     Forgot(u32),
     /// A change was done.
     Change {
         /// Its client.
         client: u64,
-        /// The epoch of that.
+        /// Its epoch.
         epoch: u32,
         /// Its sequence.
         sequence: u64,
-        /// What was answered; `None`: what was restored of this change before does not count.
+        /// The reply; `None` revokes what was restored of this change before.
         reply: Option<R>,
     },
 }
 
-/// A change as it came.
+/// The identity of a change as received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp {
     /// The client.
     pub client: u64,
-    /// Under which this copy was sent.
+    /// The epoch of this copy.
     pub epoch: u32,
-    /// The oldest under which a copy was sent that may have been done.
+    /// The oldest epoch of a copy that may have been done.
     pub since: u32,
     /// The same for all copies.
     pub sequence: u64,
 }
 
-/// Changes done lately, by client.
+/// Recent changes, by client.
 ///
 /// Memory is bounded by `replies_max` remembered replies and two generations of `clients_max` clients.
 pub struct Replies<R> {
     young: FxHashMap<u64, Client<R>>,
     old: FxHashMap<u64, Client<R>>,
-    /// Done changes in the order in which they ended.
+    /// Completed changes in order of completion.
     order: VecDeque<(u64, u64)>,
-    /// The epoch of clients that are not remembered.
+    /// The epoch of unknown clients.
     base: u32,
-    /// Changes of clients were forgotten, of this epoch at the latest.
+    /// Clients with changes up to this epoch were forgotten.
     forgot: Option<u32>,
     clients_max: usize,
     replies_max: usize,
@@ -90,12 +90,12 @@ pub struct Replies<R> {
 
 struct Client<R> {
     epoch: u32,
-    /// Changes under way: sequence and epoch.
+    /// Changes in progress: sequence and epoch.
     under_way: Vec<(u64, u32)>,
     done: FxHashMap<u64, R>,
     /// Highest sequence whose reply was forgotten; 0: none.
     forgotten: u64,
-    /// Clients had been forgotten before this one was heard of, perhaps it too: changes of this epoch at the latest.
+    /// If clients had been forgotten before this one was first seen, it may be among them: changes up to this epoch.
     unknown: Option<u32>,
 }
 
@@ -119,19 +119,19 @@ impl<R: Clone> Replies<R> {
         }
     }
 
-    /// A call has come that changes nothing: notes its epoch, and says whether its client is still in it.
+    /// A call without changes arrived: records its epoch, and returns whether its client is still in it.
     pub fn note(&mut self, client: u64, epoch: u32) -> bool {
         let known = self.client(client);
         known.epoch = known.epoch.max(epoch);
         epoch == known.epoch
     }
 
-    /// The newest epoch seen of a client.
+    /// The newest known epoch of a client.
     pub fn epoch_of(&self, client: u64) -> u32 {
         self.young.get(&client).or_else(|| self.old.get(&client)).map_or(self.base, |known| known.epoch)
     }
 
-    /// A change has come. Sequences of a client start at 1.
+    /// A change arrived. Sequences of a client start at 1.
     pub fn begin(&mut self, Stamp { client, epoch, since, sequence }: Stamp) -> Admission<R> {
         let known = self.client(client);
         known.epoch = known.epoch.max(epoch);
@@ -155,7 +155,7 @@ impl<R: Clone> Replies<R> {
         Admission::New
     }
 
-    /// A change has ended: with this reply, or, `None`, without having changed anything.
+    /// A change ended: with this reply, or, if `None`, without changing anything.
     pub fn end(&mut self, client: u64, sequence: u64, reply: Option<R>) {
         let known = self.client(client);
         known.under_way.retain(|(under_way, _)| *under_way != sequence);
@@ -167,7 +167,7 @@ impl<R: Clone> Replies<R> {
         }
     }
 
-    /// Takes up what an earlier run of the server kept, in its order.
+    /// Restores what an earlier run of the server stored, in order.
     pub fn restore(&mut self, kept: Kept<R>) {
         match kept {
             Kept::Base(base) => self.base = self.base.max(base),
@@ -188,9 +188,9 @@ impl<R: Clone> Replies<R> {
         }
     }
 
-    /// What the next run of the server has to know.
+    /// What the next run of the server needs.
     pub fn kept(&self) -> impl Iterator<Item = Kept<R>> {
-        // Of clients behind `Forgot`, some changes are not known.
+        // After `Forgot`, some changes of clients are unknown.
         let clients =
             |is_unknown: bool| {
                 let all = self.old.iter().chain(&self.young);
@@ -207,7 +207,7 @@ impl<R: Clone> Replies<R> {
         std::iter::once(Kept::Base(self.base)).chain(clients(false)).chain(forgot).chain(clients(true)).chain(changes)
     }
 
-    /// The changes under way: client, epoch, sequence.
+    /// The changes in progress: client, epoch, sequence.
     pub fn under_way(&self) -> impl Iterator<Item = (u64, u32, u64)> {
         let clients = self.young.iter().chain(&self.old);
         clients.flat_map(|(client, known)| known.under_way.iter().map(|(sequence, epoch)| (*client, *epoch, *sequence)))
@@ -232,7 +232,7 @@ impl<R: Clone> Replies<R> {
         let gone = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
         let mut gone_epochs = Vec::with_capacity(gone.len());
         for (number, client) in gone {
-            // A change under way must be found when it ends.
+            // A change in progress must be found when it ends.
             if !client.under_way.is_empty() {
                 self.young.insert(number, client);
                 continue;

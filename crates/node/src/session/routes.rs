@@ -5,36 +5,37 @@ use impresario_sched::Nanos;
 /// First and longest pause between attempts.
 const PAUSE: (Nanos, Nanos) = (Nanos(20_000_000), Nanos(500_000_000));
 
-/// The pause after so many failures in a row: 20 ms, doubled each time, at most 500 ms.
+/// The pause after this many failures in a row: 20 ms, doubled each time, at most 500 ms.
 pub fn pause(failures: u32) -> Nanos {
     Nanos((PAUSE.0.0 << failures.min(10)).min(PAUSE.1.0))
 }
 
-/// What to do to get a connection.
+/// How to get a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Connect over this route and give up at `until`. [`Routes::opened`] or [`Routes::refused`] ends the attempt.
+    /// Connect over this route and give up at `until`. Report the result with [`Routes::opened`] or
+    /// [`Routes::refused`].
     Connect {
         /// Number of the route.
         route: usize,
         /// When the attempt has failed.
         until: Nanos,
     },
-    /// Another thread is connecting, or a pause runs: ask again at `until`, or when something changed.
+    /// Another thread is connecting, or a pause is running: ask again at `until`, or after a change.
     Wait {
         /// When to ask again at the latest.
         until: Nanos,
     },
-    /// The caller's time is over.
+    /// The caller has timed out.
     Late,
 }
 
-/// The routes to a service: equivalent servers, of which one is in use or being tried at a time.
+/// The routes to a service: equivalent servers, one of which is in use or being tried.
 #[derive(Clone, Debug)]
 pub struct Routes {
     count: u32,
     at: u32,
-    /// Attempts in a row that came to nothing.
+    /// Consecutive failed attempts.
     failures: u32,
     connecting: bool,
     retry_at: Nanos,
@@ -57,8 +58,8 @@ impl Routes {
         self.count > 1
     }
 
-    /// What a caller without a connection does, whose time is over at `deadline`. With another route to try, an
-    /// attempt takes a quarter of `timeout` at most.
+    /// What a caller without a connection does, until `deadline`. If there is another route, an attempt takes at most a
+    /// quarter of `timeout`.
     pub fn next(&mut self, now: Nanos, deadline: Nanos, timeout: Nanos) -> Next {
         if now >= deadline {
             return Next::Late;
@@ -80,19 +81,19 @@ impl Routes {
         self.retry_at = Nanos(0);
     }
 
-    /// The attempt failed: on to the next route, after a pause when all have failed.
+    /// The attempt failed: try the next route, after a pause if all have failed.
     pub fn refused(&mut self, now: Nanos) {
         self.connecting = false;
         self.at = (self.at + 1) % self.count;
         self.failures = self.failures.saturating_add(1);
-        // Each round over all routes counts as one failure.
+        // A round over all routes counts as one failure.
         if self.failures.is_multiple_of(self.count) {
             self.retry_at = Nanos(now.0 + pause((self.failures / self.count).saturating_sub(1)).0);
         }
     }
 
-    /// The connection was lost: on to the next route. `answered`: an answer came on it; a server that ends connections
-    /// without one is not asked again at once.
+    /// The connection was lost: try the next route. `answered`: an answer was received on it; a server that closes
+    /// connections without one is not tried again at once.
     pub fn lost(&mut self, now: Nanos, answered: bool) {
         self.at = (self.at + 1) % self.count;
         self.failures = if answered { 0 } else { self.failures.saturating_add(1) };

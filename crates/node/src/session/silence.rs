@@ -1,31 +1,31 @@
-//! A peer that says nothing: slow, or dead?
+//! Decides whether a silent peer is slow or dead.
 
 use impresario_sched::Nanos;
 
-/// How long a silent peer is put up with.
+/// How long a silent peer is tolerated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
-    /// A peer that is silent for so long with calls outstanding is given up; after half of it it is asked for a sign of
-    /// life, which every server gives at once.
+    /// A peer that is silent for this long with calls outstanding is given up; after half of that it is pinged, which
+    /// every server answers at once.
     pub silence: Nanos,
-    /// There are other ways to go. Without one a peer is only given up when a call's time is over.
+    /// There are other routes. Without one, a peer is given up only when a call times out.
     pub has_other_ways: bool,
 }
 
-/// What a connection has heard of its peer.
+/// When a connection last heard from its peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
     last_heard: Nanos,
-    /// A sign of life was asked for since.
+    /// A ping was sent since.
     pinged: bool,
 }
 
-/// What is to be done about a silent peer.
+/// What to do about a silent peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sign {
     /// Nothing.
     Wait,
-    /// Ask it for a sign of life.
+    /// Ping it.
     Ping,
     /// It is dead: leave it. It has been silent for this long.
     GiveUp(Nanos),
@@ -37,17 +37,17 @@ impl Silence {
         Silence { last_heard: now, pinged: false }
     }
 
-    /// When something came last.
+    /// When the peer was last heard.
     pub fn last_heard(&self) -> Nanos {
         self.last_heard
     }
 
-    /// Something came.
+    /// Something was received.
     pub fn heard(&mut self, now: Nanos) {
         *self = Silence::new(now);
     }
 
-    /// Judges the silence over a call that was sent at `sent`; `is_late`: its time is over.
+    /// Judges the silence during a call sent at `sent`; `is_late`: it has timed out.
     pub fn judge(&mut self, now: Nanos, sent: Nanos, is_late: bool, patience: &Patience) -> Sign {
         let silent = now.0.saturating_sub(self.last_heard.max(sent).0);
         if silent >= patience.silence.0 && (is_late || patience.has_other_ways) {

@@ -6,7 +6,7 @@
 //! completion). Each class has three tags, each max(now, previous + cost ÷ rate), for its oldest request:
 //! - *Constraint phase*: among classes whose reservation tag is due, the earliest tag goes first.
 //! - *Weight phase*, when no tag is due: among classes within their limit, the lowest weight tag goes first. This does
-//! not count against the class's reservation.
+//!   not count against the class's reservation.
 //!
 //! "Now" in the reservation tag is the request's arrival, so a reservation that the device could not keep stays owed,
 //! as in the paper. The limit tag counts from dispatch: a class never makes up for time below its limit (with the

@@ -8,12 +8,12 @@
 //!
 //! From aioli-2006, part 2:
 //! - The queue whose turn it is keeps its lane for a *dedicated window* of `window_us` while it has requests, whatever
-//! their quanta; the lane is held for up to `anticipation_us` when a synchronous process is about to send the next one
-//! (`parts/windows.rs`). `window_us=0` is the rule of agios-2013 alone.
+//!   their quanta; the lane is held for up to `anticipation_us` when a synchronous process is about to send the next
+//!   one (`parts/windows.rs`). `window_us=0` is the rule of agios-2013 alone.
 //! - `weights`: an application's quanta grow faster, and its windows last longer, by its weight ("the grow of a quantum
-//! could be set for each application"). A queue has the weight of the request that opened it.
+//!   could be set for each application"). A queue has the weight of the request that opened it.
 //! - `adapt`: a file's next quantum follows its use. It is on in `aioli`, which is this policy with other defaults, as
-//! is `hold_us`, which is ours: short runs are held for their neighbours (`parts/holds.rs`).
+//!   is `hold_us`, which is ours: short runs are held for their neighbours (`parts/holds.rs`).
 //!
 //! Ours, where the papers are silent: a virtual request is at most one batch. "Offset order" starts at the lowest
 //! offset each time, which starves high ones: after `guard_batches` batches of a queue that passed over its oldest

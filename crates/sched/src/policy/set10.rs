@@ -8,13 +8,13 @@
 //! Source: Boito, Pallez, Teylo and Vidal, "IO-SETS: simple and efficient approaches for I/O bandwidth management",
 //! IEEE TPDS 2023. Where it is silent, or needs what a server does not know:
 //! - Periods are learnt: a phase begins with a request after `phase_gap_ms` without outstanding ones (`phases.rs`), and
-//! T is the mean over about 16 periods. Until the second phase begins, T is `unknown_period_s`; `rules` can set it
-//! (`big: job=17 {period_s=900}`).
+//!   T is the mean over about 16 periods. Until the second phase begins, T is `unknown_period_s`; `rules` can set it
+//!   (`big: job=17 {period_s=900}`).
 //! - Sets range from 10⁻³ s to 10⁶ s; a T outside belongs to the nearest.
 //! - Shares are of device time and per lane: start-time fair queueing, debited by the cost model at dispatch, corrected
-//! by the service time at completion. A set that was idle starts at the others' virtual time.
+//!   by the service time at completion. A set that was idle starts at the others' virtual time.
 //! - If the application whose turn it is in a set has nothing queued at the moment, the next one by start of phase
-//! goes. Within an application: order of arrival, aggregated.
+//!   goes. Within an application: order of arrival, aggregated.
 //!
 //! Wait: an endless phase would starve its set, so after `guard_batches` batches of a lane that passed over its oldest
 //! request, that request goes next (0 disables the guard). Work-conserving.

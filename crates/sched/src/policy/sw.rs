@@ -6,7 +6,7 @@
 //!
 //! Our choices where the sources are silent:
 //! - Windows are cut on the servers' shared clock, and applications, then files, are ordered by stable key, so that all
-//! servers have the same order. A request keeps the window of its first arrival across a policy switch.
+//!   servers have the same order. A request keeps the window of its first arrival across a policy switch.
 //! - Within an application: file by file, reads before writes, in offset order, touching requests aggregated
 //!   (the papers note that Song's order leaves spatial locality unused: agios-2013, II).
 //! - No request waits for a window to end: the order only ranks the queued requests.

@@ -12,20 +12,20 @@
 //!
 //! Our options, usable alone or together:
 //! - `in_flight_per_server`: fewer batches at a server than configured. With one, all waiting requests can be ordered
-//! and merged until the server is free.
+//!   and merged until the server is free.
 //! - `merge=on`: requests that touch are merged. Contiguity is judged in the server's own offsets: if requests are
-//! split, neighbouring stripes of one server are contiguous.
+//!   split, neighbouring stripes of one server are contiguous.
 //! - `order_within=offset`: a server's requests are served by a scan: file by file (by stable key), reads before
-//! writes, ascending from the end of the last batch, wrapping. After `guard_batches` batches that passed over the
-//! server's oldest request, that request goes next (0 disables the guard).
+//!   writes, ascending from the end of the last batch, wrapping. After `guard_batches` batches that passed over the
+//!   server's oldest request, that request goes next (0 disables the guard).
 //! - `work_conserving=on`: if the window's server has nothing queued or no room, the others are served in the order of
-//! their windows. The window then only decides who goes first. `work_conserving=idle` serves them only while the
-//! window's server has nothing queued and nothing in flight, so that nodes keep to their servers.
+//!   their windows. The window then only decides who goes first. `work_conserving=idle` serves them only while the
+//!   window's server has nothing queued and nothing in flight, so that nodes keep to their servers.
 //! - `anticipation_us`: when the last batch at the window's server has completed and no queued request continues it,
-//! the server is held for at most this long, within its window, for the stream's next request: one of the same file and
-//! operation that starts at most `batch_bytes` behind the end of the batch. With `order_within=arrival` only an empty
-//! queue is held for. Other servers get nothing meanwhile. Streams for which holds do not pay get none (see
-//! `anticipation.rs`).
+//!   the server is held for at most this long, within its window, for the stream's next request: one of the same file
+//!   and operation that starts at most `batch_bytes` behind the end of the batch. With `order_within=arrival` only an
+//!   empty queue is held for. Other servers get nothing meanwhile. Streams for which holds do not pay get none (see
+//!   `anticipation.rs`).
 //!
 //! Wait: not work-conserving by default; a lane idles outside its window, at most (n-1) windows of every n. With
 //! nothing queued no timer runs. Among its own server's requests only older ones precede it (in offset order: as many

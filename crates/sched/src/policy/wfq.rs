@@ -11,8 +11,8 @@
 //!
 //! Our choices where the source is silent:
 //! - Rounds are not iterated. The round that pays for a queue's next batch is computed when the queue joins or ends its
-//! turn, and rounds in which no queue could send are skipped by arithmetic, so a request of any length is served at
-//! once if no other waits. Within a round, queues visited longest ago go first.
+//!   turn, and rounds in which no queue could send are skipped by arithmetic, so a request of any length is served at
+//!   once if no other waits. Within a round, queues visited longest ago go first.
 //! - With `merge=on` the oldest request of a queue takes along the requests that touch it; the whole batch is paid for.
 //! - Each lane has its own ring: one device's bytes cannot be paid for with another's idle time.
 //!

@@ -1,8 +1,8 @@
-//! What a record is told relative to: the state that encoder and decoder carry through a block, alike on both sides.
+//! The state that encoder and decoder share within a block; each record is coded relative to it.
 //!
-//! Requests of one origin to one file (a *stream*) mostly repeat themselves: the same operation and length, each where
-//! the one before ended, or a constant stride further. What repeats costs one bit. The state begins anew with each
-//! block, so that every block can be read without those before it, but for the definitions in them.
+//! Requests of one origin to one file (a *stream*) mostly repeat: the same operation and length, each starting where
+//! the previous one ended or a constant stride further. What repeats costs one bit. The state is reset for each block,
+//! so a block can be read without earlier ones, except for their definitions.
 
 use super::{OriginId, Record, TraceOp};
 use impresario_sched::{FileId, LaneId};
@@ -22,7 +22,7 @@ pub struct Stream {
     pub op: TraceOp,
     pub offset: u64,
     pub len: u64,
-    /// Between the last two offsets; modulo 2^64.
+    /// Distance between the last two offsets, modulo 2^64.
     pub stride: u64,
 }
 
@@ -31,12 +31,12 @@ impl Stream {
         Stream { key, op: TraceOp::Read, offset: 0, len: 0, stride: 0 }
     }
 
-    /// Where a contiguous request begins.
+    /// The offset of a contiguous request.
     pub fn next(&self) -> u64 {
         self.offset.wrapping_add(self.len)
     }
 
-    /// Where a strided request begins.
+    /// The offset of a strided request.
     pub fn strided(&self) -> u64 {
         self.offset.wrapping_add(self.stride)
     }

@@ -1,49 +1,49 @@
-//! From the bytes of a trace to records. The bytes may come from anybody: nothing in them is believed before it is
-//! checked, and memory is bounded by constants.
+//! Decodes the bytes of a trace. They are untrusted: nothing is used before it is checked, and constants bound the
+//! memory.
 
 use super::context::{Context, Stream, StreamKey};
 use super::encode::checksum;
 use super::varint::Bytes;
 use super::*;
 
-/// Why bytes are no trace.
+/// Why bytes are not a trace.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// It begins otherwise.
+    /// The magic is wrong.
     #[error("it is not a trace: it does not begin with IMTRACE")]
     Magic,
-    /// Of another version of the format.
+    /// The version is not supported.
     #[error("it is a trace of version {0}, and this program reads version {VERSION}; a newer program reads it")]
     Version(u8),
-    /// Not what a block begins with.
+    /// The block has an unknown kind.
     #[error("there is a block of unknown kind {0}; the file is damaged, or from a newer program")]
     Kind(u8),
-    /// A block at another place than it may have: a second header, something behind the end.
+    /// A block is in the wrong place: a second header, or anything after the end.
     #[error("there is a block of kind {0} where none may be; the file is damaged")]
     Order(u8),
-    /// Longer than any writer makes them.
+    /// The block is longer than the format allows.
     #[error("there is a block of {0} bytes, and none has more than {BLOCK_BYTES_MAX}; the file is damaged")]
     Long(usize),
-    /// Its bytes have changed. When the trace ends with this block, that is a torn tail.
+    /// The block's bytes changed. In the last block of a trace this is a torn tail.
     #[error("the checksum of a block of {0} bytes is wrong; the file is damaged")]
     Checksum(usize),
-    /// The bytes of the block say something impossible, though their checksum is right.
+    /// The block's content is invalid although its checksum is right.
     #[error("a block says something impossible ({0}); its writer is at fault")]
     Content(&'static str),
 }
 
-/// What one step did.
+/// The result of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Nothing: at least so many bytes are needed, counted from the first one that was given.
+    /// No progress: this many bytes are needed, counted from the first one given.
     Need(usize),
-    /// So many bytes are done with.
+    /// This many bytes are consumed.
     Used(usize),
-    /// So many bytes are done with, and the trace ends with them.
+    /// This many bytes are consumed and end the trace.
     Closed(usize),
 }
 
-/// Reads one trace, block by block.
+/// Decodes one trace, block by block.
 #[derive(Default)]
 pub struct Decoder {
     header: Option<Header>,
@@ -57,38 +57,38 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// At the beginning of a trace.
+    /// A decoder at the start of a trace.
     pub fn new() -> Decoder {
         Decoder::default()
     }
 
-    /// What is true of the whole trace, once its first block is read.
+    /// The header, once the first block is decoded.
     pub fn header(&self) -> Option<&Header> {
         self.header.as_ref()
     }
 
-    /// The files that are known so far, by their numbers.
+    /// The files defined so far, by number.
     pub fn files(&self) -> &[FileInfo] {
         &self.files
     }
 
-    /// The origins that are known so far, by their numbers.
+    /// The origins defined so far, by number.
     pub fn origins(&self) -> &[Origin] {
         &self.origins
     }
 
-    /// Records read so far.
+    /// Records decoded so far.
     pub fn records(&self) -> u64 {
         self.records
     }
 
-    /// True behind the block that closes a trace.
+    /// True after the block that closes a trace.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Reads the magic or one block at the beginning of `bytes`, and appends its records. Every record's file and origin
-    /// are known. On an error nothing is appended.
+    /// Decodes the magic or one block at the start of `bytes`, and appends its records, whose files and origins are all
+    /// defined. On an error nothing is appended.
     pub fn step(&mut self, bytes: &[u8], records: &mut Vec<Record>) -> Result<Step, DecodeError> {
         if !self.begun {
             return self.begin(bytes);
@@ -149,8 +149,8 @@ impl Decoder {
         }
     }
 
-    /// How the bytes end when `rest` is all that remains of them and `error` is what [`step`](Decoder::step) said of
-    /// that, if it was no request for more. `None`: not at all, they are damaged.
+    /// How the trace ends if only `rest` remains and [`step`](Decoder::step) returned `error` for it, or asked for
+    /// more. `None` if the bytes are damaged instead.
     pub fn ending(&self, rest: &[u8], error: Option<&DecodeError>) -> Option<Ending> {
         let torn = Ending::Torn { lost_bytes: rest.len() as u64 };
         match error {
@@ -158,7 +158,7 @@ impl Decoder {
             None if rest.is_empty() && self.header.is_some() => Some(Ending::Unclosed),
             None => Some(torn),
             Some(DecodeError::Checksum(block_bytes)) if *block_bytes >= rest.len() => Some(torn),
-            // What a file system leaves of a write that a crash of the machine cut off.
+            // A file system may leave zeros for a write that a machine crash interrupted.
             Some(DecodeError::Kind(0)) if rest.iter().all(|b| *b == 0) => Some(torn),
             Some(_) => None,
         }
@@ -265,7 +265,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Counts a definition before it takes memory.
+    /// Counts a definition before it uses memory.
     fn defined(&mut self, fields: &[u8], number: usize, max: u32) -> Result<(), &'static str> {
         self.definitions_bytes += fields.len() + 64;
         if number >= max as usize || self.definitions_bytes > DEFINITIONS_BYTES_MAX {
@@ -302,7 +302,7 @@ fn text(value: &[u8]) -> Option<String> {
     (text.len() <= TEXT_BYTES_MAX).then(|| text.to_owned())
 }
 
-/// Calls `take` for each (tag, value). Unknown tags are for later versions, so `take` passes over them.
+/// Calls `take` for each (tag, value). Later versions may add tags, so `take` ignores unknown ones.
 fn each_field(fields: &[u8], mut take: impl FnMut(u64, &[u8]) -> Option<()>) -> Option<()> {
     let mut rest = Bytes(fields);
     while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! From records to the bytes of a trace.
+//! Encodes records as the bytes of a trace.
 
 use rustc_hash::FxHashMap;
 
@@ -6,13 +6,13 @@ use super::context::{Context, Stream, StreamKey};
 use super::varint::{put, put_bytes, put_signed};
 use super::*;
 
-/// Why something cannot be in a trace.
+/// Why something cannot be encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// Files beyond [`FILES_MAX`].
+    /// More than [`FILES_MAX`] files.
     #[error("a trace holds at most {FILES_MAX} files; begin another trace")]
     Files,
-    /// Origins beyond [`ORIGINS_MAX`].
+    /// More than [`ORIGINS_MAX`] origins.
     #[error("a trace holds at most {ORIGINS_MAX} threads; begin another trace")]
     Origins,
     /// Longer than [`PATH_BYTES_MAX`] or [`TEXT_BYTES_MAX`].
@@ -29,11 +29,11 @@ pub enum EncodeError {
     Closed,
 }
 
-/// Makes the bytes of one trace. Takes memory for one block of records and what is sealed and not yet taken.
+/// Encodes one trace. Holds one block of records and the sealed bytes not yet taken.
 pub struct Encoder {
     /// Whole blocks.
     sealed: Vec<u8>,
-    /// The payload of the block that is being filled.
+    /// The payload of the current block.
     payload: Vec<u8>,
     context: Context,
     /// The streams of the context by key.
@@ -45,7 +45,7 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Begins a trace: its first block is sealed at once. Texts beyond [`TEXT_BYTES_MAX`] are cut.
+    /// Starts a trace and seals its header block. Texts beyond [`TEXT_BYTES_MAX`] are truncated.
     pub fn new(header: &Header) -> Encoder {
         let mut sealed = Vec::with_capacity(BLOCK_BYTES + BLOCK_BYTES / 4);
         sealed.extend_from_slice(&MAGIC);
@@ -71,7 +71,7 @@ impl Encoder {
         }
     }
 
-    /// Makes a file known; the first one is number 0.
+    /// Defines a file; the first is number 0.
     pub fn define_file(&mut self, file: &FileInfo) -> Result<FileId, EncodeError> {
         self.open()?;
         if self.files == FILES_MAX {
@@ -91,7 +91,7 @@ impl Encoder {
         Ok(FileId(self.files - 1))
     }
 
-    /// Makes somebody known; the first one is number 0.
+    /// Defines an origin; the first is number 0.
     pub fn define_origin(&mut self, origin: &Origin) -> Result<OriginId, EncodeError> {
         self.open()?;
         if self.origins == ORIGINS_MAX {
@@ -119,7 +119,7 @@ impl Encoder {
         self.seal_when_full();
     }
 
-    /// Appends a request. Their order is free; the nearer to that of arrival, the fewer bytes.
+    /// Appends a request, in any order; the closer to order of arrival, the fewer bytes.
     pub fn push(&mut self, record: &Record) -> Result<(), EncodeError> {
         self.open()?;
         if record.file.0 >= self.files {
@@ -148,7 +148,7 @@ impl Encoder {
             _ => tag::OFFSET_BYTES,
         };
         let mut set = |bit, when: bool| first |= if when { bit } else { 0 };
-        // A new stream must be told even where its index is that of the last one: in an empty block.
+        // A new stream must be written even if its index equals the current one, as in an empty block.
         set(tag::STREAM, known.is_none() || at != context.current);
         set(tag::OP, record.op != stream.op);
         set(tag::LEN, record.len != stream.len);
@@ -207,7 +207,7 @@ impl Encoder {
         }
     }
 
-    /// Ends the present block: what was pushed so far is among the [`sealed`](Encoder::sealed) bytes.
+    /// Ends the current block: everything pushed so far becomes [`sealed`](Encoder::sealed).
     pub fn seal(&mut self) {
         if !self.payload.is_empty() {
             seal(&mut self.sealed, BLOCK_RECORDS, &self.payload);
@@ -217,7 +217,7 @@ impl Encoder {
         }
     }
 
-    /// Seals and closes the trace, so that readers know that nothing is missing.
+    /// Seals and closes the trace, so that readers know it is complete.
     pub fn finish(&mut self) {
         if !self.closed {
             self.seal();
@@ -228,12 +228,12 @@ impl Encoder {
         }
     }
 
-    /// Whole blocks that wait to be written.
+    /// Whole blocks that are ready to be written.
     pub fn sealed(&self) -> &[u8] {
         &self.sealed
     }
 
-    /// Forgets the sealed blocks: they are written.
+    /// Drops the sealed blocks after they were written.
     pub fn written(&mut self) {
         self.sealed.clear();
     }
@@ -244,7 +244,7 @@ impl Encoder {
     }
 }
 
-/// Appends one block. Its payload is at most a full block and one definition.
+/// Appends one block. Its payload is at most a full block plus one definition.
 fn seal(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
     debug_assert!(payload.len() <= BLOCK_BYTES_MAX);
     let at = out.len();
@@ -254,7 +254,7 @@ fn seal(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Of a block: its kind and length, and its payload.
+/// The checksum of a block's kind, length and payload.
 pub(super) fn checksum(frame: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(frame);
@@ -285,7 +285,7 @@ fn text_field(out: &mut Vec<u8>, tag: u64, text: &str) {
     }
 }
 
-/// The text up to [`TEXT_BYTES_MAX`], at the end of a character.
+/// The text up to [`TEXT_BYTES_MAX`], cut at a character boundary.
 fn cut(text: &str) -> &str {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {

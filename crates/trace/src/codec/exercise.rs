@@ -1,14 +1,14 @@
-//! What the decoder must survive: one function that the fuzzer and the property tests share.
+//! The decoder's robustness check, shared by the fuzzer and the property tests.
 
 use super::encode::checksum;
 use super::*;
 
-/// Decodes arbitrary bytes: as a trace, as what follows a trace's beginning, and as the blocks of a trace whose
-/// checksums are right, each with a byte for its kind and two for its length before it.
+/// Decodes arbitrary bytes: as a trace, as the continuation of a trace, and as blocks with correct checksums, each
+/// preceded by a byte for its kind and two for its length.
 ///
 /// # Panics
-/// When the decoder breaks a promise: it goes no further, makes more of bytes than they can hold, names what was not
-/// defined, or reads what cannot be written and read again.
+/// If the decoder breaks a promise: it makes no progress, returns more than the bytes can hold, refers to undefined
+/// files or origins, or returns what cannot be written and read again.
 pub fn decode_everything(bytes: &[u8]) {
     decode(bytes);
     let mut begun = MAGIC.to_vec();
@@ -50,7 +50,7 @@ fn decode(bytes: &[u8]) {
             }
         }
     }
-    // A record takes two bytes at least, a definition too.
+    // A record or a definition takes at least two bytes.
     let (files, origins) = (decoder.files(), decoder.origins());
     assert!(records.len() + files.len() + origins.len() <= bytes.len() / 2);
     let known = |r: &Record| (r.file.0 as usize) < files.len() && (r.origin.0 as usize) < origins.len();
@@ -58,7 +58,7 @@ fn decode(bytes: &[u8]) {
     there_and_back(&records);
 }
 
-/// What was read can be written and read again.
+/// Decoded records survive encoding and decoding.
 fn there_and_back(records: &[Record]) {
     let mut encoder = Encoder::new(&Header::default());
     let most = |number: fn(&Record) -> u32| records.iter().map(number).max().map_or(0, |most| most + 1);

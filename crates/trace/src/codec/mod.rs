@@ -1,12 +1,12 @@
-//! The project's one format for request traces: what was asked of storage, by whom, when, and how it ended.
+//! The format of request traces: which requests storage received, from whom, when, and how they ended.
 //!
-//! A trace is written by whoever sees requests (a server, the interposed library's manager, a converter) and read by
-//! whoever learns from them (prediction, the planner of hints, the simulator). Prediction needs file, offset, size and
-//! arrival (agios-2013, IV.A), and also completions: a request that arrived after another one had been answered
-//! may have been caused by it, so the two can never be merged.
+//! Components that see requests write traces (a server, the interposed library's manager, a converter); components that
+//! learn from them read traces (prediction, the hint planner, the simulator). Prediction needs file, offset, size and
+//! arrival (agios-2013, IV.A), and also completions: a request that arrived after the reply to another may have been
+//! caused by it, and then the two can never be merged.
 //!
-//! Here are the types and the bytes; files are the rest of the crate. The format is described in
-//! doc/TRACES.md. [`Encoder`] makes bytes of records, [`Decoder`] records of bytes, both over slices only.
+//! This module has the types and the bytes; the rest of the crate handles files. doc/TRACES.md describes the format.
+//! [`Encoder`] and [`Decoder`] work on slices only.
 
 mod context;
 mod decode;
@@ -23,19 +23,19 @@ use impresario_sched::{FileId, LaneId, Nanos, Op};
 pub const MAGIC: [u8; 7] = *b"IMTRACE";
 /// The version that is written and read.
 pub const VERSION: u8 = 1;
-/// What names of trace files end with, without the dot.
+/// The extension of trace files, without the dot.
 pub const EXTENSION: &str = "imt";
 
-/// Bytes of a path at most.
+/// Maximum bytes of a path.
 pub const PATH_BYTES_MAX: usize = 32 * 1024;
-/// Bytes of a host, source, label or command at most.
+/// Maximum bytes of a host, source, label or command.
 pub const TEXT_BYTES_MAX: usize = 8 * 1024;
-/// Files of one trace at most.
+/// Maximum files of a trace.
 pub const FILES_MAX: u32 = 1 << 22;
-/// Origins of one trace at most.
+/// Maximum origins of a trace.
 pub const ORIGINS_MAX: u32 = 1 << 20;
 
-/// Bytes of definitions that a reader keeps at most.
+/// Maximum bytes of definitions that a reader keeps.
 const DEFINITIONS_BYTES_MAX: usize = 1 << 28;
 /// A block's payload, bytes: sealed when it reaches this …
 const BLOCK_BYTES: usize = 64 * 1024;
@@ -48,33 +48,33 @@ const FRAME_BYTES: usize = 8;
 const BLOCK_HEADER: u8 = 1;
 const BLOCK_RECORDS: u8 = 2;
 const BLOCK_END: u8 = 3;
-/// Readers pass over blocks of such kinds that they do not know.
+/// Readers skip unknown kinds with this bit.
 const BLOCK_OPTIONAL: u8 = 0x80;
 
 /// Bits of the byte that begins a record.
 mod tag {
-    /// Of another stream than the record before; its index follows.
+    /// The stream differs from the previous record's; its index follows.
     pub const STREAM: u8 = 1;
-    /// Another operation than the stream's last; it follows.
+    /// The operation differs from the stream's last; it follows.
     pub const OP: u8 = 1 << 1;
-    /// Another length than the stream's last; it follows.
+    /// The length differs from the stream's last; it follows.
     pub const LEN: u8 = 1 << 2;
-    /// Where it begins; the rest are the values of these two bits.
+    /// How the offset is coded; the constants below are the values of these two bits.
     pub const OFFSET: u8 = 3 << 3;
     pub const OFFSET_CONTIGUOUS: u8 = 0;
     pub const OFFSET_STRIDE: u8 = 1 << 3;
     pub const OFFSET_BYTES: u8 = 2 << 3;
     pub const OFFSET_SECTORS: u8 = 3 << 3;
-    /// It did not end as it was asked; how follows.
+    /// The request did not end as asked; the outcome follows.
     pub const OUTCOME: u8 = 1 << 5;
-    /// When it ended is not known.
+    /// The completion time is unknown.
     pub const OPEN: u8 = 1 << 6;
-    /// Not records: definitions.
+    /// Definitions instead of records.
     pub const FILE: u8 = 0x80;
     pub const ORIGIN: u8 = 0x81;
 }
 
-/// What a record is about. Wider than [`Op`]: programs also open, seek, map and close.
+/// The operation of a record. Wider than [`Op`]: programs also open, seek, map and close.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum TraceOp {
@@ -99,18 +99,18 @@ pub enum TraceOp {
 }
 
 impl TraceOp {
-    /// All, in the order of their codes.
+    /// All operations, in the order of their codes.
     pub const ALL: [TraceOp; 9] = {
         use TraceOp::*;
         [Read, Write, Sync, Truncate, Unlink, Open, Close, Seek, Map]
     };
 
-    /// The operation of a code.
+    /// The operation with this code.
     pub fn from_code(code: u8) -> Option<TraceOp> {
         TraceOp::ALL.get(usize::from(code)).copied()
     }
 
-    /// Its name, as texts have it.
+    /// Its name in texts.
     pub const fn name(self) -> &'static str {
         match self {
             TraceOp::Read => "read",
@@ -125,12 +125,12 @@ impl TraceOp {
         }
     }
 
-    /// The operation of a name.
+    /// The operation with this name.
     pub fn from_name(name: &str) -> Option<TraceOp> {
         TraceOp::ALL.into_iter().find(|op| op.name() == name)
     }
 
-    /// What a scheduler calls it, if schedulers see it.
+    /// The scheduler's operation, if schedulers see it.
     pub const fn scheduled(self) -> Option<Op> {
         match self {
             TraceOp::Read => Some(Op::Read),
@@ -160,47 +160,47 @@ impl From<Op> for TraceOp {
     }
 }
 
-/// Who asked: an [`Origin`] of the trace.
+/// The number of an [`Origin`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct OriginId(pub u32);
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Outcome {
-    /// As it was asked, or it is not known otherwise.
+    /// In full, or unknown.
     #[default]
     Whole,
-    /// Only so many bytes were moved: the end of the file, for instance.
+    /// Only this many bytes were moved, for example at the end of the file.
     Short(u64),
-    /// With this errno.
+    /// It failed with this errno.
     Failed(u32),
 }
 
 /// One request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// What was asked.
+    /// The operation.
     pub op: TraceOp,
-    /// Of which file of the trace.
+    /// The file's number in the trace.
     pub file: FileId,
-    /// By whom.
+    /// The origin's number in the trace.
     pub origin: OriginId,
-    /// At which device or data server of the writer; 0 where there is one, or none is known.
+    /// The writer's device or data server; 0 if there is only one, or if unknown.
     pub lane: LaneId,
     /// First byte, in the space that the [`Header`] names.
     pub offset: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub len: u64,
-    /// When it arrived, by the trace's clock.
+    /// Arrival on the trace's clock.
     pub arrival: Nanos,
-    /// How long until its completion; `None` when that was not seen.
+    /// Time to completion; `None` if the completion was not seen.
     pub duration: Option<Nanos>,
     /// How it ended.
     pub outcome: Outcome,
 }
 
 impl Record {
-    /// A request that ended well at an unknown time.
+    /// A successful request without a completion time.
     pub fn new(op: TraceOp, file: FileId, offset: u64, len: u64, arrival: Nanos) -> Record {
         Record {
             op,
@@ -215,12 +215,12 @@ impl Record {
         }
     }
 
-    /// When it ended, by the trace's clock.
+    /// Completion on the trace's clock.
     pub fn completion(&self) -> Option<Nanos> {
         self.duration.map(|d| self.arrival + d)
     }
 
-    /// Bytes that were moved.
+    /// Bytes moved.
     pub fn moved_bytes(&self) -> u64 {
         match self.outcome {
             _ if !self.op.is_data() => 0,
@@ -239,18 +239,18 @@ impl Record {
 /// A file of a trace.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct FileInfo {
-    /// Its path as the operating system knows it: bytes, usually absolute. Empty when only the key is known.
+    /// Its path as the operating system knows it: bytes, usually absolute. Empty if only the key is known.
     pub path: Vec<u8>,
-    /// Its key that never changes: of our own storage the file's key, elsewhere an inode or a hash; 0 when unknown.
+    /// Its permanent key: in our storage the file's key, elsewhere an inode or a hash; 0 if unknown.
     pub key: u64,
-    /// Its size when it was seen first, bytes.
+    /// Its size when first seen, bytes.
     pub size_bytes: Option<u64>,
 }
 
-/// Somebody who asks: a thread of a process of a job on a host. What is not known is zero or empty.
+/// The origin of requests: a thread of a process of a job on a host. Unknown fields are zero or empty.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Origin {
-    /// The host that it runs on; empty: the [`Header`]'s.
+    /// Its host; empty: the [`Header`]'s.
     pub host: String,
     /// Its process: a process id, a client's number, or a rank.
     pub process: u32,
@@ -260,45 +260,45 @@ pub struct Origin {
     pub user: u32,
     /// Its job (application).
     pub job: String,
-    /// For people: the program's name, for instance.
+    /// A label for people, such as the program's name.
     pub label: String,
 }
 
-/// What offsets are offsets in.
+/// The address space of offsets.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Space {
     /// The file, as programs see it.
     #[default]
     File,
-    /// The part of the file that the lane holds: where neighbouring stripes of one server are contiguous.
+    /// The lane's part of the file, where neighbouring stripes of one server are contiguous.
     Lane,
 }
 
-/// What is true of a whole trace.
+/// The properties of a whole trace.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Header {
     /// The wall clock at the trace's time zero, ns since 1970; `None` when unknown.
     pub clock_unix_ns: Option<u64>,
-    /// Where it was recorded.
+    /// The host on which it was recorded.
     pub host: String,
-    /// What wrote it.
+    /// The program that wrote it.
     pub source: String,
-    /// What was watched: a command line, the name of a server.
+    /// What was recorded: a command line, or the name of a server.
     pub command: String,
-    /// What offsets are offsets in.
+    /// The address space of offsets.
     pub space: Space,
 }
 
-/// How the bytes of a trace end.
+/// How a trace file ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     /// Its writer closed it.
     Closed,
-    /// Behind a whole block, but its writer did not close it: it was killed, or still writes.
+    /// After a whole block, but unclosed: its writer was killed or is still writing.
     Unclosed,
-    /// In the middle of a block. That block is lost, nothing before it.
+    /// Within a block. Only that block is lost.
     Torn {
-        /// Bytes of it that are there.
+        /// Bytes of the incomplete block.
         lost_bytes: u64,
     },
 }

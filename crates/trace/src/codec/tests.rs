@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A whole trace: what is in it, and how it ends.
+/// A decoded trace and how it ends.
 #[derive(Debug, PartialEq)]
 struct Read {
     header: Header,
@@ -55,7 +55,7 @@ fn simple(records: &[Record]) -> Vec<u8> {
     write(&Header::default(), &[file(b"/f")], &[Origin::default()], records)
 }
 
-/// Bytes a record, without what a trace needs once.
+/// Bytes per record, without the trace's fixed part.
 fn bytes_per_record(records: &[Record]) -> f64 {
     let all = simple(records);
     assert_eq!(read(&all).unwrap().records, records);
@@ -101,7 +101,7 @@ fn common_patterns_take_few_bytes() {
     assert!(each <= 9.5, "{each}");
 }
 
-/// kill -9 at any moment: what was sealed before is read, nothing wrong is read.
+/// After kill -9 at any moment, sealed records are read and no wrong ones.
 #[test]
 fn a_torn_tail_costs_the_last_block() {
     let records = synchronous(20_000, |i| (i * 512_000, 256_000));
@@ -115,7 +115,7 @@ fn a_torn_tail_costs_the_last_block() {
         let left = cut.saturating_sub(BLOCK_BYTES + 1024 + 64);
         assert!(got.records.len() as f64 >= (left as f64 / 9.2).floor(), "{cut}: {}", got.records.len());
     }
-    // The same when the tail is garbage or zeros, as after a crash of the machine.
+    // The same with garbage or zeros at the end, as after a machine crash.
     let mut torn = bytes[..bytes.len() - 40].to_vec();
     let cut = torn.len();
     torn[cut - 1] ^= 1;
@@ -128,7 +128,7 @@ fn a_torn_tail_costs_the_last_block() {
 }
 
 #[test]
-fn damage_in_the_middle_is_told() {
+fn damage_in_the_middle_is_reported() {
     let mut bytes = simple(&synchronous(20_000, |i| (i * 512_000, 256_000)));
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
@@ -140,9 +140,9 @@ fn damage_in_the_middle_is_told() {
     assert_eq!(read(&twice), Err(DecodeError::Order(BLOCK_HEADER)));
 }
 
-/// What a later program adds does not disturb: blocks with the bit for it, fields with unknown tags.
+/// Extensions are ignored: optional blocks and fields with unknown tags.
 #[test]
-fn additions_are_passed_over() {
+fn extensions_are_ignored() {
     let mut encoder = Encoder::new(&Header::default());
     let mut bytes = encoder.sealed().to_vec();
     encoder.written();
@@ -161,7 +161,7 @@ fn additions_are_passed_over() {
 }
 
 #[test]
-fn what_cannot_be_told_is_refused() {
+fn unencodable_values_are_refused() {
     let mut encoder = Encoder::new(&Header { command: "ü".repeat(TEXT_BYTES_MAX), ..Header::default() });
     let record = Record::new(TraceOp::Read, FileId(0), 0, 1, Nanos(0));
     assert_eq!(encoder.push(&record), Err(EncodeError::File(FileId(0))));
@@ -239,9 +239,9 @@ fn any_trace() -> impl Strategy<Value = (Header, Vec<FileInfo>, Vec<Origin>, Vec
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Everything comes back, whatever its values; with blocks sealed anywhere.
+    /// Any values survive, with blocks sealed anywhere.
     #[test]
-    fn what_is_written_is_read((header, files, origins, records) in any_trace(), seal in 1..50usize) {
+    fn written_records_are_read_back((header, files, origins, records) in any_trace(), seal in 1..50usize) {
         let mut encoder = Encoder::new(&header);
         files.iter().for_each(|f| _ = encoder.define_file(f).unwrap());
         origins.iter().for_each(|o| _ = encoder.define_origin(o).unwrap());
@@ -258,7 +258,7 @@ proptest! {
 
     /// Changed bytes are found by checksums; nothing panics.
     #[test]
-    fn damage_is_never_read_as_truth(
+    fn damage_is_never_read_as_valid(
         (header, files, origins, records) in any_trace(),
         at in any::<prop::sample::Index>(),
         change in 1..=255u8,
@@ -272,8 +272,7 @@ proptest! {
         }
     }
 
-    /// Noise, and writers that are at fault, or hostile, and make right checksums: no panic, no endless loop, no wild
-    /// memory.
+    /// Noise, and faulty or hostile writers with correct checksums, cause no panic, endless loop or unbounded memory.
     #[test]
     fn noise_and_hostile_blocks_do_no_harm(
         bytes in prop::collection::vec(any::<u8>(), 0..2000),

@@ -1,4 +1,4 @@
-//! Numbers in as few bytes as they need: seven bits a byte, lowest first (LEB128); signed ones by zigzag.
+//! Variable-length integers: seven bits a byte, lowest first (LEB128); signed ones in zigzag form.
 
 /// Appends `value`.
 pub fn put(out: &mut Vec<u8>, mut value: u64) {
@@ -9,18 +9,18 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends a difference.
+/// Appends a signed difference.
 pub fn put_signed(out: &mut Vec<u8>, value: i64) {
     put(out, ((value << 1) ^ (value >> 63)) as u64);
 }
 
-/// Appends a number of bytes and the bytes.
+/// Appends a length and the bytes.
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// What is still to be read of a slice. Nothing in it is trusted.
+/// The unread rest of a slice of untrusted bytes.
 #[derive(Clone, Copy)]
 pub struct Bytes<'a>(pub &'a [u8]);
 
@@ -35,7 +35,7 @@ impl<'a> Bytes<'a> {
         Some(*first)
     }
 
-    /// `None` at the end, and for a number of more than 64 bits.
+    /// `None` at the end, or if the number exceeds 64 bits.
     pub fn number(&mut self) -> Option<u64> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -61,7 +61,7 @@ impl<'a> Bytes<'a> {
         self.number().and_then(|n| u32::try_from(n).ok())
     }
 
-    /// A number of bytes and the bytes.
+    /// A length and the bytes.
     pub fn bytes(&mut self) -> Option<&'a [u8]> {
         let len = usize::try_from(self.number()?).ok()?;
         let (taken, rest) = self.0.split_at_checked(len)?;
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused() {
+    fn invalid_numbers_are_refused() {
         assert_eq!(Bytes(&[]).number(), None);
         assert_eq!(Bytes(&[0x80]).number(), None);
         assert_eq!(Bytes(&[0xff; 10]).number(), None, "more than 64 bits");
         assert_eq!(Bytes(&[0x80; 20]).number(), None, "without end");
-        assert_eq!(Bytes(&[5, 1, 2]).bytes(), None, "fewer than told");
+        assert_eq!(Bytes(&[5, 1, 2]).bytes(), None, "fewer than announced");
         assert_eq!(Bytes(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]).bytes(), None);
     }
 }

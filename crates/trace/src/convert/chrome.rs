@@ -1,4 +1,4 @@
-//! Trace events as Chrome's tracing page, Perfetto and speedscope show them: one bar a request, a row for each thread.
+//! Trace events for Chrome's tracing page, Perfetto and speedscope: one bar per request, one row per thread.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ pub fn write(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
         out.write_all(if std::mem::take(&mut first) { b"\n" } else { b",\n" })?;
         serde_json::to_writer(out, &value).map_err(io::Error::from)
     };
-    // Processes of several hosts may have the same number, so rows are numbered by origin, and named.
+    // Processes of different hosts may have the same number, so rows are numbered by origin, and labelled.
     for (row, origin) in trace.origins.iter().enumerate() {
         let host = if origin.host.is_empty() { &trace.header.host } else { &origin.host };
         let name = [host, &origin.job, &origin.label].into_iter().filter(|t| !t.is_empty()).cloned();

@@ -1,7 +1,7 @@
 //! Darshan's extended tracing, as the text of `darshan-dxt-parser` (Darshan 3.1 and later).
 //!
-//! Lines are grouped by file and rank; times are seconds since the job's start, with four decimals in the versions
-//! known, so that requests of less than 0.1 ms last 0 or 0.1 ms. Files are only known by name, and processes by rank.
+//! Lines are grouped by file and rank; times are seconds since the job's start, with four decimals in the known
+//! versions, so requests of less than 0.1 ms last 0 or 0.1 ms. Files are identified only by name, processes by rank.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -11,7 +11,7 @@ use impresario_sched::{FileId, Nanos};
 use super::lines::{Lines, seconds_ns, show, whole};
 use crate::{Builder, FileInfo, Header, Origin, OriginId, Record, Trace, TraceError, TraceOp};
 
-/// The group of lines that one is in.
+/// The current group of lines.
 struct Group {
     file: FileId,
     rank: u32,
@@ -56,7 +56,7 @@ pub fn read(input: impl BufRead, path: &Path, mpiio: bool, notes: &mut Vec<Strin
         return Err(TraceError::file(path, reason));
     }
     if other > 0 {
-        notes.push(format!("{other} requests of {that} are left out: they tell of the same I/O as those of {this}"));
+        notes.push(format!("{other} requests of {that} are left out: they are the same I/O as those of {this}"));
     }
     Ok(builder.build())
 }
@@ -70,7 +70,7 @@ fn comment_line(
     let text = String::from_utf8_lossy(comment);
     let text = text.trim();
     if let Some(rest) = text.strip_prefix("DXT, file_id:") {
-        // The name may hold anything but the end of the line, so it is taken from the bytes.
+        // The name may contain anything but the end of the line, so it is read as bytes.
         let name = find(comment, b", file_name: ").ok_or("the line names no file (file_name: …)")?;
         let key = whole(rest.split(',').next().map(str::trim), "file_id")?;
         let file = builder.file(FileInfo { path: name.to_vec(), key, size_bytes: None })?;
@@ -79,7 +79,7 @@ fn comment_line(
         let group = group.as_mut().ok_or("a rank before any file (# DXT, file_id: …)")?;
         let (rank, rest) = rest.split_once(',').unwrap_or((rest, ""));
         // Rank -1 stands for all ranks in other parts of the log.
-        let rank: i64 = rank.trim().parse().map_err(|_| format!("{} is no rank", show(rank)))?;
+        let rank: i64 = rank.trim().parse().map_err(|_| format!("{} is not a valid rank", show(rank)))?;
         group.rank = u32::try_from(rank).unwrap_or(u32::MAX);
         group.host = rest.trim().strip_prefix("hostname:").unwrap_or("").trim().to_string();
         group.origin = None;
@@ -93,7 +93,7 @@ fn comment_line(
     Ok(())
 }
 
-/// True when the line is of the layer that is wanted.
+/// True if the line belongs to the wanted layer.
 fn request(
     builder: &mut Builder,
     group: Option<&mut Group>,
@@ -101,7 +101,7 @@ fn request(
     mpiio: bool,
     line: &[u8],
 ) -> Result<bool, String> {
-    let text = std::str::from_utf8(line).map_err(|_| "the line is no text")?;
+    let text = std::str::from_utf8(line).map_err(|_| "the line is not valid UTF-8")?;
     let mut words = text.split_ascii_whitespace();
     let layer = words.next().unwrap_or_default();
     if !layer.starts_with("X_") {
@@ -113,7 +113,7 @@ fn request(
     }
     let group = group.ok_or("a request before any file (# DXT, file_id: …)")?;
     let rank = words.next().ok_or("the rank is missing")?;
-    let rank: i64 = rank.parse().map_err(|_| format!("{} is no rank", show(rank)))?;
+    let rank: i64 = rank.parse().map_err(|_| format!("{} is not a valid rank", show(rank)))?;
     let op = match words.next() {
         Some("read") => TraceOp::Read,
         Some("write") => TraceOp::Write,
@@ -124,7 +124,7 @@ fn request(
     let len = whole(words.next(), "length")?;
     let mut time = |what: &str| {
         let word = words.next().ok_or_else(|| format!("the {what} is missing"))?;
-        seconds_ns(word).ok_or_else(|| format!("{} is no {what} in seconds", show(word)))
+        seconds_ns(word).ok_or_else(|| format!("{} is not a valid {what} in seconds", show(word)))
     };
     let (start, end) = (time("start")?, time("end")?);
     if end < start {
@@ -148,7 +148,7 @@ fn request(
     Ok(true)
 }
 
-/// What follows `what`, if it is there.
+/// What follows `what`, if present.
 fn find<'a>(bytes: &'a [u8], what: &[u8]) -> Option<&'a [u8]> {
     let at = bytes.windows(what.len()).position(|w| w == what)?;
     Some(&bytes[at + what.len()..])

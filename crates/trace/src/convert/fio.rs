@@ -1,9 +1,9 @@
 //! fio's I/O logs, versions 2 and 3.
 //!
-//! Version 3 begins each line with microseconds since the job's start; when requests end is not told. Version 2 has no
-//! times but `wait` lines, which fio 3.33 takes as milliseconds since its own start. Names hold no spaces there, so
-//! paths are escaped (see `names`); lengths are of 32 bits, so that longer requests are several lines.
-//! A log knows one process: who asked is lost.
+//! Version 3 starts each line with microseconds since the job's start; completions are not recorded. Version 2 has no
+//! times but `wait` lines, which fio 3.33 reads as milliseconds since its own start. Names cannot contain spaces, so
+//! paths are escaped (see `names`); lengths have 32 bits, so longer requests take several lines. A log covers one
+//! process: origins are lost.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::lines::{Lines, show, whole};
 use super::names::{escape, unescape};
 use crate::{Builder, Header, Origin, Record, Trace, TraceError, TraceOp};
 
-/// What fio's length field takes, cut to a multiple of a page.
+/// The largest length fio can write, rounded down to a multiple of a page.
 const LEN_MAX: u64 = (u32::MAX as u64) / 4096 * 4096;
 
 pub fn read(input: impl BufRead, path: &Path, notes: &mut Vec<String>) -> Result<Trace, TraceError> {
@@ -67,7 +67,7 @@ pub fn read(input: impl BufRead, path: &Path, notes: &mut Vec<String>) -> Result
                     waits += 1;
                     return Ok(());
                 }
-                other => return Err(format!("{} is no action of a version {version} log", show(other))),
+                other => return Err(format!("{} is not a valid action of a version {version} log", show(other))),
             };
             let file = builder.path(&unescape(name))?;
             let mut record = Record::new(op, file, offset, len, Nanos(now));
@@ -77,7 +77,7 @@ pub fn read(input: impl BufRead, path: &Path, notes: &mut Vec<String>) -> Result
         let told = take();
         told.map_err(|reason| TraceError::line(path, number, reason))?;
     }
-    notes.push("the log does not tell when requests ended".into());
+    notes.push("the log does not record when requests ended".into());
     if version == 2 && waits == 0 {
         notes.push("a version 2 log has no times: everything seems to happen at once".into());
     }
@@ -94,8 +94,7 @@ pub fn write(trace: &Trace, out: &mut dyn Write, version: u32) -> std::io::Resul
         .iter()
         .map(|f| if f.path.is_empty() { format!("/file-{:016x}", f.key) } else { escape(&f.path) })
         .collect();
-    // fio opens only what it was told of, and each file once. Its clock of a log must not begin at 0, or the first
-    // wait is left out.
+    // fio opens only declared files, each once. The clock of a log must not start at 0, or fio ignores the first wait.
     let stamp = |ns: u64| if version == 3 { format!("{} ", 1 + ns / 1000) } else { String::new() };
     let mut used = vec![false; names.len()];
     let data = |r: &&Record| r.op.is_data() || r.op == TraceOp::Sync;
@@ -148,7 +147,7 @@ pub fn write(trace: &Trace, out: &mut dyn Write, version: u32) -> std::io::Resul
     for name in used() {
         writeln!(out, "{}{name} close", stamp(last))?;
     }
-    let mut notes = vec!["fio's logs do not tell who asked and when requests ended".to_string()];
+    let mut notes = vec!["fio's logs record neither processes nor completions".to_string()];
     if other > 0 {
         notes.push(format!("{other} opens, closes, seeks, maps, truncations and removals are left out"));
     }

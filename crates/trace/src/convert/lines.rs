@@ -1,4 +1,4 @@
-//! Lines of a text that may be any bytes, with their numbers; none may be longer than a limit.
+//! Numbered lines of a text that may contain any bytes, limited in length.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::TraceError;
 /// No format has longer lines.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Gives lines one after the other.
+/// Reads lines one after the other.
 pub struct Lines<'p, R> {
     input: R,
     path: &'p Path,
@@ -40,7 +40,7 @@ impl<'p, R: BufRead> Lines<'p, R> {
         Ok(Some((self.number, line)))
     }
 
-    /// A complaint about a line.
+    /// An error about a line.
     pub fn refuse(&self, number: u64, reason: impl Into<String>) -> TraceError {
         TraceError::line(self.path, number, reason)
     }
@@ -49,7 +49,7 @@ impl<'p, R: BufRead> Lines<'p, R> {
 /// A whole number at `at` of a line, for messages named `what`.
 pub fn whole(text: Option<&str>, what: &str) -> Result<u64, String> {
     let text = text.ok_or_else(|| format!("the {what} is missing"))?;
-    text.parse().map_err(|_| format!("{} is no {what}: write a whole number from 0 to 2^64-1", show(text)))
+    text.parse().map_err(|_| format!("{} is not a valid {what}: write a whole number from 0 to 2^64-1", show(text)))
 }
 
 /// Decimal seconds as nanoseconds, without the rounding of floating point.

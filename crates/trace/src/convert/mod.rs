@@ -1,4 +1,4 @@
-//! Other programs' formats: which a file is of, and the way in and out.
+//! Other programs' formats: detecting, importing and exporting them.
 
 mod chrome;
 mod dxt;
@@ -27,14 +27,14 @@ pub enum Format {
     Fio2,
     /// fio's I/O log, version 3: with times.
     Fio3,
-    /// Comma-separated values with names of columns.
+    /// Comma-separated values with column names.
     Csv,
-    /// Trace events that Chrome, Perfetto and speedscope show.
+    /// Trace events for Chrome, Perfetto and speedscope.
     Chrome,
 }
 
 impl Format {
-    /// All.
+    /// All formats.
     pub const ALL: [Format; 7] =
         [Format::Imt, Format::Dxt, Format::Strace, Format::Fio2, Format::Fio3, Format::Csv, Format::Chrome];
 
@@ -51,12 +51,12 @@ impl Format {
         }
     }
 
-    /// The format of a name.
+    /// The format with this name.
     pub fn from_name(name: &str) -> Option<Format> {
         Format::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// What the name of a file to be written suggests.
+    /// The format that the name of an output file suggests.
     pub fn of_name(path: &Path) -> Option<Format> {
         match path.extension()?.to_str()? {
             "imt" => Some(Format::Imt),
@@ -67,38 +67,38 @@ impl Format {
         }
     }
 
-    /// It can be read.
+    /// Whether it can be read.
     pub const fn reads(self) -> bool {
         !matches!(self, Format::Chrome)
     }
 
-    /// It can be written.
+    /// Whether it can be written.
     pub const fn writes(self) -> bool {
         !matches!(self, Format::Dxt | Format::Strace)
     }
 }
 
-/// How to read.
+/// How to import.
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
-    /// The format; `None`: by what the file contains.
+    /// The format; `None`: detect it from the content.
     pub format: Option<Format>,
-    /// Of a Darshan log, the requests of MPI-IO and not those of POSIX below it.
+    /// Take MPI-IO requests from a Darshan log instead of the POSIX requests below them.
     pub mpiio: bool,
 }
 
-/// What was read, and what a reader should know of it.
+/// An imported trace and what its reader should know.
 #[derive(Debug)]
 pub struct Imported {
     /// The requests.
     pub trace: Trace,
-    /// The format that it came in.
+    /// Its original format.
     pub format: Format,
-    /// What could not be told, one line each.
+    /// What could not be imported, one line each.
     pub notes: Vec<String>,
 }
 
-/// Reads a trace of any format into memory. A line that cannot be understood is refused with its number.
+/// Imports a trace of any format into memory. An error about a line has its number.
 pub fn import(path: &Path, options: &ImportOptions) -> Result<Imported, TraceError> {
     let file = File::open(path).map_err(|e| TraceError::io(path, e))?;
     let mut input = BufReader::with_capacity(1 << 16, file);
@@ -127,7 +127,7 @@ pub fn import(path: &Path, options: &ImportOptions) -> Result<Imported, TraceErr
     Ok(Imported { trace, format, notes })
 }
 
-/// Writes a trace to a new file. What the format cannot tell comes back, one line each.
+/// Exports a trace to a new file. Returns what the format cannot represent, one line each.
 pub fn export(trace: &Trace, path: &Path, format: Format) -> Result<Vec<String>, TraceError> {
     let file = File::create_new(path).map_err(|e| TraceError::io(path, e))?;
     let mut out = BufWriter::with_capacity(1 << 16, file);
@@ -136,7 +136,7 @@ pub fn export(trace: &Trace, path: &Path, format: Format) -> Result<Vec<String>,
     Ok(notes)
 }
 
-/// Writes a trace to anything that errors call `name`.
+/// Exports a trace to any writer, which errors call `name`.
 pub fn export_to(trace: &Trace, out: &mut dyn Write, name: &Path, format: Format) -> Result<Vec<String>, TraceError> {
     match format {
         Format::Imt => trace.write(out, name).map(|_| Vec::new()),
@@ -155,7 +155,7 @@ fn unknown() -> String {
     "it is of no format that is known; name it: imt, dxt, strace, fio2, fio3 or csv".into()
 }
 
-/// A binary log begins with its version in eight bytes, and a magic number in the byte order of its machine.
+/// A binary log begins with its version in eight bytes, and a magic number in its machine's byte order.
 fn is_darshan(head: &[u8], path: &Path) -> bool {
     const MAGIC: i64 = 6_567_223;
     let number = head.get(8..16).and_then(|b| <[u8; 8]>::try_from(b).ok());

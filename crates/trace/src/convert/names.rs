@@ -1,5 +1,5 @@
-//! Paths in texts that separate fields by spaces and know no quotes: bytes that would break a line are written as
-//! `%` and two hexadecimal digits, and so is `%` itself.
+//! Paths in texts that separate fields by spaces and have no quotes: bytes that would break a line, and `%` itself, are
+//! written as `%` and two hexadecimal digits.
 
 /// The path as one word.
 pub fn escape(path: &[u8]) -> String {
@@ -15,7 +15,7 @@ pub fn escape(path: &[u8]) -> String {
     out
 }
 
-/// The path of a word. Only what [`escape`] would write is undone, so that names of other programs stay as they are.
+/// The path of a word. Only what [`escape`] would write is unescaped, so that other programs' names stay as they are.
 pub fn unescape(word: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(word.len());
     let mut at = 0;

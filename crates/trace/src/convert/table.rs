@@ -1,4 +1,5 @@
-//! Comma-separated values with a line of names (RFC 4180), in and out. Paths are bytes and go through as they are.
+//! Comma-separated values with a line of column names (RFC 4180), import and export. Paths are bytes and stay
+//! unchanged.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -27,10 +28,10 @@ const COLUMNS: [&str; 16] = [
     "key",
     "size_bytes",
 ];
-/// Columns that every table has; the others are empty where they are missing.
+/// Required columns; others may be missing.
 const NEEDED: [&str; 5] = ["arrival_ns", "op", "path", "offset", "len"];
 
-/// The first line of a table of ours.
+/// Whether this is the first line of such a table.
 pub fn is_header(line: &[u8]) -> bool {
     let line = String::from_utf8_lossy(line);
     let names: Vec<&str> = line.trim().split(',').map(|n| n.trim().trim_matches('"')).collect();
@@ -77,7 +78,7 @@ fn take(builder: &mut Builder, row: &ByteRecord, columns: &[Option<usize>; COLUM
         let column = COLUMNS.iter().position(|c| *c == name).and_then(|c| columns[c]);
         column.and_then(|c| row.get(c)).unwrap_or_default()
     };
-    let text = |name| std::str::from_utf8(bytes(name)).map_err(|_| format!("the {name} is no text"));
+    let text = |name| std::str::from_utf8(bytes(name)).map_err(|_| format!("the {name} is not valid UTF-8"));
     let number = |name| whole(Some(text(name)?.trim()), name);
     let optional = |name| if bytes(name).is_empty() { Ok(None) } else { number(name).map(Some) };
     let small = |name: &'static str| -> Result<u32, String> {
@@ -87,7 +88,7 @@ fn take(builder: &mut Builder, row: &ByteRecord, columns: &[Option<usize>; COLUM
     let op = text("op")?;
     let op = TraceOp::from_name(op.trim()).ok_or_else(|| {
         let known: Vec<_> = TraceOp::ALL.iter().map(|op| op.name()).collect();
-        format!("{} is no operation; there are {}", show(op), known.join(", "))
+        format!("{} is not a valid operation; there are {}", show(op), known.join(", "))
     })?;
     let path = bytes("path").to_vec();
     let file = FileInfo { path, key: optional("key")?.unwrap_or(0), size_bytes: optional("size_bytes")? };
@@ -105,11 +106,11 @@ fn take(builder: &mut Builder, row: &ByteRecord, columns: &[Option<usize>; COLUM
         Some(("short", n)) => Outcome::Short(whole(Some(n), "number of bytes")?),
         Some(("errno", n)) => {
             let n = whole(Some(n), "errno")?;
-            Outcome::Failed(u32::try_from(n).map_err(|_| format!("{n} is no errno"))?)
+            Outcome::Failed(u32::try_from(n).map_err(|_| format!("{n} is not a valid errno"))?)
         }
         _ => {
             return Err(format!(
-                "{} is no outcome: leave it empty, or write short N or errno N",
+                "{} is not a valid outcome: leave it empty, or write short N or errno N",
                 show(text("outcome")?)
             ));
         }

@@ -17,7 +17,7 @@ fn import_text(text: &[u8]) -> Result<Imported, TraceError> {
     import(&write_file(&dir, "in", text), &ImportOptions::default())
 }
 
-/// The complaint without its folder.
+/// The error without its folder.
 fn complaint(text: &[u8]) -> String {
     let error = import_text(text).unwrap_err().to_string();
     error.split_once("/in:").map_or(error.clone(), |(_, rest)| rest.to_string())
@@ -68,12 +68,12 @@ fn csv_by_hand() {
     assert_eq!(told(&got)[0], (TraceOp::Read, b"/a,b".to_vec(), 20, 10, 5, None, Outcome::Whole, 0));
     let head = "arrival_ns,op,path,offset,len";
     for (text, wanted) in [
-        (format!("{head}\n1,read,/a,0,5\n2,dance,/a,0,5\n"), "3: \"dance\" is no operation"),
-        (format!("{head}\n-1,read,/a,0,5\n"), "2: \"-1\" is no arrival_ns"),
+        (format!("{head}\n1,read,/a,0,5\n2,dance,/a,0,5\n"), "3: \"dance\" is not a valid operation"),
+        (format!("{head}\n-1,read,/a,0,5\n"), "2: \"-1\" is not a valid arrival_ns"),
         (format!("{head}\n1,read,/a,0\n"), "2: there are 4 fields, and 5"),
         (format!("{head},colour\n1,read,/a,0,5,red\n"), "1: there is no column \"colour\""),
         (format!("{head},lane\n1,read,/a,0,5,70000\n"), "2: lane 70000 is larger"),
-        (format!("{head},outcome\n1,read,/a,0,5,odd\n"), "2: \"odd\" is no outcome"),
+        (format!("{head},outcome\n1,read,/a,0,5,odd\n"), "2: \"odd\" is not a valid outcome"),
     ] {
         let got = complaint(text.as_bytes());
         assert!(got.starts_with(wanted), "{got}");
@@ -91,7 +91,7 @@ fn fio_logs_keep_reads_writes_and_syncs() {
     for (format, grain) in [(Format::Fio3, 1_000), (Format::Fio2, 1_000_000)] {
         let got = told(&again(&trace, format).trace);
         let all = told(&trace);
-        // Long ones are several lines.
+        // Long requests take several lines.
         let lines =
             all.iter().filter(data).map(|r| if r.0.is_data() && r.3 > u32::MAX.into() { 2 } else { 1 }).sum::<usize>();
         let got: Vec<&Told> = got.iter().filter(data).collect();
@@ -110,7 +110,7 @@ fn fio_logs_keep_reads_writes_and_syncs() {
 
 #[test]
 fn fio_logs_of_fio() {
-    // As fio 3.33 wrote it.
+    // As written by fio 3.33.
     let text = "fio version 3 iolog\n18 /tmp/f.dat add\n126 /tmp/f.dat open\n133 /tmp/f.dat read 0 65536\n\
                 10683 /tmp/f.dat write 65536 4096\n10700 /tmp/f.dat sync 0 0\n40842 /tmp/f.dat close\n";
     let got = import_text(text.as_bytes()).unwrap();
@@ -119,11 +119,11 @@ fn fio_logs_of_fio() {
     assert_eq!(ops[2], (TraceOp::Write, 65536, 4096, 10_683_000));
     assert_eq!(ops.len(), 5);
     for (text, wanted) in [
-        ("fio version 3 iolog\n5 /f dance 0 1\n", "2: \"dance\" is no action of a version 3 log"),
-        ("fio version 3 iolog\n5 /f wait 0 1\n", "2: \"wait\" is no action of a version 3 log"),
+        ("fio version 3 iolog\n5 /f dance 0 1\n", "2: \"dance\" is not a valid action of a version 3 log"),
+        ("fio version 3 iolog\n5 /f wait 0 1\n", "2: \"wait\" is not a valid action of a version 3 log"),
         ("fio version 3 iolog\n5 /f read 0\n", "2: the length is missing"),
-        ("fio version 3 iolog\nx /f read 0 1\n", "2: \"x\" is no time in microseconds"),
-        ("fio version 2 iolog\n/f read 0 -4\n", "2: \"-4\" is no length"),
+        ("fio version 3 iolog\nx /f read 0 1\n", "2: \"x\" is not a valid time in microseconds"),
+        ("fio version 2 iolog\n/f read 0 -4\n", "2: \"-4\" is not a valid length"),
         ("fio version 2 iolog\n/f\n", "2: the action is missing"),
     ] {
         let got = complaint(text.as_bytes());
@@ -183,7 +183,7 @@ fn darshan_texts() {
         (" X_POSIX 0 dance 0 0 1 0.0 0.1", "4: \"dance\" is neither read nor write"),
         (" X_POSIX 0 read 0 0 1 0.2 0.1", "4: it ends (100000000 ns) before it starts"),
         (" X_POSIX 0 read 0 0 1 0.2", "4: the end is missing"),
-        (" X_POSIX 0 read 0 -1 1 0.2 0.3", "4: \"-1\" is no offset"),
+        (" X_POSIX 0 read 0 -1 1 0.2 0.3", "4: \"-1\" is not a valid offset"),
         ("something else", "4: \"something\" begins no line of darshan-dxt-parser"),
     ] {
         let got =
@@ -193,7 +193,7 @@ fn darshan_texts() {
 }
 
 #[test]
-fn a_binary_darshan_log_is_told_how_to_become_text() {
+fn a_binary_darshan_log_error_names_the_converter() {
     let mut log = b"3.41\0\0\0\0".to_vec();
     log.extend(6_567_223i64.to_le_bytes());
     log.extend([0; 100]);
@@ -201,7 +201,7 @@ fn a_binary_darshan_log_is_told_how_to_become_text() {
     assert!(got.contains("binary Darshan log") && got.contains("darshan-dxt-parser "), "{got}");
 }
 
-/// As strace 6.1 wrote it, with -y.
+/// As written by strace 6.1 with -y.
 const STRACE: &str = r#"15596 1795295294.824000 execve("/usr/bin/python3", ["python3"], 0x7ffe /* 20 vars */) = 0 <0.000300>
 15596 1795295294.825000 read(0<pipe:[36879]>, "2", 1) = 1 <0.000005>
 15596 1795295294.825091 openat(AT_FDCWD</tmp/look>, "f.dat", O_RDONLY|O_CLOEXEC) = 3</tmp/look/f.dat> <0.000008>
@@ -288,8 +288,8 @@ fn strace_texts_without_paths_and_threads() {
 #[test]
 fn bad_strace_texts() {
     for (text, wanted) in [
-        ("1.5 read(3, \"\", 5) = 5\nnonsense\n", "2: \"nonsense\" is no time in seconds"),
-        ("1.5 read(3, \"\", 5) = 5\n12:30:01.123 read(3, \"\", 5) = 5\n", "2: \"12:30:01.123\" is no time"),
+        ("1.5 read(3, \"\", 5) = 5\nnonsense\n", "2: \"nonsense\" is not a valid time in seconds"),
+        ("1.5 read(3, \"\", 5) = 5\n12:30:01.123 read(3, \"\", 5) = 5\n", "2: \"12:30:01.123\" is not a valid time"),
         ("1.5 read(3, \"\", 5) = 5\n1.6 read(3, \"\n", "2: the call \"read(3, \\\"\" does not end"),
         ("1.5 read(3, \"\", 5) = 5\n1.6 read(3, \"\", 5)\n", "2: \"read(3, \\\"\\\", 5)\" has no result"),
         ("1.5 read(3, \"\", 5) = 5\n", " it holds no read or write of a file"),
@@ -302,7 +302,7 @@ fn bad_strace_texts() {
 }
 
 #[test]
-fn trace_events_are_json_that_viewers_take() {
+fn trace_events_are_json_that_viewers_accept() {
     let trace = varied();
     let mut out = Vec::new();
     export_to(&trace, &mut out, Path::new("x"), Format::Chrome).unwrap();
@@ -353,9 +353,9 @@ proptest! {
         prop_assert_eq!(told(&again(&trace, Format::Csv).trace), told(&trace));
     }
 
-    /// No text makes a reader panic, whatever format it is said to have.
+    /// No text makes a reader panic, whatever its claimed format.
     #[test]
-    fn texts_do_no_harm(
+    fn arbitrary_texts_never_panic(
         base in prop::sample::select(vec![STRACE, DXT, "fio version 3 iolog\n5 /f read 0 4096\n", "arrival_ns,op,path,offset,len\n1,read,/a,0,5\n"]),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..12),
     ) {
@@ -376,7 +376,7 @@ proptest! {
 }
 
 #[test]
-fn files_with_keys_and_sizes_are_told_apart() {
+fn files_with_keys_and_sizes_are_distinguished() {
     let mut builder = Builder::new(Header::default());
     let a = builder.file(FileInfo { key: 1, ..FileInfo::default() }).unwrap();
     let b = builder.file(FileInfo { key: 2, ..FileInfo::default() }).unwrap();

@@ -1,4 +1,4 @@
-//! Counting numbers without keeping them: by powers of two, and the few most frequent ones.
+//! Counts numbers without storing them: by powers of two, and the few most frequent ones.
 
 use impresario_base::histogram;
 use serde::ser::{SerializeSeq, SerializeStruct};
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 /// Numbers by powers of two.
 pub type Histogram = histogram::Histogram<0>;
 
-/// As JSON: count, mean, range, about the median, and how many there are of each power of two.
+/// As JSON: count, mean, range, approximate median, and the count of each power of two.
 pub(super) fn serialize<S: Serializer>(h: &Histogram, serializer: S) -> Result<S::Ok, S::Error> {
     let known = |value: f64| (h.count() > 0).then_some(value);
     let mut s = serializer.serialize_struct("Histogram", 6)?;
@@ -20,8 +20,8 @@ pub(super) fn serialize<S: Serializer>(h: &Histogram, serializer: S) -> Result<S
     s.end()
 }
 
-/// The most frequent numbers. One that is more than a 16th of all is among them for certain, and its count is at most
-/// a 16th of all too low (Misra and Gries, "Finding repeated elements", 1982).
+/// The most frequent numbers. A number that is more than a 16th of all is certainly included, and its count is too low
+/// by at most a 16th of all (Misra and Gries, "Finding repeated elements", 1982).
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Common {
     counts: Vec<(i64, u64)>,
@@ -44,7 +44,8 @@ impl Common {
         }
     }
 
-    /// The most frequent first, with the part of all that they are at least (0 to 1); those below `part` are left out.
+    /// The most frequent numbers, most frequent first, with their minimum share (0 to 1); shares below `part` are left
+    /// out.
     pub fn above(&self, part: f64) -> Vec<(i64, f64)> {
         let mut found: Vec<(i64, f64)> = self
             .counts
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The guarantee of the algorithm, against counting all.
+        /// The guarantee of the algorithm, compared with full counts.
         #[test]
         fn frequent_numbers_are_found(numbers in prop::collection::vec(-9i64..40, 1..400)) {
             let mut common = Common::default();

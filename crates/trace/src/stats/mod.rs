@@ -1,5 +1,5 @@
-//! What a trace says of a program's I/O, in one pass and bounded memory: how much, in what sizes and strides, how
-//! sequential, how fast, how many at a time.
+//! Statistics of a program's I/O, in one pass and bounded memory: volume, sizes and strides, sequentiality, speed,
+//! concurrency.
 
 mod count;
 mod show;
@@ -14,9 +14,9 @@ use serde::Serialize;
 
 pub use count::{Common, Histogram};
 
-/// Pairs of file and thread that are followed; requests of further ones count as the first of theirs.
+/// Maximum pairs of file and thread followed; requests of further ones count as their first.
 const STREAMS_MAX: usize = 1 << 20;
-/// Requests that are in flight at once, as far as they are counted.
+/// Maximum requests in flight that are counted.
 const FLIGHT_MAX: usize = 1 << 20;
 
 /// The figures of one file, or of all.
@@ -24,11 +24,11 @@ const FLIGHT_MAX: usize = 1 << 20;
 pub struct Stats {
     /// Its path; empty for the whole trace.
     pub path: String,
-    /// Requests of each operation, in the order of [`TraceOp::ALL`].
+    /// Requests by operation, in the order of [`TraceOp::ALL`].
     pub ops: [u64; 9],
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
     /// Requests that failed.
     pub failed: u64,
@@ -41,29 +41,29 @@ pub struct Stats {
     pub sizes: Histogram,
     /// The most frequent lengths, bytes.
     pub common_sizes: Common,
-    /// The most frequent distances from a request's beginning to the next one's of the same thread and file, bytes.
+    /// The most frequent distances between the starts of consecutive requests of a thread to a file, bytes.
     pub common_strides: Common,
-    /// Requests that begin where the one before of the same thread and file ended.
+    /// Requests that start where the thread's previous one in the file ended.
     pub sequential: u64,
-    /// Requests that begin before the one before of the same thread and file did.
+    /// Requests that start before the thread's previous one in the file.
     pub backward: u64,
-    /// Requests that have one before.
+    /// Requests with a predecessor.
     pub followed: u64,
-    /// Time from one arrival to the next one, ns.
+    /// Time between arrivals, ns.
     #[serde(serialize_with = "count::serialize")]
     pub gaps_ns: Histogram,
-    /// Offset distance (twins-2017, Table II): the mean difference of the offsets of every two consecutive requests to a
-    /// file, whoever sent them, bytes. `None` with fewer than two.
+    /// Offset distance (twins-2017, Table II): the mean difference between the offsets of consecutive requests to a
+    /// file, whatever their origin, bytes. `None` with fewer than two.
     pub offset_distance_bytes: Option<f64>,
-    /// Requests in flight at once, at most. Only where completions are known.
+    /// Maximum requests in flight, if completions are known.
     pub in_flight_max: u64,
-    /// The mean of that over the time from the first arrival to the last completion.
+    /// Its mean over the time from the first arrival to the last completion.
     pub in_flight_mean: f64,
     /// First arrival, ns.
     pub first_ns: u64,
-    /// Last completion, or arrival where completions are unknown, ns.
+    /// Last completion, or last arrival if completions are unknown, ns.
     pub last_ns: u64,
-    /// Time in which at least one request was in flight, ns.
+    /// Time with at least one request in flight, ns.
     pub busy_ns: u64,
     /// Sum of the durations, ns.
     pub waited_ns: u64,
@@ -87,7 +87,7 @@ impl Stats {
         self.last_ns.saturating_sub(self.first_ns) as f64 / 1e9
     }
 
-    /// Bytes a second over the whole span; `None` for no time.
+    /// Bytes a second over the whole span; `None` if that is zero.
     pub fn bandwidth(&self) -> Option<f64> {
         Some(self.bytes() as f64 / self.span_s()).filter(|b| b.is_finite())
     }
@@ -97,18 +97,18 @@ impl Stats {
         Some(self.bytes() as f64 / (self.busy_ns as f64 / 1e9)).filter(|b| b.is_finite())
     }
 
-    /// The part of the requests with one before that are sequential, 0 to 1.
+    /// The sequential share of the requests with a predecessor, 0 to 1.
     pub fn sequentiality(&self) -> Option<f64> {
         (self.followed > 0).then(|| self.sequential as f64 / self.followed as f64)
     }
 
-    /// For people, several lines.
+    /// As text of several lines.
     pub fn text(&self) -> String {
         show::text(self)
     }
 }
 
-/// Takes records in order of arrival.
+/// Collects statistics from records in order of arrival.
 #[derive(Default)]
 pub struct Collector {
     whole: Running,
@@ -117,7 +117,7 @@ pub struct Collector {
     threads: FxHashSet<OriginId>,
 }
 
-/// Figures that grow, and what is needed for that.
+/// Partial statistics and the state to extend them.
 #[derive(Default)]
 struct Running {
     stats: Stats,
@@ -131,12 +131,12 @@ struct Running {
 }
 
 impl Collector {
-    /// Nothing yet.
+    /// An empty collector.
     pub fn new() -> Collector {
         Collector::default()
     }
 
-    /// Counts a request.
+    /// Adds a request.
     pub fn add(&mut self, record: &Record) {
         let at = record.file.0 as usize;
         if self.files.len() <= at {
@@ -156,9 +156,9 @@ impl Collector {
         self.files[at].add(record, step, new_in_file, true);
     }
 
-    /// The figures of the whole trace, and of each file that was used, those with most time waited first.
+    /// The statistics of the whole trace and of each file used, those with most waiting time first.
     pub fn finish(self, files: &[FileInfo]) -> (Stats, Vec<Stats>) {
-        // Offset distance is a matter of one file: of the whole, the mean over all files' requests.
+        // Offset distance is per file: for the whole trace, the mean over all files' requests.
         let (distance, distances) = self.files.iter().fold((0.0, 0), |(d, n), f| (d + f.distance, n + f.distances));
         let mut whole = self.whole.finish();
         whole.offset_distance_bytes = (distances > 0).then(|| distance / distances as f64);
@@ -177,7 +177,7 @@ impl Collector {
     }
 }
 
-/// A file's name for people.
+/// A file's name for messages.
 pub fn name(file: &FileInfo) -> String {
     if file.path.is_empty() { format!("key {:016x}", file.key) } else { String::from_utf8_lossy(&file.path).into() }
 }

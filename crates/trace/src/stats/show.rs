@@ -1,4 +1,4 @@
-//! Figures as text.
+//! Statistics as text.
 
 use std::fmt::Write;
 

@@ -30,7 +30,7 @@ fn strided_reads_of_one_thread() {
     assert!(text.contains("250 KiB") && text.contains("500 KiB 100 %"), "{text}");
 }
 
-/// Table II of twins-2017: processes that are each contiguous make the file's pattern distant, and strided ones near.
+/// Table II of twins-2017: contiguous processes make the file's distances large, strided ones small.
 #[test]
 fn offset_distance_is_of_the_file_not_of_the_thread() {
     let by = |offset: &dyn Fn(u64, u64) -> u64| {
@@ -55,7 +55,7 @@ fn offset_distance_is_of_the_file_not_of_the_thread() {
 
 #[test]
 fn concurrency_and_bandwidth() {
-    // Three at once for 10 ms, a pause of 10 ms, one for 10 ms.
+    // Three at once for 10 ms, a pause of 10 ms, then one for 10 ms.
     let mut records: Vec<Record> = (0..3).map(|i| read_at(0, i << 20, 1 << 20, i, Some(10_000_000 - i))).collect();
     records.push(read_at(1, 0, 1 << 20, 20_000_000, Some(10_000_000)));
     records.push(Record { outcome: Outcome::Failed(5), ..read_at(1, 0, 10, 30_000_000, None) });
@@ -72,7 +72,7 @@ fn concurrency_and_bandwidth() {
 }
 
 #[test]
-fn nothing_is_no_trouble() {
+fn an_empty_trace_has_statistics() {
     let (whole, files) = figures(&[]);
     assert!(files.is_empty());
     assert_eq!((whole.bandwidth(), whole.sequentiality(), whole.offset_distance_bytes), (None, None, None));

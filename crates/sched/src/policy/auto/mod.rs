@@ -6,13 +6,13 @@
 //! `objective` acts. `impresario-lab auto` retrains the built-in table.
 //!
 //! - **Switching.** Another rule takes effect once two observation windows in a row agree on it (after a pause, the
-//! first window), if its expected gain exceeds [`MARGIN`]. The new policy receives the queued requests in order of
-//! arrival.
+//!   first window), if its expected gain exceeds [`MARGIN`]. The new policy receives the queued requests in order of
+//!   arrival.
 //! - **Correction.** The rate (bytes per time with something outstanding) is measured before and after a switch, unless
-//! a pause preceded it and while the same rule applies. A choice that yields less than [`YIELD_MIN`] of the previous
-//! rate is undone and avoided for a minute, doubling each time.
+//!   a pause preceded it and while the same rule applies. A choice that yields less than [`YIELD_MIN`] of the previous
+//!   rate is undone and avoided for a minute, doubling each time.
 //! - **Bound.** No switch happens while a request moved by the previous one still waits. A request is thus moved at
-//! most once, and waits no longer than its first and its second policy allow together.
+//!   most once, and waits no longer than its first and its second policy allow together.
 //!
 //! If no observation could change the rule (above a kernel that sorts), nothing is observed.
 

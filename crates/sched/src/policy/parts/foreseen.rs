@@ -5,12 +5,12 @@
 //! aggregation predicted for it is held, once; a mark on its requests survives its growth.
 //!
 //! - [`Rule::Worth`], the paper's: until the predicted span, from the aggregation's first arrival to its last, has
-//! passed since its own first request arrived. α is measured: the part of such waits in which the lane served other
-//! queues.
+//!   passed since its own first request arrived. α is measured: the part of such waits in which the lane served other
+//!   queues.
 //! - [`Rule::Causal`], ours: only for requests that did not cause each other in the recorded run, only while some are
-//! missing, and for at most `wait`. Each file has an account in device time: a wait costs its duration and, if it
-//! completed the aggregation, earns the time of a batch, at most the fixed part of its cost. Where waits do not pay,
-//! the file's waits stop, and one is tried again every [`RETRY_BATCHES`] batches.
+//!   missing, and for at most `wait`. Each file has an account in device time: a wait costs its duration and, if it
+//!   completed the aggregation, earns the time of a batch, at most the fixed part of its cost. Where waits do not pay,
+//!   the file's waits stop, and one is tried again every [`RETRY_BATCHES`] batches.
 
 use std::sync::Arc;
 

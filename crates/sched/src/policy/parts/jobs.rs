@@ -8,14 +8,14 @@
 //!
 //! Choices where the paper is silent, for all four:
 //! - The offset of an access or piece is that of its first byte in the lane's space; the last offset is that of the
-//! last one served. Files are ordered by first use: positions are (file, offset), so a scan goes through one file, then
-//! the next, and wraps. The paper had a single file.
+//!   last one served. Files are ordered by first use: positions are (file, offset), so a scan goes through one file,
+//!   then the next, and wraps. The paper had a single file.
 //! - A job's turn ends after `turn_bytes` even if its connection could take more; in the paper, socket buffers did
-//! that.
+//!   that.
 //! - `guard_batches`: after this many batches without the job that has the oldest access, that job is served next if it
-//! is ready, whatever its offset (0 disables it: the paper's rules, which starve).
+//!   is ready, whatever its offset (0 disables it: the paper's rules, which starve).
 //! - `sieve=on`: consecutive reads of a job are read together with the holes between them, up to a piece, if the cost
-//! model says that is cheaper than skipping the holes (2002, 2.1).
+//!   model says that is cheaper than skipping the holes (2002, 2.1).
 //!
 //! Wait: each piece of an older access, and of the request itself, lets `guard_batches` other batches pass.
 //! Work-conserving for jobs whose connection is ready, except where the rule waits: at most `patience_us` before a

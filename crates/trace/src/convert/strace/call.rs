@@ -1,4 +1,4 @@
-//! One call in strace's writing: its name, its arguments apart, its result and how long it took.
+//! Parses one call as strace prints it: name, arguments, result and duration.
 
 use super::errno;
 use crate::convert::lines::{seconds_ns, show};
@@ -12,13 +12,13 @@ pub struct Call<'a> {
     pub duration_ns: Option<u64>,
 }
 
-/// What it returned.
+/// The result of a call.
 pub enum Returned<'a> {
     /// A number, and with `-y` the path of a descriptor.
     Number(i64, Option<&'a [u8]>),
-    /// An errno, 0 when its name is not known.
+    /// An errno, or 0 if its name is unknown.
     Error(u32),
-    /// It did not return, or with something else.
+    /// It did not return, or returned something else.
     Nothing,
 }
 
@@ -26,10 +26,10 @@ impl<'a> Call<'a> {
     /// The call of a line.
     pub fn parse(text: &'a [u8]) -> Result<Call<'a>, String> {
         let shown = || show(&String::from_utf8_lossy(text));
-        let open = text.iter().position(|b| *b == b'(').ok_or_else(|| format!("{} is no call", shown()))?;
-        let name = std::str::from_utf8(&text[..open]).map_err(|_| format!("{} is no call", shown()))?;
+        let open = text.iter().position(|b| *b == b'(').ok_or_else(|| format!("{} is not a valid call", shown()))?;
+        let name = std::str::from_utf8(&text[..open]).map_err(|_| format!("{} is not a valid call", shown()))?;
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-            return Err(format!("{} is no call", shown()));
+            return Err(format!("{} is not a valid call", shown()));
         }
         let (args, after) = arguments(&text[open + 1..]).ok_or_else(|| format!("the call {} does not end", shown()))?;
         let after = after.trim_ascii();
@@ -68,12 +68,12 @@ impl<'a> Call<'a> {
         Some(unescape(&arg[..end]))
     }
 
-    /// An argument as it is written.
+    /// An argument as written.
     pub fn raw(&self, at: usize) -> &'a [u8] {
         self.args.get(at).copied().unwrap_or_default()
     }
 
-    /// Some argument contains the word.
+    /// True if some argument contains the word.
     pub fn mentions(&self, word: &str) -> bool {
         self.args.iter().any(|arg| arg.windows(word.len()).any(|w| w == word.as_bytes()))
     }
@@ -102,7 +102,7 @@ fn number(arg: &[u8]) -> Option<i64> {
     Some(if negative { value.wrapping_neg() } else { value })
 }
 
-/// What stands in <> behind a number or AT_FDCWD.
+/// The text in <> after a number or AT_FDCWD.
 pub fn annotated(arg: &[u8]) -> Option<&[u8]> {
     let open = arg.iter().position(|b| *b == b'<')?;
     arg[open + 1..].split(|b| *b == b'>').next()
@@ -112,7 +112,7 @@ fn returned(result: &[u8]) -> Returned<'_> {
     let text = String::from_utf8_lossy(result);
     if let Some(rest) = text.strip_prefix("-1 ") {
         let name = rest.split(' ').next().unwrap_or_default();
-        // Restarted calls (ERESTARTSYS) come again.
+        // Restarted calls (ERESTARTSYS) are printed again.
         return if name.starts_with("ERESTART") { Returned::Nothing } else { Returned::Error(errno::number(name)) };
     }
     match number(result) {
@@ -128,7 +128,7 @@ fn arguments(text: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
     while at < text.len() {
         match text[at] {
             b'"' => at += 1 + closing_quote(&text[at + 1..])?,
-            // A path of -y: behind a digit, or behind AT_FDCWD.
+            // A path from -y: after a digit, or after AT_FDCWD.
             b'<' if at > 0 && (text[at - 1].is_ascii_digit() || text[..at].ends_with(b"AT_FDCWD")) => {
                 at = closing_angle(text, at)?;
             }
@@ -152,7 +152,7 @@ fn arguments(text: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
     None
 }
 
-/// Within a path `>` is escaped; within the addresses of a socket it stands in `->`.
+/// Within a path `>` is escaped; within socket addresses it occurs in `->`.
 fn closing_angle(text: &[u8], open: usize) -> Option<usize> {
     (open + 1..text.len()).find(|i| text[*i] == b'>' && text[i - 1] != b'-')
 }
@@ -169,7 +169,7 @@ fn closing_quote(text: &[u8]) -> Option<usize> {
     None
 }
 
-/// C's escapes undone.
+/// Reverses C's escapes.
 pub fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;

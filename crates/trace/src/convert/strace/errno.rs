@@ -1,6 +1,6 @@
-//! Numbers of the names that failed calls of files end with, on Linux.
+//! The numbers of the errno names with which file calls fail on Linux.
 
-/// Its number; 0 for a name that is not known.
+/// Its number; 0 for an unknown name.
 pub fn number(name: &str) -> u32 {
     match name {
         "EPERM" => 1,

@@ -2,7 +2,8 @@
 //! `strace -f -ttt -T -y -e trace=desc,file,process -o FILE PROGRAM`.
 //!
 //! Descriptors are followed through open, dup, fork, exec and close, and positions through reads, writes and seeks, so
-//! that calls without an offset get theirs. With `-y` the paths are also known of descriptors whose open was not seen.
+//! that calls without an offset get theirs. With `-y`, paths are also known for descriptors opened before the
+//! recording.
 
 mod call;
 mod errno;
@@ -18,10 +19,10 @@ use crate::{Builder, Header, Trace, TraceError};
 use call::Call;
 use world::World;
 
-/// Calls that have begun and not ended, at most; a program has one for each thread.
+/// Maximum calls in progress; a program has one per thread.
 const UNFINISHED_MAX: usize = 1 << 16;
 
-/// One line without what comes before the call.
+/// One line, split into what precedes the call and the call.
 struct Line<'a> {
     thread: u32,
     /// Since 1970.
@@ -40,7 +41,7 @@ pub fn read(input: impl BufRead, path: &Path, notes: &mut Vec<String>) -> Result
         }
         let mut take = || -> Result<(), String> {
             let Line { thread, at_ns, rest } = split(line)?;
-            // Of the first line; what was begun before it is told later never begins before it.
+            // The first line's; no call begins before it.
             let zero = *builder.header.clock_unix_ns.get_or_insert(at_ns);
             let at_ns = at_ns.saturating_sub(zero);
             if rest.starts_with(b"---") {
@@ -66,7 +67,7 @@ pub fn read(input: impl BufRead, path: &Path, notes: &mut Vec<String>) -> Result
                         whole.extend_from_slice(tail);
                         (begun_ns, Some(whole))
                     }
-                    // Its beginning is before the recording.
+                    // It began before the recording.
                     None => return Ok(()),
                 },
             };
@@ -102,21 +103,21 @@ fn split(line: &[u8]) -> Result<Line<'_>, String> {
     if let Some(after) = rest.strip_prefix(b"[pid") {
         let close = after.iter().position(|b| *b == b']').ok_or_else(|| format!("{} has no ]", shown()))?;
         let pid = String::from_utf8_lossy(&after[..close]).trim().to_string();
-        thread = pid.parse().map_err(|_| format!("{} is no process", show(&pid)))?;
+        thread = pid.parse().map_err(|_| format!("{} is not a valid process", show(&pid)))?;
         rest = &after[close + 1..];
     } else {
         let (first, used) = word(rest);
         if first.iter().all(u8::is_ascii_digit) {
             let first = String::from_utf8_lossy(&first).into_owned();
-            thread = first.parse().map_err(|_| format!("{} is no process or time", show(&first)))?;
+            thread = first.parse().map_err(|_| format!("{} is not a valid process or time", show(&first)))?;
             rest = &rest[used..];
         }
     }
     let (time, used) = word(rest);
     let time = String::from_utf8_lossy(&time).into_owned();
-    let at_ns = seconds_ns(&time)
-        .filter(|_| time.contains('.'))
-        .ok_or_else(|| format!("{} is no time in seconds since 1970; record with strace -ttt -T", show(&time)))?;
+    let at_ns = seconds_ns(&time).filter(|_| time.contains('.')).ok_or_else(|| {
+        format!("{} is not a valid time in seconds since 1970; record with strace -ttt -T", show(&time))
+    })?;
     let rest = &rest[used..];
     let spaces = rest.iter().take_while(|b| **b == b' ').count();
     Ok(Line { thread, at_ns, rest: rest[spaces..].trim_ascii_end() })

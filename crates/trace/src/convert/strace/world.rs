@@ -1,4 +1,4 @@
-//! What the traced processes have open, and where they stand in it.
+//! The open files of the traced processes, and their positions.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,14 +9,14 @@ use rustc_hash::FxHashMap;
 use super::call::{Call, Returned, annotated, unescape};
 use crate::{Builder, Origin, OriginId, Outcome, Record, TraceOp};
 
-/// What open makes, and dup and fork share: a file and a position in it.
+/// An open file description: a file and a position, shared by dup and fork.
 struct Open {
     file: Option<FileId>,
     path: Vec<u8>,
     position: u64,
 }
 
-/// The descriptors of a process: what is open, and whether exec closes it.
+/// The descriptors of a process: the open file, and whether exec closes it.
 type Table = FxHashMap<i32, (Rc<RefCell<Open>>, bool)>;
 
 #[derive(Clone)]
@@ -25,7 +25,7 @@ struct Thread {
     table: Rc<RefCell<Table>>,
     cwd: Rc<RefCell<Option<Vec<u8>>>>,
     origin: Option<OriginId>,
-    /// Made by its first line, its parent not being known yet.
+    /// Created by its first line, its parent being unknown so far.
     adopted: bool,
 }
 
@@ -33,14 +33,14 @@ struct Thread {
 #[derive(Default)]
 pub struct World {
     threads: FxHashMap<u32, Thread>,
-    /// Threads that have begun to make another one, in order.
+    /// Threads that are creating another one, in order.
     making: Vec<(u32, bool, bool)>,
     unknown_descriptors: u64,
     unknown_positions: u64,
 }
 
 impl World {
-    /// A call has begun: its child may be seen before it ends.
+    /// A call has begun: its child may appear before it ends.
     pub fn begins(&mut self, thread: u32, text: &[u8]) {
         let text = String::from_utf8_lossy(text);
         if ["clone", "fork", "vfork"].iter().any(|name| text.starts_with(name)) {
@@ -65,7 +65,7 @@ impl World {
             };
             self.threads.insert(id, new);
         }
-        // It was just put there.
+        // It was just inserted.
         self.threads.entry(id).or_insert_with(|| Thread {
             process: id,
             table: Rc::default(),
@@ -105,7 +105,7 @@ impl World {
         notes
     }
 
-    /// What a call did.
+    /// Applies the effect of a call.
     pub fn call(&mut self, builder: &mut Builder, id: u32, at_ns: u64, call: &Call) -> Result<(), String> {
         let returned = match call.result {
             Returned::Number(n, _) => Some(n),
@@ -139,7 +139,7 @@ impl World {
     }
 }
 
-/// A call being looked at.
+/// A call being processed.
 struct Moment<'w, 'c> {
     world: &'w mut World,
     builder: &'w mut Builder,
@@ -159,7 +159,7 @@ impl Moment<'_, '_> {
             "close" => self.closed(),
             "close_range" => {
                 if let (Some(first), Some(last), Some(0)) = (call.number(0), call.number(1), self.returned) {
-                    // The last one is often ~0U.
+                    // `last` is often ~0U.
                     let last = if last < 0 { i64::MAX } else { last };
                     let inside = |fd: &i32| (first..=last).contains(&i64::from(*fd));
                     if !call.mentions("CLOEXEC") {
@@ -215,7 +215,7 @@ impl Moment<'_, '_> {
             "truncate" | "truncate64" => self.of_path(0, None, TraceOp::Truncate, call.number(1).unwrap_or(0) as u64),
             "unlink" => self.of_path(0, None, TraceOp::Unlink, 0),
             "unlinkat" if !call.mentions("AT_REMOVEDIR") => self.of_path(1, Some(0), TraceOp::Unlink, 0),
-            // What else makes descriptors makes them of other things: an older file of that number is gone.
+            // Other calls that create descriptors reuse numbers: an older file with that number is closed.
             "socket" | "accept" | "accept4" | "epoll_create" | "epoll_create1" | "eventfd" | "eventfd2"
             | "timerfd_create" | "signalfd" | "signalfd4" | "memfd_create" | "inotify_init" | "inotify_init1"
             | "pidfd_open" | "perf_event_open" | "io_uring_setup" => {
@@ -238,7 +238,7 @@ impl Moment<'_, '_> {
         }
     }
 
-    /// The path as an absolute one where that is known.
+    /// The absolute path, if it can be determined.
     fn resolved(&mut self, path: Vec<u8>, dir: Option<usize>) -> Vec<u8> {
         if path.starts_with(b"/") {
             return path;
@@ -306,7 +306,7 @@ impl Moment<'_, '_> {
         Ok(())
     }
 
-    /// What a descriptor stands for; with `-y` also when its open was not seen.
+    /// The open file of a descriptor; with `-y` even if its open was not seen.
     fn open_of(&mut self, fd: i32, told: Option<&[u8]>) -> Result<Option<Rc<RefCell<Open>>>, String> {
         let table = self.world.thread(self.id).table.clone();
         let known = table.borrow().get(&fd).map(|(open, _)| open.clone());
@@ -335,7 +335,7 @@ impl Moment<'_, '_> {
         self.transferred(0, op, offset.map(|n| n as u64), len)
     }
 
-    /// A transfer at an offset, or at the position, which it moves.
+    /// A transfer at an offset, or at the position, which it advances.
     fn transferred(&mut self, arg: usize, op: TraceOp, offset: Option<u64>, len: u64) -> Result<(), String> {
         let Some((fd, told)) = self.call.descriptor(arg) else { return Ok(()) };
         let moved = self.returned.map_or(0, |n| n.max(0) as u64);
@@ -356,7 +356,7 @@ impl Moment<'_, '_> {
 
     fn sought(&mut self) -> Result<(), String> {
         let (Some((fd, told)), Some(to)) = (self.call.descriptor(0), self.returned) else { return Ok(()) };
-        // _llseek tells the new position as [n].
+        // _llseek returns the new position as [n].
         let to = if self.call.name == "_llseek" { bracketed(self.call.raw(2)) } else { u64::try_from(to).ok() };
         let (Some(to), Some(open)) = (to, self.open_of(fd, told)?) else { return Ok(()) };
         open.borrow_mut().position = to;
