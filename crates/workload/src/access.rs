@@ -1,4 +1,4 @@
-//! What a benchmark process needs of the storage it measures, so that every kind of it is measured alike.
+//! The storage interface of a benchmark process, so that every kind of storage is measured alike.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,12 +7,12 @@ use anyhow::Result;
 use crate::content::Source;
 use impresario_base::lock::Mutex;
 
-/// Who connects.
+/// Identifies a connecting client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// Number of the application, from 1; 0: none of them (preparing, verifying).
+    /// Number of the application, from 1; 0: none (preparing, verifying).
     pub job: u64,
-    /// Index of the I/O node to speak to, of [`Target::nodes`]; `None`: no matter which.
+    /// Index of the I/O node to use, of [`Target::nodes`]; `None`: any.
     pub node: Option<usize>,
     /// The client's largest request on the wire, bytes.
     pub wire_max_bytes: Option<u32>,
@@ -30,22 +30,22 @@ pub trait Target: Sync {
         0
     }
 
-    /// Numbers of the server processes, where they are ours to know; none when they run in this process.
+    /// Process numbers of the servers, if known; none if they run in this process.
     fn pids(&self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Empties what a run before may have left in the caches of the disks. Called before every timed part.
+    /// Clears the disks' caches of data from an earlier run. Called before every timed part.
     fn cool(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Forgets what the servers have counted.
+    /// Resets the servers' counters.
     fn reset(&self) -> Result<()> {
         Ok(())
     }
 
-    /// What the servers have counted since.
+    /// The servers' counters since then.
     fn observe(&self) -> Result<Observation> {
         Ok(Observation::default())
     }
@@ -75,15 +75,15 @@ pub trait FileIo: Send + Sync {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize>;
     /// Makes it durable.
     fn sync(&self) -> Result<()>;
-    /// What this machine keeps of it in memory may go, so that reads come from the storage; only a wish.
+    /// Advises this machine to drop its cached pages of the file, so that reads reach the storage.
     fn forget(&self) {}
-    /// Where its data lie, where the storage reports it.
+    /// The placement of its data, if the storage reports it.
     fn place(&self) -> Option<FilePlace> {
         None
     }
 }
 
-/// What a file's places on servers and disks follow from.
+/// Determines a file's placement on servers and disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct FilePlace {
     /// Stable key of the file.
@@ -92,7 +92,7 @@ pub struct FilePlace {
     pub base: u16,
 }
 
-/// Requests and their bytes at some point of the way.
+/// Requests and their bytes at some point of the path.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Moved {
     /// Requests.
@@ -113,10 +113,10 @@ impl Moved {
     }
 }
 
-/// What the servers of a cluster saw during a run.
+/// What the servers of a cluster counted during a run.
 #[derive(Clone, PartialEq, Default, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Observation {
-    /// Requests that I/O nodes sent on; nothing without I/O nodes.
+    /// Requests forwarded by I/O nodes; zero without I/O nodes.
     pub leaving_io_nodes: Moved,
     /// Requests that reached the data servers' schedulers.
     pub arriving_at_servers: Moved,
@@ -124,12 +124,12 @@ pub struct Observation {
     pub at_disk: Moved,
     /// The modelled devices, if there are any.
     pub device: Option<DeviceObservation>,
-    /// Each server's own words, by its name.
+    /// Each server's own report, by name.
     #[serde(skip)]
     pub status: Vec<(String, serde_json::Value)>,
 }
 
-/// How well the modelled devices kept their own time.
+/// How well the modelled devices kept to their clock.
 #[derive(Clone, Copy, PartialEq, Default, Debug, serde::Serialize, serde::Deserialize)]
 pub struct DeviceObservation {
     /// Requests served.
@@ -140,14 +140,14 @@ pub struct DeviceObservation {
     pub lateness_p99_us: f64,
 }
 
-/// A fault put into the writer to show that verification finds it.
+/// A fault injected into the writer to show that verification finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A write is acknowledged and not done.
+    /// A write is acknowledged but not done.
     Drop,
     /// Two blocks are written in each other's place.
     Swap,
-    /// A block is written with the content of the generation before.
+    /// A block is written with the previous generation's content.
     Stale,
 }
 
@@ -163,7 +163,7 @@ impl std::str::FromStr for Fault {
     }
 }
 
-/// A file whose second write goes wrong in the given way.
+/// A file whose second write fails in the given way.
 pub struct Faulty {
     file: Box<dyn FileIo>,
     fault: Fault,
@@ -173,7 +173,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Wraps a file that `source` is written into.
+    /// Wraps a file to which `source` is written.
     pub fn new(file: Box<dyn FileIo>, fault: Fault, source: Source) -> Faulty {
         Faulty { file, fault, source, writes: AtomicU64::new(0), held: Mutex::new(None) }
     }

@@ -1,8 +1,9 @@
-//! Measuring a device for the cost model: which points, in what order, until when, and whether to believe them.
+//! Measures a device for the cost model: which points, in what order, for how long, and whether the results are
+//! plausible.
 //!
-//! Points are visited in several passes in random order, so that a disturbance does not fall on one point alone and
-//! a drift shows as spread. A point is done when the 95 % interval of its median is narrow enough in two passes
-//! at least; the time that it does not need goes to the others.
+//! Points are visited in several passes in random order, so that a disturbance does not affect a single point and a
+//! drift shows as spread. A point is done when the 95 % interval of its median is narrow enough after at least two
+//! passes; the time it saves goes to the others.
 
 pub mod fit;
 pub mod folder;
@@ -31,21 +32,21 @@ pub const SIZE_MAX_BYTES: u64 = 64 << 20;
 pub const REGION_MIN_REQUESTS: u64 = 4;
 /// Sizes at most.
 const SIZES_MAX: usize = 64;
-/// Passes that time is kept for; what is not known then is visited again while time is left, up to the second number.
+/// Planned passes; points still unresolved are visited again while time remains, up to the second number.
 const PASSES: (usize, usize) = (3, 20);
-/// The part of the time allowed that filling the region may take.
+/// The part of the time limit that filling the region may take.
 const PREPARE_SHARE: f64 = 0.25;
 /// The sizes near which mixed points and points of two streams are measured.
 const MIXED_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
 
-/// What is to be measured, and how long.
+/// What to measure, and for how long.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
     /// Sizes of requests, bytes: multiples of [`BLOCK_BYTES`] up to [`SIZE_MAX_BYTES`], ascending, two at least.
     pub sizes: Vec<u64>,
-    /// The whole takes at most about so long (1 s to a day); a request under way is waited for.
+    /// Approximate time limit of the whole (1 s to a day); a request in progress is waited for.
     pub max: Duration,
-    /// A point is done when its median is known to this part (0.001 to 0.5).
+    /// A point is done when its median is known to within this fraction (0.001 to 0.5).
     pub spread_goal: f64,
 }
 
@@ -57,7 +58,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// What is wrong with it, with the remedy.
+    /// What is wrong with it, and the remedy.
     pub fn check(&self) -> Result<(), String> {
         let good = |size: &u64| (BLOCK_BYTES..=SIZE_MAX_BYTES).contains(size) && size.is_multiple_of(BLOCK_BYTES);
         if let Some(bad) = self.sizes.iter().find(|s| !good(s)) {
@@ -111,34 +112,34 @@ pub struct Span {
     pub len: u64,
 }
 
-/// Where requests may lie.
+/// Where requests may be placed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Region {
     /// Sequential ones.
     pub sequential: Span,
-    /// Random ones: in any of these; never empty.
+    /// For random ones: in any of these; never empty.
     pub random: Vec<Span>,
-    /// Bytes of storage that it takes at most.
+    /// Maximum storage used, bytes.
     pub bytes: u64,
 }
 
-/// Something that requests can be sent to.
+/// A device to which requests can be sent.
 pub trait Device: Sync {
     /// What it is.
     fn described(&self) -> Described;
-    /// Makes the region ready, in bounded time; `share` hears how much of it is.
+    /// Prepares the region, in bounded time; reports progress to `share`.
     fn prepare(&mut self, until: Instant, stop: &Stop, share: &mut dyn FnMut(f64)) -> Result<()>;
-    /// Where requests may lie; known after [`Device::prepare`].
+    /// Where requests may be placed; known after [`Device::prepare`].
     fn region(&self) -> &Region;
-    /// A sender of requests with buffers of its own, for requests up to `size_max_bytes`.
+    /// A sender of requests with its own buffers, for requests up to `size_max_bytes`.
     fn stream(&self, size_max_bytes: u64) -> Result<Box<dyn Stream + '_>>;
     /// Makes everything written durable.
     fn flush(&self) -> Result<()>;
     /// Every write is made durable before it ends.
     fn synchronous(&self) -> bool;
-    /// Flushing shows whether writes were in a cache that hides the device; not so where there is none to hide.
+    /// Flushing shows whether a cache hid the device from writes; false where there is no such cache.
     fn flush_tells(&self) -> bool;
-    /// What readers should know.
+    /// Notes for readers.
     fn notes(&self) -> Vec<String>;
 }
 
@@ -150,7 +151,7 @@ pub trait Stream: Send {
     fn write(&mut self, offset: u64, len: u64) -> Result<()>;
 }
 
-/// A point, and what its writes and the flushes after them took.
+/// A point, and the time of its writes and the flushes after them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Measured {
     /// The point.
@@ -161,18 +162,18 @@ pub struct Measured {
     pub flush_ns: f64,
 }
 
-/// How far it is.
+/// Progress.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Step {
     /// What is done now.
     pub what: String,
     /// The part of the whole that is done, 0 to 1.
     pub share: f64,
-    /// It ends after this time at the latest.
+    /// Latest end.
     pub left: Duration,
 }
 
-/// Measures a device. Results that no device can give are an error, a [`sanity::Refusal`].
+/// Measures a device. Results that no device can produce are an error, a [`sanity::Refusal`].
 pub fn calibrate(
     device: &mut dyn Device,
     plan: &Plan,
@@ -215,7 +216,7 @@ pub fn calibrate(
     Ok(Calibration { format, version, device: described, method, fit: fits.collect(), raw: Raw { points } })
 }
 
-/// How many points are known less well than they should be, and which is known least.
+/// How many points are known less well than required, and which is the worst.
 fn unsteady(points: &[Point], goal_percent: f64) -> Option<String> {
     let wide = points.iter().filter(|p| p.spread_percent > goal_percent);
     let worst = wide.clone().max_by(|a, b| a.spread_percent.total_cmp(&b.spread_percent))?;
@@ -228,10 +229,10 @@ fn unsteady(points: &[Point], goal_percent: f64) -> Option<String> {
     ))
 }
 
-/// A word where the kernel calls a device rotating that is too fast for it: no reason to refuse, since virtual disks
-/// are often called so.
+/// A note if the kernel calls a device rotating that is too fast for that. Not an error: virtual disks are often marked
+/// so.
 fn hardly_rotating(device: &Described, points: &[Point]) -> Option<String> {
-    /// No arm and platter are faster on average, ns.
+    /// The fastest plausible average of arm and platter, ns.
     const RANDOM_READ_MIN_NS: u64 = 500_000;
     let random_read = |p: &&Point| (p.op, p.pattern, p.streams) == (PointOp::Read, Pattern::Random, 1);
     let fastest = points.iter().filter(random_read).map(|p| p.median_ns).min()?;
@@ -260,7 +261,7 @@ fn measure_all(
             if now >= deadline {
                 return Ok(series.iter().map(Series::measured).collect());
             }
-            // What is left is shared evenly among all visits that may still come.
+            // The rest is divided evenly among all remaining visits.
             let visits = order.len() - visited + order.len() * (PASSES.0 - 1).saturating_sub(pass);
             let slice = (deadline - now) / visits as u32;
             let one = &mut series[*at];
@@ -277,7 +278,7 @@ fn measure_all(
     Ok(series.iter().map(Series::measured).collect())
 }
 
-/// How long it takes to make one small write durable, beyond the write: what flushing costs by itself.
+/// The cost of a flush by itself: making one small write durable, beyond the write.
 fn idle_flush_ns(device: &dyn Device) -> Result<f64> {
     let mut stream = device.stream(BLOCK_BYTES)?;
     let mut times = Vec::new();
@@ -305,7 +306,7 @@ fn copy_ns(len_bytes: u64) -> f64 {
     best
 }
 
-/// The spans of a region of `bytes` bytes that begins at 0; refused when it is too small for the largest requests.
+/// The spans of a region of `bytes` bytes that begins at 0; an error if it is too small for the largest requests.
 fn region_of(bytes: u64, plan: &Plan) -> Result<Region> {
     let least = REGION_MIN_REQUESTS * plan.largest();
     if bytes < least {

@@ -1,4 +1,4 @@
-//! Processes that a benchmark starts: they die with it, and it stops exactly these.
+//! Child processes of a benchmark: they end with it, and it stops exactly these.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How long a process may take to end when asked, before it is made to.
+/// How long a process may take to end before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Started processes; stopped when dropped.
@@ -26,13 +26,12 @@ struct Started {
 impl Children {
     /// Starts a program; its output goes to a log.
     ///
-    /// The process is killed when the *thread* that starts it ends: start from one that lives as long as
-    /// the process is wanted.
+    /// The process is killed when the *thread* that starts it ends: start it from one that lives long enough.
     pub fn start(&mut self, name: &str, program: &Path, arguments: &[String], log: &Path) -> Result<()> {
         let out = File::create(log).with_context(|| format!("making the log {}", log.display()))?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
-        // A group of its own: Ctrl-C in the terminal is for us, and we stop them in order.
+        // A separate process group: Ctrl-C in the terminal goes to us, and we stop the children in order.
         command.process_group(0);
         // SAFETY: between fork and exec only prctl is called, which is a plain system call.
         unsafe {
@@ -51,7 +50,7 @@ impl Children {
         self.started.iter().map(|s| (s.name.clone(), s.child.id())).collect()
     }
 
-    /// An error when one of them has ended by itself, with the end of what it said.
+    /// An error if one of them ended on its own, with the end of its output.
     pub fn check(&mut self) -> Result<()> {
         for started in &mut self.started {
             if let Some(status) = started.child.try_wait()? {
@@ -64,7 +63,7 @@ impl Children {
         Ok(())
     }
 
-    /// Asks all to end, waits, and makes those end that did not.
+    /// Asks all to end, waits, and kills those that do not.
     pub fn stop(&mut self) {
         for started in self.started.iter_mut().rev() {
             if let (Ok(None), Ok(pid)) = (started.child.try_wait(), i32::try_from(started.child.id())) {
@@ -77,7 +76,7 @@ impl Children {
             while matches!(started.child.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // Both fail only when it has ended already.
+            // Both fail only if it has already ended.
             _ = started.child.kill();
             _ = started.child.wait();
         }

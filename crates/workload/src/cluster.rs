@@ -1,4 +1,4 @@
-//! A cluster for one experiment: made in a folder of its own, started, and taken away without a trace.
+//! A temporary cluster for one experiment: created in its own folder, started, and removed completely.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use crate::children::Children;
 use crate::kernel_disk::{self, KernelDisk};
 use crate::stop::Stop;
 
-/// How long the servers may take until all answer.
+/// How long the servers may take until all respond.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// A port that was free may be taken by another program before its server starts: then all are drawn anew.
+/// Another program may take a free port before its server starts: then all are chosen again.
 const START_TRIES: u32 = 3;
 
-/// What is to be started.
+/// The cluster to start.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
     /// Number of data servers.
@@ -40,13 +40,13 @@ pub struct Plan {
     pub stripe_bytes: u32,
     /// How far data servers read ahead of a stream, bytes; 0: not at all.
     pub read_ahead_bytes: u64,
-    /// Hand-off depth of the data servers; 0: the policy's choice.
+    /// Hand-off depth of the data servers; 0: as the policy decides.
     pub in_flight_requests: u32,
-    /// Whether its servers take only peers with a key; keys are made then.
+    /// Whether its servers require a key from peers; keys are then made.
     pub security: Security,
     /// What keys protect.
     pub protect: Protect,
-    /// The program `impresario`, which serves; absent: this program is.
+    /// The server program `impresario`; absent: this program.
     pub program: Option<PathBuf>,
     /// Where the cluster's folder is made; absent: in memory where the system has `/dev/shm`, else the temporary folder.
     pub parent: Option<PathBuf>,
@@ -74,16 +74,16 @@ impl Default for Plan {
 
 impl Drop for OwnCluster {
     fn drop(&mut self) {
-        // Those that others need end last.
+        // Servers that others need end last.
         while self.here.pop().is_some() {}
     }
 }
 
 /// A running cluster. Dropping it stops its servers and removes its folder.
 pub struct OwnCluster {
-    /// What it is.
+    /// Its description.
     pub config: Config,
-    // Dropped in this order: servers end before their folder goes.
+    // Dropped in this order: servers end before their folder is removed.
     children: Children,
     here: Vec<impresario_server::process::Started>,
     kernel_disks: Arc<[KernelDisk]>,
@@ -93,7 +93,7 @@ pub struct OwnCluster {
 impl OwnCluster {
     /// Starts a cluster as child processes of this program.
     ///
-    /// The servers are killed when the calling thread ends: call from one that lives as long as the cluster is wanted.
+    /// The servers are killed when the calling thread ends: call this from one that lives long enough.
     pub fn start(plan: &Plan, stop: &Stop) -> Result<OwnCluster> {
         let mut tries = 1;
         loop {
@@ -198,9 +198,9 @@ pub fn folder(parent: Option<&Path>) -> Result<tempfile::TempDir> {
 }
 
 impl Plan {
-    /// The configuration of the cluster, with ports that were free a moment ago.
+    /// The configuration of the cluster, with ports that were free just now.
     pub fn configure(&self, dir: &Path) -> Result<Config> {
-        // All are held at once while the system hands them out, so they differ.
+        // All are held while the system assigns them, so they differ.
         let held: Vec<TcpListener> = (0..1 + self.data_servers + self.io_nodes)
             .map(|_| TcpListener::bind("127.0.0.1:0"))
             .collect::<Result<_, _>>()
@@ -229,7 +229,7 @@ impl Plan {
         let cluster = Cluster {
             name: "benchmark".into(),
             stripe_bytes: self.stripe_bytes,
-            // A modelled disk under a full queue takes its time; the run must not fail for that.
+            // A modelled disk is slow under a full queue; the run must not fail for that.
             request_timeout_ms: 60_000,
             security: self.security,
             protect: self.protect,

@@ -1,8 +1,8 @@
 //! Compares systems in one experiment: interleaved in random order, paired, with intervals and verdicts.
 //!
-//! A *pair* is one run of every system over the same files, one after the other in random order. The gain of
-//! a system over another in a pair is 1 − T_new / T_base on makespan; what is reported is the mean over the pairs
-//! with its t interval, per case and for the mean over the cases.
+//! A *pair* is one run of every system over the same files, one after the other in random order. The gain of a system
+//! over another in a pair is 1 − T_new / T_base on makespan; the result is the mean over the pairs with its t interval,
+//! per case and for the mean over the cases.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -24,24 +24,24 @@ use impresario_base::units::show_bytes;
 /// One workload of an experiment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Case {
-    /// Short, for tables.
+    /// Short name for tables.
     pub name: String,
-    /// What runs.
+    /// The workload.
     pub workload: Workload,
 }
 
-/// What is claimed of two systems, by their names.
+/// A claim about two systems, by name.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Claim {
-    /// The system that is to be better.
+    /// The system claimed to be better.
     pub new: String,
-    /// The system that it is compared with.
+    /// The baseline.
     pub base: String,
     /// How much better.
     pub bound: Bound,
 }
 
-/// The bound of a claim, as a share of the base's time.
+/// The bound of a claim, as a fraction of the base's time.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bound {
@@ -49,7 +49,7 @@ pub enum Bound {
     AverageAtLeast(f64),
     /// Every case's gain is at least this.
     EachAtLeast(f64),
-    /// No case is worse by more than this.
+    /// No case is slower by more than this.
     NoCaseWorseThan(f64),
 }
 
@@ -66,17 +66,17 @@ pub struct Experiment {
     pub baselines: Vec<String>,
     /// What is claimed.
     pub claims: Vec<Claim>,
-    /// Pairs at least.
+    /// Minimum pairs.
     pub pairs: u32,
-    /// Pairs at most, while a claim is unresolved.
+    /// Maximum pairs, while a claim is unresolved.
     pub pairs_max: u32,
     /// No further pair starts after this time, s.
     pub time_max_s: f64,
-    /// Tries of a run that does not count; after the last one its pair is left out.
+    /// Attempts at a run that does not count; after the last one its pair is left out.
     pub tries: u32,
     /// Cases and systems in random order within each pair; otherwise as listed, for demonstrations only.
     pub shuffle: bool,
-    /// Of the random order.
+    /// Seed of the random order.
     pub seed: u64,
 }
 
@@ -89,11 +89,11 @@ pub struct Trial {
     pub system: usize,
     /// Number of the pair, from 0.
     pub pair: u32,
-    /// Runs that had started before it.
+    /// Runs started before it.
     pub position: u32,
     /// Batches handed to a disk at once; absent: no limit.
     pub depth: Option<u32>,
-    /// What came out.
+    /// Its result.
     pub result: RunResult,
 }
 
@@ -110,7 +110,7 @@ pub struct Gain {
     pub gain: Interval,
 }
 
-/// A claim and what the pairs say.
+/// A claim and its result.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Judged {
     /// In words.
@@ -119,10 +119,10 @@ pub struct Judged {
     pub verdict: Verdict,
 }
 
-/// All that an experiment yields.
+/// The results of an experiment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What was done.
+    /// The experiment.
     pub experiment: Experiment,
     /// Every run, those that do not count included.
     pub trials: Vec<Trial>,
@@ -130,22 +130,22 @@ pub struct Outcome {
     pub gains: Vec<Gain>,
     /// The claims.
     pub claims: Vec<Judged>,
-    /// Where the files of each application lay, by case; empty where the storage does not report it.
+    /// The placement of each application's files, by case; empty if the storage does not report it.
     pub places: Vec<Vec<Vec<FilePlace>>>,
-    /// Pairs made.
+    /// Pairs completed.
     pub pairs: u32,
     /// The times were made on modelled disks.
     pub modelled: bool,
-    /// It was stopped; the pair that was under way then is left out.
+    /// It was stopped; the unfinished pair is left out.
     pub stopped: bool,
 }
 
-/// Where an experiment is.
+/// Progress of an experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Runs made, this one included once it has a result; repetitions of runs that do not count are not counted.
+    /// Runs made, including this one once it has a result; repetitions of runs that do not count are excluded.
     pub done: u32,
-    /// Runs that are made at least.
+    /// Minimum runs.
     pub wanted: u32,
     /// Pair, from 1.
     pub pair: u32,
@@ -155,12 +155,12 @@ pub struct Progress<'a> {
     pub system: &'a str,
     /// The run's result; absent before it.
     pub result: Option<&'a RunResult>,
-    /// Time left at the present speed, as far as it is known.
+    /// Estimated time left, if known.
     pub left: Option<Duration>,
 }
 
-/// Runs an experiment; `progress` is called before and after every run. The stop flag ends it with the pairs made so
-/// far; it is an error only before the first is whole.
+/// Runs an experiment; `progress` is called before and after every run. The stop flag ends it with the pairs completed
+/// so far; it is an error only before the first is complete.
 pub fn compare(
     target: &dyn Switch,
     experiment: &Experiment,
@@ -259,7 +259,7 @@ pub fn compare(
     Ok(outcome)
 }
 
-/// Runs a case with the servers recording it: where the traces are.
+/// Runs a case while the servers record it; returns the traces' paths.
 fn recorded_run(
     target: &dyn Switch,
     system: &System,
@@ -302,7 +302,7 @@ fn one_trial(
 }
 
 impl Outcome {
-    /// Another pair is due: the least number is not reached, or a claim is unresolved and there is time.
+    /// Whether another pair is needed: the minimum is not reached, or a claim is unresolved and there is time.
     fn wants_more(&self, spent: Duration) -> bool {
         let e = &self.experiment;
         if self.pairs < e.pairs.max(1) {
@@ -316,7 +316,7 @@ impl Outcome {
         self.experiment.systems.iter().position(|s| s.name == system)
     }
 
-    /// The makespan of a pair's run that counts, s.
+    /// The makespan of a pair's counting run, s.
     pub fn makespan(&self, case: usize, system: usize, pair: u32) -> Option<f64> {
         let own = |t: &&Trial| (t.case, t.system, t.pair) == (case, system, pair) && t.result.counts();
         self.trials.iter().find(own).map(|t| t.result.makespan_s)
@@ -340,7 +340,7 @@ impl Outcome {
         Interval::of(&(0..self.pairs as usize).filter_map(|p| whole(p).map(|g| mean(&g))).collect::<Vec<_>>())
     }
 
-    /// Runs of a system on a case that count.
+    /// Counting runs of a system on a case.
     pub fn counted(&self, case: usize, system: usize) -> Vec<&Trial> {
         self.trials.iter().filter(|t| t.case == case && t.system == system && t.result.counts()).collect()
     }
@@ -397,7 +397,7 @@ impl Outcome {
         }
     }
 
-    /// One application's gain per pair of a system over another, by a figure of its own; smaller is better.
+    /// One application's gain per pair of a system over another, by one of its figures; smaller is better.
     pub fn application_gain(
         &self,
         (case, application): (usize, usize),
@@ -412,7 +412,7 @@ impl Outcome {
         Interval::of(&(0..self.pairs).filter_map(gain).collect::<Vec<_>>())
     }
 
-    /// What becomes of each application, where they differ.
+    /// The result of each application, if they differ.
     fn show_applications(&self, c: usize, case: &Case) -> String {
         let e = &self.experiment;
         let p99_us = |a: &AppResult| a.latency.map(|l| l.p99_us);
@@ -510,7 +510,7 @@ impl Outcome {
     }
 }
 
-/// `40 %`, without decimals that say nothing.
+/// `40 %`, without meaningless decimals.
 fn percent(share: f64) -> String {
     format!("{} %", (share * 1000.0).round() / 10.0)
 }
@@ -610,7 +610,7 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap().claims, outcome.claims);
     }
 
-    /// Minutes of measuring are not thrown away by Ctrl-C: the whole pairs are judged.
+    /// Ctrl-C does not discard minutes of measuring: complete pairs are evaluated.
     #[test]
     fn what_was_measured_before_a_stop_is_told() {
         let stop = Stop::new();
@@ -625,7 +625,7 @@ pub(crate) mod tests {
         assert!(compare(&Memory::default(), &experiment(), &stop, &mut |_| {}).is_err(), "nothing to report");
     }
 
-    /// A run under bad conditions is tried again, and then its pair says nothing.
+    /// A run under bad conditions is repeated; after that its pair is left out.
     #[test]
     fn runs_that_do_not_count_prove_nothing() {
         let memory = Memory::default();
@@ -639,7 +639,7 @@ pub(crate) mod tests {
         assert!(outcome.show().contains("no pair counts") && outcome.show().contains("MODELLED"));
     }
 
-    /// Gains are computed within a pair: a drift over time that hits both systems does not matter.
+    /// Gains are computed within a pair: a drift that affects both systems does not matter.
     #[test]
     fn gains_are_paired() {
         let mut outcome = compare(&Memory::default(), &experiment(), &Stop::new(), &mut |_| {}).unwrap();
@@ -652,7 +652,7 @@ pub(crate) mod tests {
         assert_eq!(outcome.average_gain(1, 0).mean, 0.5);
     }
 
-    /// What a case's servers recorded of it is foretold to the system that goes by it, and only to that.
+    /// A recording of a case is given only to the system that uses it, and only for that case.
     #[test]
     fn a_system_may_go_by_a_recorded_run_of_each_case() {
         let fifo = PolicySpec::named("fifo");
@@ -669,7 +669,7 @@ pub(crate) mod tests {
         assert_eq!(gone_by, told, "two recordings, and for each case none and its own");
     }
 
-    /// A writer beside a reader: each is told by itself, with the delays of its own requests.
+    /// A writer beside a reader: each is reported separately, with the latencies of its own requests.
     #[test]
     fn applications_that_differ_are_told_one_by_one() {
         let mut e = experiment();

@@ -1,11 +1,11 @@
-//! Which experiment a comparison on the command line describes: its systems, baselines, claims and effort.
+//! Turns a comparison on the command line into an experiment: systems, baselines, claims and effort.
 
 use impresario_sched::PolicySpec;
 
 use crate::compare::{Bound, Case, Claim, Experiment};
 use crate::system::{Layer, System};
 
-/// How much of an experiment is run.
+/// The extent of an experiment.
 #[derive(Clone, Copy, PartialEq, Debug, clap::Args)]
 #[command(next_help_heading = "Effort")]
 pub struct Effort {
@@ -23,14 +23,14 @@ pub struct Effort {
     pub seed: u64,
 }
 
-/// A comparison as the command line describes it.
+/// A comparison as given on the command line.
 #[derive(Clone, Debug)]
 pub struct Comparison<'a> {
     /// Systems as the user wrote them.
     pub systems: &'a [String],
     /// Baselines by name; none: the first system.
     pub baselines: &'a [String],
-    /// Which servers switch.
+    /// Which servers' policies are compared.
     pub on: Layer,
     /// Policy of the other servers.
     pub other: &'a PolicySpec,
@@ -40,7 +40,7 @@ pub struct Comparison<'a> {
     pub no_worse: Option<f64>,
 }
 
-/// The experiment of a comparison on `data_servers` servers, or the mistake in it.
+/// The experiment of a comparison on `data_servers` servers, or the user's mistake.
 pub fn experiment_of(
     asked: &Comparison<'_>,
     cases: Vec<Case>,
@@ -81,7 +81,7 @@ pub fn experiment_of(
     Ok(e)
 }
 
-/// An experiment without baselines and claims, with the pairs and the time of `effort`.
+/// An experiment without baselines and claims, with the pairs and time of `effort`.
 pub fn experiment(title: String, cases: Vec<Case>, systems: Vec<System>, effort: &Effort) -> Experiment {
     Experiment {
         title,

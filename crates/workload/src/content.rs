@@ -1,27 +1,27 @@
-//! What every byte of a benchmark's files must be: a function of (run nonce, file, writer, generation, offset).
+//! The content of every byte of a benchmark's files: a function of (run nonce, file, writer, generation, offset).
 //!
-//! Any aligned 8-byte word is computed from its position alone, so that a reader checks any range
-//! without knowing what was written before. A word of another offset, file, writer, generation or run
-//! differs, so a block that was dropped, moved or left over from before is seen.
+//! Any aligned 8-byte word is computed from its position alone, so a reader checks any range without knowing what was
+//! written before. A word of another offset, file, writer, generation or run differs, so a dropped, moved or stale
+//! block is detected.
 
 use serde::{Deserialize, Serialize};
 
 use impresario_base::random::mix;
 
-/// Whose bytes they are.
+/// The identity of content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Source {
-    /// Drawn anew for every run.
+    /// Random for every run.
     pub nonce: u64,
     /// The file within the run.
     pub file: u64,
     /// The rank that wrote.
     pub writer: u32,
-    /// Raised by one whenever the same bytes are written again.
+    /// Incremented whenever the same bytes are written again.
     pub generation: u32,
 }
 
-/// Where content first differed from what it must be.
+/// The first difference between content and expectation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error(
     "byte {offset} of file {file:#x}: wanted {wanted:#04x}, found {found:#04x} (writer {writer}, generation {generation})"
@@ -31,13 +31,13 @@ pub struct Mismatch {
     pub file: u64,
     /// Offset of the byte.
     pub offset: u64,
-    /// What it must be.
+    /// The expected value.
     pub wanted: u8,
-    /// What it is.
+    /// The actual value.
     pub found: u8,
-    /// Who should have written it.
+    /// The expected writer.
     pub writer: u32,
-    /// In which generation.
+    /// The expected generation.
     pub generation: u32,
 }
 
@@ -63,7 +63,7 @@ impl Source {
         copy_within_word(base, at, words.into_remainder());
     }
 
-    /// The first place where a buffer, read from `offset`, is not what it must be.
+    /// The first position where a buffer, read from `offset`, differs from the expectation.
     pub fn check(&self, offset: u64, buffer: &[u8]) -> Result<(), Mismatch> {
         let base = self.base();
         let (head, body) = buffer.split_at(head_len(offset).min(buffer.len()));
@@ -90,7 +90,7 @@ impl Source {
         if differs { Err(self.locate(offset, buffer)) } else { Ok(()) }
     }
 
-    /// Finds the first differing byte; `check` has seen that there is one.
+    /// Finds the first differing byte; `check` has established that there is one.
     fn locate(&self, offset: u64, buffer: &[u8]) -> Mismatch {
         let mut wanted = vec![0; buffer.len()];
         self.fill(offset, &mut wanted);
@@ -182,7 +182,7 @@ mod tests {
             Source { generation: 5, ..s },
             Source { writer: 4, generation: 3, ..s },
         ] {
-            // Not one of 512 words agrees: a difference is not a matter of luck.
+            // None of 512 words agrees: detection does not depend on luck.
             let mut theirs = vec![0; 4096];
             other.fill(8192, &mut theirs);
             assert!(buffer.chunks(8).zip(theirs.chunks(8)).all(|(a, b)| a != b), "{other:?}");

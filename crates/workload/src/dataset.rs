@@ -1,4 +1,4 @@
-//! The files of an experiment: made before it, verified after every run by fresh clients, removed at the end.
+//! The files of an experiment: created before it, verified after every run by fresh clients, removed at the end.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -13,14 +13,14 @@ use crate::random::nonce;
 use crate::stop::Stop;
 use impresario_base::lock::Mutex;
 
-/// Size of the requests that prepare and verify: large, because they are not what is measured.
+/// Size of the requests that prepare and verify: large, because they are not measured.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// Threads, each with a client of its own, that prepare and verify.
+/// Threads, each with its own client, that prepare and verify.
 const WORKERS: u32 = 4;
-/// Mismatches that are reported in full; all are counted.
+/// Mismatches reported in full; all are counted.
 const TOLD: usize = 4;
 
-/// The files of a workload and what they hold at present.
+/// The files of a workload and their current content.
 pub struct DataSet {
     nonce: u64,
     patterns: Vec<Pattern>,
@@ -29,7 +29,7 @@ pub struct DataSet {
     directory: String,
 }
 
-/// What verification found.
+/// The result of verification.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Verification {
     /// Bytes compared with what they must be.
@@ -41,7 +41,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Everything was as it must be, and something was looked at.
+    /// True if something was compared and nothing differed.
     pub fn passed(&self) -> bool {
         self.mismatches == 0 && self.checked_bytes > 0
     }
@@ -57,7 +57,7 @@ impl Verification {
         }
     }
 
-    /// Adds what another one found.
+    /// Adds another result.
     pub fn merge(&mut self, other: Verification) {
         self.checked_bytes += other.checked_bytes;
         self.mismatches += other.mismatches;
@@ -67,7 +67,7 @@ impl Verification {
 }
 
 impl DataSet {
-    /// The files of a workload, not made yet. The nonce is drawn anew: no two data sets share content.
+    /// The files of a workload, not yet created. The nonce is new: no two data sets share content.
     pub fn new(workload: &Workload) -> Result<DataSet> {
         let nonce = nonce()?;
         Ok(DataSet {
@@ -83,7 +83,7 @@ impl DataSet {
         format!("{}/a{application}.f{file}", self.directory)
     }
 
-    /// What a rank's bytes in a file hold in a generation.
+    /// The content of a rank's bytes in a file for a generation.
     pub fn source(&self, application: usize, file: u32, rank: u32, generation: u32) -> Source {
         Source { nonce: self.nonce, file: (application as u64) << 32 | u64::from(file), writer: rank, generation }
     }
@@ -100,11 +100,11 @@ impl DataSet {
         }
     }
 
-    /// Makes the files and writes their first generation. On a modelled disk this also fixes where they lie.
+    /// Creates the files and writes their first generation. On a modelled disk this also fixes their placement.
     pub fn prepare(&mut self, target: &dyn Target, stop: &Stop) -> Result<()> {
         let client = target.connect(worker_identity("prepare"))?;
         client.make_dir(&self.directory)?;
-        // One file after the other and all made by one client: their order on the disks is always the same.
+        // One client creates one file after the other, so their order on the disks is always the same.
         for (application, file) in self.files() {
             client.create(&self.path(application, file)).with_context(|| format!("making a{application}.f{file}"))?;
         }
@@ -146,7 +146,7 @@ impl DataSet {
                 stop.check()?;
                 let len = CHUNK_BYTES.min(pattern.file_bytes() - offset);
                 let chunk = &mut buffer[..len as usize];
-                // What a short read leaves out must not look right because the last chunk was.
+                // The part that a short read leaves out must not match because the previous chunk did.
                 chunk.fill(0);
                 io.read_at(chunk, offset)?;
                 for owned in pattern.owners(file, offset, len) {
@@ -172,7 +172,7 @@ impl DataSet {
         client.remove_dir(&self.directory)
     }
 
-    /// Where the files of each application lie, where the storage reports it.
+    /// The placement of each application's files, if the storage reports it.
     pub fn places(&self, target: &dyn Target) -> Result<Vec<Vec<FilePlace>>> {
         let client = target.connect(worker_identity("places"))?;
         let mut places = vec![Vec::new(); self.patterns.len()];
@@ -186,7 +186,7 @@ impl DataSet {
         self.patterns.iter().enumerate().flat_map(|(a, p)| (0..p.files()).map(move |f| (a, f)))
     }
 
-    /// Does something for every file, on a few threads with a fresh client each. The first error ends it.
+    /// Runs an action for every file, on a few threads with a fresh client each. The first error ends it.
     fn each_file(
         &self,
         target: &dyn Target,

@@ -1,5 +1,6 @@
-//! The demonstration: four applications share modelled disks. First below this machine's own kernel, as servers have them,
-//! without and with the default; then as the papers have them, bare, without and with each scheduler.
+//! The demonstration: four applications share modelled disks. First below this machine's own kernel, as on real
+//! servers, without scheduling and with the default; then bare, as in the papers, without scheduling and with each
+//! scheduler.
 
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
@@ -18,10 +19,10 @@ pub const IO_NODES: usize = 2;
 /// Data servers on disks below the kernel; no I/O nodes are before them.
 pub const KERNEL_DATA_SERVERS: usize = 2;
 
-/// Its processes set out within this time of each other, µs, in an order that is the same for every system.
+/// Its processes start within this time of each other, µs, in the same order for every system.
 pub const START_SPREAD_US: u64 = 20_000;
 
-/// What runs on disks below the kernel; `quick` moves a fraction of the data, for tests.
+/// The workloads on disks below the kernel; `quick` moves a fraction of the data, for tests.
 pub fn kernel_experiment(quick: bool) -> Experiment {
     let process_bytes = if quick { 512 << 10 } else { 8 << 20 };
     let shapes = [
@@ -65,7 +66,7 @@ fn once(cases: Vec<Case>) -> Experiment {
     }
 }
 
-/// What runs in front of bare disks; `quick` moves a fraction of the data, for tests.
+/// The workloads on bare disks; `quick` moves a fraction of the data, for tests.
 pub fn experiment(quick: bool) -> Experiment {
     let volume = |full: u64, quick_share: u64| if quick { full / quick_share } else { full };
     let mut cases = Vec::new();
@@ -92,7 +93,7 @@ pub fn experiment(quick: bool) -> Experiment {
     }
 }
 
-/// What is shown: nothing, the elevator in the disk, the control, and each scheduler where its paper puts it.
+/// The systems shown: none, the elevator in the disk, the control, and each scheduler where its paper places it.
 fn systems() -> Vec<System> {
     let none = || PolicySpec::named("none");
     let system = |name: &str, data_policy, io_policy, disk_order| System {
@@ -182,7 +183,7 @@ fn runs_of(outcome: &Outcome, device: &str) -> Vec<Run> {
             io_policy: policy(&system.io_policy),
             data_policy: policy(&system.data_policy),
             device: device.into(),
-            // Below the kernel the disk has an elevator always.
+            // Below the kernel the disk always has an elevator.
             disk_order: system.disk_order.unwrap_or(DiskOrder::Elevator),
             depth: t.depth,
             makespan_s: t.result.makespan_s,
@@ -199,7 +200,7 @@ type Row = [String; 6];
 
 const HEAD: [&str; 6] = ["scheduling", "time", "bandwidth", "request at disk", "gain over none", "gain over elevator"];
 
-/// How many cells of a row are shown: gains only over the baselines that there are.
+/// How many cells of a row are shown: gains only over existing baselines.
 fn columns(outcome: &Outcome) -> usize {
     HEAD.len() - 2 + outcome.experiment.baselines.len()
 }

@@ -1,4 +1,4 @@
-//! A barrier that cannot hang: it opens when all are there, and breaks when one fails or the time is up.
+//! A barrier that cannot hang: it opens when all have arrived, and breaks when one fails or time runs out.
 
 use impresario_base::lock::{Condvar, Mutex};
 use std::time::{Duration, Instant};

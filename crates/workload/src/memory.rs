@@ -1,4 +1,4 @@
-//! Storage in this process's memory, for the tests of everything that measures storage.
+//! Storage in this process's memory, for testing measurements of storage.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Memory {
     pub observation: Arc<Mutex<Observation>>,
     /// Connections made.
     pub connected: Arc<AtomicU64>,
-    /// Recordings begun, as nothing, and traces gone by.
+    /// Recordings started, as `None`, and traces used.
     pub recordings: Arc<Mutex<Vec<Vec<std::path::PathBuf>>>>,
 }
 

@@ -1,7 +1,7 @@
 //! Which rank touches which bytes of which file, and in what order: the access patterns of the papers.
 //!
-//! A pattern covers every byte of its files exactly once over all ranks. A rank's bytes need not be a
-//! multiple of its request size: then its last request is shorter.
+//! A pattern covers every byte of its files exactly once over all ranks. A rank's bytes need not be a multiple of its
+//! request size: its last request is then shorter.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub enum Shape {
     Strided,
     /// A file of its own for every rank.
     FilePerProcess,
-    /// One shared file; its blocks are dealt to the ranks by a permutation under the seed.
+    /// One shared file; its blocks are distributed over the ranks by a seeded permutation.
     Random,
 }
 
@@ -157,7 +157,7 @@ impl Pattern {
         Access { file, offset, len }
     }
 
-    /// Who accesses the bytes from `offset` on, and how far that holds. `offset` lies within the file.
+    /// The rank that accesses the bytes from `offset` on, and how far. `offset` is within the file.
     fn owner(&self, file: u32, offset: u64, shuffle: &Shuffle) -> Owned {
         let (p, size) = (u64::from(self.processes), self.request_bytes);
         let striped = self.whole() * p * size;

@@ -1,4 +1,4 @@
-//! What a benchmark run does: applications, their processes, when they start and how they ask.
+//! A benchmark run: applications, their processes, when they start and how they issue requests.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use impresario_base::units::{show_bytes, show_seconds};
 pub enum Operation {
     /// Reads what was prepared.
     Read,
-    /// Writes over what was prepared.
+    /// Overwrites what was prepared.
     Write,
 }
 
@@ -172,9 +172,9 @@ pub struct Workload {
     pub wire_max_bytes: Option<u32>,
     /// All processes wait for each other before they start.
     pub barrier: bool,
-    /// The processes set out one after another within this time, evenly and in a random order, µs (0: all at once).
-    /// Those of a real job never set out together, and synchronous ones keep for good the order in which they first
-    /// reach the disks: without a spread, the host's scheduler decides it.
+    /// The processes start one after another within this time, evenly and in a random order, µs (0: all at once). Those
+    /// of a real job never start together, and synchronous ones permanently keep the order in which they first reach
+    /// the disks: without a spread, the host's scheduler decides it.
     #[serde(default)]
     pub start_spread_us: u64,
     /// Writers end with a sync, inside the timed part.

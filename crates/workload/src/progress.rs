@@ -1,4 +1,4 @@
-//! What a long command shows on standard error, how Ctrl-C ends it, and how it writes its results as JSON.
+//! Progress of a long command on standard error, stopping it with Ctrl-C, and its results as JSON.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::compare;
 use crate::stop::Stop;
 use impresario_base::units::show_seconds;
 
-/// A second signal after this time ends the program at once. A sooner one is a copy of the first: `timeout` and some
-/// shells send a signal to the program and again to its process group.
+/// A second signal after this time ends the program at once. An earlier one is a copy of the first: `timeout` and some
+/// shells signal both the program and its process group.
 const IMPATIENCE: Duration = Duration::from_secs(1);
 
 /// Sets the returned flag at Ctrl-C and SIGTERM. A second signal, more than a second later, ends the program and its
@@ -42,7 +42,7 @@ pub fn write_json(path: Option<&Path>, value: &impl serde::Serialize) -> Result<
     std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
 }
 
-/// One line that changes on a terminal; a line for every step elsewhere.
+/// One line that is updated on a terminal; a line per step elsewhere.
 pub struct Progress {
     terminal: bool,
     shown: bool,
@@ -64,7 +64,7 @@ impl Progress {
     pub fn show(&mut self, text: &str) {
         let mut err = std::io::stderr().lock();
         if self.terminal {
-            // Cut rather than wrapped: a wrapped line could not be taken back.
+            // Truncated rather than wrapped: a wrapped line could not be erased.
             let text: String = text.chars().take(110).collect();
             _ = write!(err, "\r\x1b[K{text}");
         } else {

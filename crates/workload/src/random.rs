@@ -1,16 +1,16 @@
-//! Numbers that never repeat, and permutations under a seed.
+//! Unique random numbers, and seeded permutations.
 
 use impresario_base::random::{Random, mix};
 
-/// A number drawn by the system, for what must not repeat.
+/// A random number from the system, for values that must be unique.
 pub fn nonce() -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|e| anyhow::anyhow!("the system gives no random numbers: {e}"))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// A permutation of `0 .. n` in constant memory: a four-round Feistel network over the next even power of
-/// two, walked until it lands below `n` (less than four steps on average).
+/// A permutation of `0 .. n` in constant memory: a four-round Feistel network over the next even power of two, repeated
+/// until it is below `n` (less than four steps on average).
 #[derive(Clone, Copy, Debug)]
 pub struct Shuffle {
     n: u64,
@@ -31,7 +31,7 @@ impl Shuffle {
         mix(value ^ key) & ((1 << self.half_bits) - 1)
     }
 
-    /// Where `i` goes; `i` is below `n`.
+    /// The image of `i`; `i` is below `n`.
     pub fn forward(&self, i: u64) -> u64 {
         let mut value = i;
         loop {
@@ -46,7 +46,7 @@ impl Shuffle {
         }
     }
 
-    /// What goes to `i`; `i` is below `n`.
+    /// The preimage of `i`; `i` is below `n`.
     pub fn backward(&self, i: u64) -> u64 {
         let mut value = i;
         loop {

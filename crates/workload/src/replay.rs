@@ -1,9 +1,9 @@
-//! Replays recorded requests: the same operations, offsets and sizes in the same order by as many processes, at the recorded
-//! instants or others, on files of its own.
+//! Replays recorded requests: the same operations, offsets and sizes in the same order by as many processes, at the
+//! recorded or other times, on its own files.
 //!
-//! A process of the trace (an origin) is a client here. Requests of one that were under way at once are made by several
-//! threads, each of which makes its requests one after the other. What is written is what the file holds already, a function of
-//! file and offset, so that whatever is read is compared.
+//! A process of the trace (an origin) is a client here. Its concurrent requests are made by several threads, each of
+//! which issues its requests in sequence. Writes write what the file already holds, a function of file and offset, so
+//! that all reads can be verified.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use crate::gate::Gate;
 use crate::result::Latency;
 use crate::stop::Stop;
 
-/// Threads, and clients, at most; what was under way at once beyond that waits for a thread.
+/// Maximum threads and clients; more concurrent requests wait for a thread.
 pub const THREADS_MAX: usize = 256;
-/// Files that all clients together have open at most.
+/// Maximum open files of all clients together.
 pub const OPEN_MAX: usize = 16_384;
-/// A request is at most so long, bytes.
+/// Maximum length of a request, bytes.
 pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
 /// Buffers of all threads together, bytes.
 const BUFFER_BYTES_MAX: u64 = 2 << 30;
@@ -39,11 +39,12 @@ const START_MARGIN: Duration = Duration::from_millis(5);
 /// When requests are made.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Timing {
-    /// At the recorded instants, all intervals so many times as long; later where a thread's request before has not ended.
+    /// At the recorded times, with all intervals scaled by this factor; later if the thread's previous request has not
+    /// ended.
     At(f64),
-    /// As long after the thread's request before has ended as in the trace.
+    /// As long after the thread's previous request as in the trace.
     Think,
-    /// As soon as the thread's request before has ended.
+    /// As soon as the thread's previous request has ended.
     Fast,
 }
 
@@ -94,7 +95,7 @@ struct Lane {
     buffer_bytes: u32,
 }
 
-/// What is to be replayed.
+/// What to replay.
 pub struct Plan {
     /// Bytes of each file.
     sizes: Vec<u64>,
@@ -104,11 +105,11 @@ pub struct Plan {
     span_ns: u64,
     /// Latencies there, ns.
     latency_ns: Histogram<5>,
-    /// Records that are not replayed: opening, truncating and such.
+    /// Records that are not replayed, such as opening and truncating.
     left_out: u64,
 }
 
-/// A file of the trace. What several servers hold of one are files of their own, because their offsets are.
+/// A file of the trace. Several servers' parts of one file are separate files, because their offsets are separate.
 #[derive(PartialEq, Eq, Hash)]
 struct FileName {
     path: Vec<u8>,
@@ -117,7 +118,7 @@ struct FileName {
 }
 
 impl Plan {
-    /// From the traces of one run: several belong together by their wall clocks.
+    /// From the traces of one run; several are related by their wall clocks.
     pub fn new(traces: &[Trace]) -> Result<Plan, String> {
         let clock = |t: &Trace| t.header.clock_unix_ns;
         if traces.len() > 1 && traces.iter().any(|t| clock(t).is_none()) {
@@ -175,7 +176,7 @@ impl Plan {
                 let (len, most) = (show_bytes(len as f64), show_bytes(REQUEST_BYTES_MAX as f64));
                 return Err(format!("the trace has a request of {len}; at most {most} can be replayed"));
             }
-            // A read that came back short tells where its file ended.
+            // A short read shows where its file ended.
             let there = match (op, record.outcome) {
                 (Op::Read, Outcome::Short(bytes)) => bytes,
                 (Op::Read, Outcome::Failed(_)) => 0,
@@ -208,7 +209,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The thread that makes a request of an origin: one that is free, a new one, or the one that is free soonest.
+    /// The thread for an origin's request: a free one, a new one, or the one that is free soonest.
     fn lane(&mut self, origin: usize, own: &mut Vec<usize>, at_ns: u64) -> usize {
         let free = |lane: &&usize| self.lanes[**lane].free_ns <= at_ns;
         if let Some(lane) = own.iter().find(free) {
@@ -221,7 +222,7 @@ impl Plan {
         }
         let soonest = own.iter().copied().min_by_key(|lane| self.lanes[*lane].free_ns);
         soonest.unwrap_or_else(|| {
-            // There are more origins than threads: it shares one for good.
+            // There are more origins than threads: this one shares a thread permanently.
             let shared = origin % self.lanes.len();
             own.push(shared);
             shared
@@ -264,15 +265,15 @@ pub struct Options {
     pub timing: Timing,
     /// The folder on the target that the files are in.
     pub folder: String,
-    /// The folder may exist, with files of an earlier replay, which are used again.
+    /// The folder may exist, with files of an earlier replay, which are reused.
     pub overwrite: bool,
-    /// The files stay.
+    /// Keep the files.
     pub keep: bool,
     /// Bytes of all files at most.
     pub bytes_max: u64,
 }
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Replayed {
     /// Requests made.
@@ -289,7 +290,7 @@ pub struct Replayed {
     pub failed: u64,
     /// The first error.
     pub failure: Option<String>,
-    /// Records that are not replayed: opening, truncating and such.
+    /// Records that were not replayed, such as opening and truncating.
     pub left_out: u64,
     /// Files.
     pub files: usize,
@@ -305,13 +306,13 @@ pub struct Replayed {
     pub latency: Option<Latency>,
     /// The same in the trace.
     pub recorded_latency: Option<Latency>,
-    /// How much later than wanted requests were made; absent where they are made as soon as they can.
+    /// How late requests were issued; absent if they are issued as soon as possible.
     pub lateness: Option<Latency>,
-    /// What comparing what was read found.
+    /// The result of comparing what was read.
     pub verification: Verification,
 }
 
-/// What one thread did.
+/// The work of one thread.
 #[derive(Default)]
 struct Done {
     reads: u64,
@@ -326,7 +327,7 @@ struct Done {
     ended: Option<Instant>,
 }
 
-/// Makes the files, replays, and removes the files. `progress` hears what is done.
+/// Creates the files, replays, and removes the files. Reports to `progress`.
 pub fn replay(
     target: &dyn Target,
     plan: &Plan,
@@ -362,7 +363,7 @@ pub fn replay(
     if !options.keep {
         progress("removing the files");
         let removed = (0..plan.files()).try_for_each(|file| match client.remove(&path(folder, file as u32)) {
-            // Where it ended early not all were made.
+            // After an early end, some may not exist.
             Err(e) if outcome.is_ok() => Err(e),
             _ => Ok(()),
         });
@@ -598,7 +599,7 @@ mod tests {
             |lane: usize| plan.lanes[lane].steps.iter().map(|s| (s.at_ns / MS, s.think_ns / MS)).collect::<Vec<_>>();
         assert_eq!(steps(0), [(0, 0), (10, 8), (100, 60)]);
         assert_eq!((steps(1), steps(2)), (vec![(1, 1), (50, 44)], vec![(15, 15)]));
-        // More at once than there are threads: all are there, each in its thread's order.
+        // More concurrent requests than threads: all are made, each thread's in order.
         let many: Vec<Row> = (0..2000).map(|i| (i as u32 % 700, TraceOp::Read, 1, i * 10, 10, i / 100, 1000)).collect();
         let plan = Plan::new(&[trace(&many)]).unwrap();
         assert_eq!((plan.requests(), plan.lanes.len()), (2000, THREADS_MAX));
@@ -627,7 +628,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(folder.path().join("mine")).unwrap(), "untouched");
     }
 
-    /// Files of somebody else are not touched, and those of an earlier replay only when that is asked for.
+    /// Other files are not touched, and those of an earlier replay only if requested.
     #[test]
     fn a_folder_that_is_there_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
@@ -665,7 +666,7 @@ mod tests {
         let mut blind = some();
         blind.header.clock_unix_ns = None;
         assert!(refused(&[blind, some()]).contains("wall clock"));
-        // Several servers' parts of a file are files of their own; the same file of several nodes is one.
+        // Several servers' parts of a file are separate files; the same file of several nodes is one.
         let mut parts = [some(), some()];
         assert_eq!(Plan::new(&parts).unwrap().files(), 2);
         for (part, name) in parts.iter_mut().zip(["data.0", "data.1"]) {
@@ -674,7 +675,7 @@ mod tests {
         }
         let plan = Plan::new(&parts).unwrap();
         assert_eq!((plan.files(), plan.requests()), (4, 12));
-        // Numbers that nobody defined are no reason to fail.
+        // Undefined numbers are not an error.
         let mut odd = some();
         odd.records.iter_mut().for_each(|r| (r.file, r.origin) = (FileId(99), OriginId(77)));
         assert_eq!(Plan::new(&[odd]).unwrap().files(), 1);

@@ -1,10 +1,10 @@
-//! A page for people: one HTML file with its styles and plots inside, that opens anywhere and asks nothing of the net.
+//! A report page: one HTML file that contains its styles and plots and needs no network access.
 
 use std::fmt::Write;
 
 use crate::stats::Interval;
 
-/// A page in the making.
+/// A page under construction.
 pub struct Page {
     title: String,
     body: String,
@@ -13,11 +13,11 @@ pub struct Page {
 /// One bar of a plot.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Bar {
-    /// What it stands for.
+    /// Its label.
     pub label: String,
     /// Its length, in the unit of the plot.
     pub value: f64,
-    /// What is written at its end.
+    /// The text at its end.
     pub text: String,
     /// Ends of an interval, drawn as a whisker.
     pub range: Option<(f64, f64)>,
@@ -33,7 +33,7 @@ impl Bar {
     }
 }
 
-/// One curve of a plot of lines. Places are parts of the plot, 0 to 1, from the left and from below.
+/// One curve of a line plot. Coordinates are fractions of the plot, from the left and from below.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Curve {
     /// What it stands for.
@@ -46,8 +46,7 @@ pub struct Curve {
     pub fit: Vec<(f64, f64)>,
 }
 
-/// Marks of one colour in a plot of places: each from its left end, at its height, so wide. All are parts of the plot, 0
-/// to 1.
+/// Marks of one colour in a plot: each has a left end, a height and a width, as fractions of the plot.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Marks {
     /// What they stand for.
@@ -56,7 +55,7 @@ pub struct Marks {
     pub at: Vec<(f64, f64, f64)>,
 }
 
-/// Colours of lines and marks; the next ones begin again.
+/// Colours of lines and marks, used cyclically.
 const COLOURS: usize = 8;
 
 const STYLE: &str = "\
@@ -74,7 +73,7 @@ svg path{fill:none;stroke-width:2.4}\
 svg .c0{stroke:#2f6fb2}svg .c1{stroke:#c4572b}svg .c2{stroke:#3f8f4f}svg .c3{stroke:#8757a6}\
 svg .c4{stroke:#b58900}svg .c5{stroke:#1f9aa3}svg .c6{stroke:#c2448c}svg .c7{stroke:#7a6a58}";
 
-/// Text that cannot be taken for markup.
+/// Text escaped for HTML.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -89,7 +88,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-// Where the plot lies in its picture, in the picture's units.
+// The plot's position within its picture, in the picture's units.
 const LEFT: f64 = 90.0;
 const TOP: f64 = 10.0;
 const WIDTH: f64 = 640.0;
@@ -178,7 +177,7 @@ impl Page {
         self.push(format_args!("<div class=\"wide\"><table>\n{head}{rows}</table></div>\n"))
     }
 
-    /// A plot of horizontal bars from zero; `what` is read aloud to those who do not see it.
+    /// A plot of horizontal bars from zero; `what` is the description for screen readers.
     pub fn bars(&mut self, what: &str, bars: &[Bar]) -> &mut Page {
         const LABEL: f64 = 210.0;
         const WIDTH: f64 = 470.0;
@@ -217,7 +216,7 @@ impl Page {
         self.push(format_args!("{svg}</svg>\n"))
     }
 
-    /// A plot of lines with their names; `what` is read aloud to those who do not see it. Marks are places and texts.
+    /// A line plot with labels; `what` is the description for screen readers. Marks are positions and texts.
     pub fn lines(
         &mut self,
         what: &str,
@@ -245,7 +244,7 @@ impl Page {
         self.push(format_args!("{svg}</svg>\n"))
     }
 
-    /// A plot of marks at their places, a colour for each group of them; `what` is read aloud to those who do not see it.
+    /// A plot of marks, one colour per group; `what` is the description for screen readers.
     pub fn places(
         &mut self,
         what: &str,

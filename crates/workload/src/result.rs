@@ -1,4 +1,4 @@
-//! What one run yields, for programs (JSON) and for people.
+//! The result of one run, for programs (JSON) and for people.
 
 use impresario_base::histogram::Summary;
 use serde::{Deserialize, Serialize};
@@ -24,8 +24,8 @@ pub struct AppResult {
     pub time_s: f64,
     /// Time of each of its processes, by rank, s.
     pub process_s: Vec<f64>,
-    /// When each of its processes came to run, by rank, s after the first application's start: a machine wakes one
-    /// process after another. Empty where it was not recorded.
+    /// When each of its processes started to run, by rank, s after the first application's start: a machine wakes one
+    /// process after another. Empty if not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub came_s: Vec<f64>,
     /// Mean of the times of its processes, s.
@@ -34,9 +34,9 @@ pub struct AppResult {
     pub variance_s2: f64,
     /// Jain's index of the bandwidths of its processes.
     pub jain: f64,
-    /// Time among the others over time alone; only when it was run alone too.
+    /// Time among the others over time alone, if it was also run alone.
     pub interference: Option<f64>,
-    /// Of its requests; absent where it was not recorded.
+    /// Latency of its requests, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
 }
@@ -84,7 +84,7 @@ impl From<Summary> for Latency {
     }
 }
 
-/// What the runner hands over beside the times.
+/// The runner's results besides the times.
 pub(crate) struct Measured {
     pub began_ns: u64,
     pub bytes: u64,
@@ -102,7 +102,7 @@ pub(crate) struct Measured {
 /// A run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunResult {
-    /// The first application's start on the kernel's monotonic clock, ns: modelled disks turn by it.
+    /// The first application's start on the kernel's monotonic clock, ns: modelled disks follow it.
     #[serde(default)]
     pub began_ns: u64,
     /// Slowest process of the slowest application, from the first start, s.
@@ -113,7 +113,7 @@ pub struct RunResult {
     pub requests: u64,
     /// Bytes over makespan, MiB/s.
     pub bandwidth_mib_s: f64,
-    /// Requests over makespan, per second.
+    /// What the servers counted.
     pub requests_per_s: f64,
     /// The applications.
     pub applications: Vec<AppResult>,
@@ -127,20 +127,20 @@ pub struct RunResult {
     pub servers: Observation,
     /// Share of the machine's CPU that was idle during the timed part.
     pub idle_cpu: Option<f64>,
-    /// CPU that the servers of a cluster of ours used in the timed part, s; 0 of others.
+    /// CPU time of our cluster's servers in the timed part, s; 0 for other clusters.
     pub server_cpu_s: f64,
-    /// CPU that all clients together used in the timed part, s (with servers in the same process, theirs too).
+    /// CPU time of all clients in the timed part, s (including servers in the same process).
     pub client_cpu_s: f64,
-    /// What comparing the data found.
+    /// The result of comparing the data.
     pub verification: Verification,
-    /// Content was made and compared within the timed part, because it did not fit into memory.
+    /// Content was generated and compared within the timed part, because it did not fit into memory.
     pub checked_in_line: bool,
     /// Why the run does not count, if it does not.
     pub does_not_count: Vec<String>,
 }
 
 impl RunResult {
-    /// From what was measured.
+    /// Computes the result from the measurements.
     pub(crate) fn new(makespan_s: f64, applications: Vec<AppResult>, measured: Measured) -> RunResult {
         let seconds = makespan_s.max(1e-9);
         let speeds: Vec<f64> = applications.iter().map(|a| 1.0 / a.time_s.max(1e-9)).collect();
@@ -165,7 +165,7 @@ impl RunResult {
         }
     }
 
-    /// Its time may be compared with others'.
+    /// Whether its time may be compared with others'.
     pub fn counts(&self) -> bool {
         self.does_not_count.is_empty()
     }
@@ -248,7 +248,7 @@ impl RunResult {
     }
 }
 
-/// Why a run on a modelled device does not count; nothing when it does.
+/// Why a run on a modelled device does not count; `None` if it does.
 pub fn why_not(servers: &Observation, idle_cpu: Option<f64>) -> Vec<String> {
     let Some(device) = &servers.device else { return Vec::new() };
     let mut why = Vec::new();

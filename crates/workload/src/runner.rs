@@ -1,4 +1,4 @@
-//! Runs a workload once: processes as threads with their own clients, timed from the barrier to the last answer.
+//! Runs a workload once: processes as threads with their own clients, timed from the barrier to the last reply.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,22 +17,22 @@ use crate::result::{AppResult, Measured, RunResult};
 use crate::stop::Stop;
 use impresario_base::Random;
 
-/// Up to this many bytes over all processes are generated before and checked after the timed part; beyond it,
-/// content is made and checked between the requests of the timed part.
+/// Up to this many bytes over all processes, content is generated before and checked after the timed part; beyond it,
+/// between the requests of the timed part.
 const ARENA_BYTES_MAX: u64 = 2 << 30;
 /// How long processes wait for each other to connect.
 const READY_PATIENCE: Duration = Duration::from_secs(120);
-/// No run takes longer. Requests end by themselves: this is only so that no wait is without end.
+/// No run takes longer. Requests have their own timeouts; this only bounds every wait.
 const RUN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
-/// What is not part of the workload but of how it is run.
+/// How a workload is run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Puts a fault into the writer of rank 0 of the first application.
+    /// Injects a fault into the writer of rank 0 of the first application.
     pub fault: Option<Fault>,
     /// Compares everything after the run. Without it nothing is compared, and the result says so.
     pub verify: bool,
-    /// Number of the pair: decides the order in which processes set out, where they do not all at once.
+    /// Number of the pair: determines the order in which processes start, unless all start at once.
     pub pair: u32,
     /// Run every application alone first and report its interference factor.
     pub alone: bool,
@@ -60,7 +60,7 @@ pub fn run(
         application.interference = (*alone > 0.0).then(|| application.time_s / alone);
     }
     if options.verify {
-        // Reads that were compared as they came are proof enough; writes are read back by fresh clients.
+        // Reads verified on arrival are sufficient; writes are read back by fresh clients.
         if workload.applications.iter().any(|a| a.operation == Operation::Write) || !result.verification.passed() {
             result.verification.merge(set.verify(target, stop)?);
         }
@@ -76,9 +76,9 @@ struct Gates {
     ready: Gate,
     /// The timed part begins.
     start: Gate,
-    /// Everybody has finished.
+    /// All processes have finished.
     done: Gate,
-    /// The runner has looked; comparing may begin.
+    /// The runner has read the clocks; comparing may begin.
     release: Gate,
 }
 
@@ -110,11 +110,11 @@ impl CpuTimes {
     }
 }
 
-/// What a process reports.
+/// The report of a process.
 struct Finished {
     rank: u32,
     started: Instant,
-    /// When it came to run: the machine wakes one process after another.
+    /// When it started to run: the machine wakes one process after another.
     came: Instant,
     ended: Instant,
     sent: Moved,
@@ -174,7 +174,7 @@ fn timed(
         let watch = || -> Result<_> {
             gates.ready.wait(READY_PATIENCE)?;
             target.cool()?;
-            // What servers count from here on is the timed part.
+            // From here on the servers count the timed part.
             target.reset()?;
             let before = CpuTimes::now(&pids);
             let opened = gates.start.wait(READY_PATIENCE)?;
@@ -248,7 +248,7 @@ fn timed(
     Ok(RunResult::new(end.duration_since(start).as_secs_f64(), applications, measured))
 }
 
-/// The error to report: not one that only says that there was another.
+/// The error to report: the original one, not one that merely refers to another.
 fn cause(mut errors: Vec<anyhow::Error>) -> anyhow::Error {
     let at = errors.iter().position(|e| !e.is::<Broken>()).unwrap_or(0);
     errors.swap_remove(at)
@@ -299,8 +299,8 @@ impl Job<'_> {
         let mut arena = vec![0u8; usize::try_from(arena_len).context("a process's data do not fit into memory")?];
         let chunk = usize::try_from(pattern.request_bytes).context("a request does not fit into memory")?;
         for (access, slot) in pattern.accesses(self.rank).zip(arena.chunks_mut(chunk)) {
-            // Readers fill too: with the wrong generation, so that the pages exist and an answer that
-            // never came is seen.
+            // Fill readers' buffers too, with the wrong generation: the pages then exist, and a missing reply is
+            // detected.
             source_for_slot(source, write).fill(access.offset, slot);
         }
         let slots: Vec<Mutex<&mut [u8]>> = arena.chunks_mut(chunk).map(Mutex::new).collect();
@@ -308,7 +308,7 @@ impl Job<'_> {
         let sent_before = client.sent();
         gates.ready.wait(READY_PATIENCE)?;
         let opened = gates.start.wait(READY_PATIENCE)?;
-        // Without a barrier a process's time begins when it comes to run, not when the last one was ready.
+        // Without a barrier a process's time begins when it starts to run, not when the last one was ready.
         let opened = if self.workload.barrier { opened } else { Instant::now() };
         let started = opened + Duration::from_micros(self.application.start_us - self.first_start_us);
         self.stop.sleep_until(started + self.start_delay)?;
@@ -335,7 +335,7 @@ impl Job<'_> {
         let mut verification =
             outcome.with_context(|| format!("application {}, rank {}, {path}", self.index, self.rank))?;
         let sent = moved_since(client.as_ref(), sent_before);
-        // Comparing costs CPU: not before all have finished and the clocks were read.
+        // Comparing costs CPU: wait until all have finished and the clocks were read.
         gates.done.wait(RUN_PATIENCE)?;
         gates.release.wait(RUN_PATIENCE)?;
         if !write && self.in_arena && self.options.verify {
@@ -347,7 +347,7 @@ impl Job<'_> {
         Ok(Finished { rank: self.rank, started, came, ended, sent, verification })
     }
 
-    /// Makes requests until there are none left; several lanes of one process share the list.
+    /// Issues requests until none are left; several lanes of one process share the list.
     fn requests(
         &self,
         lane: u32,
@@ -363,7 +363,7 @@ impl Job<'_> {
         let chance = (self.index as u64) << 48 ^ u64::from(self.rank) << 16 ^ u64::from(lane);
         let mut random = Random::new(self.workload.seed ^ impresario_base::random::mix(chance + 1));
         let mut own = if slots.is_empty() { vec![0; pattern.request_bytes as usize] } else { Vec::new() };
-        // Latencies go to the shared histogram by the thousand: one lock would cost more than it counts.
+        // Add latencies to the shared histogram by the thousand: a lock per latency would cost more than counting it.
         let mut recent_ns: Vec<u64> = Vec::with_capacity(1024);
         let mut verification = Verification::default();
         loop {
@@ -407,7 +407,7 @@ impl Job<'_> {
     }
 }
 
-/// What a buffer holds before its request: the data of a write; of a read, what must be overwritten.
+/// The initial content of a buffer: the data of a write; for a read, something that must be overwritten.
 fn source_for_slot(source: crate::content::Source, write: bool) -> crate::content::Source {
     let generation = if write { source.generation } else { source.generation.wrapping_add(1) };
     crate::content::Source { generation, ..source }
@@ -474,14 +474,14 @@ mod tests {
                 assert!(!result.verification.passed(), "{fault:?} in {shape} was not seen");
                 let first = result.verification.first[0];
                 assert_eq!((first.writer, first.generation), (0, 2), "{fault:?}: {first}");
-                // The same files are right again once they are written without the fault.
+                // The same files are valid again after a write without the fault.
                 let result = run(&memory, &mut set, &w, &checked(), &Stop::new()).unwrap();
                 assert!(result.verification.passed(), "{fault:?} in {shape}: {:?}", result.verification);
             }
         }
     }
 
-    /// A reader that is given nothing, or old data, must not pass because its buffer was right by chance.
+    /// A reader that gets nothing, or old data, must not pass because its buffer happened to match.
     #[test]
     fn a_read_of_wrong_data_is_seen() {
         let memory = Memory::default();

@@ -1,7 +1,7 @@
-//! Simulations of a study, run side by side: results that are the same whatever the number of threads.
+//! Runs the simulations of a study in parallel; the results do not depend on the number of threads.
 //!
-//! Their results are shown by [`summary`], as a table of text by [`table`], for programs by [`csv`] and as JSON, and as
-//! a page with plots by [`page`]. Traces that scenarios name are read by [`import`].
+//! [`summary`] summarises the results, [`table`] shows them as text, [`csv`] and JSON are for programs, and [`page`]
+//! has plots. [`import`] reads traces that scenarios name.
 
 pub mod csv;
 pub mod import;
@@ -23,16 +23,16 @@ use serde::Serialize;
 
 use crate::stop::Stop;
 
-/// Points whose first repetition keeps its curves and its picture: what a page can show.
+/// Points whose first repetition keeps its curves and picture: as many as a page can show.
 pub const DETAILED_POINTS: usize = 24;
 
-/// Events between two looks at the stop flag.
+/// Events between two checks of the stop flag.
 const EVENTS_PER_STEP: u64 = 100_000;
 
 /// How a study is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Simulations side by side (at least 1).
+    /// Parallel simulations (at least 1).
     pub threads: usize,
     /// Run each application alone as well, for interference factors.
     pub interference: bool,
@@ -45,9 +45,9 @@ pub struct Options {
 pub struct Run {
     /// Which repetition, from 0.
     pub repetition: u32,
-    /// What was measured; curves and picture only of the first repetition of the first points.
+    /// The measurements; curves and picture only for the first repetition of the first points.
     pub outcome: Outcome,
-    /// Times of the applications when each runs alone, s, in the order of the outcome; empty where that was not asked for.
+    /// Times of the applications when each runs alone, s, in the order of the outcome; empty unless requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alone_s: Vec<f64>,
 }
@@ -57,11 +57,11 @@ pub struct Run {
 pub struct PointResult {
     /// The values of the swept keys.
     pub values: Vec<String>,
-    /// Its repetitions, as many as are complete.
+    /// Its completed repetitions.
     pub runs: Vec<Run>,
 }
 
-/// What came out of a study.
+/// The results of a study.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Results {
     /// The scenario's, or the name of its file.
@@ -87,7 +87,7 @@ impl Results {
         self.points.len() * self.repetitions as usize
     }
 
-    /// All that the laws found wrong, each with the point and the seed.
+    /// All violations of the laws, each with the point and the seed.
     pub fn violations(&self) -> Vec<String> {
         let mut all = Vec::new();
         for point in &self.points {
@@ -105,7 +105,7 @@ fn gap(text: &str) -> &'static str {
     if text.is_empty() { "" } else { ", " }
 }
 
-/// How far a study is.
+/// Progress of a study.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Progress {
     /// Runs that are complete.
@@ -116,7 +116,7 @@ pub struct Progress {
     pub part: f64,
 }
 
-/// Runs all points and repetitions. Stopped early, what is complete is returned. `tick` is called often, from any
+/// Runs all points and repetitions. After an early stop, completed runs are returned. `tick` is called often, from any
 /// thread.
 pub fn run(
     title: &str,
@@ -136,7 +136,7 @@ pub fn run(
         let part = (complete as f64 + begun as f64 / 1e6) / runs.max(1) as f64;
         tick(Progress { done: complete, runs, part: part.min(1.0) });
     };
-    // No more work is done at once than there are threads, so that a place is always free.
+    // Never more pieces of work than threads, so a slot is always free.
     let work = |nth: usize| -> Option<Run> {
         let place = free.lock().pop()?;
         let part = |part: f64| {
@@ -203,7 +203,7 @@ fn one(study: &Study, nth: usize, options: &Options, stop: &Stop, part: &dyn Fn(
     Ok(Some(Run { repetition, outcome, alone_s }))
 }
 
-/// One simulation from begin to end; `None` when stopped.
+/// One simulation from start to end; `None` when stopped.
 pub fn simulate(scenario: &Scenario, checks: bool, stop: &Stop, part: &dyn Fn(f64)) -> Result<Option<Outcome>> {
     let mut simulation = Simulation::new(scenario)?.with_checks(checks);
     loop {

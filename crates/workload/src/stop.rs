@@ -1,4 +1,4 @@
-//! The stop flag: set by Ctrl-C or by the first thread that fails, looked at between requests.
+//! The stop flag: set by Ctrl-C or by the first thread that fails, checked between requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! A cluster of ours as something that can be measured and switched.
+//! One of our clusters as a target that can be measured and reconfigured.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::kernel_disk::KernelDisk;
 use crate::programs::drop_caches;
 use crate::system::{Switch, System};
 
-/// How long a server may take for a word beside the data path.
+/// Timeout of a server's reply to a control call.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running cluster.
@@ -32,7 +32,7 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Somebody's cluster.
+    /// An existing cluster.
     pub fn new(config: Config) -> Storage {
         let access = Access::of(&config, KeyRole::Admin);
         Storage { config, access, direct: false, pids: Vec::new(), kernel_disks: Arc::default() }
@@ -46,13 +46,13 @@ impl Storage {
         Storage { access: Access::of(&config, KeyRole::Admin), config, direct: false, pids, kernel_disks }
     }
 
-    /// The same past its I/O nodes.
+    /// The same, bypassing its I/O nodes.
     pub fn direct(mut self) -> Storage {
         self.direct = true;
         self
     }
 
-    /// The states of servers, asked for at once.
+    /// The states of servers, requested concurrently.
     fn status<'a>(&self, servers: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<(String, Value)>> {
         each(servers, |name, address| {
             let text = admin::status(&self.access, address, PATIENCE)?;
@@ -70,7 +70,7 @@ impl Storage {
     }
 }
 
-/// Does something with several servers at once; errors name the server.
+/// Runs an action on several servers concurrently; errors name the server.
 fn each<'a, T: Send>(
     servers: impl Iterator<Item = (&'a str, &'a str)>,
     act: impl Fn(&str, &str) -> Result<T> + Sync,
@@ -114,8 +114,8 @@ impl Target for Storage {
         self.pids.clone()
     }
 
-    /// What a run before left in the drives' write caches goes to the platters: a sync of any file does that. (What
-    /// the drives remember of reads is forgotten with the statistics, see [`Target::reset`].)
+    /// Destages an earlier run's data from the drives' write caches: a sync of any file does that. (Read caches are
+    /// cleared with the statistics, see [`Target::reset`].)
     fn cool(&self) -> Result<()> {
         if !self.kernel_disks.is_empty() {
             drop_caches()?;
@@ -201,7 +201,7 @@ impl Switch for Storage {
     }
 }
 
-/// What reached the modelled disks below the kernel: requests as the kernel counts them, times as the model does.
+/// Requests that reached the modelled disks below the kernel: counts by the kernel, times by the model.
 fn observe_kernel_disks(disks: &[KernelDisk], seen: &mut Observation) -> Result<()> {
     seen.at_disk = Moved::default();
     let mut device = DeviceObservation::default();
@@ -219,7 +219,7 @@ fn observe_kernel_disks(disks: &[KernelDisk], seen: &mut Observation) -> Result<
     Ok(())
 }
 
-/// What the states of the servers say of a run.
+/// What the servers' states say about a run.
 fn observation(data: Vec<(String, Value)>, io: Vec<(String, Value)>) -> Observation {
     let mut seen = Observation::default();
     let number = |state: &Value, pointer: &str| state.pointer(pointer).and_then(Value::as_f64).unwrap_or(0.0);
@@ -241,7 +241,7 @@ fn observation(data: Vec<(String, Value)>, io: Vec<(String, Value)>) -> Observat
             seen.at_disk = seen.at_disk.plus(batches);
             continue;
         };
-        // The elevator merges once more below the scheduler: what counts is what the disk was asked.
+        // The elevator merges once more below the scheduler: count the disk's requests.
         let taken = moved(device, "/transfers", "/transfer_mean_bytes");
         seen.at_disk = seen.at_disk.plus(taken);
         service_us += taken.requests as f64 * number(device, "/service_mean_ms") * 1e3;

@@ -1,4 +1,4 @@
-//! What is compared: policies on data servers and I/O nodes, and the order in which modelled disks serve.
+//! The systems compared: policies on data servers and I/O nodes, and the order in which modelled disks serve.
 
 use std::path::PathBuf;
 
@@ -31,41 +31,41 @@ impl std::str::FromStr for Layer {
     }
 }
 
-/// A cluster in one state of its switches.
+/// A cluster in one configuration.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct System {
     /// What is compared, as the user wrote it: `none`, `mlf`, `none@elevator`, `twins+window_us=2000`.
     pub name: String,
-    /// Of the data servers; absent: left as it is.
+    /// Policy of the data servers; absent: unchanged.
     pub data_policy: Option<PolicySpec>,
-    /// Of the I/O nodes; absent: left as it is.
+    /// Policy of the I/O nodes; absent: unchanged.
     pub io_policy: Option<PolicySpec>,
-    /// Of the modelled disks; absent: left as it is.
+    /// Order of the modelled disks; absent: unchanged.
     pub disk_order: Option<DiskOrder>,
-    /// The data servers go by a run of the same case that they recorded before.
+    /// The data servers use an earlier recording of the same case.
     #[serde(default)]
     pub recorded: bool,
 }
 
 /// A target whose policies can be switched while it runs.
 pub trait Switch: Target {
-    /// Puts a system into force. Nothing is outstanding when it is called.
+    /// Applies a system. Called only while nothing is outstanding.
     fn switch(&self, system: &System) -> Result<()>;
 
-    /// Data servers record their requests from now on, and go by no recorded run.
+    /// Data servers start recording their requests, and use no recorded run.
     fn begin_recording(&self) -> Result<()>;
 
-    /// Data servers end their traces; which.
+    /// Data servers end their traces; returns the paths.
     fn end_recording(&self) -> Result<Vec<PathBuf>>;
 
-    /// Data servers go by what these traces foretell, one for each; by none if there are none.
+    /// Data servers use the predictions from these traces, one each, or none.
     fn foretell(&self, traces: &[PathBuf]) -> Result<()>;
 
-    /// Batches that a data server hands to its disk at once under the present policy; `None`: all of them.
+    /// Batches that a data server hands to its disk at once under the current policy; `None`: no limit.
     fn depth(&self) -> Result<Option<u32>>;
 }
 
-/// The policy of a name as comparisons write it: `control` is `fifo` that merges neighbours and does nothing else.
+/// The policy that a comparison names: `control` is `fifo` that only merges neighbours.
 pub fn policy(text: &str) -> Result<PolicySpec, String> {
     let mut words = text.split('+');
     let spec = match words.next().unwrap_or_default() {
@@ -92,7 +92,7 @@ impl System {
             Layer::Data => (own, other),
             Layer::Io => (other, own),
         };
-        // What is not said is arrival: a comparison must not depend on what ran before.
+        // The default is arrival: a comparison must not depend on earlier runs.
         let disk_order = Some(order.unwrap_or_default());
         Ok(System { name: text.into(), data_policy, io_policy, disk_order, recorded })
     }

@@ -1,6 +1,6 @@
-//! Mistakes on a command line, for the programs that are built over this room.
+//! Usage errors on the command line, for the programs above this crate.
 
-/// A mistake of the user, not a failure of the system: exit status 2.
+/// A user's mistake rather than a failure of the system: exit status 2.
 #[derive(Debug)]
 pub struct Usage(String);
 

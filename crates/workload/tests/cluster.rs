@@ -1,4 +1,4 @@
-//! A whole small cluster in this process: patterns, verification, injected faults, switching, the demonstration.
+//! A complete small cluster in this process: patterns, verification, injected faults, switching, the demonstration.
 
 use impresario_sched::PolicySpec;
 use impresario_workload::access::{Fault, Identity, Target};
@@ -92,7 +92,7 @@ fn systems_switch_on_running_servers() {
     assert!(format!("{:#}", storage.switch(&bad).unwrap_err()).contains("best"));
 }
 
-/// The second reading of the same few bytes must pay the disk again.
+/// Reading the same few bytes again must use the disk again.
 #[test]
 fn a_drive_remembers_nothing_of_the_run_before() {
     for write_cache in [false, true] {

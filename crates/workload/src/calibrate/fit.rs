@@ -1,17 +1,17 @@
-//! The line through the points of one curve, and how far they are from it.
+//! Fits a line to the points of one curve, and reports their distance from it.
 
 use impresario_config::calibration::{Fit, Pattern, Point, PointOp};
 
 use crate::stats::median;
 
-/// Rounds of reweighting; the line is still long before.
+/// Rounds of reweighting; the line converges well before.
 const ROUNDS: u32 = 100;
-/// A point nearer than this to the line, relative to its time, does not gain weight any more.
+/// A point closer to the line than this, relative to its time, gains no more weight.
 const NEAR: f64 = 1e-4;
 
-/// The line with the least sum of *relative* errors: sizes span a factor of thousands, and a microsecond matters for
-/// 4 KiB, not for 16 MiB. Absolute values, not squares, so that one bad point does not bend it. Neither part is
-/// negative. `None` of fewer than two sizes.
+/// The line with the lowest sum of *relative* errors: sizes span a factor of thousands, and a microsecond matters for 4
+/// KiB, not for 16 MiB. Absolute values rather than squares, so that one bad point does not bend it. Neither part is
+/// negative. `None` for fewer than two sizes.
 pub fn fit(op: PointOp, pattern: Pattern, points: &[Point]) -> Option<Fit> {
     let xy: Vec<(f64, f64)> = points.iter().map(|p| (p.size_bytes as f64, p.median_ns as f64)).collect();
     if xy.windows(2).all(|pair| pair[0].0 == pair[1].0) {
@@ -34,7 +34,7 @@ pub fn fit(op: PointOp, pattern: Pattern, points: &[Point]) -> Option<Fit> {
     Some(fit)
 }
 
-/// Least absolute relative errors, by least squares that are weighted anew by the errors of the round before.
+/// Lowest absolute relative errors, by least squares reweighted with the errors of the previous round.
 fn line(xy: &[(f64, f64)]) -> (f64, f64) {
     let mut weights: Vec<f64> = xy.iter().map(|(_, y)| 1.0 / (y * y)).collect();
     let mut best = (0.0, 0.0);

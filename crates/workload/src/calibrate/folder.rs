@@ -1,4 +1,4 @@
-//! The device under a folder, by a scratch file that has no name: it is gone however the program ends.
+//! The device under a folder, measured with an unnamed scratch file that disappears however the program ends.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,7 +29,7 @@ pub struct Folder {
     dir: PathBuf,
     plan: Plan,
     file: File,
-    /// Where writes go: the same file, perhaps such that each is durable before it ends.
+    /// The file for writes: the same, possibly opened so that each write is durable.
     written: File,
     synchronous: bool,
     direct: bool,
@@ -76,7 +76,8 @@ impl Folder {
     }
 }
 
-/// A file without a name, past the page cache where the file system allows it: for reading, for writing, and whether.
+/// An unnamed file, bypassing the page cache if the file system allows it: for reading, for writing, and whether it
+/// bypasses.
 fn scratch(dir: &Path, synchronous: bool) -> Result<(File, File, bool)> {
     let path = dir.join(format!(".impresario-calibrate-{:016x}", nonce()?));
     let shown = path.display();
@@ -87,12 +88,12 @@ fn scratch(dir: &Path, synchronous: bool) -> Result<(File, File, bool)> {
     let sync = if synchronous { libc::O_DSYNC } else { 0 };
     let (written, direct) = (open(sync, false), open(libc::O_DIRECT, false));
     let direct_written = open(libc::O_DIRECT | sync, false);
-    // Nothing is written while it has a name: whatever ends the program, no bytes stay.
+    // Nothing is written while it has a name: no bytes remain however the program ends.
     std::fs::remove_file(&path).with_context(|| format!("{shown}: taking the scratch file's name away; remove it"))?;
     let written = written.with_context(|| format!("{shown}: opening the scratch file"))?;
     let block = Aligned::random(BLOCK_BYTES as usize, 1);
     match (direct, direct_written) {
-        // Some file systems take the flag and then refuse the request.
+        // Some file systems accept the flag and then refuse the requests.
         (Ok(direct), Ok(direct_written)) if direct.write_all_at(block.bytes(), 0).is_ok() => {
             Ok((direct, direct_written, true))
         }
@@ -108,7 +109,7 @@ pub(super) struct Aligned {
 }
 
 impl Aligned {
-    /// Random bytes: what a device can neither compress nor know already.
+    /// Random bytes, which a device can neither compress nor deduplicate.
     pub(super) fn random(len: usize, seed: u64) -> Aligned {
         let mut all = vec![0; len + BLOCK_BYTES as usize];
         let mut random = Random::new(seed);
@@ -151,7 +152,7 @@ impl Device for Folder {
         }
     }
 
-    /// Writes the whole file, so that reads find blocks on the device; less of it when the time is over.
+    /// Writes the whole file, so that reads find blocks on the device; stops when the time is over.
     fn prepare(&mut self, until: Instant, stop: &Stop, share: &mut dyn FnMut(f64)) -> Result<()> {
         let shown = self.dir.display().to_string();
         let fill = |e: io::Error| match e.raw_os_error() {
@@ -229,7 +230,7 @@ impl Stream for FolderStream<'_> {
     }
 
     fn write(&mut self, offset: u64, len: u64) -> Result<()> {
-        // One block is enough for devices that look for what they have already.
+        // Changing one block is enough against deduplication.
         self.stamp = self.stamp.wrapping_add(1);
         self.buffer.stamp(self.stamp, (BLOCK_BYTES as usize).min(len as usize));
         let from = self.buffer.bytes().get(..len as usize).context("a request larger than the buffer")?;

@@ -12,11 +12,11 @@ use crate::stop::Stop;
 use impresario_base::Random;
 use impresario_base::units::show_bytes;
 
-/// Requests at the start of a visit that are not counted: after other kinds, the first ones find the device elsewhere.
+/// Warm-up requests of a visit: the first ones find the device in another state.
 const WARM_UP: usize = 2;
-/// Requests of a visit and stream at least, unless the time is over; of a point before it can be done.
+/// Minimum requests of a visit and stream, unless the time is over; and of a point before it can be done.
 const SAMPLES_MIN: usize = 11;
-/// Requests of a visit and stream at most: bounds memory and, on fast devices, time.
+/// Maximum requests of a visit and stream: bounds memory and, on fast devices, time.
 const SAMPLES_MAX: usize = 2000;
 /// The same for writes: a cache that takes them all must be emptied before the next visit.
 const WRITES_MAX: usize = 300;
@@ -58,12 +58,12 @@ impl Series {
         Series { kind, times_ns: Vec::new(), visits: 0, written_ns: 0.0, flush_ns: 0.0 }
     }
 
-    /// Known well enough, over two visits at least.
+    /// Known well enough, after at least two visits.
     pub fn is_done(&self, spread_goal: f64) -> bool {
         self.visits >= 2 && self.times_ns.len() >= SAMPLES_MIN && spread(&self.times_ns) <= spread_goal
     }
 
-    /// Measures until the median is known to `goal.1`, at most until about `goal.0`.
+    /// Measures until the median is known to within `goal.1`, or until about `goal.0`.
     pub fn visit(&mut self, device: &dyn Device, goal: (Instant, f64), stop: &Stop, seed: u64) -> Result<()> {
         let kind = self.kind;
         let timed: Vec<Timed> = if kind.streams == 1 {
@@ -108,7 +108,7 @@ impl Series {
 
 struct Timed {
     times_ns: Vec<f64>,
-    /// Of all writes, those of the warm-up too.
+    /// For all writes, including the warm-up.
     written_ns: f64,
 }
 
@@ -139,7 +139,7 @@ fn run(
         if nth >= WARM_UP {
             timed.times_ns.push(ns);
         }
-        // At least one counts, however slow the device.
+        // At least one counts, however slow the device is.
         if end >= until && !timed.times_ns.is_empty() {
             break;
         }
@@ -157,7 +157,7 @@ fn one(stream: &mut dyn Stream, op: PointOp, offset: u64, len: u64) -> Result<()
     if op == PointOp::Write { stream.write(offset, len) } else { stream.read(offset, len) }
 }
 
-/// Where the requests of a stream lie, and which way they go.
+/// Where the requests of a stream are placed, and in what order.
 struct Places<'a> {
     region: &'a Region,
     kind: Kind,
@@ -167,7 +167,7 @@ struct Places<'a> {
 
 impl<'a> Places<'a> {
     fn new(region: &'a Region, kind: Kind, number: u32, seed: u64) -> Places<'a> {
-        // Sequential streams begin in parts of their own, anywhere there.
+        // Sequential streams begin at random positions in separate parts.
         let mut random = Random::new(seed);
         let Span { start, len } = region.sequential;
         let part = len / u64::from(kind.streams.max(1));
@@ -201,8 +201,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Half the width of the 95 % interval of the median, as a part of it, whatever the distribution: between the values of
-/// ranks n/2 ± 0.98·√n. Of fewer than six values, half their range.
+/// Half the width of the 95 % interval of the median, relative to it, for any distribution: between the values of ranks
+/// n/2 ± 0.98·√n. For fewer than six values, half their range.
 pub(super) fn spread(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);

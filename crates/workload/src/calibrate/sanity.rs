@@ -1,4 +1,4 @@
-//! Whether a device can have given these results: what none can give is refused, with the reason and a remedy.
+//! Refuses results that no device can produce, with the reason and a remedy.
 
 use std::fmt;
 
@@ -19,12 +19,12 @@ pub struct Refusal {
     pub remedy: &'static str,
 }
 
-/// What is checked.
+/// The checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
-    /// A point has too few requests, so that nothing can be said of it.
+    /// A point has too few requests to say anything.
     TooFewRequests,
-    /// The median of a point that TTP goes through is known too badly.
+    /// The median of a point of the TTP curve is too uncertain.
     Unsteady,
     /// Bytes came faster than this machine copies them in memory.
     FasterThanMemory,
@@ -32,7 +32,7 @@ pub enum Check {
     LargerIsFaster,
     /// Random requests took much less time than sequential ones.
     RandomIsFaster,
-    /// Writes ended before the device had them: making them durable took the time that they did not.
+    /// Writes ended before the device had them: making them durable took the missing time.
     WritesInCache,
 }
 
@@ -49,23 +49,23 @@ impl fmt::Display for Check {
     }
 }
 
-/// Requests of a point below which nothing is said of it.
+/// Minimum requests of a point.
 pub const SAMPLES_MIN: u64 = 5;
-/// Half-width of the interval of the median above which a point says nothing, percent.
+/// Maximum half-width of the median's interval, percent.
 const SPREAD_MAX_PERCENT: f64 = 80.0;
-/// Of the time of a copy in memory: the kernel may copy better than we do, but not that much.
+/// Relative to a copy in memory: the kernel may copy better than we do, but not by this much.
 const MEMORY_MARGIN: f64 = 0.5;
-/// Below this part of the other's time, and outside both intervals, a time is *much* less.
+/// Below this fraction of the other time, and outside both intervals, a time is *much* less.
 const MUCH_LESS: f64 = 0.6;
-/// Times that differ by less than this are about the processor (its pace, its caches, its neighbours), not of a device: a
-/// copy of 4 KiB in memory takes 0.4 µs in one moment and 1 µs in the next, ns.
+/// Smaller differences come from the processor (its clock, caches, neighbours), not from a device: copying 4 KiB in
+/// memory takes 0.4 µs at one moment and 1 µs at the next, ns.
 const DIFFERENCE_MIN_NS: u64 = 5_000;
-/// Writes are in a cache when making them durable takes longer than this part of their time…
+/// Writes were in a cache if making them durable takes more than this fraction of their time…
 const FLUSH_SHARE_MAX: f64 = 0.5;
-/// …and longer than this in all, so that a jitter of fast devices is no verdict, ns.
+/// …and more than this in total, so that jitter of fast devices does not count, ns.
 const FLUSH_MIN_NS: f64 = 20e6;
 
-/// Judges everything that was measured. `copy_ns` is how long this machine takes to copy a number of bytes in memory.
+/// Checks all measurements. `copy_ns` is the time this machine takes to copy a number of bytes in memory.
 pub fn check(measured: &[Measured], copy_ns: &dyn Fn(u64) -> f64) -> Result<(), Refusal> {
     for m in measured {
         check_point(&m.point, copy_ns)?;
@@ -128,7 +128,7 @@ fn check_point(p: &Point, copy_ns: &dyn Fn(u64) -> f64) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `a` is much less than `b`, whatever the noise.
+/// `a` is much less than `b`, beyond noise.
 fn much_less(a: &Point, b: &Point) -> bool {
     if b.median_ns.saturating_sub(a.median_ns) < DIFFERENCE_MIN_NS {
         return false;
@@ -210,7 +210,7 @@ mod tests {
         Measured { point, written_ns: 0.0, flush_ns: 0.0 }
     }
 
-    /// A disk as one would expect it.
+    /// A plausible disk.
     fn disk() -> Vec<Measured> {
         let curve = |op, pattern, fixed: u64| {
             (0..9).map(move |i| 4096_u64 << i).map(move |size| measured(op, pattern, size, fixed + size * 8))
@@ -262,7 +262,7 @@ mod tests {
     fn larger_requests_that_take_less_time_are_refused_beyond_noise() {
         let fast = |all: &mut Vec<Measured>| all[8].point.median_ns = 5_000_000;
         refused(fast, Check::LargerIsFaster, &["random reads of 1 MiB take 5.0 ms", "512 KiB"]);
-        // Within noise: a little less, or much less but not known well.
+        // Within noise: slightly less, or much less but uncertain.
         let mut all = disk();
         all[26].point.median_ns = all[25].point.median_ns * 8 / 10;
         all[8].point.median_ns = all[7].point.median_ns / 2;
@@ -280,7 +280,7 @@ mod tests {
         );
     }
 
-    /// Random 4 KiB in 0.4 µs and sequential ones in 1 µs, of memory: that is the processor, and nothing to refuse.
+    /// Random 4 KiB in 0.4 µs and sequential ones in 1 µs, in memory: a property of the processor, and accepted.
     #[test]
     fn what_only_the_processor_explains_is_not_refused() {
         let curve = |pattern, fixed: u64| {
@@ -306,7 +306,7 @@ mod tests {
             }
         };
         refused(cached, Check::WritesInCache, &["random writes took 90.0 ms in all", "0.36 s", "--sync"]);
-        // A fast device whose flush is a few milliseconds is no cached one.
+        // A fast device whose flush takes a few milliseconds is not cached.
         let mut all = disk();
         (all[20].written_ns, all[20].flush_ns) = (1e6, 10e6);
         assert_eq!(check(&all, &|_| 0.0), Ok(()));

@@ -1,8 +1,8 @@
-//! The device behind a running data server, by a scratch object and the ordinary protocol.
+//! The device behind a running data server, measured with a scratch object and the ordinary protocol.
 //!
-//! What is measured is what one client sees: network, scheduler and server are in every time. That is the device where a
-//! request of the device takes much longer than these, as on a modelled disk; what a real server has in its page cache
-//! hides its device. The label of the result says which.
+//! The times are those of one client: network, scheduler and server are included. They are the device's where a device
+//! request takes much longer than these, as on a modelled disk; a real server's page cache hides its device. The label
+//! of the result says which.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const REGION_BYTES: u64 = 256 << 20;
 /// On a modelled disk random requests go to at most this many places all over it, as those of many files would.
 const PLACES_MAX: u64 = 64;
-/// Fewer places are not all over the disk.
+/// With fewer, requests would not cover the disk.
 const PLACES_MIN: u64 = 8;
 
 /// A data server whose device is measured. Dropping it removes the scratch object.
@@ -117,8 +117,8 @@ impl DataServer {
     }
 }
 
-/// On a modelled disk a file lies in chunks all over the disk: sequential requests in the first chunk, random ones in
-/// parts of many others. Nothing has to be filled: a hole takes the model as long.
+/// On a modelled disk a file's chunks are spread over the disk: sequential requests go to the first chunk, random ones
+/// to parts of many others. Nothing need be filled: the model takes as long for a hole.
 fn spread_over_disk(bytes: u64, chunk: u64, plan: &Plan) -> Result<Region> {
     let largest = plan.largest();
     let least = (REGION_MIN_REQUESTS * largest).max(1 << 20).min(chunk);
@@ -221,7 +221,7 @@ impl Drop for DataServer {
     fn drop(&mut self) {
         let call = Call::Unlink { who: self.identity.who(), file: self.file };
         if let Err(error) = self.done(call) {
-            // Nobody is left to hand it to; the object stays.
+            // No caller is left to get the error; the object stays.
             tracing::warn!("{}: the scratch object {:016x} stays there: {error:#}", self.what, self.file.0);
         }
     }
@@ -269,7 +269,7 @@ mod tests {
         let why = spread_over_disk(32 << 20, 256 << 20, &plan).unwrap_err().to_string();
         assert!(why.contains("allow 48 MiB with --size"), "{why}");
         assert!(spread_over_disk(48 << 20, 256 << 20, &plan).is_ok());
-        // Chunks smaller than the least that is needed.
+        // Chunks smaller than the minimum.
         assert!(spread_over_disk(1 << 30, 1 << 20, &plan).is_err());
     }
 }

@@ -18,7 +18,7 @@ pub(super) const CURVES: [(PointOp, Pattern, char, &str); 4] = [
 const ROWS: usize = 18;
 /// Columns beside it: the labels of times.
 const LABEL: usize = 10;
-/// Narrower than this a plot shows nothing.
+/// A narrower plot would show nothing.
 const WIDTH_MIN: usize = 40;
 const WIDTH_MAX: usize = 120;
 
@@ -86,7 +86,7 @@ fn cell(p: &Point) -> String {
     format!("{} ±{:.0} %", show_ns(p.median_ns as f64), p.spread_percent)
 }
 
-/// Mixed points and those of several streams: each beside what it is made of.
+/// Mixed points and those of several streams, each beside its components.
 fn several(calibration: &Calibration) -> String {
     let mut out = String::new();
     let alone = |p: &Point, op| {
@@ -107,7 +107,7 @@ fn several(calibration: &Calibration) -> String {
     out
 }
 
-/// Time over size, both in powers; the curves as letters, their fits as dots.
+/// Time over size, both logarithmic; the curves as letters, their fits as dots.
 fn plot(calibration: &Calibration, width: usize) -> String {
     let columns = width.clamp(WIDTH_MIN, WIDTH_MAX) - LABEL - 2;
     let curves: Vec<Vec<Point>> = CURVES.iter().map(|(op, pattern, ..)| calibration.curve(*op, *pattern, 1)).collect();
@@ -125,7 +125,7 @@ fn plot(calibration: &Calibration, width: usize) -> String {
     for (curve, (.., mark, _)) in curves.iter().zip(CURVES) {
         for p in curve {
             let cell = &mut grid[row(p.median_ns as f64)][column(p.size_bytes)];
-            // Where two curves meet, neither hides the other.
+            // Where two curves meet, both stay visible.
             *cell = if matches!(*cell, ' ' | '·') { mark } else { '#' };
         }
     }
@@ -157,7 +157,7 @@ fn plot(calibration: &Calibration, width: usize) -> String {
     out
 }
 
-/// Logarithms of sizes and times as parts of the plot's extent.
+/// Logarithms of sizes and times as fractions of the plot.
 pub(super) struct Scale {
     sizes: (f64, f64),
     times: (f64, f64),
@@ -203,7 +203,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A modelled disk, exact.
+    /// A modelled disk, with exact times.
     pub(in crate::calibrate) fn disk() -> Calibration {
         let mut points = Vec::new();
         for (op, pattern, ..) in CURVES {
@@ -284,7 +284,7 @@ pub(super) mod tests {
             assert_eq!(plot.lines().count(), ROWS + 3, "{plot}");
             assert!(plot.contains('#') && plot.contains('·'), "{plot}");
         }
-        // Larger requests stand higher: the last column's marks are above the first's.
+        // Larger requests are higher: the last column's marks are above the first's.
         let plot = plot(&disk(), 80);
         let row_of = |c: char| plot.lines().position(|l| l.contains(c));
         assert!(row_of('#') < Some(3), "{plot}");

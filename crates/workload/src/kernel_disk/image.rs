@@ -21,12 +21,12 @@ use impresario_store::{Job, ModelledDevice};
 pub const IMAGE: &str = "image";
 /// Largest request of the kernel, bytes: 256 pages, the most that FUSE takes.
 const REQUEST_MAX_BYTES: u32 = 1 << 20;
-/// Requests that the kernel may have under way; more than the elevator looks at, so that its queue fills.
+/// Maximum requests in flight from the kernel; more than the elevator considers, so that its queue fills.
 const BACKGROUND_MAX: u16 = 128;
 /// The root folder and the image.
 const ROOT_NODE: u64 = 1;
 const IMAGE_NODE: u64 = 2;
-/// Nothing changes but the image's bytes, so the kernel may keep attributes.
+/// Only the image's bytes change, so the kernel may cache attributes.
 const ATTRIBUTES_HOLD: Duration = Duration::from_secs(3600);
 /// The model places files by key; there is one.
 const KEY: u64 = 0;
@@ -86,11 +86,11 @@ fn errno(error: &io::Error) -> Errno {
 
 impl Filesystem for Image {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Without it the requests of the loop device would be served one at a time.
+        // Without it the loop device's requests would be served one at a time.
         config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| {
             io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no asynchronous direct I/O")
         })?;
-        // An older kernel takes less; the loop device then cuts its requests.
+        // An older kernel accepts less; the loop device then splits its requests.
         let _ = config.set_max_write(REQUEST_MAX_BYTES);
         // Both fail for 0 only.
         let _ = config.set_max_background(BACKGROUND_MAX);
@@ -110,7 +110,7 @@ impl Filesystem for Image {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // No page cache here: the only one is that above the block device, as with a real disk.
+        // No page cache here: the only one is above the block device, as with a real disk.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
     }
 
@@ -126,7 +126,7 @@ impl Filesystem for Image {
         reply: ReplyData,
     ) {
         let len = u64::from(len_bytes.min(REQUEST_MAX_BYTES)).min(self.size_bytes.saturating_sub(offset));
-        // Read beside the model's time: the disk's thread then only answers.
+        // Read in parallel with the modelled time, so the disk's thread only replies.
         let mut buffer = vec![0; len as usize];
         if let Err(error) = self.bytes.read_exact_at(&mut buffer, offset) {
             return reply.error(errno(&error));
@@ -162,7 +162,7 @@ impl Filesystem for Image {
         self.model.submit(Job { ios: Vec::new(), flush: true, run: Box::new(move |_| reply.ok()) });
     }
 
-    /// Nothing is held back for a close to wait for: the kernel then asks no more.
+    /// A close need not wait for anything: the kernel then stops asking.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }

@@ -32,8 +32,8 @@ impl LoopDisk {
         Ok(disk)
     }
 
-    /// Mounts an image that holds a file system on the new folder `mount`. `direct`: past the page cache of the file system
-    /// below, whose requests are then those of the device.
+    /// Mounts an image with a file system on the new folder `mount`. `direct` bypasses the page cache of the file
+    /// system below, whose requests are then those of the device.
     pub(super) fn attach(image: &Path, mount: &Path, direct: bool) -> Result<LoopDisk> {
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show"]);
@@ -64,7 +64,7 @@ impl Drop for LoopDisk {
     }
 }
 
-/// Unmounts and detaches a loop device. A mount that is still in use goes lazily, so that a straggler cannot keep the image.
+/// Unmounts and detaches a loop device. A busy mount is detached lazily, so that a straggler cannot keep the image.
 pub(super) fn detach(mount: &Path, name: &str) {
     let unmounted = Command::new("umount").arg(mount).output().is_ok_and(|output| output.status.success());
     if !unmounted {
@@ -73,8 +73,8 @@ pub(super) fn detach(mount: &Path, name: &str) {
     let _ = Command::new("losetup").arg("--detach").arg(name).output();
 }
 
-/// The loop devices whose images lie below a folder, by what the kernel says: also of a process that was killed before it
-/// could note them.
+/// The loop devices whose images are below a folder, as reported by the kernel: including those of a process killed
+/// before it could record them.
 pub(super) fn devices_on(folder: &Path) -> Vec<String> {
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
     let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
@@ -87,8 +87,8 @@ pub(super) fn devices_on(folder: &Path) -> Vec<String> {
     devices.flatten().filter_map(on_folder).collect()
 }
 
-/// Makes a sparse image with an empty ext4 file system. Its tables are written now: the kernel would else do it in the
-/// background, while something is measured.
+/// Creates a sparse image with an empty ext4 file system. Its tables are written now: otherwise the kernel would write
+/// them in the background during a measurement.
 pub(super) fn make_image(image: &Path, size_bytes: u64) -> Result<()> {
     fs::File::create(image)?.set_len(size_bytes).context("making the image of a disk")?;
     let eager = "lazy_itable_init=0,lazy_journal_init=0";
@@ -96,7 +96,7 @@ pub(super) fn make_image(image: &Path, size_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program to its end; what it printed, or an error with what it complained of.
+/// Runs a program to its end and returns its output, or an error with its error output.
 pub fn tool(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("starting {name}; is its package installed?"))?;

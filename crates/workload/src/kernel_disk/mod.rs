@@ -4,8 +4,8 @@
 //! data server's folder → ext4 → page cache, read-ahead → mq-deadline → loop device (direct I/O) → FUSE image → disk model
 //! ```
 //!
-//! Everything above the image is the kernel that users have; only the time of a request to the platter is modelled. The
-//! model serves in elevator order with 32 requests outstanding, as a drive with command queueing does.
+//! Everything above the image is the users' kernel; only the time of a request to the platter is modelled. The model
+//! serves in elevator order with 32 requests outstanding, as a drive with command queueing does.
 
 mod image;
 mod loop_disk;
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use crate::programs::{BlockDevice, Counts};
 pub use loop_disk::{LoopDisk, tool};
 
-/// What the folders of beds are called; the number of the process follows.
+/// Name prefix of the beds' folders; the process number follows.
 const PREFIX: &str = "impresario-kernel-disk-";
 /// Space on a disk, bytes; a sparse file.
 const SIZE_BYTES: u64 = 8 << 30;
@@ -64,7 +64,7 @@ impl KernelDisk {
         let bytes = fs::File::options().read(true).write(true).open(at("bytes"))?;
         let session = image::mount(bytes, model.clone(), &at("fuse"))?;
         drop(flusher);
-        // From here on what is dropped takes the mounts away.
+        // From here on, dropping removes the mounts.
         let image = Some(session);
         let disk = LoopDisk::attach(&at("fuse").join(image::IMAGE), &at("disk"), true)?;
         let device = disk.device()?;
@@ -81,7 +81,7 @@ impl KernelDisk {
         self.disk.as_ref().map_or(Path::new("/"), LoopDisk::path)
     }
 
-    /// Begins counting anew, with nothing left in the drive's memory. Empties no cache of the kernel.
+    /// Resets the counters and the drive's memory. Does not drop any kernel cache.
     pub fn reset(&self) -> Result<()> {
         self.model.reset();
         *self.began.lock() = self.device.counts()?;
@@ -94,7 +94,7 @@ impl KernelDisk {
         Ok(self.device.counts()?.since(began))
     }
 
-    /// The model's own account.
+    /// The model's own statistics.
     pub fn status(&self) -> DeviceStatus {
         self.model.status()
     }
@@ -111,8 +111,8 @@ impl Drop for KernelDisk {
     }
 }
 
-/// Threads started while it lives serve a disk that the kernel writes to when memory is short: an allocation of theirs must
-/// not wait for such writes, that is for themselves (prctl(2), `PR_SET_IO_FLUSHER`).
+/// Threads started while it lives serve a disk that the kernel writes to when memory is short: their allocations must
+/// not wait for such writes, i.e. for themselves (prctl(2), `PR_SET_IO_FLUSHER`).
 struct Flusher;
 
 impl Flusher {
@@ -129,7 +129,7 @@ impl Drop for Flusher {
     }
 }
 
-/// Takes away what killed processes left of their disks below `parent`; returns the folders removed.
+/// Removes the remains of killed processes' disks below `parent`; returns the folders removed.
 pub fn remove_stale(parent: &Path) -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(parent).with_context(|| format!("listing {}", parent.display()))?.flatten() {
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn threads_inherit_that_they_serve_a_disk() {
         let is_flusher = || rustix::process::is_io_flusher().ok();
-        // Not everybody may.
+        // Requires a privilege.
         let Some(false) = is_flusher() else { return };
         let flusher = Flusher::begin();
         let inherited = std::thread::spawn(is_flusher).join();

@@ -1,5 +1,5 @@
-//! Paired runs of whole programs, each from a cold cache: time, requests at the device, and whether all variants
-//! printed the same.
+//! Paired runs of whole programs, each from a cold cache: time, device requests, and whether all variants printed the
+//! same.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
@@ -23,11 +23,11 @@ use impresario_base::Random;
 pub trait TestBed {
     /// Makes the next run start cold.
     fn cool(&self) -> Result<()>;
-    /// What the device was asked so far.
+    /// The device's counters so far.
     fn counts(&self) -> Result<Counts>;
 }
 
-/// The whole machine forgets its page cache before each run. Needs root.
+/// The whole machine drops its page cache before each run. Needs root.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Machine {
     /// The device whose requests are counted; absent: none are.
@@ -44,7 +44,8 @@ impl TestBed for Machine {
     }
 }
 
-/// Files that leave the page cache before each run, unless another program maps or writes them: for users who are not root.
+/// Files dropped from the page cache before each run, unless another program maps or writes them: for users without
+/// root.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Files {
     /// The files.
@@ -71,7 +72,7 @@ pub struct Variant<'a> {
     pub commands: Box<dyn Fn() -> Vec<Command> + 'a>,
 }
 
-/// Runs of one variant that are made again because the kernel ended a program for want of memory.
+/// Maximum repetitions of a variant whose programs the kernel killed for lack of memory.
 const KILLED_MAX: u32 = 20;
 
 /// How the runs are made.
@@ -110,10 +111,10 @@ pub struct Measured {
     pub variants: Vec<String>,
     /// Every run.
     pub runs: Vec<Run>,
-    /// Runs of each variant that the kernel ended for want of memory and that were made again.
+    /// Runs of each variant that the kernel killed for lack of memory and that were repeated.
     #[serde(default)]
     pub killed: Vec<u32>,
-    /// It was stopped early; the pair that was under way is left out.
+    /// It was stopped early; the unfinished pair is left out.
     pub stopped: bool,
 }
 
@@ -154,8 +155,8 @@ impl Measured {
 }
 
 /// Runs every variant `pairs` times, in random order within a pair, and calls `progress` after each run. All must
-/// end with success and print the same. Where the group's memory is limited, a run in which the kernel ends a program for
-/// want of it is made again, and counted.
+/// succeed and print the same. If the group's memory is limited, a run in which the kernel kills a program for lack of
+/// memory is repeated and counted.
 pub fn measure(
     trials: &Trials,
     variants: &[Variant],
@@ -211,7 +212,7 @@ pub fn measure(
 enum Ended {
     /// The run and a fingerprint of what its programs printed.
     Well(Run, u64),
-    /// The kernel ended a program because the group's memory was used up.
+    /// The kernel killed a program because the group's memory was used up.
     Killed,
     /// The run was stopped.
     Stopped,
@@ -251,7 +252,7 @@ fn one(trials: &Trials, v: &Variant, variant: usize, pair: u32, stop: &Stop) -> 
     Ok(Ended::Well(run, output.finish()))
 }
 
-/// Programs of one run, each with what it prints; killed with their children if dropped before they ended.
+/// The programs of one run with their output; killed with their children if dropped before they end.
 struct Programs(Vec<(Child, File)>);
 
 impl Programs {
@@ -281,7 +282,7 @@ impl Drop for Programs {
     }
 }
 
-/// Waits for the end of a program; nothing when the run was stopped.
+/// Waits for the end of a program; `None` if the run was stopped.
 fn wait(child: &mut Child, deadline: Instant, stop: &Stop) -> Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {
@@ -304,7 +305,7 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// Takes files out of the page cache, as far as the kernel lets go of them.
+/// Drops files from the page cache as far as the kernel allows.
 fn forget(files: &[PathBuf]) -> Result<()> {
     for path in files {
         let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;

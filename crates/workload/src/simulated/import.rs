@@ -1,4 +1,4 @@
-//! Traces that scenarios name: own traces, Darshan DXT and whatever else the trace room reads, as accesses to simulate.
+//! Traces that scenarios name (own traces, Darshan DXT and other formats of the trace crate) as accesses to simulate.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,9 +8,9 @@ use impresario_sim::model::{Operation, TracedAccess};
 use impresario_trace::Trace;
 use impresario_trace::convert::{ImportOptions, import};
 
-/// The accesses of a trace. Every thread of the trace becomes a process, in the order in which they first appear; what
-/// lies between the end of an access and the begin of the next one of the same thread was computing. Where the trace
-/// does not know when accesses ended, that is taken for computing too. Opening, closing and failed accesses are left out.
+/// The accesses of a trace. Every thread of the trace becomes a process, in order of first appearance; the time between
+/// the end of an access and the start of the thread's next one counts as computing. If completions are unknown, their
+/// time counts as computing too. Opening, closing and failed accesses are left out.
 pub fn accesses(trace: &Trace) -> Vec<TracedAccess> {
     let start = trace.records.iter().map(|r| r.arrival).min().unwrap_or_default();
     let mut processes = BTreeMap::new();

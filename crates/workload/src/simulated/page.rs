@@ -1,4 +1,4 @@
-//! The results as a page with plots: one file that asks nothing of the net.
+//! The results as a page with plots, in one file that needs no network access.
 
 use impresario_sim::outcome::Outcome;
 use impresario_sim::sweep;
@@ -10,7 +10,7 @@ use crate::report::{Bar, Curve, Page};
 use crate::stats::Interval;
 use impresario_base::units::{show_bytes, show_seconds};
 
-/// Points that bars are drawn for; of more there is the table.
+/// Points with bars; more are only in the table.
 const BARS_MAX: usize = 60;
 
 /// Data servers whose accesses are drawn.
@@ -72,7 +72,7 @@ fn add(page: &mut Page, results: &Results) {
     }
 }
 
-/// The points beside each other.
+/// The points side by side.
 fn compared(page: &mut Page, results: &Results, run: &[(String, Summary)]) {
     let seconds = |i: &Interval| show_seconds(i.mean);
     bars(page, "Makespan", run, |s| s.makespan_s, seconds);
@@ -130,7 +130,7 @@ fn bars(
     page.text(what).bars(what, &run.iter().map(bar).collect::<Vec<_>>());
 }
 
-/// Mean sizes of requests on their way down, a group of bars for each point.
+/// Mean request sizes at each layer, a group of bars per point.
 fn sizes(page: &mut Page, run: &[(String, Summary)]) {
     let io_nodes = run.iter().any(|(_, s)| s.sizes[1] > 0.0);
     let layers: Vec<usize> = (0..LAYERS.len()).filter(|i| *i != 1 || io_nodes).collect();
@@ -147,7 +147,7 @@ fn sizes(page: &mut Page, run: &[(String, Summary)]) {
     page.text(what).lines(what, &run.iter().take(8).map(line).collect::<Vec<_>>(), &x_marks, &y_marks);
 }
 
-/// Where one key goes through numbers: the makespan along it, a curve for each choice of the other keys.
+/// If a key sweeps numbers: the makespan along it, with a curve for each combination of the other keys.
 fn along(page: &mut Page, results: &Results) {
     let numbers = |k: usize| -> Option<Vec<f64>> {
         let values: Option<Vec<f64>> = results.points.iter().map(|p| p.values.get(k)?.parse::<f64>().ok()).collect();
@@ -191,7 +191,7 @@ fn along(page: &mut Page, results: &Results) {
     page.text(&what).lines(&what, &lines, &x_marks, &y_marks);
 }
 
-/// What went on in one run, over its time.
+/// One run over time.
 fn over_time(page: &mut Page, of: &str, outcome: &Outcome) {
     let s = &outcome.series;
     if s.interval_s <= 0.0 {

@@ -1,4 +1,4 @@
-//! What the plots of a page are made of: round marks on axes, curves of series, the picture of who was served when.
+//! The elements of a page's plots: round axis marks, curves of series, the picture of served accesses.
 
 use impresario_sim::outcome::{ApplicationOutcome, Outcome, Served};
 
@@ -32,7 +32,7 @@ pub fn time_axis(top_s: f64) -> (f64, Axis) {
     axis(top_s, |t| if t == 0.0 { "0".into() } else { show_seconds(t) })
 }
 
-/// An axis of times that ends where the last thing ends, with round marks on the way.
+/// A time axis that ends with the last event, with round marks.
 pub fn time_line(end_s: f64) -> (f64, Axis) {
     let (round, marks) = time_axis(end_s);
     let end = if end_s.is_finite() && end_s > 0.0 { end_s } else { round };
@@ -106,7 +106,7 @@ pub fn bandwidth(outcome: &Outcome) -> Vec<(String, Vec<f64>)> {
     curves
 }
 
-/// Places on a device of which the unused stretches between used ones are left out.
+/// Addresses on a device, with the unused stretches between used ones left out.
 struct Places {
     /// Where each used stretch begins and ends, and how many used bytes lie before it.
     stretches: Vec<(u64, u64, u64)>,

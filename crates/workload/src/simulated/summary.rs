@@ -1,4 +1,4 @@
-//! What the repetitions of a point come to: means with their 95 % intervals.
+//! Summarises the repetitions of a point: means with their 95 % intervals.
 
 use impresario_sim::outcome::{Flow, Outcome};
 use serde::Serialize;
@@ -24,7 +24,7 @@ pub struct Summary {
     pub fairness: f64,
     /// The least throughput of any application in any part of its time, bytes a second; mean over the repetitions.
     pub least_throughput: f64,
-    /// Time together over time alone, mean over the applications, where that was asked for.
+    /// Time together over time alone, mean over the applications, if requested.
     pub interference: Option<Interval>,
     /// Distance between the offsets of consecutive requests that left the I/O nodes (or clients), bytes.
     pub offset_distance_bytes: f64,
@@ -32,7 +32,7 @@ pub struct Summary {
     pub server_concurrency: f64,
     /// Operations that failed, all repetitions.
     pub failed: u64,
-    /// What the laws found wrong, all repetitions.
+    /// Violations of the laws, all repetitions.
     pub violations: usize,
 }
 
