@@ -45,7 +45,7 @@ impl Findings {
     }
 }
 
-/// The key that the complaint `why` about a device model is about: it begins with the key where it is about one.
+/// The key that the error `why` about a device model concerns: it begins with the key if so.
 pub fn device_key(name: &str, why: &str) -> KeyPath {
     let device = KeyPath::default().key("device").key(name);
     why.split_once(" is ").map_or(device.clone(), |(key, _)| device.key(key))
@@ -107,7 +107,7 @@ impl Config {
         }
     }
 
-    /// A tree stands in the place of other servers; without one they are needed.
+    /// A tree replaces the other servers; without one they are required.
     fn check_tree(&self, found: &mut Findings) {
         let root = KeyPath::default();
         let Some(tree) = &self.tree else {
@@ -268,7 +268,7 @@ fn check_trace(at: &KeyPath, folder: Option<&Path>, found: &mut Findings) {
     }
 }
 
-/// Whether there are such traces is seen by the server when it starts, which serves without them too.
+/// Only the server can see whether such traces exist; it starts without them too.
 fn check_runs(at: &KeyPath, runs: &[PathBuf], found: &mut Findings) {
     if runs.len() > RUNS_MAX {
         let why =

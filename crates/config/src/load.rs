@@ -150,7 +150,8 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
     }
 }
 
-/// In front of a file system an I/O node chooses its policy itself where the file names none: nothing below it does.
+/// In front of a file system an I/O node chooses its policy itself if the file names none, since no server below
+/// schedules.
 fn tree_policies(values: &mut Table) {
     if !values.contains_key("tree") {
         return;

@@ -1,7 +1,7 @@
 //! From a table of values to a structure: every unknown key, wrong type and missing key, each in one sentence.
 //!
-//! `serde` knows from the structures which keys there are and what they take, but stops at the first mistake. Each mistake is
-//! therefore taken out of the table, or filled in where a key is missing, and the rest read again.
+//! The structures tell `serde` which keys exist and what they accept, but it stops at the first mistake. Each mistake
+//! is therefore removed from the table, or filled in if a key is missing, and the rest read again.
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};

@@ -17,7 +17,7 @@ pub struct Config {
     /// Settings of all servers.
     #[serde(default)]
     pub cluster: Cluster,
-    /// A folder of a file system in the place of metadata server and data servers.
+    /// A folder of a file system that replaces metadata server and data servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Tree>,
     /// The metadata server; none with a `tree`.
@@ -49,43 +49,42 @@ pub struct Cluster {
     pub request_timeout_ms: u64,
     /// Largest payload of one request on the wire, bytes (4096 to 64 MiB).
     pub max_payload_bytes: u32,
-    /// Connections that a server has at once (16 to 65536).
+    /// Maximum connections of a server (16 to 65536).
     pub max_connections: u32,
-    /// Connections that a server has at once from one address (1 to 65536).
+    /// Maximum connections of a server from one address (1 to 65536).
     pub max_connections_per_address: u32,
-    /// Share of a server's `payload_bytes` that the requests and answers of one address may have, percent (1 to 100).
+    /// Share of a server's `payload_bytes` available to the requests and replies of one address, percent (1 to 100).
     pub payload_percent_per_address: u32,
-    /// Whether servers take only peers that prove a key of the cluster.
+    /// Whether servers require peers to prove a key of the cluster.
     pub security: Security,
-    /// What keys protect; of a server's and a client's wish the stricter holds.
+    /// What keys protect; the stricter of the server's and the client's setting applies.
     pub protect: Protect,
-    /// Folder of the files of keys, `client.key`, `admin.key` and `server.key`, of which each machine has those that it
-    /// needs; relative to the configuration file.
+    /// Folder of the key files, `client.key`, `admin.key` and `server.key`; each machine has those that it needs.
+    /// Relative to the configuration file.
     pub key_dir: PathBuf,
 }
 
-/// Whether servers take only peers that prove a key.
+/// Whether servers require peers to prove a key.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Security {
-    /// Where a server listens beyond this machine: not on loopback addresses and Unix sockets.
+    /// Where a server listens beyond this machine: other than loopback addresses and Unix sockets.
     #[default]
     Auto,
     /// Everywhere.
     Key,
-    /// Nowhere: whoever reaches a port can do everything.
+    /// Nowhere: anyone who reaches a port can do everything.
     None,
 }
 
 impl Security {
-    /// True when a server at this address, as the configuration has it, takes only peers with a key. Both sides decide by
-    /// the same text.
+    /// True if a server at this configured address requires a key. Both sides decide from the same text.
     pub fn needs_key(self, address: &str) -> bool {
         match self {
             Security::Key => true,
             Security::None => false,
             Security::Auto => address.parse::<crate::Address>().map_or_else(
-                // Port 0, which only servers that are started by programs have.
+                // Port 0 occurs only with servers started by programs.
                 |_| address.rsplit_once(':').is_none_or(|(host, _)| !crate::address::is_loopback(host)),
                 |address| !address.is_of_this_machine(),
             ),
@@ -97,12 +96,12 @@ impl Security {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protect {
-    /// The beginning of a connection: both ends know each other. What follows travels as it is.
+    /// The start of a connection: both ends are authenticated. Everything after it is sent in the clear.
     #[default]
     Handshake = 1,
-    /// Every message too: what is asked for, by whom, and what is answered. The bytes of files travel as they are.
+    /// Also every message: requests, identities and replies. File data is sent in the clear.
     Headers = 2,
-    /// The bytes of files too.
+    /// Also file data.
     All = 3,
 }
 
@@ -118,8 +117,8 @@ pub struct Tree {
     /// Data servers of the file system (1 to 1024): each is a lane of the schedulers.
     #[serde(default = "one")]
     pub data_servers: u16,
-    /// Strip size of files of which the file system does not tell how they are striped, bytes (512 to 1 GiB). Absent:
-    /// such a file counts as lying on one data server.
+    /// Strip size of files whose striping the file system does not report, bytes (512 to 1 GiB). Absent: such a file
+    /// counts as lying on one data server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_bytes: Option<u32>,
     /// Data servers of such a file (1 to `data_servers`); absent: all. Needs `stripe_bytes`.
@@ -131,7 +130,7 @@ pub struct Tree {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TreeBackend {
-    /// By the calls of the machine that has it mounted.
+    /// By the system calls of the machine that has it mounted.
     #[default]
     Posix,
 }
@@ -171,12 +170,12 @@ pub struct Data {
     /// A device model of `[device.<name>]` in front of the directory; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all); nothing is read ahead from a
-    /// folder in memory, unless a device model is in front of it.
+    /// Maximum bytes that the server reads ahead of its clients (4 MiB to 64 GiB; 0: off). Not from a folder in memory,
+    /// unless a device model is in front of it.
     #[serde(default = "default_read_ahead")]
     pub read_ahead_bytes: u64,
-    /// Also schedule reads that the page cache has; else they are answered at once, unless the policy is about who gets how
-    /// much.
+    /// Also schedule reads that the page cache can serve; otherwise they are answered at once, unless the policy shares
+    /// the device between parties.
     #[serde(default)]
     pub schedule_cached_reads: bool,
     /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
@@ -189,11 +188,11 @@ pub struct Data {
     /// Folder of the traces of its requests; relative to the configuration file. Absent: no traces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// With `trace`: begin a trace with the server, not only on command.
+    /// With `trace`: start a trace with the server, not only on command.
     #[serde(default = "yes")]
     pub trace_at_start: bool,
-    /// Traces of earlier runs, for policies that go by what these foretell: files, or folders of which the newest are taken
-    /// (at most 16 entries and 16 runs); relative to the configuration file. Empty: none.
+    /// Traces of earlier runs, for policies that use predictions: files, or folders whose newest traces are taken (at
+    /// most 16 entries and 16 runs); relative to the configuration file. Empty: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_runs: Vec<PathBuf>,
 }
@@ -237,11 +236,11 @@ pub struct Io {
     /// Folder of the traces of its requests; relative to the configuration file. Absent: no traces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// With `trace`: begin a trace with the server, not only on command.
+    /// With `trace`: start a trace with the server, not only on command.
     #[serde(default = "yes")]
     pub trace_at_start: bool,
-    /// Traces of earlier runs, for policies that go by what these foretell: files, or folders of which the newest are taken
-    /// (at most 16 entries and 16 runs); relative to the configuration file. Empty: none.
+    /// Traces of earlier runs, for policies that use predictions: files, or folders whose newest traces are taken (at
+    /// most 16 entries and 16 runs); relative to the configuration file. Empty: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_runs: Vec<PathBuf>,
 }
@@ -295,7 +294,7 @@ impl Config {
         data.chain(meta).chain(io)
     }
 
-    /// Lanes of the I/O nodes' schedulers: one for each data server.
+    /// Lanes of the I/O nodes' schedulers: one per data server.
     pub fn lanes(&self) -> u16 {
         let data = self.data.len().min(usize::from(u16::MAX)) as u16;
         self.tree.as_ref().map_or(data, |tree| tree.data_servers)
@@ -351,7 +350,7 @@ impl Default for Cluster {
 }
 
 impl Data {
-    /// What a data server reads ahead at most unless configured.
+    /// Default read-ahead limit of a data server.
     pub const READ_AHEAD_BYTES: u64 = 64 << 20;
 
     /// A data server with the default of every optional key.

@@ -1,5 +1,5 @@
-//! The section `[nfs]` of a configuration: an NFS server's addresses, limits and exports. It may stand in the file of a
-//! cluster or in one of its own: the server needs nothing else of a cluster.
+//! The section `[nfs]` of a configuration: an NFS server's addresses, limits and exports. It may be in a cluster's file
+//! or in a separate one: the server needs nothing else of a cluster.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,7 @@ use crate::mistake::{Mistakes, policies, read};
 use crate::model::Data;
 use crate::table::{set_base, without_table_file};
 
-/// Exports of one server.
+/// Maximum exports of one server.
 const EXPORTS_MAX: usize = 1024;
 
 /// An NFS server.
@@ -28,7 +28,7 @@ pub struct Nfs {
     pub listen: Vec<String>,
     /// Scheduling policy of reads and writes.
     pub policy: PolicySpec,
-    /// Batches that the file system has at once at most (1 to 256).
+    /// Maximum batches in flight to the file system (1 to 256).
     pub in_flight_requests: u32,
     /// Bytes that the server reads ahead of its clients at most (4 MiB to 64 GiB; 0: not at all). Only from folders on a
     /// device: not from memory.
@@ -44,20 +44,20 @@ pub struct Nfs {
     pub memory_bytes: u64,
     /// A connection without calls is closed after this time, s (10 to 86400).
     pub idle_s: u64,
-    /// The file with the secret of handles, made where there is none; relative to the configuration file. Absent: in the
+    /// The file with the secret of handles, created if missing; relative to the configuration file. Absent: in the
     /// state folder of the system or user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
     /// A socket at which `impresario status` finds the server; relative to the configuration file. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<PathBuf>,
-    /// Tell the portmapper of this machine where the server is.
+    /// Register the server with this machine's portmapper.
     pub register: bool,
-    /// What it offers.
+    /// The exports.
     pub export: Vec<NfsExport>,
 }
 
-/// What an NFS server offers, and to whom.
+/// An export, and who may use it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NfsExport {
@@ -68,27 +68,27 @@ pub struct NfsExport {
     /// The folder below `dir` that clients see as the root; empty: `dir` itself.
     #[serde(default)]
     pub folder: String,
-    /// Clients that may use it, as networks; nobody else sees it.
+    /// Networks of clients that may use it; other clients do not see it.
     #[serde(default = "loopback")]
     pub networks: Vec<String>,
     /// Refuse every change.
     #[serde(default)]
     pub read_only: bool,
-    /// Which users act as the anonymous one.
+    /// Which users are mapped to the anonymous user.
     #[serde(default)]
     pub squash: Squash,
     /// The anonymous user.
     #[serde(default = "nobody")]
     pub anonymous_uid: u32,
-    /// His group.
+    /// The anonymous group.
     #[serde(default = "nobody")]
     pub anonymous_gid: u32,
-    /// Clients must call from a port below 1024.
+    /// Clients must use a source port below 1024.
     #[serde(default = "yes")]
     pub privileged_ports: bool,
 }
 
-/// Which users act as the anonymous one.
+/// Which users are mapped to the anonymous user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Squash {
@@ -149,8 +149,8 @@ impl NfsExport {
 }
 
 impl Nfs {
-    /// Reads and checks the section of a file, whatever else the file has. Relative paths in it are resolved against the
-    /// file's directory.
+    /// Reads and checks the section of a file, ignoring the rest. Relative paths in it are resolved against the file's
+    /// directory.
     pub fn load(file: &Path) -> Result<Nfs, ConfigErrors> {
         let remedy = "doc/NFS.md has an example";
         let text = text_of(file, FILE_MAX_BYTES, "a configuration", remedy)?;

@@ -93,7 +93,7 @@ impl Config {
     }
 }
 
-/// What is as by default stands in the file as a comment.
+/// Default values are written as comments.
 fn comment(is_default: bool) -> &'static str {
     if is_default { "# " } else { "" }
 }

@@ -1,6 +1,6 @@
 //! `libagios`: version 2 of AGIOS's interface under its own names, for programs linked against the public library, and
 //! versions 1 and 3 under the names that `agios.h` gives them. `generation1` and `generation3` are the libraries for
-//! programs that were linked against those.
+//! programs linked against those versions.
 
 use std::ffi::c_char;
 

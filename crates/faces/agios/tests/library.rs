@@ -1,4 +1,4 @@
-//! `libagios` as programs written for AGIOS see it, in its three generations.
+//! `libagios` as seen by programs written for AGIOS, in its three generations.
 
 #[path = "../../capi/tests/support/mod.rs"]
 mod support;
@@ -54,13 +54,13 @@ fn sources_of_every_public_version_compile_and_run() {
     }
 }
 
-/// What a program that was built for a public version prints and returns with the library of another.
+/// The output and results of a program built for one public version, run with the library of another.
 fn swapped(version: &str, built: &Library, found: &Library) -> (Option<i32>, String) {
     std::fs::write(built.dir.path().join("agios.conf"), "library_options: { trace = false };").unwrap();
     let define = format!("-DGENERATION={version}");
     let flags = ["-std=gnu11", "-Wno-discarded-qualifiers", "-Wl,-z,lazy", &define];
     let program = built.compile("cc", "public", &source("public.c"), &flags);
-    // Whatever the program asks for, the loader finds this one.
+    // Whatever name the program requests, the loader finds this library.
     let folder = tempfile::tempdir().unwrap();
     for soname in ["libagios.so.1", "libagios.so.2", "libagios.so.3"] {
         std::os::unix::fs::symlink(found.so(), folder.path().join(soname)).unwrap();
@@ -69,7 +69,8 @@ fn swapped(version: &str, built: &Library, found: &Library) -> (Option<i32>, Str
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Programs that ask for the plain names are served by the library of their version, and told by the others what they need.
+/// Programs that use the plain names are served by the library of their version; the other libraries tell them what
+/// they need.
 #[test]
 fn each_version_has_its_library_and_the_wrong_one_says_so() {
     let [one, two, three] = ["agios1", "agios", "agios3"].map(Library::find);
@@ -90,12 +91,12 @@ fn each_version_has_its_library_and_the_wrong_one_says_so() {
         let (code, said) = swapped(version, built, found);
         assert!(code == Some(3) && said.lines().count() == 1 && said.contains(wants), "{version}: {code:?} {said}");
     }
-    // Version 3 may start without callbacks, so version 1 takes that for no client.
+    // Version 3 may start without callbacks; version 1 takes that for a missing client.
     let (code, said) = swapped("3", &three, &one);
     assert!(code != Some(0) && said.contains("client"), "{said}");
 }
 
-/// Nothing is given to others but what the header declares, and all of it is.
+/// The libraries export exactly what the header declares.
 #[test]
 fn exactly_the_documented_functions_are_exported() {
     let library = Library::find("agios");
@@ -202,7 +203,7 @@ fn configurations_warn_or_are_refused_in_one_line() {
     }
 }
 
-/// Where lines cannot go, calls still answer: stderr is full, and the configuration is a device that never ends.
+/// When lines cannot be printed, calls still return: stderr is full, and the configuration is a device that never ends.
 #[test]
 fn a_full_stderr_is_no_reason_to_fail() {
     let library = Library::find("agios");

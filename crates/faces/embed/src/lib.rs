@@ -1,6 +1,5 @@
 //! What a program needs around the engine to embed a scheduler: options, dispatcher threads, polling, and batches by
-//! number. The C interfaces (`capi`, `agios`) are thin layers over [`Scheduler`]; Rust programs use it as it is:
-//!
+//! number. The C interfaces (`capi`, `agios`) are thin layers over [`Scheduler`]; Rust programs use it directly:
 //! ```
 //! use impresario_embed::{Options, Receiver, Scheduler, Submit};
 //! let scheduler = Scheduler::new(Options::default(), Receiver::Poll).unwrap();
@@ -348,8 +347,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Accepts a request; waits at most the submit timeout while the scheduler is full. In a callback it does not wait: that
-    /// could be for the thread that would have to serve.
+    /// Accepts a request; waits at most the submit timeout while the scheduler is full. In a callback it does not wait:
+    /// it might wait for the very thread that has to serve.
     pub fn submit(&self, s: &Submit) -> Result<u64, Misuse> {
         self.check(s)?;
         let submission = Submission {
@@ -447,7 +446,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Changes how many batches and bytes may be with the program per lane, live; 0 leaves one as it is.
+    /// Changes the limits of batches and bytes with the program per lane, live; 0 keeps a limit.
     pub fn set_depth(&self, lane_requests: u32, lane_bytes: u64) {
         self.hands.inside(|| self.engine.set_depth(lane_requests, lane_bytes));
     }

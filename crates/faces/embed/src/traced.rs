@@ -1,4 +1,4 @@
-//! A trace of the requests that a program's scheduler serves, in the project's format (doc/TRACES.md).
+//! A trace of the requests served by a program's scheduler, in the project's format (doc/TRACES.md).
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,15 +11,15 @@ use crate::{Scheduler, guard};
 
 /// How a trace is written.
 pub struct Traces {
-    /// What the trace says of itself: the program's name, for instance.
+    /// A description of the trace's origin, such as the program's name.
     pub command: String,
-    /// Memory for requests that ended and are not written yet, bytes. A request that finds it full is not traced.
+    /// Memory for completed requests not yet written, bytes. A request that finds it full is not traced.
     pub buffer_bytes: usize,
     /// The trace ends at about this size, bytes.
     pub limit_bytes: u64,
-    /// Says the path behind a file's key.
+    /// Returns the path of a file's key.
     pub path_of: Option<PathOf>,
-    /// Is told once if the trace ends by itself: a full disk, the limit.
+    /// Called once if the trace ends early: a full disk, the limit.
     pub complain: Box<dyn FnOnce(&TraceError) + Send>,
 }
 
@@ -36,8 +36,8 @@ impl Default for Traces {
 }
 
 impl Scheduler {
-    /// Begins a trace in a new file; a file that is there is an error. It has every request that ends from now on, with its
-    /// completion. Serving never waits for it.
+    /// Starts a trace in a new file; an existing file is an error. It contains every request that ends from now on,
+    /// with its completion. Serving never waits for it.
     pub fn start_trace(&self, path: &Path, traces: Traces) -> Result<(), TraceError> {
         let mut current = self.trace.lock();
         if let Some(status) = current.as_ref().map(|r| r.status()).filter(|s| s.failure.is_none()) {
@@ -63,7 +63,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends the trace and says what is in it; `None` when there is none. A shutdown ends it, too.
+    /// Ends the trace and returns its status; `None` if there is none. A shutdown also ends it.
     pub fn stop_trace(&self) -> Option<LiveStatus> {
         let recorder = self.trace.lock().take()?;
         drop(self.engine.observe(None));

@@ -1,5 +1,5 @@
-//! `libagios.so.1`: for programs linked against version 1 of the public library. They ask for its names, which have other
-//! arguments than those of later versions.
+//! `libagios.so.1`, for programs linked against version 1 of the public library. Its functions have the same names as
+//! in later versions but other arguments.
 
 use agios_library::calls;
 

@@ -1,5 +1,5 @@
-//! `libagios.so.3`: for programs linked against the development branch of the public library. They ask for the names of
-//! version 2, with a callback more.
+//! `libagios.so.3`, for programs linked against the development branch of the public library: the names of version 2,
+//! with an additional callback.
 
 agios_library::export_all_versions!();
 agios_library::export_versions_2_and_3!();

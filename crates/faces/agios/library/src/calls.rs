@@ -1,4 +1,4 @@
-//! What the functions of all generations have in common: the one running library, checked arguments, errors on stderr.
+//! Shared by the functions of all generations: the one running library, argument checks, errors on stderr.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int};
@@ -23,11 +23,12 @@ static LIBRARY: RwLock<Option<Arc<Library>>> = RwLock::new(None);
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The library as this thread saw it after so many changes: a call touches nothing that other threads write.
+    /// The library as this thread last saw it, with the count of changes then: a call touches nothing that other
+    /// threads write.
     static SEEN: RefCell<(u64, Option<Arc<Library>>)> = const { RefCell::new((0, None)) };
 }
 
-/// Runs something with the library, if it runs.
+/// Runs a closure with the library, if it is running.
 fn with_library<R>(body: impl FnOnce(Option<&Library>) -> R) -> R {
     let mut body = Some(body);
     let seen = SEEN.try_with(|seen| {
@@ -37,13 +38,13 @@ fn with_library<R>(body: impl FnOnce(Option<&Library>) -> R) -> R {
         {
             *seen = (changes, LIBRARY.read().clone());
         }
-        // A call from a callback that runs within a call of this thread finds the same.
+        // A call from a callback within a call of this thread finds the same library.
         let seen = seen.try_borrow().ok().filter(|seen| seen.0 == changes)?;
         body.take().map(|body| body(seen.1.as_deref()))
     });
     match (seen, body) {
         (Ok(Some(answer)), _) => answer,
-        // The thread is ending, or the library was changed by a callback.
+        // The thread is ending, or a callback changed the library.
         (_, Some(body)) => body(LIBRARY.read().clone().as_deref()),
         (_, None) => unreachable!("the body was run, so there is an answer"),
     }
@@ -53,7 +54,7 @@ fn with_library<R>(body: impl FnOnce(Option<&Library>) -> R) -> R {
 pub fn run(name: &str, body: impl FnOnce(&Library) -> Result<(), String>) -> bool {
     guard::guarded(false, || {
         if guard::forked() {
-            return false; // the error was printed if possible: a forked child must not touch anything here
+            return false; // the error was printed if possible; a forked child must touch nothing
         }
         with_library(|library| {
             let Some(library) = library else {
@@ -101,7 +102,7 @@ fn start(starting: Starting, config_file: *const c_char, queues: i32) -> Result<
     Ok(())
 }
 
-/// Starts the library, or says on stderr why not.
+/// Starts the library, or reports on stderr why it cannot.
 pub fn init(starting: Starting, config_file: *const c_char, queues: i32) -> bool {
     guard::guarded(false, || match start(starting, config_file, queues) {
         Ok(()) => true,
@@ -172,14 +173,14 @@ pub unsafe fn cancel(file_id: *const c_char, kind: i32, len: i64, offset: i64) -
 
 /// Waits until recorded runs are loaded.
 pub fn wait_predict_init() {
-    // Why a load failed was said when it did.
+    // A failed load was reported when it failed.
     run("agios_wait_predict_init", |library| {
         let _ = library.wait_foretold();
         Ok(())
     });
 }
 
-/// Loads traces of recorded runs, which foretell requests from then on.
+/// Loads traces of recorded runs, which predict requests from then on.
 ///
 /// # Safety
 /// `traces` is NULL or a string.
@@ -196,20 +197,20 @@ pub unsafe fn load_traces(traces: *const c_char) -> bool {
     })
 }
 
-/// What an address in an argument points to, which tells programs of another generation.
+/// The target of an address in an argument, which identifies programs of another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Points {
-    /// To code, so it may be a function.
+    /// Code, so it may be a function.
     Code,
-    /// To memory that cannot be run.
+    /// Memory that is not executable.
     Data,
-    /// Nowhere: a small number, or memory that does not exist.
+    /// Nothing: a small number, or unmapped memory.
     Nowhere,
-    /// That cannot be found out here.
+    /// It cannot be determined here.
     Unknown,
 }
 
-/// What an address points to.
+/// Determines the target of an address.
 pub fn points(address: usize) -> Points {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return Points::Unknown };
     for line in maps.lines() {
@@ -226,7 +227,7 @@ pub fn points(address: usize) -> Points {
     Points::Nowhere
 }
 
-/// True or false as the functions of the oldest interface say it: 0, or -1.
+/// True or false as in the oldest interface: 0, or -1.
 pub fn zero_if(done: bool) -> c_int {
     c_int::from(done) - 1
 }

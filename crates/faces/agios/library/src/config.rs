@@ -26,9 +26,9 @@ pub struct Config {
     /// 0: a batch is complete when its callback returns; N: at most N batches per queue are delivered and not yet
     /// released.
     pub in_flight_requests: u32,
-    /// Requests given to a callback at most.
+    /// Maximum requests given to a callback.
     pub aggregation_max: usize,
-    /// Traces of recorded runs, and folders of them, that foretell requests.
+    /// Traces of recorded runs, and folders of them, for prediction.
     pub foretold_by: Vec<PathBuf>,
 }
 
@@ -64,7 +64,7 @@ const KEYS: &[(&str, Option<Default>)] = &[
     ("policy", None),
 ];
 
-/// Keys of versions 1 and their forks that have nothing to act on here: what they set is measured, or does not exist.
+/// Keys of version 1 and its forks without effect here: what they set is measured, or does not exist.
 const WITHOUT_EFFECT: &[&str] = &[
     "access_times_func_file",
     "dynamic_twins",
@@ -108,7 +108,7 @@ const ALGORITHMS: &[(&str, &str)] = &[
     ("TW", "sw"),
     ("EXCLUSIVE_TIME_WINDOW", "twins"),
     ("SRTF", "srtf"),
-    // Those that choose by themselves.
+    // Algorithms that choose by themselves.
     ("DYN_TREE", "auto"),
     ("ARMED_BANDIT", "auto"),
 ];
@@ -204,7 +204,8 @@ pub fn read(text: &str, name: &str, max_queue_id: i32) -> Result<(Config, Warnin
         warnings.push(format!("{name}: without effect, because unknown: {}", unknown.join(", ")));
     }
     let keys = Keys { given, name: name.into() };
-    // Meant for choosing algorithms at run time, which the public library does not do either: checked, without effect.
+    // Meant for choosing algorithms at run time, which the public library does not do either: checked, but without
+    // effect.
     keys.int("performance_values")?;
     keys.algorithm("starting_algorithm")?;
     keys.int("select_algorithm_period")?;
@@ -278,7 +279,7 @@ impl Keys {
         })
     }
 
-    /// Recorded runs: what is named, and the traces that earlier runs with this configuration have written.
+    /// Recorded runs: those named, and traces written by earlier runs with this configuration.
     fn foretold_by(&self) -> Result<Vec<PathBuf>, String> {
         let named = self.text("predict_traces")?.unwrap_or_default();
         let mut traces: Vec<PathBuf> = named.split(':').filter(|path| !path.is_empty()).map(PathBuf::from).collect();
@@ -294,7 +295,7 @@ impl Keys {
     }
 }
 
-/// Own traces that are looked for at most.
+/// Maximum own traces to look for.
 const OWN_TRACES_MAX: u32 = 100_000;
 
 /// The file of weights: bytes per queue, separated by blanks.

@@ -1,5 +1,5 @@
-//! The names that programs ask for. Every version of the interface has its functions under the names of the library that it is
-//! in: one macro a version, given these names.
+//! The exported names. Every version of the interface has its functions under the names of its library: one macro per
+//! version, given these names.
 
 /// Functions of version 1 under these names.
 #[macro_export]
@@ -45,7 +45,7 @@ macro_rules! export_version_1 {
             unsafe { $crate::generation1::add_request(file_id, kind, offset, len, data, client, app_id) }
         }
 
-        /// Version 1: releases a delivered request. Some programs give two arguments more.
+        /// Version 1: releases a delivered request. Some programs pass two more arguments.
         ///
         /// # Safety
         /// `file_id` is NULL or a string.
@@ -106,7 +106,7 @@ macro_rules! export_version_1 {
     };
 }
 
-/// What versions 2 and 3 have in common, under its names.
+/// The functions common to versions 2 and 3, under their names.
 #[macro_export]
 macro_rules! export_versions_2_and_3 {
     () => {
@@ -142,7 +142,7 @@ macro_rules! export_versions_2_and_3 {
     };
 }
 
-/// What version 3 has alone, under these names.
+/// The functions of version 3 only, under these names.
 #[macro_export]
 macro_rules! export_version_3 {
     (init = $init:ident, add_request = $add_request:ident $(,)?) => {
@@ -161,8 +161,8 @@ macro_rules! export_version_3 {
             unsafe { $crate::generation3::init(process_request, process_requests, config_file, max_queue_id) }
         }
 
-        /// Version 3: adds a request with its own callback. Programs older than its argument give none, and their callbacks
-        /// expect none.
+        /// Version 3: adds a request with its own callback. Programs older than its argument pass none, and their
+        /// callbacks expect none.
         ///
         /// # Safety
         /// As `generation3::add_request`.
@@ -191,7 +191,7 @@ macro_rules! export_version_3 {
     };
 }
 
-/// What every version has, under its names.
+/// The functions of every version, under its names.
 #[macro_export]
 macro_rules! export_all_versions {
     () => {

@@ -1,4 +1,4 @@
-//! Files, by their names: digests that adders make without asking anybody, and the numbers that the core knows them by.
+//! Files by name: digests that adding threads compute without a lock, and the core's file numbers.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};
@@ -11,20 +11,20 @@ use rustc_hash::FxHashMap;
 
 use crate::metrics::Pattern;
 
-/// What a name is digested to: two names with the same need more luck, or knowledge of this process's secret, than there is.
+/// The digest of a name: a collision needs improbable luck, or knowledge of this process's secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileName {
-    /// The same in every run, so that a run's trace tells of the next one. Names may be made that share one.
+    /// The same in every run, so that a run's trace predicts the next one. Names can be constructed that share one.
     pub key: u64,
-    /// Of this process only.
+    /// Valid in this process only.
     pub digest: u64,
 }
 
-/// Names whose keys a thread remembers.
+/// Names whose keys a thread caches.
 const REMEMBERED: usize = 256;
 
 thread_local! {
-    /// Digests of names, and their keys: a key takes as many steps as the name has bytes.
+    /// Digests of names, and their keys: computing a key takes as many steps as the name has bytes.
     static KEYS: RefCell<[(u64, u64, u64); REMEMBERED]> = const { RefCell::new([(0, 0, 0); REMEMBERED]) };
 }
 
@@ -33,7 +33,7 @@ fn secrets() -> &'static [u64; 2] {
     SECRETS.get_or_init(|| [1u8, 2].map(|n| RandomState::new().hash_one(n)))
 }
 
-/// Eight bytes a step, from a secret start.
+/// Eight bytes per step, starting from a secret.
 fn digest(name: &[u8], secret: u64) -> u64 {
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
     let fold = |state: u64, word: u64| {
@@ -63,32 +63,32 @@ impl FileName {
             }
             Some(known.2)
         });
-        // A thread that is ending remembers nothing any more.
+        // A thread that is ending has no cache any more.
         FileName { key: key.ok().flatten().unwrap_or_else(|| key_of_name(name)), digest: here }
     }
 }
 
-/// A file of which there are, or were, requests.
+/// A file with current or earlier requests.
 #[derive(Clone, Copy)]
 pub struct File {
     /// Its name.
     pub name: FileName,
     /// Requests in the core.
     requests: u32,
-    /// Metrics of reads, writes.
+    /// Metrics of reads and writes.
     pub patterns: [Pattern; 2],
 }
 
-/// Files without requests that are remembered at most.
+/// Maximum files without requests that are remembered.
 const IDLE_MAX: usize = 65_536;
 
-/// The files that the core knows by numbers.
+/// The files that the core knows by number.
 #[derive(Default)]
 pub struct Files {
     by_name: FxHashMap<FileName, u32>,
     files: Rows<File>,
     last: u32,
-    /// Files at which those without requests are forgotten.
+    /// The number of files at which those without requests are dropped.
     full: usize,
 }
 
@@ -108,31 +108,31 @@ impl Files {
         (FileId(number), true)
     }
 
-    /// A file by its number.
+    /// A file by number.
     pub fn file(&mut self, id: FileId) -> Option<&mut File> {
         self.files.get_mut(id.0)
     }
 
-    /// One request more of a file is in the core.
+    /// Counts another request of a file in the core.
     pub fn enter(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(id.0) {
             file.requests += 1;
         }
     }
 
-    /// One less.
+    /// Counts one fewer.
     pub fn leave(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(id.0) {
             file.requests = file.requests.saturating_sub(1);
         }
     }
 
-    /// There are so many that some should be forgotten.
+    /// True if there are so many that some should be dropped.
     pub fn are_many(&self) -> bool {
         self.by_name.len() > self.full.max(IDLE_MAX)
     }
 
-    /// Forgets those without requests; their metrics are told.
+    /// Drops those without requests, after reporting their metrics.
     pub fn forget_idle(&mut self, mut tell: impl FnMut(&[Pattern; 2])) {
         let files = &mut self.files;
         let mut gone = Vec::new();
@@ -146,7 +146,7 @@ impl Files {
         for number in gone {
             if let Some(file) = self.files.get_mut(number) {
                 tell(&file.patterns);
-                // Numbers of released rows are found by nobody: `last` names none of them.
+                // No name leads to numbers of released rows: `last` has none of them.
                 file.name = FileName { key: 0, digest: 0 };
             }
             self.files.release(number);
@@ -154,7 +154,7 @@ impl Files {
         self.full = 2 * self.by_name.len();
     }
 
-    /// All of them.
+    /// All files.
     pub fn all(&mut self) -> impl Iterator<Item = &File> {
         let files = &self.files;
         self.by_name.values().map(|number| &files[*number])
@@ -175,7 +175,7 @@ mod tests {
         let names: Vec<String> = (0..10_000).map(|n| format!("file {n}")).collect();
         let digests: std::collections::HashSet<u64> = names.iter().map(|n| FileName::of(n.as_bytes()).digest).collect();
         assert_eq!(digests.len(), names.len());
-        // Zero bytes at the end count, too.
+        // Trailing zero bytes count too.
         assert_ne!(FileName::of(b"a").digest, FileName::of(b"a\0").digest);
     }
 

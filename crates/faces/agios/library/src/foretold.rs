@@ -1,5 +1,5 @@
-//! What recorded runs foretell (agios-2013, IV): loaded by a thread of its own, so that neither starting nor serving waits
-//! for it.
+//! Predictions from recorded runs (agios-2013, IV), loaded by a separate thread so that neither starting nor serving
+//! waits.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use impresario_trace::predict::RunsOf;
 use crate::library::Shared;
 use crate::owner::Message;
 
-/// What this library's traces say of their writer; those of others are refused.
+/// The writer recorded in this library's traces; other traces are refused.
 pub const TRACED_BY: &str = "libagios";
 
 #[derive(Default)]
 struct Progress {
     loading: u32,
-    /// Of the last load that ended.
+    /// The result of the last completed load.
     failure: Option<String>,
     threads: Vec<JoinHandle<()>>,
     stopped: bool,
@@ -32,7 +32,7 @@ pub struct Foretelling {
 }
 
 impl Foretelling {
-    /// Begins to load traces: files, and folders of them. Loads take turns.
+    /// Starts loading traces: files, and folders of them. Loads run one at a time.
     pub fn begin(&self, shared: &Arc<Shared>, traces: Vec<PathBuf>) {
         let (state, shared) = (Arc::clone(&self.state), Arc::clone(shared));
         let mut progress = self.state.0.lock();
@@ -62,14 +62,14 @@ impl Foretelling {
         }
     }
 
-    /// Waits until nothing is being loaded: a load reads at most 16 traces and a million requests.
+    /// Waits until no load is running: a load reads at most 16 traces and a million requests.
     pub fn wait(&self) -> Result<(), String> {
         let (progress, ended) = &*self.state;
         let progress = ended.wait_while(progress.lock(), |progress| progress.loading > 0);
         progress.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends with the load that is under way.
+    /// Ends after the current load.
     pub fn stop(&self) {
         let threads = {
             let mut progress = self.state.0.lock();

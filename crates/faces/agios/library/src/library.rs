@@ -1,4 +1,4 @@
-//! The running library, as any thread of the program calls it.
+//! The running library as seen by any thread of the program.
 
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ use crate::requests::{Delivered, Identity, Named};
 use crate::say;
 use crate::sink::Sink;
 
-/// Requests queued and with the program at most.
+/// Maximum requests queued and with the program.
 const CAPACITY: u32 = Table::CAPACITY_MAX;
 
 /// How long adding waits while the library is full.
@@ -114,7 +114,7 @@ pub struct Library {
     closed: AtomicBool,
 }
 
-/// Policies to which the time of a request's arrival means nothing, only the order.
+/// Policies that use only the order of arrival, not its time.
 const UNTIMED: &[&str] = &["none", "fifo", "to", "to-agg", "sjf", "hbrr", "twins", "wfq"];
 
 thread_local! {
@@ -122,10 +122,10 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The program's generation of the interface, as far as the library acts by it.
+/// The program's generation of the interface, where the library depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Starting {
-    /// The callbacks for requests without own ones.
+    /// The callbacks for requests without their own.
     pub default: Sink,
     /// The program may ask for metrics.
     pub counts: bool,
@@ -200,12 +200,12 @@ impl Library {
         self.shared.complain(text);
     }
 
-    /// Begins to load recorded runs, which foretell requests from then on.
+    /// Starts loading recorded runs, which predict requests from then on.
     pub fn foretell(&self, traces: Vec<PathBuf>) {
         self.foretelling.begin(&self.shared, traces);
     }
 
-    /// Waits until recorded runs are loaded, if any are being loaded; what was wrong with them.
+    /// Waits until recorded runs are loaded, if any load is running; returns what was wrong with them.
     pub fn wait_foretold(&self) -> Result<(), String> {
         self.foretelling.wait()
     }
@@ -237,9 +237,9 @@ impl Library {
         }
     }
 
-    /// Without scheduling: calls back at once, on this thread, whatever other threads do.
+    /// Without scheduling: calls back at once, on this thread, independently of other threads.
     fn serve_directly(&self, identity: Identity, identifier: i64, sink: Option<Sink>) -> Result<(), String> {
-        // Counted before the look: ending looks at the count after it has closed.
+        // Counted before checking: ending closes first and then looks at the count.
         self.direct_calls.fetch_add(1, Ordering::SeqCst);
         INSIDE.set(INSIDE.get() + 1);
         let _running = Running(self);
@@ -337,7 +337,7 @@ impl Library {
     }
 }
 
-/// Threads tell nobody when they have ended: looks, less and less often.
+/// Threads do not announce their end: polls, less and less often.
 fn wait_while(runs: &dyn Fn() -> bool, most: Duration) {
     let end = Instant::now() + most;
     let mut pause = Duration::from_micros(20);
@@ -347,7 +347,7 @@ fn wait_while(runs: &dyn Fn() -> bool, most: Duration) {
     }
 }
 
-/// While a direct callback runs.
+/// Held while a direct callback runs.
 struct Running<'a>(&'a Library);
 
 impl Drop for Running<'_> {
@@ -357,7 +357,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Begins a trace in the first of `prefix.1.suffix`, `prefix.2.suffix`, … that does not exist.
+/// Starts a trace in the first of `prefix.1.suffix`, `prefix.2.suffix`, … that does not exist.
 fn trace(shared: &Arc<Shared>, prefix: &str, suffix: &str, bytes: usize) -> Result<Arc<Recorder>, String> {
     for n in 1..=TRACES_MAX {
         let path = format!("{prefix}.{n}.{suffix}");

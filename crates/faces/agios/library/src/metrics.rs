@@ -90,7 +90,7 @@ impl Metrics {
         self.largest = self.largest.max(len);
     }
 
-    /// Counts what is known of a file, its reads and its writes. A file that is forgotten and comes back counts twice.
+    /// Adds the metrics of a file, its reads and its writes. A file that is forgotten and returns counts twice.
     pub fn keep(&mut self, patterns: &[Pattern; 2]) {
         let patterns = patterns.map(|p| p.of(self.epoch));
         self.files += u64::from(patterns.iter().any(|p| p.begun || p.served_bytes > 0));
@@ -115,7 +115,7 @@ impl Metrics {
         self.served_bytes = self.served_bytes.saturating_add(other.served_bytes);
     }
 
-    /// Begins anew.
+    /// Resets everything.
     pub fn reset(&mut self) {
         *self = Metrics { epoch: self.epoch.wrapping_add(1), ..Metrics::default() };
     }

@@ -1,7 +1,7 @@
-//! The library's thread: it drains the inbox, asks the core, and calls back, without a lock.
+//! The library's thread: it drains the inbox, asks the core, and calls back, without holding a lock.
 //!
-//! What it decides by lies on the *desk*. The desk has a lock only for the rare call that another thread cannot leave to it:
-//! a cancellation is answered at once, also while a callback runs.
+//! Its state is on the *desk*. The desk has a lock only for the rare call that another thread must make itself: a
+//! cancellation is answered at once, even while a callback runs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,64 +20,64 @@ use crate::metrics::Metrics;
 use crate::requests::Identity;
 use crate::sink::Sink;
 
-/// What other threads tell the library's.
+/// Messages from other threads.
 pub enum Message {
     /// A request was added.
     Request(NewRequest),
-    /// A request of a batch was released, where batches end by that.
+    /// A request of a batch was released, if that ends batches.
     Released(u32),
-    /// A request was released, where that is counted.
+    /// A request was released, if releases are counted.
     Counted(Identity),
-    /// What recorded runs foretell.
+    /// A prediction from recorded runs.
     Foretold(Option<Arc<PredictedQueues>>),
-    /// Requests that end are told to an observer from now on.
+    /// Sets the observer of requests that end.
     Observe(Arc<dyn Observer>),
-    /// Nothing is added any more: deliver what is queued, and end.
+    /// Nothing more will be added: deliver what is queued, and end.
     Stop,
 }
 
 /// A request that was added.
 pub struct NewRequest {
-    /// What it is.
+    /// The request.
     pub identity: Identity,
-    /// As the program gave it.
+    /// Its identifier from the program.
     pub identifier: i64,
-    /// Zero: when it is read.
+    /// Arrival; zero: when the message is read.
     pub arrival: Nanos,
     /// Server or application.
     pub queue: u32,
-    /// Its own callbacks, if it has any.
+    /// Its own callbacks, if any.
     pub sink: Option<Box<Sink>>,
 }
 
-/// How long the thread looks for messages before it sleeps, where messages came that fast before: to sleep and be woken
-/// costs as much.
+/// How long the thread polls for messages before it sleeps, if earlier messages arrived that fast: sleeping and waking
+/// cost as much.
 const SPIN: Nanos = Nanos(20_000);
 
-/// Batches after which the thread looks for messages, unless their callbacks took [`LOOK_AFTER`]: each look costs the senders.
+/// Batches between two checks for messages, unless their callbacks took [`LOOK_AFTER`]: each check costs the senders.
 const SERVED_PER_LOOK: u32 = 16;
 const LOOK_AFTER: Nanos = Nanos(10_000);
 
-/// How old a sample of shared time may be.
+/// Maximum age of a shared-time sample.
 const CLOCK_REFRESH: Nanos = Nanos(100_000_000);
 
-/// Requests that are done before senders are told that there is room.
+/// Completed requests before senders are told that there is room.
 const RETIRED_MAX: u64 = 512;
 
-/// A batch that is with the program until its requests are released.
+/// A batch that the program holds until its requests are released.
 #[derive(Clone, Copy)]
 struct Flight {
     completion: Completion,
     left: u32,
 }
 
-/// What the thread decides by.
+/// The state of the thread.
 pub struct Desk {
     core: Core,
     files: Files,
     /// By slot of the core: the request's identifier and its own callbacks.
     identifiers: Vec<i64>,
-    /// The same; as long as there has been need.
+    /// The same table, grown as needed.
     sinks: Vec<Option<Box<Sink>>>,
     flights: Rows<Option<Flight>>,
     observer: Option<Arc<dyn Observer>>,
@@ -85,10 +85,10 @@ pub struct Desk {
     first_arrival: Nanos,
     last_arrival: Nanos,
     lane_per_queue: bool,
-    /// Metrics of files are asked for.
+    /// The program requests metrics of files.
     counts: bool,
     stopping: bool,
-    /// Items that are done and not told yet.
+    /// Completed items not yet reported to senders.
     retired: u64,
     mail: Vec<Message>,
 }
@@ -114,7 +114,7 @@ impl Desk {
         }
     }
 
-    /// Takes in what other threads have told.
+    /// Processes the messages of other threads.
     fn read(&mut self, shared: &Shared, at: Nanos) {
         let mut mail = std::mem::take(&mut self.mail);
         shared.inbox.read(&mut mail);
@@ -145,7 +145,7 @@ impl Desk {
         let op = if write { Op::Write } else { Op::Read };
         let request = Request { arrival, job: JobId(new.queue), ..Request::new(op, extent) };
         self.count_arrival(&new.identity, arrival);
-        // There is room: the inbox has that of the core.
+        // There is room: the inbox has the core's capacity.
         let Ok(id) = self.core.push(at, &request) else { return };
         self.files.enter(file);
         let slot = id.0 as u32 as usize;
@@ -169,7 +169,7 @@ impl Desk {
         if new {
             self.core.names_mut().name_file(file, name.key);
             if self.files.are_many() {
-                // What comes next keeps it.
+                // Reuse the memory for the next messages.
                 self.files.enter(file);
                 let metrics = &mut self.metrics;
                 self.files.forget_idle(|patterns| metrics.keep(patterns));
@@ -202,7 +202,7 @@ impl Desk {
         }
     }
 
-    /// Metrics since the start or the last reset; a reset begins new ones.
+    /// Metrics since the start or the last reset; a reset starts new ones.
     pub fn metrics(&mut self, shared: &Shared, reset: bool) -> Metrics {
         self.read(shared, now());
         let mut metrics = self.metrics.clone();
@@ -238,7 +238,7 @@ impl Desk {
         self.sinks.get_mut(slot).map(Option::take);
     }
 
-    /// Moves a request that is to be delivered to those that are.
+    /// Moves a request from the queued to the delivered ones.
     fn deliver(&mut self, shared: &Shared, calls: &mut Vec<Call>, (slot, request): (usize, &Request), flight: u32) {
         let Some(file) = self.files.file(request.extent.file) else { return };
         let Extent { file_offset: offset, len, .. } = request.extent;
@@ -249,7 +249,7 @@ impl Desk {
         self.files.leave(request.extent.file);
     }
 
-    /// Takes a batch over: what is to be called.
+    /// Takes a batch from the core; returns the callbacks to make.
     fn hand(&mut self, shared: &Shared, batch: &Batch, at: Nanos, calls: &mut Vec<Call>) {
         let flight = match shared.complete_on_return {
             true => 0,
@@ -322,7 +322,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// For a desk that nothing was laid on.
+    /// For a desk without requests.
     pub fn new(shared: Arc<Shared>) -> Owner {
         let shared_time = SharedTime::sample(&SystemClocks);
         shared.desk.lock().core.event(now(), clock_event(&shared_time));
@@ -405,7 +405,7 @@ impl Owner {
         }
     }
 
-    /// Calls the program for what was handed over.
+    /// Makes the callbacks for a batch.
     fn call(&mut self) {
         let Owner { shared, calls, identifiers, .. } = self;
         let default = &shared.default;
@@ -429,7 +429,7 @@ impl Owner {
         }
     }
 
-    /// Delivers in order of arrival what a rule or unreleased batches keep back.
+    /// Delivers, in order of arrival, requests held back by a rule or by unreleased batches.
     fn deliver_rest(mut self) {
         let at = now();
         let left = self.shared.desk.lock().core.drain(at);
@@ -449,7 +449,7 @@ impl Owner {
         }
     }
 
-    /// Waits for a message, or until an instant. The time after that.
+    /// Waits for a message, or until an instant. Returns the time afterwards.
     fn idle(&mut self, until: Nanos) -> Nanos {
         let begun = now();
         let mut at = begun;

@@ -1,8 +1,8 @@
-//! The requests that are with the program: delivered and not released.
+//! The requests that the program holds: delivered and not yet released.
 //!
-//! AGIOS knows a request by file, type, length and offset in every call. What is queued is known to the library's thread
-//! alone; an entry here begins with the delivery and ends with the release. Entries are spread over shards with a lock
-//! each, so threads seldom contend.
+//! AGIOS identifies a request by file, type, length and offset in every call. Only the library's thread knows queued
+//! requests; an entry here begins at delivery and ends at release. Entries are spread over shards with a lock each, so
+//! threads rarely contend.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,7 +14,7 @@ use crate::files::FileName;
 /// The identity of a request.
 #[derive(Clone, Copy)]
 pub struct Named<'a> {
-    /// The file, as the program names it.
+    /// The file, as named by the program.
     pub file: &'a [u8],
     /// Write or read.
     pub write: bool,
@@ -25,10 +25,10 @@ pub struct Named<'a> {
 }
 
 impl Named<'_> {
-    /// As the library goes on with it.
+    /// The identity as used by the library.
     pub fn identity(&self) -> Identity {
         let Named { write, offset, len, .. } = *self;
-        // The core knows no request without bytes.
+        // The core does not accept empty requests.
         Identity { file: FileName::of(self.file), offset, len: len.max(1), write }
     }
 
@@ -39,7 +39,7 @@ impl Named<'_> {
     }
 }
 
-/// The identity of a delivered request, with what its file's name was digested to.
+/// The identity of a delivered request, with the digest of its file name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The file.
@@ -63,7 +63,7 @@ impl Identity {
 
 const SHARDS: usize = 16;
 
-/// Deliveries of an epoch. What is not released for two whole epochs is forgotten.
+/// Deliveries per epoch. A request not released for two whole epochs is forgotten.
 const EPOCH: u32 = 1 << 19;
 
 #[derive(Clone, Copy)]
@@ -86,7 +86,7 @@ struct Shard {
     by_identity: HashTable<u32>,
 }
 
-/// So that shards share no cache line.
+/// Aligned, so that shards share no cache line.
 #[repr(align(128))]
 #[derive(Default)]
 struct Apart(Mutex<Shard>);
@@ -130,7 +130,7 @@ impl Shard {
         }
     }
 
-    /// Takes out the oldest entry of an identity.
+    /// Removes the oldest entry of an identity.
     fn remove(&mut self, identity: &Identity, hash: u64) -> Option<Entry> {
         let Shard { entries, by_identity, free, .. } = self;
         let found = by_identity.find_entry(hash, |e| entries[*e as usize].identity == *identity).ok()?;
@@ -150,7 +150,7 @@ impl Shard {
 
 impl Delivered {
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // Bits by which the index goes least.
+        // Bits that affect the index least.
         self.shards[(hash >> 40) as usize & (SHARDS - 1)].0.lock_spinning()
     }
 
@@ -161,13 +161,13 @@ impl Delivered {
         self.shard(hash).insert(Entry { identity, batch, epoch, younger: 0, used: true }, hash);
     }
 
-    /// Releases the request with this identity that was delivered first; the number of its batch.
+    /// Releases the request with this identity that was delivered first; returns the number of its batch.
     pub fn release(&self, identity: &Identity) -> Option<u32> {
         let hash = identity.hash();
         self.shard(hash).remove(identity, hash).map(|entry| entry.batch)
     }
 
-    /// So many requests are done for the scheduler: what was not released for long is forgotten.
+    /// Counts requests completed for the scheduler; forgets those not released for long.
     pub fn served(&self, count: u32) {
         let before = self.count.fetch_add(count, Ordering::Relaxed);
         if before / EPOCH != before.wrapping_add(count) / EPOCH {
@@ -180,7 +180,7 @@ impl Delivered {
         let epoch = self.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         for shard in &self.shards {
             let mut shard = shard.0.lock();
-            // Those of this epoch and the two before it have their time. Of one identity the oldest go first.
+            // Entries of this epoch and the two before it are kept. Within an identity the oldest go first.
             let over = |entry: &&Entry| entry.used && epoch.wrapping_sub(entry.epoch) > 2;
             let old: Vec<Identity> = shard.entries.iter().filter(over).map(|entry| entry.identity).collect();
             for identity in old {
