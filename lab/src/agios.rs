@@ -1,4 +1,4 @@
-//! `impresario-lab agios`: what a request costs in `libagios`, beside the public library of AGIOS where it is there.
+//! `impresario-lab agios`: the cost of a request in `libagios`, compared with the public AGIOS library if available.
 
 mod measure;
 
@@ -15,9 +15,9 @@ use measure::{Case, Measured, QUEUES};
 
 /// Measure what a request costs in libagios: requests a second, processor time, memory; beside the public library of AGIOS
 ///
-/// Each measurement is a process of its own with one library, and the libraries take turns. Requests are 16 KiB reads, strided
-/// in 64 files; callbacks release them. With producers, at most 20,000 are pending; where a number is pending, the
-/// library's thread adds a request for each that it serves.
+/// Each measurement is a separate process with one library, and the libraries alternate. Requests are 16 KiB reads,
+/// strided in 64 files; callbacks release them. With producers, at most 20,000 are pending; with a fixed number
+/// pending, the library's thread adds a request for each that it serves.
 #[derive(clap::Args)]
 pub struct Args {
     /// Our library [default: libagios.so beside this program]
@@ -50,7 +50,7 @@ pub struct OneArgs {
     requests: u64,
 }
 
-/// A measurement that takes longer has hung: the public library may.
+/// A measurement that takes longer has hung, as the public library sometimes does.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Rows of the table for each algorithm: its name, the measurement, and which of its figures.
@@ -158,7 +158,7 @@ fn write_config(dir: &Path, algorithm: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// One measurement in a process of its own; `None` if that fails or hangs.
+/// One measurement in a separate process; `None` if that fails or hangs.
 fn measure_apart(library: &Path, config: &Path, case: &str, requests: u64) -> Result<Option<Measured>> {
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
@@ -188,7 +188,7 @@ fn measure_apart(library: &Path, config: &Path, case: &str, requests: u64) -> Re
     })
 }
 
-/// Measures in this process, which ends at once after that: a library may take long to end.
+/// Measures in this process, which then ends at once: a library may take long to end.
 pub fn run_one(args: OneArgs) -> Result<ExitCode> {
     let number = |text: &str| text.parse().ok();
     let case = match args.case.split_once('-') {
@@ -201,6 +201,6 @@ pub fn run_one(args: OneArgs) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nmeasured {per_second} {cpu_us} {bytes}")?;
     out.flush()?;
-    // SAFETY: nothing is left to be done in this process.
+    // SAFETY: nothing remains to be done in this process.
     unsafe { libc::_exit(0) }
 }

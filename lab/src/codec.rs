@@ -10,7 +10,7 @@ use impresario_wire::*;
 const ROUNDS: u32 = 2_000_000;
 
 fn ns_each(what: &str, mut act: impl FnMut()) {
-    // The best of five: what disturbs only ever adds.
+    // The best of five: disturbances only add time.
     let best = (0..5)
         .map(|_| {
             let started = Instant::now();

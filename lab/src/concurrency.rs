@@ -1,4 +1,4 @@
-//! `impresario-lab concurrency`: what a request costs a server by the number of requests that are there at once.
+//! `impresario-lab concurrency`: the cost of a request at a server by the number of concurrent requests.
 
 use std::any::Any;
 use std::io::{BufRead, BufReader};
@@ -68,11 +68,11 @@ struct Sample {
     read_bytes: u64,
     concurrency: u32,
     requests_per_s: f64,
-    /// Processor time of the server for each request, µs.
+    /// Processor time of the server per request, µs.
     server_cpu_us: f64,
 }
 
-/// A server that runs.
+/// A running server.
 struct Subject {
     name: &'static str,
     pid: u32,
@@ -82,7 +82,7 @@ struct Subject {
 }
 
 enum Client {
-    /// Threads of this process, each with a client of its own.
+    /// Threads of this process, each with its own client.
     Threads(Box<dyn Target>),
     /// A program that takes size, concurrency and seconds after these words.
     Program(Vec<String>),
@@ -170,7 +170,7 @@ fn by_threads(
                 })
             })
             .collect();
-        // Connecting takes its time, too: all of them have begun when this many reads are done.
+        // Connecting takes time too: after this many reads, all threads have begun.
         let patience = Instant::now() + START_PATIENCE;
         while done.load(Ordering::Relaxed) < u64::from(concurrency) && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(1));
@@ -207,7 +207,7 @@ fn by_program(
         let (requests, took_s) = counted.split_once(' ').context("what the reader printed")?;
         Ok((requests.parse()?, took_s.parse()?, used))
     });
-    // It ends by itself after its last line, or has ended with an error.
+    // It ends on its own after its last line, or has failed.
     child.wait()?;
     measured
 }
@@ -347,7 +347,7 @@ fn table(samples: &[Sample], args: &Args, missing: &[String]) -> String {
                 let own = |s: &&Sample| (s.server, s.read_bytes, s.concurrency) == (server, read_bytes, concurrency);
                 let of = |f: &dyn Fn(&Sample) -> f64| samples.iter().filter(own).map(f).collect::<Vec<f64>>();
                 let (rate, cpu) = (mean(&of(&|s| s.requests_per_s)), Interval::of(&of(&|s| s.server_cpu_us)));
-                // One alone pays for waking the server, which several share.
+                // A single request pays for waking the server; concurrent ones share that.
                 if concurrency > 1 {
                     points.push((f64::from(concurrency), cpu.mean));
                 }

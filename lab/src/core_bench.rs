@@ -1,4 +1,4 @@
-//! What a scheduling decision costs: nanoseconds per request and bytes per queued request, for every policy.
+//! The cost of a scheduling decision: nanoseconds per request and bytes per queued request, for every policy.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use impresario_workload::stop::Stop;
 pub const NS_MAX: f64 = 1000.0;
 /// … and largest factor by which it grows with 100,000.
 pub const GROWTH_MAX: f64 = 2.0;
-/// Memory of a queued request at most, bytes.
+/// Maximum memory of a queued request, bytes.
 pub const BYTES_MAX: f64 = 160.0;
 
-/// Which requests are queued.
+/// The mix of queued requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mix {
@@ -48,7 +48,7 @@ impl Mix {
             };
             let lane = LaneId((offset / 65536 % u64::from(lanes)) as u16);
             let op = if random.below(2) == 0 { Op::Read } else { Op::Write };
-            // Streams all read, or conflicts and not the policy would decide.
+            // All streams read, so that the policy decides rather than conflicts.
             let op = if self == Mix::Streams { Op::Read } else { op };
             let extent = Extent { file: FileId(file as u32), lane, file_offset: offset, lane_offset: offset, len };
             let client = (n % 32) as u32;
@@ -63,19 +63,19 @@ impl Mix {
 pub struct CoreResult {
     /// The policy with its parameters.
     pub policy: String,
-    /// Which requests.
+    /// The mix.
     pub mix: Mix,
     /// Requests that stay queued.
     pub queued: usize,
     /// Push + next + completion, ns per request.
     pub ns_per_request: f64,
-    /// Memory that the core took, bytes per queued request; absent where the allocator does not report it.
+    /// Memory of the core, bytes per queued request; absent if the allocator does not report it.
     pub bytes_per_request: Option<f64>,
     /// Requests per batch.
     pub requests_per_batch: f64,
 }
 
-/// Memory that this process has allocated, bytes, the allocator's own overhead included.
+/// Memory allocated by this process, bytes, including the allocator's overhead.
 #[cfg(target_env = "gnu")]
 fn allocated_bytes() -> Option<u64> {
     // SAFETY: mallinfo2 only fills the structure that it returns.
@@ -88,7 +88,7 @@ fn allocated_bytes() -> Option<u64> {
     None
 }
 
-/// A recorded run that foretells none of the requests of any mix, though as many as there may be.
+/// A recorded run of the maximum size that matches no request of any mix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unrelated {
     /// Of other files.
@@ -112,7 +112,7 @@ impl Unrelated {
     }
 }
 
-/// What a recorded run that does not match costs a policy, with 1,000 queued: percent of the time per request more, for each
+/// The cost of a recorded run that does not match, with 1,000 queued: additional time per request in percent, for each
 /// pair of measurements without and with it.
 pub fn cost_of_unrelated(
     spec: &PolicySpec,
@@ -136,7 +136,7 @@ pub fn cost_of_unrelated(
     Ok(Interval::of(&more))
 }
 
-/// Measures one policy with one mix. Nothing else may allocate in this process meanwhile.
+/// Measures one policy with one mix. Nothing else may allocate memory in this process meanwhile.
 pub fn measure(spec: &PolicySpec, mix: Mix, queued: usize, patience: Duration) -> Result<CoreResult> {
     measure_with(spec, (mix, queued), patience, None)
 }
@@ -201,7 +201,7 @@ fn measure_with(
     })
 }
 
-/// Measures policies with all mixes and 1,000, 10,000 and 100,000 queued; `progress` hears of each.
+/// Measures policies with all mixes and 1,000, 10,000 and 100,000 queued; reports each to `progress`.
 pub fn measure_all(
     policies: &[PolicySpec],
     sizes: &[usize],

@@ -1,4 +1,4 @@
-//! The data path beside its yardstick: our servers, directly and through an I/O node, and the minimal server.
+//! The data path compared with a yardstick: our servers, directly and through an I/O node, and the minimal server.
 //!
 //! Same machine, same transport, same processes, same verification; memory-backed folders, no device model,
 //! one request outstanding per client. Runs of the three are interleaved in random order, and ratios are
@@ -20,7 +20,7 @@ use impresario_workload::result::RunResult;
 use impresario_workload::runner::{RunOptions, run};
 use impresario_workload::stop::Stop;
 
-/// A way to the data.
+/// A path to the data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -32,9 +32,9 @@ pub enum Way {
     IoNode,
 }
 
-/// A way and the storage at its end.
+/// A path and the storage at its end.
 pub struct Path<'a> {
-    /// Which way.
+    /// The path.
     pub way: Way,
     /// The storage.
     pub target: &'a dyn Target,
@@ -60,11 +60,11 @@ pub struct Sample {
     pub way: Way,
     /// Repetition, from 0.
     pub repetition: u32,
-    /// What came out.
+    /// The result.
     pub result: RunResult,
 }
 
-/// The loads: those by which other servers were measured. `scale` 1 is some gigabytes each.
+/// The loads by which other servers were measured. `scale` 1 is some gigabytes each.
 pub fn loads(scale: f64) -> Vec<Load> {
     let make = |shape, operation, request_bytes: u64, processes: u32, process_bytes: u64, loops: f64| {
         let process_bytes = ((process_bytes as f64 * scale.min(1.0)) as u64 / request_bytes).max(1) * request_bytes;
@@ -87,7 +87,7 @@ pub fn loads(scale: f64) -> Vec<Load> {
     ]
 }
 
-/// Runs all loads over all paths to `servers` data servers; `progress` hears of every run.
+/// Runs all loads over all paths to `servers` data servers; reports every run to `progress`.
 pub fn measure(
     paths: &[Path<'_>],
     servers: usize,
@@ -145,7 +145,7 @@ fn one(
     Ok(Sample { servers, load, way, repetition, result })
 }
 
-/// A table for people: figures of each way and their ratio to the minimal server's.
+/// A table for people: the figures of each path and their ratio to the minimal server's.
 pub fn table(samples: &[Sample]) -> String {
     let mut out = format!(
         "{:<42} {:>7} {:<9} {:>10} {:>11} {:>12} {:>12} {:>9}  {}\n",
@@ -240,7 +240,7 @@ mod tests {
         for load in &all {
             load.workload.check().unwrap();
             assert!(load.workload.bytes() >= 96 << 20, "{}", load.name);
-            // All data fit the arena, so nothing is made or compared in the timed part.
+            // All data fit into the arena, so none is generated or compared in the timed part.
             assert!(load.workload.applications[0].pattern.total_bytes() <= 256 << 20);
         }
     }

@@ -1,4 +1,4 @@
-//! What the schedulers must reach on modelled disks, as experiments with exact parameters and claims.
+//! The required performance of the schedulers on modelled disks, as experiments with exact parameters and claims.
 
 use impresario_sched::PolicySpec;
 
@@ -98,7 +98,7 @@ fn twins(effort: &Effort, scale: f64) -> Goal {
     let names = ["fifo", "hbrr", "twins+window_us=1000", "twins+window_us=8000", "twins+window_us=16000"];
     let systems = names.map(|name| System {
         name: name.into(),
-        // The names are constants of this list; a mistake in one is caught by its test.
+        // The names are constants of this list; a test catches errors in them.
         io_policy: Some(policy(name).unwrap_or_else(|_| PolicySpec::named(name))),
         data_policy: Some(PolicySpec::named("none")),
         disk_order: Some(DiskOrder::Arrival),

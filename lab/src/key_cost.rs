@@ -1,10 +1,10 @@
-//! What keys cost: throughput and processor time of data and metadata with each protection of frames, beside the same cluster
-//! without keys. Processor time is that of the clients and the servers together; on a machine that does other things too it is
-//! the steadier of both.
+//! The cost of keys: throughput and processor time of data and metadata with each protection of frames, compared with
+//! the same cluster without keys. Processor time is that of clients and servers together; on a busy machine it is
+//! steadier than throughput.
 //!
-//! One cluster for each protection, of one data server without a device model and a metadata server, in memory; clients speak
-//! to both directly over loopback. All clusters run at once and one is measured at a time. The order is drawn anew in each
-//! repetition, and ratios are taken within it.
+//! One cluster per protection, with one data server without a device model and a metadata server, in memory; clients
+//! connect to both directly over loopback. All clusters run at once and one is measured at a time. The order is random
+//! in each repetition, and ratios are taken within it.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ const MODES: [(&str, Security, Protect); 4] = [
     ("all", Security::Key, Protect::All),
 ];
 
-/// Threads and rounds of the metadata loads; a round makes a file, looks at it and removes it.
+/// Threads and rounds of the metadata loads; a round creates a file, stats it and removes it.
 const META_LOADS: [(&str, usize, u32); 2] =
     [("create, stat, unlink, 1 thread", 1, 3000), ("create, stat, unlink, 8 threads", 8, 600)];
 
@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     print(out.as_bytes())
 }
 
-/// Measures every mode once in each repetition, in an order that is drawn. The first repetition warms up.
+/// Measures every mode once per repetition, in random order. The first repetition warms up.
 fn repeat(
     repetitions: u32,
     random: &mut Random,
@@ -156,7 +156,7 @@ fn repeat(
     Ok(rates)
 }
 
-/// Calls a second of threads that make, look at and remove files of their own through one client.
+/// Calls per second of threads that create, stat and remove their own files through one client.
 fn metadata(cluster: &OwnCluster, threads: usize, rounds: u32, stop: &Stop) -> Result<Sample> {
     let options = ClientOptions { via: Via::Direct, ..ClientOptions::default() };
     let client = Client::connect(&cluster.config, options)?;
@@ -188,11 +188,11 @@ fn metadata(cluster: &OwnCluster, threads: usize, rounds: u32, stop: &Stop) -> R
     Ok(Sample { per_s: calls / elapsed.as_secs_f64(), cpu_us: 1e6 * cpu_s / calls })
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Default)]
 struct Sample {
     per_s: f64,
-    /// Processor time of a request, of clients and servers.
+    /// Processor time per request, of clients and servers.
     cpu_us: f64,
 }
 

@@ -1,8 +1,8 @@
 //! Measures a client's link beside bare sockets: `impresario-lab link`.
 //!
-//! The server answers reads with bytes from memory, one thread per connection, for both in the same way: receive a
-//! small request, send 4 KiB or 1 MiB with one system call. The bare client sends 64 bytes and receives the answer into
-//! its buffer. Rounds of the two alternate, and the median of the paired ratios is shown.
+//! The server answers reads with bytes from memory, one thread per connection, in the same way for both: receive a
+//! small request, send 4 KiB or 1 MiB with one system call. The bare client sends 64 bytes and receives the reply into
+//! its buffer. Rounds of the two alternate; the median of the paired ratios is shown.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -54,7 +54,7 @@ fn listen(serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static) -> String {
     std::thread::spawn(move || {
         for socket in listener.incoming().flatten() {
             let _ = socket.set_nodelay(true);
-            // Where BBR is the default it paces a connection to itself by guesses about a network that is not there.
+            // Where BBR is the default, it would pace a loopback connection by a wrong estimate of the network.
             let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
             let serve = serve.clone();
             std::thread::spawn(move || serve(socket));
@@ -75,7 +75,7 @@ fn read(link: &Link, into: &mut [u8]) {
     assert_eq!(reply.len, into.len());
 }
 
-/// Round trips a second of `act` on each of `threads`.
+/// Round trips per second of `act` on each of `threads`.
 fn rate(threads: usize, time: Duration, make: impl Fn() -> Box<dyn FnMut() + Send>) -> f64 {
     let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
     let acts: Vec<_> = (0..threads).map(|_| make()).collect();

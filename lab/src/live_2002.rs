@@ -1,10 +1,10 @@
-//! Figs. 8 to 10 of server-side-scheduling-2002 on a live cluster with modelled disks, beside their simulation.
+//! Figs. 8 to 10 of server-side-scheduling-2002 on a live cluster with modelled disks, compared with their simulation.
 //!
 //! The figures' tasks, scaled down: 14 clients read one file over two data servers, by one call each (Fig. 8), by one
-//! list request of 16 regions to each server (Fig. 9), or by 32 calls for random blocks (Fig. 10), under Opt 1 to 4. The
-//! modelled disk has no page cache in front, so this is the paper's uncached case; the network is this machine's, so
-//! connections are nearly always ready. In each repetition the four run one after the other in random order, and gains
-//! over Opt 1 are those of one repetition. What the tasks read is verified after their time is taken.
+//! list request of 16 regions to each server (Fig. 9), or by 32 calls for random blocks (Fig. 10), under Opt 1 to 4.
+//! The modelled disk has no page cache in front, so this is the paper's uncached case; the network is this machine's,
+//! so connections are nearly always ready. In each repetition the four run in random order, and gains over Opt 1 are
+//! computed within the repetition. Data are verified outside the timed part.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ impl Figure {
             Pattern::Random => (BLOCKS, 1),
             _ => (1, 1),
         };
-        // Blocks hold whole words, of which the content is made.
+        // Blocks are multiples of the words of which the content is made.
         (calls, regions, (mib << 20) * SERVERS as u64 / TASKS / calls / regions / 8 * 8)
     }
 
@@ -206,7 +206,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     print(text.as_bytes())
 }
 
-/// The content of the file: words that say where they belong.
+/// The content of the file: words that encode their position.
 fn content(nonce: u64, offset: u64, into: &mut [u8]) {
     for (word, n) in into.chunks_mut(8).zip(offset / 8..) {
         let bytes = (n ^ nonce).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
@@ -232,7 +232,7 @@ fn write_file(cluster: &OwnCluster, mib: u64, nonce: u64) -> Result<FilePlace> {
     Ok(place)
 }
 
-/// The four live, in random order; the reason when a run does not count, after a second try.
+/// Runs the four live, in random order; returns the reason if a run does not count after a second try.
 fn repeat(
     cluster: &OwnCluster,
     figure: Figure,
@@ -304,7 +304,7 @@ fn run_live(
     Ok((Run { task_mean_s: mean(&tasks), application_s: tasks.into_iter().fold(0.0, f64::max) }, why))
 }
 
-/// The time that a task's calls took, s.
+/// The time of a task's calls, s.
 fn read_and_verify(file: &File, calls: &[Vec<(u64, usize)>], nonce: u64) -> Result<f64> {
     let mut got: Vec<Vec<u8>> = calls.iter().map(|list| vec![0; list.iter().map(|e| e.1).sum()]).collect();
     let started = Instant::now();
@@ -360,7 +360,7 @@ fn rows_of(figure: &'static str, live: &[Four], simulated: &[Four]) -> Vec<Row> 
     OPTS_2002.iter().enumerate().map(row).collect()
 }
 
-/// Whether both gains have a sign, and the same.
+/// Whether both gains are resolved and have the same sign.
 fn agreement(live: &Interval, simulated: &Interval) -> &'static str {
     let sign = |gain: &Interval| i32::from(gain.low > 0.0) - i32::from(gain.high < 0.0);
     match (sign(live), sign(simulated)) {

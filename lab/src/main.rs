@@ -134,7 +134,7 @@ fn run(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// A reader that went away, as in `| head`, is no failure.
+/// A reader that closes the pipe, as in `| head`, is not a failure.
 fn closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)

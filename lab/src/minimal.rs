@@ -1,8 +1,8 @@
 //! The yardstick of the data path: a minimal thread-per-connection TCP server doing plain pread and pwrite.
 //!
-//! It has a fixed binary protocol of its own, no scheduler, no metadata, no retries: what a network file
-//! server cannot do without. Its client stripes over several such servers as ours does, and is measured by
-//! the same runner with the same verification.
+//! It has its own fixed binary protocol and no scheduler, metadata or retries: the minimum of a network file server.
+//! Its client stripes over several such servers as ours does, and is measured by the same runner with the same
+//! verification.
 //!
 //! Request: op u8, 3 bytes 0, file u32, offset u64, len u32, 4 bytes 0 (little-endian), then the bytes of a
 //! write or the name of an open. Reply: errno u32, len u32, then the bytes of a read.
@@ -30,9 +30,9 @@ const SYNC: u8 = 4;
 const REMOVE: u8 = 5;
 const REQUEST_BYTES: usize = 24;
 const REPLY_BYTES: usize = 8;
-/// Nothing larger is taken from a peer.
+/// Maximum size accepted from a peer.
 const LEN_MAX: usize = 64 << 20;
-/// Files that a server opens in its life.
+/// Maximum files that a server opens in its lifetime.
 const FILES_MAX: usize = 65_536;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -49,7 +49,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | u32::from(*b))
 }
 
-/// What the connections of a server share.
+/// State shared by the connections of a server.
 struct Folder {
     dir: PathBuf,
     open: RwLock<Opened>,
@@ -63,7 +63,7 @@ struct Opened {
 }
 
 impl Folder {
-    /// The number of a file by its name; makes it when it is not there.
+    /// The number of a file by its name; creates it if missing.
     fn open(&self, name: &[u8]) -> std::io::Result<u32> {
         let mut open = self.open.write();
         if let Some(number) = open.numbers.get(name) {
@@ -84,7 +84,7 @@ impl Folder {
         open.files.get(number as usize).cloned().ok_or_else(|| std::io::Error::from_raw_os_error(libc::EBADF))
     }
 
-    /// Forgets a name and removes its file; who has it open keeps it.
+    /// Removes a name and its file; open files stay usable.
     fn remove(&self, name: &[u8]) -> std::io::Result<()> {
         self.open.write().numbers.remove(name);
         std::fs::remove_file(self.path(name))
@@ -96,7 +96,7 @@ impl Folder {
     }
 }
 
-/// Serves connections for ever, each on a thread of its own.
+/// Serves connections forever, each on its own thread.
 pub fn serve(listener: &TcpListener, dir: &Path) -> Result<()> {
     let folder = Arc::new(Folder { dir: dir.to_owned(), open: RwLock::default() });
     for stream in listener.incoming() {
@@ -104,7 +104,7 @@ pub fn serve(listener: &TcpListener, dir: &Path) -> Result<()> {
         let folder = folder.clone();
         std::thread::Builder::new()
             .name("connection".into())
-            // A connection that breaks is the client's matter: it sees the same error.
+            // An error on a connection is the client's problem: it sees the same error.
             .spawn(move || _ = serve_connection(stream, &folder))
             .context("starting a connection's thread")?;
     }
@@ -115,7 +115,7 @@ fn serve_connection(mut stream: TcpStream, folder: &Folder) -> std::io::Result<(
     stream.set_nodelay(true)?;
     let mut buffer = Vec::new();
     let mut head = [0; REQUEST_BYTES];
-    // Looking the file up again for every request would cost the yardstick a lock.
+    // Looking up the file for every request would cost the yardstick a lock.
     let mut known: Vec<Option<Arc<File>>> = Vec::new();
     loop {
         stream.read_exact(&mut head)?;
@@ -174,9 +174,9 @@ fn read_full(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usi
 
 /// One or several minimal servers.
 pub struct Minimal {
-    /// Where they listen, in the order of striping.
+    /// Addresses, in the order of striping.
     pub servers: Vec<SocketAddr>,
-    /// Their processes, where they are not threads of this one.
+    /// Their processes, unless they are threads of this one.
     pub pids: Vec<u32>,
 }
 

@@ -1,9 +1,9 @@
-//! What waiting for predicted requests is worth in virtual time: the experiments of agios-2013 with prediction, over hand-off
-//! depths and arrival jitters.
+//! The value of waiting for predicted requests in virtual time: the experiments of agios-2013 with prediction, over
+//! hand-off depths and arrival jitters.
 //!
-//! The scenario is that of the paper's Fig. 6 (`lab/papers/agios-2013-fig6.toml`): four applications, four data servers,
-//! client requests of 8 KiB, four access patterns. Policies with a trace know the mean of some earlier runs, which had
-//! other delays. Gains are 1 − T/T(base) of the makespan, arithmetic means over the cases.
+//! The scenario is that of the paper's Fig. 6 (`lab/papers/agios-2013-fig6.toml`): four applications, four data
+//! servers, client requests of 8 KiB, four access patterns. Policies with a trace get the mean of some earlier runs,
+//! which had other delays. Gains are 1 − T/T(base) of the makespan, arithmetic means over the cases.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -56,7 +56,7 @@ const POLICIES: [&str; 5] = [
     "agios-causal",
 ];
 
-/// The four patterns: name, pattern, request, requests of a process. Of the first the paper expects nothing.
+/// The four patterns: name, pattern, request, requests per process. The paper expects no effect for the first.
 const PATTERNS: [(&str, Pattern, u64, u64); 4] = [
     ("contiguous small", Pattern::Contiguous, 16 << 10, 128),
     ("strided small", Pattern::Strided, 16 << 10, 128),

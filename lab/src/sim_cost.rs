@@ -1,10 +1,10 @@
-//! What a simulated request costs: requests a second of one core, bytes of memory a client, growth with the size.
+//! The cost of a simulated request: requests per second of one core, bytes of memory per client, growth with size.
 //!
 //! `impresario-lab sim-cost`
 //!
-//! A request is one of an application that passes client, network, I/O node, data server and disk. Time is that of
-//! the processor (`/proc/self/schedstat`), so that others on the machine disturb little; they do by the caches that they
-//! share, hence `--clients` restricts the run to one size, for counters of instructions and cache misses.
+//! A request is one of an application that passes client, network, I/O node, data server and disk. Time is processor
+//! time (`/proc/self/schedstat`), so other programs disturb it little; they do through shared caches, hence `--clients`
+//! restricts the run to one size, for counters of instructions and cache misses.
 
 use std::process::ExitCode;
 

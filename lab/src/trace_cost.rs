@@ -1,8 +1,8 @@
-//! What writing a trace costs a data server: throughput, processor time and bytes a request, with and without.
+//! The cost of tracing in a data server: throughput, processor time and bytes per request, with and without.
 //!
 //! The paper's tracing cost 10.98 % of the execution time (agios-2013, IV.A). Here one data server without a device
-//! model serves 16 clients of random 4 KiB reads and of strided 64 KiB reads; its trace is switched while it runs, so that
-//! both halves of a pair are of one cluster. Which half comes first is drawn.
+//! model serves 16 clients of random 4 KiB reads and of strided 64 KiB reads; its trace is switched while it runs, so
+//! that both halves of a pair use one cluster. The order within a pair is random.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

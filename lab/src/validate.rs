@@ -1,5 +1,5 @@
-//! Compares the simulator with the real thing: runs of the demonstration's cluster on modelled disks beside their
-//! simulation, with the same files at the same places.
+//! Compares the simulator with real runs: the demonstration's cluster on modelled disks, and its simulation with the
+//! same files at the same addresses.
 
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,14 @@ use impresario_workload::result::RunResult;
 use impresario_workload::stats::{Interval, Verdict, mean, within};
 use impresario_workload::system::DiskOrder;
 
-/// Makespans may differ by this share.
+/// Maximum relative difference of makespans.
 pub const MAKESPAN_SHARE_MAX: f64 = 0.15;
-/// Mean batches may differ by this share.
+/// Maximum relative difference of mean batches.
 pub const BATCH_SHARE_MAX: f64 = 0.10;
-/// Seeds that the simulation of one live run is averaged over.
+/// Seeds over which the simulation of one live run is averaged.
 pub const SEEDS: u64 = 8;
 
-/// What the cluster of the live runs was.
+/// The cluster of the live runs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cluster {
     /// I/O nodes.
@@ -38,34 +38,34 @@ pub struct Cluster {
     pub stripe_bytes: u32,
     /// The disks.
     pub device: DeviceParams,
-    /// What was measured of the machine.
+    /// Measurements of the machine.
     pub waits: Waits,
 }
 
-/// What this machine takes to bring a message or a thread to its place, as measured before the live runs.
+/// This machine's communication and scheduling delays, as measured before the live runs.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Waits {
-    /// One way between two processes, µs.
+    /// One-way message time between two processes, µs.
     pub one_way_us: f64,
-    /// What threads of an I/O node wait for the processor during one request, µs: see [`handover_us`].
+    /// Processor wait of an I/O node's threads during one request, µs: see [`handover_us`].
     pub handover_us: f64,
-    /// How differently late timers fire, µs: see [`timer_spread_us`].
+    /// Variation in the lateness of timers, µs: see [`timer_spread_us`].
     pub timer_spread_us: f64,
 }
 
 /// Processor time of a server for a request in the simulation, µs.
 const CPU_US: f64 = 10.0;
 
-/// What the hand-over of requests between threads costs, µs, from one process that runs alone and its time under way:
-/// what is left of its latency after the disk, four ways between two processes, and the processors.
+/// The cost of handing requests over between threads, µs, from one process that runs alone and its time in flight: the
+/// rest of its latency after the disk, four one-way times between two processes, and the processors.
 pub fn handover_us(alone: &RunResult, one_way_us: f64) -> f64 {
     let served_us = alone.servers.device.as_ref().map_or(0.0, |d| d.mean_service_us);
     (alone.latency.mean_us - served_us - 4.0 * one_way_us - 2.0 * CPU_US).max(0.0)
 }
 
-/// How differently late timed waits of this machine end, µs: of 200 waits of 3 ms, one after another, the middle four
-/// fifths, as the width of a uniform time. All are some 50 µs late, since the kernel lets timers fire together; that
-/// changes nothing, but which of two that are set to the same instant fires first does.
+/// The variation in the lateness of this machine's timed waits, µs: of 200 consecutive waits of 3 ms, the middle four
+/// fifths, as the width of a uniform distribution. All are some 50 µs late, since the kernel coalesces timers; that has
+/// no effect, but it matters which of two timers set to the same instant fires first.
 pub fn timer_spread_us() -> f64 {
     const WAIT: Duration = Duration::from_millis(3);
     let never = (Mutex::new(()), Condvar::new());
@@ -80,7 +80,7 @@ pub fn timer_spread_us() -> f64 {
     (took[180] - took[20]) / 0.8
 }
 
-/// One process that writes alone, small request by small request: a workload to measure [`handover_us`] by.
+/// One process that writes alone, one small request after another: the workload for [`handover_us`].
 pub fn alone() -> Workload {
     let (request_bytes, process_bytes) = (16 << 10, 1 << 20);
     let pattern = Pattern { shape: Shape::Contiguous, request_bytes, process_bytes, processes: 1, seed: 1 };
@@ -94,9 +94,9 @@ pub struct Side {
     pub case: String,
     /// The system.
     pub system: String,
-    /// Mean makespan of the live runs that count, s, and how many they are.
+    /// Mean makespan of the counting live runs, s.
     pub live_s: f64,
-    /// Number of live runs that count.
+    /// Number of counting live runs.
     pub live_runs: usize,
     /// Mean makespan of the simulations, s.
     pub simulated_s: f64,
@@ -104,10 +104,9 @@ pub struct Side {
     pub live_batch_bytes: f64,
     /// The same, simulated.
     pub simulated_batch_bytes: f64,
-    /// By which share the simulated makespan is longer (or, negative, shorter): over the live runs, each with its own
-    /// simulations.
+    /// Relative error of the simulated makespan (negative: shorter): over the live runs, each with its own simulations.
     pub makespan_error: Interval,
-    /// By which share the simulated batches are larger.
+    /// Relative error of the simulated batches.
     pub batch_error: Interval,
 }
 
@@ -134,7 +133,7 @@ impl Side {
         }
     }
 
-    /// Whether both are within what is asked.
+    /// Whether both are within their limits.
     pub fn verdict(&self) -> Verdict {
         let both = [within(self.makespan_error, MAKESPAN_SHARE_MAX), within(self.batch_error, BATCH_SHARE_MAX)];
         let of = |wanted: Verdict| both.contains(&wanted).then_some(wanted);
@@ -142,7 +141,7 @@ impl Side {
     }
 }
 
-/// Two systems of a case whose live makespans differ clearly and whose simulated ones are the other way round.
+/// Two systems of a case whose live makespans differ clearly and whose simulated ones are in the opposite order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Swapped {
     /// The case.
@@ -181,7 +180,8 @@ pub fn sides(outcome: &Outcome, cluster: &Cluster) -> Result<Vec<Side>> {
     Ok(sides)
 }
 
-/// Pairs of systems in the wrong order: live they differ by more than `share`, and the simulation says the opposite.
+/// Pairs of systems in the wrong order: live they differ by more than `share`, and the simulation orders them
+/// oppositely.
 pub fn swapped(sides: &[Side], share: f64) -> Vec<Swapped> {
     let mut wrong = Vec::new();
     for (i, a) in sides.iter().enumerate() {
@@ -202,9 +202,9 @@ pub fn swapped(sides: &[Side], share: f64) -> Vec<Swapped> {
     wrong
 }
 
-/// The scenario of one live run and when in it the run begins, s: its files at their places, its processes at the
-/// instants at which they came to run, the platters where they stood. The clocks of the I/O nodes, which turn windows
-/// follow, are `seed` turns of the platters further.
+/// The scenario of one live run and the time at which the run begins, s: its files at their addresses, its processes
+/// starting when they actually ran, the platters at their actual angle. The clocks of the I/O nodes, which turn windows
+/// follow, are ahead by `seed` turns of the platters.
 fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster, seed: u64) -> Result<(Scenario, f64)> {
     let case = trial.case;
     let (workload, system) = (&outcome.experiment.cases[case].workload, &outcome.experiment.systems[trial.system]);
@@ -250,7 +250,7 @@ fn scenario(outcome: &Outcome, trial: &Trial, cluster: &Cluster, seed: u64) -> R
     let scenario = Scenario {
         seed,
         title: format!("{} under {}", outcome.experiment.cases[case].name, system.name),
-        // One connection leads from an I/O node to a data server: its messages keep their order.
+        // A single connection leads from an I/O node to a data server, so its messages keep their order.
         network: Network { latency_us: one_way_us, jitter_us: one_way_us, in_order: true, ..Network::default() },
         clients: Clients {
             request_bytes_max: workload.wire_max_bytes.map_or(0, u64::from),

@@ -22,12 +22,12 @@ struct Functions {
 /// Servers or applications.
 pub const QUEUES: u64 = 4;
 const FILES: u64 = 64;
-/// Requests are strided: none touches another.
+/// Requests are strided: no two touch.
 const STRIDE_BYTES: u64 = 32_768;
 const LEN_BYTES: u64 = 16_384;
 /// Requests that producers have pending at most.
 const WINDOW: u64 = 20_000;
-/// A measurement ends after so long with what there is.
+/// A measurement ends after this time with the results so far.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
@@ -35,7 +35,7 @@ static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
 static SERVED: AtomicU64 = AtomicU64::new(0);
 /// The next request that a callback adds; callbacks run one at a time.
 static NEXT: AtomicU64 = AtomicU64::new(0);
-/// Callbacks add a request for each that they serve.
+/// Each callback adds a request for the one that it serves.
 static REFILL: AtomicBool = AtomicBool::new(false);
 static BLOCKED: AtomicBool = AtomicBool::new(false);
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -45,11 +45,11 @@ const BLOCKER: i64 = -1;
 /// What is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Case {
-    /// So many threads add, the library's thread calls back, callbacks release.
+    /// This many threads add, the library's thread calls back, callbacks release.
     Producers(u64),
-    /// So many are pending; each callback releases its request and adds another.
+    /// This many are pending; each callback releases its request and adds another.
     Pending(u64),
-    /// Nothing is asked of it.
+    /// The library is idle.
     Idle,
 }
 
@@ -58,7 +58,7 @@ pub enum Case {
 pub struct Measured {
     /// Requests a second.
     pub per_second: f64,
-    /// Processor time of the whole process for one request, µs; of an idle second, µs.
+    /// Processor time of the whole process per request, µs; when idle, µs per second.
     pub cpu_us: f64,
     /// Memory of a pending request, bytes.
     pub bytes: f64,

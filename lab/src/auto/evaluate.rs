@@ -1,5 +1,5 @@
-//! How good the choice is where it was not trained: beside every fixed policy, in other situations and over a schedule of
-//! phases.
+//! Evaluates the choice outside its training set: against every fixed policy, in other situations and over a schedule
+//! of phases.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use impresario_sim::sweep::side_by_side;
 use super::situation::{PHASE_S, Situation, schedule};
 use super::trial::{self, costs};
 
-/// Every policy that serves one lane, with its defaults. Those by rules are as without any.
+/// Every policy that serves one lane, with defaults. Policies that need rules have none.
 pub fn fixed() -> Vec<PolicySpec> {
     let all = POLICIES.iter().filter(|p| p.name != "auto").map(|p| PolicySpec::named(p.name));
     all.filter(|spec| policy::check(spec, 1).is_ok()).collect()
@@ -35,7 +35,7 @@ impl Times {
         all.reduce(|a, b| if b.1 < a.1 { b } else { a }).unwrap_or((0, f64::NAN))
     }
 
-    /// Time of the best fixed system by that of a system.
+    /// Time of the best fixed system relative to that of a system.
     fn ratio(&self, case: usize, system: usize) -> f64 {
         self.best(case).1 / self.times_s[case][system]
     }
@@ -45,7 +45,7 @@ impl Times {
         self.times_s.iter().map(|times| times[system]).sum()
     }
 
-    /// Geometric mean over the cases of the ratio to the best, and the least.
+    /// Geometric mean over the cases of the ratio to the best, and the lowest ratio.
     fn mean_and_least(&self, system: usize) -> (f64, f64) {
         let ratios: Vec<f64> = (0..self.cases.len()).map(|case| self.ratio(case, system)).collect();
         let mean = (ratios.iter().map(|r| r.ln()).sum::<f64>() / ratios.len() as f64).exp();
@@ -59,7 +59,7 @@ impl Times {
         order
     }
 
-    /// The phases of a schedule: each beside the best fixed policy, and the whole.
+    /// The phases of a schedule, each compared with the best fixed policy, and the whole.
     pub fn schedule_text(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -89,7 +89,7 @@ impl Times {
         out
     }
 
-    /// Situations: how near each system comes to the best fixed policy of each.
+    /// Situations: how close each system comes to the best fixed policy.
     pub fn situations_text(&self) -> String {
         let mut out = String::new();
         _ = writeln!(out, "| system | of the best fixed policy's speed, mean | least |\n|---|---:|---:|");
@@ -115,7 +115,8 @@ fn name(spec: &PolicySpec) -> &str {
     &spec.name
 }
 
-/// Runs every system over the schedule of phases with every seed. Also what `auto` chose in each phase, in words.
+/// Runs every system over the schedule of phases with every seed. Also returns what `auto` chose in each phase, in
+/// words.
 pub fn over_phases(auto: &PolicySpec, phases: &[Situation], seeds: &[u64]) -> Result<(Times, String)> {
     let systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
     let run = |system: usize, seed: u64| -> Result<(Vec<f64>, String)> {
@@ -173,7 +174,7 @@ pub fn over_situations(auto: &PolicySpec, situations: &[Situation], seeds: &[u64
     Ok(Times { systems, cases: situations.iter().map(|s| s.name.clone()).collect(), times_s })
 }
 
-/// Every result of pieces of work that are done side by side.
+/// The results of pieces of work done in parallel.
 fn all_of<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let mut results = Vec::new();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

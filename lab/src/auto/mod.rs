@@ -1,4 +1,4 @@
-//! The decision table of `auto`: training it, and judging it where it was not trained.
+//! The decision table of `auto`: training, and evaluation outside the training set.
 //!
 //! `impresario-lab auto train --out crates/sched/src/policy/auto/table.toml`
 
@@ -80,7 +80,7 @@ fn auto(table: Option<&Path>) -> Result<PolicySpec> {
     Ok(spec)
 }
 
-/// Trains, or shows tables.
+/// Trains a table, or evaluates one.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
         Command::Train { out, situations, seeds, least, gain, conditions } => {

@@ -1,4 +1,4 @@
-//! The loads that the decision table is trained on and judged by: data servers that serve one batch at a time in front of
+//! The loads for training and evaluating the decision table: data servers that serve one batch at a time in front of
 //! disks in order of arrival.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub struct Situation {
 }
 
 impl Situation {
-    /// `applications` of so many processes each move `kib_per_process` by requests of `request_kib`.
+    /// `applications` of `processes` processes each move `kib_per_process` in requests of `request_kib`.
     pub fn new(
         (applications, processes): (u32, u32),
         op: Operation,
@@ -55,14 +55,14 @@ pub fn cluster(application: Vec<Application>, count: u16, policy: &PolicySpec, s
     let servers = Servers { count, policy: policy.clone(), device: "disk".into(), ..Servers::default() };
     let device = BTreeMap::from([("disk".into(), Device::Disk(disk))]);
     let title = application.first().map(|a| a.name.clone()).unwrap_or_default();
-    // A policy that lets some wait is slow, not wrong.
+    // A policy that delays some requests is slow, not wrong.
     Scenario { title, seed, servers, device, application, request_timeout_ms: 600_000, ..Scenario::default() }
 }
 
 const PATTERNS: [Pattern; 4] = [Pattern::Contiguous, Pattern::Strided, Pattern::FilePerProcess, Pattern::Random];
 const OPS: [Operation; 2] = [Operation::Read, Operation::Write];
 
-/// What the table is trained on: every pattern and operation, with sizes, concurrency and servers drawn from a grid.
+/// The training set: every pattern and operation, with sizes, concurrency and servers from a grid.
 pub fn training(count: usize) -> Vec<Situation> {
     let mut random = Random::new(1);
     let mut pick = |values: &[u64]| values[random.below(values.len() as u64) as usize];
@@ -70,7 +70,7 @@ pub fn training(count: usize) -> Vec<Situation> {
         let (op, pattern) = (OPS[nth % 2], PATTERNS[nth / 2 % 4]);
         let (applications, processes) = (pick(&[1, 1, 2, 4, 16]) as u32, pick(&[2, 4, 8, 16, 32]) as u32);
         let request_kib = pick(&[4, 16, 24, 64, 192, 256, 1024]);
-        // Small requests of as many processes move less, or they would take most of the time.
+        // Small requests of as many processes move less data, or they would take most of the time.
         let kib = (256 * request_kib).clamp(1024, 6144);
         let mut drawn = Situation::new((applications, processes), op, pattern, (request_kib, kib));
         drawn.servers = pick(&[1, 2, 4, 4, 8]) as u16;
@@ -79,7 +79,7 @@ pub fn training(count: usize) -> Vec<Situation> {
     (0..count).map(draw).collect()
 }
 
-/// What it is judged by: sizes, concurrency and servers between those of the grid, drawn by a seed.
+/// The evaluation set: sizes, concurrency and servers between those of the grid, drawn by a seed.
 pub fn held_out(count: usize, seed: u64) -> Vec<Situation> {
     let mut random = Random::new(seed);
     let mut pick = |values: &[u64]| values[random.below(values.len() as u64) as usize];

@@ -1,4 +1,5 @@
-//! Makes the decision table: runs every candidate in every training situation, grows a tree, writes its leaves as rules.
+//! Trains the decision table: runs every candidate in every training situation, grows a tree, and writes its leaves as
+//! rules.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,10 +16,10 @@ use super::situation::{Situation, training};
 use super::tree::{Growth, Leaf, Sample, grow};
 use super::trial::{self, Costs, Trial};
 
-/// What gains are relative to.
+/// The baseline of gains.
 pub const BASELINE: &str = "fifo";
 
-/// What a data server may choose among.
+/// The candidates for a data server.
 pub const DATA: [&str; 14] = [
     BASELINE,
     "none",
@@ -36,11 +37,11 @@ pub const DATA: [&str; 14] = [
     "sstf",
 ];
 
-/// What the alternatives of a situation cost.
+/// The costs of the alternatives in a situation.
 pub struct Measured {
     /// By candidate: the mean over the seeds.
     pub costs: Vec<Costs>,
-    /// What was observed under any of them.
+    /// The observations under each of them.
     pub seen: Vec<impresario_sched::policy::auto::Observation>,
 }
 
@@ -93,7 +94,7 @@ pub fn regrets(measured: &Measured) -> Vec<f64> {
     measured.costs.iter().map(|c| (c[0] / best).ln()).collect()
 }
 
-/// The leaves of a tree over what was measured.
+/// The leaves of a tree over the measurements.
 pub fn leaves(measured: &[Measured], growth: Growth) -> Vec<Leaf> {
     let regrets: Vec<Vec<f64>> = measured.iter().map(regrets).collect();
     let sample = |(situation, m): (usize, &Measured)| {
@@ -110,7 +111,7 @@ fn gains(leaf: &Leaf, measured: &[Measured], candidate: usize) -> Costs {
     std::array::from_fn(|objective| {
         let log = |(situation, weight): &(usize, f64)| {
             let costs = &measured[*situation].costs;
-            // Times that do not vary at all differ by nothing.
+            // Times without any variance do not differ.
             let (cost, base) = (costs[candidate][objective].max(1e-12), costs[0][objective].max(1e-12));
             (cost / base).ln().clamp(-10.0, 10.0) * weight
         };
@@ -118,8 +119,8 @@ fn gains(leaf: &Leaf, measured: &[Measured], candidate: usize) -> Costs {
     })
 }
 
-/// Alternatives that a rule lists: what is chosen, the best four for the makespan, the best for each other objective, and
-/// what does nothing.
+/// The alternatives listed in a rule: the choice, the best four by makespan, the best by each other objective, and the
+/// one that does nothing.
 fn listed(leaf: &Leaf, gains: &[Costs]) -> Vec<usize> {
     let mut all = vec![leaf.choice, 0, 1];
     for objective in 0..4 {
@@ -190,17 +191,17 @@ pub fn rules(leaves: &[Leaf], measured: &[Measured], candidates: &[&str], (about
 /// The head of the table.
 const HEAD: &str = include_str!("head.toml");
 
-/// What is expected where nothing was trained.
+/// Expectations where nothing was trained.
 const LAST: &str =
     "[[rule]]\nname = \"nothing observed yet, or nothing trained for it\"\nchoice = [{ policy = \"mlf\" }]\n";
 
-/// Flash in front of which nothing sorts.
+/// Flash devices with no sorting layer in front.
 fn on_flash(scenario: &mut Scenario) {
     let flash = Device::Flash(FlashParams::default());
     scenario.device = BTreeMap::from([("disk".into(), flash)]);
 }
 
-/// Trains a table; its text.
+/// Trains a table and returns its text.
 pub fn table(count: usize, seeds: &[u64], growth: Growth, progress: &mut dyn FnMut(usize, usize)) -> Result<String> {
     let situations = training(count);
     let disk = measure(&situations, &DATA, seeds, &|_| (), progress)?;

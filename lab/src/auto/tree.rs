@@ -1,9 +1,9 @@
-//! From measured costs to rules: a tree whose leaves are the rules of the table.
+//! Turns measured costs into rules: a tree whose leaves are the rules of the table.
 //!
-//! A sample is a window of observations with what every policy cost in the situation in which it was made. A leaf serves its
-//! samples with one policy; its loss is the sum over its samples of ln(cost of that policy / cost of the best policy for the
-//! sample). A node is cut where that lowers the loss most (greedily, as classification trees are grown: Breiman et al.,
-//! *Classification and Regression Trees*, 1984, with costs of choices in the place of classes).
+//! A sample is an observation window with the cost of every policy in its situation. A leaf uses one policy for its
+//! samples; its loss is the sum over its samples of ln(cost of that policy / cost of the best policy for the sample). A
+//! node is split where that reduces the loss most (greedily, as classification trees are grown: Breiman et al.,
+//! *Classification and Regression Trees*, 1984, with costs of choices in place of classes).
 
 use impresario_sched::policy::auto::table::Bounds;
 use impresario_sched::policy::auto::{FEATURES, Observation};
@@ -15,25 +15,25 @@ pub struct Sample {
     pub seen: Observation,
     /// Number of the situation.
     pub situation: usize,
-    /// All samples of a situation weigh 1 together.
+    /// The samples of a situation together have weight 1.
     pub weight: f64,
 }
 
-/// How far the tree grows.
+/// Limits of the tree's growth.
 #[derive(Clone, Copy, Debug)]
 pub struct Growth {
-    /// Conditions on the way to a leaf at most.
+    /// Maximum conditions on the path to a leaf.
     pub depth_max: u32,
-    /// Situations' worth of samples in a leaf at least.
+    /// Minimum samples in a leaf, in situations.
     pub leaf_min: f64,
-    /// Loss that a cut takes away at least, as a mean over all samples.
+    /// Minimum loss reduction by a split, as a mean over all samples.
     pub gain_min: f64,
 }
 
 /// A leaf.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Leaf {
-    /// By the numbers of [`FEATURES`]; those without bounds are not there.
+    /// By index in [`FEATURES`]; features without bounds are omitted.
     pub conditions: Vec<(usize, Bounds)>,
     /// Numbers of the situations of its samples and their weights.
     pub situations: Vec<(usize, f64)>,
@@ -60,7 +60,7 @@ struct Grower<'a> {
     leaves: &'a mut Vec<Leaf>,
 }
 
-/// Costs of every policy over some samples.
+/// The costs of every policy over some samples.
 #[derive(Clone)]
 struct Sums(Vec<f64>, f64);
 
@@ -109,7 +109,7 @@ impl Grower<'_> {
         self.node(high, bounded(&conditions, feature, Bounds { from: Some(at), below: None }));
     }
 
-    /// The feature and value at which a cut lowers the loss most, if it does enough.
+    /// The feature and value at which a split reduces the loss most, if it suffices.
     fn best_cut(&self, members: &[usize], loss: f64) -> Option<(usize, f64)> {
         let mut best: Option<(f64, usize, f64)> = None;
         let all = self.sums(members.iter());

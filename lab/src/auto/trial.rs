@@ -1,4 +1,4 @@
-//! One simulation under one policy: what it took, and what `auto` observed meanwhile.
+//! One simulation under one policy: its costs, and what `auto` observed.
 
 use anyhow::{Context, Result};
 use impresario_sched::PolicySpec;
@@ -6,27 +6,27 @@ use impresario_sched::policy::auto::Observation;
 use impresario_sched::policy::auto::table::Place;
 use impresario_sim::{Budget, Outcome, Scenario, Simulation};
 
-/// The four quantities that an objective can be about; all are to be small.
+/// The four quantities that an objective may minimise.
 pub type Costs = [f64; 4];
 
-/// What one simulation gave.
+/// The result of one simulation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Trial {
-    /// Makespan, mean time of a process, variance of their times, inverse of the least throughput of an application.
+    /// Makespan, mean time of a process, variance of their times, inverse of the lowest throughput of an application.
     pub costs: Costs,
     /// Windows of observations, of all servers.
     pub seen: Vec<Observation>,
 }
 
-/// Observations kept of a run at most.
+/// Maximum observations kept of a run.
 const SEEN_MAX: usize = 24;
 
-/// `auto` that always chooses one policy, and observes.
+/// An `auto` that always chooses one policy, and observes.
 pub fn forced(policy: &str) -> PolicySpec {
     let rule = |name: &str, condition: &str| {
         format!("[[rule]]\nname = \"{name}\"\n{condition}choice = [{{ policy = '''{policy}''' }}]\n")
     };
-    // A rule that never holds makes it observe.
+    // A rule that never matches makes it observe.
     let table = format!("version = 1\n{}{}", rule("never", "reads = { from = 9.0 }\n"), rule("always", ""));
     PolicySpec::named("auto").with("table", table)
 }
@@ -41,7 +41,7 @@ pub fn costs(outcome: &Outcome, first: usize, count: usize) -> Costs {
     [makespan, mean(|a| a.task_mean_s), mean(|a| a.task_variance_s2), 1.0 / least.max(1.0)]
 }
 
-/// Runs a scenario, with looks at what the policies at `place` observe if it is given.
+/// Runs a scenario, and reads the observations of the policies at `place` if given.
 pub fn run(scenario: &Scenario, place: Option<Place>) -> Result<Trial> {
     let mut simulation = Simulation::new(scenario).with_context(|| scenario.title.clone())?;
     let mut seen: Vec<Observation> = Vec::new();

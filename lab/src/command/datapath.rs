@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut samples = Vec::new();
     let mut line = Progress::new();
     for &servers in &args.servers {
-        // The same kind of folder and transport for all; those not being measured are idle.
+        // The same kind of folder and transport for all; servers not being measured are idle.
         let dir = cluster::folder(None)?;
         let (_children, minimal) = minimal_cluster(servers, dir.path(), &stop)?;
         let none = PolicySpec::named("none");
@@ -96,7 +96,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Minimal servers as processes of their own.
+/// Minimal servers as separate processes.
 pub(crate) fn minimal_cluster(servers: usize, dir: &Path, stop: &Stop) -> Result<(Children, minimal::Minimal)> {
     let this = std::env::current_exe().context("finding this program's own file")?;
     let mut children = Children::default();

@@ -64,7 +64,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         line.end();
         print(format!("{}\n", outcome.show()).as_bytes())?;
         outcomes.push(outcome);
-        // Written after every goal: an hour of measuring must not be lost with the last one.
+        // Written after every goal, so that an hour of measuring is not lost with the last one.
         write_json(args.json.as_deref(), &json!({ "goals": outcomes }))?;
         if let Some(path) = &args.html {
             std::fs::write(path, compare_page::page("What the schedulers reach", &outcomes))
@@ -74,7 +74,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             break;
         }
     }
-    // 0 when every claim holds; 1 when one does not, or is unresolved.
+    // 0 if every claim holds; 1 if one does not, or is unresolved.
     let mut claims = outcomes.iter().flat_map(|o: &Outcome| &o.claims);
     Ok(ExitCode::from(u8::from(claims.any(|c| c.verdict != Verdict::Holds))))
 }

@@ -1,4 +1,4 @@
-//! `impresario-lab reproduce`: the papers' experiments in the simulator, beside what the papers say.
+//! `impresario-lab reproduce`: the papers' experiments in the simulator, compared with the papers' results.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -171,7 +171,7 @@ pub(super) fn show(line: &mut Progress, step: Step) {
     line.show_now_and_then(&format!("[{:<20}] {}/{} simulations{left}", "#".repeat(filled), step.done, step.of));
 }
 
-/// A broken law or a failed operation is not a result.
+/// A violated law or a failed operation is not a result.
 pub(super) fn status(complaints: &[String]) -> ExitCode {
     if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }

@@ -1,4 +1,4 @@
-//! `impresario-lab study`: what the project asks of itself, in virtual time.
+//! `impresario-lab study`: the project's own studies, in virtual time.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -49,7 +49,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         study.set(key.trim().into(), value(to.trim()));
     }
     let effort = Effort { repetitions: args.repetitions, threads: usize::from(args.threads), ..Effort::default() };
-    // What `--set` gets wrong is the command line's mistake.
+    // Errors in `--set` are errors of the command line.
     study.cells(&effort).map_err(|e| usage(format!("{e:#}")))?;
     let stop = catch_signals()?;
     let mut line = Progress::new();

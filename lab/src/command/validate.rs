@@ -1,4 +1,4 @@
-//! `impresario-lab validate`: live runs beside their simulation.
+//! `impresario-lab validate`: live runs compared with their simulation.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -86,7 +86,7 @@ fn live(args: &Args) -> Result<(Outcome, Waits)> {
     let cases = named("case", &all.cases, |c| &c.name, &args.case)?;
     let systems = named("system", &all.systems, |s| &s.name, &args.system)?;
     let experiment = Experiment {
-        // Errors are those of each system by itself.
+        // The error is that of each system alone.
         baselines: Vec::new(),
         cases,
         systems,
@@ -165,7 +165,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Half of the median time of a question to a data server that its disk has no part in.
+/// Half of the median time of a request to a data server that does not involve its disk.
 fn one_way(cluster: &OwnCluster) -> Result<Duration> {
     let options = ClientOptions { name: "bench validate".into(), via: Via::Direct, ..ClientOptions::default() };
     let client = std::sync::Arc::new(Client::connect(&cluster.config, options)?);

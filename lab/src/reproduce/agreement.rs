@@ -1,10 +1,10 @@
-//! When ours agrees with a paper's figure: rules that look at our runs and the paper's figures and at nothing else.
+//! Decides whether our result agrees with a paper's figure, from our runs and the paper's figures alone.
 
 use serde::{Deserialize, Serialize};
 
 use impresario_workload::stats::{Interval, Verdict};
 
-/// What a paper says of a quantity.
+/// A paper's statement about a quantity.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Says {
@@ -12,15 +12,15 @@ pub enum Says {
     Gain(f64),
     /// A ratio of two times between these ends.
     Ratio(f64, f64),
-    /// That something is better, without saying by how much; ours is positive when it is.
+    /// Something is better, by an unstated amount; ours is then positive.
     Better,
-    /// That something is worse, without saying by how much; ours is negative when it is.
+    /// Something is worse, by an unstated amount; ours is then negative.
     Worse,
-    /// That two things do not differ: a relative difference of at most this counts as none.
+    /// Two things do not differ: a relative difference up to this counts as none.
     Same(f64),
-    /// That something is not worse: a loss of at most this counts as none.
+    /// Something is not worse: a loss up to this counts as none.
     NotWorse(f64),
-    /// That something holds in at least this share of the cases.
+    /// Something holds in at least this share of the cases.
     Share(f64),
     /// A time, s.
     Seconds(f64),
@@ -30,30 +30,30 @@ pub enum Says {
     Bytes(f64),
 }
 
-/// What comes of comparing it with ours.
+/// The result of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Agreement {
     /// Same sign, and the whole interval within a third of the paper's figure; without a sign: within a third.
     Agrees,
-    /// The gain agrees, but the times behind it are more than [`TIMES_OFF_MAX`] × the paper's, or less than that part.
+    /// The gain agrees, but the times behind it differ from the paper's by more than a factor of [`TIMES_OFF_MAX`].
     TimesDiffer,
-    /// Same sign for certain, but not within a third for certain.
+    /// The same sign for certain, but not certainly within a third.
     SameSign,
-    /// The sign agrees, but ours has the systems in another order than the paper.
+    /// The sign agrees, but ours orders the systems differently from the paper.
     OrderInverted,
-    /// The other sign for certain.
+    /// The opposite sign for certain.
     OppositeSign,
-    /// Without a sign: more than a third away for certain; a difference where the paper saw none.
+    /// Without a sign: certainly more than a third away; or a difference where the paper saw none.
     Differs,
-    /// The interval lies on both sides of the limit.
+    /// The interval contains the limit.
     Unresolved,
-    /// Our runs are no evidence for or against the claim.
+    /// Our runs are evidence neither for nor against the claim.
     NotTested,
 }
 
 impl Agreement {
-    /// All of them, in the order of reports.
+    /// All verdicts, in the order of reports.
     pub const ALL: [Agreement; 8] = [
         Agreement::Agrees,
         Agreement::TimesDiffer,
@@ -81,29 +81,29 @@ impl std::fmt::Display for Agreement {
     }
 }
 
-/// What a verdict rests on.
+/// The basis of a verdict.
 #[derive(Clone, Default, Debug)]
 pub struct Evidence<'a> {
-    /// The interval of ours; `None` when it was not run.
+    /// Our interval; `None` if it was not run.
     pub ours: Option<Interval>,
     /// Our mean times of base and new, s.
     pub times: Option<[f64; 2]>,
-    /// The paper's, where it gives them.
+    /// The paper's times, if it gives them.
     pub paper_times: Option<[f64; 2]>,
-    /// Base and new were the same to the last bit in every run: no decision of either could differ.
+    /// Base and new were bit-identical in every run: no decision of either can have differed.
     pub identical: bool,
     /// The level found is the first or last of those tried.
     pub at_edge: bool,
-    /// How ours orders the systems otherwise than the paper.
+    /// How our order of the systems differs from the paper's.
     pub inverted: Option<String>,
     /// Why the claim cannot be tested.
     pub untested: Option<&'a str>,
 }
 
-/// Times may be off by this factor before the verdict on their gain says so.
+/// If times differ by more than this factor, the verdict on their gain says so.
 pub const TIMES_OFF_MAX: f64 = 3.0;
 
-/// The verdict, and its reason where the interval alone does not give it.
+/// The verdict, and its reason if the interval alone does not give it.
 pub fn judge(says: Says, evidence: &Evidence<'_>) -> (Agreement, String) {
     if let Some(why) = evidence.untested {
         return (Agreement::NotTested, why.into());
@@ -136,7 +136,7 @@ pub fn judge(says: Says, evidence: &Evidence<'_>) -> (Agreement, String) {
     }
 }
 
-/// How far from the paper's figure ours may be to agree, as a part of the figure.
+/// How far from the paper's figure ours may be to agree, relative to the figure.
 pub const THIRD: f64 = 1.0 / 3.0;
 
 fn by_interval(says: Says, ours: &Interval) -> Agreement {
@@ -152,7 +152,7 @@ fn by_interval(says: Says, ours: &Interval) -> Agreement {
     }
 }
 
-/// Of what has a sign: on which side of `zero` ours lies, and whether within the band.
+/// For a signed quantity: on which side of `zero` ours is, and whether within the band.
 fn signed(paper: f64, zero: f64, band: (f64, f64), ours: &Interval) -> Agreement {
     if ours.low <= zero && ours.high >= zero {
         Agreement::Unresolved
@@ -174,7 +174,7 @@ fn unsigned(band: (f64, f64), ours: &Interval) -> Agreement {
 }
 
 impl Says {
-    /// As the paper has it, for people.
+    /// The paper's statement, for people.
     pub fn show(&self) -> String {
         match *self {
             Says::Better => "better".into(),
@@ -203,7 +203,7 @@ impl Says {
         }
     }
 
-    /// The paper's figure, where it is one.
+    /// The paper's figure, if it is one.
     pub fn figure(&self) -> f64 {
         match *self {
             Says::Gain(v) | Says::Seconds(v) | Says::Micros(v) | Says::Bytes(v) | Says::Share(v) => v,

@@ -1,4 +1,4 @@
-//! Runs the cells of figures: every distinct simulation once, in random order, side by side on all cores.
+//! Runs the cells of figures: every distinct simulation once, in random order, in parallel on all cores.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use super::figure::{Cell, Figure};
 use impresario_base::Random;
 use impresario_workload::stop::Stop;
 
-/// How much is run.
+/// The effort.
 #[derive(Clone, Debug)]
 pub struct Effort {
     /// The volume of every application and the caches are divided by this (1: the paper's).
     pub divide: u64,
-    /// Instead of the figures' own repetitions.
+    /// Overrides the figures' own repetitions.
     pub repetitions: Option<u32>,
-    /// Simulations at a time; 0: as many as there are cores.
+    /// Parallel simulations; 0: one per core.
     pub threads: usize,
 }
 
@@ -32,13 +32,13 @@ impl Default for Effort {
 }
 
 impl Effort {
-    /// Takes the volume of all applications and the caches down.
+    /// Reduces the volume of all applications and the caches.
     pub fn thin(&self, scenario: &mut Scenario) {
         if self.divide <= 1 {
             return;
         }
         for a in &mut scenario.application {
-            // So that applications overlap as in full.
+            // So that applications overlap as at full volume.
             a.start_s /= self.divide as f64;
             if a.requests >= 2 * self.divide || a.pattern == Pattern::Random {
                 a.requests = (a.requests / self.divide).max(2);
@@ -56,12 +56,12 @@ impl Effort {
 pub struct Run {
     /// What the simulation measured, without its series and picture.
     pub outcome: Outcome,
-    /// Time of each application alone under the same system, s; empty when that was not asked for.
+    /// Time of each application alone under the same system, s; empty unless requested.
     pub alone_s: Vec<f64>,
 }
 
 impl Run {
-    /// Time until the last process was done, s.
+    /// Time until the last process ended, s.
     pub fn makespan_s(&self) -> f64 {
         self.outcome.makespan_s
     }
@@ -76,17 +76,17 @@ impl Run {
         self.over_applications(|a| a.task_variance_s2)
     }
 
-    /// Least instantaneous throughput of any application, bytes a second.
+    /// Lowest instantaneous throughput of any application, bytes a second.
     pub fn least_throughput(&self) -> f64 {
         self.outcome.applications.iter().map(|a| a.least_throughput).fold(f64::INFINITY, f64::min)
     }
 
-    /// Time of an application, s; infinite when there is none of that number.
+    /// Time of an application, s; infinite if it does not exist.
     pub fn time_s(&self, application: usize) -> f64 {
         self.outcome.applications.get(application).map_or(f64::INFINITY, |a| a.time_s)
     }
 
-    /// Mean over the applications of time under contention by time alone; `None` when they did not run alone.
+    /// Mean over the applications of time under contention by time alone; `None` if they did not run alone.
     pub fn interference(&self) -> Option<f64> {
         let n = self.alone_s.len();
         (n > 0).then(|| (0..n).map(|a| self.time_s(a) / self.alone_s[a]).sum::<f64>() / n as f64)
@@ -107,20 +107,20 @@ pub struct Campaign {
     pub simulations: usize,
     /// Requests of applications simulated.
     pub operations: u64,
-    /// Real time, s. The only thing here that differs from machine to machine; no report shows it.
+    /// Real time, s: the only machine-dependent value here; no report shows it.
     pub took_s: f64,
-    /// Operations that failed and laws that were broken, by cell; empty when all is well.
+    /// Failed operations and violated laws, by cell; empty if there are none.
     pub complaints: Vec<String>,
 }
 
-/// How far a campaign has come.
+/// Progress of a campaign.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Step {
     /// Simulations done.
     pub done: usize,
     /// Simulations in all.
     pub of: usize,
-    /// Estimate of the time left; none at the start.
+    /// Estimated time left; none at the start.
     pub left: Option<Duration>,
 }
 
@@ -149,13 +149,13 @@ fn weight(scenario: &Scenario) -> f64 {
     1000.0 + requests.sum::<f64>()
 }
 
-/// A simulation to be made.
+/// A simulation to be run.
 struct Job {
     scenario: Scenario,
     name: String,
 }
 
-/// Makes simulations, each distinct one once.
+/// Runs simulations, each distinct one once.
 #[derive(Default)]
 struct Jobs {
     all: Vec<Job>,
@@ -164,7 +164,7 @@ struct Jobs {
 
 impl Jobs {
     fn add(&mut self, scenario: Scenario, name: &str) -> Result<usize> {
-        // Titles and assumptions change nothing.
+        // Titles and assumptions do not affect the result.
         let bare = Scenario { title: String::new(), assumptions: Vec::new(), ..scenario };
         let key = serde_json::to_string(&bare).context("writing a scenario")?;
         let next = self.all.len();
@@ -176,7 +176,7 @@ impl Jobs {
     }
 }
 
-/// Runs all cells of the figures. `step` gets the progress; when `stop` is set, nothing new begins and the error says
+/// Runs all cells of the figures. Reports progress to `step`; when `stop` is set, nothing new starts and the error says
 /// that it was interrupted.
 pub fn run(figures: &[&Figure], effort: &Effort, stop: &Stop, step: &mut dyn FnMut(Step)) -> Result<Campaign> {
     let cells: Vec<(&'static str, u32, Cell)> = figures
@@ -238,7 +238,7 @@ pub fn run_cells(
 }
 
 fn simulate(jobs: &[Job], threads: usize, stop: &Stop, step: &mut dyn FnMut(Step)) -> Result<Vec<Outcome>> {
-    // In random order, so that the estimate of the time left rests on a sample of all.
+    // In random order, so that the estimate of the time left is based on a sample of all.
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     Random::new(1).shuffle(&mut order);
     let threads = if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, |n| n.get()) };
@@ -256,7 +256,7 @@ fn simulate(jobs: &[Job], threads: usize, stop: &Stop, step: &mut dyn FnMut(Step
         let left = (share > 0.01).then(|| began.elapsed().mul_f64((1.0 - share).max(0.0) / share));
         step(Step { done, of: jobs.len(), left });
     });
-    // A failure says more than the interruption that it caused.
+    // A failure is more informative than the interruption it caused.
     let found: Vec<Outcome> = results.into_iter().flatten().collect::<Result<_>>()?;
     if found.len() < jobs.len() {
         bail!("interrupted after {} of {} simulations", found.len(), jobs.len());

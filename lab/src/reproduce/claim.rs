@@ -1,4 +1,4 @@
-//! What a paper claims, and how the same is computed from our runs.
+//! The claims of a paper, and how to compute them from our runs.
 //!
 //! A claim of a file (`[[metadata.claims]]`) has
 //! - `id`, which documents refer to; `text`, the sentence in our words; `paper`, its figure (see [`Says`]);
@@ -21,15 +21,15 @@ use super::campaign::Run;
 use super::figure::{Metadata, Segment};
 use super::metric::Metric;
 
-/// One sentence of a paper.
+/// A statement of a paper.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// Short name; stays as it is, for documents refer to it.
+    /// Its short name; stable, because documents refer to it.
     pub id: String,
-    /// The sentence in our words.
+    /// The statement in our words.
     pub text: String,
-    /// What it says of the quantity.
+    /// The paper's value of the quantity.
     pub paper: Says,
     /// The same from our runs.
     #[serde(default)]
@@ -43,7 +43,7 @@ pub struct Claim {
     pub untested: Option<String>,
 }
 
-/// A quantity of our runs.
+/// A quantity computed from our runs.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measure {
@@ -74,22 +74,22 @@ enum Take {
     Share,
 }
 
-/// Ours: a value a repetition, and what the verdict must know beside it.
+/// Our result: a value per repetition, and context for the verdict.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Ours {
-    /// A value a repetition.
+    /// A value per repetition.
     pub values: Vec<f64>,
-    /// Which case it is, where the paper says "up to"; absolute figures behind a gain or ratio.
+    /// The case, if the paper says "up to"; absolute figures behind a gain or ratio.
     pub note: String,
     /// Mean times of base and new, s.
     pub times: Option<[f64; 2]>,
-    /// Base and new were the same to the last bit in every run.
+    /// Base and new were bit-identical in every run.
     pub identical: bool,
     /// The level found is the first or last of those tried.
     pub at_edge: bool,
 }
 
-/// A loss beyond tenfold says no more than tenfold; variances near nothing give ratios without meaning.
+/// Losses beyond tenfold are truncated; variances near zero give meaningless ratios.
 const LOSS_MAX: f64 = 10.0;
 
 impl Ours {
@@ -110,7 +110,7 @@ pub struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// A value of each run of a cell; `None` when it was not run.
+    /// A value of each run of a cell; `None` if it was not run.
     pub fn values(&self, key: &str, metric: impl Fn(&Run) -> f64) -> Option<Vec<f64>> {
         let runs = self.runs.get(key)?;
         Some(runs.iter().map(metric).collect())
@@ -121,7 +121,7 @@ impl Table<'_> {
         self.values(key, metric).map(|v| mean(&v))
     }
 
-    /// Gain of one cell over another in something that should be small, paired by repetition.
+    /// Gain of one cell over another in a quantity to be minimised, paired by repetition.
     pub fn gain(&self, base: &str, new: &str, metric: impl Fn(&Run) -> f64 + Copy) -> Option<Vec<f64>> {
         Some(gains(&self.values(base, metric)?, &self.values(new, metric)?))
     }
@@ -168,7 +168,7 @@ pub fn cases(segments: &[Segment]) -> Vec<Vec<String>> {
 }
 
 impl Evaluator<'_> {
-    /// Ours; `None` when a cell was not run.
+    /// Our result; `None` if a cell was not run.
     pub fn ours(&self, measure: &Measure) -> Option<Ours> {
         let mut ours = self.one(measure)?;
         if let Some(less) = &measure.less {
@@ -262,7 +262,7 @@ impl Evaluator<'_> {
         Some(Ours::of((0..all.first()?.len()).map(spread).collect()))
     }
 
-    /// One or the average of the cases of a key.
+    /// A single case of a key, or the average of its cases.
     fn taken(&self, m: &Measure, key: &str, ours: impl Fn(&[String]) -> Option<Ours>) -> Option<Ours> {
         let cases = cases(&self.metadata.segments(key).ok()?);
         let all: Vec<(String, Ours)> =
@@ -302,7 +302,8 @@ impl Evaluator<'_> {
         Some(Ours { at_edge, ..Ours::of(found.iter().map(|at| numbers[*at]).collect()) })
     }
 
-    /// Where a metric by the number of its level leaves its first value: the middle between the last level within half of
+    /// Where a metric by the number of its level departs from its first value: the middle between the last level within
+    /// half of it and the next.
     /// it and the next.
     fn knee(&self, key: &str, of: Metric) -> Option<Ours> {
         let (numbers, all) = self.by_level(key, of)?;
@@ -322,7 +323,7 @@ impl Evaluator<'_> {
         Some((numbers, values))
     }
 
-    /// The first two systems that ours has in the other order than the paper's: `a 3.1 s before b 2.5 s`.
+    /// The first two systems that ours orders differently from the paper: `a 3.1 s before b 2.5 s`.
     pub fn inverted(&self, order: &[String], of: &Measure) -> Option<String> {
         let means: Vec<(&String, f64)> =
             order.iter().filter_map(|key| Some((key, mean(&self.resolve(key, &[], of.of)?.values)))).collect();

@@ -1,5 +1,5 @@
 //! A figure or table of a paper: one file of `lab/papers` with the scenario, the systems that the paper compares and
-//! what it says.
+//! its claims.
 //!
 //! The scenario is what `impresario sim run` reads. The rest is below `[metadata]`, which the simulator ignores:
 //! - `repetitions`, `confidence` (0.95) and `alone` (each application also runs by itself, for interference factors);
@@ -41,7 +41,7 @@ pub struct Figure {
 /// Stands for a paper where the file is in `lab/studies`.
 pub const STUDY: &str = "study";
 
-/// What a file says beside its scenario.
+/// The rest of a file, besides its scenario.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metadata {
@@ -58,10 +58,10 @@ pub struct Metadata {
     /// Named lists of levels, for the keys of claims and plots.
     #[serde(default)]
     pub sets: BTreeMap<String, Vec<String>>,
-    /// What the paper says; a study has none.
+    /// The paper's claims; a study has none.
     #[serde(default)]
     pub claims: Vec<Claim>,
-    /// How the paper draws it.
+    /// The paper's plots.
     #[serde(default)]
     pub plots: Vec<Plot>,
 }
@@ -76,7 +76,7 @@ fn usual() -> f64 {
 pub struct Level {
     /// Its name in keys.
     pub name: String,
-    /// The number that it stands for, in the unit of the claims about it.
+    /// The number that it represents, in the unit of the claims about it.
     pub value: Option<f64>,
     #[serde(default)]
     set: Table,
@@ -127,7 +127,7 @@ impl Figure {
         Ok(Figure { id, paper, base, metadata, values, extra: Vec::new() })
     }
 
-    /// Sets a key of the scenario in every cell, whatever its levels say.
+    /// Sets a key of the scenario in every cell, overriding its levels.
     pub fn set(&mut self, key: String, value: Value) {
         self.extra.push((key, value));
     }
@@ -170,7 +170,7 @@ fn path(id: &str, paper: &str) -> String {
     format!("lab/{}/{id}.toml", if paper == STUDY { "studies" } else { "papers" })
 }
 
-/// The scenario of these values with some keys set, read and checked as the simulator does it.
+/// The scenario of these values with some keys set, read and validated as by the simulator.
 fn scenario(id: &str, values: &Table, set: Vec<(String, Value)>) -> Result<Scenario> {
     let text = toml::to_string(values).with_context(|| format!("writing the scenario of {id}"))?;
     let overrides = Overrides { set, ..Overrides::default() };
@@ -185,16 +185,16 @@ pub enum Segment {
     Level(String),
     /// `*` or `{a|b}`: a case for each.
     Cases(Vec<String>),
-    /// `best(a|b)`: the level whose mean is least.
+    /// `best(a|b)`: the level with the lowest mean.
     Best(Vec<String>),
-    /// `worst(a|b)`: the level whose mean is largest.
+    /// `worst(a|b)`: the level with the highest mean.
     Worst(Vec<String>),
     /// `sum(a|b)`: the sum over these.
     Sum(Vec<String>),
 }
 
 impl Metadata {
-    /// Every key that a claim or a plot names exists.
+    /// Checks that every key of a claim or plot exists.
     fn check(&self) -> Result<()> {
         for claim in &self.claims {
             let measures = std::iter::successors(Some(&claim.ours), |m| m.less.as_deref());
@@ -255,19 +255,19 @@ impl Metadata {
         Ok(found)
     }
 
-    /// The number that a level of any axis stands for.
+    /// The number that a level of any axis represents.
     pub fn value(&self, level: &str) -> Option<f64> {
         self.axes.iter().flatten().find(|l| l.name == level)?.value
     }
 }
 
 impl Cell {
-    /// A cell whose applications are alone anyway, or whose interference is of no interest.
+    /// A cell whose applications are alone anyway, or whose interference does not matter.
     pub fn new(key: impl Into<String>, scenario: Scenario) -> Cell {
         Cell { key: key.into(), scenario, alone: false }
     }
 
-    /// A cell of several applications, each of which is also run by itself.
+    /// A cell of several applications, each of which is also run alone.
     pub fn and_alone(key: impl Into<String>, scenario: Scenario) -> Cell {
         Cell { alone: true, ..Cell::new(key, scenario) }
     }
@@ -276,7 +276,7 @@ impl Cell {
 /// A policy from a line of ours such as `twins window_us=8000`.
 ///
 /// # Panics
-/// For a line that names no policy.
+/// If the line names no policy.
 pub fn policy(line: &str) -> PolicySpec {
     line.parse().unwrap_or_else(|e| panic!("{line}: {e}"))
 }

@@ -1,7 +1,7 @@
 //! Which policy wins where: policies of I/O nodes times policies of data servers, over situations and scales.
 //!
-//! Beyond the papers: TWINS with what they did not have, limits and shares under interference, the policies by I/O phases,
-//! and the cascade of a scheduler in both layers. The result is a map that an automatic choice can be checked against.
+//! Beyond the papers: TWINS with additions, limits and shares under interference, the policies by I/O phases, and the
+//! cascade of a scheduler in both layers. The resulting map can be compared with an automatic choice.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,11 @@ use impresario_workload::stop::Stop;
 
 /// The system that gains are relative to: no I/O nodes, no scheduler.
 pub const BASELINE: &str = "direct + none";
-/// Systems whose mean is within this of the best share the place, unless the interval of their difference excludes it.
+/// Systems whose mean is within this of the best share the first place, unless the interval of their difference
+/// excludes it.
 pub const TIE: f64 = 0.03;
 
-/// What describes a situation: what an automatic choice could observe.
+/// Describes a situation by what an automatic choice could observe.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Features {
     /// read or write.
@@ -70,7 +71,7 @@ pub struct SystemRow {
     pub fairness: f64,
 }
 
-/// The winners of a situation, best first; those after the first do not differ from it significantly.
+/// The winners of a situation, best first; the others do not differ from the first significantly.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Winners {
     /// Shortest makespan.
@@ -79,7 +80,7 @@ pub struct Winners {
     pub task_mean: Vec<String>,
     /// Largest least throughput of an application.
     pub least_throughput: Vec<String>,
-    /// Of all systems with one scheduled layer at most: shortest makespan.
+    /// The shortest makespan among systems with at most one scheduled layer.
     pub one_layer: Vec<String>,
 }
 
@@ -88,9 +89,9 @@ pub struct Winners {
 pub struct Situation {
     /// Its name.
     pub name: String,
-    /// What describes it.
+    /// Its description.
     pub features: Features,
-    /// Who wins it.
+    /// The winners.
     pub winners: Winners,
     /// The baseline, the best five, and the winners, best first.
     pub systems: Vec<SystemRow>,
@@ -116,11 +117,11 @@ pub struct ScaleMap {
     pub situations: Vec<Situation>,
     /// Distinct simulations.
     pub simulations: usize,
-    /// Failed operations and broken laws.
+    /// Failed operations and violated laws.
     pub complaints: Vec<String>,
 }
 
-/// How much of the map is made: large scales take their time.
+/// The extent of the map: large scales take long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
     /// Every situation.
@@ -150,7 +151,7 @@ pub struct MapOptions {
     pub scale: u32,
     /// Every I/O-node policy with every data-server policy; else one layer at a time.
     pub cascade: bool,
-    /// What is left out.
+    /// The part that is left out.
     pub extent: Extent,
     /// Repetitions, threads and volume.
     pub effort: Effort,
@@ -433,7 +434,7 @@ fn judge(name: String, features: Features, systems: &[String], runs: &BTreeMap<S
     Situation { name, features, winners, systems: rows, makespans_s, run }
 }
 
-/// Four digits that matter: the map is a tracked file.
+/// Four significant digits: the map is a tracked file.
 fn digits(v: f64) -> f64 {
     if v == 0.0 || !v.is_finite() {
         return v;
@@ -442,7 +443,7 @@ fn digits(v: f64) -> f64 {
     (v * place).round() / place
 }
 
-/// The system with the least of a metric, and after it those that do not differ from it significantly.
+/// The system with the lowest metric, followed by those that do not differ from it significantly.
 fn winners(
     table: &Table<'_>,
     systems: &[String],

@@ -1,4 +1,4 @@
-//! What claims and plots take from a run, by name.
+//! The metrics of a run that claims and plots use, by name.
 
 use serde::Deserialize;
 

@@ -1,9 +1,9 @@
-//! The papers' experiments in the simulator: every published result beside ours, with a verdict.
+//! The papers' experiments in the simulator: every published result compared with ours, with a verdict.
 //!
-//! A [`Figure`] is one file of `lab/papers`: a scenario, the systems that the paper compares in it (cells) and what the
-//! paper says (claims). [`campaign`] runs the cells, a seed a repetition and the same seeds for all systems; [`claim`]
-//! computes from the runs what each claim is about; [`report`] judges it by the rules of [`agreement`]. Machines are fixed
-//! in `lab/papers/devices.toml`.
+//! A [`Figure`] is one file of `lab/papers`: a scenario, the systems that the paper compares in it (cells) and the
+//! paper's statements (claims). [`campaign`] runs the cells, one seed per repetition and the same seeds for all
+//! systems; [`claim`] computes the quantity of each claim from the runs; [`report`] judges it by the rules of
+//! [`agreement`]. Machines are fixed in `lab/papers/devices.toml`.
 
 pub mod agreement;
 pub mod campaign;

@@ -1,4 +1,4 @@
-//! The files of `lab/papers`, which are part of the program.
+//! The files of `lab/papers`, compiled into the program.
 
 use anyhow::{Context, Result};
 
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// No parameter is bent for a result: each file has its generation's device and network as they are.
+    /// No parameter is tuned to a result: each file uses its generation's device and network unchanged.
     #[test]
     fn machines_are_those_of_the_devices_file() {
         let machines: toml::Table = toml::from_str(DEVICES).unwrap();

@@ -1,4 +1,4 @@
-//! The result of a reproduction: claims with their verdicts, and a row of measures for every cell.
+//! The result of a reproduction: claims with their verdicts, and a row of measurements for every cell.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,26 +8,26 @@ use super::claim::{Claim, Evaluator, Ours, Table};
 use super::figure::Figure;
 use impresario_base::statistics::{Interval, mean};
 
-/// A claim, judged.
+/// A judged claim.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ClaimRow {
     /// Its name.
     pub id: String,
-    /// What the paper says.
+    /// The paper's statement.
     pub text: String,
     /// The paper's figure.
     pub says: Says,
-    /// Ours; `None` when there is nothing to compare.
+    /// Ours; `None` if there is nothing to compare.
     pub ours: Option<Interval>,
     /// The case, or absolute figures behind a ratio.
     pub note: String,
     /// The verdict.
     pub verdict: Agreement,
-    /// Why, where the interval alone does not give it.
+    /// The reason, if the interval alone does not give it.
     pub reason: String,
 }
 
-/// What was measured in a cell, means over the repetitions.
+/// The measurements of a cell, means over the repetitions.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CellRow {
     /// The cell.
@@ -48,7 +48,7 @@ pub struct CellRow {
     pub inside: Inside,
 }
 
-/// What the layers did, means over the repetitions: what explanations rest on.
+/// What the layers did, means over the repetitions: the basis of explanations.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Inside {
     /// Mean size of requests that left clients, bytes.
@@ -65,7 +65,7 @@ pub struct Inside {
     pub accesses: f64,
     /// Mean time of one, ms.
     pub access_ms: f64,
-    /// Part of the makespan in which devices were busy.
+    /// Fraction of the makespan in which devices were busy.
     pub busy: f64,
     /// Requests outstanding at data servers.
     pub concurrency: f64,
@@ -73,7 +73,7 @@ pub struct Inside {
     pub device_distance_bytes: f64,
     /// Distance between consecutive requests that left I/O nodes (or clients), bytes.
     pub offset_distance_bytes: f64,
-    /// Part of the bytes read that caches of servers had.
+    /// Fraction of the bytes read that were in the servers' caches.
     pub cache_hit: f64,
     /// Longest wait for dispatch at a server, ms.
     pub wait_max_ms: f64,
@@ -88,7 +88,7 @@ pub struct FigureReport {
     pub paper: String,
     /// For people.
     pub title: String,
-    /// What was assumed where the paper is silent.
+    /// Assumptions where the paper is silent.
     pub assumptions: Vec<String>,
     /// Runs of each cell.
     pub repetitions: u32,
@@ -111,7 +111,7 @@ pub struct Report {
     pub operations: u64,
     /// Figures in the order of the papers.
     pub figures: Vec<FigureReport>,
-    /// Failed operations and broken laws; empty when all is well.
+    /// Failed operations and violated laws; empty if there are none.
     pub complaints: Vec<String>,
 }
 
@@ -127,7 +127,7 @@ impl Report {
         }
     }
 
-    /// How many claims have each verdict, those of none left out.
+    /// How many claims have each verdict, omitting unused ones.
     pub fn counts(&self) -> Vec<(Agreement, usize)> {
         let claims = || self.figures.iter().flat_map(|f| &f.claims);
         Agreement::ALL

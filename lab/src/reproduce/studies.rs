@@ -1,5 +1,5 @@
-//! The files of `lab/studies`, which are part of the program: what the project asks of itself, in the form of the papers'
-//! figures but without claims; and the table that answers.
+//! The files of `lab/studies`, compiled into the program: the project's own questions, in the form of the papers'
+//! figures but without claims; and the tables that answer them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,8 +1,8 @@
-//! What decides the sign: the papers' main effects under every combination of arrival jitter, rank placement, hand-off
-//! depth and the order in which devices serve.
+//! Which factor determines the sign: the papers' main effects under every combination of arrival jitter, rank
+//! placement, hand-off depth and the order in which devices serve.
 //!
-//! For each factor: of all pairs of situations that differ in nothing else, how many have effects of opposite sign. Both
-//! signs must be resolved; a pair with an unresolved one counts as a pair without a flip.
+//! For each factor: among all pairs of situations that differ only in it, how many have effects of opposite sign. Both
+//! signs must be resolved; a pair with an unresolved one counts as unchanged.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ use super::text::row;
 use impresario_base::statistics::{Interval, mean};
 use impresario_workload::stop::Stop;
 
-/// The factors, by the place of their level in a situation.
+/// The factors, by the index of their level in a situation.
 pub const FACTORS: [&str; 4] = ["arrival jitter", "rank placement", "hand-off depth", "devices serve"];
 const JITTER_US: [f64; 4] = [20.0, 100.0, 500.0, 2000.0];
 const PLACEMENT: [(&str, RankPlacement); 2] = [("block", RankPlacement::Block), ("cyclic", RankPlacement::Cyclic)];
@@ -35,13 +35,13 @@ pub struct Point {
     pub effect: String,
     /// Pattern and operation.
     pub case: String,
-    /// Levels of [`FACTORS`]; `–` where one does not matter.
+    /// Levels of [`FACTORS`]; `–` if one does not matter.
     pub levels: [String; 4],
     /// The gain, with its 95 % interval.
     pub gain: Interval,
 }
 
-/// How much a factor decides about an effect.
+/// How much a factor influences an effect.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decider {
     /// The effect.
@@ -50,7 +50,7 @@ pub struct Decider {
     pub factor: String,
     /// Pairs of situations that differ in this factor alone.
     pub pairs: usize,
-    /// Pairs whose signs are opposite for certain.
+    /// Pairs whose signs are certainly opposite.
     pub flips: usize,
     /// Mean gain at each level.
     pub levels: Vec<(String, f64)>,
@@ -67,9 +67,9 @@ pub struct Sweep {
     pub simulations: usize,
     /// All effects in all situations.
     pub points: Vec<Point>,
-    /// What decides, most decisive factor first within an effect.
+    /// The influences, strongest factor first within an effect.
     pub deciders: Vec<Decider>,
-    /// Failed operations and broken laws.
+    /// Failed operations and violated laws.
     pub complaints: Vec<String>,
 }
 
@@ -243,7 +243,7 @@ fn sign(gain: &Interval) -> Option<bool> {
     }
 }
 
-/// What decides about each effect.
+/// The influence of each factor on each effect.
 fn deciders(points: &[Point]) -> Vec<Decider> {
     let mut effects: Vec<&str> = Vec::new();
     for p in points {
@@ -262,7 +262,7 @@ fn deciders(points: &[Point]) -> Vec<Decider> {
 }
 
 fn decider(effect: &str, factor: usize, points: &[&Point]) -> Option<Decider> {
-    // Situations that differ in this factor alone, together.
+    // Groups situations that differ only in this factor.
     let mut groups: BTreeMap<(String, Vec<String>), Vec<&Point>> = BTreeMap::new();
     let mut levels: Vec<(String, Vec<f64>)> = Vec::new();
     for p in points {
@@ -290,7 +290,7 @@ fn decider(effect: &str, factor: usize, points: &[&Point]) -> Option<Decider> {
     Some(Decider { effect: effect.into(), factor: FACTORS[factor].into(), pairs, flips, levels })
 }
 
-/// For the document: what decides, then the mean gains by case and level of the two that decide most.
+/// For the document: the influences, then the mean gains by case and level of the two strongest factors.
 pub fn markdown(sweep: &Sweep) -> String {
     let mut out = format!(
         "{} simulations, {} repetitions; volumes divided by {}.\n\n",

@@ -76,7 +76,7 @@ pub fn measures(row: &CellRow) -> Vec<String> {
     ]
 }
 
-/// Three digits that matter.
+/// Three significant digits.
 pub fn short(v: f64) -> String {
     let size = v.abs();
     match size {

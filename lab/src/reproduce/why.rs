@@ -1,6 +1,6 @@
-//! Why ours differs: the same cells with one thing changed at a time, and what the layers did.
+//! Why our results differ: the same cells with one change at a time, and what the layers did.
 //!
-//! A probe never changes what the tables of claims say; it measures what a difference comes from.
+//! A probe never affects the tables of claims; it measures the origin of a difference.
 
 use anyhow::{Context, Result};
 use impresario_device::{FlashParams, Order};
@@ -24,7 +24,7 @@ type Change = (&'static str, fn(&mut Scenario));
 /// A question to the simulation.
 struct Probe {
     id: &'static str,
-    /// What is asked.
+    /// The question.
     question: &'static str,
     /// Where the cells are from.
     figure: &'static str,
@@ -35,7 +35,7 @@ struct Probe {
     metric: (&'static str, Metric),
 }
 
-/// What a probe found under one change in one cell.
+/// The result of a probe under one change in one cell.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Finding {
     /// The change; `as in the table` for none.
@@ -48,7 +48,7 @@ pub struct Finding {
     pub row: CellRow,
 }
 
-/// A probe with its findings.
+/// A probe with its results.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// Its name.
@@ -63,14 +63,14 @@ pub struct Answer {
     pub findings: Vec<Finding>,
 }
 
-/// All probes with their findings.
+/// All probes with their results.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Why {
     /// Runs of each cell.
     pub repetitions: u32,
     /// All answers.
     pub answers: Vec<Answer>,
-    /// Failed operations and broken laws.
+    /// Failed operations and violated laws.
     pub complaints: Vec<String>,
 }
 
@@ -100,8 +100,8 @@ fn flash(s: &mut Scenario) {
     }
 }
 
-/// The platter of the drive's sheet (104 Mbit/s, of which nine tenths are data, without skews) behind the 4.2 MB/s that
-/// were delivered.
+/// The platter rate of the drive's data sheet (104 Mbit/s, of which nine tenths are data, without skews) behind the 4.2
+/// MB/s delivered.
 fn fast_platter(s: &mut Scenario) {
     disks(s, |d| {
         d.track_bytes = 135_168;
@@ -314,7 +314,7 @@ fn pass(s: &mut Scenario, us: &str) {
     s.servers.policy = s.servers.policy.clone().with("pass_us", us);
 }
 
-/// Asks all questions.
+/// Runs all probes.
 pub fn run(effort: &Effort, stop: &Stop, step: &mut dyn FnMut(Step)) -> Result<Why> {
     let repetitions = effort.repetitions.unwrap_or(4);
     let mut cells = Vec::new();
