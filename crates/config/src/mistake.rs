@@ -44,7 +44,7 @@ impl Mistakes {
     }
 }
 
-/// For a key without default: an example as it would be written, and the value with which reading goes on.
+/// For a key without default: an example as it would be written, and the value with which reading continues.
 pub type Missing = fn(&KeyPath) -> Option<(&'static str, Value)>;
 
 /// Reads the values of the section `at` into a structure. `None` if they cannot be read even without their mistakes.

@@ -187,7 +187,7 @@ impl Core {
         }
         if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
             let Extent { lane, file, lane_offset, .. } = request.extent;
-
+            // Lanes that share one space address the same bytes.
             let all = 0..self.shared.lanes.len() as u16;
             let lanes = if self.shared.config.shared_space { all } else { lane.0..lane.0 + 1 };
             for lane in lanes.map(LaneId) {

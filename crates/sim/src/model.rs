@@ -1,7 +1,7 @@
-//! What can be simulated: every key of a scenario file with its unit, default and range.
+//! The model of a scenario: every key of a scenario file with its unit, default and range.
 //!
-//! A scenario is a cluster, its load and what goes wrong. The same structure is written in TOML and made in code.
-//! Sizes and rates are plain numbers in the unit of the key's name.
+//! A scenario is a cluster, its load and its faults. The same structure is written in TOML or built in code. Sizes and
+//! rates are plain numbers in the unit of the key's name.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use impresario_device::DeviceParams;
 use impresario_sched::PolicySpec;
 use serde::{Deserialize, Serialize};
 
-/// A cluster, its load, and what goes wrong.
+/// A cluster, its load, and its faults.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Scenario {
     /// One line for people.
     pub title: String,
-    /// What it stands for and what was assumed where the source is silent, a sentence an entry.
+    /// What it represents, and assumptions where the source is silent, one sentence per entry.
     pub assumptions: Vec<String>,
-    /// Of all that is random: delays, places on the disks, faults.
+    /// Seed of all random values: delays, positions on the disks, faults.
     pub seed: u64,
-    /// End of virtual time, s (0.001 to 1e9; default 100000): what is not done then has failed.
+    /// End of virtual time, s (0.001 to 1e9; default 100000): unfinished operations then fail.
     pub time_limit_s: f64,
-    /// A client gives up an operation that no server has answered after this time, ms (1 to 600000; default 10000),
-    /// and tries another way once; then it fails with an I/O error. What comes of an answer begins the time anew.
+    /// A client gives up an operation that no server has answered after this time, ms (1 to 600000; default 10000), and
+    /// tries another route once; then it fails with an I/O error. Any part of a reply restarts the time.
     pub request_timeout_ms: u64,
     /// The network.
     pub network: Network,
     /// The compute nodes.
     pub clients: Clients,
-    /// The forwarding layer; absent: clients speak to the data servers.
+    /// The forwarding layer; absent: clients connect directly to the data servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_nodes: Option<IoNodes>,
     /// The data servers.
@@ -38,10 +38,10 @@ pub struct Scenario {
     pub device: BTreeMap<String, Device>,
     /// The applications.
     pub application: Vec<Application>,
-    /// What goes wrong, and when.
+    /// Scheduled faults.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fault: Vec<Fault>,
-    /// What goes wrong at random under the seed.
+    /// Random faults from the seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_faults: Option<RandomFaults>,
 }
@@ -50,11 +50,11 @@ pub struct Scenario {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Network {
-    /// One way between any two nodes, µs (0 to 1e6; default 50).
+    /// One-way latency between any two nodes, µs (0 to 1e6; default 50).
     pub latency_us: f64,
-    /// Each message takes up to so much longer, uniformly, µs (default 20); without it servers run in lockstep.
+    /// Uniform extra delay of each message, up to this, µs (default 20); without it servers run in lockstep.
     pub jitter_us: f64,
-    /// Messages between the same two nodes keep their order, as on one connection (default false: each its own).
+    /// Messages between the same two nodes keep their order, as on one connection (default false: each is independent).
     pub in_order: bool,
     /// Rate of a compute node's link, bytes a second (default 0: without limit).
     pub client_bytes_per_s: f64,
@@ -66,8 +66,8 @@ pub struct Network {
     pub quantum_bytes: u64,
     /// Header of each message, bytes (default 128).
     pub header_bytes: u64,
-    /// Bytes of answers that the network takes for one connection before it is not ready (default 64 KiB): what the
-    /// policies that ask whether a connection can take data see. It is ready again when half of that is left.
+    /// Bytes of replies in flight to one connection before it is not ready (default 64 KiB), as seen by policies that
+    /// check whether a connection can take data. It is ready again at half of that.
     pub socket_bytes: u64,
 }
 
@@ -79,24 +79,24 @@ pub struct Clients {
     pub processes_per_node: u32,
     /// Largest request on the wire, bytes (default 0: without limit; NFS over UDP: 8192).
     pub request_bytes_max: u64,
-    /// The longest read-ahead window of the client, bytes (default 0: no read-ahead). Its state is kept for each process.
+    /// The longest read-ahead window of the client, bytes (default 0: no read-ahead). Each process has its own state.
     pub read_ahead_bytes: u64,
-    /// Page cache of a compute node: serves again what was read once, bytes (default 0: off).
+    /// Page cache of a compute node, bytes (default 0: off).
     pub cache_bytes: u64,
-    /// Time of a client's processor for each request, µs (default 0).
+    /// Processor time of a client per request, µs (default 0).
     pub cpu_us: f64,
-    /// How ranks are dealt to I/O nodes.
+    /// How ranks are distributed over I/O nodes.
     pub placement: RankPlacement,
 }
 
 impl Clients {
-    /// Whether compute nodes have page caches: to read again, or to read ahead into.
+    /// Whether compute nodes have page caches: for repeated reads, or for read-ahead.
     pub(crate) fn have_caches(&self) -> bool {
         self.cache_bytes > 0 || self.read_ahead_bytes > 0
     }
 }
 
-/// How ranks are dealt to I/O nodes.
+/// How ranks are distributed over I/O nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankPlacement {
@@ -111,24 +111,24 @@ pub enum RankPlacement {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IoNodes {
-    /// How many (1 to 10000; default 1).
+    /// Number of I/O nodes (1 to 10000; default 1).
     pub count: u16,
     /// Their policy (default fifo).
     pub policy: PolicySpec,
     /// Forwarded requests in flight per node (default 16: the threads of IOFSL).
     pub threads: u32,
-    /// Neighbours merged into one forwarded request at most (default 16).
+    /// Maximum neighbours merged into one forwarded request (default 16).
     pub merge_requests: u32,
     /// Length of the dispatch queue, requests (default 256).
     pub dispatch_requests: u32,
-    /// Cut requests at the boundaries of data servers before they are scheduled.
+    /// Split requests at the boundaries of data servers before they are scheduled.
     pub split: bool,
-    /// Time of the node's processor for each request, µs (default 10); one request at a time.
+    /// Processor time of the node per request, µs (default 10); one request at a time.
     pub cpu_us: f64,
-    /// What the policy released reaches its forwarding thread after a uniform time below this, µs (default 0): what
-    /// arrives meanwhile can still be merged with it.
+    /// A released batch reaches its forwarding thread after a uniform time below this, µs (default 0): later arrivals
+    /// can still be merged with it.
     pub handover_us: f64,
-    /// Their clocks differ by up to so much, µs (default 0).
+    /// Their clocks differ by up to this, µs (default 0).
     pub clock_skew_us: f64,
     /// A timer fires late by a uniform time below this, µs (default 0): windows of two nodes that open at the same instant
     /// are not used at the same instant.
@@ -139,7 +139,7 @@ pub struct IoNodes {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Servers {
-    /// How many (1 to 10000; default 4).
+    /// Number of data servers (1 to 10000; default 4).
     pub count: u16,
     /// Strip size, bytes (default 64 KiB).
     pub stripe_bytes: u32,
@@ -151,30 +151,30 @@ pub struct Servers {
     pub in_flight: u32,
     /// Requests are served in pieces that a connection can take (as data servers do for stream, scan, wscan and sstf).
     pub pieces: bool,
-    /// Time of the server's processor for each request, µs (default 10); one at a time.
+    /// Processor time of the server per request, µs (default 10); one at a time.
     pub cpu_us: f64,
-    /// Time of the server's processor that every further request that the server has not answered adds to a request, µs
-    /// (0 to 1e6; default 0: concurrency is free). doc/SIMULATION.md has measured figures.
+    /// Additional processor time of the server for every other unanswered request, µs (0 to 1e6; default 0: concurrency
+    /// is free). doc/SIMULATION.md has measured figures.
     pub concurrency_us: f64,
     /// A timer fires late by a uniform time below this, µs (default 0).
     pub timer_late_us: f64,
-    /// Copying and sending, bytes a second of the server's processor (default 0: free).
+    /// Rate of copying and sending by the server's processor, bytes a second (default 0: free).
     pub copy_bytes_per_s: f64,
     /// Name of their device in `[device.<name>]` (default: a 7200 rpm disk).
     pub device: String,
     /// Page cache, bytes (default 0: direct I/O, every request reaches the device).
     pub cache_bytes: u64,
-    /// The kernel's longest read-ahead window into that cache, bytes (default 128 KiB). Its state is kept for each object.
+    /// The kernel's longest read-ahead window into that cache, bytes (default 128 KiB). Each object has its own state.
     pub read_ahead_bytes: u64,
-    /// Bytes that the server itself reads ahead of its clients at most, by what it foresees (4 MiB to 64 GiB; default 0: not
-    /// at all): `read_ahead_bytes` of a data server's configuration.
+    /// Maximum bytes that the server reads ahead of its clients by prediction (4 MiB to 64 GiB; default 0: off):
+    /// `read_ahead_bytes` of a data server's configuration.
     pub foresight_bytes: u64,
-    /// Part of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: writes go through. The flusher
+    /// Fraction of the cache that may be dirty before writers wait (0 to 1; default 0.2); 0: write-through. The flusher
     /// works while more than half of that is dirty.
     pub dirty_ratio: f64,
-    /// The files were read just before the start, one after the other: the cache holds what was read last.
+    /// The files were read just before the start, one after the other: the cache holds the last bytes read.
     pub warm: bool,
-    /// Runs of the same scenario with other delays whose averaged traces the policy knows (0 to 16; default 0).
+    /// Runs of the same scenario with other delays, whose averaged traces the policy gets (0 to 16; default 0).
     pub earlier_runs: u32,
 }
 
@@ -201,8 +201,8 @@ pub enum Pattern {
     FilePerProcess,
     /// One shared file in blocks of `request_bytes`; each process reads its share of them in random order.
     Random,
-    /// One shared file in blocks of `request_bytes`; each process reads on for up to `run_requests` blocks, then from a
-    /// random place: what looks like streams and ends.
+    /// One shared file in blocks of `request_bytes`; each process reads sequentially for up to `run_requests` blocks,
+    /// then jumps to a random position: apparent streams that end.
     Runs,
     /// A list of accesses in `trace`.
     Trace,
@@ -223,15 +223,15 @@ pub enum Operation {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Application {
-    /// For people.
+    /// A name for people.
     pub name: String,
-    /// So many applications like this one, each with its own files (default 1).
+    /// Number of applications like this one, each with its own files (default 1).
     pub copies: u32,
     /// Processes (default 1).
     pub processes: u32,
     /// When it starts, s (default 0).
     pub start_s: f64,
-    /// When each process starts after that, by rank, µs; the ranks beyond it start at once.
+    /// Start of each process after that, by rank, µs; ranks beyond the list start at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub starts_us: Vec<f64>,
     /// Reads (default) or writes.
@@ -244,7 +244,7 @@ pub struct Application {
     pub requests: u64,
     /// With the pattern `runs`: the longest run, requests (1 to 2^40; default 8).
     pub run_requests: u64,
-    /// A request is a list of so many regions of `request_bytes`, each followed by those of the other processes
+    /// A request is a list of this many regions of `request_bytes`, each followed by those of the other processes
     /// (default 1): the strided call of server-side-scheduling-2002.
     pub regions: u32,
     /// Requests outstanding per process (default 1: synchronous).
@@ -253,18 +253,18 @@ pub struct Application {
     pub think_us: f64,
     /// Each request is sent after a uniform delay below this, µs (default 100).
     pub jitter_us: f64,
-    /// All processes wait for one another after so many requests (default 0: never).
+    /// All processes wait for one another after this many requests (default 0: never).
     pub barrier_requests: u64,
     /// Collective two-phase I/O as in ROMIO, the i-th requests of all processes together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collective: Option<Collective>,
-    /// Data sieving of requests with several regions: read whole ranges of this size and pick the wanted pieces out,
-    /// bytes (default 0: off); for writes read, change and write them.
+    /// Data sieving of requests with several regions: read whole ranges of this size and extract the wanted pieces,
+    /// bytes (default 0: off); for writes read, modify and write them.
     pub sieve_bytes: u64,
-    /// Where its files lie, in their order; what is not said follows from the seed.
+    /// The placement of its files, in order; the rest follows from the seed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileAt>,
-    /// The accesses, when `pattern = "trace"`; filled by whoever read the file named by `trace_file`.
+    /// The accesses, when `pattern = "trace"`; filled in by the reader of `trace_file`.
     #[serde(skip)]
     pub trace: Vec<TracedAccess>,
     /// The file that `trace` comes from; relative to the scenario file.
@@ -272,13 +272,13 @@ pub struct Application {
     pub trace_file: Option<String>,
 }
 
-/// What a file's places on servers and disks follow from, as a real cluster tells it.
+/// Determines a file's placement on servers and disks, as reported by a real cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileAt {
-    /// Stable key of the file: its places on the disks follow from it alone.
+    /// Stable key of the file, which determines its addresses on the disks.
     pub key: u64,
-    /// The data server that its first stripe lies on.
+    /// The data server of its first stripe.
     pub server: u16,
 }
 
@@ -295,7 +295,7 @@ pub struct TracedAccess {
     pub offset: u64,
     /// Length, bytes.
     pub len: u64,
-    /// Computing since the end of the process's access before, ns.
+    /// Computing time since the end of the process's previous access, ns.
     pub think_ns: u64,
 }
 
@@ -309,19 +309,19 @@ pub struct Collective {
     pub buffer_bytes: u64,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// When, s.
+    /// Start, s.
     pub at_s: f64,
-    /// For how long, s.
+    /// Duration, s.
     pub for_s: f64,
-    /// What.
+    /// Its kind.
     pub what: FaultKind,
-    /// Which disk, I/O node, server or file, from 0. Files are counted over all applications, copies one after the other.
+    /// The disk, I/O node, server or file, from 0. Files are counted over all applications, copies in sequence.
     pub which: u32,
-    /// `slow-disk`: every access takes so many times as long (default 10).
+    /// `slow-disk`: every access takes this many times as long (default 10).
     #[serde(default = "ten")]
     pub factor: f64,
 }
@@ -332,29 +332,29 @@ pub struct Fault {
 pub enum FaultKind {
     /// A data server's device is slower.
     SlowDisk,
-    /// An I/O node is gone with all that it holds.
+    /// An I/O node fails with everything that it holds.
     LostIoNode,
-    /// A data server is gone with all that it has not answered, and comes back.
+    /// A data server fails with everything that it has not answered, and restarts.
     RestartedServer,
     /// Messages to and from a data server are lost.
     PartitionedServer,
     /// Messages to and from an I/O node are lost.
     PartitionedIoNode,
-    /// Another client cuts the second half of a file off, and grows it again at the end of the fault.
+    /// Another client truncates a file to half, and extends it again at the end of the fault.
     TruncatedFile,
-    /// Another client removes a file; a new one of its length is there at the end of the fault.
+    /// Another client removes a file; a new one of the same length exists at the end of the fault.
     ReplacedFile,
 }
 
-/// Faults at random.
+/// Random faults.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RandomFaults {
     /// Mean time between two faults, s (default 1).
     pub mean_interval_s: f64,
-    /// Mean time that one lasts, s (default 0.2).
+    /// Mean duration of a fault, s (default 0.2).
     pub mean_duration_s: f64,
-    /// At most so many (default 100).
+    /// Maximum number of faults (default 100).
     pub count_max: u32,
 }
 

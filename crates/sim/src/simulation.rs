@@ -412,7 +412,7 @@ impl Simulation {
             self.now = at;
             self.totals.events += 1;
             left -= 1;
-            self.happen(happening);
+            self.handle(happening);
         }
         let fraction = self.totals.ended as f64 / self.totals.expected.max(1) as f64;
         Progress {
@@ -438,8 +438,8 @@ impl Simulation {
         self.into_outcome()
     }
 
-    fn happen(&mut self, happening: Event) {
-        match happening {
+    fn handle(&mut self, event: Event) {
+        match event {
             Event::Issue(process) => self.issue(process),
             Event::CallLeaves(call) => self.call_leaves(call),
             Event::CallArrives(call) => self.call_arrives(call),

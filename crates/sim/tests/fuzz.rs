@@ -12,12 +12,12 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn random_scenarios_keep_every_law() {
     let seconds = number("IMPRESARIO_SIM_FUZZ_S").unwrap_or(5);
-    // Another part of the seeds every second, so that each run looks somewhere else.
+    // Different seeds every second, so that each run explores new ones.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let first = number("IMPRESARIO_SIM_FUZZ_SEED").unwrap_or((now << 20) & (u64::MAX >> 1));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (start, time) = (Instant::now(), Duration::from_secs(seconds));
-    // What is not done some time after the end is given up.
+    // Unfinished scenarios are abandoned some time after the end.
     let judge = |s: &Scenario| {
         fuzz::judge_while(s, &|| start.elapsed() < time + Duration::from_secs(10)).map(Option::unwrap_or_default)
     };

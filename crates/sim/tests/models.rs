@@ -1,4 +1,4 @@
-//! Each model of the simulation against what can be worked out by hand.
+//! Each model of the simulation, compared with results worked out by hand.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use impresario_sim::{Budget, Outcome, Scenario, Simulation, run};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// One server with a flash drive of 100 µs and 1 GB/s, no jitter anywhere, free processors, an endless network of 50 µs.
+/// One server with a flash drive of 100 µs and 1 GB/s, no jitter, processors without cost, an unlimited network of 50
+/// µs.
 fn plain(application: Application) -> Scenario {
     let flash =
         FlashParams { channels: 8, read_us: 100.0, write_us: 40.0, read_bytes_per_s: 1e9, write_bytes_per_s: 5e8 };
@@ -39,7 +40,7 @@ fn near(got: f64, expected: f64, what: &str) {
 
 #[test]
 fn one_process_takes_the_sum_of_the_parts() {
-    // There 50 µs, flash 100 µs and 65.536 µs, back 50 µs; ten times.
+    // Request 50 µs, flash 100 µs and 65.536 µs, reply 50 µs; ten times.
     near(lawful(&plain(reads(1, 10, 64 * KIB))).makespan_s, 10.0 * 265.536e-6, "endless network");
 
     let mut s = plain(reads(1, 10, 64 * KIB));
@@ -48,17 +49,17 @@ fn one_process_takes_the_sum_of_the_parts() {
     s.clients.cpu_us = 3.0;
     near(lawful(&s).makespan_s, 10.0 * (265.536e-6 + 10e-6 + 65.536e-6), "processors and copying");
 
-    // Two that arrive together: 7 µs for the first, 7 and 5 for the second, which finds the first there.
+    // Two that arrive together: 7 µs for the first, 7 and 5 for the second, which finds the first outstanding.
     let mut s = plain(reads(2, 1, 4 * KIB));
     (s.servers.cpu_us, s.servers.concurrency_us) = (7.0, 5.0);
     near(lawful(&s).makespan_s, 204.096e-6 + 7e-6 + 12e-6, "concurrency at a server");
 
-    // Links: 100 bytes there at 1e8 B/s is 1 µs; 65536 + 100 back over 1e9 and 1e8 B/s is 656.36 µs, two quanta.
+    // Links: 100 bytes out at 1e8 B/s take 1 µs; 65536 + 100 back over 1e9 and 1e8 B/s take 656.36 µs, two quanta.
     let mut s = plain(reads(1, 10, 64 * KIB));
     (s.network.client_bytes_per_s, s.network.server_bytes_per_s) = (1e8, 1e9);
     near(lawful(&s).makespan_s, 10.0 * (265.536e-6 + 1e-6 + 656.36e-6), "links");
 
-    // Through an I/O node: two hops more, and its processor.
+    // Through an I/O node: two more hops, and its processor.
     let mut s = plain(reads(1, 10, 64 * KIB));
     s.io_nodes = Some(IoNodes { cpu_us: 11.0, ..IoNodes::default() });
     near(lawful(&s).makespan_s, 10.0 * (365.536e-6 + 11e-6), "an I/O node");
@@ -88,7 +89,7 @@ fn two_flows_share_a_link_in_equal_parts() {
     for a in &o.applications {
         assert!((a.time_s / both - 1.0).abs() < 0.1, "each takes as long as both: {} of {both}", a.time_s);
     }
-    // A small one beside a large one does not wait for it.
+    // A small message does not wait for a large one.
     let mut s = plain(reads(1, 1, 10 * MIB));
     s.network.server_bytes_per_s = 1e8;
     s.application.push(Application { jitter_us: 0.0, start_s: 0.05, ..reads(1, 10, 4 * KIB) });
@@ -98,7 +99,7 @@ fn two_flows_share_a_link_in_equal_parts() {
 
 #[test]
 fn a_cache_serves_again_what_was_read() {
-    // Two applications one after the other cannot share files, so one process reads its block twice by a trace.
+    // Consecutive applications cannot share files, so one process reads its block twice by a trace.
     let access = |offset| TracedAccess { process: 0, file: 0, op: Operation::Read, offset, len: 64 * KIB, think_ns: 0 };
     let twice = |blocks: u64| (0..2 * blocks).map(|i| access(i % blocks * 64 * KIB)).collect::<Vec<_>>();
     let mut s = plain(Application { pattern: Pattern::Trace, trace: twice(16), ..Application::default() });
@@ -107,30 +108,30 @@ fn a_cache_serves_again_what_was_read() {
     let o = lawful(&s);
     assert_eq!((o.layers.cache_hit, o.layers.device.bytes), (0.5, MIB));
     near(o.makespan_s, 16.0 * 265.536e-6 + 16.0 * 100e-6, "misses and hits");
-    // More than fits, in a cycle: least recently used is the worst choice.
+    // More than fits, cyclically: the worst case for least recently used.
     s.application[0].trace = twice(64);
     let o = lawful(&s);
     assert_eq!((o.layers.cache_hit, o.layers.device.bytes), (0.0, 8 * MIB));
-    // Read-ahead of 128 KiB overlaps the device with the rest: every other access finds its pages there, and those
-    // that do not have to wait a part of the time only.
+    // Read-ahead of 128 KiB overlaps the device with the rest: every other access finds its pages cached, and the
+    // others wait for only part of the time.
     s.application[0].trace = (0..64).map(|i| access(i * 64 * KIB)).collect();
     s.servers.read_ahead_bytes = 128 * KIB;
     let o = lawful(&s);
     assert!(o.layers.cache_hit > 0.4 && o.layers.device.bytes == 4 * MIB, "{:?}", o.layers);
     assert!(o.makespan_s < 64.0 * 180e-6, "{}", o.makespan_s);
-    // Warm: everything is there.
+    // Warm: everything is cached.
     s.servers.warm = true;
     s.servers.cache_bytes = 8 * MIB;
     let o = lawful(&s);
     assert_eq!((o.layers.cache_hit, o.layers.device.bytes), (1.0, 0));
 }
 
-/// A file that was read just before leaves its end in a least-recently-used cache that is smaller than the file.
+/// A file read just before leaves its end in a least-recently-used cache that is smaller than the file.
 #[test]
 fn a_warm_cache_holds_what_was_read_last() {
     let access = |offset| TracedAccess { process: 0, file: 0, op: Operation::Read, offset, len: 64 * KIB, think_ns: 0 };
     let read = |blocks: std::ops::Range<u64>| {
-        // The last block first, so that the file has 64 of them in both cases.
+        // The last block first, so that the file has 64 blocks in both cases.
         let trace = std::iter::once(63).chain(blocks).map(|i| access(i * 64 * KIB)).collect();
         let mut s = plain(Application { pattern: Pattern::Trace, trace, ..Application::default() });
         s.servers.read_ahead_bytes = 0;
@@ -146,11 +147,11 @@ fn writers_wait_when_too_much_is_dirty() {
     let mut s = plain(Application { op: Operation::Write, ..reads(1, 64, 64 * KIB) });
     s.servers.cache_bytes = 16 * MIB;
     s.servers.dirty_ratio = 0.5;
-    // 4 MiB stay below half of the limit of 8 MiB: no device at all.
+    // 4 MiB are below half of the limit of 8 MiB: the device is not used.
     let o = lawful(&s);
     near(o.makespan_s, 64.0 * 100e-6, "into memory");
     assert_eq!(o.layers.device.requests, 0);
-    // 64 MiB: all but the limit has to reach the device, at 5e8 B/s, while they are written.
+    // 64 MiB: all but the limit must reach the device, at 5e8 B/s, while they are written.
     s.application[0].requests = 1024;
     let o = lawful(&s);
     let least = (64 - 8) as f64 * MIB as f64 / 5e8;
@@ -163,12 +164,12 @@ fn writers_wait_when_too_much_is_dirty() {
 }
 
 #[test]
-fn a_slow_device_takes_so_many_times_as_long() {
+fn a_slow_device_takes_longer_by_its_factor() {
     let slow = |at_s, for_s| Fault { at_s, for_s, what: FaultKind::SlowDisk, which: 0, factor: 4.0 };
     let mut s = plain(reads(1, 10, 64 * KIB));
     s.fault.push(slow(0.0, 100.0));
     near(lawful(&s).makespan_s, 10.0 * (100e-6 + 4.0 * 165.536e-6), "flash");
-    // A disk: accesses four times as long, the rest as it was.
+    // A disk: accesses take four times as long, the rest is unchanged.
     let disk = |fault: Option<Fault>| {
         let mut s = plain(Application { pattern: Pattern::Random, ..reads(4, 50, 64 * KIB) });
         let params = DeviceParams { read_ahead_bytes: 0, ..DeviceParams::default() };
@@ -183,7 +184,7 @@ fn a_slow_device_takes_so_many_times_as_long() {
 #[test]
 fn operations_survive_a_partition_or_fail_in_time() {
     let cut = |at_s, for_s, what| Fault { at_s, for_s, what, which: 0, factor: 1.0 };
-    // Cut off for less than the client's patience: after half of its time the client tries again, and gets through.
+    // Partitioned for less than the client's patience: after half of its time the client retries, and succeeds.
     for what in [FaultKind::PartitionedServer, FaultKind::RestartedServer] {
         let mut s = plain(reads(4, 20, 64 * KIB));
         s.request_timeout_ms = 100;
@@ -193,12 +194,12 @@ fn operations_survive_a_partition_or_fail_in_time() {
         assert!(o.makespan_s > 0.05 && o.makespan_s < 0.1, "{}", o.makespan_s);
         assert_eq!(o.faults.len(), 2);
     }
-    // What is planned for long after the end does not blur the series.
+    // A fault planned long after the end does not stretch the series.
     let mut s = plain(reads(4, 20, 64 * KIB));
     s.fault.push(cut(1e6, 1e6, FaultKind::PartitionedServer));
     let o = lawful(&s);
     assert!(o.makespan_s < 0.1 && o.series.interval_s < 0.01 && o.faults.is_empty(), "{:?}", o.series.interval_s);
-    // For ever: every operation fails when its time is over.
+    // Permanently: every operation fails when its time is over.
     let mut s = plain(reads(4, 5, 64 * KIB));
     s.request_timeout_ms = 100;
     s.fault.push(cut(0.0, 1e6, FaultKind::PartitionedServer));
@@ -230,14 +231,15 @@ fn a_collective_read_reads_the_file_once() {
         assert_eq!(o.layers.clients, impresario_sim::outcome::Flow { requests: 48, bytes: 3 * MIB }, "{op:?}");
         assert_eq!((o.layers.device.bytes, o.applications[0].bytes, o.operations), (3 * MIB, 3 * MIB, 48));
         assert!(o.applications[0].task_variance_s2 < 1e-20, "all end together");
-        // A node keeps a quarter of what its aggregator has; the rest crosses the network: a slower one takes longer.
+        // A node keeps a quarter of its aggregator's data; the rest crosses the network, so a slower network takes
+        // longer.
         let mut slow = s.clone();
         slow.network.client_bytes_per_s = 1e7;
         let exchanged = 0.75 * 3.0 * MIB as f64 / 4.0 / 1e7;
         let more = lawful(&slow).makespan_s - o.makespan_s;
         assert!(more > exchanged, "{more} {exchanged}");
     }
-    // Blocks with holes between: what lies between is read too, and for writes read first.
+    // Blocks with holes: the holes are read too, and for writes read first.
     let mut s = plain(Application { pattern: Pattern::Contiguous, ..reads(4, 2, 4 * KIB) });
     s.application[0].collective = Some(Collective { aggregators: 1, buffer_bytes: MIB });
     let o = lawful(&s);
@@ -249,7 +251,7 @@ fn a_collective_read_reads_the_file_once() {
 
 #[test]
 fn sieving_reads_the_hull() {
-    // Of 4 processes' blocks one wants every fourth of 1 KiB: 16 regions over 61 KiB, in ranges of 16 KiB.
+    // Among 4 processes' blocks one wants every fourth of 1 KiB: 16 regions over 61 KiB, in ranges of 16 KiB.
     let sieved = Application { pattern: Pattern::Strided, regions: 16, sieve_bytes: 16 * KIB, ..reads(4, 1, KIB) };
     let o = lawful(&plain(sieved.clone()));
     // Each range begins and ends with a wanted block: 13 KiB, four times.
@@ -294,7 +296,7 @@ fn the_clients_cache_and_read_ahead_save_calls() {
     assert_eq!((o.layers.clients.bytes, o.applications[0].bytes), (256 * KIB, 256 * KIB), "not past the end");
     assert!(o.layers.clients.requests < 20, "{:?}", o.layers.clients);
     assert!(o.makespan_s < 20.0 * 300e-6, "{}", o.makespan_s);
-    // What is in the node's cache is not asked for again.
+    // Blocks in the node's cache are not requested again.
     let access = |i: u64| TracedAccess {
         process: 0,
         file: 0,
@@ -311,7 +313,7 @@ fn the_clients_cache_and_read_ahead_save_calls() {
 }
 
 #[test]
-fn a_job_of_a_stream_is_answered_piece_by_piece() {
+fn a_stream_is_answered_in_pieces() {
     // server-side-scheduling-2002: two servers, tasks that read 1 MiB each, sockets of 64 KiB, slow links.
     for policy in ["stream", "scan", "wscan", "sstf"] {
         for regions in [1, 16] {
@@ -325,9 +327,9 @@ fn a_job_of_a_stream_is_answered_piece_by_piece() {
             s.network.server_bytes_per_s = 12.5e6;
             let o = lawful(&s);
             assert_eq!(o.applications[0].bytes, 7 * MIB);
-            // A link of each server carries half of everything.
+            // Each server's link carries half of all data.
             let least = 3.5 * MIB as f64 / 12.5e6;
-            // sstf lets the drive idle for a connection that it waits for.
+            // sstf idles the drive for a connection that it waits for.
             let most = if policy == "sstf" { 2.0 * least } else { 1.15 * least + 0.1 };
             assert!(o.makespan_s > least && o.makespan_s < most, "{policy}: {} {least}", o.makespan_s);
             let pieces = o.layers.batches;
@@ -346,7 +348,7 @@ fn time_may_run_out() {
 }
 
 #[test]
-fn steps_come_to_the_same_as_one_go() {
+fn stepping_gives_the_same_outcome_as_one_run() {
     let mut s = plain(Application { pattern: Pattern::Random, jitter_us: 50.0, ..reads(8, 40, 64 * KIB) });
     s.application[0].jitter_us = 50.0;
     s.servers.device = String::new();
@@ -367,7 +369,7 @@ fn steps_come_to_the_same_as_one_go() {
     }
     assert!(steps > 20);
     assert_eq!(format!("{:?}", simulation.finish()), format!("{whole:?}"));
-    // Stopped half-way: what was not done failed.
+    // Stopped half-way: unfinished operations failed.
     let mut simulation = Simulation::new(&s).unwrap();
     simulation.step_until(Budget::VirtualS(whole.makespan_s / 2.0));
     let half = simulation.stop();
@@ -388,7 +390,7 @@ fn series_and_picture_add_up() {
     assert!((intervals as f64 - 1.0) * o.series.interval_s < o.makespan_s);
     assert!(o.picture.len() > 2000 && o.picture.len() <= 4096, "{}", o.picture.len());
     assert!(o.picture.windows(2).all(|w| w[0].at_s <= w[1].at_s));
-    // Two I/O nodes at most are seen by a server; with requests always outstanding, at least one mostly.
+    // A server sees at most two I/O nodes, and mostly at least one, since requests are always outstanding.
     let mean = o.series.server_concurrency.iter().sum::<f64>() / intervals as f64;
     assert!(mean > 1.0 && mean <= 2.0, "{mean}");
     assert!(o.layers.device_busy > 0.9 && o.layers.server_concurrency > 1.0, "{:?}", o.layers);

@@ -29,7 +29,7 @@ pub enum TransportError {
     Frame(#[from] FrameError),
     /// The bytes were not sealed by the peer at this position.
     #[error(
-        "what came was altered or replayed on its way, or not sealed by the peer; somebody may be tampering with the network"
+        "the data were altered or replayed in transit, or not sealed by the peer; the network may have been tampered with"
     )]
     Forged,
     /// An answer to a call that was not made.

@@ -151,7 +151,7 @@ fn show_key(
                 let session = offered.conclude(&proof).map_err(|_| {
                     HandshakeError::Key(format!(
                         "the server there does not hold the private half of key {} in {file}: it is not of this cluster, \
-                         or somebody answers in its place",
+                         or another program answers in its place",
                         generation.number
                     ))
                 })?;

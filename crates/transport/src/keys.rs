@@ -222,7 +222,7 @@ impl Keys {
             let shown = file.display();
             return Err(fail(format!(
                 "others than its owner may use it (mode {mode:04o}); run `chmod 0600 {shown}`, and \
-                 `impresario key rotate` if somebody may have read it"
+                 `impresario key rotate` if others may have read it"
             )));
         }
         let me = rustix::process::geteuid().as_raw();

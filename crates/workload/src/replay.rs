@@ -204,7 +204,10 @@ impl Plan {
         }
         let buffers: u64 = plan.lanes.iter().map(|lane| u64::from(lane.buffer_bytes)).sum();
         if buffers > BUFFER_BYTES_MAX {
-            return Err(format!("so many and so long requests at once need {} of memory", show_bytes(buffers as f64)));
+            return Err(format!(
+                "this many concurrent requests of this length need {} of memory",
+                show_bytes(buffers as f64)
+            ));
         }
         Ok(plan)
     }

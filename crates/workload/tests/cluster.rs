@@ -126,7 +126,7 @@ fn a_server_that_is_gone_ends_the_run_with_its_name() {
     let identity = Identity { job: 1, node: None, wire_max_bytes: None, name: "test".into() };
     let error = match Storage::new(config).connect(identity) {
         Err(error) => error,
-        Ok(client) => client.create("x").err().expect("nobody is there"),
+        Ok(client) => client.create("x").err().expect("no server listens there"),
     };
     assert!(!format!("{error:#}").is_empty());
 }

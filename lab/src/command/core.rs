@@ -24,7 +24,7 @@ pub struct Args {
     /// Longest time for one measurement
     #[arg(long, default_value = "5s", value_parser = parse_duration, value_name = "TIME")]
     patience: Duration,
-    /// Measure instead what a recorded run that foretells nothing of what comes costs, in so many pairs of measurements
+    /// Measure instead the cost of a recorded run that matches no request, in this many pairs of measurements
     /// [default policies: agios, agios-causal, srtf]
     #[arg(long, value_name = "PAIRS")]
     unrelated_run: Option<u32>,

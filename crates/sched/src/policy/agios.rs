@@ -23,7 +23,7 @@ use impresario_foresight::Rule;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "agios",
-    summary: "mlf that waits once for the aggregation which a recorded run foretells.",
+    summary: "mlf that waits once for the aggregation predicted from a recorded run.",
     source: "agios-2013, IV",
     conduct: CONDUCT,
     params: LITERAL_PARAMS,
@@ -35,7 +35,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 
 pub(super) const CAUSAL: PolicyInfo = PolicyInfo {
     name: "agios-causal",
-    summary: "mlf that waits briefly for predicted requests that no answer has to cause, where that pays.",
+    summary: "mlf that waits briefly for predicted requests that do not depend on a reply, where that pays.",
     source: "ours, after agios-2013, IV",
     conduct: CONDUCT,
     params: CAUSAL_PARAMS,

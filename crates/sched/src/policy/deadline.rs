@@ -41,7 +41,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             name: "read_expire_ms",
             default: "500",
             range: Range::Integer(0, 3_600_000),
-            doc: "A read that waited so long starts the next sweep, milliseconds.",
+            doc: "A read that has waited this long starts the next sweep, milliseconds.",
         },
         ParamInfo {
             name: "write_expire_ms",
@@ -65,7 +65,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
         ParamInfo {
             default: "1024",
-            doc: "Batches of an operation that may leave out its oldest request; 0: any number.",
+            doc: "Batches of an operation that may pass over its oldest request; 0: any number.",
             ..GUARD_BATCHES
         },
     ],

@@ -31,7 +31,7 @@ use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lowest-yield-first",
-    summary: "The application that got least since its I/O phase began goes first.",
+    summary: "The application that has received the least since its I/O phase began goes first.",
     source: "Benoit et al., INRIA RR-9502 (GreedyYield)",
     conduct: Conduct {
         shares: true,
@@ -69,7 +69,7 @@ pub(super) const PHASE_GAP: ParamInfo = ParamInfo {
     name: "phase_gap_ms",
     default: "100",
     range: Range::Integer(1, 3_600_000),
-    doc: "A request after so long without outstanding ones of its application begins a new phase, milliseconds.",
+    doc: "A request after this time without outstanding ones of its application begins a new phase, milliseconds.",
 };
 
 struct LowestYield {

@@ -33,9 +33,10 @@ use std::any::Any;
 
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
 use super::parts::class_flows::{ClassFlows, Flight};
-use super::parts::classes::{Classes, Each};
+use super::parts::classes::Classes;
 use super::parts::flows::refile;
 use super::parts::rules;
+use super::parts::shares::{Share, shares};
 use super::parts::turns::Turns;
 use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::names::Who;
@@ -77,20 +78,12 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         BATCH_REQUESTS,
         BATCH_BYTES,
         ParamInfo {
-            doc: "Batches of a lane that may leave out its oldest request without a limit; 0: any number.",
+            doc: "Batches of a lane that may pass over its oldest request without a limit; 0: any number.",
             ..GUARD_BATCHES
         },
     ],
     build: |params, setup| Ok(Box::new(Mclock::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
 };
-
-/// The settings of a rule; 0: none.
-#[derive(Clone, Copy, Debug)]
-struct Share {
-    reservation: f64,
-    weight: f64,
-    limit: f64,
-}
 
 /// The base of the next request's tags.
 #[derive(Clone, Copy, Default, Debug)]
@@ -164,22 +157,7 @@ fn span(cost: f64, rate: f64) -> Nanos {
 impl Mclock {
     fn new(params: &Params, setup: &Setup) -> Result<Mclock, String> {
         let classes = Classes::parse(params, "rules", &["reservation", "weight", "limit"])?;
-        let mut shares = Vec::with_capacity(classes.rules.len() + 1);
-        for rule in &classes.rules {
-            let share = Share {
-                reservation: rule.number("reservation", 0.0, 0.0..=1e9)?,
-                weight: rule.number("weight", 1.0, 0.001..=1e6)?,
-                limit: rule.number("limit", 0.0, 0.0..=1e9)?,
-            };
-            if share.limit > 0.0 && share.limit < share.reservation {
-                return Err(format!("reservation in rule {} is above its limit", rule.name));
-            }
-            if [share.limit, share.reservation].iter().any(|r| *r > 0.0 && *r < 1e-6) {
-                return Err(format!("a rate in rule {} is below 1e-6 per second; 0 means none", rule.name));
-            }
-            shares.push(share);
-        }
-        shares.push(Share { reservation: 0.0, weight: 1.0, limit: 0.0 });
+        let shares = shares(&classes)?;
         let in_device_time = params.text("unit") == "device";
         Ok(Mclock {
             in_device_time,
@@ -409,18 +387,12 @@ impl Policy for Mclock {
     }
 
     fn explain(&self, who: &Who, _: Nanos) -> Option<String> {
-        let (rule, class) = match self.queues.classes.find(who) {
-            Ok(class) => (self.queues.classes.get(class).rule, Some(self.queues.classes.get(class))),
-            Err(rule) => (rule, None),
-        };
+        let (rule, class) = self.queues.classes.matching(who);
         let share = self.shares[rule];
         let unit = if self.in_device_time { "s of device time per second" } else { "requests/s" };
         let rate = |r: f64| if r > 0.0 { format!("{r} {unit}") } else { "none".into() };
         let name = self.queues.classes.rules.get(rule).map_or("no rule fits".into(), |r| format!("rule {}", r.name));
-        let each = match self.queues.classes.each(rule) {
-            Each::Rule => String::new(),
-            each => format!(" for each {}", each.word()),
-        };
+        let each = self.queues.classes.each(rule).phrase();
         Some(format!(
             "{name}: reservation {}, weight {}, limit {}{each}, {} requests queued or in flight",
             rate(share.reservation),

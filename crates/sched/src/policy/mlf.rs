@@ -83,7 +83,7 @@ pub(super) const fn params(quantum_bytes: &'static str, adapt: &'static str, hol
             name: "quantum_bytes",
             default: quantum_bytes,
             range: Range::Integer(512, 1 << 30),
-            doc: "Each pass adds the time to process so many bytes.",
+            doc: "Each pass adds the time to process this many bytes.",
         },
         ParamInfo { doc: "Requests per virtual request at most.", ..BATCH_REQUESTS },
         ParamInfo { doc: "Bytes per virtual request at most.", ..BATCH_BYTES },
@@ -117,7 +117,7 @@ pub(super) const fn params(quantum_bytes: &'static str, adapt: &'static str, hol
             name: "guard_batches",
             default: "16",
             range: Range::Integer(0, 1_000_000),
-            doc: "Batches of a queue that may leave out its oldest request; 0: any number.",
+            doc: "Batches of a queue that may pass over its oldest request; 0: any number.",
         },
         ParamInfo {
             name: "weights",
@@ -136,7 +136,7 @@ pub(super) const fn params(quantum_bytes: &'static str, adapt: &'static str, hol
             name: "reads_ahead_requests",
             default: "0",
             range: Range::Integer(0, 1 << 20),
-            doc: "A write counts as arrived so many requests later.",
+            doc: "A write is ordered as if it had arrived this many requests later.",
         },
     ]
 }

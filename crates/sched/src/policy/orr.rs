@@ -32,7 +32,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         },
         ParamInfo { doc: "Requests per batch at most; 1: no aggregation.", ..BATCH_REQUESTS },
         ParamInfo { doc: "Bytes per batch at most.", ..BATCH_BYTES },
-        ParamInfo { doc: "Batches of a queue that may leave out its oldest request; 0: any number.", ..GUARD_BATCHES },
+        ParamInfo { doc: "Batches of a queue that may pass over its oldest request; 0: any number.", ..GUARD_BATCHES },
     ],
     build: |params, setup| {
         let runs = Runs::new(params.integer("batch_requests"), params.integer("batch_bytes"), setup.capacity);

@@ -51,7 +51,7 @@ pub(crate) const GUARD_BATCHES: ParamInfo = ParamInfo {
     name: "guard_batches",
     default: "64",
     range: Range::Integer(0, 1_000_000),
-    doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+    doc: "Batches of a lane that may pass over its oldest request; 0: any number.",
 };
 
 /// A parameter as documentation shows it.

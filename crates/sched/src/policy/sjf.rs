@@ -42,7 +42,7 @@ pub(super) const PARAMS: &[ParamInfo] = &[
         name: "guard_batches",
         default: "64",
         range: Range::Integer(0, 1_000_000),
-        doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+        doc: "Batches of a lane that may pass over its oldest request; 0: any number.",
     },
 ];
 

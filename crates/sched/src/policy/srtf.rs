@@ -28,7 +28,7 @@ use crate::types::{FileId, Nanos, Op};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "srtf",
-    summary: "Shortest remaining time first: the file of which a recorded run foretells the fewest bytes still to come.",
+    summary: "Shortest remaining time first: the file with the fewest bytes left of those that a recorded run predicts.",
     source: "AGIOS, public library version 1 (SRTF)",
     conduct: Conduct::conserving("(older requests of the lane + 1) × (guard_batches + 1) batches"),
     params: PARAMS,

@@ -42,7 +42,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             name: "guard_batches",
             default: "1024",
             range: Range::Integer(0, 1_000_000),
-            doc: "Batches of a lane that may leave out its oldest request; 0: any number.",
+            doc: "Batches of a lane that may pass over its oldest request; 0: any number.",
         },
     ],
     build: |params, setup| {

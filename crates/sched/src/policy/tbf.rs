@@ -41,7 +41,7 @@ use smallvec::{SmallVec, smallvec};
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
 use super::parts::bucket::Bucket;
 use super::parts::class_flows::{ClassFlows, Flight, Taken};
-use super::parts::classes::{Classes, Each};
+use super::parts::classes::Classes;
 use super::parts::flows::refile;
 use super::parts::limits::{Limit, Unit, is_hard, limits};
 use super::parts::rules;
@@ -79,7 +79,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
         BATCH_REQUESTS,
         BATCH_BYTES,
         ParamInfo {
-            doc: "Batches of a lane that may leave out its oldest request without a hard limit; 0: any number.",
+            doc: "Batches of a lane that may pass over its oldest request without a hard limit; 0: any number.",
             ..GUARD_BATCHES
         },
     ],
@@ -340,18 +340,12 @@ impl Policy for Tbf {
     }
 
     fn explain(&self, who: &Who, now: Nanos) -> Option<String> {
-        let (rule, class) = match self.queues.classes.find(who) {
-            Ok(class) => (self.queues.classes.get(class).rule, Some(self.queues.classes.get(class))),
-            Err(rule) => (rule, None),
-        };
+        let (rule, class) = self.queues.classes.matching(who);
         let Some(limit) = self.limits.get(rule) else {
             return Some("no rule fits: not limited".into());
         };
-        let each = self.queues.classes.each(rule);
-        let mut text = format!("rule {}: {}", self.queues.classes.rules[rule].name, limit);
-        if each != Each::Rule {
-            text += &format!(" for each {}", each.word());
-        }
+        let (name, each) = (&self.queues.classes.rules[rule].name, self.queues.classes.each(rule).phrase());
+        let mut text = format!("rule {name}: {limit}{each}");
         let fresh = Bucket::default();
         let bucket = class.map_or(&fresh, |c| &c.account.bucket);
         let tokens = |b: &Bucket, l: &Limit| (b.tokens_s(now, l.depth) * l.rate * 1000.0).round() / 1000.0;

@@ -91,7 +91,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             name: "guard_batches",
             default: "64",
             range: Range::Integer(0, 1_000_000),
-            doc: "Batches of a server that may leave out its oldest request, with order_within=offset; 0: any number.",
+            doc: "Batches of a server that may pass over its oldest request, with order_within=offset; 0: any number.",
         },
         ParamInfo {
             name: "work_conserving",

@@ -178,7 +178,7 @@ impl Decoder {
     }
 
     fn record(&mut self, first: u8, rest: &mut Bytes) -> Result<Record, &'static str> {
-        const CUT: &str = "a record that goes on behind its block";
+        const CUT: &str = "a record that extends beyond its block";
         let context = &mut self.context;
         if first & tag::STREAM != 0 {
             let at = rest.number().ok_or(CUT)?;

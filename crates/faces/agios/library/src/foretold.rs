@@ -46,7 +46,7 @@ impl Foretelling {
             }
             let failure = if state.0.lock().stopped { None } else { load(&shared, &traces).err() };
             if let Some(why) = &failure {
-                shared.complain(&format!("no requests are foretold: {why}"));
+                shared.complain(&format!("no requests are predicted: {why}"));
             }
             let mut progress = state.0.lock();
             progress.failure = failure;

@@ -55,7 +55,7 @@ pub struct Shared {
     pub complete_on_return: bool,
     /// The library's thread decides by it; others look at it seldom.
     pub desk: Mutex<Desk>,
-    /// Names of files by their keys, while a trace is written; so many files as a trace has at most.
+    /// Names of files by key, while a trace is written; at most as many files as a trace may have.
     names: Option<Mutex<FxHashMap<u64, Box<[u8]>>>>,
     /// Requests given to a callback at most.
     pub together_max: usize,
@@ -378,7 +378,7 @@ fn trace(shared: &Arc<Shared>, prefix: &str, suffix: &str, bytes: usize) -> Resu
         let path_of = Box::new(move |key| ours.upgrade()?.name_of(key));
         let complain = move |error: &TraceError| {
             if let Some(shared) = theirs.upgrade() {
-                shared.complain(&format!("the trace ends here, the library goes on: {error}"));
+                shared.complain(&format!("the trace ends here, the library continues: {error}"));
             }
         };
         match Recorder::create(path.as_ref(), &options, Some(path_of), complain) {

@@ -63,7 +63,7 @@ impl Drop for Reaped {
     }
 }
 
-/// Waits for a process at most so long.
+/// Waits for a process, with a time limit.
 pub fn wait(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
     let end = Instant::now() + limit;
     loop {

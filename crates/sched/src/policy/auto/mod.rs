@@ -53,7 +53,7 @@ const UNDONE_MAX: usize = 16;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "auto",
-    summary: "Choose by a table from what is below and what is observed; above what sorts by itself, hand over at once.",
+    summary: "Choose by a table from the layer below and observations; above a layer that sorts, hand over at once.",
     source: "table trained in the simulator; the papers leave the choice to future work (agios-2013, VI; twins-2017, VIII)",
     // The laws and drivers ask the acting policy.
     conduct: Conduct {

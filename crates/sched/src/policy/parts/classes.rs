@@ -50,14 +50,14 @@ impl Each {
         }
     }
 
-    /// The word for it in rules.
-    pub fn word(self) -> &'static str {
+    /// In words, after a rule: ` for each job`, or nothing.
+    pub fn phrase(self) -> &'static str {
         match self {
-            Each::Rule => "rule",
-            Each::Job => "job",
-            Each::User => "user",
-            Each::Client => "client",
-            Each::File => "file",
+            Each::Rule => "",
+            Each::Job => " for each job",
+            Each::User => " for each user",
+            Each::Client => " for each client",
+            Each::File => " for each file",
         }
     }
 }
@@ -107,12 +107,11 @@ impl<A: Default> Classes<A> {
         (rule, self.each(rule).key(who))
     }
 
-    /// The class of a request if it exists, else the index of the matching rule.
-    pub fn find(&self, who: &Who) -> Result<u32, usize> {
-        match self.look_up(who) {
-            (rule, None) => Ok(rule as u32),
-            (rule, Some(key)) => self.by_key.get(&(rule, key)).copied().ok_or(rule),
-        }
+    /// The matching rule, and the class of a request if it exists.
+    pub fn matching(&self, who: &Who) -> (usize, Option<&Class<A>>) {
+        let (rule, key) = self.look_up(who);
+        let class = key.map_or(Some(rule as u32), |key| self.by_key.get(&(rule, key)).copied());
+        (rule, class.map(|class| self.get(class)))
     }
 
     /// The class of a request, created if missing. `as_new` says whether an account may be dropped.
@@ -197,10 +196,10 @@ mod tests {
     fn one_account_or_one_each() {
         let mut c = classes("big: job=1 {weight=2}; rest: user=5 {each=job}").unwrap();
         assert_eq!(c.of(&who(1, 5), |_| false), 0);
-        assert_eq!(c.of(&who(2, 6), |_| false), 2, "none fits");
-        assert_eq!(c.find(&who(2, 5)), Err(1));
+        assert_eq!(c.of(&who(2, 6), |_| false), 2, "no rule matches");
+        assert!(matches!(c.matching(&who(2, 5)), (1, None)));
         let (a, b) = (c.of(&who(2, 5), |_| false), c.of(&who(3, 5), |_| false));
-        assert!(a != b && c.find(&who(3, 5)) == Ok(b));
+        assert!(a != b && c.matching(&who(3, 5)).1.is_some_and(|class| std::ptr::eq(class, c.get(b))));
         assert_eq!((c.get(b).key, c.get(b).rule, c.all().count()), (Some(3), 1, 5));
         assert!(classes("a: * {each=pid}").err().unwrap().contains("each=pid in rule a is none of rule, job"));
         assert!(classes("a: * {rate=1}").err().unwrap().contains("it has: weight, each"));
@@ -219,6 +218,8 @@ mod tests {
         for job in 200_000..202_000 {
             c.of(&who(job, 0), |_| true);
         }
-        assert!(c.all().count() < 3000 && c.find(&who(1, 0)) == Ok(class));
+        assert!(
+            c.all().count() < 3000 && c.matching(&who(1, 0)).1.is_some_and(|known| std::ptr::eq(known, c.get(class)))
+        );
     }
 }

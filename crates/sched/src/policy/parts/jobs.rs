@@ -61,7 +61,7 @@ pub(in crate::policy) const GUARD: ParamInfo = ParamInfo {
     name: "guard_batches",
     default: "256",
     range: Range::Integer(0, 1_000_000),
-    doc: "Batches that may leave out the job with the oldest access; 0: any number.",
+    doc: "Batches that may pass over the job with the oldest access; 0: any number.",
 };
 pub(in crate::policy) const JOB_ORDER: ParamInfo = ParamInfo {
     name: "job_order",

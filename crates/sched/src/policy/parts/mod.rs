@@ -24,6 +24,7 @@ pub(super) mod rounds;
 pub(super) mod rules;
 pub(super) mod runs;
 pub(super) mod server_queues;
+pub(super) mod shares;
 pub(super) mod tournament;
 pub(super) mod turns;
 pub(super) mod windows;
