@@ -1,5 +1,5 @@
-//! Whether it is worth looking into the page cache before a read is scheduled: where it hardly ever has what is asked for,
-//! looking costs a system call for nothing.
+//! Decides whether to look in the page cache before a read is scheduled: if reads are rarely cached, looking wastes a
+//! system call.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 const MISSES_MAX: u32 = 32;
 const SELDOM: u32 = 16;
 
-/// What came of the last tries.
+/// The results of recent tries.
 #[derive(Default, Debug)]
 pub struct CachedReads {
     misses: AtomicU32,
-    /// Reads that were not tried since the last one that was.
+    /// Reads not tried since the last try.
     left_out: AtomicU32,
 }
 
 impl CachedReads {
-    /// A read came that might be in memory.
+    /// A read arrived that might be cached. True if it should be tried.
     pub fn are_worth_a_try(&self) -> bool {
         if self.misses.load(Relaxed) < MISSES_MAX {
             return true;
@@ -24,11 +24,11 @@ impl CachedReads {
         self.left_out.fetch_add(1, Relaxed) % SELDOM == SELDOM - 1
     }
 
-    /// One was tried, and was in memory or not.
+    /// Records a try.
     pub fn came(&self, hit: bool) {
         match hit {
             true => self.misses.store(0, Relaxed),
-            // Several at once may count beyond the bound, to no harm.
+            // Concurrent counts may exceed the bound, which is harmless.
             false if self.misses.load(Relaxed) < MISSES_MAX => drop(self.misses.fetch_add(1, Relaxed)),
             false => {}
         }

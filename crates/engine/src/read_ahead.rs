@@ -1,11 +1,11 @@
-//! Reads ahead of the clients of a server: what foresight predicts of a file, and what clients say that they will read of
-//! it (hints), is read into the page cache before it is asked for. Gives [`ReadingAhead`] and [`Hints`] a lock, the clock
-//! and the file; threads are the server's.
+//! Reads ahead of a server's clients: what foresight predicts of a file, and what clients hint, is read into the page
+//! cache before it is requested. Gives [`ReadingAhead`] and [`Hints`] a lock, the clock and the file; threads are the
+//! server's.
 //!
-//! The kernel's own read-ahead keeps one state for each open file, and a server reads a file through one open file for
-//! all clients: streams of several clients disturb one another there. Here each has a stream of its own, with an
-//! account that stops it where it does not pay. Predicted extents go through the server's core as speculations: along
-//! with the request that they continue, or alone while little else is under way.
+//! The kernel's own read-ahead keeps one state per open file, and a server reads a file through one open file for all
+//! clients: streams of several clients disturb one another there. Here each stream is separate, with an account that
+//! stops it where it does not pay. Predicted extents pass through the server's core as speculations: along with the
+//! request that they continue, or alone while little else is in flight.
 
 use std::io;
 use std::ops::Range;
@@ -19,38 +19,38 @@ use serde_json::{Value, json};
 
 use crate::now;
 
-/// A file whose bytes are read through a page cache.
+/// A file that is read through a page cache.
 pub trait PagedFile {
-    /// Its length, bytes; 0 when it cannot be told.
+    /// Its length, bytes; 0 if unknown.
     fn len_bytes(&self) -> u64;
 
     /// Whether a byte is in the page cache. Does not wait.
     fn has(&self, at: u64) -> bool;
 
-    /// Begins to read a range into the page cache, and does not wait for it. A hint: it may do nothing.
+    /// Starts reading a range into the page cache, without waiting. A hint: it may do nothing.
     fn will_read(&self, range: Range<u64>);
 
-    /// Waits until a range that was begun is in the page cache, as far as the file reaches.
+    /// Waits until a started range is in the page cache, as far as the file reaches.
     fn wait_for(&self, range: Range<u64>) -> io::Result<()>;
 }
 
-/// What is read ahead, and what becomes of it.
+/// The state of reading ahead.
 #[derive(Debug)]
 pub struct ReadAhead {
-    /// What both kinds may have outstanding together, bytes.
+    /// Limit of outstanding bytes, for both kinds together.
     budget_bytes: u64,
     rule: Mutex<ReadingAhead>,
     hints: Mutex<Hints>,
     /// Hints are outstanding.
     is_hinted: AtomicBool,
-    /// The rule sleeps, so that requests need not wait for its lock.
+    /// The rule sleeps, so requests need not take its lock.
     sleeps: AtomicBool,
     /// Bytes of reads that had to wait for the device.
     waited_bytes: AtomicU64,
 }
 
 impl ReadAhead {
-    /// With a bound for what is read ahead and not yet asked for.
+    /// With a limit of bytes read ahead and not yet requested.
     pub fn new(budget_bytes: u64) -> ReadAhead {
         ReadAhead {
             budget_bytes,
@@ -62,7 +62,8 @@ impl ReadAhead {
         }
     }
 
-    /// A client says what it will read. How many bytes are, or are to be, read ahead for it, and which of them are new.
+    /// A client announces what it will read. Returns how many bytes are, or will be, read ahead for it, and which of
+    /// them are new.
     pub fn hinted(
         &self,
         file: (u64, &dyn PagedFile),
@@ -78,7 +79,7 @@ impl ReadAhead {
         })
     }
 
-    /// Lets the hints change; what they leave of the budget is for predictions.
+    /// Updates the hints; predictions get the rest of the budget.
     fn with_hints<T>(&self, change: impl FnOnce(&mut Hints) -> T) -> T {
         let mut hints = self.hints.lock();
         let before = hints.totals().outstanding_bytes;
@@ -91,7 +92,7 @@ impl ReadAhead {
         changed
     }
 
-    /// A request came: what becomes of the hints of these bytes.
+    /// A request arrived: updates the hints of these bytes.
     fn observe_hints(&self, op: Op, file: u64, extent: Range<u64>) {
         match op {
             Op::Read => self.with_hints(|hints| hints.read(file, extent, now().0)),
@@ -108,7 +109,7 @@ impl ReadAhead {
         self.sleeps.store(false, Relaxed);
     }
 
-    /// A request of a client came. What should be read ahead now, none of it beyond the file's end.
+    /// A request of a client arrived. Returns what to read ahead now, within the file's end.
     pub fn observe(
         &self,
         op: Op,
@@ -142,19 +143,19 @@ impl ReadAhead {
         predictions
     }
 
-    /// Reads of earlier runs that will probably be made again; those before are forgotten.
+    /// Sets reads of earlier runs that will probably be repeated, replacing previous ones.
     pub fn foretell(&self, queues: Option<&PredictedQueues>) {
-        // Off the lock: there may be a million.
+        // Outside the lock: there may be a million.
         let earlier = queues.map(|queues| Arc::new(EarlierReads::of(queues)));
         self.rule.lock().foretell(earlier);
     }
 
-    /// Requests will not be observed for a while: what is outstanding is forgotten, without a judgement.
+    /// Requests will not be observed for a while: forgets outstanding extents without judging them.
     pub fn rest(&self) {
         self.rule.lock().rest();
     }
 
-    /// Reads a speculation into the page cache and waits for it; on a thread that may wait.
+    /// Reads a speculation into the page cache and waits for it, on a thread that may block.
     pub fn fetch(&self, (key, file): (u64, &dyn PagedFile), extent: Range<u64>) -> io::Result<()> {
         if is_there(&extent, |at| file.has(at)) {
             self.was_there(key, extent);
@@ -167,7 +168,7 @@ impl ReadAhead {
         Ok(())
     }
 
-    /// Waits until what was begun is in the page cache, and takes note step by step; on a thread that may wait.
+    /// Waits until a started extent is in the page cache, recording progress, on a thread that may block.
     pub fn follow(&self, (key, file): (u64, &dyn PagedFile), extent: &Range<u64>) -> io::Result<()> {
         const STEP_BYTES: u64 = 512 << 10;
         let mut at = extent.start;
@@ -180,12 +181,12 @@ impl ReadAhead {
         Ok(())
     }
 
-    /// A speculation was in memory already: the prediction gained and cost nothing.
+    /// A speculation was already cached: the prediction gained and cost nothing.
     pub fn was_there(&self, file: u64, extent: Range<u64>) {
         self.rule.lock().was_there(file, extent);
     }
 
-    /// Bytes of a speculation have come into memory; those of one prediction come in order.
+    /// Bytes of a speculation have arrived; those of one prediction arrive in order.
     pub fn arrived(&self, file: u64, extent: &Range<u64>) {
         self.rule.lock().arrived(file, extent);
     }
@@ -199,7 +200,7 @@ impl ReadAhead {
         self.sleeps.store(false, Relaxed);
     }
 
-    /// For the server's status.
+    /// State for the server's status.
     pub fn describe(&self) -> Value {
         let t = self.rule.lock().totals();
         let h = self.with_hints(|hints| {

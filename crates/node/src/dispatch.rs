@@ -29,7 +29,6 @@ pub struct Entry<T> {
 impl<T> Entry<T> {
     /// An entry for a batch of an I/O node's core; `file` is the stable key, `split` as for
     /// [`core_requests`](crate::core_requests).
-    /// [`core_requests`](crate::core_requests).
     pub fn of(batch: &Batch, file: u64, split: bool, token: T) -> Entry<T> {
         let extent = batch.extent;
         let space = if split { extent.lane.0 } else { 0 };
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stuck_holds_no_place_and_what_may_not_go_keeps_its_own() {
+    fn stuck_requests_hold_no_slot_and_skipped_entries_keep_their_order() {
         let mut q = DispatchQueue::new(1, 4, 1 << 20);
         (0..4).for_each(|i| q.push(Entry { space: i as u16 % 2, ..entry(u64::from(i), 0, i) }));
         assert_eq!(tokens(q.pop()), [0]);
