@@ -124,6 +124,8 @@ fn mistakes_are_told_before_anything_starts() {
         (&["bench", "compare", "none"], "at least two"),
         (&["bench", "compare", "none,mlf", "--baseline", "fifo"], "none of the systems"),
         (&["bench", "run", "--device", "tape"], "device model tape"),
+        (&["bench", "run", "--cold"], "--cold needs --dir"),
+        (&["bench", "run", "--cold", "--dir", "/tmp", "--device", "disk"], "--device is disk"),
         (&["bench", "run", "--pattern", "zigzag"], "strided"),
         (&["bench", "run", "--request-size", "0"], "at least 1"),
         (&["bench", "run", "--apps", "3", "--start-at", "0s,1s"], "one for each"),
@@ -221,4 +223,45 @@ fn a_modelled_disk_below_the_kernel_is_measured_and_removed_even_after_a_kill() 
     let left = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let disks = left.filter(|name| name.to_string_lossy().starts_with("impresario-kernel-disk-"));
     assert_eq!(disks.count(), 0, "the folder of a disk is left");
+}
+
+#[test]
+fn a_cold_run_reads_from_the_device_of_its_folder() {
+    if !require("root") {
+        return;
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if let Err(why) = impresario_workload::programs::BlockDevice::under(dir.path()) {
+        return impresario_testing::skip("block device", why);
+    }
+    let file = dir.path().join("run.json");
+    let output = impresario(&[
+        "bench",
+        "run",
+        "--cold",
+        "--data-servers",
+        "1",
+        "--io-nodes",
+        "0",
+        "--pattern",
+        "contiguous",
+        "--apps",
+        "1",
+        "--processes",
+        "2",
+        "--request-size",
+        "64k",
+        "--size",
+        "1m",
+        "--op",
+        "read",
+        "--dir",
+        dir.path().to_str().unwrap(),
+        "--json",
+        file.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", told(&output));
+    let servers = &json(&file)["cases"][0]["results"][0]["servers"];
+    assert!(servers["at_disk"]["bytes"].as_u64().unwrap() >= 2 << 20, "{servers}");
+    assert!(servers["at_disk"]["requests"].as_u64().unwrap() > 0, "{servers}");
 }

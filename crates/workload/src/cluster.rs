@@ -14,6 +14,7 @@ use impresario_transport::{Keys, key_file_name};
 
 use crate::children::Children;
 use crate::kernel_disk::{self, KernelDisk};
+use crate::programs::{BlockDevice, drop_caches};
 use crate::stop::Stop;
 
 /// How long the servers may take until all respond.
@@ -36,6 +37,9 @@ pub struct Plan {
     pub device: Option<DeviceParams>,
     /// Model of a disk below the kernel's own storage stack, one for every data server ([`KernelDisk`]); needs root.
     pub kernel_disk: Option<DeviceParams>,
+    /// Whether each run begins with an empty page cache (of the whole machine; needs root), so that reads come from the
+    /// block device of `parent`, whose requests are counted.
+    pub cold: bool,
     /// Strip size of new files, bytes.
     pub stripe_bytes: u32,
     /// How far data servers read ahead of a stream, bytes; 0: not at all.
@@ -61,6 +65,7 @@ impl Default for Plan {
             io_policy: PolicySpec::named("fifo"),
             device: None,
             kernel_disk: None,
+            cold: false,
             stripe_bytes: 64 << 10,
             read_ahead_bytes: impresario_config::Data::READ_AHEAD_BYTES,
             in_flight_requests: 0,
@@ -87,6 +92,7 @@ pub struct OwnCluster {
     children: Children,
     here: Vec<impresario_server::process::Started>,
     kernel_disks: Arc<[KernelDisk]>,
+    cold_device: Option<BlockDevice>,
     dir: tempfile::TempDir,
 }
 
@@ -146,6 +152,10 @@ impl OwnCluster {
                 keys.for_role(role).store(&config.cluster.key_dir.join(key_file_name(role)))?;
             }
         }
+        let cold_device = plan.cold.then(|| BlockDevice::under(dir.path())).transpose()?;
+        if plan.cold {
+            drop_caches()?;
+        }
         let mut disks = Vec::new();
         if let Some(params) = &plan.kernel_disk {
             let parent = dir.path().parent().context("the folder of the cluster")?;
@@ -157,12 +167,18 @@ impl OwnCluster {
                 disks.push(disk);
             }
         }
-        Ok(OwnCluster { config, children: Children::default(), here: Vec::new(), kernel_disks: disks.into(), dir })
+        let kernel_disks = disks.into();
+        Ok(OwnCluster { config, children: Children::default(), here: Vec::new(), kernel_disks, cold_device, dir })
     }
 
     /// The modelled disks below the kernel's storage stack, in the order of the data servers; empty without.
     pub fn kernel_disks(&self) -> &Arc<[KernelDisk]> {
         &self.kernel_disks
+    }
+
+    /// The machine's own device that runs read from with an empty page cache; none unless [`Plan::cold`] asks for it.
+    pub fn cold_device(&self) -> Option<&BlockDevice> {
+        self.cold_device.as_ref()
     }
 
     /// Starts a cluster on threads of this process: for tests, where this program is not `impresario`.

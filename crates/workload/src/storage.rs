@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use impresario_base::lock::Mutex;
 use impresario_client::{Access, Client, ClientOptions, CreateOptions, File, KeyRole, Via, admin};
 use impresario_config::Config;
 use impresario_layout::Layout;
@@ -15,7 +16,7 @@ use serde_json::Value;
 use crate::access::{DeviceObservation, FileIo, FilePlace, Identity, Moved, Observation, Process, Target};
 use crate::cluster::OwnCluster;
 use crate::kernel_disk::KernelDisk;
-use crate::programs::drop_caches;
+use crate::programs::{BlockDevice, Counts, drop_caches};
 use crate::system::{Switch, System};
 
 /// Timeout of a server's reply to a control call.
@@ -29,21 +30,24 @@ pub struct Storage {
     direct: bool,
     pids: Vec<u32>,
     kernel_disks: Arc<[KernelDisk]>,
+    /// The machine's own device below the servers' folders and what it had counted before the run, where runs are cold.
+    cold_device: Option<(BlockDevice, Mutex<Counts>)>,
 }
 
 impl Storage {
     /// An existing cluster.
     pub fn new(config: Config) -> Storage {
         let access = Access::of(&config, KeyRole::Admin);
-        Storage { config, access, direct: false, pids: Vec::new(), kernel_disks: Arc::default() }
+        Storage { config, access, direct: false, pids: Vec::new(), kernel_disks: Arc::default(), cold_device: None }
     }
 
     /// A cluster of our own.
     pub fn of(cluster: &OwnCluster) -> Storage {
         let pids = cluster.pids().into_iter().map(|(_, pid)| pid).collect();
         let kernel_disks = Arc::clone(cluster.kernel_disks());
+        let cold_device = cluster.cold_device().map(|device| (device.clone(), Mutex::default()));
         let config = cluster.config.clone();
-        Storage { access: Access::of(&config, KeyRole::Admin), config, direct: false, pids, kernel_disks }
+        Storage { access: Access::of(&config, KeyRole::Admin), config, direct: false, pids, kernel_disks, cold_device }
     }
 
     /// The same, bypassing its I/O nodes.
@@ -117,7 +121,7 @@ impl Target for Storage {
     /// Destages an earlier run's data from the drives' write caches: a sync of any file does that. (Read caches are
     /// cleared with the statistics, see [`Target::reset`].)
     fn cool(&self) -> Result<()> {
-        if !self.kernel_disks.is_empty() {
+        if !self.kernel_disks.is_empty() || self.cold_device.is_some() {
             drop_caches()?;
         }
         let model = |name: &Option<String>| name.as_ref().and_then(|n| self.config.device.get(n));
@@ -131,6 +135,9 @@ impl Target for Storage {
 
     fn reset(&self) -> Result<()> {
         self.kernel_disks.iter().try_for_each(KernelDisk::reset)?;
+        if let Some((device, began)) = &self.cold_device {
+            *began.lock() = device.counts()?;
+        }
         each(self.data().chain(self.io()), |_, address| Ok(admin::reset_statistics(&self.access, address, PATIENCE)?))
             .map(|_| ())
     }
@@ -140,6 +147,8 @@ impl Target for Storage {
         let mut seen = observation(data, io);
         if !self.kernel_disks.is_empty() {
             observe_kernel_disks(&self.kernel_disks, &mut seen)?;
+        } else if let Some((device, began)) = &self.cold_device {
+            seen.at_disk = of_device(device.counts()?.since(*began.lock()));
         }
         Ok(seen)
     }
@@ -201,14 +210,17 @@ impl Switch for Storage {
     }
 }
 
+/// Reads and writes of a device together.
+fn of_device(counts: Counts) -> Moved {
+    Moved { requests: counts.reads + counts.writes, bytes: counts.read_bytes + counts.write_bytes }
+}
+
 /// Requests that reached the modelled disks below the kernel: counts by the kernel, times by the model.
 fn observe_kernel_disks(disks: &[KernelDisk], seen: &mut Observation) -> Result<()> {
     seen.at_disk = Moved::default();
     let mut device = DeviceObservation::default();
     for disk in disks {
-        let counts = disk.counts()?;
-        let bytes = counts.read_bytes + counts.write_bytes;
-        seen.at_disk = seen.at_disk.plus(Moved { requests: counts.reads + counts.writes, bytes });
+        seen.at_disk = seen.at_disk.plus(of_device(disk.counts()?));
         let status = disk.status();
         device.requests += status.transfers;
         device.mean_service_us += status.transfers as f64 * status.service_mean_ms * 1e3;

@@ -178,6 +178,9 @@ pub struct ClusterArgs {
     /// under this kernel's page cache, read-ahead and I/O scheduler; needs root) or none
     #[arg(long, default_value = "none", value_name = "MODEL")]
     device: String,
+    /// Empty this machine's page cache before each run, so that reads come from the device of --dir; needs root
+    #[arg(long, conflicts_with = "config")]
+    cold: bool,
     /// The modelled disk reports writes as done when they are in its memory
     #[arg(long)]
     disk_write_cache: bool,
@@ -242,6 +245,12 @@ impl ClusterArgs {
             "kernel-disk" => (None, Some(params)),
             other => return Err(usage(format!("there is no device model {other}: disk, kernel-disk or none"))),
         };
+        if self.cold && self.dir.is_none() {
+            return Err(usage("--cold needs --dir, a folder on the disk to measure: by default files lie in memory"));
+        }
+        if self.cold && self.device != "none" {
+            return Err(usage(format!("--cold is for the machine's own disk, and --device is {}", self.device)));
+        }
         let stripe_bytes =
             u32::try_from(self.stripe_size).map_err(|_| usage("--stripe-size must be less than 4 GiB"))?;
         Ok(Plan {
@@ -251,6 +260,7 @@ impl ClusterArgs {
             io_policy: policy(&self.io_policy).map_err(usage)?,
             device,
             kernel_disk,
+            cold: self.cold,
             stripe_bytes,
             read_ahead_bytes: self.read_ahead,
             in_flight_requests: self.depth,
