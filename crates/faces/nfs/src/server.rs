@@ -79,7 +79,7 @@ impl Settings {
             key: HandleKey::random()?,
             policy: PolicySpec::named("auto"),
             in_flight_requests: 16,
-            read_ahead_bytes: 64 << 20,
+            read_ahead_bytes: 0,
             schedule_cached_reads: false,
             name_threads: 16,
             max_connections: 1024,

@@ -21,10 +21,13 @@ fn content(offset: u64, len: u64) -> Vec<u8> {
     (offset..offset + len).map(|at| (at.wrapping_mul(31) ^ at >> 8) as u8).collect()
 }
 
-/// A server before a page cache that has nothing of the file of that length, which a client has found.
+/// A server that reads ahead, before a page cache that has nothing of the file of that length, which a client has found.
 fn cold(len: u64, change: impl FnOnce(&mut Settings)) -> (Served, Client, Vec<u8>) {
     let tree = MemoryTree::with_page_cache();
-    let served = serve(&tree, change);
+    let served = serve(&tree, |settings| {
+        settings.read_ahead_bytes = 64 << 20;
+        change(settings);
+    });
     let (mut client, root) = served.mounted();
     let file = client.create(&root, "f", &SetAttr::default()).unwrap();
     for offset in (0..len).step_by(MIB as usize) {
@@ -89,6 +92,7 @@ fn streams_of_several_clients_are_read_ahead_within_budget_and_file() {
 
 #[test]
 fn nothing_is_read_ahead_unless_it_is_to_be() {
+    assert_eq!(Settings::new(Vec::new()).unwrap().read_ahead_bytes, 0);
     let off = |settings: &mut Settings| settings.read_ahead_bytes = 0;
     let none = |settings: &mut Settings| settings.policy = PolicySpec::named("none");
     for change in [off as fn(&mut Settings), none] {
@@ -119,7 +123,7 @@ fn nothing_is_read_ahead_unless_it_is_to_be() {
 /// Without a page cache there is nothing to read ahead into.
 #[test]
 fn a_folder_in_memory_is_left_alone() {
-    let served = serve(&MemoryTree::new(), |_| ());
+    let served = serve(&MemoryTree::new(), |settings| settings.read_ahead_bytes = 64 << 20);
     let (mut client, root) = served.mounted();
     let file = client.create(&root, "f", &SetAttr::default()).unwrap();
     client.write(&file, 0, &content(0, MIB), Stability::File).unwrap();

@@ -27,6 +27,8 @@ use crate::meta::COUNT_BITS;
 const ENTRIES: u32 = 1000;
 /// How often names are walked until a walk has certainly missed nothing.
 const WALKS_MAX: usize = 4;
+/// How often a directory is asked for again that could not be examined but is there.
+const DIRECTORY_TRIES: u32 = 10;
 /// How often it is told how far the check is.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Files that are suspected at once; of more, the check says so.
@@ -229,12 +231,15 @@ impl Check<'_> {
         while let Some(directory) = directories.pop() {
             self.report.directories += u64::from(judges);
             let mut after = Vec::new();
+            let mut tries = 0..DIRECTORY_TRIES;
             loop {
                 let what = Examine::Directory { path: directory.clone(), after: after.clone(), max: ENTRIES };
                 let entries = match self.examine(what) {
                     Ok(looked) => looked.entries,
                     // Removed or renamed meanwhile: the next walk, or the list of renamed files, knows.
                     Err(_) if self.options.online && !self.is_there(&directory)? => break,
+                    // Renamed away and back between the two questions.
+                    Err(_) if self.options.online && tries.next().is_some() => continue,
                     Err(error) => return Err(error),
                 };
                 let Some(last) = entries.last() else { break };
