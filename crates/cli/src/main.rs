@@ -11,6 +11,7 @@ mod bench;
 mod calibrate;
 mod children;
 mod config_command;
+mod conformance;
 mod demo;
 mod explain;
 mod fsck;
@@ -80,6 +81,7 @@ enum Command {
     Assist(assist::Command),
     Bench(Box<bench::Args>),
     Calibrate(calibrate::Args),
+    Conformance(Box<conformance::Args>),
     Demo(demo::Args),
     Sim(Box<sim::Args>),
     #[command(subcommand)]
@@ -141,6 +143,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Assist(command) => assist::run(command),
         Command::Bench(args) => bench::run(*args),
         Command::Calibrate(args) => calibrate::run(args),
+        Command::Conformance(args) => conformance::run(*args),
         Command::Demo(args) => demo::run(args),
         Command::Sim(args) => sim::run(*args),
         Command::Trace(command) => trace::run(command),

@@ -19,5 +19,5 @@ mod names;
 mod options;
 mod striping;
 
-pub use mount::{MountError, Mounted, mount};
+pub use mount::{MountError, Mounted, mount, mount_file_system};
 pub use options::MountOptions;

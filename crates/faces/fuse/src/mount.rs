@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fuser::{Config, Session, SessionACL};
+use fuser::{Config, Filesystem, Session, SessionACL};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_client::{Client, ClientError};
 use rustix::io::Errno;
@@ -121,15 +121,27 @@ impl Ended {
 /// Mounts the cluster that `client` reaches on the directory `mountpoint` and serves it from its own threads until it
 /// is unmounted.
 pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mounted, MountError> {
-    let path = usable(mountpoint)?;
-    drop(device::open().map_err(|source| MountError::NoFuse { source })?);
+    let path = mountable(mountpoint)?;
     client.stat(b"").map_err(|source| MountError::Cluster { path: path.clone(), source })?;
+    mount_at(Face::new(client, options.clone()), path, options)
+}
 
+/// Mounts any file system and serves it like a cluster: with the same threads, permissions checked by the kernel, and
+/// [`Mounted`] to end it.
+pub fn mount_file_system(
+    file_system: impl Filesystem,
+    mountpoint: &Path,
+    options: MountOptions,
+) -> Result<Mounted, MountError> {
+    mount_at(file_system, mountable(mountpoint)?, options)
+}
+
+fn mount_at(file_system: impl Filesystem, path: PathBuf, options: MountOptions) -> Result<Mounted, MountError> {
     let refused = |source| MountError::Refused { path: path.clone(), source };
     let fuse = device::mount(&path, &options).map_err(refused)?;
     let device = mountpoint::mounted_at(&path).map(|line| line.device);
     let mounted = Mounted { path: path.clone(), device, ended: Arc::default() };
-    serve(client, options, fuse, &path, mounted.ended.clone()).map_err(|source| {
+    serve(file_system, options, fuse, &path, mounted.ended.clone()).map_err(|source| {
         mounted.ended.set(Err(source.to_string()));
         refused(source)
     })?;
@@ -137,13 +149,19 @@ pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> R
 }
 
 /// Starts the threads that answer the kernel; they end when it is unmounted.
-fn serve(client: Arc<Client>, options: MountOptions, fuse: OwnedFd, path: &Path, ending: Arc<Ended>) -> io::Result<()> {
+fn serve(
+    file_system: impl Filesystem,
+    options: MountOptions,
+    fuse: OwnedFd,
+    path: &Path,
+    ending: Arc<Ended>,
+) -> io::Result<()> {
     let read_ahead_bytes = options.read_ahead_bytes;
     let mut config = Config::default();
     config.n_threads = Some(options.thread_count());
     config.clone_fd = true;
     let acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    let session = Session::from_fd(Face::new(client, options), fuse, acl, config)?;
+    let session = Session::from_fd(file_system, fuse, acl, config)?;
     if let Err(error) = mountpoint::set_read_ahead(path, read_ahead_bytes) {
         tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; a larger value needs root");
     }
@@ -152,6 +170,13 @@ fn serve(client: Arc<Client>, options: MountOptions, fuse: OwnedFd, path: &Path,
         ending.set(outcome);
     })?;
     Ok(())
+}
+
+/// The mount point, if FUSE is available and it can be mounted on.
+fn mountable(mountpoint: &Path) -> Result<PathBuf, MountError> {
+    let path = usable(mountpoint)?;
+    drop(device::open().map_err(|source| MountError::NoFuse { source })?);
+    Ok(path)
 }
 
 /// The mount point with symbolic links resolved, if it can be mounted on.

@@ -1,0 +1,127 @@
+//! `impresario conformance`: does an integration of the scheduler keep what its users rely on?
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use impresario_base::units::parse_duration;
+use impresario_conformance::{Error, Options};
+use impresario_workload::usage::usage;
+
+use crate::print;
+
+/// Check that a mount keeps the order of requests, their identity, and answers each
+///
+/// For file systems and servers that embed the scheduler, and any others. Many processes read and write contents that say
+/// who wrote them, where and when; every byte that is read is compared with the writes that the read may return. A check
+/// that fails says what it saw: the offset, what was expected and what was found.
+///
+/// PATH is a folder of the mount; a folder of its own is made in it and removed.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario conformance /mnt/x
+  impresario conformance /mnt/x --below /bricks/0 --seconds 60 --json | jq '.checks[] | select(.outcome == \"fail\")'
+  impresario conformance /mnt/x --only rename --only unlink --seed 7
+  impresario conformance --list
+
+Exit status:
+  0  no check failed
+  1  a check failed, the run was interrupted, or the target does not answer
+  2  the command line is wrong, or the target is not one that can be checked")]
+pub struct Args {
+    /// A folder of a mount
+    #[arg(value_name = "PATH", required_unless_present_any = ["list", "agent"])]
+    target: Option<OsString>,
+    /// How long the random parts take together; every check makes at least one round
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20")]
+    seconds: Duration,
+    /// The seed of all random choices [default: drawn, and printed]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run this check only; may be given several times
+    #[arg(long, value_name = "CHECK")]
+    only: Vec<String>,
+    /// A request without an answer for so long counts as lost
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30")]
+    timeout: Duration,
+    /// The folder below the mount in which the server keeps the same tree: what was synced must be there
+    #[arg(long, value_name = "FOLDER")]
+    below: Option<PathBuf>,
+    /// A shell command that stops the server and starts it again, for the check shutdown
+    #[arg(long, value_name = "COMMAND")]
+    restart: Option<String>,
+    /// As JSON, for programs
+    #[arg(long)]
+    json: bool,
+    /// List the checks and end
+    #[arg(long)]
+    list: bool,
+    /// Serve another conformance run, which started this process
+    #[arg(long, hide = true)]
+    agent: bool,
+}
+
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.agent {
+        impresario_conformance::serve_agent().context("--agent is for the program's own use")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.list {
+        return print(list().as_bytes());
+    }
+    if args.timeout < Duration::from_secs(1) {
+        return Err(usage("--timeout: a request may take a second on a busy machine; give at least 1s"));
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // The second one ends the program as usual.
+        signal_hook::flag::register_conditional_default(signal, stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let program = std::env::current_exe().context("this program's own path")?;
+    let stopped = stop.clone();
+    let options = Options {
+        target: args.target.unwrap_or_default(),
+        seed: args.seed.unwrap_or_else(drawn),
+        duration: args.seconds,
+        only: args.only,
+        patience: args.timeout,
+        below: args.below,
+        restart: args.restart,
+        export: String::new(),
+        overwrite: false,
+        agent: vec![program.into(), "conformance".into(), "--agent".into()],
+        stop,
+    };
+    // A run goes on though nobody reads how far it is.
+    let mut progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
+    let report = impresario_conformance::run(&options, &mut progress).map_err(|error| match error {
+        Error::Usage(text) => usage(text),
+        Error::Target(text) => anyhow::anyhow!(text),
+    })?;
+    match args.json {
+        true => print(format!("{}\n", serde_json::to_string_pretty(&report.json())?).as_bytes())?,
+        false => print(report.text().as_bytes())?,
+    };
+    // A run that was interrupted has not shown what it was to show.
+    let good = report.passed() && !stopped.load(Ordering::Relaxed);
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A seed that differs from run to run, short enough to type.
+fn drawn() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    impresario_base::random::mix(since.as_nanos() as u64 ^ u64::from(std::process::id())) >> 32
+}
+
+fn list() -> String {
+    let mut text = String::from("Checks of a mount:\n");
+    let (mount, _) = impresario_conformance::list();
+    mount.iter().for_each(|(name, summary)| text += &format!("  {name:<19} {summary}\n"));
+    text
+}

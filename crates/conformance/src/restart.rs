@@ -1,0 +1,47 @@
+//! Restarting the server under test, by the user's command.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::{Checking, fault};
+
+/// Shortest time that a restart may take.
+const RESTART_MIN: Duration = Duration::from_secs(60);
+
+/// Runs the command in a shell, within bounded time.
+pub(crate) fn run(command: &str, patience: Duration) -> Checking {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = match shell.spawn() {
+        Ok(child) => child,
+        Err(error) => return fault(format!("--restart: sh cannot be run: {error}")),
+    };
+    let limit = patience.max(RESTART_MIN);
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return fault(format!("--restart {command}: {status}")),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return fault(format!("--restart {command}: not done within {} s", limit.as_secs()));
+            }
+            Err(error) => return fault(format!("--restart {command}: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Stop;
+
+    #[test]
+    fn a_command_that_fails_is_named() {
+        assert_eq!(run("true", Duration::ZERO), Ok(()));
+        let Err(Stop::Fail(said)) = run("exit 3", Duration::ZERO) else { panic!("it failed") };
+        assert!(said.contains("exit 3") && said.contains('3'), "{said}");
+    }
+}
