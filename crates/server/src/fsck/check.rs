@@ -558,3 +558,61 @@ impl Check<'_> {
 fn has(record: &FileRecord, k: u16) -> bool {
     record.made & 1 << (k % 64) != 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Looked, Names};
+    use super::*;
+
+    /// Names with one directory, which cannot be examined so many times though it is there.
+    struct Flickering {
+        failures: u32,
+    }
+
+    impl Names for Flickering {
+        fn key_prefix(&self) -> Option<u64> {
+            None
+        }
+
+        fn examine(&mut self, what: Examine) -> Result<Looked, String> {
+            let directory = || Examined { name: b"d".into(), kind: Some(NodeKind::Dir), file: None };
+            let entries = match what {
+                Examine::Directory { path, .. } if !path.is_empty() && self.failures > 0 => {
+                    self.failures -= 1;
+                    return Err("cannot examine d: no such file or directory".into());
+                }
+                Examine::Directory { path, after, .. } if path.is_empty() && after.is_empty() => vec![directory()],
+                Examine::File { .. } => vec![directory()],
+                _ => Vec::new(),
+            };
+            Ok(Looked { entries, is_sure: true, ..Looked::default() })
+        }
+
+        fn settle(&mut self, _: &[u8], _: u64, _: FileKey) -> Result<(), String> {
+            Err("nothing to settle".into())
+        }
+
+        fn finish_removal(&mut self, _: &FileRecord, _: bool) -> Result<bool, String> {
+            Err("nothing to finish".into())
+        }
+    }
+
+    fn unchecked(online: bool, failures: u32) -> Vec<String> {
+        let options = Options { online, repair: false, delete_orphans: false, min_age: Duration::ZERO };
+        let sides = Sides { names: Some(Box::new(Flickering { failures })), objects: Vec::new() };
+        let text = "[meta]\naddress = \"127.0.0.1:7000\"\ndir = \"/m\"
+            [[data]]\nname = \"a\"\naddress = \"127.0.0.1:7100\"\ndir = \"/a\"";
+        let config = Config::parse(text, "c.toml".as_ref()).unwrap();
+        let mut report = Report::default();
+        run(&config, &options, sides, &mut report, &mut |_| ());
+        report.unchecked
+    }
+
+    #[test]
+    fn a_directory_renamed_and_back_meanwhile_is_examined_again() {
+        assert_eq!(unchecked(true, 1), [""; 0]);
+        assert_eq!(unchecked(true, DIRECTORY_TRIES), [""; 0]);
+        assert_eq!(unchecked(true, u32::MAX).len(), 1);
+        assert_eq!(unchecked(false, 1), ["cannot examine d: no such file or directory"]);
+    }
+}
