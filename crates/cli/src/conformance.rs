@@ -15,18 +15,21 @@ use impresario_workload::usage::usage;
 
 use crate::print;
 
-/// Check that a mount keeps the order of requests, their identity, and answers each
+/// Check that a mount or an NBD server keeps the order of requests, their identity, and answers each
 ///
 /// For file systems and servers that embed the scheduler, and any others. Many processes read and write contents that say
 /// who wrote them, where and when; every byte that is read is compared with the writes that the read may return. A check
 /// that fails says what it saw: the offset, what was expected and what was found.
 ///
-/// PATH is a folder of the mount; a folder of its own is made in it and removed.
+/// PATH is a folder of the mount; a folder of its own is made in it and removed. SOCKET is the Unix socket of an NBD server
+/// (fixed newstyle), or its host:port; the first MiB of its export is overwritten and zeroed, and an export that
+/// contains data there is refused without --overwrite.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:
   impresario conformance /mnt/x
   impresario conformance /mnt/x --below /bricks/0 --seconds 60 --json | jq '.checks[] | select(.outcome == \"fail\")'
   impresario conformance /mnt/x --only rename --only unlink --seed 7
+  impresario conformance /run/nbd.sock --restart 'systemctl restart my-nbd-server'
   impresario conformance --list
 
 Exit status:
@@ -34,8 +37,8 @@ Exit status:
   1  a check failed, the run was interrupted, or the target does not answer
   2  the command line is wrong, or the target is not one that can be checked")]
 pub struct Args {
-    /// A folder of a mount
-    #[arg(value_name = "PATH", required_unless_present_any = ["list", "agent"])]
+    /// A folder of a mount, the Unix socket of an NBD server, or its host:port
+    #[arg(value_name = "PATH|SOCKET", required_unless_present_any = ["list", "agent"])]
     target: Option<OsString>,
     /// How long the random parts take together; every check makes at least one round
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20")]
@@ -49,12 +52,18 @@ pub struct Args {
     /// A request without an answer for so long counts as lost
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30")]
     timeout: Duration,
-    /// The folder below the mount in which the server keeps the same tree: what was synced must be there
-    #[arg(long, value_name = "FOLDER")]
+    /// Where the server keeps the same tree, or the file behind the export: what was synced must be there
+    #[arg(long, value_name = "FOLDER|FILE")]
     below: Option<PathBuf>,
     /// A shell command that stops the server and starts it again, for the check shutdown
     #[arg(long, value_name = "COMMAND")]
     restart: Option<String>,
+    /// The NBD export
+    #[arg(long, value_name = "NAME", default_value = "")]
+    export: String,
+    /// Overwrite an NBD export although it contains data
+    #[arg(long)]
+    overwrite: bool,
     /// As JSON, for programs
     #[arg(long)]
     json: bool,
@@ -93,8 +102,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         patience: args.timeout,
         below: args.below,
         restart: args.restart,
-        export: String::new(),
-        overwrite: false,
+        export: args.export,
+        overwrite: args.overwrite,
         agent: vec![program.into(), "conformance".into(), "--agent".into()],
         stop,
     };
@@ -120,8 +129,11 @@ fn drawn() -> u64 {
 }
 
 fn list() -> String {
-    let mut text = String::from("Checks of a mount:\n");
-    let (mount, _) = impresario_conformance::list();
-    mount.iter().for_each(|(name, summary)| text += &format!("  {name:<19} {summary}\n"));
+    let (mount, nbd) = impresario_conformance::list();
+    let mut text = String::new();
+    for (title, checks) in [("of a mount", mount), ("of an NBD server", nbd)] {
+        text += &format!("Checks {title}:\n");
+        checks.iter().for_each(|(name, summary)| text += &format!("  {name:<19} {summary}\n"));
+    }
     text
 }

@@ -33,7 +33,7 @@ fn wrong_uses_are_refused_with_the_remedy() {
     for (words, said) in [
         (&["/nowhere/at/all"][..], "/nowhere/at/all: no such file or directory; give a folder"),
         (&["/etc/passwd"], "neither a folder nor a socket"),
-        (&[], "PATH"),
+        (&[], "PATH|SOCKET"),
         (&["/tmp", "--only", "nothing"], "there is no such check here; there are read-after-write"),
         (&["/tmp", "--timeout", "10ms"], "--timeout"),
         (&["/tmp", "--seconds", "soon"], "is not a time"),
@@ -42,7 +42,7 @@ fn wrong_uses_are_refused_with_the_remedy() {
         assert!(ran.code == 2 && ran.err.contains(said), "{ran:?}");
     }
     let ran = run(["conformance", "--list"]);
-    assert!(ran.code == 0 && ran.out.contains("overlapping-writes"), "{ran:?}");
+    assert!(ran.code == 0 && ran.out.contains("overlapping-writes") && ran.out.contains("NBD"), "{ran:?}");
 }
 
 /// Ctrl-C ends the run after the current round, and the folder is gone.
@@ -58,4 +58,18 @@ fn an_interrupted_run_cleans_up() {
     let status = process.wait(support::PATIENCE);
     assert!(status.code() == Some(1) && process.log().contains("interrupted"), "{status}: {}", process.log());
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
+fn a_socket_that_does_not_speak_nbd_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let speaks = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request").unwrap();
+    });
+    let ran = run(["conformance", socket.to_str().unwrap()]);
+    assert!(ran.code == 1 && ran.err.contains("not an NBD server"), "{ran:?}");
+    speaks.join().unwrap();
 }

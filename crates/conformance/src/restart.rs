@@ -1,12 +1,41 @@
 //! Restarting the server under test, by the user's command.
 
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{Checking, fault};
 
 /// Shortest time that a restart may take.
 const RESTART_MIN: Duration = Duration::from_secs(60);
+
+/// The writers that a restart waits for: each has something to lose, or has ended.
+#[derive(Debug)]
+pub(crate) struct Writers {
+    waiting: AtomicUsize,
+}
+
+impl Writers {
+    pub fn new(count: usize) -> Writers {
+        Writers { waiting: AtomicUsize::new(count) }
+    }
+
+    /// Waits for all of them; their requests have deadlines of their own.
+    pub fn wait(&self) {
+        while self.waiting.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Dropped by a writer, once, when it has something to lose or ends.
+pub(crate) struct Ready<'a>(pub &'a Writers);
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// Runs the command in a shell, within bounded time.
 pub(crate) fn run(command: &str, patience: Duration) -> Checking {

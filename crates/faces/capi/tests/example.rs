@@ -105,6 +105,10 @@ fn an_installed_library_builds_the_example() {
     let wrong =
         support::run(Command::new(out.join("server")).arg("/nowhere").env("LD_LIBRARY_PATH", prefix.join("lib")));
     assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stderr));
+    let nbd = library.dir.path().join("nbd-example");
+    succeed(Command::new("cp").arg("-r").arg(root().join("examples/nbd")).arg(&nbd));
+    let mut make = Command::new("make");
+    succeed(make.arg("-C").arg(&nbd).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).env_remove("MAKEFLAGS"));
     // The program of doc/EMBEDDING.md as well.
     let text = std::fs::read_to_string(root().join("doc/EMBEDDING.md")).unwrap();
     let code = text.split("```c\n").nth(1).unwrap().split("```").next().unwrap();

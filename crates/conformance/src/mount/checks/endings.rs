@@ -265,13 +265,16 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
     let files: Vec<_> = (0..site.crew.len()).map(|n| (site.name(&format!("file-{n}")), site.stamps())).collect();
     let mut crew = std::mem::take(&mut site.crew);
     let (back, patience) = (AtomicBool::new(false), site.shared.patience);
+    let writers = restart::Writers::new(crew.len());
     let result = std::thread::scope(|scope| {
         let restarting = scope.spawn(|| {
+            writers.wait();
             let result = restart::run(&command, patience);
             back.store(true, Ordering::Relaxed);
             result
         });
         let synced = teams(&mut crew, 1, |n, team| {
+            let mut waited_for = Some(restart::Ready(&writers));
             let (name, stamps) = &files[n];
             let mut image = Image::new(*stamps);
             let Ok(slot) = until_error(&mut team[0], |agent| agent.open(name, CREATE))? else { return Ok(image) };
@@ -282,6 +285,7 @@ pub(super) fn shutdown(site: &mut Site) -> Checking {
                     && team[0].attempt(&Op::Sync { slot, data_only: false }, &[])?.is_ok();
                 if done {
                     image.set(offset, BLOCK_BYTES as usize, Some(mark));
+                    drop(waited_for.take());
                 }
                 if !done || back.load(Ordering::Relaxed) {
                     break;
