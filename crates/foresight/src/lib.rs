@@ -12,6 +12,7 @@
 //! - [`Detector`]: strides of one reader in one file; its [`Forecast`] says which bytes come next.
 //! - [`ReadingOrder`]: a file whose extents are read in an order that a recorded run has shown.
 //! - [`PredictedQueues`]: the requests of a recorded run as a scheduler will queue them, and their [`Aggregations`].
+//! - [`Shape`]: how files of one kind are read, whatever their size, learnt from several [`Sample`]s.
 //! - [`Run`]: a recorded run; [`replay()`] replays it against any model of storage; [`Pattern`] describes how it reads one
 //!   file.
 
@@ -31,6 +32,7 @@ mod reading_ahead;
 mod reading_order;
 mod replay;
 mod run;
+mod shape;
 mod stream;
 
 pub use account::Account;
@@ -46,6 +48,7 @@ pub use reading_ahead::{ALONE_MAX, ReadingAhead, is_there};
 pub use reading_order::ReadingOrder;
 pub use replay::{Elapsed, ReadEnd, Storage, replay};
 pub use run::{Access, Reader, RecordedRead, Run, Thread};
+pub use shape::{Anchor, PREDICTED_MAX, Repeat, Sample, Score, Series, Shape, ShapePiece, ShapeStep, held_out};
 
 use std::ops::Range;
 
