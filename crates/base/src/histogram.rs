@@ -116,6 +116,21 @@ impl<const STEPS_LOG2: u32> Histogram<STEPS_LOG2> {
         self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(bucket, n)| (Self::bounds(bucket).0, *n))
     }
 
+    /// How many values are below each power of two from 2^`from_log2` to 2^`to_log2`. Exact: steps end at powers of two.
+    pub fn cumulative(&self, from_log2: u32, to_log2: u32) -> Cumulative {
+        let mut steps = self.steps().peekable();
+        let mut below = 0;
+        let mut under = |limit: u64| {
+            while let Some((_, n)) = steps.next_if(|(low, _)| *low < limit) {
+                below += n;
+            }
+            below
+        };
+        let limits = from_log2..=to_log2.min(u64::BITS - 1);
+        let under = limits.map(|log2| (1 << log2, under(1 << log2))).collect();
+        Cumulative { under, count: self.count, sum: self.sum as f64 }
+    }
+
     /// Count, mean and quantiles.
     pub fn summary(&self) -> Summary {
         Summary {
@@ -144,6 +159,17 @@ pub struct Summary {
     pub p99: u64,
     /// Largest value.
     pub max: u64,
+}
+
+/// A histogram as counts below limits, for programs that add up those of several servers or intervals.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Cumulative {
+    /// Limits in ascending order, and the number of values below each.
+    pub under: Vec<(u64, u64)>,
+    /// Values counted.
+    pub count: u64,
+    /// Their sum.
+    pub sum: f64,
 }
 
 #[cfg(test)]
@@ -218,5 +244,19 @@ mod tests {
         every_value_of::<0>();
         every_value_of::<2>();
         every_value_of::<5>();
+    }
+
+    #[test]
+    fn values_below_powers_of_two_are_counted_exactly() {
+        let mut histogram = Histogram::<2>::default();
+        let values = [0, 1, 3, 4, 1023, 1024, 1025, 4096, u64::MAX];
+        values.iter().for_each(|value| histogram.record(*value));
+        let cumulative = histogram.cumulative(2, 12);
+        for (limit, below) in &cumulative.under {
+            assert_eq!(*below, values.iter().filter(|value| *value < limit).count() as u64, "below {limit}");
+        }
+        assert_eq!((cumulative.under[0], cumulative.under.len(), cumulative.count), ((4, 3), 11, 9));
+        assert_eq!(histogram.cumulative(62, 99).under, [(1 << 62, 8), (1 << 63, 8)]);
+        assert_eq!(Histogram::<2>::default().cumulative(3, 3).under, [(8, 0)]);
     }
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, bail};
 use impresario_backend::PosixTree;
 use impresario_base::units::{parse_bytes, parse_positive_bytes, show_bytes};
 use impresario_config::{Nfs, NfsExport, Squash, read_table};
+use impresario_metrics::Endpoint;
 use impresario_nfs::{ExportSettings, HandleKey, Rules, Running, Settings};
 use impresario_sched::PolicySpec;
 use serde_json::Value;
@@ -76,6 +77,9 @@ pub struct Args {
     /// Tell the state at this socket: `impresario status SOCKET`
     #[arg(long, value_name = "SOCKET")]
     status: Option<PathBuf>,
+    /// Serve metrics for Prometheus at http://IP:PORT/metrics
+    #[arg(long, value_name = "IP:PORT")]
+    metrics: Option<SocketAddr>,
 }
 
 /// Where the portmapper of a machine is.
@@ -95,14 +99,15 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let start = || {
         let running = start(&nfs)?;
         let socket = nfs.status.as_deref().map(|path| StatusSocket::open(path, &running)).transpose()?;
+        let metrics = nfs.metrics.map(|address| Endpoint::open(address, "nfs", running.observer())).transpose()?;
         let addresses: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
         tracing::info!(addresses = addresses.join(" "), pid = std::process::id(), "serving");
         // The reader of our output may have closed its end; the server keeps running.
         drop(print(format!("nfs serves on {}\n", addresses.join(" ")).as_bytes()));
-        Ok((running, socket))
+        Ok((running, socket, metrics))
     };
-    let stop = |(mut running, socket): (Running, Option<StatusSocket>)| {
-        drop(socket);
+    let stop = |(mut running, socket, metrics): (Running, Option<StatusSocket>, Option<Endpoint>)| {
+        drop((socket, metrics));
         running.stop();
     };
     let no_signals = |e| anyhow::Error::new(e).context("handling signals");
@@ -148,6 +153,7 @@ fn settle(args: Args) -> anyhow::Result<Nfs> {
     nfs.memory_bytes = args.memory.unwrap_or(nfs.memory_bytes);
     nfs.key_file = args.key_file.or(nfs.key_file);
     nfs.status = args.status.or(nfs.status);
+    nfs.metrics = args.metrics.or(nfs.metrics);
     nfs.register |= args.register;
     if nfs.export.is_empty() {
         return Err(usage("there is nothing to export; name a folder with --export, or a file with [[nfs.export]]"));

@@ -19,7 +19,8 @@ use crate::{load, nfs, print};
 /// requests, requests in flight to the device or to the servers below, completed requests, the mean arriving request
 /// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer is shown as
 /// such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
-/// its cost model and how far measured times correct it, and how many requests came that earlier runs had foretold.
+/// its cost model and how far measured times correct it, how many requests came that earlier runs had foretold, and the
+/// jobs and users whose requests took most time lately.
 ///
 /// Of an NFS server (`impresario nfs --status SOCKET`): connections, policy and queue, its calls with their times, and the
 /// clients and users that load it most.
@@ -212,6 +213,7 @@ fn table(config: &Config, states: &[State]) -> String {
     states.iter().filter_map(modelled).for_each(|line| out += &line);
     states.iter().filter_map(cost).for_each(|line| out += &line);
     states.iter().filter_map(earlier_runs).for_each(|line| out += &line);
+    states.iter().filter_map(who_loads).for_each(|line| out += &line);
     out
 }
 
@@ -235,6 +237,23 @@ fn earlier_runs(state: &State) -> Option<String> {
         state.name,
         traces.first()?,
     ))
+}
+
+/// The applications and users with the largest shares of the time that a scheduler's requests took lately; `None` if it
+/// had no requests.
+fn who_loads(state: &State) -> Option<String> {
+    const NAMED_MAX: usize = 3;
+    let loads = state.report.as_ref().ok()?.get("loads")?;
+    let named = |of: &str| {
+        let parties = loads.get(of).and_then(Value::as_array).into_iter().flatten();
+        let told = parties.filter_map(|party| {
+            let (key, share) = (party.get("key")?.as_str()?, party.get("recent_share")?.as_f64()?);
+            (share >= 0.005).then(|| format!("{key} ({:.0} %)", 100.0 * share))
+        });
+        told.take(NAMED_MAX).collect::<Vec<_>>().join(", ")
+    };
+    let (jobs, users) = (named("jobs"), named("users"));
+    (!jobs.is_empty()).then(|| format!("{}: loaded lately by jobs {jobs}; users {users}\n", state.name))
 }
 
 /// The cost model of a scheduler and its correction; `None` if there is no scheduler.
@@ -279,7 +298,7 @@ mod tests {
         let config = Config {
             cluster: Default::default(),
             tree: None,
-            meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into() },
+            meta: impresario_config::Meta { address: "h:1".into(), dir: "m".into(), ..Default::default() },
             data: vec![],
             io: vec![],
             device: Default::default(),

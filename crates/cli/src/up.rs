@@ -133,7 +133,7 @@ fn configure(args: &Args, ports: &[u16]) -> anyhow::Result<Config> {
     if let Some(size) = args.stripe_size {
         cluster.stripe_bytes = u32::try_from(size).map_err(|_| usage("--stripe-size must be at most 1g"))?;
     }
-    let meta = Meta { address: address()?, dir: "meta".into() };
+    let meta = Meta { address: address()?, dir: "meta".into(), ..Meta::default() };
     let data = (0..data_servers(args)).map(|i| {
         let base = Data::new(format!("data.{i}"), address()?, format!("data.{i}"));
         Ok(Data { policy: data_policy.clone(), device: device.clone(), ..base })

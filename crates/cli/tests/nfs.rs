@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -239,6 +240,36 @@ fn the_state_is_told_at_a_socket_and_a_stop_leaves_nothing() {
     served.process.signal(rustix::process::Signal::TERM);
     assert!(served.process.wait(PATIENCE).success());
     assert!(!socket.exists());
+}
+
+#[test]
+fn metrics_are_served_beside_the_state() {
+    let all = Arc::new(tempfile::tempdir().unwrap());
+    let ports = free_ports(2);
+    let metrics = format!("127.0.0.1:{}", ports[1]);
+    let served = start(&all, ports[0], &[&AS_WE_ARE[..], &["--metrics", &metrics]].concat());
+    let (mut client, root) = served.mounted().unwrap();
+    let file = client.create(&root, "f", &Default::default()).unwrap();
+    client.write(&file, 0, &[7; 4096], Stability::File).unwrap();
+    let scrape = || {
+        let mut stream = std::net::TcpStream::connect(&metrics).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let lines = [
+        "impresario_nfs_seconds_count{server=\"nfs\",procedure=\"write\"} 1",
+        "impresario_client_bytes_total{server=\"nfs\",client=\"127.0.0.1\",operation=\"write\"} 4096",
+        "impresario_nfs_failed_total{server=\"nfs\",procedure=\"create\"} 0",
+        "impresario_bytes_total{server=\"nfs\",operation=\"write\"} 4096",
+    ];
+    // An answer may come before its call is counted.
+    eventually("all of it is counted", PATIENCE, || {
+        let text = scrape();
+        lines.iter().all(|line| text.lines().any(|l| l == *line)).then_some(())
+    });
 }
 
 #[test]

@@ -278,7 +278,7 @@ impl FakeCluster {
         let mut config = Config {
             cluster,
             tree: None,
-            meta: Meta { address: meta.address().into(), dir: "unused".into() },
+            meta: Meta { address: meta.address().into(), dir: "unused".into(), ..Default::default() },
             data: data_config.collect(),
             io: Vec::new(),
             device: Default::default(),

@@ -308,7 +308,7 @@ mod tests {
         Config {
             cluster: Cluster::default(),
             tree: None,
-            meta: Meta { address: "127.0.0.1:7000".into(), dir: "/c/meta".into() },
+            meta: Meta { address: "127.0.0.1:7000".into(), dir: "/c/meta".into(), ..Meta::default() },
             data: (0..4).map(|i| Data::new(format!("data.{i}"), format!("h:710{i}"), format!("/c/data.{i}"))).collect(),
             io: (0..2).map(|i| Io::new(format!("io.{i}"), format!("h:720{i}"))).collect(),
             device: BTreeMap::new(),

@@ -1,6 +1,7 @@
 //! The configuration of a cluster: every key with its unit, default and range.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use impresario_device::DeviceParams;
@@ -143,6 +144,9 @@ pub struct Meta {
     pub address: String,
     /// Directory of the name space; relative to the configuration file.
     pub dir: PathBuf,
+    /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// A data server.
@@ -195,6 +199,9 @@ pub struct Data {
     /// most 16 entries and 16 runs); relative to the configuration file. Empty: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_runs: Vec<PathBuf>,
+    /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// An I/O node.
@@ -243,6 +250,9 @@ pub struct Io {
     /// most 16 entries and 16 runs); relative to the configuration file. Empty: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_runs: Vec<PathBuf>,
+    /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// One server of a cluster, found by its name.
@@ -371,6 +381,7 @@ impl Data {
             trace: None,
             trace_at_start: true,
             earlier_runs: Vec::new(),
+            metrics: None,
         }
     }
 }
@@ -393,6 +404,7 @@ impl Io {
             trace: None,
             trace_at_start: true,
             earlier_runs: Vec::new(),
+            metrics: None,
         }
     }
 }

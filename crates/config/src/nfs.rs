@@ -2,7 +2,7 @@
 //! or in a separate one: the server needs nothing else of a cluster.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -50,6 +50,9 @@ pub struct Nfs {
     /// A socket at which `impresario status` finds the server; relative to the configuration file. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<PathBuf>,
+    /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
     /// Register the server with this machine's portmapper.
     pub register: bool,
     /// The exports.
@@ -124,6 +127,7 @@ impl Default for Nfs {
             idle_s: 600,
             key_file: None,
             status: None,
+            metrics: None,
             register: false,
             export: Vec::new(),
         }

@@ -69,6 +69,7 @@ impl Config {
             None => {
                 writeln!(out, "\n# The metadata server. Directories are relative to this file.")?;
                 writeln!(out, "[meta]\naddress = {}\ndir = {}", text(&self.meta.address), path(&self.meta.dir))?;
+                write_metrics(out, self.meta.metrics)?;
                 writeln!(
                     out,
                     "\n# The data servers. Their order is the order of striping: never change it once there are files."
@@ -165,7 +166,8 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
         writeln!(out, "device = {}", text(device))?;
     }
     write_cost(out, data.cost.as_deref(), data.correct_cost)?;
-    write_trace(out, data.trace.as_deref(), data.trace_at_start, &data.earlier_runs)
+    write_trace(out, data.trace.as_deref(), data.trace_at_start, &data.earlier_runs)?;
+    write_metrics(out, data.metrics)
 }
 
 fn write_cost(out: &mut String, cost: Option<&Path>, correct: Option<bool>) -> std::fmt::Result {
@@ -194,7 +196,15 @@ fn write_io(out: &mut String, io: &Io, explain: bool) -> std::fmt::Result {
     let payload = ("payload_bytes", io.payload_bytes, default.payload_bytes);
     optional(out, payload, note("limit of the memory for payloads, bytes"))?;
     write_cost(out, io.cost.as_deref(), io.correct_cost)?;
-    write_trace(out, io.trace.as_deref(), io.trace_at_start, &io.earlier_runs)
+    write_trace(out, io.trace.as_deref(), io.trace_at_start, &io.earlier_runs)?;
+    write_metrics(out, io.metrics)
+}
+
+fn write_metrics(out: &mut String, address: Option<std::net::SocketAddr>) -> std::fmt::Result {
+    match address {
+        Some(address) => writeln!(out, "metrics = {}", text(&address.to_string())),
+        None => Ok(()),
+    }
 }
 
 fn write_trace(
@@ -253,7 +263,7 @@ mod tests {
         let mut config = Config {
             cluster: Cluster { name: "a \"quoted\" # näme \\".into(), stripe_count: Some(1), ..Cluster::default() },
             tree: None,
-            meta: Meta { address: "[::1]:7000".into(), dir: "meta".into() },
+            meta: Meta { address: "[::1]:7000".into(), dir: "meta".into(), ..Meta::default() },
             data: (0..3).map(data).collect(),
             io: (0..2).map(io).collect(),
             device: BTreeMap::from([
@@ -289,6 +299,9 @@ mod tests {
         config.io[0].earlier_runs = vec!["/var/traces".into()];
         config.io[0].policy = PolicySpec::named("twins").with("window_us", 1500).with("order", "permutation");
         config.io[1].split = true;
+        config.meta.metrics = Some("127.0.0.1:9410".parse().unwrap());
+        config.data[1].metrics = Some("[::1]:9411".parse().unwrap());
+        config.io[0].metrics = Some("0.0.0.0:9412".parse().unwrap());
         config.io[1].merge_requests = 2;
         config.io[1].dispatch_requests = 9;
         config.io[1].in_flight_requests = 8;

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
+use impresario_sched::loads::WhoLoads;
 use impresario_sched::{
     Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, Ended, Event, Extent, FileId, JobId,
     LaneId, Nanos, Next, Observer, PolicyError, PolicySpec, PredictedQueues, Request, RequestId, Status, UserId, Who,
@@ -719,6 +720,12 @@ impl<T: Send + 'static> Engine<T> {
     /// Policy, queue lengths, statistics.
     pub fn status(&self) -> Status {
         self.shared.lock().core.status()
+    }
+
+    /// The applications and users whose requests took most time recently.
+    pub fn who_loads(&self) -> WhoLoads {
+        let state = self.shared.lock();
+        state.core.who_loads(now())
     }
 
     /// Zeroes the statistics.

@@ -4,7 +4,7 @@ use crate::correction::CostStatus;
 use crate::cost::CostModel;
 use crate::policy::{Chosen, WaitReason};
 use crate::spec::PolicySpec;
-use crate::stats::Report;
+use crate::stats::{Histograms, Report};
 use crate::types::{Batch, BatchId, ConnId, Nanos};
 
 /// How a core is set up.
@@ -159,6 +159,8 @@ pub struct Status {
     pub foretold: Option<PredictionStatus>,
     /// Statistics since the start or the last reset.
     pub statistics: Report,
+    /// Their histograms.
+    pub histograms: Histograms,
 }
 
 /// Status of the prediction from a recorded run.

@@ -182,7 +182,7 @@ impl Core {
         }
         let slot = self.shared.table.insert(request).ok_or(Full)?;
         if let Some(statistics) = &mut self.statistics {
-            statistics.arrived(now, if request.op.is_data() { request.extent.len } else { 0 });
+            statistics.arrived(now, request.op.is_data().then_some(request.extent.len));
             statistics.throughputs.arrived(now, request.job);
         }
         if !self.speculations.is_empty() && matches!(request.op, Op::Write | Op::Truncate | Op::Unlink) {
@@ -472,8 +472,13 @@ impl Core {
                 if let Some(watch) = &mut self.watch {
                     watch.whole(&self.shared.table, &self.shared.names, (at, slot), finished);
                 }
-                self.count(|s| &mut s.completed);
-                let got = if op.is_data() && completion.errno == 0 { self.shared.table.len_bytes(slot) } else { 0 };
+                let table = &self.shared.table;
+                let got = if op.is_data() && completion.errno == 0 { table.len_bytes(slot) } else { 0 };
+                if let Some(statistics) = &mut self.statistics {
+                    let names = &self.shared.names;
+                    let who = (names.job(table.job(slot)), names.user(table.user(slot)));
+                    statistics.completed(now, who, op, got, now.since(table.arrival(slot)));
+                }
                 self.retire(now, slot, got);
             }
         }

@@ -193,7 +193,7 @@ impl DataServer {
                 Ok(()) => self.disk.set_aside(file, reply),
                 Err(fault) => reply.send(&Answer::Fault(fault)),
             },
-            Call::Status => reply.send(&Answer::Text(self.status())),
+            Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             call @ Call::Explain { .. } => explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params, at_shared_ns } => {
                 let spec = PolicySpec { name, params: params.into_iter().collect() };
@@ -218,15 +218,6 @@ impl DataServer {
                 reply.fault(libc::EOPNOTSUPP, message);
             }
         }
-    }
-
-    fn status(&self) -> String {
-        let mut status = self.vitals.status();
-        status.insert("engine".into(), crate::json(&self.engine.status()));
-        status.insert("trace".into(), self.trace.status());
-        status.insert("earlier_runs".into(), self.runs.status());
-        self.disk.describe(&mut status);
-        serde_json::Value::Object(status).to_string()
     }
 }
 
@@ -294,6 +285,16 @@ impl Service for DataServer {
     fn close(&self, conn: ConnId) {
         // Dropping their contexts answers nobody: the connection has ended.
         drop(self.engine.cancel_connection(conn));
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let mut status = self.vitals.status();
+        status.insert("engine".into(), crate::json(&self.engine.status()));
+        status.insert("loads".into(), crate::json(&self.engine.who_loads()));
+        status.insert("trace".into(), self.trace.status());
+        status.insert("earlier_runs".into(), self.runs.status());
+        self.disk.describe(&mut status);
+        serde_json::Value::Object(status)
     }
 }
 

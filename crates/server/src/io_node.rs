@@ -303,7 +303,7 @@ impl IoNode {
                     Err(fault) => reply.send(&Answer::Fault(fault)),
                 }));
             }
-            Call::Status => reply.send(&Answer::Text(self.status())),
+            Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             call @ Call::Explain { .. } => crate::data::explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params, at_shared_ns } => {
                 let spec = PolicySpec { name, params: params.into_iter().collect() };
@@ -331,19 +331,6 @@ impl IoNode {
             NamesSession::Proxy(proxy) => proxy.pass_on(call, reply),
             NamesSession::Tree(tree) => tree.serve(call, reply),
         }
-    }
-
-    fn status(&self) -> String {
-        let mut status = self.vitals.status();
-        if let Names::Tree(tree) = &self.names {
-            status.insert("tree".into(), tree.status());
-        }
-        status.insert("engine".into(), crate::json(&self.engine.status()));
-        status.insert("forward".into(), self.forwarder.status());
-        status.insert("split".into(), self.split.into());
-        status.insert("trace".into(), self.trace.status());
-        status.insert("earlier_runs".into(), self.runs.status());
-        serde_json::Value::Object(status).to_string()
     }
 }
 
@@ -407,5 +394,19 @@ impl Service for IoNode {
         if let Some(NamesSession::Tree(tree)) = session.meta {
             tree.end();
         }
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let mut status = self.vitals.status();
+        if let Names::Tree(tree) = &self.names {
+            status.insert("tree".into(), tree.status());
+        }
+        status.insert("engine".into(), crate::json(&self.engine.status()));
+        status.insert("loads".into(), crate::json(&self.engine.who_loads()));
+        status.insert("forward".into(), self.forwarder.status());
+        status.insert("split".into(), self.split.into());
+        status.insert("trace".into(), self.trace.status());
+        status.insert("earlier_runs".into(), self.runs.status());
+        serde_json::Value::Object(status)
     }
 }

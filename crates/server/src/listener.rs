@@ -64,6 +64,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// The connection has ended. What of it is still queued should be dropped.
     fn close(&self, session: Self::Session);
+
+    /// State and statistics, for status calls and metrics.
+    fn status(&self) -> serde_json::Value;
 }
 
 /// A call as it came in.

@@ -28,16 +28,6 @@ impl MetaFront {
     pub(crate) fn stop(&self) {
         self.threads.stop(PATIENCE);
     }
-
-    fn status(&self) -> String {
-        let mut status = self.vitals.status();
-        status.insert("meta".into(), self.meta.status());
-        let number = |(name, number): (String, u64)| (name, format!("{number:016x}").into());
-        let stores: serde_json::Map<_, _> = self.stores.known().into_iter().map(number).collect();
-        status.insert("stores".into(), stores.into());
-        status.insert("key_prefix".into(), format!("{:06x}", self.meta.key_prefix()).into());
-        serde_json::Value::Object(status).to_string()
-    }
 }
 
 /// True for calls that may make something durable or ask data servers: on the connection's own thread they would delay
@@ -73,12 +63,22 @@ impl Service for MetaFront {
                 self.threads.run(Box::new(move || reply.send(&meta.call_from(session, who, call))));
             }
             Call::Meta { who, call } => reply.send(&self.meta.call_from(session, who, call)),
-            Call::Status => reply.send(&Answer::Text(self.status())),
+            Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             _ => reply.fault(libc::EOPNOTSUPP, "the metadata server does not support this call"),
         }
     }
 
     fn close(&self, session: SessionId) {
         self.meta.close_session(session);
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let mut status = self.vitals.status();
+        status.insert("meta".into(), self.meta.status());
+        let number = |(name, number): (String, u64)| (name, format!("{number:016x}").into());
+        let stores: serde_json::Map<_, _> = self.stores.known().into_iter().map(number).collect();
+        status.insert("stores".into(), stores.into());
+        status.insert("key_prefix".into(), format!("{:06x}", self.meta.key_prefix()).into());
+        serde_json::Value::Object(status)
     }
 }

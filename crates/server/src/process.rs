@@ -1,5 +1,6 @@
 //! Running one server of a configuration: in a thread of a test or in the foreground of a process of its own.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use impresario_backend::{Caller, Layout, PosixTree};
 use impresario_client::Vet;
 use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
 use impresario_engine::EngineConfig;
+use impresario_metrics::Endpoint;
 use impresario_sched::{CostModel, LinearCost, Nanos};
 use impresario_store::{ModelledDevice, ObjectStore, StoreOptions};
 use impresario_trace::Space;
@@ -70,6 +72,14 @@ pub enum StartError {
         /// What is wrong.
         reason: String,
     },
+    /// Its metrics cannot be served.
+    #[error("{name}: {source}")]
+    Metrics {
+        /// The server.
+        name: String,
+        /// What is wrong, and the remedy.
+        source: impresario_metrics::OpenError,
+    },
     /// The system denies something.
     #[error("{name}: {what}: {source}")]
     System {
@@ -86,6 +96,7 @@ pub enum StartError {
 pub struct Started {
     name: String,
     front: Running,
+    metrics: Option<Endpoint>,
     end: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -100,8 +111,14 @@ impl Started {
         self.front.address()
     }
 
+    /// The address at which its metrics are; with port 0 in the configuration, the port that was taken.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Endpoint::address)
+    }
+
     /// Stops: accepts nothing more, finishes what is in flight for a bounded time, closes.
     pub fn stop(&mut self) {
+        self.metrics = None;
         self.front.stop();
         if let Some(end) = self.end.take() {
             end();
@@ -186,7 +203,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);
-    begin(META_NAME, server, service, |service| service.stop())
+    begin(META_NAME, meta.metrics, server, service, |service| service.stop())
 }
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
@@ -223,7 +240,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
     let runs = data.earlier_runs.clone();
     let service = DataServer::new(server.vitals(), disk, engine, trace, runs).map_err(unsuitable)?;
-    begin(&data.name, server, service, |service| service.stop())
+    begin(&data.name, data.metrics, server, service, |service| service.stop())
 }
 
 fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartError> {
@@ -273,7 +290,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         earlier_runs: io.earlier_runs.clone(),
     };
     let service = IoNode::new(server.vitals(), below, io_settings).map_err(unsuitable)?;
-    begin(&io.name, server, service, |service| service.stop())
+    begin(&io.name, io.metrics, server, service, |service| service.stop())
 }
 
 /// The folder that an I/O node serves.
@@ -334,12 +351,18 @@ fn keys(config: &Config, name: &str, address: &str) -> Result<Option<Arc<Keyring
 
 fn begin<S: Service>(
     name: &str,
+    metrics: Option<SocketAddr>,
     server: Server,
     service: Arc<S>,
     end: impl FnOnce(&S) + Send + 'static,
 ) -> Result<Started, StartError> {
     let front = server.start(service.clone()).map_err(|source| system(name, "starting to accept", source))?;
-    Ok(Started { name: name.into(), front, end: Some(Box::new(move || end(&service))) })
+    // Before the metrics: when their address cannot be had, the server that has begun is stopped in order.
+    let observed = service.clone();
+    let mut started = Started { name: name.into(), front, metrics: None, end: Some(Box::new(move || end(&service))) };
+    let metrics = metrics.map(|address| Endpoint::open(address, name, move || observed.status()));
+    started.metrics = metrics.transpose().map_err(|source| StartError::Metrics { name: name.into(), source })?;
+    Ok(started)
 }
 
 fn system(name: &str, what: &'static str, source: std::io::Error) -> StartError {

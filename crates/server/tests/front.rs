@@ -41,11 +41,7 @@ impl Service for Toy {
             }
             Call::Write { file: FileKey(9), .. } => self.kept.lock().push(reply),
             Call::Write { .. } => reply.send(&Answer::Written(request.payload.map_or(0, |p| p.len()) as u32)),
-            Call::Status => {
-                let mut status = self.vitals.status();
-                status.insert("kept".into(), self.kept.lock().len().into());
-                reply.send(&Answer::Text(serde_json::Value::Object(status).to_string()));
-            }
+            Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             Call::Sync { .. } => panic!("a deliberate panic"),
             Call::ResetStatistics => drop(reply),
             _ => reply.fault(libc::ENOSYS, "not for toys"),
@@ -54,6 +50,12 @@ impl Service for Toy {
 
     fn close(&self, (): ()) {
         self.sessions.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let mut status = self.vitals.status();
+        status.insert("kept".into(), self.kept.lock().len().into());
+        serde_json::Value::Object(status)
     }
 }
 

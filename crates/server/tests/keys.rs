@@ -26,7 +26,7 @@ fn cell() -> Cell {
     let key_dir = dir.path().join("keys");
     write_keys(&key_dir, &Keys::draw().unwrap());
     let cluster = Cluster { security: Security::Key, key_dir, ..Cluster::default() };
-    let meta = Meta { address: "127.0.0.1:1".into(), dir: dir.path().join("meta") };
+    let meta = Meta { address: "127.0.0.1:1".into(), dir: dir.path().join("meta"), ..Meta::default() };
     let data = vec![Data::new("data.0", "127.0.0.1:0", dir.path().join("data.0"))];
     let mut config = Config { cluster, meta, data, io: vec![], device: Default::default(), tree: None };
     impresario_server::folders::make_all(&config).unwrap();

@@ -223,7 +223,7 @@ impl Plan {
             .context("finding free ports on 127.0.0.1")?;
         let mut addresses = held.iter().map(|l| l.local_addr().map(|a| a.to_string()));
         let mut address = || addresses.next().context("a port for every server").and_then(|a| Ok(a?));
-        let meta = Meta { address: address()?, dir: dir.join("meta") };
+        let meta = Meta { address: address()?, dir: dir.join("meta"), ..Meta::default() };
         let mut data = Vec::new();
         for i in 0..self.data_servers {
             let name = format!("data.{i}");

@@ -139,7 +139,7 @@ impl Cluster {
         let mut config = Config {
             cluster: Default::default(),
             tree: None,
-            meta: Meta { address: address(), dir: "meta".into() },
+            meta: Meta { address: address(), dir: "meta".into(), ..Meta::default() },
             data: (0..data).map(|i| Data::new(format!("data.{i}"), address(), format!("data.{i}"))).collect(),
             io: (0..io).map(|i| Io::new(format!("io.{i}"), address())).collect(),
             device: Default::default(),

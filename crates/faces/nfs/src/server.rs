@@ -307,8 +307,8 @@ impl Running {
         status(&self.shared)
     }
 
-    /// For another thread that tells the state.
-    pub fn observer(&self) -> impl Fn() -> Value + Send + 'static {
+    /// For other threads that report the state.
+    pub fn observer(&self) -> impl Fn() -> Value + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || status(&shared)
     }

@@ -5,15 +5,12 @@ use std::net::IpAddr;
 
 use impresario_base::Histogram;
 use impresario_base::lock::Mutex;
-use rustc_hash::FxHashMap;
+use impresario_engine::now;
+use impresario_sched::loads::{Load, Loads, Party};
+use impresario_sched::{Nanos, Op};
 use serde_json::{Value, json};
 
 use crate::protocol::PROCEDURES;
-
-/// Clients and users that are counted apart; all others are counted together.
-const APART_MAX: usize = 1024;
-/// How many of them are told.
-const TOLD_MAX: usize = 32;
 
 /// Numbers of the rows: the procedures of NFS, then those of MOUNT.
 pub const ROWS: usize = PROCEDURES.len() + MOUNT_PROCEDURES.len();
@@ -25,26 +22,6 @@ struct Row {
     took_ns: Histogram<3>,
     failed: u64,
     postponed: u64,
-}
-
-/// What a client or user did.
-#[derive(Default, Clone, Copy)]
-struct Load {
-    calls: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-    took_ns: u64,
-}
-
-struct Loads<K> {
-    apart: FxHashMap<K, Load>,
-    others: Load,
-}
-
-impl<K> Default for Loads<K> {
-    fn default() -> Self {
-        Loads { apart: FxHashMap::default(), others: Load::default() }
-    }
 }
 
 /// All of it.
@@ -94,46 +71,26 @@ pub struct Answered {
     pub written_bytes: u64,
 }
 
-impl<K: Hash + Eq + Copy + ToString> Loads<K> {
-    fn count(&mut self, of: K, answered: &Answered) {
-        let full = self.apart.len() >= APART_MAX;
-        let load = match self.apart.get_mut(&of) {
-            Some(load) => load,
-            None if full => &mut self.others,
-            None => self.apart.entry(of).or_default(),
-        };
-        load.calls += 1;
-        load.read_bytes += answered.read_bytes;
-        load.written_bytes += answered.written_bytes;
-        load.took_ns += answered.took_ns;
-    }
+/// Those that load the server most now, for its status.
+fn describe<K: Hash + Eq + Copy + Ord + ToString>(loads: &Loads<K>, what: &str) -> Value {
+    let told = Party::list(loads, now()).into_iter().map(|party| {
+        json!({
+            what: party.key,
+            "calls": party.requests,
+            "read_bytes": party.read_bytes,
+            "written_bytes": party.write_bytes,
+            "took_s": party.time_s,
+            "recent_share": party.recent_share,
+        })
+    });
+    told.collect()
+}
 
-    /// Those that load the server most, by the time that their calls took.
-    fn describe(&self, what: &str) -> Value {
-        let mut all: Vec<(K, Load)> = self.apart.iter().map(|(of, load)| (*of, *load)).collect();
-        all.sort_by_key(|(_, load)| std::cmp::Reverse(load.took_ns));
-        let mut others = self.others;
-        for (_, load) in all.iter().skip(TOLD_MAX) {
-            others.calls += load.calls;
-            others.read_bytes += load.read_bytes;
-            others.written_bytes += load.written_bytes;
-            others.took_ns += load.took_ns;
-        }
-        all.truncate(TOLD_MAX);
-        let told = |of: String, load: Load| {
-            json!({
-                what: of,
-                "calls": load.calls,
-                "read_bytes": load.read_bytes,
-                "written_bytes": load.written_bytes,
-                "took_s": load.took_ns as f64 / 1e9,
-            })
-        };
-        let mut list: Vec<Value> = all.into_iter().map(|(of, load)| told(of.to_string(), load)).collect();
-        if others.calls > 0 {
-            list.push(told("others".into(), others));
-        }
-        list.into()
+impl Answered {
+    fn load(&self) -> Load {
+        let mut load = Load::of(Op::Read, self.read_bytes, Nanos(self.took_ns));
+        load.write_bytes = self.written_bytes;
+        load
     }
 }
 
@@ -146,9 +103,10 @@ impl Statistics {
             row.failed += u64::from(answered.ended == Ended::Failed);
             row.postponed += u64::from(answered.ended == Ended::Postponed);
         }
-        self.clients.lock().count(answered.client, answered);
+        let (now, load) = (now(), answered.load());
+        self.clients.lock().count(answered.client, now, &load);
         if let Some(user) = answered.user {
-            self.users.lock().count(user, answered);
+            self.users.lock().count(user, now, &load);
         }
     }
 
@@ -168,14 +126,15 @@ impl Statistics {
                 "p99_us": us(took.quantile(0.99)),
                 "p999_us": us(took.quantile(0.999)),
                 "max_us": us(took.max()),
+                "histogram_ns": took.cumulative(11, 36),
             });
             (took.count() > 0).then_some((name, told))
         });
         let rows: serde_json::Map<String, Value> = rows.collect();
         json!({
             "procedures": rows,
-            "clients": self.clients.lock().describe("client"),
-            "users": self.users.lock().describe("user"),
+            "clients": describe(&self.clients.lock(), "client"),
+            "users": describe(&self.users.lock(), "user"),
         })
     }
 }
@@ -198,13 +157,12 @@ mod tests {
                 written_bytes: 0,
             });
         }
-        assert_eq!(statistics.clients.lock().apart.len(), APART_MAX);
         let told = statistics.describe();
         assert_eq!(told["procedures"]["read"]["calls"], 5000);
         assert_eq!(told["procedures"]["read"]["postponed"], 1);
         assert!(told["procedures"].get("write").is_none());
         let clients = told["clients"].as_array().unwrap();
-        assert_eq!((clients.len(), &clients[0]["client"]), (TOLD_MAX + 1, &json!("0.0.0.0")));
+        assert_eq!((clients.len(), &clients[0]["client"]), (Party::LISTED_MAX + 1, &json!("0.0.0.0")));
         let bytes: u64 = clients.iter().filter_map(|c| c["read_bytes"].as_u64()).sum();
         assert_eq!(bytes, 5000);
     }

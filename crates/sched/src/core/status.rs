@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Core;
 use crate::contract::{LaneStatus, PredictionStatus, Status};
+use crate::loads::WhoLoads;
 use crate::names::Who;
 use crate::policy::{self, PolicyError, WaitBound};
 use crate::spec::PolicySpec;
@@ -95,6 +96,11 @@ impl Core {
         self.shared.table.capacity() as usize - self.shared.table.len()
     }
 
+    /// The applications and users whose requests took most time recently; empty without statistics.
+    pub fn who_loads(&self, now: Nanos) -> WhoLoads {
+        self.statistics.as_ref().map(|s| s.who_loads(now)).unwrap_or_default()
+    }
+
     /// Policy, queues and statistics.
     pub fn status(&self) -> Status {
         Status {
@@ -121,6 +127,7 @@ impl Core {
                 .as_ref()
                 .map(|run| PredictionStatus { requests: run.len() as u64, linked: self.policy.linked() }),
             statistics: self.statistics.as_ref().map(|s| s.report()).unwrap_or_default(),
+            histograms: self.statistics.as_ref().map(|s| s.histograms()).unwrap_or_default(),
         }
     }
 }

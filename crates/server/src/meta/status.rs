@@ -105,6 +105,7 @@ impl Operations {
                     "p50_us": latency_ns.p50 as f64 / 1e3,
                     "p99_us": latency_ns.p99 as f64 / 1e3,
                     "max_us": latency_ns.max as f64 / 1e3,
+                    "histogram_ns": operation.latency_ns.cumulative(11, 36),
                 }),
             );
         }

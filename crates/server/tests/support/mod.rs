@@ -240,7 +240,7 @@ impl Cluster {
         let mut config = Config {
             cluster: Default::default(),
             tree: None,
-            meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta") },
+            meta: Meta { address: "127.0.0.1:0".into(), dir: dir.path().join("meta"), ..Meta::default() },
             data: data.collect(),
             io: Vec::new(),
             device: Default::default(),

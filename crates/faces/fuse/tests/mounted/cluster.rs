@@ -71,7 +71,7 @@ impl Cluster {
         let config = Config {
             cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
             tree: None,
-            meta: Meta { address: socket("meta"), dir: directory("meta") },
+            meta: Meta { address: socket("meta"), dir: directory("meta"), ..Meta::default() },
             data: data.collect(),
             io: io.collect(),
             device: Default::default(),

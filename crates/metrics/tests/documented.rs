@@ -1,0 +1,29 @@
+//! doc/METRICS.md describes every metric, as what it is, and no others.
+
+use std::collections::BTreeSet;
+
+use impresario_metrics::FAMILIES;
+
+#[test]
+fn every_metric_is_documented_and_no_other() {
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../doc/METRICS.md");
+    let document = std::fs::read_to_string(document).unwrap();
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `impresario_")?.split_once('`'));
+    let rows: Vec<(&str, &str)> = rows.collect();
+    for family in FAMILIES {
+        let kind = family.kind.name();
+        let row = rows.iter().find(|(name, _)| *name == family.name);
+        let (_, row) = row.unwrap_or_else(|| panic!("add a row for impresario_{}", family.name));
+        assert!(row.contains(&format!("| {kind} |")), "impresario_{} is a {kind}: {row}", family.name);
+        assert!(
+            row.contains(family.help.trim_end_matches('.')),
+            "impresario_{}: {} in: {row}",
+            family.name,
+            family.help
+        );
+    }
+    let known: BTreeSet<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    let unknown: Vec<_> = rows.iter().filter(|(name, _)| !known.contains(name)).collect();
+    assert!(unknown.is_empty(), "there are no such metrics: {unknown:?}");
+    assert_eq!(rows.len(), FAMILIES.len(), "a row is there twice");
+}
