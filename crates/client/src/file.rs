@@ -9,6 +9,7 @@ use impresario_wire::{Answer, Attr, Call, Fault, FileKey, MetaCall, Opened, SetA
 
 use crate::client::Client;
 use crate::error::{ClientError, Errno};
+use crate::paths::Paths;
 use crate::will_need::Hint;
 
 /// A file that is dropped without being closed waits at most so long for the metadata server.
@@ -40,13 +41,13 @@ struct Registration {
     /// The connection that the handle belongs to.
     session: u64,
     handle: u64,
-    path: Vec<u8>,
+    paths: Paths,
     is_closed: bool,
 }
 
 impl File {
     pub(crate) fn new(client: &Arc<Client>, path: Vec<u8>, write: bool, opened: &Opened, session: u64) -> File {
-        let registration = Registration { session, handle: opened.handle, path, is_closed: false };
+        let registration = Registration { session, handle: opened.handle, paths: Paths::new(path), is_closed: false };
         let inner = Arc::new(OpenFile {
             client: client.clone(),
             number: client.opens.number(),
@@ -218,7 +219,7 @@ impl OpenFile {
         let mut registration = self.registration.lock();
         let session = link.session(deadline)?;
         if registration.session != session && !registration.is_closed {
-            let call = MetaCall::Reopen { path: registration.path.clone(), file: self.key, write: self.write };
+            let call = MetaCall::Reopen { path: registration.paths.path().to_vec(), file: self.key, write: self.write };
             let call = Call::Meta { who: self.client.identity().who(), call };
             match link.call_in(session, call, deadline)?.answer {
                 Answer::Opened(opened) if opened.file == self.key => {
@@ -258,13 +259,19 @@ impl OpenFile {
         self.registration.try_lock().is_some_and(|r| !r.is_closed && Some(r.session) != session)
     }
 
-    /// This client renamed what the file was opened by, or a folder above it.
+    /// This client renamed what the file was opened by, a folder above it, or what replaced it.
     pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
-        let mut registration = self.registration.lock();
-        match registration.path.strip_prefix(from) {
-            Some(rest) if rest.is_empty() || rest.starts_with(b"/") => registration.path = [to, rest].concat(),
-            _ => {}
-        }
+        self.registration.lock().paths.renamed(from, to);
+    }
+
+    /// This client gave a file another name.
+    pub(crate) fn note_link(&self, from: &[u8], to: &[u8]) {
+        self.registration.lock().paths.linked(from, to);
+    }
+
+    /// This client removed a name.
+    pub(crate) fn note_unlink(&self, path: &[u8]) {
+        self.registration.lock().paths.removed(path);
     }
 
     /// A call about the open file that may be repeated.

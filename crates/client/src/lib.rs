@@ -19,6 +19,7 @@ mod landing;
 mod link;
 pub mod names;
 mod opens;
+mod paths;
 mod pending;
 mod slots;
 mod striped;

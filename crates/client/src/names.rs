@@ -103,9 +103,25 @@ impl Client {
         expect_done(&self.ask(MetaCall::SetXattr { target: at(path), name, value, mode })?)
     }
 
-    /// Removes a file's or link's name.
+    /// Removes a name of anything but a directory.
     pub fn unlink(&self, path: impl AsRef<[u8]>) -> Result<(), ClientError> {
-        expect_done(&self.ask(MetaCall::Unlink { path: clean(path) })?)
+        self.remove_name(path).map(drop)
+    }
+
+    /// The same. Returns how many names its node has left; `None`: the server cannot say.
+    pub fn remove_name(&self, path: impl AsRef<[u8]>) -> Result<Option<u32>, ClientError> {
+        let path = clean(path);
+        let left = removed(&self.ask(MetaCall::Unlink { path: path.clone() })?)?;
+        self.opens.note_unlink(&path);
+        Ok(left)
+    }
+
+    /// Gives what `from` names, unless it is a directory, the name `to` too. Returns its attributes.
+    pub fn link(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<Attr, ClientError> {
+        let (from, to) = (clean(from), clean(to));
+        let attr = attr(self.ask(MetaCall::Link { from: from.clone(), to: to.clone() })?)?;
+        self.opens.note_link(&from, &to);
+        Ok(attr)
     }
 
     /// Makes a directory.
@@ -120,11 +136,21 @@ impl Client {
 
     /// Renames, atomically replacing what was there, unless `no_replace`.
     pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>, no_replace: bool) -> Result<(), ClientError> {
+        self.replace_name(from, to, no_replace).map(drop)
+    }
+
+    /// The same. Returns how many names is left of what was replaced; `None`: nothing was, or the server cannot say.
+    pub fn replace_name(
+        &self,
+        from: impl AsRef<[u8]>,
+        to: impl AsRef<[u8]>,
+        no_replace: bool,
+    ) -> Result<Option<u32>, ClientError> {
         let (from, to) = (clean(from), clean(to));
         let call = MetaCall::Rename { from: from.clone(), to: to.clone(), no_replace };
-        expect_done(&self.ask(call)?)?;
+        let left = removed(&self.ask(call)?)?;
         self.opens.note_rename(&from, &to);
-        Ok(())
+        Ok(left)
     }
 
     /// Makes a symbolic link that says `target`.
@@ -217,6 +243,13 @@ fn at(path: impl AsRef<[u8]>) -> Target {
 
 fn attr(reply: Reply) -> Result<Attr, ClientError> {
     if let Answer::Attr(attr) = reply.answer { Ok(attr) } else { Err(unexpected(&reply)) }
+}
+
+fn removed(reply: &Reply) -> Result<Option<u32>, ClientError> {
+    match reply.answer {
+        Answer::Removed { links } => Ok(Some(links)),
+        _ => expect_done(reply).map(|()| None),
+    }
 }
 
 fn xattr(reply: Reply) -> Result<Vec<u8>, ClientError> {

@@ -54,6 +54,14 @@ impl Opens {
         self.all().iter().for_each(|file| file.note_rename(from, to));
     }
 
+    pub(crate) fn note_link(&self, from: &[u8], to: &[u8]) {
+        self.all().iter().for_each(|file| file.note_link(from, to));
+    }
+
+    pub(crate) fn note_unlink(&self, path: &[u8]) {
+        self.all().iter().for_each(|file| file.note_unlink(path));
+    }
+
     fn all(&self) -> Vec<Arc<OpenFile>> {
         self.table.lock().files.values().filter_map(Weak::upgrade).collect()
     }

@@ -27,7 +27,7 @@ struct Bed {
 
 impl Bed {
     fn start(servers: usize) -> Bed {
-        let mut bed = Bed { cluster: Cluster::start(servers, |_| {}), meta: None };
+        let mut bed = Bed { cluster: Cluster::start(servers, Cluster::on_sockets), meta: None };
         bed.start_meta();
         bed
     }
@@ -347,7 +347,39 @@ fn running_servers_are_checked_and_repaired_too() {
     only(&bed.check(&ONLINE), Kind::Missing, Outcome::Left);
 }
 
-/// Creates, writes, truncates, renames (over others, too), unlinks, and moves directories, on several threads, while the
+#[test]
+fn names_of_a_file_are_counted() {
+    let mut bed = Bed::stopped_with_files(2);
+    bed.start_again();
+    let client = bed.client();
+    client.link("a", "d/a too").unwrap();
+    client.link("a", "third").unwrap();
+    client.link("b", "d/b too").unwrap();
+    drop(client);
+    bed.assert_clean(&ONLINE);
+    bed.stop();
+    bed.assert_clean(&OFFLINE);
+
+    // A name that a stopped removal left.
+    let (meta, half) = (bed.cluster.config.meta.dir.clone(), bed.key("a"));
+    fs::hard_link(bed.name("a"), meta.join(format!("orphans/{half:016x}"))).unwrap();
+    only(&bed.check(&REPAIR), Kind::Removal, Outcome::Repaired);
+    bed.assert_clean(&OFFLINE);
+
+    // A copy of the metadata folder, made of hard links.
+    let copy = meta.with_file_name("copy");
+    fs::hard_link(bed.name("a"), &copy).unwrap();
+    let found = only(&bed.check(&REPAIR), Kind::Links, Outcome::Left);
+    assert!(found.what.contains("link count is 4, but it has 3 names"), "{}", found.what);
+    bed.start_again();
+    only(&bed.check(&ONLINE), Kind::Links, Outcome::Left);
+    bed.stop();
+    fs::remove_file(copy).unwrap();
+    bed.assert_clean(&OFFLINE);
+    bed.assert_readable();
+}
+
+/// Creates, writes, truncates, renames (over others, too), links, unlinks, and moves directories, on several threads, while the
 /// cluster is checked and repaired again and again.
 #[test]
 fn nothing_that_clients_do_is_taken_for_damage() {
@@ -367,7 +399,7 @@ fn nothing_that_clients_do_is_taken_for_damage() {
             let mut path = || format!("d{}/f{}", random.below(8), random.below(12));
             let (path, other) = (path(), path());
             // Another thread may be faster: whether each call succeeds is of no interest here.
-            match random.below(10) {
+            match random.below(11) {
                 0..3 => {
                     if let Ok(file) = client.create(&path, CreateOptions::default()) {
                         let _ = file.write_at(&vec![1; random.below(200_000) as usize], random.below(100_000));
@@ -385,6 +417,7 @@ fn nothing_that_clients_do_is_taken_for_damage() {
                         client.rename(to, &from, true).unwrap();
                     }
                 }
+                7 => drop(client.link(&path, &other)),
                 _ => drop(client.unlink(&path)),
             }
             done.fetch_add(1, Ordering::Relaxed);

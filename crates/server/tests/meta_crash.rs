@@ -79,6 +79,23 @@ const STEPS: &[(&str, Step)] = &[
         s.write(&opened, 5, 5);
     }),
     ("remove h while open", |s| s.done(unlink("h"))),
+    ("write and close i", |s| {
+        let _ = s.file("i", 80_000);
+    }),
+    ("link i", |s| s.done(link("i", "g/j"))),
+    ("write i and leave it open", |s| s.write(&s.open("i", true), 80_000, 5)),
+    ("link it again while open", |s| s.done(link("g/j", "k"))),
+    ("remove the first name", |s| s.done(unlink("i"))),
+    ("rename one name over another, which does nothing", |s| s.done(rename("k", "g/j"))),
+    ("write and close l", |s| {
+        let _ = s.file("l", 1);
+    }),
+    ("rename a file over one of two names", |s| s.done(rename("l", "k"))),
+    ("rename the other name", |s| s.done(rename("g/j", "m"))),
+    ("a pipe to be linked", |s| s.done(pipe("g/p"))),
+    ("link the pipe", |s| s.done(link("g/p", "p"))),
+    ("remove the pipe's first name", |s| s.done(unlink("g/p"))),
+    ("remove the last name of the open file", |s| s.done(unlink("m"))),
 ];
 
 /// Waits for background work to end; panics when it was stopped.

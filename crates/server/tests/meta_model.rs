@@ -23,6 +23,7 @@ enum Op {
     Rmdir { path: String },
     Unlink { path: String },
     Rename { from: String, to: String, no_replace: bool },
+    Link { from: String, to: String },
     Symlink { path: String, target: String },
     Mkfifo { path: String, mode: u32 },
     Xattr { path: String, name: &'static str, value: Option<usize>, mode: XattrMode },
@@ -66,6 +67,7 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => paths().prop_map(|path| Op::Rmdir { path }),
         4 => paths().prop_map(|path| Op::Unlink { path }),
         6 => (paths(), paths(), any::<bool>()).prop_map(|(from, to, no_replace)| Op::Rename { from, to, no_replace }),
+        6 => (paths(), paths()).prop_map(|(from, to)| Op::Link { from, to }),
         2 => (paths(), paths()).prop_map(|(path, target)| Op::Symlink { path, target }),
         1 => (paths(), mode.clone()).prop_map(|(path, mode)| Op::Mkfifo { path, mode }),
         1 => paths().prop_map(|path| Op::Readlink { path }),
@@ -151,6 +153,13 @@ impl Model {
                 let flags = if *no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
                 rustix::fs::renameat_with(from, name, to, new_name, flags)?;
             }
+            Op::Link { from, to } => {
+                let (from, name) = self.parent(from)?;
+                // What is linked is looked for before what it is to be called.
+                rustix::fs::statat(&from, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                let (to, new_name) = self.parent(to)?;
+                rustix::fs::linkat(from, name, to, new_name, AtFlags::empty())?;
+            }
             Op::Symlink { path, target } => {
                 let (directory, name) = self.parent(path)?;
                 rustix::fs::symlinkat(target.as_str(), directory, name)?;
@@ -227,7 +236,9 @@ impl Model {
                     let len = rustix::fs::getxattr(&path, name, &mut value[..]);
                     xattrs.extend(len.ok().map(|len| format!(" {name}:{len}")));
                 }
-                tree.insert(full.clone(), format!("{kind:?} {:o} {size} {set}{xattrs}", stat.st_mode & 0o7777));
+                let names = if kind == NodeKind::Dir { 1 } else { stat.st_nlink };
+                let mode = stat.st_mode & 0o7777;
+                tree.insert(full.clone(), format!("{kind:?} {mode:o} {names} {size} {set}{xattrs}"));
                 if kind == NodeKind::Dir {
                     directories.push(full);
                 }
@@ -293,6 +304,7 @@ impl Tested<'_> {
             Op::Rename { from, to, no_replace } => {
                 self.ask(MetaCall::Rename { from: path(&from), to: path(&to), no_replace })?;
             }
+            Op::Link { from, to } => drop(self.ask(link(&from, &to))?),
             Op::Symlink { path: p, target } => {
                 self.ask(MetaCall::Symlink { path: path(&p), target: path(&target), uid: 0, gid: 0 })?;
             }

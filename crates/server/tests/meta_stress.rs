@@ -35,7 +35,7 @@ fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
     let mut done = 0;
     while Instant::now() < until {
         let (name, other) = (draw.name(), draw.name());
-        let call = match draw.below(14) {
+        let call = match draw.below(16) {
             0 | 1 => MetaCall::Create {
                 path: path(&name),
                 mode: 0o644,
@@ -64,7 +64,8 @@ fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
                 }
                 None => continue,
             },
-            12 if draw.below(20) == 0 => {
+            12 | 13 => link(&name, &other),
+            14 if draw.below(20) == 0 => {
                 s.hang_up();
                 s = s.again();
                 held.clear();
@@ -82,7 +83,10 @@ fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
                 }
                 held.push(opened);
             }
-            Answer::Attr(attr) => assert!(attr.nlink <= 1 || attr.kind != NodeKind::File, "{call:?}: {attr:?}"),
+            // There are nine names.
+            Answer::Attr(attr) => assert!(attr.nlink <= 9 || attr.kind != NodeKind::File, "{call:?}: {attr:?}"),
+            Answer::Entries(entries) => assert!(entries.iter().all(|entry| entry.attr.nlink <= 9), "{entries:?}"),
+            Answer::Removed { links } => assert!(links < 9, "{call:?}: {links}"),
             // ENOENT, data servers away, EEXIST.
             Answer::Fault(fault) => assert!([2, 5, 17].contains(&fault.errno), "{call:?}: {fault}"),
             _ => {}

@@ -194,6 +194,19 @@ fn a_delayed_rename_does_not_move_a_file_made_since() {
 }
 
 #[test]
+fn a_delayed_link_does_not_come_back() {
+    let bed = Bed::start();
+    bed.write_new("a", b"linked");
+    bed.link.stick();
+    assert_eq!(bed.client.link("a", "b").unwrap().nlink, 2);
+    assert_eq!(bed.client.remove_name("b").unwrap(), Some(1));
+    bed.link.heal();
+    assert_eq!(bed.client.stat("b").unwrap_err().errno(), libc::ENOENT);
+    assert_eq!(bed.client.stat("a").unwrap().nlink, 1);
+    assert_eq!(bed.client.remove_name("a").unwrap(), Some(0));
+}
+
+#[test]
 fn a_delayed_truncate_does_not_cut_what_was_written_since() {
     let bed = Bed::start();
     bed.write_new("f", b"old contents");
@@ -326,6 +339,7 @@ fn a_restarted_metadata_server_does_no_change_twice() {
     let mkdir = MetaCall::Mkdir { path: path("d"), mode: 0o755, uid: 0, gid: 0 };
     let rename = MetaCall::Rename { from: path("d"), to: path("e"), no_replace: true };
     let unlink = MetaCall::Unlink { path: path("g") };
+    let link = MetaCall::Link { from: path("p"), to: path("q") };
     let mknod = MetaCall::Mknod { path: path("p"), kind: NodeKind::Fifo, mode: 0o644, uid: 0, gid: 0 };
     let xattr = |value: Option<&str>| MetaCall::SetXattr {
         target: impresario_wire::Target::Path(path("")),
@@ -337,6 +351,8 @@ fn a_restarted_metadata_server_does_no_change_twice() {
     assert_eq!(ask(7, 0, &xattr(None)), Answer::Done);
     assert_eq!(ask(8, 0, &xattr(Some("y"))), Answer::Done);
     let Answer::Attr(piped) = ask(5, 0, &mknod) else { panic!("not made") };
+    let Answer::Attr(linked) = ask(20, 0, &link) else { panic!("not linked") };
+    assert_eq!((linked.ino, linked.nlink), (piped.ino, 2));
     let Answer::Opened(created) = ask(1, 0, &create) else { panic!("not created") };
     let Answer::Attr(made) = ask(2, 0, &mkdir) else { panic!("not made") };
     assert_eq!(ask(4, 0, &unlink), ask(4, 0, &unlink), "a change that failed may be tried again");
@@ -356,6 +372,11 @@ fn a_restarted_metadata_server_does_no_change_twice() {
             Answer::Attr(again) => assert_eq!(again.ino, piped.ino),
             other => panic!("{other:?}"),
         }
+        match ask(20, round, &link) {
+            Answer::Attr(again) => assert_eq!((again.ino, again.nlink), (piped.ino, 2)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(fault(ask(20 + u64::from(round), round, &link)).0, libc::EEXIST, "not linked twice");
         bed.restart_meta();
     }
     assert_eq!(ask(3, 4, &rename), Answer::Done);

@@ -102,9 +102,17 @@ fn names_are_those_of_the_folder() {
         mtime: Some(SetTime::At(Time { secs: 1_000_000, nanos: 0 })),
         ..SetAttr::default()
     };
+    // Hard links are the folder's own.
+    let linked = one.link("dir/moved", "second").unwrap();
+    assert_eq!((linked.ino, linked.nlink), (two.stat("dir/moved").unwrap().ino, 2));
+    assert_eq!(std::fs::metadata(bed.path().join("second")).unwrap().nlink(), 2);
+    assert_eq!(errno(two.link("dir/moved", "second")), libc::EEXIST);
+    assert_eq!(errno(two.link("dir", "third")), libc::EPERM);
+    assert_eq!(two.replace_name("second", "dir/moved", false).unwrap(), None, "two names of one file");
+    assert_eq!(two.remove_name("second").unwrap(), Some(1));
     let attr = one.set_attr("dir/moved", set).unwrap();
     assert_eq!((attr.mode, attr.size, attr.mtime.secs), (0o600, 2, 1_000_000));
-    one.unlink("dir/moved").unwrap();
+    assert_eq!(one.remove_name("dir/moved").unwrap(), Some(0));
     one.unlink("dir/another").unwrap();
     one.sync_dir("").unwrap();
     one.rmdir("dir").unwrap();

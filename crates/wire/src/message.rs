@@ -534,12 +534,14 @@ pub enum MetaCall {
         /// Path.
         path: Vec<u8>,
     },
-    /// Removes a name; the objects go with the last name and the last open. Answer: [`Answer::Done`].
+    /// Removes a name; the objects go with the last name and the last open. Answer: [`Answer::Removed`], or [`Answer::Done`]
+    /// when the server cannot say how many names are left.
     Unlink {
         /// Path.
         path: Vec<u8>,
     },
-    /// Renames, atomically replacing what was there. Answer: [`Answer::Done`].
+    /// Renames, atomically replacing what was there. To another name of the same node: changes nothing. Answer:
+    /// [`Answer::Removed`] of what was replaced, or [`Answer::Done`] when nothing was or the server cannot say.
     Rename {
         /// Old path.
         from: Vec<u8>,
@@ -618,9 +620,20 @@ pub enum MetaCall {
         /// Whether it may, or must, be there before; of no meaning for a removal.
         mode: XattrMode,
     },
+    /// Gives a node another name (EPERM: it is a directory; EMLINK: beyond [`LINKS_MAX`], or what the file system below
+    /// takes). Answer: [`Answer::Attr`].
+    Link {
+        /// Path of the node.
+        from: Vec<u8>,
+        /// The new path; what is there stays (EEXIST).
+        to: Vec<u8>,
+    },
     /// Looks at what the metadata server knows, for a check of the cluster; changes nothing. Answer: [`Answer::Examined`].
     Examine(Examine),
 }
+
+/// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
+pub const LINKS_MAX: u32 = 64_000;
 
 /// Names and values of all extended attributes of one node, bytes, with [`XATTR_EACH_BYTES`] for each.
 pub const XATTRS_MAX_BYTES: usize = 3584;
@@ -682,7 +695,7 @@ impl MetaCall {
             MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
             MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
-            MetaCall::SetXattr { .. } => true,
+            MetaCall::SetXattr { .. } | MetaCall::Link { .. } => true,
             MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => false,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
@@ -808,6 +821,8 @@ pub struct FileRecord {
     pub is_marked: bool,
     /// When anything of it changed last.
     pub changed: Time,
+    /// Number of its names; `None`: it was changing.
+    pub links: Option<u32>,
 }
 
 /// An object of a data server.
@@ -916,6 +931,11 @@ pub enum Answer {
     Entries(Vec<Entry>),
     /// An extended attribute, or the names of all.
     Xattr(Vec<u8>),
+    /// A name was removed.
+    Removed {
+        /// Names that its node has left; 0: the node is gone as soon as it is not open any more.
+        links: u32,
+    },
     /// Totals.
     Statfs(Statfs),
     /// Text for people or programs (JSON).

@@ -82,6 +82,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::GetXattr { .. }
         | MetaCall::ListXattr { .. }
         | MetaCall::SetXattr { .. }
+        | MetaCall::Link { .. }
         | MetaCall::Readlink { .. }
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs

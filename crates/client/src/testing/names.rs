@@ -140,8 +140,21 @@ impl FakeNames {
             }
             MetaCall::Readlink { path } => Answer::Link(state.nodes.get(path).ok_or(libc::ENOENT)?.target.clone()),
             MetaCall::Rmdir { path } if children(state, path).next().is_some() => return Err(libc::ENOTEMPTY),
-            MetaCall::Unlink { path } | MetaCall::Rmdir { path } => {
-                state.nodes.remove(path).map(|_| Answer::Done).ok_or(libc::ENOENT)?
+            MetaCall::Rmdir { path } => state.nodes.remove(path).map(|_| Answer::Done).ok_or(libc::ENOENT)?,
+            MetaCall::Unlink { path } => {
+                let ino = state.nodes.remove(path).ok_or(libc::ENOENT)?.attr.ino;
+                Answer::Removed { links: count_names(state, ino) }
+            }
+            MetaCall::Link { to, .. } if state.nodes.contains_key(to) => return Err(libc::EEXIST),
+            MetaCall::Link { from, to } => {
+                let node = state.nodes.get(from).cloned().ok_or(libc::ENOENT)?;
+                if node.attr.kind == NodeKind::Dir {
+                    return Err(libc::EPERM);
+                }
+                let ino = node.attr.ino;
+                state.nodes.insert(to.clone(), node);
+                count_names(state, ino);
+                Answer::Attr(self.attr(state.nodes.get(to).ok_or(libc::ENOENT)?))
             }
             MetaCall::Rename { to, no_replace: true, .. } if state.nodes.contains_key(to) => return Err(libc::EEXIST),
             MetaCall::Rename { from, to, .. } => {
@@ -153,8 +166,10 @@ impl FakeNames {
                         state.nodes.insert([to, rest].concat(), node);
                     }
                 }
-                state.nodes.insert(to.clone(), node);
-                Answer::Done
+                match state.nodes.insert(to.clone(), node).filter(|old| old.attr.kind != NodeKind::Dir) {
+                    Some(replaced) => Answer::Removed { links: count_names(state, replaced.attr.ino) },
+                    None => Answer::Done,
+                }
             }
             MetaCall::Readdir { path, after, max } => {
                 let entries = children(state, path).filter(|(name, _)| *name > after.as_slice()).take(*max as usize);
@@ -237,6 +252,14 @@ fn node(state: &State, session: &Session, target: &Target) -> Result<Node, i32> 
         Target::Path(path) => state.nodes.get(path).cloned().ok_or(libc::ENOENT),
         Target::Handle(handle) => session.open.get(handle).cloned().ok_or(libc::EBADF),
     }
+}
+
+/// Notes with all names of a node how many there are.
+fn count_names(state: &mut State, ino: u64) -> u32 {
+    let of_it = |node: &&mut Node| node.attr.ino == ino;
+    let count = state.nodes.values_mut().filter(of_it).count() as u32;
+    state.nodes.values_mut().filter(of_it).for_each(|node| node.attr.nlink = count);
+    count
 }
 
 fn children<'a>(state: &'a State, path: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a Node)> {

@@ -65,11 +65,13 @@ impl Face {
     /// may have another size than the kernel believes. ESTALE makes the kernel look the name up again and retry the
     /// open, but only once. So a name that is replaced all the time must be opened as it is on the second attempt.
     pub(crate) fn open_file(&self, number: u64, flags: i32, write: bool, uid: u32) -> Outcome<(u64, FopenFlags)> {
-        let entry = self.inodes.last_entry(number).ok_or(Errno::ESTALE)?;
-        let spared = self.inodes.is_spared(&entry);
-        self.open_as_found(number, &entry, spared, flags, write, uid).map_err(|errno| match errno {
+        // The kernel does not say which of several names it means: the latest, or the one that it looks up next.
+        let entries = self.inodes.entries(number);
+        let entry = entries.first().ok_or(Errno::ESTALE)?;
+        let spared = entries.iter().filter(|entry| self.inodes.is_spared(entry)).count() > 0;
+        self.open_as_found(number, entry, spared, flags, write, uid).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE if !spared => {
-                self.inodes.spare(entry);
+                entries.iter().for_each(|entry| self.inodes.spare(entry.clone()));
                 Errno::ESTALE
             }
             other => other,

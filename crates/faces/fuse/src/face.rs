@@ -189,11 +189,12 @@ impl Filesystem for Face {
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.remove(parent.0, name.as_bytes(), |client, path| client.unlink(path)));
+        reply_empty(reply, self.remove(parent.0, name.as_bytes(), |client, path| client.remove_name(path)));
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_empty(reply, self.remove(parent.0, name.as_bytes(), |client, path| client.rmdir(path)));
+        let remove = |client: &Client, path: &[u8]| client.rmdir(path).map(|()| None);
+        reply_empty(reply, self.remove(parent.0, name.as_bytes(), remove));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -215,9 +216,8 @@ impl Filesystem for Face {
         reply_empty(reply, self.move_name(from, to, flags));
     }
 
-    /// Hard links are not supported yet; link(2) specifies EPERM for such a file system.
-    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
-        reply.error(Errno::EPERM);
+    fn link(&self, _: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+        self.reply_entry(reply, self.make_link(ino.0, new_parent.0, new_name.as_bytes()));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {

@@ -5,6 +5,10 @@
 //! when the kernel forgets a file and finds it again. An entry lives as long as the kernel holds its number (it counts
 //! look-ups and takes them back with `forget`) or another entry lies below it: the kernel's own cache bounds the table.
 //!
+//! A file with several names has one number. The table knows the names that the kernel looked up, the latest first: paths
+//! are built from that one, which is the one that a program uses. An answer that says that a file has one name only
+//! replaces the names known before.
+//!
 //! A metadata server gives the number of a removed file to the next one at once. The kernel would take the same number
 //! with another generation for proof that its inode is broken, and every call that still uses the removed file would
 //! fail with EIO. So a file whose number the kernel still holds for another one goes by a stand-in until that is over.
@@ -29,6 +33,9 @@ const STAND_INS: u64 = 1 << 62;
 
 /// Largest number of names marked as spared at a time.
 const SPARED_MAX: usize = 64;
+
+/// Largest number of names known of one file besides the latest.
+const OTHERS_MAX: usize = 15;
 
 /// The kernel's number for a server's number unless it has a stand-in: only 0 and 1 have a special meaning to the kernel.
 fn number_of(server_ino: u64) -> u64 {
@@ -58,8 +65,12 @@ pub(crate) type EntryKey = (u64, Name);
 
 #[derive(Debug)]
 struct Node {
-    /// Parent and name there; `None` for the root and after its name was removed.
+    /// Parent and name there; `None` for the root and after its last known name was removed.
     entry: Option<EntryKey>,
+    /// Further names, the latest last.
+    others: Vec<EntryKey>,
+    /// How many names the server said it has.
+    links: u32,
     /// Its last parent and name.
     was: Option<EntryKey>,
     /// Look-ups that the kernel has not taken back.
@@ -130,13 +141,20 @@ impl Inodes {
         let stands_for = (number != number_of(attr.ino)).then(|| number_of(attr.ino));
         let node = table.nodes.entry(number).or_insert_with(|| Node { stands_for, ..Node::new(attr.kind) });
         node.lookups += 1;
+        node.links = attr.nlink;
         node.fresh.kernel_has(attr);
         let entered = Entered { number, generation: node.generation, fresh: node.fresh.clone() };
         let is_new = node.lookups == 1 && node.entry.is_none() && !node.gone;
         if possible && (current || is_new) {
-            table.attach(number, parent, name);
+            table.attach(number, parent, name, attr.nlink <= 1 || attr.kind == NodeKind::Dir);
         }
         entered
+    }
+
+    /// This mount gave a file another name, which was entered.
+    pub(crate) fn linked(&self) {
+        // What was asked before may not know that the file has several.
+        self.table.lock().changes += 1;
     }
 
     /// The number by which the kernel knows, or would learn, what the server calls `server_ino`.
@@ -146,7 +164,8 @@ impl Inodes {
 
     /// Records attributes sent to the kernel for a number that it already holds.
     pub(crate) fn record_attr(&self, number: u64, attr: &Attr) {
-        if let Some(node) = self.table.lock().nodes.get(&number) {
+        if let Some(node) = self.table.lock().nodes.get_mut(&number) {
+            node.links = attr.nlink;
             node.fresh.kernel_has(attr);
         }
     }
@@ -200,30 +219,32 @@ impl Inodes {
         self.table.lock().nodes.get(&number).map(|node| node.fresh.clone())
     }
 
-    /// This mount removed a name.
-    pub(crate) fn removed(&self, parent: u64, name: &[u8]) {
+    /// This mount removed a name; `left`: how many names its file has left, if the server said so.
+    pub(crate) fn removed(&self, parent: u64, name: &[u8], left: Option<u32>) {
         let mut table = self.table.lock();
         table.changes += 1;
-        if let Some(number) = table.names.get(&(parent, Name::from(name))).copied() {
-            table.remove_last_name(number);
-        }
+        table.remove_name(&(parent, Name::from(name)), left);
     }
 
-    /// This mount renamed a name, replacing what the new name meant before.
-    pub(crate) fn renamed(&self, from: (u64, &[u8]), to: (u64, &[u8])) {
+    /// This mount renamed a name, replacing what the new name meant before; `left`: how many names that has left, if the
+    /// server said so.
+    pub(crate) fn renamed(&self, from: (u64, &[u8]), to: (u64, &[u8]), left: Option<u32>) {
         let mut table = self.table.lock();
         table.changes += 1;
-        let moved = table.names.get(&(from.0, Name::from(from.1))).copied();
-        match table.names.get(&(to.0, Name::from(to.1))).copied() {
+        let (from, to) = ((from.0, Name::from(from.1)), (to.0, Name::from(to.1)));
+        let moved = table.names.get(&from).copied();
+        match table.names.get(&to).copied() {
+            // Two names of one file both stay.
             same if same == moved => return,
-            Some(replaced) => table.remove_last_name(replaced),
+            Some(_) => table.remove_name(&to, left),
             None => {}
         }
         let Some(number) = moved else { return };
         if table.is_at_or_above(number, to.0) {
             table.detach(number);
         } else {
-            table.attach(number, to.0, to.1);
+            table.attach(number, to.0, &to.1, false);
+            table.lose(number, &from);
         }
     }
 
@@ -255,11 +276,12 @@ impl Inodes {
         self.table.lock().nodes.get(&number)?.opens.last().copied()
     }
 
-    /// The parent and name of a number, or its last ones.
-    pub(crate) fn last_entry(&self, number: u64) -> Option<EntryKey> {
+    /// The known names of a number, the latest first, or the one that it lost last.
+    pub(crate) fn entries(&self, number: u64) -> Vec<EntryKey> {
         let table = self.table.lock();
-        let node = table.nodes.get(&number)?;
-        node.entry.clone().or_else(|| node.was.clone())
+        let Some(node) = table.nodes.get(&number) else { return Vec::new() };
+        let latest = node.entry.as_ref().or(node.was.as_ref());
+        latest.into_iter().chain(node.others.iter().rev()).cloned().collect()
     }
 
     /// The kernel is made to look this name up again: the next open of what it finds must not be refused.
@@ -290,8 +312,10 @@ impl Inodes {
     /// The server reports that the path of this number means something else: another node changed the tree.
     pub(crate) fn replaced_elsewhere(&self, number: u64) {
         let mut table = self.table.lock();
-        if number != ROOT && table.nodes.contains_key(&number) {
-            table.detach(number);
+        if let Some(Node { entry: Some(entry), .. }) = table.nodes.get(&number) {
+            let entry = entry.clone();
+            table.lose(number, &entry);
+            table.drop_unused(number);
         }
     }
 
@@ -306,6 +330,8 @@ impl Node {
     fn new(kind: NodeKind) -> Node {
         Node {
             entry: None,
+            others: Vec::new(),
+            links: 1,
             was: None,
             lookups: 0,
             children: 0,
@@ -378,49 +404,89 @@ impl Table {
         }
     }
 
-    /// Gives a number its parent and name. The previous owner of that name loses it: another node replaced it.
-    fn attach(&mut self, number: u64, parent: u64, name: &[u8]) {
+    /// Gives a number a name, as its latest, or as its only one. The previous owner of that name loses it: another node
+    /// replaced it.
+    fn attach(&mut self, number: u64, parent: u64, name: &[u8], is_only: bool) {
         let key = (parent, Name::from(name));
-        if self.names.get(&key) == Some(&number) {
-            return;
+        let owner = self.names.get(&key).copied();
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        if owner == Some(number) {
+            if node.entry.as_ref() != Some(&key) {
+                node.others.retain(|other| *other != key);
+                node.others.extend(node.entry.replace(key));
+            }
+        } else {
+            // Reference the new parent before releasing the old one: one may be the other's ancestor.
+            let others = node.entry.replace(key.clone());
+            node.others.extend(others);
+            if let Some(node) = self.nodes.get_mut(&parent) {
+                node.children += 1;
+            }
+            self.names.insert(key.clone(), number);
+            if let Some(replaced) = owner {
+                self.lose_here(replaced, &key);
+                self.release(parent);
+                self.drop_unused(replaced);
+            }
         }
-        if let Some(replaced) = self.names.get(&key).copied() {
-            self.detach(replaced);
-        }
-        // Reference the new parent before releasing the old one: one may be the other's ancestor.
-        if let Some(node) = self.nodes.get_mut(&parent) {
-            node.children += 1;
-        }
-        self.unplace_keeping(number);
-        if let Some(node) = self.nodes.get_mut(&number) {
-            node.entry = Some(key.clone());
-            self.names.insert(key, number);
+        let others_max = if is_only { 0 } else { OTHERS_MAX };
+        while let Some(oldest) = self.nodes.get(&number).filter(|node| node.others.len() > others_max) {
+            let oldest = oldest.others[0].clone();
+            self.lose(number, &oldest);
         }
     }
 
-    /// Removes a number's parent and name, and the entry if nothing holds it then.
+    /// Removes one name of a number, and keeps its entry.
+    fn lose(&mut self, number: u64, key: &EntryKey) {
+        if self.lose_here(number, key) {
+            self.names.remove(key);
+            self.release(key.0);
+        }
+    }
+
+    /// Removes one name from the entry of a number; false if it has no such name.
+    fn lose_here(&mut self, number: u64, key: &EntryKey) -> bool {
+        let Some(node) = self.nodes.get_mut(&number) else { return false };
+        if node.entry.as_ref() == Some(key) {
+            node.entry = node.others.pop();
+            node.was = Some(key.clone());
+            return true;
+        }
+        let before = node.others.len();
+        node.others.retain(|other| other != key);
+        node.others.len() < before
+    }
+
+    /// A directory has one entry less below it.
+    fn release(&mut self, parent: u64) {
+        if let Some(node) = self.nodes.get_mut(&parent) {
+            node.children = node.children.saturating_sub(1);
+        }
+        self.drop_unused(parent);
+    }
+
+    /// Removes a number's names, and the entry if nothing holds it then.
     fn detach(&mut self, number: u64) {
-        self.unplace_keeping(number);
+        while let Some(Node { entry: Some(entry), .. }) = self.nodes.get(&number) {
+            let entry = entry.clone();
+            self.lose(number, &entry);
+        }
         self.drop_unused(number);
     }
 
-    fn unplace_keeping(&mut self, number: u64) {
+    /// This mount removed a name. If the server does not say how many are left, the last answer has to do.
+    fn remove_name(&mut self, key: &EntryKey, left: Option<u32>) {
+        let Some(number) = self.names.get(key).copied() else { return };
         let Some(node) = self.nodes.get_mut(&number) else { return };
-        let Some(key) = node.entry.take() else { return };
-        self.names.remove(&key);
-        node.was = Some(key.clone());
-        if let Some(parent) = self.nodes.get_mut(&key.0) {
-            parent.children = parent.children.saturating_sub(1);
-        }
-        self.drop_unused(key.0);
-    }
-
-    /// This mount removed the last name of a number.
-    fn remove_last_name(&mut self, number: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
+        let was_last = left.map_or(node.links <= 1, |left| left == 0);
+        node.links = left.unwrap_or(node.links.saturating_sub(1));
+        if was_last || node.kind == NodeKind::Dir {
             node.gone = true;
+            self.detach(number);
+        } else {
+            self.lose(number, key);
+            self.drop_unused(number);
         }
-        self.detach(number);
     }
 
     /// Drops an entry that nothing holds, then its parent if this was its last child, and so on.
@@ -434,6 +500,11 @@ impl Table {
             let Some(node) = self.nodes.remove(&at) else { return };
             if let Some(number) = node.stands_for.filter(|number| self.stand_ins.get(number) == Some(&at)) {
                 self.stand_ins.remove(&number);
+            }
+            // Only files have several: what holds them are directories, so this goes no deeper.
+            for other in node.others {
+                self.names.remove(&other);
+                self.release(other.0);
             }
             let Some((parent, name)) = node.entry else { return };
             self.names.remove(&(parent, name));

@@ -221,11 +221,28 @@ impl Face {
         &self,
         parent: u64,
         name: &[u8],
-        remove: impl FnOnce(&Client, &[u8]) -> Result<(), ClientError>,
+        remove: impl FnOnce(&Client, &[u8]) -> Result<Option<u32>, ClientError>,
     ) -> Outcome<()> {
-        self.at_name(parent, name, |path| remove(&self.client, path))?;
-        self.inodes.removed(parent, name);
+        let left = self.at_name(parent, name, |path| remove(&self.client, path))?;
+        self.inodes.removed(parent, name, left);
         Ok(())
+    }
+
+    /// Gives the node `number` the name `name` in `parent` too.
+    pub(crate) fn make_link(&self, number: u64, parent: u64, name: &[u8]) -> Outcome<(Entered, Attr)> {
+        let asked = self.inodes.changes();
+        let attr = self.at_path(number, |from| {
+            let Some(to) = self.inodes.path_in(parent, name) else { return Ok(None) };
+            self.client.link(from, to).map(Some)
+        })?;
+        let attr = attr.ok_or(Errno::ESTALE)?;
+        if self.inodes.number_for(attr.ino) != number {
+            // Another node had given the name to another file, and that one is linked now.
+            self.inodes.replaced_elsewhere(number);
+        }
+        let entered = self.inodes.enter(parent, name, &attr, asked);
+        self.inodes.linked();
+        Ok((entered, attr))
     }
 
     pub(crate) fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: RenameFlags) -> Outcome<()> {
@@ -236,8 +253,8 @@ impl Face {
         let moved = || {
             let from_path = self.inodes.path_in(from.0, from.1).ok_or(Errno::ESTALE)?;
             let to_path = self.inodes.path_in(to.0, to.1).ok_or(Errno::ESTALE)?;
-            self.client.rename(&from_path, &to_path, no_replace).map_err(fault)?;
-            self.inodes.renamed(from, to);
+            let left = self.client.replace_name(&from_path, &to_path, no_replace).map_err(fault)?;
+            self.inodes.renamed(from, to, left);
             Ok(())
         };
         // Only a directory has paths below it that change with it.

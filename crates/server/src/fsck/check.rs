@@ -9,6 +9,7 @@
 //! - A file whose objects are **missing**, or say another **length**, is only suspected at first. It is confirmed when the
 //!   objects still say so, and the file was the same before and after they were asked, had no writer then, and has not been
 //!   changed in between.
+//! - A file with another number of **links** than names is counted again in a second walk (`links`).
 //!
 //! Repaired is what loses nothing: orphans are set aside (or removed, when asked to); a length is taken from the objects,
 //! which hold the data, if it grows; removals and writes that a stopped server left are finished when no server runs.
@@ -20,6 +21,7 @@ use impresario_config::Config;
 use impresario_wire::{Examine, Examined, FileKey, FileRecord, NodeKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::links::Links;
 use super::{Finding, Kind, Options, Outcome, Report, Sides};
 use crate::meta::COUNT_BITS;
 
@@ -47,6 +49,7 @@ struct Check<'a> {
     /// Files with a name in `orphans/` or `writers/`, and the path at which the walk met them.
     removed: FxHashMap<FileKey, (FileRecord, bool)>,
     marked: FxHashMap<FileKey, (FileRecord, Option<Vec<u8>>)>,
+    links: Links,
     /// Names in `orphans/` and `writers/` that were told.
     told_unnamed: FxHashSet<String>,
     /// A file has a record that cannot be read: its objects may be any.
@@ -74,7 +77,7 @@ impl Listed {
 
 pub(super) fn run(config: &Config, options: &Options, sides: Sides, report: &mut Report, tell: &mut dyn FnMut(&str)) {
     let objects = config.data.iter().map(|_| None).collect();
-    let (suspects, removed, marked, told_unnamed) = Default::default();
+    let (suspects, removed, marked, links, told_unnamed) = Default::default();
     let told = Instant::now();
     let mut check = Check {
         config,
@@ -87,6 +90,7 @@ pub(super) fn run(config: &Config, options: &Options, sides: Sides, report: &mut
         suspects,
         removed,
         marked,
+        links,
         told_unnamed,
         is_blind: false,
     };
@@ -163,18 +167,27 @@ impl Check<'_> {
 
     /// Walks the names until a walk has certainly missed nothing; false if none has.
     fn walk_until_sure(&mut self) -> Result<bool, String> {
+        let mut is_sure = false;
         for attempt in 0..WALKS_MAX {
+            self.links.begin_walk();
             let walk = self.examine(Examine::BeginWalk)?.walk;
             self.look_at_unnamed()?;
             self.walk(attempt == 0)?;
             self.look_at_unnamed()?;
             let ended = self.examine(Examine::EndWalk { walk })?;
             ended.renamed.iter().for_each(|key| self.has_file(*key));
-            if ended.is_sure {
+            is_sure |= ended.is_sure;
+            for wrong in self.links.end_walk(&ended.renamed, ended.is_sure) {
+                if self.record_of(&wrong.path, wrong.key)?.is_some_and(|record| wrong.is_still(&record)) {
+                    self.add_file(Kind::Links, Outcome::Left, &wrong.path, Some(wrong.key), wrong.what);
+                }
+            }
+            if is_sure && self.links.suspects() == 0 {
                 return Ok(true);
             }
         }
-        Ok(false)
+        self.report.uncounted = self.links.suspects() as u64;
+        Ok(is_sure)
     }
 
     /// Notes that the objects of this key are a file's.
@@ -290,7 +303,8 @@ impl Check<'_> {
         if let Some((_, named)) = self.marked.get_mut(&record.file) {
             *named = Some(path.clone());
         }
-        if !judges {
+        let is_first = self.links.met(&path, record);
+        if !judges || !is_first {
             return;
         }
         self.report.files += 1;

@@ -3,12 +3,14 @@
 //! | file | question |
 //! |---|---|
 //! | `check` | what is compared with what, and what is repaired |
+//! | `links` | has a file as many names as its link count says |
 //! | `folders` | names and objects of folders that no server serves |
 //! | `online` | names and objects of running servers |
 //! | `report` | what was found, and what is said of it |
 
 mod check;
 mod folders;
+mod links;
 mod online;
 mod report;
 

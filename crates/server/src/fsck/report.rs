@@ -22,6 +22,8 @@ pub enum Kind {
     Missing,
     /// The length of a file is not what its objects say.
     Size,
+    /// A file has another number of names than its link count says.
+    Links,
     /// The record of a file cannot be used.
     Record,
     /// A removal was begun and not finished.
@@ -40,6 +42,7 @@ impl Kind {
             Kind::Orphan => "orphan",
             Kind::Missing => "missing",
             Kind::Size => "size",
+            Kind::Links => "links",
             Kind::Record => "record",
             Kind::Removal => "removal",
             Kind::Mark => "mark",
@@ -110,6 +113,8 @@ pub struct Report {
     pub young: u64,
     /// Objects without a file that could not be judged, because directories were renamed all the time.
     pub in_doubt: u64,
+    /// Files whose names could not be counted for the same reason.
+    pub uncounted: u64,
 }
 
 impl Report {
@@ -169,6 +174,13 @@ impl Report {
             let doubt = self.in_doubt;
             let _ = writeln!(text, "{doubt} objects were not judged: directories were renamed meanwhile; check again");
         }
+        if self.uncounted > 0 {
+            let count = self.uncounted;
+            let _ = writeln!(
+                text,
+                "the names of {count} files were not counted: directories were renamed meanwhile; check again"
+            );
+        }
         let Report { directories, files, objects, .. } = self;
         let bytes = impresario_base::units::show_bytes(self.object_bytes as f64);
         let verdict = match self.status() {
@@ -204,6 +216,7 @@ impl Report {
             "object_bytes": self.object_bytes,
             "young": self.young,
             "in_doubt": self.in_doubt,
+            "uncounted": self.uncounted,
         })
     }
 }

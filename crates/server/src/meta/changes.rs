@@ -294,9 +294,10 @@ impl MetaService {
     fn answer_again(&self, session: SessionId, call: MetaCall) -> Answer {
         match call {
             MetaCall::SetAttr { target, .. } => self.call(session, MetaCall::GetAttr { target }),
-            MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. } => {
-                self.call(session, MetaCall::GetAttr { target: Target::Path(path) })
-            }
+            MetaCall::Mkdir { path, .. }
+            | MetaCall::Symlink { path, .. }
+            | MetaCall::Mknod { path, .. }
+            | MetaCall::Link { to: path, .. } => self.call(session, MetaCall::GetAttr { target: Target::Path(path) }),
             _ => Answer::Done,
         }
     }
@@ -328,6 +329,17 @@ impl MetaService {
                 let look = MetaCall::GetXattr { target: target.clone(), name: name.clone() };
                 match self.call(session, look) {
                     Answer::Xattr(there) if there == *value => Answer::Done,
+                    _ => answer,
+                }
+            }
+            (Errno::EXIST, MetaCall::Link { from, to }) => {
+                let look =
+                    |path: &[u8]| match self.call(session, MetaCall::GetAttr { target: Target::Path(path.into()) }) {
+                        Answer::Attr(attr) => Some(attr),
+                        _ => None,
+                    };
+                match (look(from), look(to)) {
+                    (Some(from), Some(to)) if from.ino == to.ino => Answer::Attr(to),
                     _ => answer,
                 }
             }

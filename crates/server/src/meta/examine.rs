@@ -19,6 +19,7 @@ use super::fault::{Explain, Outcome};
 use super::listing::Names;
 use super::opens::SessionId;
 use super::record::{BadRecord, Record};
+use super::removal::links;
 use super::service::Meta;
 use super::tree::{EntryRef, kind_of};
 
@@ -154,6 +155,13 @@ impl MetaDirectory {
         };
         let was_marked = is_marked();
         let stat = rustix::fs::fstat(&file).map_err(BadRecord::Io)?;
+        let name = super::directory::key_name(record.key);
+        let is_orphan = links(&stat) > 1 + u64::from(was_marked)
+            && rustix::fs::statat(&self.orphans, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        let ours = u64::from(was_marked) + u64::from(is_orphan);
+        let is_still =
+            was_marked == is_marked() && rustix::fs::fstat(&file).is_ok_and(|now| links(&now) == links(&stat));
+        let names = is_still.then(|| u32::try_from(links(&stat).saturating_sub(ours)).unwrap_or(u32::MAX));
         let record = Record::of(&self.disk, &file)?;
         Ok(FileRecord {
             file: record.key,
@@ -162,6 +170,7 @@ impl MetaDirectory {
             size: u64::try_from(stat.st_size).unwrap_or(0),
             is_marked: was_marked || is_marked(),
             changed: Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },
+            links: names,
         })
     }
 

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
-use impresario_wire::message::{Entry, NodeKind};
-use rustix::fs::AtFlags;
+use impresario_wire::message::{Attr, Entry, NodeKind};
+use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 
 use super::fault::{Explain, Outcome};
@@ -156,7 +156,7 @@ impl Meta {
         let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
         let mut slice = Slice::default();
         let listed = self.names_after(session, path, after, |directory, name| {
-            slice.add(directory, name)?;
+            slice.add(directory, name, |attr, look| self.names_of(attr, look))?;
             Ok(!slice.is_full(max))
         });
         listed.explain("list", path)?;
@@ -222,7 +222,6 @@ impl Meta {
                 entries.truncate(i);
                 return;
             }
-            entry.attr.nlink = 1;
             if answering {
                 asked += 1;
                 let mut file = path.to_vec();
@@ -254,14 +253,22 @@ impl Slice {
         self.entries.len() >= max || self.bytes + ENTRY_BYTES + 255 > ANSWER_MAX_BYTES
     }
 
-    /// Adds a name, unless it is gone or not a kind of node that a name space holds.
-    fn add(&mut self, directory: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
-        let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+    /// Adds a name, unless it is gone or not a kind of node that a name space holds. `count` counts the names of a file.
+    fn add(
+        &mut self,
+        directory: &OwnedFd,
+        name: &[u8],
+        count: impl FnOnce(&Attr, &dyn Fn() -> rustix::io::Result<Stat>) -> u32,
+    ) -> rustix::io::Result<()> {
+        let look = || rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        let stat = match look() {
             Err(Errno::NOENT) => return Ok(()),
             other => other?,
         };
-        if let Ok(attr) = local_attr(&stat) {
-            debug_assert!(attr.kind != NodeKind::File || attr.nlink > 0);
+        if let Ok(mut attr) = local_attr(&stat) {
+            if attr.kind == NodeKind::File && attr.nlink > 1 {
+                attr.nlink = count(&attr, &look);
+            }
             self.bytes += name.len() + ENTRY_BYTES;
             self.entries.push(Entry { name: name.to_vec(), attr });
         }

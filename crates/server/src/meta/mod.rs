@@ -11,6 +11,7 @@
 //! | `attributes` | how attributes change |
 //! | `xattrs` | how extended attributes of users are kept |
 //! | `sizes` | who knows a file's size |
+//! | `links` | how a node gets another name, and how many it has |
 //! | `removal` | how names and files are removed |
 //! | `listing` | how directories are read |
 //! | `examine` | what a check of the cluster asks |
@@ -25,9 +26,7 @@
 //! left to do: a file's extra names in `writers/` and `orphans/`. Recovery needs nothing from memory.
 //!
 //! **Hooks for later features.** *Locks* belong beside the opens: a session and a handle identify their owner, and they
-//! end with it. They are not kept on disk; after a restart clients claim them again, as they do opens. *Hard links*:
-//! key, layout and times belong to the inode, not to the name. The last name is found from the link count minus our own
-//! links (`OpenFile::links` guards that sum), so only `linkat` under the name locks is missing.
+//! end with it. They are not kept on disk; after a restart clients claim them again, as they do opens.
 //! *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
 //! clients come back with `Reopen`.
 //!
@@ -52,6 +51,7 @@ mod directory;
 mod disk;
 mod examine;
 mod fault;
+mod links;
 mod listing;
 mod objects;
 mod opens;

@@ -34,6 +34,8 @@ use super::tree::{EntryRef, kind_of};
 const STRIPES: usize = 256;
 /// How often an operation restarts because others changed the same name.
 pub(super) const TRIES: usize = 100;
+/// After this long a name is looked at again that could not be removed.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// Locks for the removal of names, chosen by directory and name.
 pub(super) struct NameLocks([Mutex<()>; STRIPES]);
@@ -60,7 +62,7 @@ impl NameLocks {
     }
 
     /// Locks two names, always in the same order.
-    fn hold_both(&self, one: &EntryRef<'_>, other: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
+    pub(super) fn hold_both(&self, one: &EntryRef<'_>, other: &EntryRef<'_>) -> rustix::io::Result<impl Sized> {
         let (a, b) = (Self::stripe(one)?, Self::stripe(other)?);
         let first = self.lock(a.min(b));
         Ok((first, (a != b).then(|| self.lock(a.max(b)))))
@@ -103,13 +105,13 @@ impl Meta {
         Err(Errno::BUSY).explain(doing, entry.path)
     }
 
-    /// Removes a name of a file or a symbolic link.
-    pub(super) fn unlink(&self, path: &[u8]) -> Outcome<()> {
+    /// Removes a name of anything but a directory; how many its node has left.
+    pub(super) fn unlink(&self, path: &[u8]) -> Outcome<u32> {
         let doing = "remove";
         let entry = self.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)).explain(doing, path)?;
         let _name = self.names.hold(&entry).explain(doing, path)?;
         let stat = entry.stat().explain(doing, path)?;
-        let remove = || self.dir.disk.unlink(entry.directory(), entry.name);
+        let remove = || self.dir.disk.unlink(entry.directory(), entry.name).map(|()| links_but_one(&stat));
         match kind_of(&stat) {
             Some(NodeKind::Dir) => Err(Errno::ISDIR).explain(doing, path),
             Some(NodeKind::File) => match self.pin_ours(&entry, doing)? {
@@ -121,7 +123,7 @@ impl Meta {
     }
 
     /// Moves a pinned file's name to `orphans/` in one step, which works on a full disk too.
-    fn orphan_by_rename(&self, pin: &Pin<'_>, entry: &EntryRef<'_>) -> rustix::io::Result<()> {
+    fn orphan_by_rename(&self, pin: &Pin<'_>, entry: &EntryRef<'_>) -> rustix::io::Result<u32> {
         let (disk, orphans, name) = (&self.dir.disk, &self.dir.orphans, key_name(pin.key));
         let _links = pin.links.lock();
         match disk.rename(entry.directory(), entry.name, orphans, name.as_bytes(), true) {
@@ -138,7 +140,7 @@ impl Meta {
         pin: &Pin<'_>,
         entry: &EntryRef<'_>,
         replace: impl FnOnce() -> rustix::io::Result<()>,
-    ) -> rustix::io::Result<()> {
+    ) -> rustix::io::Result<u32> {
         let (disk, orphans, name) = (&self.dir.disk, &self.dir.orphans, key_name(pin.key));
         let _links = pin.links.lock();
         match disk.link(entry.directory(), entry.name, orphans, name.as_bytes()) {
@@ -152,18 +154,26 @@ impl Meta {
         self.lost_a_name(pin)
     }
 
-    /// Makes a pinned file an orphan unless it has another name. Call under its `links` lock.
-    fn lost_a_name(&self, pin: &Pin<'_>) -> rustix::io::Result<()> {
+    /// Makes a pinned file an orphan unless it has other names; how many it has. Call under its `links` lock.
+    fn lost_a_name(&self, pin: &Pin<'_>) -> rustix::io::Result<u32> {
         let ours = 1 + u64::from(self.opens.mark_of(pin.ino).is_some());
-        if links(&rustix::fs::fstat(&pin.fd)?) > ours {
-            return self.dir.disk.unlink(&self.dir.orphans, key_name(pin.key).as_bytes());
+        let left = links(&rustix::fs::fstat(&pin.fd)?).saturating_sub(ours);
+        match left {
+            0 => self.opens.set_removed(pin.ino),
+            // What is left in `orphans/` is found as what it is, then or at the next start.
+            _ => {
+                if let Err(error) = self.dir.disk.unlink(&self.dir.orphans, key_name(pin.key).as_bytes()) {
+                    tracing::warn!(key = pin.key.0, %error, "a name in orphans/ could not be removed; tried again");
+                    self.background.push(Job::Reap(pin.key), RETRY);
+                }
+            }
         }
-        self.opens.set_removed(pin.ino);
-        Ok(())
+        Ok(u32::try_from(left).unwrap_or(u32::MAX))
     }
 
-    /// Renames; a replaced file is removed like any other.
-    pub(super) fn rename(&self, from: &[u8], to: &[u8], no_replace: bool) -> Outcome<()> {
+    /// Renames; a replaced file is removed like any other. Of what was replaced, if anything was: how many names it has
+    /// left.
+    pub(super) fn rename(&self, from: &[u8], to: &[u8], no_replace: bool) -> Outcome<Option<u32>> {
         let doing = "rename";
         let source = self.dir.entry(from).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, from)?;
         let target = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain("rename to", to)?;
@@ -183,23 +193,24 @@ impl Meta {
             let _walked = self.walks.rename(&self.dir.disk, &source, &moved);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.
-                None => plain(true),
+                None => plain(true).map(|()| None),
                 Some(_) if no_replace => Err(Errno::EXIST),
-                Some(there) if there.st_ino == moved.st_ino => return Ok(()),
+                Some(there) if there.st_ino == moved.st_ino => return Ok(None),
                 Some(there) => match kind_of(&there) {
                     Some(NodeKind::Dir) if !from_dir => Err(Errno::ISDIR),
                     Some(NodeKind::File) if !from_dir => match self.pin_ours(&target, doing)? {
-                        Some(pin) => self.orphan_by_link(&pin, &target, || plain(false)),
-                        None => plain(false),
+                        Some(pin) => self.orphan_by_link(&pin, &target, || plain(false)).map(Some),
+                        None => plain(false).map(|()| None),
                     },
-                    _ => plain(false),
+                    Some(NodeKind::Dir) => plain(false).map(|()| None),
+                    _ => plain(false).map(|()| Some(links_but_one(&there))),
                 },
             };
             match result {
                 Err(Errno::EXIST) if replaced.is_none() && !no_replace => continue,
-                Ok(()) => {
+                Ok(left) => {
                     self.opens.moved(moved.st_ino, to);
-                    return Ok(());
+                    return Ok(left);
                 }
                 Err(errno) => {
                     return Err(errno).explain(doing, from).map_err(|mut fault| {
@@ -269,7 +280,19 @@ impl Meta {
                 read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &name).message))?;
             let ino = file.ino;
             if let Some(file) = self.claim(file) {
-                return Ok(Some(file));
+                // A file with other names is here only while it loses one. By now that may be over, and its link count
+                // does not tell.
+                let there = rustix::fs::statat(&self.dir.orphans, &name, AtFlags::SYMLINK_NOFOLLOW);
+                match there {
+                    Ok(stat) if stat.st_ino == ino => return Ok(Some(file)),
+                    Ok(_) | Err(Errno::NOENT) => {}
+                    Err(errno) => {
+                        self.forget(ino);
+                        return Err(errno.into());
+                    }
+                }
+                self.forget(ino);
+                return Ok(None);
             }
             // In use: the last opener queues the removal again if the table knows of it. An opener whose name was just
             // being removed may have added the file without knowing.
@@ -431,8 +454,13 @@ pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRe
 
 /// Link count of a file, including our own names.
 #[allow(clippy::useless_conversion, reason = "its width differs between architectures")]
-fn links(stat: &Stat) -> u64 {
+pub(super) fn links(stat: &Stat) -> u64 {
     u64::from(stat.st_nlink)
+}
+
+/// The number of names of a node that lost one of these, and has none of ours.
+fn links_but_one(stat: &Stat) -> u32 {
+    u32::try_from(links(stat).saturating_sub(1)).unwrap_or(u32::MAX)
 }
 
 /// `what` names the file or the operation that failed.

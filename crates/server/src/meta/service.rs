@@ -173,6 +173,7 @@ impl MetaService {
             | MetaCall::Open { .. }
             | MetaCall::Reopen { .. }
             | MetaCall::Close { .. }
+            | MetaCall::Link { .. }
             | MetaCall::Readdir { .. } => self.meta.opens.counts().marked > 0,
             _ => false,
         }
@@ -264,13 +265,14 @@ impl Meta {
                 Answer::Done
             }
             MetaCall::Unlink { path } => {
-                self.unlink(&path)?;
-                Answer::Done
+                let links = self.unlink(&path)?;
+                Answer::Removed { links }
             }
             MetaCall::Rename { from, to, no_replace } => {
-                self.rename(&from, &to, no_replace)?;
-                Answer::Done
+                let replaced = self.rename(&from, &to, no_replace)?;
+                replaced.map_or(Answer::Done, |links| Answer::Removed { links })
             }
+            MetaCall::Link { from, to } => Answer::Attr(self.link(&from, &to)?),
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
             MetaCall::Mknod { path, kind, mode, uid, gid } => {
                 Answer::Attr(self.make_special(&path, kind, [mode, uid, gid])?)
@@ -351,7 +353,7 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::Readlink { path }
         | MetaCall::Readdir { path, .. }
         | MetaCall::SetLayout { path, .. } => (Some(path), None),
-        MetaCall::Rename { from, to, .. } => (Some(from), Some(to)),
+        MetaCall::Rename { from, to, .. } | MetaCall::Link { from, to } => (Some(from), Some(to)),
         MetaCall::GetAttr { target: Target::Handle(_) }
         | MetaCall::SetAttr { target: Target::Handle(_), .. }
         | MetaCall::GetXattr { target: Target::Handle(_), .. }

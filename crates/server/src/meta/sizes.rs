@@ -355,9 +355,12 @@ impl Meta {
         if self.opens.is_removed(pin.ino) {
             return Ok(());
         }
+        // A journal that keeps the order has its other names with the file itself.
+        let has_others = !self.dir.disk.ordered && self.local_attr_of(pin, &path)?.nlink > 1;
         match self.sync_names(&path, pin.ino) {
-            Ok(true) => Ok(()),
-            // A directory above it was moved, and its new path is unknown: sync the whole file system.
+            Ok(true) if !has_others => Ok(()),
+            // Paths are unknown, of other names or since a directory was moved: sync the whole file system.
+            Ok(true) => self.dir.disk.sync_file_system(&self.dir.names).explain(doing, &path),
             Ok(false) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
                 self.dir.disk.sync_file_system(&self.dir.names).explain(doing, &path)
             }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 24] = [
+const KINDS: [&str; 25] = [
     "getattr",
     "setattr",
     "create",
@@ -34,6 +34,7 @@ const KINDS: [&str; 24] = [
     "getxattr",
     "listxattr",
     "setxattr",
+    "link",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -61,6 +62,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::GetXattr { .. } => 21,
         MetaCall::ListXattr { .. } => 22,
         MetaCall::SetXattr { .. } => 23,
+        MetaCall::Link { .. } => 24,
     }
 }
 

@@ -177,7 +177,7 @@ impl Server {
         names.iter().map(|name| format!(" {name}:{}", self.xattr(at(p), name).unwrap().len())).collect()
     }
 
-    /// Every name with its kind, size, extended attributes and, if it lies in the past, time.
+    /// Every name with its kind, number of names, size, extended attributes and, if it lies in the past, time.
     pub fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
         let mut directories = vec![String::new()];
@@ -187,14 +187,15 @@ impl Server {
                 let full = if directory.is_empty() { name } else { format!("{directory}/{name}") };
                 let attr = self.stat(&full);
                 assert_eq!(
-                    (attr.size, attr.mtime),
-                    (entry.attr.size, entry.attr.mtime),
+                    (attr.ino, attr.nlink, attr.size, attr.mtime),
+                    (entry.attr.ino, entry.attr.nlink, entry.attr.size, entry.attr.mtime),
                     "listing and asking agree on {full}"
                 );
                 let set = if attr.mtime.secs < 1_000_000_000 { attr.mtime.secs } else { 0 };
                 let size = if attr.kind == NodeKind::File { attr.size } else { 0 };
                 let xattrs = self.xattrs(&full);
-                tree.insert(full.clone(), format!("{:?} {:o} {size} {set}{xattrs}", attr.kind, attr.mode));
+                let names = if attr.kind == NodeKind::Dir { 1 } else { attr.nlink };
+                tree.insert(full.clone(), format!("{:?} {:o} {names} {size} {set}{xattrs}", attr.kind, attr.mode));
                 if attr.kind == NodeKind::Dir {
                     directories.push(full);
                 }
@@ -225,6 +226,10 @@ pub fn rename(from: &str, to: &str) -> MetaCall {
     MetaCall::Rename { from: path(from), to: path(to), no_replace: false }
 }
 
+pub fn link(from: &str, to: &str) -> MetaCall {
+    MetaCall::Link { from: path(from), to: path(to) }
+}
+
 pub fn size(len: u64) -> SetAttr {
     SetAttr { size: Some(len), ..SetAttr::default() }
 }
@@ -234,7 +239,7 @@ pub fn mtime(secs: i64) -> SetAttr {
 }
 
 /// Checks the directory of an idle server without pending work: nothing may wait, every file must have a record, its
-/// own key, one name and the size of its objects, and no objects may exist without a file.
+/// own key, as many names as it has links and the size of its objects, and no objects may exist without a file.
 pub fn check_directory(dir: &Path, objects: &MemoryObjects) {
     for member in ["writers", "orphans", "staging"] {
         let left: Vec<_> = std::fs::read_dir(dir.join(member)).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -249,12 +254,16 @@ pub fn check_directory(dir: &Path, objects: &MemoryObjects) {
                 directories.push(file);
             } else if meta.is_file() {
                 use std::os::unix::fs::MetadataExt;
-                assert_eq!(meta.nlink(), 1, "{file:?}");
                 let (key, layout) = record(&file);
                 assert_eq!(objects.stat(key, &layout).unwrap().size, meta.len(), "{file:?}");
-                assert_eq!(keys.insert(key, file.clone()), None, "two files of one key: {file:?}");
+                let (ino, names, links) = keys.entry(key).or_insert((meta.ino(), 0, meta.nlink()));
+                assert_eq!((*ino, *links), (meta.ino(), meta.nlink()), "two files of one key: {file:?}");
+                *names += 1;
             }
         }
+    }
+    for (key, (_, names, links)) in &keys {
+        assert_eq!(names, links, "names and links of {key:?}");
     }
     for key in objects.files() {
         assert!(keys.contains_key(&key), "objects without a file: {key:?}");

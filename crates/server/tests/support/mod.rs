@@ -255,6 +255,14 @@ impl Cluster {
         cluster
     }
 
+    /// Has servers listen on Unix sockets: the port of a server that is stopped for a while may be taken by others.
+    pub fn on_sockets(config: &mut impresario_config::Config) {
+        let dir = config.meta.dir.parent().unwrap().to_owned();
+        let socket = |name: &str| format!("unix:{}", dir.join(name).display());
+        config.meta.address = socket("meta.sock");
+        config.data.iter_mut().for_each(|data| data.address = socket(&data.name));
+    }
+
     /// Starts a data server, again on its former port.
     pub fn start_data(&mut self, index: usize) {
         let name = self.config.data[index].name.clone();

@@ -66,7 +66,7 @@ fn forgetting_frees_an_entry_and_what_it_alone_held() {
 #[test]
 fn renaming_a_directory_moves_what_is_below() {
     let inodes = small_tree();
-    inodes.renamed((10, b"b"), (ROOT, b"c"));
+    inodes.renamed((10, b"b"), (ROOT, b"c"), None);
     assert_eq!(path(&inodes, 12).as_deref(), Some("c/f"));
     for number in [10, 11, 12] {
         inodes.forget(number, 1);
@@ -79,11 +79,11 @@ fn renaming_over_a_name_takes_it_from_its_owner() {
     let inodes = small_tree();
     enter(&inodes, 11, "g", 13, NodeKind::File);
     assert!(inodes.opened(13, FileKey(13), 5));
-    inodes.renamed((11, b"f"), (11, b"g"));
+    inodes.renamed((11, b"f"), (11, b"g"), None);
     assert_eq!(path(&inodes, 12).as_deref(), Some("a/b/g"));
     assert_eq!(path(&inodes, 13), None);
     assert_eq!(inodes.open_handle(13), Some(5), "it is still reached by its open handle");
-    inodes.renamed((11, b"g"), (11, b"g"));
+    inodes.renamed((11, b"g"), (11, b"g"), None);
     assert_eq!(path(&inodes, 12).as_deref(), Some("a/b/g"), "renaming to itself changes nothing");
 }
 
@@ -91,7 +91,7 @@ fn renaming_over_a_name_takes_it_from_its_owner() {
 fn a_number_used_again_gets_another_generation() {
     let inodes = small_tree();
     assert!(inodes.opened(12, FileKey(1), 5));
-    inodes.removed(11, b"f");
+    inodes.removed(11, b"f", None);
     inodes.forget(12, 1);
     let other = enter(&inodes, ROOT, "n", 12, NodeKind::File);
     assert_eq!((other.number, other.generation), (12, 1));
@@ -107,7 +107,7 @@ fn a_number_used_again_gets_another_generation() {
 fn a_number_that_the_kernel_holds_goes_to_no_other_file() {
     let inodes = small_tree();
     assert!(inodes.opened(12, FileKey(1), 5));
-    inodes.removed(11, b"f");
+    inodes.removed(11, b"f", None);
     let second = enter(&inodes, ROOT, "n", 12, NodeKind::File);
     assert_ne!(second.number, 12);
     assert_eq!(inodes.number_for(12), second.number);
@@ -116,7 +116,7 @@ fn a_number_that_the_kernel_holds_goes_to_no_other_file() {
     let again = enter(&inodes, ROOT, "n", 12, NodeKind::File);
     assert_eq!((again.number, again.generation), (second.number, second.generation));
 
-    inodes.removed(ROOT, b"n");
+    inodes.removed(ROOT, b"n", None);
     let third = enter(&inodes, ROOT, "n", 12, NodeKind::File);
     assert!(![12, second.number].contains(&third.number));
     inodes.closed(second.number, 6);
@@ -149,12 +149,12 @@ fn an_open_of_another_file_is_noticed() {
 fn an_answer_older_than_a_rename_does_not_undo_it() {
     let inodes = small_tree();
     let before = inodes.changes();
-    inodes.renamed((11, b"f"), (ROOT, b"moved"));
+    inodes.renamed((11, b"f"), (ROOT, b"moved"), None);
     inodes.enter(11, b"f", &attr(12, NodeKind::File), before);
     assert_eq!(path(&inodes, 12).as_deref(), Some("moved"));
 
     let before = inodes.changes();
-    inodes.removed(ROOT, b"moved");
+    inodes.removed(ROOT, b"moved", None);
     let late = inodes.enter(ROOT, b"moved", &attr(12, NodeKind::File), before);
     assert_eq!((late.generation, path(&inodes, 12)), (0, None), "a removed file stays removed");
 }
@@ -175,8 +175,88 @@ fn nothing_becomes_its_own_ancestor() {
     assert_eq!(path(&inodes, 12).as_deref(), Some("a/b/f"));
     enter(&inodes, 77, "x", 30, NodeKind::Dir);
     assert_eq!(path(&inodes, 30), None, "an unknown parent");
-    inodes.renamed((ROOT, b"a"), (11, b"a"));
+    inodes.renamed((ROOT, b"a"), (11, b"a"), None);
     assert_eq!(path(&inodes, 12), None, "a rename that cannot be leaves no loop behind");
+}
+
+fn enter_linked(inodes: &Inodes, parent: u64, name: &str, ino: u64, links: u32) -> Entered {
+    let attr = Attr { nlink: links, ..attr(ino, NodeKind::File) };
+    inodes.enter(parent, name.as_bytes(), &attr, inodes.changes())
+}
+
+#[test]
+fn a_file_has_the_path_of_the_name_used_last() {
+    let inodes = small_tree();
+    assert_eq!(enter_linked(&inodes, ROOT, "g", 12, 2).number, 12);
+    assert_eq!(path(&inodes, 12).as_deref(), Some("g"));
+    enter_linked(&inodes, 11, "f", 12, 2);
+    assert_eq!(path(&inodes, 12).as_deref(), Some("a/b/f"));
+    assert_eq!(inodes.entries(12), [(11, Name::from(&b"f"[..])), (ROOT, Name::from(&b"g"[..]))]);
+    inodes.removed(11, b"f", Some(1));
+    assert_eq!(path(&inodes, 12).as_deref(), Some("g"));
+    assert_eq!(enter(&inodes, ROOT, "g", 12, NodeKind::File).number, 12, "it is still the same file");
+    inodes.removed(ROOT, b"g", Some(0));
+    assert_eq!(path(&inodes, 12), None);
+    assert_ne!(enter(&inodes, ROOT, "g", 12, NodeKind::File).number, 12, "another file");
+}
+
+#[test]
+fn a_file_whose_known_name_is_removed_is_found_by_another() {
+    let inodes = small_tree();
+    assert!(inodes.opened(12, FileKey(1), 5));
+    // Another node gave it a name.
+    inodes.removed(11, b"f", Some(1));
+    assert_eq!(path(&inodes, 12), None);
+    assert_eq!(inodes.open_handle(12), Some(5));
+    assert_eq!(enter(&inodes, ROOT, "g", 12, NodeKind::File).number, 12);
+    assert!(inodes.opened(12, FileKey(1), 6));
+    // The server did not say how many are left: by the last answer none.
+    inodes.removed(ROOT, b"g", None);
+    assert_ne!(enter(&inodes, ROOT, "h", 12, NodeKind::File).number, 12);
+}
+
+#[test]
+fn a_rename_moves_one_name_and_takes_one_from_what_it_replaces() {
+    let inodes = small_tree();
+    enter_linked(&inodes, ROOT, "g", 12, 2);
+    enter_linked(&inodes, ROOT, "x", 13, 2);
+    enter_linked(&inodes, 10, "y", 13, 2);
+    inodes.renamed((ROOT, b"g"), (ROOT, b"x"), Some(1));
+    assert_eq!((path(&inodes, 12).as_deref(), path(&inodes, 13).as_deref()), (Some("x"), Some("a/y")));
+    inodes.renamed((ROOT, b"x"), (11, b"f"), None);
+    assert_eq!(path(&inodes, 12).as_deref(), Some("x"), "two names of one file: both stay");
+    inodes.removed(ROOT, b"x", Some(1));
+    assert_eq!(path(&inodes, 12).as_deref(), Some("a/b/f"));
+    inodes.renamed((11, b"f"), (10, b"y"), Some(0));
+    assert_eq!((path(&inodes, 12).as_deref(), path(&inodes, 13)), (Some("a/y"), None));
+}
+
+#[test]
+fn an_answer_with_one_name_replaces_those_known_before() {
+    let inodes = small_tree();
+    enter_linked(&inodes, ROOT, "g", 12, 2);
+    enter(&inodes, ROOT, "g", 12, NodeKind::File);
+    assert_eq!(inodes.entries(12).len(), 1);
+    // Asked before this mount linked it.
+    let asked = inodes.changes();
+    enter_linked(&inodes, ROOT, "h", 12, 2);
+    inodes.linked();
+    inodes.enter(ROOT, b"g", &attr(12, NodeKind::File), asked);
+    assert_eq!(inodes.entries(12).len(), 2);
+}
+
+#[test]
+fn known_names_are_bounded_and_all_of_them_hold_their_directories() {
+    let inodes = small_tree();
+    for name in 0..100 {
+        enter_linked(&inodes, if name % 2 == 0 { 11 } else { 10 }, &format!("n{name}"), 12, 101);
+    }
+    assert_eq!(inodes.entries(12).len(), 1 + OTHERS_MAX);
+    inodes.forget(10, 1);
+    inodes.forget(11, 1);
+    assert_eq!(path(&inodes, 12).as_deref(), Some("a/n99"));
+    inodes.forget(12, 101);
+    assert_eq!(inodes.len(), 1);
 }
 
 #[test]
@@ -189,38 +269,49 @@ fn the_special_numbers_are_kept_free() {
     assert_eq!(path(&inodes, entered.number).as_deref(), Some("one"));
 }
 
-/// A change of the tree; numbers index the lists of existing nodes.
+/// A change of the tree; numbers index the lists of existing nodes, and of the names of one.
 #[derive(Clone, Debug)]
 enum Step {
     Make { parent: usize, name: u8, dir: bool },
-    LookUp { number: usize },
-    Rename { number: usize, parent: usize, name: u8 },
-    Remove { number: usize },
+    Link { number: usize, parent: usize, name: u8 },
+    LookUp { number: usize, which: usize },
+    Rename { number: usize, which: usize, parent: usize, name: u8 },
+    Remove { number: usize, which: usize },
     Forget { number: usize },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let (any, name) = (any::<usize>, 0u8..6);
     let step = prop_oneof![
-        (any::<usize>(), 0u8..6, any::<bool>()).prop_map(|(parent, name, dir)| Step::Make { parent, name, dir }),
-        any::<usize>().prop_map(|number| Step::LookUp { number }),
-        (any::<usize>(), any::<usize>(), 0u8..6).prop_map(|(number, parent, name)| Step::Rename {
+        (any(), name.clone(), proptest::bool::ANY).prop_map(|(parent, name, dir)| Step::Make { parent, name, dir }),
+        (any(), any(), name.clone()).prop_map(|(number, parent, name)| Step::Link { number, parent, name }),
+        (any(), any()).prop_map(|(number, which)| Step::LookUp { number, which }),
+        (any(), any(), any(), name).prop_map(|(number, which, parent, name)| Step::Rename {
             number,
+            which,
             parent,
             name
         }),
-        any::<usize>().prop_map(|number| Step::Remove { number }),
-        any::<usize>().prop_map(|number| Step::Forget { number }),
+        (any(), any()).prop_map(|(number, which)| Step::Remove { number, which }),
+        any().prop_map(|number| Step::Forget { number }),
     ];
     proptest::collection::vec(step, 0..120)
+}
+
+type Place = (u64, u8);
+
+/// What the server has.
+struct Made {
+    names: Vec<Place>,
+    dir: bool,
 }
 
 /// A plain tree on which the kernel and the server agree.
 #[derive(Default)]
 struct Model {
-    /// number → (parent, name, is a directory)
-    places: std::collections::BTreeMap<u64, (u64, u8, bool)>,
-    /// Look-ups of what the kernel holds, with or without a name.
-    held: std::collections::BTreeMap<u64, u64>,
+    made: std::collections::BTreeMap<u64, Made>,
+    /// Of what the kernel holds: its look-ups, and the names that it knows and that are there, the latest last.
+    held: std::collections::BTreeMap<u64, (u64, Vec<Place>)>,
 }
 
 impl Model {
@@ -228,7 +319,7 @@ impl Model {
         if number == ROOT {
             return Some(Vec::new());
         }
-        let (parent, name, _) = self.places.get(&number)?;
+        let (parent, name) = self.held.get(&number)?.1.last()?;
         let mut path = self.path(*parent)?;
         if !path.is_empty() {
             path.push(b'/');
@@ -237,26 +328,60 @@ impl Model {
         Some(path)
     }
 
-    fn named(&self, parent: u64, name: u8) -> Option<u64> {
-        self.places.iter().find(|(_, entry)| (entry.0, entry.1) == (parent, name)).map(|(number, _)| *number)
+    fn named(&self, place: Place) -> Option<u64> {
+        self.made.iter().find(|(_, made)| made.names.contains(&place)).map(|(number, _)| *number)
     }
 
     fn below(&self, number: u64) -> bool {
-        self.places.values().any(|entry| entry.0 == number)
+        self.made.values().any(|made| made.names.iter().any(|place| place.0 == number))
     }
 
     fn is_at_or_above(&self, upper: u64, lower: u64) -> bool {
-        upper == lower || self.places.get(&lower).is_some_and(|entry| self.is_at_or_above(upper, entry.0))
+        let above = |made: &Made| made.dir && self.is_at_or_above(upper, made.names[0].0);
+        upper == lower || self.made.get(&lower).is_some_and(above)
+    }
+
+    fn holds(&self, directory: u64) -> bool {
+        directory == ROOT || self.held.contains_key(&directory)
     }
 
     /// Directories that the kernel holds, the root first.
     fn directories(&self) -> Vec<u64> {
-        let held = self.places.iter().filter(|(number, entry)| entry.2 && self.held.contains_key(number));
+        let held = self.made.iter().filter(|(number, made)| made.dir && self.holds(**number));
         std::iter::once(ROOT).chain(held.map(|(number, _)| *number)).collect()
     }
 
-    fn pick(&self, number: usize) -> Option<u64> {
-        (!self.places.is_empty()).then(|| *self.places.keys().nth(number % self.places.len()).unwrap())
+    /// A node, and one of its names in a directory that the kernel holds.
+    fn pick(&self, number: usize, which: usize) -> Option<(u64, Place)> {
+        let (number, made) = self.made.iter().nth(number % self.made.len().max(1))?;
+        let place = made.names[which % made.names.len()];
+        self.holds(place.0).then_some((*number, place))
+    }
+
+    /// A node loses a name; how many it has left.
+    fn lose(&mut self, number: u64, place: Place) -> u32 {
+        let made = self.made.get_mut(&number).unwrap();
+        made.names.retain(|name| *name != place);
+        let left = made.names.len() as u32;
+        if let Some((_, known)) = self.held.get_mut(&number) {
+            known.retain(|name| *name != place);
+        }
+        if left == 0 {
+            self.made.remove(&number);
+        }
+        left
+    }
+
+    /// The kernel looks a name up.
+    fn tell(&mut self, inodes: &Inodes, number: u64, place: Place) {
+        let made = &self.made[&number];
+        let kind = if made.dir { NodeKind::Dir } else { NodeKind::File };
+        let attr = Attr { nlink: made.names.len() as u32, ..attr(number, kind) };
+        assert_eq!(inodes.enter(place.0, &[b'a' + place.1], &attr, inodes.changes()).number, number);
+        let (lookups, known) = self.held.entry(number).or_default();
+        *lookups += 1;
+        known.retain(|name| *name != place);
+        known.push(place);
     }
 }
 
@@ -265,57 +390,62 @@ proptest! {
     fn paths_are_those_of_a_plain_tree(steps in steps()) {
         let (inodes, mut model) = (Inodes::new(), Model::default());
         let mut next = 100;
-        let tell = |model: &mut Model, number: u64| {
-            let (parent, name, dir) = model.places[&number];
-            if parent == ROOT || model.held.contains_key(&parent) {
-                enter(&inodes, parent, &char::from(b'a' + name).to_string(), number, if dir { NodeKind::Dir } else { NodeKind::File });
-                *model.held.entry(number).or_default() += 1;
-            }
-        };
         for step in steps {
+            let directory = |model: &Model, which: usize| model.directories()[which % model.directories().len()];
             match step {
                 Step::Make { parent, name, dir } => {
-                    let directories = model.directories();
-                    let parent = directories[parent % directories.len()];
-                    if model.named(parent, name).is_none() {
+                    let place = (directory(&model, parent), name);
+                    if model.named(place).is_none() {
                         next += 1;
-                        model.places.insert(next, (parent, name, dir));
-                        tell(&mut model, next);
+                        model.made.insert(next, Made { names: vec![place], dir });
+                        model.tell(&inodes, next, place);
                     }
                 }
-                Step::LookUp { number } => {
-                    if let Some(number) = model.pick(number) {
-                        tell(&mut model, number);
-                    }
-                }
-                Step::Rename { number, parent, name } => {
-                    let directories = model.directories();
-                    let parent = directories[parent % directories.len()];
-                    let Some(number) = model.pick(number) else { continue };
-                    let old = model.places[&number];
-                    let target = model.named(parent, name);
-                    let replaces_a_tree = target.is_some_and(|target| target == number || model.below(target));
-                    if model.is_at_or_above(number, parent) || replaces_a_tree {
+                Step::Link { number, parent, name } => {
+                    let place = (directory(&model, parent), name);
+                    let Some((number, from)) = model.pick(number, 0) else { continue };
+                    let made = &model.made[&number];
+                    if made.dir || made.names.len() > OTHERS_MAX || model.named(place).is_some() {
                         continue;
                     }
-                    if let Some(target) = target {
-                        model.places.remove(&target);
-                    }
-                    model.places.insert(number, (parent, name, old.2));
-                    inodes.renamed((old.0, &[b'a' + old.1]), (parent, &[b'a' + name]));
+                    model.tell(&inodes, number, from);
+                    model.made.get_mut(&number).unwrap().names.push(place);
+                    model.tell(&inodes, number, place);
+                    inodes.linked();
                 }
-                Step::Remove { number } => {
-                    if let Some(number) = model.pick(number).filter(|number| !model.below(*number)) {
-                        let entry = model.places.remove(&number).unwrap();
-                        inodes.removed(entry.0, &[b'a' + entry.1]);
+                Step::LookUp { number, which } => {
+                    if let Some((number, place)) = model.pick(number, which) {
+                        model.tell(&inodes, number, place);
+                    }
+                }
+                Step::Rename { number, which, parent, name } => {
+                    let to = (directory(&model, parent), name);
+                    let Some((number, from)) = model.pick(number, which) else { continue };
+                    let target = model.named(to);
+                    let replaces_a_tree = target.is_some_and(|target| target == number || model.below(target));
+                    if model.is_at_or_above(number, to.0) || replaces_a_tree {
+                        continue;
+                    }
+                    model.tell(&inodes, number, from);
+                    let left = target.map(|target| model.lose(target, to));
+                    model.made.get_mut(&number).unwrap().names.iter_mut().filter(|name| **name == from).for_each(|name| *name = to);
+                    let known = &mut model.held.get_mut(&number).unwrap().1;
+                    known.retain(|name| *name != from);
+                    known.push(to);
+                    inodes.renamed((from.0, &[b'a' + from.1]), (to.0, &[b'a' + to.1]), left);
+                }
+                Step::Remove { number, which } => {
+                    if let Some((number, place)) = model.pick(number, which).filter(|(number, _)| !model.below(*number)) {
+                        let left = model.lose(number, place);
+                        inodes.removed(place.0, &[b'a' + place.1], Some(left));
                     }
                 }
                 Step::Forget { number } => {
                     // The kernel keeps a directory as long as it keeps anything in it.
                     let held: Vec<u64> = model.held.keys().copied().collect();
                     let Some(number) = held.get(number % held.len().max(1)).copied() else { continue };
-                    if !model.places.iter().any(|(child, entry)| entry.0 == number && model.held.contains_key(child)) {
-                        inodes.forget(number, model.held.remove(&number).unwrap());
+                    if !model.held.values().any(|(_, known)| known.iter().any(|place| place.0 == number)) {
+                        inodes.forget(number, model.held.remove(&number).unwrap().0);
                     }
                 }
             }
@@ -323,7 +453,7 @@ proptest! {
                 prop_assert_eq!(inodes.path(*number), model.path(*number), "of {}", number);
             }
         }
-        for (number, lookups) in model.held {
+        for (number, (lookups, _)) in model.held {
             inodes.forget(number, lookups);
         }
         prop_assert_eq!(inodes.len(), 1, "nothing is left");
@@ -337,12 +467,13 @@ proptest! {
         for (parent, name, ino, step) in answers {
             let name = [b'a' + name];
             match step {
-                0 => inodes.removed(parent, &name),
-                1 => inodes.renamed((parent, &name), (ino, b"a")),
+                0 => inodes.removed(parent, &name, [None, Some(0), Some(1)][ino as usize % 3]),
+                1 => inodes.renamed((parent, &name), (ino, b"a"), [None, Some(0), Some(1)][ino as usize % 3]),
                 2 => _ = inodes.opened(number_of(ino), FileKey(parent), 1),
                 _ => {
                     let kind = if step == 3 { NodeKind::Dir } else { NodeKind::File };
-                    held.push(inodes.enter(parent, &name, &attr(ino, kind), inodes.changes()).number);
+                    let attr = Attr { nlink: (parent % 3) as u32, ..attr(ino, kind) };
+                    held.push(inodes.enter(parent, &name, &attr, inodes.changes()).number);
                 }
             }
             (0..8).for_each(|number| _ = (inodes.path(number_of(number)), inodes.path_in(number, b"x")));

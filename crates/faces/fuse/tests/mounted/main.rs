@@ -4,6 +4,7 @@
 
 mod cluster;
 mod files;
+mod links;
 mod mounting;
 mod names;
 mod nodes;

@@ -80,6 +80,109 @@ pub fn copies_are_the_same(node: &Node, fresh: &Node) {
     run(Command::new("rm").arg("-r").arg(node.at("copy")).arg(node.at("again")));
 }
 
+/// As [`listing`], with the number of names of each file, and the first of them.
+fn linked_listing(directory: &Path) -> String {
+    let output =
+        run(Command::new("find").arg(directory).args(["-mindepth", "1", "-printf", "%P\\t%y %m %s %n %l\\t%i\\n"]));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut lines: Vec<(&str, &str, &str)> = text
+        .lines()
+        .filter_map(|line| line.split_once('\t').and_then(|(name, rest)| Some((name, rest.split_once('\t')?))))
+        .map(|(name, (what, ino))| (name, what, ino))
+        // The size and links of a directory are the file system's own affair.
+        .filter(|(_, what, _)| !what.starts_with('d'))
+        .collect();
+    lines.sort();
+    let mut first = std::collections::BTreeMap::new();
+    let mut shown = String::new();
+    for (name, what, ino) in lines {
+        let first = first.entry(ino).or_insert(name);
+        shown += &format!("{name} {what} as {first}\n");
+    }
+    shown
+}
+
+#[track_caller]
+fn same_links(left: &Path, right: &Path) {
+    let (left, right) = (linked_listing(left), linked_listing(right));
+    for (left, right) in left.lines().zip(right.lines()) {
+        assert_eq!(left, right);
+    }
+    assert_eq!(left.lines().count(), right.lines().count());
+}
+
+#[test]
+fn programs_keep_hard_links() {
+    let Some(node) = mounted() else { return };
+    hard_links_are_the_same(&node, &node.second(MountOptions::default()));
+}
+
+/// Makes, copies and packs hard links with real programs, on a node and in a local folder, and compares the two.
+pub fn hard_links_are_the_same(node: &Node, fresh: &Node) {
+    let scratch = tempfile::tempdir().unwrap();
+    let local = scratch.path();
+    for folder in [local, node.mount_point()] {
+        let tree = folder.join("linked");
+        fs::create_dir_all(tree.join("deeper")).unwrap();
+        for file in 0..12usize {
+            fs::write(tree.join(format!("file-{file}")), crate::files::pattern(file as u64, file * 7919)).unwrap();
+        }
+        std::os::unix::fs::symlink("file-1", tree.join("symbolic")).unwrap();
+        for (from, to) in [
+            ("file-1", "file-1 too"),
+            ("file-1", "deeper/third"),
+            ("file-2", "deeper/file-2"),
+            ("symbolic", "symbolic 2"),
+        ] {
+            run(Command::new("ln").arg("-P").arg(tree.join(from)).arg(tree.join(to)));
+        }
+        run(Command::new("cp").arg("-al").arg(&tree).arg(folder.join("cp-al")));
+        run(Command::new("cp").arg("-a").arg(&tree).arg(folder.join("cp-a")));
+        run(Command::new("tar").arg("-cf").arg(folder.join("a.tar")).arg("-C").arg(folder).arg("linked"));
+        fs::create_dir(folder.join("tar")).unwrap();
+        run(Command::new("tar").arg("-xf").arg(folder.join("a.tar")).arg("-C").arg(folder.join("tar")));
+        if impresario_testing::require("rsync") {
+            run(Command::new("rsync").arg("-aH").arg(&tree).arg(folder.join("rsync")));
+            // As snapshots are made: what is unchanged is linked to the last one.
+            let last = format!("--link-dest={}", folder.join("rsync").display());
+            run(Command::new("rsync").arg("-aH").arg(last).arg(&tree).arg(folder.join("snapshot")));
+        }
+        if impresario_testing::require("git") {
+            let git = |directory: &Path, args: &[&str]| {
+                let mut command = Command::new("git");
+                command.arg("-C").arg(directory).args(["-c", "user.name=a", "-c", "user.email=a@b", "-c", "gc.auto=0"]);
+                run(command.args(args).env("GIT_CONFIG_NOSYSTEM", "1").env("HOME", local))
+            };
+            let origin = folder.join("origin");
+            fs::create_dir(&origin).unwrap();
+            git(&origin, &["init", "-q", "-b", "main"]);
+            fs::write(origin.join("file"), "text").unwrap();
+            git(&origin, &["add", "."]);
+            git(&origin, &["commit", "-q", "-m", "one"]);
+            git(folder, &["clone", "-q", "--local", "origin", "clone"]);
+            let objects = |repository: &str| linked_listing(&folder.join(repository).join(".git/objects"));
+            let linked = objects("clone").lines().filter(|line| line.split(' ').nth(4) == Some("2")).count();
+            assert_eq!((linked, objects("origin")), (3, objects("clone")), "the commit, its tree and its file");
+            git(&folder.join("clone"), &["fsck", "--strict", "--no-progress"]);
+        }
+    }
+    for copy in ["linked", "cp-al", "cp-a", "tar", "rsync", "snapshot"] {
+        if local.join(copy).exists() {
+            same_links(&local.join(copy), &node.at(copy));
+            same_links(&local.join(copy), &fresh.at(copy));
+            run(Command::new("diff").arg("-r").arg("--no-dereference").arg(local.join(copy)).arg(fresh.at(copy)));
+        }
+    }
+    run(Command::new("rm").arg("-r").arg(node.at("cp-al")).arg(fresh.at("snapshot")));
+    for folder in [local.join("cp-al"), local.join("snapshot")] {
+        fs::remove_dir_all(folder).unwrap();
+    }
+    // Other nodes keep attributes for a second.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    same_links(&local.join("linked"), &fresh.at("linked"));
+    same_links(&local.join("linked"), &node.at("linked"));
+}
+
 #[test]
 fn tar_there_and_back() {
     let Some(node) = mounted() else { return };

@@ -23,6 +23,7 @@ fn programs(folder: &Path, cluster: &Arc<Cluster>) {
     let (one, two) = nodes(cluster);
     tools::copies_are_the_same(&one, &two);
     tools::archives_are_the_same(&two);
+    tools::hard_links_are_the_same(&two, &one);
     tools::run(Command::new("diff").args(["-r", "--no-dereference"]).arg(two.at("tree")).arg(folder.join("tree")));
     if impresario_testing::require("fio") {
         tools::fio(&one, "random", &["--rw=randwrite", "--bs=4k", "--size=2m", "--numjobs=4"]);

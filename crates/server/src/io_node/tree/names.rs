@@ -198,17 +198,52 @@ impl Tree {
                 Answer::Done
             }
             MetaCall::Unlink { path } => {
-                self.at(&path).and_then(|(dir, name)| backend.remove(caller, &dir, name)).explain("remove", &path)?;
-                Answer::Done
+                let removed = self.at(&path).and_then(|(dir, name)| {
+                    let (node, _) = backend.lookup(caller, &dir, name)?;
+                    backend.remove(caller, &dir, name)?;
+                    Ok(self.removed(&node))
+                });
+                removed.explain("remove", &path)?
             }
             MetaCall::Rename { from, to, no_replace } => {
                 let renamed = self.at(&from).and_then(|(old_dir, old)| {
                     let (new_dir, new) = self.at(&to)?;
+                    let replaced = if no_replace { None } else { backend.lookup(caller, &new_dir, new).ok() };
+                    // To another name of the same node a rename does nothing.
+                    let is_same = |(node, attr): &(Handle, Node)| {
+                        attr.links > 1 && backend.lookup(caller, &old_dir, old).is_ok_and(|(moved, _)| moved == *node)
+                    };
+                    let replaced = replaced.filter(|there| there.1.kind != Kind::Directory && !is_same(there));
                     let (old, new) = ((&old_dir, old), (&new_dir, new));
-                    if no_replace { backend.rename_new(caller, old, new) } else { backend.rename(caller, old, new) }
+                    match no_replace {
+                        true => backend.rename_new(caller, old, new)?,
+                        false => backend.rename(caller, old, new)?,
+                    }
+                    Ok(replaced.map_or(Answer::Done, |(node, _)| self.removed(&node)))
                 });
-                renamed.explain("rename", &from)?;
-                Answer::Done
+                renamed.explain("rename", &from)?
+            }
+            MetaCall::Link { from, to } => {
+                let linked = self.find(&from).and_then(|(node, attr)| {
+                    let (dir, name) = self.at(&to)?;
+                    match backend.link(caller, &node, &dir, name) {
+                        Err(Errno(libc::EPERM)) if attr.kind != Kind::Directory => Err(Errno(libc::EOPNOTSUPP)),
+                        other => other,
+                    }
+                });
+                let linked = linked.map_err(|Errno(errno)| {
+                    let why = match errno {
+                        libc::EPERM => "directories have one name only".into(),
+                        libc::EOPNOTSUPP => {
+                            "the file system below has no hard links, or does not let this user make them".into()
+                        }
+                        libc::EXDEV => "the two names are on different file systems".into(),
+                        errno => Errno(errno).to_string(),
+                    };
+                    let path = crate::meta::show(&from);
+                    Fault { errno: outward(errno), message: format!("cannot link {path}: {why}") }
+                });
+                Answer::Attr(attr_of(&linked?))
             }
             MetaCall::Readlink { path } => {
                 let text = self.find(&path).and_then(|(handle, _)| backend.read_link(caller, &handle));
@@ -254,6 +289,15 @@ impl Tree {
         let attr = backend.attr(&file.handle).map(|node| attr_of(&node)).explain("open", b"a file");
         let attr = attr.inspect_err(|_| drop(session.close(handle)))?;
         Ok(Opened { handle, file: key, layout, made: 0, attr })
+    }
+
+    /// What is left of a node that lost a name.
+    fn removed(&self, node: &Handle) -> Answer {
+        match self.backend().attr(node) {
+            Ok(attr) => Answer::Removed { links: attr.links },
+            Err(Errno(libc::ESTALE)) => Answer::Removed { links: 0 },
+            Err(_) => Answer::Done,
+        }
     }
 
     /// The node of a path.

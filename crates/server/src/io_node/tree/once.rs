@@ -108,6 +108,10 @@ impl Tree {
             (libc::EEXIST, MetaCall::Create { path, .. }) => {
                 self.serve(session, MetaCall::Open { path, write: true }).map_err(|_| fault)
             }
+            (libc::EEXIST, MetaCall::Link { from, to }) => match (look(&from), look(&to)) {
+                (Ok(Answer::Attr(from)), Ok(Answer::Attr(to))) if from.ino == to.ino => Ok(Answer::Attr(to)),
+                _ => Err(fault),
+            },
             (
                 libc::EEXIST,
                 MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. },
