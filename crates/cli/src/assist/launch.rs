@@ -1,6 +1,7 @@
 //! Starts programs with the preloaded library, under their own advice manager or that of the node.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -229,12 +230,38 @@ fn ended(pid: u32) -> std::io::Result<()> {
 /// Prefix of the directories of [`own_socket`].
 const FOLDER: &str = "impresario-assist-";
 
+/// The directory of our own manager's socket, as long as this lives.
+pub struct OwnSocket {
+    folder: tempfile::TempDir,
+    /// Tells others that start at the same time that the socket is not left behind: at first nobody listens at it.
+    _lock: File,
+}
+
+impl OwnSocket {
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
 /// A directory for the socket of our own manager that only this user can access. Removes directories left by killed
 /// managers.
-pub fn own_socket() -> Result<tempfile::TempDir> {
+pub fn own_socket() -> Result<OwnSocket> {
     let place = std::env::temp_dir();
     remove_left_behind(&place);
-    tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place).context("creating a directory for the manager's socket")
+    let create = || {
+        let folder = tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place)?;
+        let lock = locked(folder.path())?;
+        Ok::<_, std::io::Error>(OwnSocket { folder, _lock: lock })
+    };
+    create().context("creating a directory for the manager's socket")
+}
+
+/// The lock of a manager's directory, which is its own as long as it lives.
+fn locked(folder: &Path) -> std::io::Result<File> {
+    let file = File::open(folder)?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
 }
 
 /// Removes this user's directories without a listening socket. Others, and unknown files in them, stay.
@@ -245,7 +272,10 @@ fn remove_left_behind(place: &Path) {
     };
     for folder in std::fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.path()) {
         let socket = folder.join("socket");
-        if own(&folder) && is_abandoned(&socket) && std::fs::remove_file(&socket).is_ok() {
+        // Looked at again with the lock: a manager that starts binds its socket first and listens then.
+        let is_left = || own(&folder) && is_abandoned(&socket);
+        let Some(_lock) = is_left().then(|| locked(&folder).ok()).flatten() else { continue };
+        if is_left() && std::fs::remove_file(&socket).is_ok() {
             let _ = std::fs::remove_dir(&folder);
         }
     }
@@ -270,12 +300,14 @@ mod tests {
             listen(&ours, 1).unwrap();
             ours
         };
-        let [dead, alive, fresh, other] =
-            ["impresario-assist-1", "impresario-assist-2", "impresario-assist-3", "somebody-s"].map(folder);
-        drop((bound(&dead), bound(&other)));
-        let listens = bound(&alive);
+        let named = ["impresario-assist-1", "impresario-assist-2", "impresario-assist-3", "impresario-assist-4"];
+        let [dead, alive, fresh, starting] = named.map(folder);
+        let other = folder("somebody-s");
+        drop((bound(&dead), bound(&other), bound(&starting)));
+        let (listens, lock) = (bound(&alive), locked(&starting).unwrap());
         remove_left_behind(place.path());
         assert_eq!([&dead, &alive, &fresh, &other].map(|folder| folder.exists()), [false, true, true, true]);
-        drop(listens);
+        assert!(starting.join("socket").exists(), "it has a socket at which it does not listen yet");
+        drop((listens, lock));
     }
 }
