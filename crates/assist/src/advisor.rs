@@ -3,6 +3,7 @@
 //! A state machine without I/O. One advisor serves all programs that read the same file (device and inode).
 
 mod fill;
+mod learnt;
 mod map_watch;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
 use rustc_hash::FxHashMap;
 
 use fill::{Fill, Step};
+use learnt::Learnt;
 pub use map_watch::Cached;
 use map_watch::MapWatch;
 
@@ -84,6 +86,8 @@ pub struct Advisor {
     was_down: bool,
     /// Bytes brought in for maps, and how far in the file, by program.
     mapped: FxHashMap<u64, (u64, u64)>,
+    /// Of files without a plan whose kind is known.
+    learnt: Option<Learnt>,
     /// Of files without a plan: bringing in all of them.
     fill: Fill,
     /// Of files without a plan that are mapped.
@@ -130,6 +134,10 @@ impl Advisor {
         } else {
             Engine::Nothing
         };
+        let learnt = match (&engine, &monitored.learnt) {
+            (Engine::Online(..), Some(shape)) => Learnt::new(shape, geometry(ONLINE_BLOCK_BYTES), size_bytes),
+            _ => None,
+        };
         let gap_bytes = device.gap_bytes();
         // Only blocks bring in more than what is read. A window that holds the file, or a region that is brought in as a
         // whole, has no way ahead that could be tried.
@@ -144,6 +152,7 @@ impl Advisor {
             size_bytes,
             was_down: false,
             mapped: FxHashMap::default(),
+            learnt,
             fill: Fill::default(),
             map_watch: None,
             is_mapped: false,
@@ -167,6 +176,9 @@ impl Advisor {
     /// The file's length changed.
     pub fn set_size(&mut self, size_bytes: u64) {
         self.size_bytes = size_bytes;
+        if let Some(learnt) = &mut self.learnt {
+            learnt.set_size(size_bytes);
+        }
         match &mut self.engine {
             Engine::Regions(cache) | Engine::Online(cache, _) => cache.set_size(size_bytes),
             Engine::Sequence(line, cache) => {
@@ -191,8 +203,11 @@ impl Advisor {
         };
         self.expecting_until_ns = Some(until_ns);
         let actions = match &mut self.engine {
-            // Strides are not known before they are seen.
-            Engine::Nothing | Engine::Online(..) => Vec::new(),
+            Engine::Nothing => Vec::new(),
+            // Strides are not known before they are seen, but for files of a known kind.
+            Engine::Online(..) => {
+                self.learnt.as_mut().map(|learnt| learnt.opened(EXPECTED, &mut grant)).unwrap_or_default()
+            }
             Engine::Regions(cache) => match self.monitored.regions.next_will_need(0) {
                 Some(byte) if byte < self.size_bytes => {
                     cache.expect(EXPECTED, byte, &self.monitored.regions, &mut grant)
@@ -205,6 +220,13 @@ impl Advisor {
             }
         };
         self.kept(actions)
+    }
+
+    /// A program has opened the file. If its kind is known, what the program will read first is brought in.
+    pub fn opened(&mut self, program: u64, now_ns: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
+        let advising = self.judge.may_hint(now_ns);
+        let actions = self.learnt.as_mut().filter(|_| advising).map(|learnt| learnt.opened(program, may));
+        self.kept(actions.unwrap_or_default())
     }
 
     /// The program that was expected is there, or does not come. What it has not taken over is let go.
@@ -246,18 +268,22 @@ impl Advisor {
                 if read.bytes.is_empty() {
                     return Vec::new();
                 }
-                let hit = cache.holds(&read.bytes);
+                let known = self.learnt.as_mut().and_then(|learnt| learnt.read(reader, &read.bytes, &mut grant));
+                let is_known = known.is_some();
+                let (brought, more) = known.unwrap_or_default();
+                let hit = brought || cache.holds(&read.bytes);
                 let reader = Reader { thread: reader.thread % THREADS_MAX, ..reader };
                 let seen = detectors.entry(reader).or_default().observe(&read.bytes, self.gap_bytes);
                 let stream = stream_of(reader, seen.stream);
                 let mut actions = if seen.fresh { cache.depart(stream) } else { Vec::new() };
-                if let Some(forecast) = seen.forecast {
+                actions.extend(more);
+                if let Some(forecast) = seen.forecast.filter(|_| !is_known) {
                     if seen.changed {
                         cache.look_again(stream);
                     }
                     actions.extend(cache.access(stream, read.bytes.clone(), forecast, &mut grant));
                 }
-                let unforeseen = !hit && seen.forecast.is_none();
+                let unforeseen = !hit && !is_known && seen.forecast.is_none();
                 let steps = match unforeseen && is_slow(read.bytes.end - read.bytes.start, read.duration_ns) {
                     true => self.fill.slow_read(read.duration_ns, self.size_bytes, &mut grant),
                     false => self.fill.more(self.size_bytes),
@@ -388,6 +414,9 @@ impl Advisor {
                 in_file(line, actions)
             }
             Engine::Online(cache, detectors) => {
+                if let Some(learnt) = &mut self.learnt {
+                    learnt.depart(program);
+                }
                 let mut actions = Vec::new();
                 detectors.retain(|reader, _| {
                     if reader.program == program {
@@ -429,12 +458,19 @@ impl Advisor {
     pub fn held_bytes(&self) -> u64 {
         let watched = self.watched_bytes + self.map_watch.as_ref().map_or(0, MapWatch::held_bytes);
         let mapped = self.mapped.values().map(|(held, _)| held).sum::<u64>();
-        self.cache().map_or(0, BlockCache::held_bytes) + mapped + watched + self.fill.held_bytes()
+        let learnt = self.learnt.as_ref().map_or(0, Learnt::held_bytes);
+        self.cache().map_or(0, BlockCache::held_bytes) + learnt + mapped + watched + self.fill.held_bytes()
     }
 
     /// What became of what was brought in.
     pub fn tally(&self) -> Tally {
-        self.cache().map_or_else(Tally::default, BlockCache::tally)
+        let tally = self.cache().map_or_else(Tally::default, BlockCache::tally);
+        self.learnt.as_ref().map_or(tally, |learnt| tally.and(learnt.tally()))
+    }
+
+    /// Whether the file's kind was known, and the program read it in another order.
+    pub fn has_strayed(&self) -> bool {
+        self.learnt.as_ref().is_some_and(Learnt::is_given_up)
     }
 
     /// Why the file gets no hints now.
@@ -460,6 +496,9 @@ impl Advisor {
     }
 
     fn forget(&mut self) {
+        if let Some(learnt) = &mut self.learnt {
+            learnt.clear();
+        }
         match &mut self.engine {
             Engine::Nothing => {}
             Engine::Regions(cache) | Engine::Sequence(_, cache) => cache.clear(),

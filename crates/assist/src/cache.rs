@@ -97,6 +97,20 @@ pub struct Tally {
     pub misses: u64,
 }
 
+impl Tally {
+    /// The sum of this and another one.
+    pub fn and(self, other: Tally) -> Tally {
+        Tally {
+            prefetched_bytes: self.prefetched_bytes + other.prefetched_bytes,
+            used_bytes: self.used_bytes + other.used_bytes,
+            wasted_bytes: self.wasted_bytes + other.wasted_bytes,
+            gone_bytes: self.gone_bytes + other.gone_bytes,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+        }
+    }
+}
+
 /// One file's blocks.
 #[derive(Debug)]
 pub struct BlockCache {

@@ -8,6 +8,7 @@
 //! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did, [`coverage`] what it did not
 //!   see.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
+//! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that nobody has read yet.
 //! - [`walk`]: which files a program opens next when it goes through a tree of folders.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
@@ -20,6 +21,7 @@ pub mod cache;
 pub mod config;
 pub mod coverage;
 pub mod judge;
+pub mod learn;
 pub mod manager;
 mod online;
 pub mod plan;

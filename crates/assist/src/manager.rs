@@ -27,10 +27,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use impresario_ring::patterns::Kind;
+use impresario_ring::patterns::Kind as PatternKind;
 
 use crate::backend::Backends;
 use crate::config::Hints;
+use crate::learn::Kind;
 use crate::report::Report;
 pub use sink::{RecordedAccess, RecordedFile, Sink};
 pub use socket::is_abandoned;
@@ -53,7 +54,7 @@ pub struct Record {
     /// Where it goes.
     pub sink: Box<dyn Sink>,
     /// Of which files: canonical paths or patterns of them.
-    pub patterns: Vec<(Kind, Vec<u8>)>,
+    pub patterns: Vec<(PatternKind, Vec<u8>)>,
 }
 
 /// What a manager is to do.
@@ -70,17 +71,27 @@ pub struct Options {
     pub workers: u32,
     /// Ways of giving hints.
     pub backends: Backends,
+    /// What the programs read of kinds of files, for files without a plan.
+    pub kinds: Vec<Kind>,
 }
 
 impl Options {
     /// Hints for this user's programs, nothing recorded.
     pub fn new(hints: Hints) -> Options {
-        Options { hints, advise: true, access: Access::Owner, record: None, workers: 8, backends: Backends::default() }
+        Options {
+            hints,
+            advise: true,
+            access: Access::Owner,
+            record: None,
+            workers: 8,
+            backends: Backends::default(),
+            kinds: Vec::new(),
+        }
     }
 
     /// Nothing but a record of all regular files.
     pub fn record(sink: Box<dyn Sink>) -> Options {
-        let record = Record { sink, patterns: vec![(Kind::Tree, b"/".to_vec())] };
+        let record = Record { sink, patterns: vec![(PatternKind::Tree, b"/".to_vec())] };
         Options { advise: false, record: Some(record), ..Options::new(Hints::default()) }
     }
 }

@@ -59,6 +59,9 @@ pub struct FileReport {
     pub stood_down: u64,
     /// Why they are stopped now.
     pub why_stood_down: Option<String>,
+    /// Its kind was known, and it was read in another order.
+    #[serde(default)]
+    pub strayed: bool,
 }
 
 impl FileReport {
@@ -196,6 +199,9 @@ impl fmt::Display for FileReport {
         }
         if let Some(gain) = self.gain_percent {
             writeln!(f, "  time of a read saved: {gain} %")?;
+        }
+        if self.strayed {
+            writeln!(f, "  read in another order than other files of its kind")?;
         }
         if self.refused + self.errors > 0 {
             writeln!(f, "  {} hints not given for want of room, {} refused by the system", self.refused, self.errors)?;

@@ -3,6 +3,7 @@
 mod compare;
 mod daemon;
 mod launch;
+mod learn;
 mod plan;
 mod record;
 mod report;
@@ -27,6 +28,7 @@ use anyhow::Result;
 pub enum Command {
     Record(record::Args),
     Plan(plan::Args),
+    Learn(learn::Args),
     Run(run::Args),
     Compare(compare::Args),
     Daemon(daemon::Args),
@@ -37,6 +39,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Record(args) => record::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Learn(args) => learn::run(args),
         Command::Run(args) => run::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Daemon(args) => daemon::run(args),

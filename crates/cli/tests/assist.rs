@@ -5,6 +5,8 @@ mod support;
 
 #[path = "assist/inside.rs"]
 mod inside;
+#[path = "assist/learnt.rs"]
+mod learnt;
 #[path = "assist/mistakes.rs"]
 mod mistakes;
 #[path = "assist/node.rs"]

@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 
 fn advisor(entry: Entry, size: u64, budget: Budget) -> Advisor {
     let regions = RegionMap::of(&entry);
-    let monitored = Arc::new(Monitored { key: "File[0]".into(), entry, regions });
+    let monitored = Arc::new(Monitored { key: "File[0]".into(), entry, regions, learnt: None });
     let stand_down = StandDown { trial: false, ..StandDown::default() };
     Advisor::new(monitored, size, &budget, stand_down, &DeviceCost::default())
 }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use impresario_foresight::Shape;
 use impresario_ring::patterns::{Builder, Kind};
 use rustc_hash::FxHashMap;
 
@@ -21,6 +22,8 @@ pub struct Monitored {
     pub entry: Entry,
     /// Its regions.
     pub regions: RegionMap,
+    /// What is read of files of this kind, of a file without a plan whose kind is known.
+    pub learnt: Option<Arc<Shape>>,
 }
 
 /// Finds the entry for a canonical path. The paths of entries have their symbolic links resolved when this is made.
@@ -37,7 +40,7 @@ impl Lookup {
         let mut lookup = Lookup::default();
         let monitored = |list: &str, i: usize, entry: &Entry| {
             let regions = RegionMap::of(entry);
-            Arc::new(Monitored { key: format!("{list}[{i}]"), entry: entry.clone(), regions })
+            Arc::new(Monitored { key: format!("{list}[{i}]"), entry: entry.clone(), regions, learnt: None })
         };
         for (i, entry) in hints.file.iter().enumerate() {
             lookup.files.entry(canonical(&entry.path)).or_insert_with(|| monitored("File", i, entry));

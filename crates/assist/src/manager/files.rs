@@ -128,7 +128,7 @@ impl Files {
         program: u64,
         monitored: &Arc<Monitored>,
         (path, size_bytes): (&Path, u64),
-        users: &Users,
+        users: &mut Users,
         now_ns: u64,
     ) {
         let file = self.file(acting, monitored, (path, size_bytes), users);
@@ -138,6 +138,7 @@ impl Files {
         if let Some((fd, _)) = file.expected.take() {
             file.submit(&Acting { fd: &fd, inside: None, ..*acting }, Work::Close { last: false });
         }
+        file.advise(acting, users, |advisor, may| advisor.opened(program, now_ns, may));
         let (times, _) = file.programs.entry(program).or_insert((0, acting.uid));
         file.report.programs += u64::from(*times == 0);
         *times += 1;
@@ -207,6 +208,11 @@ impl Files {
             at.is_some()
         });
         next
+    }
+
+    /// What is done for a file that is open.
+    pub(super) fn monitored(&self, id: FileId) -> Option<&Arc<Monitored>> {
+        self.open.get(&id).map(|file| file.advisor.monitored())
     }
 
     /// The regions of an open file.
@@ -289,6 +295,7 @@ impl Files {
             same.add(&report);
             (same.backend, same.read_ahead) = (report.backend, report.read_ahead);
             (same.gain_percent, same.why_stood_down) = (report.gain_percent, report.why_stood_down);
+            same.strayed |= report.strayed;
             return;
         }
         self.closed.push_back(report);
@@ -386,6 +393,7 @@ impl SharedFile {
             gain_percent: self.advisor.gain_percent(),
             stood_down: self.advisor.stood_down(),
             why_stood_down: self.advisor.why_down().map(|why| why.to_string()),
+            strayed: self.advisor.has_strayed(),
             ..self.report.clone()
         }
     }

@@ -1,13 +1,15 @@
 //! Looking at a descriptor that a program sent, without trusting it and without blocking.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
-use crate::backend::FileId;
+use crate::backend::{FileId, is_cached};
+use crate::learn::MAGIC_BYTES;
 
 /// What the kernel writes behind the name of a file that was removed.
 const REMOVED: &[u8] = b" (deleted)";
@@ -46,6 +48,17 @@ pub(super) fn examine(fd: BorrowedFd<'_>) -> Option<Examined> {
         cached: !flags.contains(OFlags::DIRECT),
         readable: !flags.contains(OFlags::PATH) && matches!(flags & OFlags::ACCMODE, OFlags::RDONLY | OFlags::RDWR),
     })
+}
+
+/// The first bytes of a file, if they are in memory: a file system is not waited for.
+pub(super) fn first_bytes_in_memory(fd: BorrowedFd<'_>) -> Option<Vec<u8>> {
+    let mut bytes = [0; MAGIC_BYTES];
+    if !is_cached(fd, 0..MAGIC_BYTES as u64)? {
+        return None;
+    }
+    let mut places = [io::IoSliceMut::new(&mut bytes)];
+    let read = rustix::io::preadv2(fd, &mut places, 0, rustix::io::ReadWriteFlags::NOWAIT).ok()?;
+    bytes.get(..read).map(<[u8]>::to_vec)
 }
 
 /// The file's length as the file system has it in memory.

@@ -5,7 +5,7 @@ mod messages;
 use std::collections::BTreeSet;
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
@@ -19,14 +19,15 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use super::client::Client;
 use super::files::{Acting, Files};
 use super::pool::{Done, Pool};
-use super::registration::examine;
+use super::registration::{Examined, examine, first_bytes_in_memory};
 use super::siblings::Siblings;
 use super::sink::{RecordedAccess, Recorder};
 use super::socket::{self, Peer};
 use super::users::Users;
 use super::{Access, Command, Control, Options, Record, memory};
 use crate::advisor::{Read, Reader};
-use crate::config::Lookup;
+use crate::config::{Lookup, Monitored};
+use crate::learn::{Facts, Kind, find};
 use crate::report::Report;
 
 const LISTENER: u64 = 0;
@@ -74,6 +75,8 @@ pub(super) struct Service {
     done: Receiver<Done>,
     advise: bool,
     lookup: Lookup,
+    /// What programs read of kinds of files.
+    kinds: Vec<Kind>,
     mode: Mode,
     patterns: (OwnedFd, u32),
     recorder: Recorder,
@@ -101,7 +104,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(options: Options, listener: OwnedFd, control: Control) -> io::Result<Service> {
-        let Options { hints, advise, access, record, workers, backends } = options;
+        let Options { hints, advise, access, record, workers, backends, kinds } = options;
         let lookup = Lookup::new(&hints);
         let (sink, patterns) = match record {
             None => (None, lookup.patterns()),
@@ -140,6 +143,7 @@ impl Service {
             done,
             advise,
             lookup,
+            kinds,
             mode,
             patterns,
             recorder: Recorder::new(sink),
@@ -249,11 +253,26 @@ impl Service {
     fn expect(&mut self, fd: OwnedFd) {
         let uid = rustix::process::geteuid().as_raw();
         let examined = examine(fd.as_fd()).filter(|_| self.advise);
-        let found = examined.and_then(|examined| Some((self.lookup.find(&examined.path)?, examined)));
+        let found = examined.and_then(|examined| Some((self.monitored(&examined, fd.as_fd())?, examined)));
         let Some((monitored, examined)) = found else { return self.pool.let_go(fd, uid) };
         let acting = Acting { id: examined.id, fd: &Arc::new(fd), uid, inside: None, pool: &self.pool };
         let about = (examined.path.as_path(), examined.size_bytes);
-        self.files.expected(&acting, monitored, about, &mut self.users, now_ns());
+        self.files.expected(&acting, &monitored, about, &mut self.users, now_ns());
+    }
+
+    /// What is to be done for a file: by the hints, or where they leave that open, by its kind.
+    fn monitored(&self, examined: &Examined, fd: BorrowedFd<'_>) -> Option<Arc<Monitored>> {
+        let found = self.lookup.find(&examined.path)?;
+        if self.kinds.is_empty() || !found.entry.online {
+            return Some(found.clone());
+        }
+        if let Some(open) = self.files.monitored(examined.id) {
+            return Some(open.clone());
+        }
+        let facts = Facts::of(&examined.path, examined.size_bytes, first_bytes_in_memory(fd).as_deref());
+        let Some(kind) = find(&self.kinds, &facts) else { return Some(found.clone()) };
+        let (key, learnt) = (format!("learnt of {}", kind.files.words()), Some(Arc::new(kind.shape.clone())));
+        Some(Arc::new(Monitored { key, learnt, ..Monitored::clone(found) }))
     }
 
     fn accept(&mut self) {

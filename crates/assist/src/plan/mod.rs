@@ -215,15 +215,15 @@ fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &O
 
 /// What a trace says of the use of each file.
 #[derive(Clone, Copy, Default)]
-struct Use {
-    reads: u64,
-    bytes: u64,
+pub(crate) struct Use {
+    pub(crate) reads: u64,
+    pub(crate) bytes: u64,
     writes: u64,
     maps: u64,
     waited_ns: u64,
 }
 
-fn uses(trace: &Trace) -> Vec<Use> {
+pub(crate) fn uses(trace: &Trace) -> Vec<Use> {
     let mut uses = vec![Use::default(); trace.files.len()];
     for r in &trace.records {
         let Some(u) = uses.get_mut(r.file.0 as usize) else { continue };
@@ -272,7 +272,8 @@ fn is_library(path: &[u8]) -> bool {
     name.ends_with(b".so") || name.windows(4).any(|w| w == b".so.")
 }
 
-fn purpose(path: &[u8], u: &Use) -> Purpose {
+/// What a file is to the program, by its path and its use.
+pub(crate) fn purpose(path: &[u8], u: &Use) -> Purpose {
     let under = |folders: &[&[u8]]| folders.iter().any(|folder| path.starts_with(folder));
     let system = under(&[b"/usr/", b"/lib", b"/etc/", b"/proc/", b"/sys/", b"/dev/", b"/run/"]);
     // Where users mount and keep data of their own.

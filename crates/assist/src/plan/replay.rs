@@ -87,7 +87,7 @@ struct Guide {
 impl Guide {
     fn new(entry: &Entry, size: u64, stand_down: StandDown, planned: &DeviceCost) -> Guide {
         let regions = RegionMap::of(entry);
-        let monitored = Monitored { key: "plan".into(), entry: entry.clone(), regions: regions.clone() };
+        let monitored = Monitored { key: "plan".into(), entry: entry.clone(), regions: regions.clone(), learnt: None };
         let advisor = Advisor::new(Arc::new(monitored), size, &Budget::default(), stand_down, planned);
         Guide { advisor, regions, modes: FxHashMap::default() }
     }

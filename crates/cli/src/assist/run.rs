@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use impresario_assist::config::Hints;
+use impresario_assist::learn::{Kind, SHARED, Store, program_of};
 use impresario_assist::manager::{Manager, Options, raise_file_limit};
 
 use super::launch::{Programs, Purpose, Reach, own_socket, reach};
@@ -15,8 +16,8 @@ use crate::usage;
 /// Run a program with hints
 ///
 /// An advice manager serves this program alone, as long as it runs. With a hints file it follows the plan, and prefetches the
-/// beginnings of files named on the command line while the program loads. Of files without hints it finds a
-/// pattern while the program reads them. With --node the manager of the node serves it (see
+/// beginnings of files named on the command line while the program loads. For files without hints it follows what
+/// was learnt of files of their kind (see `impresario assist learn`), or else finds a pattern while the program reads them. With --node the manager of the node serves it (see
 /// `impresario assist daemon`). The exit status is that of the program. A program into which the library cannot be
 /// preloaded runs without hints, and a message says so. The last line on standard error tells how much of what the program
 /// read was seen: reads of files without hints, memory maps and statically linked children are not.
@@ -68,10 +69,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(path) => super::hints(path)?.and_online(),
         None => Hints::online(),
     };
+    let kinds = learnt(&args.program);
     let folder = own_socket()?;
     let before = raise_file_limit();
-    let manager =
-        Manager::start(Options::new(hints), &folder.path().join("socket")).context("starting the advice manager")?;
+    let options = Options { kinds, ..Options::new(hints) };
+    let manager = Manager::start(options, &folder.path().join("socket")).context("starting the advice manager")?;
     if let Err(error) = manager.expect(files_named(&args.program)) {
         tracing::debug!(%error, "nothing is prefetched before the program's first read");
     }
@@ -94,6 +96,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Err(error) => eprintln!("impresario: the effect of the hints is unknown: {error}"),
     }
     Ok(code)
+}
+
+/// What was learnt of the program: by this user, or where that is nothing, for all users of the machine. What cannot be read
+/// costs hints and not the run.
+fn learnt(program: &[OsString]) -> Vec<Kind> {
+    let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+    let Some(name) = program_of(words.iter().map(|word| &**word)) else { return Vec::new() };
+    let own = Store::of_user(|name| std::env::var_os(name));
+    for store in own.into_iter().chain([Store::at(SHARED)]) {
+        match store.load(&name) {
+            Ok(None) => {}
+            Ok(Some(learnt)) => return learnt.kinds,
+            Err(error) => {
+                eprintln!("impresario: {error}");
+                break;
+            }
+        }
+    }
+    Vec::new()
 }
 
 /// The words of a command that may name files to read: arguments, and the part after the first `=` of one.

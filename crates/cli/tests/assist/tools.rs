@@ -39,11 +39,12 @@ pub fn try_compile(to: &Path, name: &str, flags: &[&str]) -> Option<PathBuf> {
     made.status.success().then_some(program)
 }
 
-/// The program under test, which finds the library and no advice manager of this machine.
+/// The program under test, which finds the library, no advice manager of this machine and nothing that was learnt.
 pub fn assist<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(IMPRESARIO);
     command.arg("assist").args(args).env("IMPRESARIO_ASSIST_LIBRARY", library());
     command.env_remove("IMPRESARIO_ASSIST_SOCKET").env_remove("XDG_RUNTIME_DIR").env_remove("IMPRESARIO_LOG");
+    command.env("XDG_DATA_HOME", "/nowhere");
     command
 }
 

@@ -124,6 +124,8 @@ impl Service {
             return; // a number is used once
         }
         let Some(examined) = sent.as_ref().and_then(|fd| examine(fd.as_fd())) else { return };
+        let is_hinted = self.advise && examined.cached && examined.readable;
+        let found = sent.as_ref().filter(|_| is_hinted).and_then(|fd| self.monitored(&examined, fd.as_fd()));
         let Some(client) = self.clients.get_mut(&id) else { return };
         if !self.users.open(client.uid, client.files.len()) {
             if !std::mem::replace(&mut client.told_of_limit, true) {
@@ -135,12 +137,11 @@ impl Service {
             }
             return;
         }
-        let found = self.lookup.find(&examined.path).filter(|_| self.advise && examined.cached && examined.readable);
         let advised = found.and_then(|monitored| Some((monitored, Arc::new(sent.take()?)))).map(|(monitored, fd)| {
             let inside = Some(&client.inside);
             let acting = Acting { id: examined.id, fd: &fd, uid: client.uid, inside, pool: &self.pool };
             let file = (examined.path.as_path(), examined.size_bytes);
-            self.files.opened(&acting, client.id, monitored, file, &self.users, now_ns());
+            self.files.opened(&acting, client.id, &monitored, file, &mut self.users, now_ns());
             if let Some(siblings) = self.siblings.as_ref().filter(|_| monitored.entry.online) {
                 siblings.opened(&examined.path);
             }

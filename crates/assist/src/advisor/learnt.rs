@@ -1,0 +1,230 @@
+//! A file of a kind that is known from earlier runs: what the program will read of it is known when it opens it.
+//!
+//! The prediction is the kind's, not this file's, so it is followed only where reads come in its order. Each program's first
+//! bytes of it are brought in when it opens the file; the rest follows its reads. A program that departs from the order
+//! stops that for this file, and what is found online while it runs remains.
+
+use std::ops::Range;
+
+use impresario_foresight::{ReadingOrder, Shape};
+use rustc_hash::FxHashMap;
+
+use super::{Everything, Reader, in_file};
+use crate::cache::{Action, BlockCache, Geometry, Tally};
+
+/// What is brought in when a program opens the file, before it has shown that it follows; a piece begun is not cut.
+const HEAD_BYTES: u64 = 1 << 20;
+/// A read follows if it begins no further behind the one before, or beyond its end: a program may skip what it knows.
+const BESIDE_BYTES: u64 = 4 << 20;
+/// Reads that do not follow, beyond a quarter of all, until the order is given up.
+const ASTRAY_MAX: u32 = 8;
+
+/// What is known of one file by its kind.
+#[derive(Debug)]
+pub(super) struct Learnt {
+    shape: std::sync::Arc<Shape>,
+    line: ReadingOrder,
+    cache: BlockCache,
+    /// How far each program has come.
+    places: FxHashMap<u64, Range<u64>>,
+    /// Four for each read that does not follow, less one for each that does.
+    astray: u32,
+    is_given_up: bool,
+}
+
+impl Learnt {
+    /// For a file of so many bytes; `None` when nothing is predicted of it.
+    pub(super) fn new(shape: &std::sync::Arc<Shape>, geometry: Geometry, size_bytes: u64) -> Option<Learnt> {
+        let line = ReadingOrder::new(shape.predict(size_bytes), size_bytes);
+        let cache = BlockCache::new(geometry, line.bytes());
+        let (places, shape) = (FxHashMap::default(), shape.clone());
+        (line.bytes() > 0).then_some(Learnt { shape, line, cache, places, astray: 0, is_given_up: false })
+    }
+
+    /// The file's length changed.
+    pub(super) fn set_size(&mut self, size_bytes: u64) {
+        self.line = ReadingOrder::new(self.shape.predict(size_bytes), size_bytes);
+        self.cache.set_size(self.line.bytes());
+        self.places.clear();
+    }
+
+    /// A program has opened the file, or is about to: what it will read first is brought in.
+    pub(super) fn opened(&mut self, program: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
+        if self.is_given_up || self.places.contains_key(&program) {
+            return Vec::new();
+        }
+        let mut left = HEAD_BYTES;
+        let mut grant = |bytes: u64| {
+            let is_granted = bytes <= left && may(bytes);
+            left -= if is_granted { bytes } else { 0 };
+            is_granted
+        };
+        let actions = self.cache.expect(program, 0, &Everything, &mut grant);
+        self.places.insert(program, 0..0);
+        in_file(&self.line, actions)
+    }
+
+    /// A program has read these bytes. `None` when the order does not know them; else whether they were brought in, and what
+    /// to do now.
+    pub(super) fn read(
+        &mut self,
+        reader: Reader,
+        bytes: &Range<u64>,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<(bool, Vec<Action>)> {
+        if self.is_given_up {
+            return None;
+        }
+        let place = self.line.read(reader.program, bytes)?;
+        let before = self.places.insert(reader.program, place.clone()).unwrap_or(0..0);
+        let near = before.start.saturating_sub(BESIDE_BYTES)..=before.end.saturating_add(BESIDE_BYTES);
+        if near.contains(&place.start) {
+            self.astray = self.astray.saturating_sub(1);
+        } else {
+            self.astray += 4;
+            if self.astray > 4 * ASTRAY_MAX {
+                self.give_up();
+            }
+            return None;
+        }
+        let hit = self.cache.holds(&place);
+        let actions = self.cache.access(reader.program, place, &Everything, may);
+        Some((hit, in_file(&self.line, actions)))
+    }
+
+    /// A program has closed the file, or is gone.
+    pub(super) fn depart(&mut self, program: u64) {
+        self.places.remove(&program);
+        self.line.depart(program);
+        // What nobody knows the next reader of is the kernel's.
+        self.cache.depart(program);
+    }
+
+    /// Hints stop here: everything held is forgotten.
+    pub(super) fn clear(&mut self) {
+        self.cache.clear();
+        self.places.clear();
+    }
+
+    fn give_up(&mut self) {
+        self.is_given_up = true;
+        self.clear();
+    }
+
+    /// Whether the file is read in another order than its kind.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.cache.held_bytes()
+    }
+
+    pub(super) fn tally(&self) -> Tally {
+        self.cache.tally()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use impresario_foresight::{Anchor, Repeat, Sample, ShapePiece, ShapeStep};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GEOMETRY: Geometry =
+        Geometry { block_bytes: 512 << 10, cache_blocks: 64, read_ahead_blocks: 32, batch_blocks: 8 };
+
+    fn reader(program: u64) -> Reader {
+        Reader { program, thread: 1 }
+    }
+
+    /// What is brought in, as far as it lies in the file.
+    fn brought(actions: &[Action]) -> u64 {
+        let of = |a: &Action| match a {
+            Action::Prefetch(r) => r.end - r.start,
+            _ => 0,
+        };
+        actions.iter().map(of).sum()
+    }
+
+    fn strided() -> Arc<Shape> {
+        let bytes = |bytes: i64| Anchor { bytes, ..Anchor::START };
+        let group = vec![ShapePiece { at: Anchor::START, len: bytes(65_536) }];
+        let footer = ShapeStep {
+            start: Anchor { bytes: -8, ..Anchor::END },
+            group: vec![ShapePiece { at: Anchor::START, len: bytes(8) }],
+            stride: Anchor::START,
+            repeat: Repeat::Times(1),
+        };
+        let columns = ShapeStep {
+            start: Anchor::START,
+            group,
+            stride: bytes(256 << 10),
+            repeat: Repeat::Until(Anchor { bytes: -8, ..Anchor::END }),
+        };
+        Arc::new(Shape { steps: vec![footer, columns], only_size_bytes: None })
+    }
+
+    #[test]
+    fn everything_is_brought_in_before_it_is_read() {
+        let size = 64 * MIB + 8;
+        let mut learnt = Learnt::new(&strided(), GEOMETRY, size).unwrap();
+        let head = learnt.opened(1, &mut |_| true);
+        // What is read in one piece is brought in in one piece.
+        assert!((1..HEAD_BYTES + 65_536).contains(&brought(&head)), "{head:?}");
+        assert!(learnt.opened(1, &mut |_| true).is_empty(), "once for each program");
+        let reads = std::iter::once(size - 8..size).chain((0..256).map(|i| i * (256 << 10)..i * (256 << 10) + 65_536));
+        let (mut hits, mut bytes) = (0, brought(&head));
+        for read in reads {
+            let (hit, actions) = learnt.read(reader(1), &read, &mut |_| true).unwrap();
+            hits += u64::from(hit);
+            bytes += brought(&actions);
+        }
+        assert_eq!((hits, bytes), (257, 256 * 65_536 + 8));
+        let tally = learnt.tally();
+        assert_eq!((tally.used_bytes, tally.prefetched_bytes, tally.wasted_bytes), (bytes, bytes, 0));
+        learnt.depart(1);
+        assert_eq!(learnt.held_bytes(), 0);
+    }
+
+    #[test]
+    fn a_file_that_is_read_otherwise_is_given_up_for_little() {
+        let sample = |size: u64| Sample::of(size, std::iter::once(0..size)).unwrap();
+        let (a, b) = (sample(10 * MIB), sample(70 * MIB));
+        let shape = Arc::new(Shape::learn(&[&a, &b]));
+        let mut learnt = Learnt::new(&shape, GEOMETRY, 1 << 30).unwrap();
+        let mut bytes = brought(&learnt.opened(1, &mut |_| true));
+        let mut at = 7u64;
+        for _ in 0..100 {
+            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let start = (at >> 33) % (1 << 30) / 4096 * 4096;
+            if let Some((_, actions)) = learnt.read(reader(1), &(start..start + 4096), &mut |_| true) {
+                bytes += brought(&actions);
+            }
+        }
+        assert!(learnt.is_given_up() && learnt.held_bytes() == 0);
+        // The head, and a window for a read that happened to lie near the one before.
+        assert!(bytes <= HEAD_BYTES + 2 * 16 * MIB, "{bytes}");
+        assert!(learnt.read(reader(1), &(0..4096), &mut |_| true).is_none());
+    }
+
+    #[test]
+    fn what_the_kind_does_not_know_is_left_to_others() {
+        let mut learnt = Learnt::new(&strided(), GEOMETRY, 64 * MIB).unwrap();
+        assert!(learnt.read(reader(1), &(100_000..110_000), &mut |_| true).is_none());
+        assert!(!learnt.is_given_up());
+        assert!(Learnt::new(&Arc::new(Shape::default()), GEOMETRY, MIB).is_none());
+        assert!(Learnt::new(&strided(), GEOMETRY, 0).is_none());
+    }
+
+    #[test]
+    fn nothing_is_brought_in_without_leave() {
+        let mut learnt = Learnt::new(&strided(), GEOMETRY, 64 * MIB).unwrap();
+        assert!(learnt.opened(1, &mut |_| false).is_empty());
+        let (_, actions) = learnt.read(reader(1), &(0..65_536), &mut |_| false).unwrap();
+        assert!(actions.is_empty() && learnt.held_bytes() == 0);
+    }
+}

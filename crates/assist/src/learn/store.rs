@@ -1,0 +1,407 @@
+//! Where what was learnt is kept: one file for each program, in a folder of the user's, behind it one of the machine's that
+//! its administrator fills and nobody else writes.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::kinds::{KIND_FILES_MAX, Kind, Observation, kinds_of};
+
+/// The format that is written and read.
+const VERSION: u32 = 1;
+/// The longest file, bytes; what does not fit is dropped, the least useful first.
+const FILE_BYTES_MAX: usize = 512 << 10;
+/// Files that are kept of one program.
+const OBSERVED_MAX: usize = 128;
+/// Programs in a folder; the one learnt longest ago goes first.
+const PROGRAMS_MAX: usize = 256;
+/// Another one that writes to the folder is waited for so long.
+const LOCKED_FOR_MAX: Duration = Duration::from_secs(10);
+/// What ends the name of a program's file.
+const SUFFIX: &str = ".json";
+/// Where the machine's folder is.
+pub const SHARED: &str = "/var/lib/impresario/assist";
+
+/// What is known of one program.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Learnt {
+    version: u32,
+    /// The program.
+    pub program: String,
+    /// Recorded runs that were added.
+    pub runs: u64,
+    /// What it reads of which files.
+    pub kinds: Vec<Kind>,
+    /// The files from which that was learnt.
+    pub observed: Vec<Observation>,
+}
+
+impl Learnt {
+    /// Nothing yet.
+    pub fn new(program: &str) -> Learnt {
+        Learnt { version: VERSION, program: program.into(), runs: 0, kinds: Vec::new(), observed: Vec::new() }
+    }
+
+    /// Adds the files of a run and learns anew. A file that was observed before counts as it was read last.
+    pub fn add(&mut self, run: Vec<Observation>) {
+        self.runs = self.runs.saturating_add(1);
+        for new in run {
+            self.observed.retain(|old| !old.is_same_file(&new));
+            self.observed.push(new);
+        }
+        // The newest first; of a run with very many files the rest would be dropped one by one.
+        self.observed.sort_by_key(|one| std::cmp::Reverse(one.seen_unix_s));
+        self.observed.truncate(2 * OBSERVED_MAX);
+        self.learn();
+        while self.observed.len() > OBSERVED_MAX || self.text().len() > FILE_BYTES_MAX {
+            let least = self.least_useful();
+            self.observed.remove(least);
+            self.learn();
+        }
+    }
+
+    fn learn(&mut self) {
+        self.kinds = kinds_of(&self.observed);
+        // Of a kind the newest files count; older ones are of no use to it.
+        let mut newest: Vec<(Vec<usize>, u64)> = Vec::new();
+        let mut order: Vec<usize> = (0..self.observed.len()).collect();
+        order.sort_by_key(|i| std::cmp::Reverse(self.observed[*i].seen_unix_s));
+        let mut keep = vec![false; self.observed.len()];
+        for i in order {
+            let kinds: Vec<usize> =
+                (0..self.kinds.len()).filter(|k| self.kinds[*k].files.hold(&self.observed[i].facts())).collect();
+            let place = newest.iter().position(|(of, _)| *of == kinds).unwrap_or_else(|| {
+                newest.push((kinds, 0));
+                newest.len() - 1
+            });
+            newest[place].1 += 1;
+            keep[i] = newest[place].1 <= KIND_FILES_MAX as u64;
+        }
+        let mut keep = keep.into_iter();
+        self.observed.retain(|_| keep.next().unwrap_or(true));
+    }
+
+    /// The file whose loss costs least: the oldest of those of which no hints come, else the oldest.
+    fn least_useful(&self) -> usize {
+        let is_used = |one: &Observation| super::kinds::find(&self.kinds, &one.facts()).is_some();
+        let rank = |i: &usize| (is_used(&self.observed[*i]), self.observed[*i].seen_unix_s);
+        (0..self.observed.len()).min_by_key(rank).unwrap_or(0)
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// What cannot be read or written, and the remedy.
+#[derive(Debug)]
+pub struct StoreError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it, and what helps.
+    pub message: String,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.message)
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+fn failed(path: &Path, what: &str) -> impl Fn(io::Error) -> StoreError {
+    let (path, what) = (path.to_path_buf(), what.to_string());
+    move |error| StoreError { path: path.clone(), message: format!("{what}: {error}") }
+}
+
+/// One folder of what was learnt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Store {
+    folder: PathBuf,
+}
+
+impl Store {
+    /// In this folder, which need not be there.
+    pub fn at(folder: impl Into<PathBuf>) -> Store {
+        Store { folder: folder.into() }
+    }
+
+    /// The user's own, by the environment; `None` where that names no home.
+    pub fn of_user(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<Store> {
+        let path = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let data = path("XDG_DATA_HOME").or_else(|| Some(path("HOME")?.join(".local/share")))?;
+        Some(Store::at(data.join("impresario/assist")))
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The file of a program.
+    pub fn path_of(&self, program: &str) -> PathBuf {
+        let mut name = String::new();
+        for (i, byte) in program.bytes().enumerate() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' => name.push(byte.into()),
+                b'.' if i > 0 => name.push('.'),
+                _ => name += &format!("%{byte:02x}"),
+            }
+            // Too long for a name of a file is too long for a program.
+            if name.len() > 200 {
+                break;
+            }
+        }
+        self.folder.join(name + SUFFIX)
+    }
+
+    /// What is known of a program; `None` when nothing was learnt.
+    pub fn load(&self, program: &str) -> Result<Option<Learnt>, StoreError> {
+        let path = self.path_of(program);
+        match self.read(&path) {
+            Ok(learnt) if learnt.program == program => Ok(Some(learnt)),
+            // Two long names may begin alike.
+            Ok(_) => Ok(None),
+            Err(error) if !path.exists() => match self.folder.exists() && path.symlink_metadata().is_ok() {
+                true => Err(error),
+                false => Ok(None),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&self, path: &Path) -> Result<Learnt, StoreError> {
+        let refuse = |message: String| {
+            let message = format!(
+                "{message}; nothing that was learnt is used. `impresario assist learn --forget PROGRAM` removes it"
+            );
+            StoreError { path: path.into(), message }
+        };
+        // A pipe is not waited for.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = file.map_err(failed(path, "cannot be read"))?;
+        let mut text = Vec::new();
+        file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut text).map_err(failed(path, "cannot be read"))?;
+        if text.len() > FILE_BYTES_MAX {
+            return Err(refuse(format!("has more than the {FILE_BYTES_MAX} bytes of such a file")));
+        }
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        match serde_json::from_slice::<Versioned>(&text) {
+            Ok(Versioned { version: VERSION }) => {}
+            Ok(Versioned { version }) => {
+                return Err(refuse(format!(
+                    "is of format {version}, written by another release; this one reads {VERSION}"
+                )));
+            }
+            Err(error) => return Err(refuse(format!("is damaged: {error}"))),
+        }
+        serde_json::from_slice(&text).map_err(|error| refuse(format!("is damaged: {error}")))
+    }
+
+    /// All programs of which something is known, by name, and the files that cannot be read.
+    pub fn all(&self) -> (Vec<Learnt>, Vec<StoreError>) {
+        let (mut learnt, mut errors) = (Vec::new(), Vec::new());
+        for path in self.files() {
+            match self.read(&path) {
+                Ok(one) => learnt.push(one),
+                Err(error) => errors.push(error),
+            }
+        }
+        learnt.sort_by(|a, b| a.program.cmp(&b.program));
+        (learnt, errors)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let is_ours = |path: &PathBuf| {
+            let name = path.file_name().map(|name| name.as_encoded_bytes()).unwrap_or_default();
+            name.ends_with(SUFFIX.as_bytes()) && !name.starts_with(b".")
+        };
+        entries.map(|entry| entry.path()).filter(is_ours).collect()
+    }
+
+    /// Adds a run of a program to what is known of it. What cannot be read is not overwritten.
+    pub fn add(&self, program: &str, run: Vec<Observation>) -> Result<Learnt, StoreError> {
+        let _lock = self.lock()?;
+        let mut learnt = self.load(program)?.unwrap_or_else(|| Learnt::new(program));
+        learnt.add(run);
+        self.make_room(program);
+        self.write(&self.path_of(program), learnt.text().as_bytes())?;
+        Ok(learnt)
+    }
+
+    /// Removes what is known of a program; whether there was anything.
+    pub fn forget(&self, program: &str) -> Result<bool, StoreError> {
+        let path = self.path_of(program);
+        match std::fs::remove_file(&path) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(failed(&path, "cannot be removed")(e)),
+        }
+    }
+
+    /// Whoever has this may write to the folder, which is made if it is not there.
+    fn lock(&self) -> Result<File, StoreError> {
+        std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
+        let path = self.folder.join(".lock");
+        let file = File::options().create(true).write(true).truncate(false).mode(0o644).open(&path);
+        let file = file.map_err(failed(&path, "cannot be written"))?;
+        let end = Instant::now() + LOCKED_FOR_MAX;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => return Err(failed(&path, "another one writes here and does not end")(error.into())),
+            }
+        }
+    }
+
+    /// Drops what was learnt longest ago until one more program has room, and what a killed writer left.
+    fn make_room(&self, program: &str) {
+        let path = self.path_of(program);
+        let mut others: Vec<_> = self.files().into_iter().filter(|other| *other != path).collect();
+        let learnt_at = |path: &PathBuf| path.metadata().and_then(|meta| meta.modified()).ok();
+        others.sort_by_key(|path| std::cmp::Reverse(learnt_at(path)));
+        for old in others.get(PROGRAMS_MAX - 1..).unwrap_or_default() {
+            let _ = std::fs::remove_file(old);
+        }
+        let _ = std::fs::remove_file(self.folder.join(TEMPORARY));
+    }
+
+    /// Replaces a file as a whole. The folder is locked.
+    fn write(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
+        let temporary = self.folder.join(TEMPORARY);
+        let write = || {
+            let mut file = File::options().create_new(true).write(true).mode(0o644).open(&temporary)?;
+            file.write_all(text)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, path)
+        };
+        write().map_err(failed(path, "cannot be written"))
+    }
+}
+
+/// What becomes a program's file when it is whole.
+const TEMPORARY: &str = ".new";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use impresario_foresight::Sample;
+
+    const MIB: u64 = 1 << 20;
+
+    fn observed(path: &str, size: u64, pieces: u64, seen: u64) -> Observation {
+        // Pieces of their own length each, so that each takes its place.
+        let reads = (0..pieces).map(|i| i * 10_000..i * 10_000 + 5000 + i % 977);
+        let sample = Sample::of(size, reads).unwrap();
+        Observation::new(Path::new(path), None, seen, sample)
+    }
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path().join("share/impresario"));
+        (folder, store)
+    }
+
+    #[test]
+    fn what_is_learnt_is_found_again_and_forgotten() {
+        let (_folder, store) = store();
+        assert_eq!(store.load("a.py").unwrap(), None);
+        let first = store.add("a.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
+        assert!(first.runs == 1 && !first.kinds[0].is_used());
+        let second = store.add("a.py", vec![observed("/d/2.h5", 20 * MIB, 3, 2)]).unwrap();
+        assert!(second.runs == 2 && second.kinds[0].is_used(), "{second:?}");
+        assert_eq!(store.load("a.py").unwrap(), Some(second));
+        // The same file once more is no second file.
+        let again = store.add("b.py", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
+        let again = store.add(&again.program, vec![observed("/d/1.h5", 10 * MIB, 3, 5)]).unwrap();
+        assert!((again.runs, again.observed.len()) == (2, 1) && !again.kinds[0].is_used());
+        let names: Vec<String> = store.all().0.into_iter().map(|learnt| learnt.program).collect();
+        assert_eq!(names, ["a.py", "b.py"]);
+        assert!(store.forget("a.py").unwrap() && !store.forget("a.py").unwrap());
+        assert_eq!(store.load("a.py").unwrap(), None);
+    }
+
+    #[test]
+    fn names_of_programs_stay_in_the_folder() {
+        let (_folder, store) = store();
+        for program in ["../x", ".hidden", "a b", "ä", "/", "", "%41", &"x".repeat(3000)] {
+            let path = store.path_of(program);
+            assert_eq!(path.parent(), Some(store.folder()), "{program}");
+            store.add(program, vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
+            assert!(store.load(program).unwrap().is_some(), "{program}");
+        }
+        assert_ne!(store.path_of("%41"), store.path_of("A"));
+    }
+
+    #[test]
+    fn damage_is_told_and_left_alone() {
+        let (_folder, store) = store();
+        store.add("a", vec![observed("/d/1.h5", 10 * MIB, 3, 1)]).unwrap();
+        let good = std::fs::read_to_string(store.path_of("a")).unwrap();
+        let long = " ".repeat(FILE_BYTES_MAX + 1);
+        let future = good.replace("\"version\":1", "\"version\":9");
+        let strange = good.replace("\"runs\":1", "\"runs\":\"many\"");
+        for (text, told) in [
+            ("", "damaged"),
+            (&good[..good.len() / 2], "damaged"),
+            ("{}", "damaged"),
+            (&long, "more than"),
+            (&future, "format 9"),
+            (&strange, "damaged"),
+        ] {
+            std::fs::write(store.path_of("a"), text).unwrap();
+            let error = store.load("a").unwrap_err().to_string();
+            assert!(error.contains(told) && error.contains("--forget") && error.lines().count() == 1, "{error}");
+            assert!(store.add("a", Vec::new()).is_err());
+            assert_eq!(std::fs::read_to_string(store.path_of("a")).unwrap(), text, "it is not overwritten");
+            assert_eq!((store.all().0.len(), store.all().1.len()), (0, 1));
+        }
+        std::os::unix::fs::symlink("/nowhere/at/all", store.path_of("link")).unwrap();
+        assert!(store.load("link").is_err());
+    }
+
+    #[test]
+    fn it_does_not_grow_without_a_bound() {
+        let (_folder, store) = store();
+        let mut learnt = Learnt::new("a");
+        for run in 0..20 {
+            learnt.add((0..20).map(|i| observed(&format!("/d/{run}-{i}.{}", i % 5), 100 * MIB, 400, run)).collect());
+        }
+        assert!(learnt.text().len() <= FILE_BYTES_MAX && learnt.observed.len() <= OBSERVED_MAX);
+        assert!(learnt.observed.iter().any(|one| one.seen_unix_s == 19), "the newest stay");
+        for i in 0..PROGRAMS_MAX + 10 {
+            store.add(&format!("p{i}"), vec![observed("/d/1.h5", MIB, 1, 1)]).unwrap();
+        }
+        assert_eq!(store.files().len(), PROGRAMS_MAX);
+        assert!(store.load(&format!("p{}", PROGRAMS_MAX + 9)).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_users_folder_follows_the_environment() {
+        let of = |set: &[(&str, &str)]| {
+            let variable = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into());
+            Store::of_user(variable).map(|store| store.folder)
+        };
+        assert_eq!(of(&[("XDG_DATA_HOME", "/x"), ("HOME", "/h")]), Some("/x/impresario/assist".into()));
+        assert_eq!(
+            of(&[("XDG_DATA_HOME", "relative"), ("HOME", "/h")]),
+            Some("/h/.local/share/impresario/assist".into())
+        );
+        assert_eq!(of(&[]), None);
+    }
+}

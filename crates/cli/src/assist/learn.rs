@@ -1,0 +1,153 @@
+//! `impresario assist learn`: what a program does with kinds of files, from recorded runs.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use impresario_assist::learn::{Learnt, Observed, SHARED, Store, observe, program_of};
+use impresario_trace::convert::{ImportOptions, import};
+
+use crate::{print, usage};
+
+/// Learn from recorded runs how a program reads kinds of files, for files that it has never read
+///
+/// A plan names files; what is learnt here names kinds of files (by suffix, first bytes, name, folder and size) and what the
+/// program reads of them whatever their size. `impresario assist run` uses it for files without hints. Each file of a
+/// kind is predicted from the others, and the report tells how much of that was right: a kind that was wrong too often, or
+/// was seen in one file only, is kept and not used. What was learnt is one file for each program in
+/// $XDG_DATA_HOME/impresario/assist (~/.local/share/impresario/assist); where that has none, run looks into
+/// /var/lib/impresario/assist.
+#[derive(clap::Args)]
+#[command(after_long_help = "Examples:
+  impresario assist record -o monday.imt -- python3 analysis.py monday.root
+  impresario assist record -o tuesday.imt -- python3 analysis.py tuesday.root
+  impresario assist learn monday.imt tuesday.imt
+  impresario assist run -- python3 analysis.py wednesday.root
+  impresario assist learn --list
+  impresario assist learn --forget analysis.py")]
+pub struct Args {
+    /// Recorded runs: from `assist record`, or Darshan DXT as text, strace, CSV or fio
+    #[arg(required_unless_present_any = ["list", "forget"], conflicts_with_all = ["list", "forget"], value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// The program of these runs [default: by the recorded command; of an interpreter, the script]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["list", "forget"])]
+    program: Option<String>,
+    /// Keep it for all users of this machine, in /var/lib/impresario/assist
+    #[arg(long, conflicts_with = "folder")]
+    shared: bool,
+    /// Keep it in another folder
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// List what was learnt
+    #[arg(long, conflicts_with = "forget")]
+    list: bool,
+    /// Forget what was learnt of a program
+    #[arg(long, value_name = "PROGRAM")]
+    forget: Option<String>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "forget")]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let store = match (&args.folder, args.shared) {
+        (Some(folder), _) => Store::at(folder),
+        (None, true) => Store::at(SHARED),
+        (None, false) => Store::of_user(|name| std::env::var_os(name))
+            .ok_or_else(|| usage("neither XDG_DATA_HOME nor HOME names a folder; name one with --folder"))?,
+    };
+    if let Some(program) = &args.forget {
+        return match store.forget(program)? {
+            true => print(format!("What was learnt of {program} is forgotten.\n").as_bytes()),
+            false => Err(usage(format!(
+                "nothing was learnt of {program:?} in {}; --list tells of what was",
+                store.folder().display()
+            ))),
+        };
+    }
+    if args.list {
+        return list(&store, args.json);
+    }
+    let mut learnt: Vec<(Learnt, String)> = Vec::new();
+    for path in &args.traces {
+        let imported = import(path, &ImportOptions::default())?;
+        imported.notes.iter().for_each(|note| eprintln!("impresario: {}: {note}", path.display()));
+        let trace = imported.trace;
+        let program = args.program.clone().or_else(|| program_of(trace.header.command.split_whitespace()));
+        let program = program.with_context(|| {
+            format!("{} does not tell which program it is of; name it with --program", path.display())
+        })?;
+        let observed = observe(&trace);
+        let note = left_out(&observed, path);
+        let now = store.add(&program, observed.files)?;
+        match learnt.iter_mut().find(|(before, _)| before.program == program) {
+            Some((before, notes)) => (*before, *notes) = (now, notes.clone() + &note),
+            None => learnt.push((now, note)),
+        }
+    }
+    if args.json {
+        let learnt: Vec<&Learnt> = learnt.iter().map(|(learnt, _)| learnt).collect();
+        return print((serde_json::to_string_pretty(&learnt)? + "\n").as_bytes());
+    }
+    let text: String = learnt.iter().map(|(learnt, notes)| words(learnt) + notes).collect();
+    print(text.as_bytes())
+}
+
+fn list(store: &Store, json: bool) -> Result<ExitCode> {
+    let (learnt, errors) = store.all();
+    errors.iter().for_each(|error| eprintln!("impresario: {error}"));
+    if json {
+        print((serde_json::to_string_pretty(&learnt)? + "\n").as_bytes())?;
+    } else if learnt.is_empty() && errors.is_empty() {
+        print(format!("Nothing was learnt yet in {}.\n", store.folder().display()).as_bytes())?;
+    } else {
+        print(learnt.iter().map(words).collect::<String>().as_bytes())?;
+    }
+    Ok(if errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is known of a program, for people.
+fn words(learnt: &Learnt) -> String {
+    let mut text = format!("{}, {}:\n", learnt.program, count(learnt.runs, "recorded run"));
+    if learnt.kinds.is_empty() {
+        text += "  nothing could be learnt\n";
+    }
+    for kind in &learnt.kinds {
+        let _ = writeln!(text, "  {}: {}", kind.files.words(), kind.shape);
+        let percent = |part: f64| (1000.0 * part).floor() / 10.0;
+        if let Some(score) = kind.held_out {
+            let _ = writeln!(
+                text,
+                "    {}, each held out once: {:.1} % of what the others predicted was read, {:.1} % of what was read was predicted",
+                count(kind.learnt_from, "file"),
+                percent(score.precision()),
+                percent(score.recall()),
+            );
+        }
+        if let Some(why) = kind.why_unused() {
+            let _ = writeln!(text, "    not used: {why}");
+        } else if let Some(size) = kind.shape.only_size_bytes {
+            let _ = writeln!(text, "    used for files of {size} bytes only: no other size was recorded");
+        }
+    }
+    text
+}
+
+fn left_out(observed: &Observed, path: &std::path::Path) -> String {
+    let reasons = [
+        (observed.written, "written, too"),
+        (observed.in_no_order, "read in no order"),
+        (observed.short, "shorter than 64 KiB or of unknown length"),
+    ];
+    let reasons: Vec<String> =
+        reasons.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{} {why}", count(*n, "file"))).collect();
+    match reasons.is_empty() {
+        true => String::new(),
+        false => format!("  left out of {}: {}\n", path.display(), reasons.join(", ")),
+    }
+}
+
+fn count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}

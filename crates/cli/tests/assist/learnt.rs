@@ -1,0 +1,196 @@
+//! Kinds of files: learnt from recorded runs, used for a file that was never read before.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use impresario_assist::report::{FileReport, Report};
+
+use crate::support::{PATIENCE, Ran, run_command};
+use crate::tools::{Folder, LONG, WAIT_MS, assist, forget, of, plain, try_compile};
+
+const MIB: u64 = 1 << 20;
+
+/// A program, its files and what was learnt of it.
+struct Tables {
+    folder: Folder,
+    program: PathBuf,
+}
+
+impl Tables {
+    fn new() -> Tables {
+        let folder = Folder::new();
+        let program = try_compile(folder.path(), "table", &[]).unwrap();
+        Tables { folder, program }
+    }
+
+    fn table(&self, name: &str, size: u64) -> PathBuf {
+        let bytes = (0..size).map(|i| ((i * i) >> 7) as u8).collect::<Vec<u8>>();
+        let path = self.folder.write(name, bytes);
+        forget(&path);
+        path
+    }
+
+    fn words(&self, file: &Path, more: &[&str]) -> Vec<String> {
+        let paths = [&*self.program, file].map(|path| path.to_str().unwrap().to_string());
+        paths.into_iter().chain(more.iter().map(|word| word.to_string())).collect()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = assist(args);
+        command.env("XDG_DATA_HOME", self.folder.at("share")).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
+        command
+    }
+
+    #[track_caller]
+    fn record(&self, trace: &str, file: &Path) -> PathBuf {
+        let trace = self.folder.at(trace);
+        let mut command = self.command(&["record", "-f", "-o"]);
+        let ran = run_command(command.arg(&trace).arg("--").args(self.words(file, &[])), LONG);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        trace
+    }
+
+    fn learn(&self, traces: &[&Path]) -> Ran {
+        run_command(self.command(&["learn"]).args(traces), PATIENCE)
+    }
+
+    /// Two tables of different sizes, recorded and learnt.
+    #[track_caller]
+    fn learnt(&self) -> Ran {
+        let [a, b] = [("a.tbl", 12 * MIB + 100), ("b.tbl", 20 * MIB)].map(|(name, size)| self.table(name, size));
+        let traces = [self.record("a.imt", &a), self.record("b.imt", &b)];
+        let ran = self.learn(&[&traces[0], &traces[1]]);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{}", ran.out);
+        assert!(!ran.out.contains("not used"), "{}", ran.out);
+        ran
+    }
+
+    /// Runs the program guided; its result is its own. What the report says of the file.
+    #[track_caller]
+    fn run(&self, hints: Option<&Path>, file: &Path, more: &[&str]) -> (FileReport, Ran) {
+        let (words, report) = (self.words(file, more), self.folder.at("report.json"));
+        let alone = plain(&words);
+        forget(file);
+        let mut command = self.command(&["run"]);
+        command.args(hints).arg("--report").arg(&report).arg("--").args(&words);
+        let ran = run_command(&mut command, LONG);
+        assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
+        let report: Report = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+        assert_eq!(report.dropped_accesses, 0);
+        (of(&report, file).clone(), ran)
+    }
+
+    /// Hints that say nothing of any file, but that those learnt are not stopped by how fast this machine is.
+    fn never_down(&self) -> PathBuf {
+        self.folder.write("down.json", r#"{ "StandDown": { "Enabled": false } }"#)
+    }
+}
+
+#[test]
+fn a_file_that_was_never_read_gets_the_hints_of_its_kind() {
+    let tables = Tables::new();
+    let ran = tables.learnt();
+    for told in [
+        "table, 2 recorded runs:",
+        "*.tbl",
+        "8 bytes at the end -8",
+        "65536 bytes of every 262144 from 4096 to the end",
+        "100.0 % of what the others predicted was read",
+    ] {
+        assert!(ran.out.contains(told), "{told} is missing:\n{}", ran.out);
+    }
+    let new = tables.table("new.tbl", 33 * MIB + 777);
+    let (file, _) = tables.run(Some(&tables.never_down()), &new, &[]);
+    assert_eq!(file.entry, "learnt of *.tbl");
+    // By count: nearly all that is read is asked for before, and next to nothing else.
+    assert!(file.used_bytes * 10 >= file.read_bytes * 9, "{file:?}");
+    assert!((file.prefetched_bytes - file.used_bytes) * 20 < file.read_bytes, "{file:?}");
+    assert!(file.hits * 10 >= file.reads * 9 && !file.strayed, "{file:?}");
+    // The same without any hints file.
+    let (file, _) = tables.run(None, &new, &[]);
+    assert!(file.entry.starts_with("learnt of *.tbl") && file.hints > 0, "{file:?}");
+}
+
+#[test]
+fn a_plan_of_the_file_comes_before_its_kind() {
+    let tables = Tables::new();
+    tables.learnt();
+    let new = tables.table("new.tbl", 16 * MIB);
+    let hints = tables.folder.hints("hints.json", &[&new]);
+    assert_eq!(tables.run(Some(&hints), &new, &[]).0.entry, "File[0]");
+    // And another kind of file is followed as it is read.
+    let other = tables.table("new.other", 16 * MIB);
+    assert_eq!(tables.run(None, &other, &[]).0.entry, "Directory[0]");
+}
+
+#[test]
+fn a_file_that_is_read_otherwise_is_given_up() {
+    let tables = Tables::new();
+    tables.learnt();
+    let new = tables.folder.at("new.tbl");
+    std::fs::File::create(&new).unwrap().set_len(256 * MIB).unwrap();
+    let (file, _) = tables.run(Some(&tables.never_down()), &new, &["any"]);
+    assert!(file.entry.starts_with("learnt of") && file.strayed, "{file:?}");
+}
+
+#[test]
+fn one_file_says_nothing_of_others() {
+    let tables = Tables::new();
+    let trace = tables.record("a.imt", &tables.table("a.tbl", 8 * MIB));
+    // Nor do two runs with one file.
+    for _ in 0..2 {
+        let ran = tables.learn(&[&trace]);
+        assert!(ran.code == 0 && ran.out.contains("not used: seen in one file only"), "{}{}", ran.out, ran.err);
+    }
+    assert_eq!(tables.run(None, &tables.table("b.tbl", 8 * MIB), &[]).0.entry, "Directory[0]");
+}
+
+#[test]
+fn what_was_learnt_is_listed_and_forgotten() {
+    let tables = Tables::new();
+    let list = |more: &[&str]| run_command(tables.command(&["learn", "--list"]).args(more), PATIENCE);
+    assert!(list(&[]).out.starts_with("Nothing was learnt yet in "), "{:?}", list(&[]));
+    let learnt = tables.learnt();
+    assert_eq!((list(&[]).code, list(&[]).out), (0, learnt.out));
+    let json: serde_json::Value = serde_json::from_str(&list(&["--json"]).out).unwrap();
+    assert_eq!((json[0]["program"].as_str(), json[0]["kinds"].as_array().map(Vec::len)), (Some("table"), Some(1)));
+    let forget = || run_command(tables.command(&["learn", "--forget", "table"]).current_dir("/"), PATIENCE);
+    assert_eq!(forget().out, "What was learnt of table is forgotten.\n");
+    let ran = forget();
+    assert_eq!((ran.code, ran.err.lines().count()), (2, 1), "{}", ran.err);
+    assert!(ran.err.contains("\"table\"") && ran.err.contains("--list"), "{}", ran.err);
+}
+
+#[test]
+fn a_damaged_file_costs_hints_and_not_the_run() {
+    let tables = Tables::new();
+    tables.learnt();
+    let kept = tables.folder.at("share").join("impresario/assist/table.json");
+    let text = std::fs::read_to_string(&kept).unwrap();
+    std::fs::write(&kept, &text[..text.len() / 2]).unwrap();
+    let (file, ran) = tables.run(None, &tables.table("new.tbl", 8 * MIB), &[]);
+    assert_eq!(file.entry, "Directory[0]");
+    for ran in [
+        ran,
+        run_command(&mut tables.command(&["learn", "--list"]), PATIENCE),
+        tables.learn(&[&tables.folder.at("a.imt")]),
+    ] {
+        assert!(ran.err.contains("table.json: is damaged") && ran.err.contains("--forget PROGRAM"), "{ran:?}");
+    }
+    assert_eq!(run_command(&mut tables.command(&["learn", "--forget", "table"]), PATIENCE).code, 0);
+    assert_eq!(tables.learn(&[&tables.folder.at("a.imt")]).code, 0);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let tables = Tables::new();
+    for (args, told) in [
+        (&["learn"][..], "TRACE"),
+        (&["learn", "nowhere.imt"], "nowhere.imt"),
+        (&["learn", "--list", "--forget", "x"], "--forget"),
+        (&["learn", "--list", "--shared", "--folder", "x"], "--folder"),
+    ] {
+        let ran = run_command(tables.command(args).current_dir(tables.folder.path()), PATIENCE);
+        assert!(ran.code != 0 && ran.err.contains(told), "{args:?}: {ran:?}");
+    }
+}
