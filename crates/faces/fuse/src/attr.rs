@@ -78,17 +78,17 @@ pub(crate) fn system_time(time: Time) -> SystemTime {
     moved.and_then(|moved| moved.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// A time for the wire: seconds rounded down, so that the nanoseconds are positive before 1970 too.
-pub(crate) fn wire_time(time: SystemTime) -> Time {
+/// A time that a program sets, for the wire.
+///
+/// The kernel's seconds are rounded down and its nanoseconds count from there, before 1970 too. The FUSE library counts the
+/// nanoseconds of a time before 1970 backwards (`fuser` 0.18, `system_time_from_time`): what reaches us is as many seconds
+/// and nanoseconds *before* 1970. It is right about times after 1970, and about all that we send.
+fn kernel_time(time: SystemTime) -> Time {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => Time { secs: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nanos: after.subsec_nanos() },
         Err(error) => {
             let before = error.duration();
-            let secs = -i64::try_from(before.as_secs()).unwrap_or(i64::MAX);
-            match before.subsec_nanos() {
-                0 => Time { secs, nanos: 0 },
-                nanos => Time { secs: secs.saturating_sub(1), nanos: 1_000_000_000 - nanos },
-            }
+            Time { secs: 0i64.saturating_sub_unsigned(before.as_secs()), nanos: before.subsec_nanos() }
         }
     }
 }
@@ -97,7 +97,7 @@ pub(crate) fn wire_time(time: SystemTime) -> Time {
 pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(at) => SetTime::At(wire_time(at)),
+        TimeOrNow::SpecificTime(at) => SetTime::At(kernel_time(at)),
     }
 }
 
@@ -105,13 +105,35 @@ pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
 mod tests {
     use super::*;
 
+    /// What the FUSE library makes of the kernel's time.
+    fn from_the_library(Time { secs, nanos }: Time) -> SystemTime {
+        let distance = Duration::new(secs.unsigned_abs(), nanos);
+        if secs >= 0 { SystemTime::UNIX_EPOCH + distance } else { SystemTime::UNIX_EPOCH - distance }
+    }
+
     #[test]
-    fn times_go_there_and_back() {
-        for (secs, nanos) in
-            [(0, 0), (1, 999_999_999), (1_700_000_000, 5), (-1, 1), (-1, 0), (-86_400, 500), (1 << 33, 7)]
-        {
+    fn times_are_those_of_the_kernel() {
+        for (secs, nanos) in [
+            (0, 0),
+            (0, 1),
+            (1, 999_999_999),
+            (1_700_000_000, 5),
+            (-1, 1),
+            (-1, 0),
+            (-1, 999_999_999),
+            (-86_400, 500),
+            (1 << 33, 7),
+        ] {
             let time = Time { secs, nanos };
-            assert_eq!(wire_time(system_time(time)), time);
+            assert_eq!(kernel_time(from_the_library(time)), time);
+            let shown = system_time(time);
+            let (whole, part) = match shown.duration_since(SystemTime::UNIX_EPOCH) {
+                Ok(after) => (i128::from(after.as_secs()), i128::from(after.subsec_nanos())),
+                Err(before) => {
+                    (-i128::from(before.duration().as_secs()), -i128::from(before.duration().subsec_nanos()))
+                }
+            };
+            assert_eq!(whole * 1_000_000_000 + part, i128::from(secs) * 1_000_000_000 + i128::from(nanos));
         }
     }
 
@@ -136,6 +158,7 @@ mod tests {
     fn strange_times_do_no_harm() {
         for secs in [i64::MAX, i64::MIN] {
             system_time(Time { secs, nanos: u32::MAX });
+            kernel_time(system_time(Time { secs, nanos: 0 }));
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use impresario_fuse::MountOptions;
 use impresario_testing::require;
 
-use crate::cluster::{errno, mounted, mounted_with};
+use crate::cluster::{Node, errno, mounted, mounted_with};
 
 pub fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
@@ -302,6 +302,44 @@ fn attributes_are_kept() {
     std::os::unix::fs::lchown(node.at("l"), Some(99), None).unwrap();
     assert_eq!(fs::symlink_metadata(node.at("l")).unwrap().uid(), 99);
     assert_eq!(fs::metadata(node.at("f")).unwrap().uid(), 1234);
+}
+
+/// Sets times of a file and a directory before and around 1970, with and without fractions, and compares what two nodes
+/// and a local folder show.
+pub fn times_are_exact(node: &Node, fresh: &Node) {
+    let local = tempfile::tempdir().unwrap();
+    let times =
+        [(-1, 250_000_000), (-1, 999_999_999), (-1, 0), (-2, 1), (-86_400, 500), (-1_000_000_000, 123_456_789), (0, 1)];
+    for (i, (secs, nanos)) in times.into_iter().enumerate() {
+        let at = |offset: i64| libc::timespec { tv_sec: secs + offset, tv_nsec: nanos };
+        let names = [format!("old.{i}"), format!("old directory.{i}"), format!("old link.{i}")];
+        for folder in [local.path(), node.mount_point()] {
+            fs::write(folder.join(&names[0]), "text").unwrap();
+            fs::create_dir(folder.join(&names[1])).unwrap();
+            symlink("nowhere", folder.join(&names[2])).unwrap();
+            for name in &names {
+                let (path, times) = (c_path(&folder.join(name)), [at(-5), at(0)]);
+                // SAFETY: a terminated string and two times that live over the call.
+                let set = unsafe {
+                    libc::utimensat(libc::AT_FDCWD, path.as_ptr(), times.as_ptr(), libc::AT_SYMLINK_NOFOLLOW)
+                };
+                assert_eq!(set, 0, "{:?}", std::io::Error::last_os_error());
+            }
+        }
+        for name in &names {
+            for folder in [local.path(), node.mount_point(), fresh.mount_point()] {
+                let seen = fs::symlink_metadata(folder.join(name)).unwrap();
+                let seen = (seen.atime(), seen.atime_nsec(), seen.mtime(), seen.mtime_nsec());
+                assert_eq!(seen, (secs - 5, nanos, secs, nanos), "{name} in {folder:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn times_before_1970_are_exact() {
+    let Some(node) = mounted() else { return };
+    times_are_exact(&node, &node.second(MountOptions::default()));
 }
 
 /// Runs a shell command as another user.

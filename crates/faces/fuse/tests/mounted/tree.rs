@@ -53,6 +53,7 @@ fn what_is_in_the_folder_is_on_the_nodes() {
     let here = fs::metadata(two.at("dir/file")).unwrap();
     assert_eq!((here.mode(), here.uid(), here.len()), (there.mode(), there.uid(), there.len()));
     assert_eq!(here.modified().unwrap(), there.modified().unwrap());
+    crate::names::times_are_exact(&one, &two);
     // Written on one node, closed: seen on the other, and in the folder.
     for round in 0..5 {
         let bytes = pattern(round, 100_000 + round as usize);
