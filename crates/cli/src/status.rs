@@ -20,7 +20,7 @@ use crate::{load, nfs, print};
 /// and the mean dispatched batch, and the mean times in the queue and below. A server that does not answer is shown as
 /// such, and the exit status is 1. Further lines show the statistics of each modelled device and, for each scheduler,
 /// its cost model and how far measured times correct it, how many requests came that earlier runs had foretold, and the
-/// jobs and users whose requests took most time lately.
+/// jobs and users whose requests took most time lately, and the limits that withhold requests at present.
 ///
 /// Of an NFS server (`impresario nfs --status SOCKET`): connections, policy and queue, its calls with their times, and the
 /// clients and users that load it most.
@@ -214,6 +214,7 @@ fn table(config: &Config, states: &[State]) -> String {
     states.iter().filter_map(cost).for_each(|line| out += &line);
     states.iter().filter_map(earlier_runs).for_each(|line| out += &line);
     states.iter().filter_map(who_loads).for_each(|line| out += &line);
+    states.iter().for_each(|state| out += &limits(state));
     out
 }
 
@@ -237,6 +238,41 @@ fn earlier_runs(state: &State) -> Option<String> {
         state.name,
         traces.first()?,
     ))
+}
+
+/// The limits that withhold requests, and the servers that do not say what they granted.
+fn limits(state: &State) -> String {
+    const NAMED_MAX: usize = 5;
+    let mut out = String::new();
+    let Some(limits) = state.report.as_ref().ok().and_then(|report| report.get("limits")) else { return out };
+    let list = |of: &str| limits.get(of).and_then(Value::as_array).into_iter().flatten();
+    let withheld = list("classes").filter_map(|class| {
+        let (rule, unit) = (class.get("rule")?.as_str()?, class.get("unit")?.as_str()?);
+        let waiting = class.get("waiting")?.as_u64().filter(|waiting| *waiting > 0)?;
+        let key = class.get("key").and_then(Value::as_u64).map_or(String::new(), |key| format!(" of {key}"));
+        let rate = class.get("rate")?.as_f64()?;
+        let rate = match unit {
+            "bytes" => format!("{}/s", show_bytes(rate)),
+            "device_ns" => format!("{:.2} s of device time per second", rate / 1e9),
+            _ => format!("{rate} requests/s"),
+        };
+        let over_all = class.get("over_all")?.as_bool()?;
+        let here =
+            over_all.then(|| Some(format!(" over all servers, {:.0} % here", 100.0 * class["fraction"].as_f64()?)));
+        let (s, here) = (if waiting == 1 { "" } else { "s" }, here.flatten().unwrap_or_default());
+        Some(format!("{}: limit {rule}{key} ({rate}{here}) withholds {waiting} request{s}\n", state.name))
+    });
+    withheld.take(NAMED_MAX).for_each(|line| out += &line);
+    let silent = list("peers").filter(|peer| peer.get("answers") == Some(&Value::Bool(false)));
+    let silent: Vec<&str> = silent.filter_map(|peer| peer.get("name")?.as_str()).collect();
+    if !silent.is_empty() {
+        let silent = silent.join(", ");
+        out += &format!(
+            "{}: limits over all servers: no answer from {silent}; an even part is kept for each\n",
+            state.name
+        );
+    }
+    out
 }
 
 /// The applications and users with the largest shares of the time that a scheduler's requests took lately; `None` if it
@@ -311,6 +347,13 @@ mod tests {
             "statistics": {"completed": 12, "failed": 0, "request_bytes": {"mean": 8192.0}, "batch_bytes": {"mean": 65536.0},
                            "queue_ns": {"mean": 2.5e6}, "service_ns": {"mean": 0.0}}},
             "earlier_runs": {"traces": ["/t/io.0-5.imt", "/t/io.0-4.imt"], "requests": 70, "files": 2, "failure": null},
+            "loads": {"jobs": [{"key": "17", "recent_share": 0.617}, {"key": "others", "recent_share": 0.38},
+                               {"key": "4", "recent_share": 0.003}], "users": [{"key": "1000", "recent_share": 1.0}]},
+            "limits": {"classes": [
+                {"rule": "a", "key": 17, "unit": "bytes", "rate": 1048576.0, "over_all": true, "fraction": 0.25, "waiting": 9},
+                {"rule": "b", "unit": "requests", "rate": 50.0, "over_all": false, "fraction": 1.0, "waiting": 1},
+                {"rule": "c", "unit": "device_ns", "rate": 5e8, "over_all": false, "fraction": 1.0, "waiting": 0}],
+                "peers": [{"name": "io.1", "answers": false}, {"name": "io.2", "answers": true}]},
             "device": {"order": "elevator", "transfers": 7, "transfer_mean_bytes": 16384.0, "busy_s": 1.0, "measured_s": 4.0}});
         let state = |name: &str, report| State {
             name: name.into(),
@@ -335,6 +378,10 @@ mod tests {
             "io.0: earlier runs: 70 requests of 2 files foretold by /t/io.0-5.imt and 1 more; \
              9 of the 12 that came since are among them"
         );
+        assert_eq!(lines[7], "io.0: loaded lately by jobs 17 (62 %), others (38 %); users 1000 (100 %)");
+        assert_eq!(lines[8], "io.0: limit a of 17 (1 MiB/s over all servers, 25 % here) withholds 9 requests");
+        assert_eq!(lines[9], "io.0: limit b (50 requests/s) withholds 1 request");
+        assert_eq!(lines[10], "io.0: limits over all servers: no answer from io.1; an even part is kept for each");
         assert_eq!(lines[1].find("queued").map(|p| p + 6), lines[2].find(" 3 ").map(|p| p + 2), "{text}");
     }
 }

@@ -289,6 +289,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
         Call::Prefetch { .. } | Call::FilePrefetch { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,
         Call::Status
+        | Call::Grants
         | Call::Explain { .. }
         | Call::SetPolicy { .. }
         | Call::ResetStatistics

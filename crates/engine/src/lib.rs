@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
+use impresario_sched::limited::{Limited, Portions};
 use impresario_sched::loads::WhoLoads;
 use impresario_sched::{
     Batch, BatchId, Cancelled, ClientId, Completion, ConnId, Core, CoreConfig, Ended, Event, Extent, FileId, JobId,
@@ -726,6 +727,19 @@ impl<T: Send + 'static> Engine<T> {
     pub fn who_loads(&self) -> WhoLoads {
         let state = self.shared.lock();
         state.core.who_loads(now())
+    }
+
+    /// The classes of requests with limits, as far as they are in use, and whether these are all.
+    pub fn limited(&self) -> (Vec<Limited>, bool) {
+        let state = self.shared.lock();
+        state.core.limited(now())
+    }
+
+    /// Sets the portions of limits over all servers that this one may grant, and starts what they allow.
+    pub fn set_portions(&self, portions: Portions) {
+        let mut state = self.shared.lock();
+        state.core.set_portions(now(), portions);
+        self.shared.pump(state, now());
     }
 
     /// Zeroes the statistics.

@@ -1,6 +1,7 @@
 //! The decision logic of I/O nodes and data servers, without sockets, files or clocks.
 
 mod dispatch;
+pub mod grants;
 mod parent;
 pub mod pieces;
 mod readiness;

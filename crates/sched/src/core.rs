@@ -29,6 +29,7 @@ use crate::conflicts::Conflicts;
 use crate::contract::{Completion, CoreConfig, Event, Full, Next};
 use crate::correction::Corrector;
 use crate::ended::{Ended, Watch};
+use crate::limited::Portions;
 use crate::names::Names;
 use crate::occupied::Occupied;
 use crate::policy::{self, Choice, Done, Lane, Policy, PolicyError, Setup, WaitReason};
@@ -97,6 +98,8 @@ pub struct Core {
     watch: Option<Box<Watch>>,
     /// The prediction from a recorded run, kept for this policy and later ones.
     foreseen: Option<Arc<PredictedQueues>>,
+    /// Kept for this policy and later ones.
+    portions: Portions,
     selected: Vec<Slot>,
     released: Vec<Slot>,
 }
@@ -156,6 +159,7 @@ impl Core {
             statistics,
             watch: None,
             foreseen: None,
+            portions: Portions::default(),
             selected: Vec::new(),
             released: Vec::new(),
         })
@@ -527,6 +531,7 @@ impl Core {
         let old = std::mem::replace(&mut self.policy, policy);
         self.policy.take_over(&self.shared.view(now), old);
         self.policy.foresee(self.foreseen.clone());
+        self.policy.set_portions(&self.shared.view(now), &self.portions);
         self.limits_changed();
         for slot in self.shared.table.in_state(|s| s == State::Queued) {
             if self.shared.table.op(slot).is_data() {
@@ -575,6 +580,12 @@ impl Core {
     pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) -> Option<Arc<PredictedQueues>> {
         self.policy.foresee(queues.clone());
         std::mem::replace(&mut self.foreseen, queues)
+    }
+
+    /// Sets the portions of limits over all servers that this one may grant. They survive policy switches.
+    pub fn set_portions(&mut self, now: Nanos, portions: Portions) {
+        self.policy.set_portions(&self.shared.view(now), &portions);
+        self.portions = portions;
     }
 
     /// Turns collection for [`Core::take_ended`] on or off. Cancelled requests are not collected.

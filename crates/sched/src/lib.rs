@@ -10,6 +10,7 @@ pub mod correction;
 pub mod cost;
 mod ended;
 pub mod laws;
+pub mod limited;
 pub mod loads;
 mod names;
 mod occupied;

@@ -1,5 +1,6 @@
 //! The rules of the policies from production and research, worked by hand.
 
+use impresario_sched::limited::Portions;
 use impresario_sched::policy::POLICIES;
 use impresario_sched::{
     ClientId, Completion, ConnId, Core, CoreConfig, CostModel, Event, Extent, FileId, JobId, LaneId, LinearCost, Nanos,
@@ -259,6 +260,37 @@ fn tbf_rules_stand_under_others() {
 }
 
 /// A changed rate applies at once, but the empty bucket stays empty.
+/// 100 requests a second over all servers: here a quarter of them, then all.
+#[test]
+fn tbf_grants_its_portion_of_a_limit_over_all_servers() {
+    let rules = "a: job=1 {requests_per_s=100, burst=1, over=all}; b: job=2 {requests_per_s=100, burst=1}";
+    let mut bench = Bench::new(PolicySpec::named("tbf").with("rules", rules), Nanos(1000));
+    let set = |bench: &mut Bench, others, listed: &[(&str, f64)]| {
+        let listed = listed.iter().map(|(rule, portion)| (rule.to_string(), None, *portion)).collect();
+        bench.core.set_portions(bench.now, Portions { others, listed });
+    };
+    set(&mut bench, 0.25, &[]);
+    bench.reads(&[1; 20]);
+    bench.reads(&[2; 5]);
+    let sent = bench.run_until(ms(161));
+    assert_eq!(times_ms(&sent, 1), [0, 40, 80, 120, 160]);
+    assert_eq!(times_ms(&sent, 2), [0, 10, 20, 30, 40], "a limit of this server alone is whole");
+    let (limited, is_whole) = bench.core.limited(bench.now);
+    let told: Vec<_> =
+        limited.iter().map(|l| (l.rule.as_str(), l.over_all, l.fraction, l.granted, l.waiting)).collect();
+    assert_eq!((told, is_whole), (vec![("a", true, 0.25, 5, 15)], true));
+    assert!(bench.explain(1).contains("100 requests/s over all servers, 25.0 % of it here"), "{}", bench.explain(1));
+    // Debt shrinks with a larger portion: the next goes after 10 ms instead of 40.
+    set(&mut bench, 0.25, &[("a", 1.0), ("b", 0.1), ("unknown", 0.5)]);
+    let sent = bench.run_until(ms(200));
+    assert_eq!(times_ms(&sent, 1)[..3], [170, 180, 190]);
+    // It outlives a change of the rules.
+    let spec = PolicySpec::named("tbf").with("rules", "a: job=1 {requests_per_s=200, burst=1, over=all}");
+    bench.core.reconfigure(bench.now, &spec).unwrap();
+    let (limited, _) = bench.core.limited(bench.now);
+    assert_eq!((limited[0].fraction, limited[0].rate, limited[0].granted), (1.0, 200.0, 5 + sent.len() as u64));
+}
+
 #[test]
 fn tbf_keeps_tokens_when_rules_change() {
     let spec = |rate: u32| {
@@ -294,6 +326,8 @@ fn rules_that_make_no_sense_are_refused() {
         ("tbf", "a: * {device=1, under=b}", "under=b in rule a: there is no such rule"),
         ("tbf", "a: * {device=1, under=a}", "must be without under"),
         ("tbf", "a: * {device=1, borrow=perhaps}", "neither on nor off"),
+        ("tbf", "a: * {device=1, over=some}", "over=some in rule a is neither server nor all"),
+        ("tbf", "a: * {device=1, over=all, borrow=on}", "rule a borrows"),
         ("mclock", "a: * {reservation=5, limit=4}", "reservation in rule a is above its limit"),
         ("mclock", "a: * {rate=4}", "it has: reservation, weight, limit, each"),
         ("mclock", "a: * {reservation=0.0009, limit=0.0005}", "reservation in rule a is above its limit"),

@@ -20,6 +20,7 @@ use impresario_wire::{Answer, Call, Extents, Fault, FileKey, Who};
 
 use crate::connection::{Connection, Reply};
 use crate::earlier_runs::EarlierRuns;
+use crate::grants::{Exchange, Peers};
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
 use crate::payload::Slice;
@@ -53,6 +54,7 @@ pub struct DataServer {
     foresees: AtomicBool,
     trace: RequestTrace<Item>,
     runs: Arc<EarlierRuns>,
+    limits: Exchange,
 }
 
 impl DataServer {
@@ -63,11 +65,13 @@ impl DataServer {
         engine: EngineConfig,
         trace: TraceSettings,
         earlier_runs: Vec<PathBuf>,
+        peers: Peers,
     ) -> Result<Arc<DataServer>, String> {
         let asked = Asked::new(&engine.policy);
         let lane_speculations = if disk.reads_ahead() { ALONE_MAX } else { 0 };
         let foresees = AtomicBool::new(policy::speculates(&engine.policy));
         let engine = EngineConfig { pieces: true, lane_speculations, ..engine };
+        let policy = engine.policy.clone();
         let ledger = Ledger::open(disk.store(), disk.losses().clone());
         let ledger = ledger.map_err(|error| format!("the file `notes` in its folder cannot be used: {error}"))?;
         let engine = Engine::new(engine, disk.clone()).map_err(|e| e.to_string())?;
@@ -85,11 +89,13 @@ impl DataServer {
         let runs = EarlierRuns::new(vitals.name(), trace.space, earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), trace, engine.clone());
         let callers = Callers::default();
-        Ok(Arc::new(DataServer { vitals, engine, disk, ledger, callers, asked, foresees, trace, runs }))
+        let limits = Exchange::new(vitals.name(), peers, &engine, &policy).map_err(|e| e.to_string())?;
+        Ok(Arc::new(DataServer { vitals, engine, disk, ledger, callers, asked, foresees, trace, runs, limits }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
     pub(crate) fn stop(&self) {
+        self.limits.stop();
         drop(self.engine.shutdown(DRAIN_MAX));
         let _ = self.trace.stop(); // there may be none
         self.runs.stop();
@@ -193,6 +199,7 @@ impl DataServer {
                 Ok(()) => self.disk.set_aside(file, reply),
                 Err(fault) => reply.send(&Answer::Fault(fault)),
             },
+            Call::Grants => reply.send(&self.limits.report()),
             Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             call @ Call::Explain { .. } => explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params, at_shared_ns } => {
@@ -203,6 +210,7 @@ impl DataServer {
                     if !foresees {
                         self.disk.rest();
                     }
+                    self.limits.follow(&spec);
                 }
             }
             Call::SetDiskOrder { order } => self.disk.set_order(&order, reply),
@@ -291,6 +299,7 @@ impl Service for DataServer {
         let mut status = self.vitals.status();
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("loads".into(), crate::json(&self.engine.who_loads()));
+        status.insert("limits".into(), self.limits.status());
         status.insert("trace".into(), self.trace.status());
         status.insert("earlier_runs".into(), self.runs.status());
         self.disk.describe(&mut status);

@@ -25,6 +25,7 @@ use crate::connection::{Connection, Reply};
 use crate::data::check_range;
 use crate::data_servers::DataServers;
 use crate::earlier_runs::EarlierRuns;
+use crate::grants::{Exchange, Peers};
 use crate::listener::{Incoming, Service, Vitals};
 use crate::outbox::Bulk;
 use crate::payload::{Buffer, Slice};
@@ -88,6 +89,8 @@ pub(crate) struct IoSettings {
     pub(crate) trace: TraceSettings,
     /// Traces of earlier runs.
     pub(crate) earlier_runs: Vec<PathBuf>,
+    /// The I/O nodes that limits over all of them are shared with.
+    pub(crate) peers: Peers,
 }
 
 /// What an I/O node stands in front of.
@@ -118,6 +121,7 @@ pub struct IoNode {
     hints: Workers,
     trace: RequestTrace<Item>,
     runs: Arc<EarlierRuns>,
+    limits: Exchange,
 }
 
 /// What is kept for a client.
@@ -157,6 +161,7 @@ impl IoNode {
             Below::Tree(tree, identity) => (tree.clone(), identity, Names::Tree(tree)),
         };
         let forwarder = Forwarder::new(vitals.clone(), storage.clone(), identity, &settings);
+        let policy = settings.engine.policy.clone();
         let engine = Engine::new(settings.engine, forwarder.clone()).map_err(|e| e.to_string())?;
         forwarder.serve(&engine);
         // What the data servers hold of a file is not known here.
@@ -167,6 +172,7 @@ impl IoNode {
         });
         let runs = EarlierRuns::new(vitals.name(), space, settings.earlier_runs, holds, foretell);
         let trace = RequestTrace::new(vitals.name(), settings.trace, engine.clone());
+        let limits = Exchange::new(vitals.name(), settings.peers, &engine, &policy).map_err(|e| e.to_string())?;
         Ok(Arc::new(IoNode {
             vitals,
             engine,
@@ -180,11 +186,13 @@ impl IoNode {
             hints: Workers::new("hints", HINT_THREADS),
             trace,
             runs,
+            limits,
         }))
     }
 
     /// Ends what is under way, for a bounded time; what is still queued is answered with EIO.
     pub(crate) fn stop(&self) {
+        self.limits.stop();
         drop(self.engine.shutdown(DRAIN_MAX));
         let _ = self.trace.stop(); // there may be none
         self.runs.stop();
@@ -303,11 +311,14 @@ impl IoNode {
                     Err(fault) => reply.send(&Answer::Fault(fault)),
                 }));
             }
+            Call::Grants => reply.send(&self.limits.report()),
             Call::Status => reply.send(&Answer::Text(self.status().to_string())),
             call @ Call::Explain { .. } => crate::data::explain(&self.engine, &call, reply),
             Call::SetPolicy { name, params, at_shared_ns } => {
                 let spec = PolicySpec { name, params: params.into_iter().collect() };
-                crate::data::set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply);
+                if crate::data::set_policy(&self.engine, &self.asked, &spec, at_shared_ns, reply) {
+                    self.limits.follow(&spec);
+                }
             }
             Call::Trace { on } => self.trace.serve(on, reply),
             Call::EarlierRuns { runs } => self.runs.serve(runs, reply),
@@ -403,6 +414,7 @@ impl Service for IoNode {
         }
         status.insert("engine".into(), crate::json(&self.engine.status()));
         status.insert("loads".into(), crate::json(&self.engine.who_loads()));
+        status.insert("limits".into(), self.limits.status());
         status.insert("forward".into(), self.forwarder.status());
         status.insert("split".into(), self.split.into());
         status.insert("trace".into(), self.trace.status());

@@ -11,6 +11,7 @@ mod data_servers;
 pub mod earlier_runs;
 pub mod folders;
 pub mod fsck;
+mod grants;
 mod io_node;
 pub mod listener;
 pub mod meta;

@@ -20,6 +20,7 @@ use signal_hook::iterator::Signals;
 
 use crate::data::{DataServer, Disk};
 use crate::data_servers::{DataServers, upstream_timeout};
+use crate::grants::Peers;
 use crate::io_node::{Below, IoNode, IoSettings, Tree, TreeSettings, Upstream};
 use crate::listener::{Running, Server, Service, Settings};
 use crate::meta::{MetaOptions, MetaService, Stores};
@@ -210,8 +211,9 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
     let store = ObjectStore::open(&data.dir, &data.name, StoreOptions::default());
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
+    let membership = Arc::new(Membership::of(ClusterId(store.identity().cluster)));
     let settings = Settings {
-        membership: Arc::new(Membership::of(ClusterId(store.identity().cluster))),
+        membership: membership.clone(),
         store: store.identity().store,
         keys: keys(config, &data.name, &data.address)?,
         ..Settings::new(&data.name, Role::Data, &config.cluster, data.payload_bytes)
@@ -239,7 +241,8 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     };
     let trace = TraceSettings { folder: data.trace.clone(), at_start: data.trace_at_start, space: Space::Lane };
     let runs = data.earlier_runs.clone();
-    let service = DataServer::new(server.vitals(), disk, engine, trace, runs).map_err(unsuitable)?;
+    let peers = Peers::data(config, index, membership);
+    let service = DataServer::new(server.vitals(), disk, engine, trace, runs, peers).map_err(unsuitable)?;
     begin(&data.name, data.metrics, server, service, |service| service.stop())
 }
 
@@ -253,6 +256,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
         ..Settings::new(&io.name, Role::Io, &config.cluster, io.payload_bytes)
     };
     let server = Server::bind(&io.address, settings)?;
+    let peers = Peers::io(config, index, membership.clone());
     let data = DataServers::of(config, &io.name, membership.clone(), None).map_err(|e| unsuitable(e.to_string()))?;
     let below = match &config.tree {
         Some(tree) => start_tree(&server, io, tree, data)?,
@@ -288,6 +292,7 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
             space: if io.split { Space::Lane } else { Space::File },
         },
         earlier_runs: io.earlier_runs.clone(),
+        peers,
     };
     let service = IoNode::new(server.vitals(), below, io_settings).map_err(unsuitable)?;
     begin(&io.name, io.metrics, server, service, |service| service.stop())

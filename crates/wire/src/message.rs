@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::list::Extents;
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -367,6 +367,8 @@ pub enum Call {
         /// Key of the object.
         file: FileKey,
     },
+    /// I/O node or data server: what it granted under limits over all servers. Answer: [`Answer::Grants`].
+    Grants,
 }
 
 impl Call {
@@ -965,6 +967,26 @@ pub enum Answer {
         /// Of a walk that ended: those are all that it may have missed.
         is_sure: bool,
     },
+    /// What a server granted under limits over all servers.
+    Grants {
+        /// By limit.
+        grants: Vec<Granted>,
+        /// These are all its limits that are in use.
+        is_whole: bool,
+    },
+}
+
+/// What a server granted of a limit over all servers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Granted {
+    /// Name of the rule.
+    pub rule: String,
+    /// The job, user, client or file that the limit is for; `None`: the whole rule.
+    pub key: Option<u64>,
+    /// Granted so far: requests, bytes or nanoseconds of device time.
+    pub granted: u64,
+    /// Requests that the limit withholds.
+    pub waiting: u32,
 }
 
 /// A failure that a server reports.

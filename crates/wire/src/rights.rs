@@ -53,6 +53,7 @@ pub fn right_for(call: &Call) -> (Right, &'static str) {
         // A check of the cluster is an administrator's.
         Call::ListObjects { .. } => (Right::NotClients, "listing objects"),
         Call::SetAside { .. } => (Right::NotClients, "setting an object aside"),
+        Call::Grants => (Right::NotClients, "asking what limits granted"),
         // It names the epochs of several clients.
         Call::WriteMerged { .. } => (Right::Server, "writing for several clients"),
         Call::SetPolicy { .. } => (Right::Admin, "switching the policy"),
@@ -140,6 +141,7 @@ mod tests {
             ("cas", Call::Meta { who, call: MetaCall::Statfs }),
             ("as", Call::ListObjects { from: FileKey(0), max: 1 }),
             ("as", Call::SetAside { who, file }),
+            ("as", Call::Grants),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),
             ("a", Call::SetPolicy { name: "fifo".into(), params: vec![], at_shared_ns: 0 }),

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Core;
 use crate::contract::{LaneStatus, PredictionStatus, Status};
+use crate::limited::Limited;
 use crate::loads::WhoLoads;
 use crate::names::Who;
 use crate::policy::{self, PolicyError, WaitBound};
@@ -99,6 +100,16 @@ impl Core {
     /// The applications and users whose requests took most time recently; empty without statistics.
     pub fn who_loads(&self, now: Nanos) -> WhoLoads {
         self.statistics.as_ref().map(|s| s.who_loads(now)).unwrap_or_default()
+    }
+
+    /// The classes of requests with limits, as far as they are in use: at most [`Limited::LISTED_MAX`], those that wait
+    /// first; and whether these are all.
+    pub fn limited(&self, now: Nanos) -> (Vec<Limited>, bool) {
+        let mut limited = self.policy.limited(now);
+        limited.sort_by_key(|l| std::cmp::Reverse(l.waiting));
+        let is_all = limited.len() <= Limited::LISTED_MAX;
+        limited.truncate(Limited::LISTED_MAX);
+        (limited, is_all)
     }
 
     /// Policy, queues and statistics.

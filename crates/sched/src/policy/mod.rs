@@ -37,6 +37,7 @@ use rustc_hash::FxHashSet;
 
 use crate::contract::Linked;
 use crate::cost::CostModel;
+use crate::limited::{Limited, Portions};
 use crate::names::{Names, Who};
 use crate::occupied::{Occupied, Round};
 use crate::spec::PolicySpec;
@@ -328,6 +329,14 @@ pub trait Policy: Any + Send {
     fn explain(&self, _who: &Who, _now: Nanos) -> Option<String> {
         None
     }
+
+    /// The classes of requests with limits that cannot be borrowed beyond, as far as they are in use.
+    fn limited(&self, _now: Nanos) -> Vec<Limited> {
+        Vec::new()
+    }
+
+    /// Sets the portions of limits over all servers that this one may grant.
+    fn set_portions(&mut self, _view: &View<'_>, _portions: &Portions) {}
 
     /// Sets or clears the prediction from a recorded run. Requests already queued need not benefit.
     fn foresee(&mut self, _queues: Option<Arc<PredictedQueues>>) {}

@@ -19,6 +19,9 @@
 //! default `rules` are Lustre's 10,000 requests/s for each client (there every client or job has its own bucket) with
 //! borrowing.
 //!
+//! With `over=all` a limit holds over all servers of this kind together: this server grants the portion of the rate that
+//! [`Policy::set_portions`] gives it (`node::grants` computes the portions from what all of them report).
+//!
 //! Rules can be changed live: a bucket whose rule keeps its name and unit keeps its tokens, up to its new depth.
 //!
 //! Sources: Lustre operations manual, "Network request scheduler tuning" (TBF; default depth 3 and 10,000 requests/s);
@@ -41,12 +44,13 @@ use smallvec::{SmallVec, smallvec};
 use super::params::{BATCH_BYTES, BATCH_REQUESTS, GUARD_BATCHES, MERGE_OFF, Range};
 use super::parts::bucket::Bucket;
 use super::parts::class_flows::{ClassFlows, Flight, Taken};
-use super::parts::classes::Classes;
+use super::parts::classes::{Class, Classes};
 use super::parts::flows::refile;
-use super::parts::limits::{Limit, Unit, is_hard, limits};
+use super::parts::limits::{Account, Cost, Limit, Unit, is_hard, limits};
 use super::parts::rules;
 use super::parts::turns::Turns;
 use super::{Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyInfo, Setup, View, WaitBound, WaitReason};
+use crate::limited::{Limited, Portions};
 use crate::names::Who;
 use crate::sorted::SortedSet;
 use crate::spec::PolicySpec;
@@ -73,7 +77,8 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             ),
             doc: "Settings: one of requests_per_s (0.001 to 1e9), bytes_per_s (1 to 1e15), device (device seconds per \
                   second, 1e-6 to 1e6); burst (requests, bytes or device seconds; default 3 requests or 0.1 s); \
-                  each=rule|job|user|client|file; borrow=on|off (default off); under=RULE.",
+                  each=rule|job|user|client|file; borrow=on|off (default off); under=RULE; over=server|all \
+                  (default server).",
         },
         MERGE_OFF,
         BATCH_REQUESTS,
@@ -85,13 +90,6 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     ],
     build: |params, setup| Ok(Box::new(Tbf::new(params, setup).map_err(|e| params.refuse("rules", e))?)),
 };
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Account {
-    bucket: Bucket,
-    /// Virtual time up to which it has borrowed, ns; 64 bits would overflow at small rates.
-    borrowed: u128,
-}
 
 /// A flow's position: (when its bucket lets, or will let, its oldest request go; that request's order of arrival).
 type Turn = (Nanos, u64);
@@ -134,11 +132,11 @@ struct Tbf {
 
 impl Tbf {
     fn new(params: &Params, setup: &Setup) -> Result<Tbf, String> {
-        let known = ["requests_per_s", "bytes_per_s", "device", "burst", "borrow", "under"];
+        let known = ["requests_per_s", "bytes_per_s", "device", "burst", "borrow", "under", "over"];
         let classes = Classes::parse(params, "rules", &known)?;
         let (limits, parents) = limits(&classes)?;
         let group = Group { turns: smallvec![SortedSet::default(); parents.len() + 1], ..Group::default() };
-        let corrected = limits.iter().any(|l| l.unit == Unit::Device);
+        let corrected = limits.iter().any(|l| l.unit == Unit::Device || l.over_all);
         Ok(Tbf {
             queues: ClassFlows::new(params, setup, classes, corrected),
             limits,
@@ -161,8 +159,8 @@ impl Tbf {
     }
 
     fn ready_at(&self, class: u32) -> Nanos {
-        let bucket = &self.queues.classes.get(class).account.bucket;
-        self.limit(class).map_or(Nanos::ZERO, |l| bucket.ready_at(l.need, l.depth))
+        let account = &self.queues.classes.get(class).account;
+        self.limit(class).map_or(Nanos::ZERO, |limit| account.ready_at(limit))
     }
 
     /// Updates a flow's position after its bucket or its oldest request changed, or closes it.
@@ -208,6 +206,13 @@ impl Tbf {
         best.map(|b| b.1).ok_or(until)
     }
 
+    /// Refiles the flows of a class that may go earlier.
+    fn refile_all(&mut self, view: &View<'_>, class: u32) {
+        for flow in self.queues.flows.of_party(class) {
+            self.refile(view, flow);
+        }
+    }
+
     /// The flow of a group that borrows next.
     fn borrower(&mut self, view: &View<'_>, group: usize) -> Option<u32> {
         loop {
@@ -221,7 +226,7 @@ impl Tbf {
 
     /// When all buckets that a class pays from will let a request go.
     fn pays_at(&self, class: u32) -> Nanos {
-        let ready = |(l, c): (Limit, u32)| self.queues.classes.get(c).account.bucket.ready_at(l.need, l.depth);
+        let ready = |(limit, payer): (Limit, u32)| self.queues.classes.get(payer).account.ready_at(&limit);
         self.payers(class).map(ready).max().unwrap_or(Nanos::ZERO)
     }
 
@@ -242,13 +247,13 @@ impl Tbf {
         let (group, class) = self.queues.flows.key(flow);
         let paid = self.pays_at(class) <= view.now;
         let Taken { requests, bytes, estimate } = self.queues.take(view, first, batch);
+        let cost = Cost { requests, bytes, device: estimate };
         if paid {
             for (limit, payer) in self.payers(class) {
-                let span = limit.span(requests, bytes, estimate);
-                self.queues.classes.get_mut(payer).account.bucket.take(view.now, span);
+                self.queues.classes.get_mut(payer).account.pay(view.now, &limit, cost);
             }
         } else if let Some(limit) = self.limit(class) {
-            let span = limit.span(requests, bytes, estimate);
+            let span = limit.span(cost);
             let account = &mut self.queues.classes.get_mut(class).account;
             let start = account.borrowed.max(self.groups[group].virtual_now);
             account.borrowed = start + u128::from(span.0);
@@ -309,9 +314,10 @@ impl Policy for Tbf {
         // Its bucket's older requests pay before it; meanwhile, those on other lanes may pay too.
         let paying = self.queues.paying(view, slot);
         let ((requests, bytes), device) = (self.queues.longest, self.queues.longest_device(view));
+        let longest = Cost { requests, bytes, device };
         let idle = self.payers(class).enumerate().map(|(above, (limit, payer))| {
-            let debt = self.queues.classes.get(payer).account.bucket.ready_at(limit.need, limit.depth).since(view.now);
-            let longest = limit.span(requests, bytes, device).0;
+            let account = &self.queues.classes.get(payer).account;
+            let (debt, longest) = (account.ready_at(&limit).since(view.now), account.span(&limit, longest).0);
             // While its own bucket fills, others may queue up for the bucket above.
             let before = if above == 0 { paying } else { paying.saturating_mul(self.capacity + 1) };
             debt.0.saturating_add(longest.saturating_mul(before))
@@ -324,18 +330,13 @@ impl Policy for Tbf {
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
         let Some(Flight { class, on_account: true, estimate }) = self.queues.returned(done) else { return };
         for (limit, payer) in self.payers(class).filter(|p| p.0.unit == Unit::Device) {
-            let bucket = &mut self.queues.classes.get_mut(payer).account.bucket;
-            let difference = if done.service > estimate { done.service - estimate } else { estimate - done.service };
-            let span = Nanos::from_secs_f64(difference.as_secs_f64() / limit.rate);
-            match done.service > estimate {
-                true => bucket.take(view.now, span),
-                false => bucket.give_back(span),
+            let account = &mut self.queues.classes.get_mut(payer).account;
+            if done.service >= estimate {
+                account.pay_more(view.now, &limit, done.service - estimate);
+                continue;
             }
-            if done.service < estimate {
-                for flow in self.queues.flows.of_party(payer) {
-                    self.refile(view, flow);
-                }
-            }
+            account.give_back(&limit, estimate - done.service);
+            self.refile_all(view, payer);
         }
     }
 
@@ -346,18 +347,56 @@ impl Policy for Tbf {
         };
         let (name, each) = (&self.queues.classes.rules[rule].name, self.queues.classes.each(rule).phrase());
         let mut text = format!("rule {name}: {limit}{each}");
-        let fresh = Bucket::default();
-        let bucket = class.map_or(&fresh, |c| &c.account.bucket);
-        let tokens = |b: &Bucket, l: &Limit| (b.tokens_s(now, l.depth) * l.rate * 1000.0).round() / 1000.0;
-        let depth = (limit.depth.as_secs_f64() * limit.rate * 1000.0).round() / 1000.0;
-        text += &format!(", {} of {depth} tokens at present", tokens(bucket, limit));
+        let fresh = Account::default();
+        let account = class.map_or(&fresh, |c| &c.account);
+        let rounded = |tokens: f64| (tokens * 1000.0).round() / 1000.0;
+        let tokens = |account: &Account, limit: &Limit| rounded(account.tokens(now, limit));
+        let portion = account.portion(limit);
+        if limit.over_all {
+            text += &format!(" over all servers, {:.1} % of it here", 100.0 * portion);
+        }
+        let depth = rounded(limit.depth.as_secs_f64() * limit.rate * portion);
+        text += &format!(", {} of {depth} tokens at present", tokens(account, limit));
         text += &format!(", {} requests queued or in flight", class.map_or(0, |c| c.held));
         if let Some(above) = limit.parent.checked_sub(1).map(|p| self.parents[p]) {
-            let (l, b) = (&self.limits[above], &self.queues.classes.get(above as u32).account.bucket);
-            text += &format!("; under rule {}: {}, {} tokens", self.queues.classes.rules[above].name, l, tokens(b, l));
+            let (l, a) = (&self.limits[above], &self.queues.classes.get(above as u32).account);
+            text += &format!("; under rule {}: {}, {} tokens", self.queues.classes.rules[above].name, l, tokens(a, l));
         }
         text += if limit.borrow { "; borrows what is idle" } else { "; does not borrow" };
         Some(text)
+    }
+
+    fn limited(&self, now: Nanos) -> Vec<Limited> {
+        let hard = |class: &&Class<Account>| self.limits.get(class.rule).is_some_and(|limit| !limit.borrow);
+        let used = self.queues.classes.all().filter(hard);
+        let used = used.filter(|class| class.held > 0 || !class.account.bucket.is_full(now));
+        let limited = used.filter_map(|class| {
+            let (limit, account) = (self.limits.get(class.rule)?, &class.account);
+            let (unit, rate) = limit.reported();
+            let is_short = account.ready_at(limit) > now;
+            Some(Limited {
+                rule: self.queues.classes.rules[class.rule].name.clone(),
+                key: class.key,
+                unit,
+                rate,
+                over_all: limit.over_all,
+                fraction: account.portion(limit),
+                granted: account.granted,
+                waiting: if is_short { class.held } else { 0 },
+            })
+        });
+        limited.collect()
+    }
+
+    fn set_portions(&mut self, view: &View<'_>, portions: &Portions) {
+        self.limits.iter_mut().filter(|limit| limit.over_all).for_each(|limit| limit.portion = portions.others);
+        for (rule, key, portion) in &portions.listed {
+            let Some(class) = self.queues.classes.find(rule, *key) else { continue };
+            let Some(limit) = self.limit(class).copied().filter(|limit| limit.over_all) else { continue };
+            if self.queues.classes.get_mut(class).account.set_portion(view.now, &limit, portion.max(1e-6)) {
+                self.refile_all(view, class);
+            }
+        }
     }
 
     /// A bucket whose rule keeps its name and unit keeps its tokens.
@@ -372,10 +411,11 @@ impl Policy for Tbf {
             let Some(new) = self.limit(mine).copied().filter(|new| new.unit == limit.unit) else { continue };
             let tokens = class.account.bucket.tokens_s(view.now, limit.depth) * limit.rate;
             let span = Nanos::from_secs_f64(tokens.abs() / new.rate);
-            let bucket = &mut self.queues.classes.get_mut(mine).account.bucket;
-            *bucket = Bucket::holding(if tokens >= 0.0 { span } else { Nanos::ZERO }, new.depth, view.now);
+            let account = &mut self.queues.classes.get_mut(mine).account;
+            account.granted = class.account.granted;
+            account.bucket = Bucket::holding(if tokens >= 0.0 { span } else { Nanos::ZERO }, new.depth, view.now);
             if tokens < 0.0 {
-                bucket.take(view.now, span);
+                account.bucket.take(view.now, span);
             }
         }
     }

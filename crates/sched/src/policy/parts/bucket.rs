@@ -29,6 +29,12 @@ impl Bucket {
         self.full_at = self.full_at.since(span);
     }
 
+    /// Its rate changes: what it lacks takes `ratio` times as long to come.
+    pub fn stretch(&mut self, now: Nanos, ratio: f64) {
+        let lacks = self.full_at.since(now);
+        self.full_at = now + Nanos::from_secs_f64(lacks.as_secs_f64() * ratio);
+    }
+
     /// Its tokens in seconds' worth; negative is debt.
     pub fn tokens_s(&self, now: Nanos, depth: Nanos) -> f64 {
         (i128::from(depth.0) - i128::from(self.full_at.since(now).0)) as f64 / 1e9
@@ -64,6 +70,11 @@ mod tests {
         assert_eq!(bucket.ready_at(one, depth), ms(2080));
         bucket.give_back(ms(50));
         assert_eq!(bucket.ready_at(one, depth), ms(2030));
+        bucket.take(ms(2000), ms(100));
+        bucket.stretch(ms(2000), 0.5);
+        assert_eq!(bucket.ready_at(one, depth), ms(2055), "150 ms until it is full became 75 ms");
+        bucket.stretch(ms(2100), 9.0);
+        assert!(bucket.is_full(ms(2100)), "it lacks nothing");
         assert_eq!(Bucket::holding(ms(20), depth, ms(7)).ready_at(one, depth), Nanos::ZERO);
         assert_eq!(Bucket::holding(ms(20), depth, ms(7)).tokens_s(ms(7), depth), 0.02);
     }

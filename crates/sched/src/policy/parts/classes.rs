@@ -149,6 +149,15 @@ impl<A: Default> Classes<A> {
         class
     }
 
+    /// The class of the rule of that name and a key, if it exists.
+    pub fn find(&self, rule: &str, key: Option<u64>) -> Option<u32> {
+        let rule = self.rules.iter().position(|r| r.name == rule)?;
+        match key {
+            None => Some(rule as u32),
+            Some(key) => self.by_key.get(&(rule, key)).copied(),
+        }
+    }
+
     /// A class.
     pub fn get(&self, class: u32) -> &Class<A> {
         &self.classes[class]
