@@ -34,7 +34,7 @@ pub struct Family {
     /// Values of the status are divided by this: 10⁹ where the status has nanoseconds and the metric seconds.
     pub per: f64,
     /// Places in the status: keys, separated by `/`. `[label]` stands for every element of an array and adds its index
-    /// as a label; `[label=member]` adds that member of it. `{label}` stands for every member of an object and adds its
+    /// as a label; `[label=member,…]` adds those members of it, as far as it has them. `{label}` stands for every member of an object and adds its
     /// key. At the end, `<label>` makes a text a label of the value 1, and ` label=text` adds a constant label.
     pub places: &'static [&'static str],
 }
@@ -204,6 +204,22 @@ pub const FAMILIES: &[Family] = &[
         "client_seconds_total",
         "Sum of the times of NFS clients' calls; the busiest ones and the others together.",
         &["calls/clients/[client=client]/took_s"],
+    ),
+    // Limits that cannot be borrowed beyond: at most 64 classes.
+    gauge(
+        "limit_waiting_requests",
+        "Requests that a limit withholds, by rule and by job, user, client or file.",
+        &["limits/classes/[rule=rule,key=key]/waiting"],
+    ),
+    gauge(
+        "limit_portion",
+        "The part of a limit over all servers that this server may grant.",
+        &["limits/classes/[rule=rule,key=key]/fraction"],
+    ),
+    gauge(
+        "limit_peer_answers",
+        "0 while a server does not say what it granted of limits over all servers.",
+        &["limits/peers/[peer=name]/answers"],
     ),
     // Reading ahead.
     counter(

@@ -58,14 +58,14 @@ fn find<'a>(value: &'a Value, path: &'a str, mut labels: Labels<'a>, found: &mut
     let inside = |open, close| step.strip_prefix(open).and_then(|s: &str| s.strip_suffix(close));
     if let Some(label) = inside('[', ']') {
         for (index, element) in value.as_array().into_iter().flatten().enumerate() {
-            let (label, told) = match label.split_once('=') {
-                Some((label, member)) => (label, element.get(member).map(plain)),
-                None => (label, Some(index.to_string())),
-            };
-            let Some(told) = told else { continue };
-            let mut labels = labels.clone();
-            labels.push((label, told));
-            go_on(element, labels);
+            let told = label.split(',').filter_map(|label| match label.split_once('=') {
+                Some((label, member)) => Some((label, plain(element.get(member)?))),
+                None => Some((label, index.to_string())),
+            });
+            let told: Labels<'a> = told.collect();
+            if !told.is_empty() {
+                go_on(element, labels.iter().cloned().chain(told).collect());
+            }
         }
     } else if let Some(label) = inside('{', '}') {
         for (key, member) in value.as_object().into_iter().flatten() {
@@ -207,11 +207,19 @@ impresario_meta_faults_total{server="a",operation="create"} 2
 
     #[test]
     fn elements_are_told_apart_by_a_member() {
-        let status = json!({ "jobs": [{ "job": 7, "calls": 1 }, { "job": "others", "calls": 2 }, { "calls": 3 }] });
+        let status = json!({
+            "jobs": [{ "job": 7, "calls": 1 }, { "job": "others", "calls": 2 }, { "calls": 3 }],
+            "limits": [{ "rule": "a", "key": 17, "waiting": 4 }, { "rule": "a", "waiting": 5 }],
+        });
         let mut found = Vec::new();
         find(&status, "jobs/[job=job]/calls", Vec::new(), &mut found);
         let found: Vec<_> = found.into_iter().map(|(labels, value)| (labels[0].1.clone(), value.as_u64())).collect();
         assert_eq!(found, [("7".to_string(), Some(1)), ("others".to_string(), Some(2))]);
+        let mut found = Vec::new();
+        find(&status, "limits/[rule=rule,key=key]/waiting", Vec::new(), &mut found);
+        let found: Vec<_> = found.into_iter().map(|(labels, value)| (labels, value.as_u64())).collect();
+        let (rule, key) = (("rule", "a".to_string()), ("key", "17".to_string()));
+        assert_eq!(found, [(vec![rule.clone(), key], Some(4)), (vec![rule], Some(5))]);
     }
 
     #[test]
