@@ -125,11 +125,23 @@ impl Inodes {
     /// Where that is impossible (the child would be its own ancestor, because our view of the tree is older than
     /// another node's renames), the entry gets no path, and the kernel looks it up again when needed.
     pub(crate) fn enter(&self, parent: u64, name: &[u8], attr: &Attr, asked: Changes) -> Entered {
+        self.enter_as(parent, name, attr, asked, None)
+    }
+
+    /// The same for the file `made` that this mount has just made: what was another file by that number, removed on another
+    /// node, is gone.
+    pub(crate) fn enter_made(&self, parent: u64, name: &[u8], attr: &Attr, asked: Changes, made: FileKey) -> Entered {
+        self.enter_as(parent, name, attr, asked, Some(made))
+    }
+
+    fn enter_as(&self, parent: u64, name: &[u8], attr: &Attr, asked: Changes, made: Option<FileKey>) -> Entered {
         let mut table = self.table.lock();
         let current = table.changes == asked.0;
         let mut number = table.number_for(attr.ino);
         if let Some(node) = table.nodes.get_mut(&number)
-            && (node.kind != attr.kind || (node.gone && current))
+            && (node.kind != attr.kind
+                || (node.gone && (current || made.is_some()))
+                || made.is_some_and(|made| node.file.is_some_and(|known| known != made)))
         {
             if node.lookups > 0 {
                 number = table.draw_stand_in(number_of(attr.ino));

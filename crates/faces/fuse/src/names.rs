@@ -156,7 +156,7 @@ impl Face {
         let gid = self.inherited_gid(parent, maker.gid);
         let options = CreateOptions { mode: mode & 0o7777, uid: maker.uid, gid, exclusive: true, layout: None };
         let (file, attr) = self.at_name(parent, name, |path| self.client.create_with_attr(path, options))?;
-        let entered = self.inodes.enter(parent, name, &attr, asked);
+        let entered = self.inodes.enter_made(parent, name, &attr, asked, file.key());
         Ok((file, entered, attr))
     }
 

@@ -145,6 +145,19 @@ fn an_open_of_another_file_is_noticed() {
     assert_ne!(enter(&inodes, 11, "f", 12, NodeKind::File).number, 12);
 }
 
+/// The kernel would try an exclusive creation again, and find the file that it made.
+#[test]
+fn a_file_made_under_the_number_of_one_removed_elsewhere_is_another() {
+    let inodes = small_tree();
+    assert!(inodes.opened(12, FileKey(1), 5));
+    let made = inodes.enter_made(ROOT, b"n", &attr(12, NodeKind::File), inodes.changes(), FileKey(2));
+    assert_ne!(made.number, 12);
+    assert!(inodes.opened(made.number, FileKey(2), 6));
+    assert_eq!(path(&inodes, made.number).as_deref(), Some("n"));
+    let again = inodes.enter_made(ROOT, b"n", &attr(12, NodeKind::File), inodes.changes(), FileKey(2));
+    assert_eq!(again.number, made.number, "looked up meanwhile");
+}
+
 #[test]
 fn an_answer_older_than_a_rename_does_not_undo_it() {
     let inodes = small_tree();
