@@ -213,7 +213,8 @@ fn a_manager_may_come_and_go() {
     drop(first);
     let second = Manager::start(&stage.socket(), &stage.data(), Mode::Advise);
     ends_well(child);
-    let told = second.finish();
+    // On a busy machine the manager may be too slow for a program that reads without a pause.
+    let (_, told) = second.finish_lossy();
     let found =
         told.iter().find(|t| t.path == stage.data().join("bytes")).expect("the open file is not registered anew");
     assert!(found.flags & register::FOUND != 0 && found.accesses.len() > 10);
