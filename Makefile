@@ -79,12 +79,15 @@ install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(BIN) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
 	install -D -m 755 $(TARGET_DIR)/release/libimpresario_assist.so $(DESTDIR)$(LIBDIR)/libimpresario_assist.so
+	IMPRESARIO_ASSIST_LIBRARY=$(TARGET_DIR)/release/libimpresario_assist.so \
+	  $(BIN) assist library $(DESTDIR)$(LIBDIR)/impresario/preload >/dev/null
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|' packaging/impresario-assist.service > $(DESTDIR)$(UNITDIR)/impresario-assist.service
 	@VERSION=$(VERSION) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 uninstall: ## Remove what `make install` put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
+	rm -rf $(DESTDIR)$(LIBDIR)/impresario/preload
 	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(DESTDIR)$(UNITDIR)/impresario-assist.service
 	@VERSION=$(VERSION) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 

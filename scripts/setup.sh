@@ -34,6 +34,12 @@ needs=(
   "sqlite3:sqlite3:the programs that guided I/O is measured with"
   "zstd:zstd:the programs that guided I/O is measured with"
 )
+if [[ $(uname -m) == x86_64 ]]; then
+  needs+=(
+    "musl-gcc:musl-tools:the tests of guided I/O with programs of another C library"
+    "lib32/ld-linux.so.2:libc6-i386:the tests of guided I/O with programs of 32 bits"
+  )
+fi
 choose_toolchain || needs+=("curl:curl:downloading the Rust toolchain" ":ca-certificates:downloading the Rust toolchain")
 
 missing=()

@@ -4,6 +4,7 @@ mod compare;
 mod daemon;
 mod launch;
 mod learn;
+mod library;
 mod plan;
 mod record;
 mod report;
@@ -33,6 +34,7 @@ pub enum Command {
     Compare(compare::Args),
     Daemon(daemon::Args),
     Report(report::Args),
+    Library(library::Args),
 }
 
 pub fn run(command: Command) -> Result<ExitCode> {
@@ -44,6 +46,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Compare(args) => compare::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Report(args) => report::run(args),
+        Command::Library(args) => library::run(args),
     }
 }
 

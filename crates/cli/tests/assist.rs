@@ -5,6 +5,8 @@ mod support;
 
 #[path = "assist/inside.rs"]
 mod inside;
+#[path = "assist/kinds.rs"]
+mod kinds;
 #[path = "assist/learnt.rs"]
 mod learnt;
 #[path = "assist/mistakes.rs"]

@@ -16,31 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::library;
 use crate::usage;
-
-/// Name of the library's file.
-const LIBRARY: &str = "libimpresario_assist.so";
-/// Environment variable with the path of the library.
-const LIBRARY_VARIABLE: &str = "IMPRESARIO_ASSIST_LIBRARY";
-
-/// Finds the library beside this program, or where `make install` puts it.
-pub fn library() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
-        let path = PathBuf::from(path);
-        return path.canonicalize().with_context(|| format!("{LIBRARY_VARIABLE} names {}", path.display()));
-    }
-    let program = std::env::current_exe().context("finding this program's own file")?;
-    let beside = program.parent().unwrap_or(Path::new("/"));
-    let places =
-        [beside.join(LIBRARY), beside.join("../lib").join(LIBRARY), beside.join("../lib/impresario").join(LIBRARY)];
-    places.iter().find_map(|place| place.canonicalize().ok()).ok_or_else(|| {
-        let looked = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
-        anyhow::anyhow!(
-            "{LIBRARY} was not found ({looked}): build it with `make build`, install it with `make install`, or name it in \
-             {LIBRARY_VARIABLE}"
-        )
-    })
-}
 
 /// Whether the library can be preloaded into a program.
 pub enum Reach {
@@ -140,14 +117,14 @@ impl Programs {
         socket: &Path,
         files_limit: Option<u64>,
     ) -> Result<Programs> {
-        let library = library()?;
-        let mut preload = library.into_os_string();
+        let library = library::find()?;
+        let mut preload = library.to_preload();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
             preload.push(others);
         }
         let Some((name, arguments)) = words.split_first() else { return Err(usage("name a program after `--`")) };
-        let preloaded = bears_the_library(&find(&name.to_string_lossy())?);
+        let preloaded = library.is_for_all() || bears_the_library(&find(&name.to_string_lossy())?);
         // Before the first of them, so that no signal ends us and leaves a program behind.
         let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
         let mut programs = Programs { children: Vec::new() };

@@ -3,12 +3,13 @@
 //! tells the advice manager. Another consumer takes the same place.
 //!
 //! Nothing here exports a C symbol, so that programs can link this crate: [`check_program`] says whether the library will
-//! be loaded into a program at all.
+//! be loaded into a program at all, and [`empty_library`] is for programs that it must leave alone.
 //!
 //! Rules of every function that a hook calls: no waiting, no output, no allocation, errno left as it was, and failure
 //! means that the program runs on unobserved. A recorded program alone may wait for the manager, within a bound.
 
 mod consumer;
+mod empty;
 mod locks;
 mod log;
 mod own;
@@ -20,6 +21,7 @@ mod socket;
 mod table;
 
 pub use consumer::{Claim, Consumer, Event};
+pub use empty::{Machine, empty_library};
 pub use process::quietly;
 pub use program::{Verdict, check_program};
 pub use session::{Assist, State};
