@@ -10,9 +10,10 @@ trap 'rm -rf "$folder"' EXIT
 failures=0
 
 base=(bash sh awk cat chmod cp dirname env grep head mkdir mktemp rm sed sha256sum sort tail uname)
-present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip nfs-cp sqlite3 zstd)
+present=(c++ valgrind pkg-config make git fusermount3 fio getfattr glusterfsd glusterfs openssl ip nfs-cp sqlite3 zstd musl-gcc)
 headers=(glusterfs/xlator.h multiarch/urcu.h acl/libacl.h uuid/uuid.h)
 modules=(numpy h5py)
+loaders=(lib32/ld-linux.so.2)
 
 # stand_in FILE: a program made of the lines on standard input, which first records its call.
 stand_in() {
@@ -31,6 +32,7 @@ machine() {
   for tool in "${present[@]}"; do stand_in "$folder/bin/$tool" </dev/null; done
   for tool in "${headers[@]}"; do stand_in "$folder/include/$tool" </dev/null; done
   for tool in "${modules[@]}"; do stand_in "$folder/lib/python3/dist-packages/$tool" </dev/null; done
+  for tool in "${loaders[@]}"; do stand_in "$folder/$tool" </dev/null; done
   stand_in "$folder/bin/sudo" <<<'while [[ $1 == -* ]]; do shift; done; exec "$@"'
   # "Downloads" an installer that makes a rustup without any toolchain.
   stand_in "$folder/offer/curl" <<'CURL'
