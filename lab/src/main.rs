@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use impresario_workload::usage::{Usage, usage};
 
 mod agios;
+mod allocation;
 mod auto;
 mod codec;
 mod command {
@@ -56,6 +57,7 @@ enum Command {
     Auto(auto::Args),
     Study(command::study::Args),
     Prediction(prediction::Args),
+    Allocation(allocation::Args),
     Datapath(command::datapath::Args),
     Core(command::core::Args),
     Agios(agios::Args),
@@ -118,6 +120,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Goals(args) => command::goals::run(args),
         Command::Auto(args) => auto::run(&args),
         Command::Prediction(args) => prediction::run(&args),
+        Command::Allocation(args) => allocation::run(&args),
         Command::Study(args) => command::study::run(args),
         Command::Datapath(args) => command::datapath::run(args),
         Command::Core(args) => command::core::run(args),

@@ -1,5 +1,6 @@
 //! The decision logic of I/O nodes and data servers, without sockets, files or clocks.
 
+pub mod allocation;
 mod dispatch;
 pub mod grants;
 mod parent;
