@@ -1,6 +1,7 @@
 //! Files over data servers: every call cut by striping, all its parts sent before any answer is awaited.
 
 mod list;
+mod mtime;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::link::Link;
 use crate::pending::{Op, Reply, exchange};
 use crate::unsynced::Unsynced;
 pub(crate) use list::check_list;
+use mtime::joint_mtime;
 
 /// A request of an application is done in rounds of so many bytes, which bounds what is under way for it.
 pub(crate) const ROUND_BYTES: usize = 64 << 20;
@@ -174,15 +176,17 @@ impl Striped {
     /// Length, last modification and storage used of a file, as its objects tell them.
     pub fn stat(&self, file: FileKey, layout: &Layout) -> Result<ObjectInfo, ClientError> {
         let (mut all, mut missing) = (ObjectInfo::default(), 0);
+        let mut mtimes = Vec::with_capacity(usize::from(layout.pcount));
         for ((server, reply), k) in self.on_all_lanes(layout, |_| Call::ObjectStat { file })?.into_iter().zip(0u32..) {
             let Answer::Object(info) = reply.answer else { return Err(unexpected(&reply)) };
             let len = layout.position_of(server).map_or(0, |k| layout.file_len(k, info.size));
             all.size = all.size.max(len);
             *(if info.made == 0 { &mut missing } else { &mut all.made }) |= 1 << (k % 64);
-            all.mtime = all.mtime.max(info.mtime);
+            mtimes.push(info.mtime);
             all.used_bytes += info.used_bytes;
         }
         all.made &= !missing;
+        all.mtime = joint_mtime(&mtimes);
         Ok(all)
     }
 

@@ -108,6 +108,13 @@ impl Cluster {
         Node { mounted, directory, cluster: self.clone() }
     }
 
+    /// The files of all objects that have bytes, in the data servers' folders.
+    pub fn objects(&self) -> Vec<PathBuf> {
+        let inside = |folder: PathBuf| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let all = self.config.data.iter().flat_map(|data| inside(data.dir.join("objects"))).flat_map(inside);
+        all.filter(|path| fs::metadata(path).unwrap().len() > 0).collect()
+    }
+
     pub fn stop_data_server(&self, index: usize) {
         self.stop(&format!("data.{index}"));
     }

@@ -3,7 +3,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
 
 use impresario_fuse::MountOptions;
 
@@ -43,6 +44,36 @@ fn a_change_without_another_size_is_seen_at_the_next_open() {
         file.write_all_at(&pattern(round, 200_000), 0).unwrap();
         drop(file);
         assert!(fs::read(two.at("f")).unwrap() == pattern(round, 200_000), "round {round}");
+    }
+}
+
+/// Servers' clocks need not agree: what a server writes whose clock is an hour behind another's is seen as well.
+#[test]
+fn an_overwrite_on_a_server_whose_clock_is_behind_is_seen_at_the_next_open() {
+    let Some((one, two)) = two_nodes() else { return };
+    let mut bytes = pattern(0, 8 << 20);
+    fs::write(one.at("f"), &bytes).unwrap();
+    let objects = one.cluster().objects();
+    assert!(objects.len() > 1, "{objects:?}");
+    let now = SystemTime::now();
+    let set = |path: &PathBuf, ago_s: u64| {
+        File::options().write(true).open(path).unwrap().set_modified(now - Duration::from_secs(ago_s)).unwrap();
+    };
+    objects.iter().for_each(|object| set(object, 7200));
+    for round in 1..5u64 {
+        let file = OpenOptions::new().write(true).open(one.at("f")).unwrap();
+        bytes[..1000].copy_from_slice(&pattern(round, 1000));
+        file.write_all_at(&bytes[..1000], 0).unwrap();
+        file.sync_all().unwrap();
+        let is_new = |path: &PathBuf| fs::metadata(path).unwrap().modified().unwrap() > now - Duration::from_secs(600);
+        let (written, others): (Vec<_>, Vec<_>) = objects.iter().partition(|object| is_new(object));
+        assert_eq!(written.len(), 1, "{written:?}");
+        set(written[0], 7200 - round);
+        set(others[0], 3600);
+        drop(file);
+        for _ in 0..2 {
+            assert!(fs::read(two.at("f")).unwrap() == bytes, "round {round}");
+        }
     }
 }
 
