@@ -133,13 +133,14 @@ fn compare(patterns: &[Pattern], args: &Args) -> Result<String> {
             sums.iter_mut().zip(found).for_each(|(sums, found)| sums.push(found / 1e3));
         }
         let [direct, one, size, fixed, benefit] = sums.map(|sums| median(&sums));
+        let one = if nodes < JOBS { "-".into() } else { format!("{one:.2}") };
         let range = |ratios: &[f64]| {
             let (least, most) = ratios.iter().fold((f64::MAX, 0.0f64), |(l, m), r| (l.min(*r), m.max(*r)));
             format!("{:.2} ({least:.2} to {most:.2})", median(ratios))
         };
         writeln!(
             text,
-            "{nodes:>9}  {direct:>6.2}  {one:>8.2}  {size:>6.2}  {fixed:>6.2}  {benefit:>7.2}  {:>6.0}  {:<22}  {}",
+            "{nodes:>9}  {direct:>6.2}  {one:>8}  {size:>6.2}  {fixed:>6.2}  {benefit:>7.2}  {:>6.0}  {:<22}  {}",
             median(&used),
             range(&over_static),
             range(&over_direct)
@@ -161,7 +162,9 @@ fn changes(patterns: &[Pattern], seed: u64) -> Result<String> {
         let mut has = best(&jobs, None, nodes, margin)?;
         let (mut sums, mut moved) = (Vec::new(), Vec::new());
         for _ in 0..count {
-            jobs.remove(random.below(JOBS as u64) as usize);
+            let gone = random.below(JOBS as u64) as usize;
+            jobs.remove(gone);
+            has.remove(gone);
             let next = loop {
                 let index = random.below(patterns.len() as u64) as usize;
                 match patterns.get(index) {
@@ -169,11 +172,9 @@ fn changes(patterns: &[Pattern], seed: u64) -> Result<String> {
                     _ => {}
                 }
             };
-            // What the others have.
-            let kept: Vec<usize> = has.clone();
             jobs.push(next);
-            let chosen = best(&jobs, Some(kept.get(..JOBS - 1).unwrap_or(&[])), nodes, margin)?;
-            moved.push(chosen.iter().zip(&kept).take(JOBS - 1).filter(|(now, before)| now != before).count() as f64);
+            let chosen = best(&jobs, Some(&has), nodes, margin)?;
+            moved.push(chosen.iter().zip(&has).filter(|(now, before)| now != before).count() as f64);
             sums.push(sum(&jobs, &chosen) / 1e3);
             has = chosen;
         }
