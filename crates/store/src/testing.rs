@@ -266,11 +266,13 @@ impl FileSystem for Forgetful {
         }
         let len = wanted.min(most - offset) as usize;
         let at = offset as usize;
-        if inode.now.len() < at + len {
+        let before = inode.now.len();
+        if before < at + len {
             inode.now.resize(at + len, 0);
         }
         let bytes = bufs.iter().flat_map(|buf| buf.iter().copied()).take(len);
-        inode.soil(at, at + len);
+        // A hole below a write is zeros on the device too, whatever was there before the file was cut.
+        inode.soil(before.min(at), at + len);
         inode.now[at..at + len].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         inode.mtime_secs = ticks;
         Ok(len)
@@ -445,6 +447,19 @@ mod tests {
         fs.sync(&put(&fs, "a", "third")).unwrap();
         fs.crash();
         assert_eq!(get(&fs, "a").as_deref(), Some("third"), "written again");
+    }
+
+    #[test]
+    fn what_was_cut_off_does_not_come_back_below_a_later_write() {
+        let fs = Forgetful::default();
+        let file = put(&fs, "f", "older bytes");
+        fs.sync(&file).unwrap();
+        fs.sync_dir("").unwrap();
+        fs.set_len(&file, 0).unwrap();
+        fs.write(&file, 2000, &[IoSlice::new(b"x")]).unwrap();
+        fs.sync(&file).unwrap();
+        fs.crash();
+        assert_eq!(get(&fs, "f").unwrap(), "\0".repeat(100));
     }
 
     #[test]
