@@ -28,6 +28,7 @@ needs=(
   "include/uuid/uuid.h:uuid-dev:building the GlusterFS translator"
   "openssl:openssl:the tests of the GlusterFS translator"
   "ip:iproute2:the tests of keys and of the GlusterFS translator"
+  "rsync:rsync:the tests of hard links"
   "nfs-cp:libnfs-utils:the tests of the NFS server"
   "lib/python3/dist-packages/numpy:python3-numpy:the programs that guided I/O is measured with"
   "lib/python3/dist-packages/h5py:python3-h5py:the programs that guided I/O is measured with"

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use impresario_client::{Client, ClientOptions};
@@ -24,6 +24,14 @@ pub struct Cluster {
     _dir: TempDir,
 }
 
+/// Warnings of mounts and servers go to the output of the tests: they say why a call failed that should not have.
+fn show_warnings() {
+    static SHOWN: Once = Once::new();
+    let warnings = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false).with_test_writer();
+    // Fails where a test has set another one.
+    SHOWN.call_once(|| drop(warnings.try_init()));
+}
+
 impl Cluster {
     /// Starts one; `None` without `/dev/fuse`, the test is then skipped. Every call of its clients ends within `timeout`.
     pub fn start(timeout: Duration) -> Option<Arc<Cluster>> {
@@ -35,6 +43,7 @@ impl Cluster {
         if !impresario_testing::require("fuse") {
             return None;
         }
+        show_warnings();
         let dir = TempDir::new().unwrap();
         let socket = |name: &str| format!("unix:{}", dir.path().join(name).display());
         let mut io: Vec<Io> = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}")))).collect();
@@ -57,6 +66,7 @@ impl Cluster {
         if !impresario_testing::require("fuse") {
             return None;
         }
+        show_warnings();
         let dir = match std::env::var_os("IMPRESARIO_TEST_DIR") {
             Some(parent) => TempDir::new_in(parent).unwrap(),
             None => TempDir::new().unwrap(),
