@@ -81,25 +81,29 @@ impl Meta {
         for _ in 0..TRIES {
             let still = self.dir.disk.without_specials();
             let stat = entry.stat().explain(doing, entry.path)?;
-            if kind_of(&stat) == Some(NodeKind::File) {
-                match self.pin(stat.st_ino, false) {
-                    Found::Pinned(pin) => return Ok(Some(pin)),
-                    Found::Removed => continue,
-                    Found::Absent => {}
-                }
-            }
-            let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, &stat);
-            let fd = fd.explain(doing, entry.path)?;
-            drop(still);
-            let file = match read_in(&self.dir.disk, fd) {
-                Ok((file, _)) => file,
-                Err(BadRecord::Missing) => return Ok(None),
-                Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
+            let known = match kind_of(&stat) {
+                Some(NodeKind::File) => self.pin(stat.st_ino, false),
+                _ => Found::Absent,
             };
-            let Found::Pinned(pin) = self.insert_pinned(file, entry.path, false) else { continue };
-            // If it had lost its name before the pin, its objects might already be being removed.
-            if entry.stat().is_ok_and(|now| now.st_ino == pin.ino) {
-                return Ok(Some(pin));
+            let found = match known {
+                Found::Absent => {
+                    let fd = self.dir.disk.open_known(&still, entry.directory(), entry.name, &stat);
+                    let fd = fd.explain(doing, entry.path)?;
+                    drop(still);
+                    let file = match read_in(&self.dir.disk, fd) {
+                        Ok((file, _)) => file,
+                        Err(BadRecord::Missing) => return Ok(None),
+                        Err(bad) => return Err(bad_record(bad, &format!("cannot {doing} {}", show(entry.path)))),
+                    };
+                    self.insert_pinned(file, entry.path, false)
+                }
+                known => known,
+            };
+            // If it had lost its name before the pin, its objects might already be being removed, and its number might
+            // be another file's by now.
+            match found {
+                Found::Pinned(pin) if entry.stat().is_ok_and(|now| now.st_ino == pin.ino) => return Ok(Some(pin)),
+                _ => {}
             }
         }
         Err(Errno::BUSY).explain(doing, entry.path)

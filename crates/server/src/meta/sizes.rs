@@ -194,10 +194,17 @@ impl Meta {
         };
         let (file, _) =
             read_in(&self.dir.disk, fd).map_err(|bad| Failure::Local(bad_record(bad, &key_name(key)).message))?;
-        Ok(match self.insert_pinned(file, b"", false) {
-            Found::Pinned(pin) if !self.note_removed(&pin) => Some(pin),
+        Ok(self.pin_if_marked(file))
+    }
+
+    /// Pins a file that was found by its mark; `None` if it has lost the mark or its last name meanwhile.
+    fn pin_if_marked(&self, file: OpenFile) -> Option<Pin<'_>> {
+        match self.insert_pinned(file, b"", false) {
+            // The mark goes last when a removed file goes for good: a file that still has it has its objects, and keeps
+            // them while it is pinned.
+            Found::Pinned(pin) if !self.note_removed(&pin) && self.opens.mark_of(pin.ino) == Some(pin.key) => Some(pin),
             _ => None,
-        })
+        }
     }
 
     /// Attributes of an entry, asked from the data servers when they know better.
@@ -396,5 +403,45 @@ fn failed(failure: Failure, path: &[u8]) -> super::Fault {
     match failure {
         Failure::DataServers(error) => data_fault(&error, "get the attributes of", path),
         Failure::Local(error) => fault(Errno::IO, format!("cannot get the attributes of {}: {error}", show(path))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use impresario_wire::message::{Answer, ClusterId, MetaCall};
+
+    use super::*;
+    use crate::meta::{MemoryObjects, MetaOptions, MetaService, make};
+
+    /// Between the opening of its mark and the pin, a file may be removed for good: its data servers know nothing of it any
+    /// more, and must not be asked.
+    #[test]
+    fn a_marked_file_that_goes_before_it_is_pinned_is_not_found() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), ClusterId(1), &BTreeMap::new()).unwrap();
+        let options = MetaOptions { grace: Duration::ZERO, ..MetaOptions::new(dir.path(), 4) };
+        let service = MetaService::open(options, Arc::new(MemoryObjects::default())).unwrap();
+        let session = service.open_session(Who::default()).unwrap();
+        let path = || b"f".to_vec();
+        let create = MetaCall::Create { path: path(), mode: 0o644, uid: 0, gid: 0, exclusive: true, layout: None };
+        let Answer::Opened(opened) = service.call(session, create) else { panic!("not made") };
+        let meta = &service.meta;
+        let found = || {
+            let fd = meta.dir.disk.open_file(&meta.dir.writers, key_name(opened.file).as_bytes()).unwrap();
+            read_in(&meta.dir.disk, fd).unwrap().0
+        };
+        assert_eq!(meta.pin_if_marked(found()).map(|pin| pin.key), Some(opened.file));
+        let late = found();
+        assert!(matches!(service.call(session, MetaCall::Unlink { path: path() }), Answer::Removed { links: 0 }));
+        assert!(matches!(service.call(session, MetaCall::Close { handle: opened.handle }), Answer::Done));
+        let began = Instant::now();
+        while meta.opens.mark_of(late.ino).is_some() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it is not removed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(meta.pin_if_marked(late).is_none());
     }
 }
