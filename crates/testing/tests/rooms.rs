@@ -116,6 +116,30 @@ fn every_package_knows_only_rooms_on_lower_floors() {
     }
 }
 
+/// The hops of the paths in doc/ARCHITECTURE.md are files or folders of rooms.
+#[test]
+fn the_paths_of_a_request_are_there() {
+    let text = read(&root().join("doc/ARCHITECTURE.md"));
+    let paths = text.split_once("### Five paths").expect("the paths").1.split("\n## ").next().unwrap();
+    let rooms: Vec<PathBuf> = rows().1.into_keys().collect();
+    let mut hops = 0;
+    for piece in paths.split("\n- ").skip(1).flat_map(|path| path.split(['→', '‖'])) {
+        // The other names are those of types, and of several files.
+        let is_hop = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || "/_*".contains(c));
+        let Some(name) = piece.split('`').nth(1).filter(is_hop) else { continue };
+        let name = name.trim_end_matches("/*");
+        let is_there = rooms.iter().any(|room| {
+            let below = room.strip_prefix("crates").unwrap_or(room);
+            let Ok(rest) = Path::new(name).strip_prefix(below) else { return false };
+            let source = root().join(room).join("src").join(rest);
+            source.is_dir() || source.with_extension("rs").is_file()
+        });
+        assert!(is_there, "doc/ARCHITECTURE.md: there is no {name}");
+        hops += 1;
+    }
+    assert!(hops > 30, "{hops} hops");
+}
+
 /// Words of a row's last column, and what only code that knows these things contains.
 const SIGNS: [(&str, &[&str]); 4] = [
     ("threads", &["std::thread", "thread::spawn"]),

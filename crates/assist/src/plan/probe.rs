@@ -1,5 +1,4 @@
-//! A quick measurement of the device under a file, when nobody has calibrated it: a few direct reads of a file that is
-//! there anyway. A calibration (`impresario calibrate`) is better; this tells a disk from flash from a limited volume.
+//! A quick measurement of the device under a file, when it has not been calibrated: a few direct reads of an existing file. A calibration (`impresario calibrate`) is better; this tells a disk from flash from a limited volume.
 
 use std::fs::{File, OpenOptions};
 use std::io;
