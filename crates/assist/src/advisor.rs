@@ -25,7 +25,7 @@ use crate::judge::{Judge, Why, is_slow};
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
 const ONLINE_BLOCK_BYTES: u64 = 512 << 10;
-/// And come in together with so many bytes, so that requests are long all the same.
+/// They are prefetched together with this many bytes, so that requests are long all the same.
 const ONLINE_BATCH_BYTES: u64 = 4 << 20;
 /// Hints for files that are not larger are not tried first: they are over before a trial is.
 const TRIED_FILE_BYTES_MIN: u64 = 8 << 20;
@@ -104,7 +104,7 @@ pub struct Advisor {
 }
 
 impl Advisor {
-    /// An advisor for a file of so many bytes. Its window is bounded by the budget for one file, if that is not 0.
+    /// An advisor for a file of the given size. Its window is bounded by the budget for one file, if that is not 0.
     pub fn new(
         monitored: Arc<Monitored>,
         size_bytes: u64,
@@ -190,7 +190,7 @@ impl Advisor {
     }
 
     /// A program is about to open the file: what it will want at the beginning of its plan is brought in now. A program's
-    /// first read there takes it over. What nobody has taken over until `until_ns` is let go at the next read, or by
+    /// first read there takes it over. What no reader has taken over by `until_ns` is released at the next read, or by
     /// [`Advisor::unexpect`].
     pub fn expect(&mut self, now_ns: u64, until_ns: u64, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
         let advising = self.judge.may_hint(now_ns);
@@ -237,7 +237,8 @@ impl Advisor {
         }
     }
 
-    /// A program has read. What to do now, in ranges of the file; `may` is asked for leave to bring in so many bytes.
+    /// A program has read. What to do now, in ranges of the file; `may` grants or refuses each number of bytes to
+    /// prefetch.
     pub fn read(&mut self, reader: Reader, read: &Read, may: &mut dyn FnMut(u64) -> bool) -> Vec<Action> {
         self.is_heard_of(read.now_ns);
         let advising = self.judge.may_hint(read.now_ns);
@@ -297,7 +298,7 @@ impl Advisor {
         }
         if self.judge.is_trying() {
             let extent = self.judge.try_out(reader, hit, read, self.size_bytes);
-            // Without leave nobody tells how long it took, and the trial ends by itself.
+            // Without a grant its time is never reported, and the trial ends by itself.
             actions.extend(extent.filter(|e| may(e.end - e.start)).map(Action::Try));
             return self.kept(actions);
         }
@@ -397,7 +398,7 @@ impl Advisor {
         actions
     }
 
-    /// So many programs have the file open.
+    /// The number of programs that have the file open.
     pub fn set_programs(&mut self, programs: u64) {
         self.judge.set_programs(programs);
     }

@@ -50,12 +50,12 @@ pub struct HintedFile<'a> {
 pub struct Progress {
     /// Where the last read ended: what lies shortly before need not be brought in any more.
     pub passed: AtomicU64,
-    /// Nobody reads the file any more: a long hint ends at its next piece.
+    /// The file has no reader any more: a long hint ends at its next piece.
     pub ended: AtomicBool,
 }
 
 impl HintedFile<'_> {
-    /// Whether nobody reads it any more.
+    /// Whether it has no reader any more.
     fn has_ended(&self) -> bool {
         self.progress.is_some_and(|progress| progress.ended.load(Relaxed))
     }
@@ -112,7 +112,7 @@ pub trait HintBackend: Send + Sync {
     /// A program closed this open file, but the file is read here through others.
     fn left(&self, _file: HintedFile<'_>) {}
 
-    /// Nobody here reads the file any more: what the backend remembers of it is forgotten, what it must give back is
+    /// The file has no reader here any more: what the backend remembers of it is forgotten, what it must give back is
     /// given back.
     fn closed(&self, file: HintedFile<'_>);
 }
@@ -232,7 +232,7 @@ impl Backends {
         done.map_err(|e| (e, backend.name()))
     }
 
-    /// A program closed an open file; `last` when nobody here reads the file any more.
+    /// A program closed an open file; `last` when the file has no other reader here.
     pub fn closed(&self, file: HintedFile<'_>, last: bool) {
         // Hints may have been given by one way first and then by another.
         let gpfs = [Some(&self.gpfs_inside), self.gpfs_here()].into_iter().flatten();

@@ -58,7 +58,7 @@ pub struct Geometry {
     pub block_bytes: u64,
     /// Blocks for each reader, at least 1.
     pub cache_blocks: u64,
-    /// Blocks brought in, beginning with the one touched; more than `cache_blocks` count as so many.
+    /// Blocks brought in, beginning with the one touched; more than `cache_blocks` count as `cache_blocks`.
     pub read_ahead_blocks: u64,
     /// Blocks ahead that must be missing before they are brought in, together, so that small blocks make long requests;
     /// 0 and 1 bring each one in at once, as MERCURY does.
@@ -72,7 +72,7 @@ pub enum Action {
     Prefetch(Range<u64>),
     /// It was brought in before, and is most likely still there: bring in what is missing.
     Renew(Range<u64>),
-    /// Nobody needs it any more.
+    /// No reader needs it any more.
     Release(Range<u64>),
     /// Bring it in, and tell how long that took. No block holds it.
     Try(Range<u64>),
@@ -127,7 +127,7 @@ pub struct BlockCache {
 }
 
 impl BlockCache {
-    /// An empty cache for a file of so many bytes.
+    /// An empty cache for a file of the given size.
     pub fn new(geometry: Geometry, size_bytes: u64) -> BlockCache {
         let cache_blocks = geometry.cache_blocks.max(1);
         let read_ahead_blocks = geometry.read_ahead_blocks.min(cache_blocks);
@@ -176,8 +176,8 @@ impl BlockCache {
         })
     }
 
-    /// A reader has read these bytes. `may` is asked for leave to bring in so many bytes; refused blocks are asked for
-    /// again when the reader comes by. An empty read, such as one at the end of the file, changes nothing.
+    /// A reader has read these bytes. `may` grants or refuses each number of bytes to prefetch; refused blocks are
+    /// requested again when the reader reaches them. An empty read, as at the end of the file, changes nothing.
     pub fn access(
         &mut self,
         reader: Reader,

@@ -36,7 +36,7 @@ const READS_OF_PROBE: (u64, u64) = (8, 48);
 const FAST_MISSES_MAX: u64 = 32;
 /// Programs that count so; more would make probes too long.
 const PROGRAMS_MAX: u64 = 16;
-/// A probe ends after so many reads of each program, even if all were in blocks still held.
+/// A probe ends after this many reads of each program, even if all were in blocks still held.
 const PROBE_READS_MAX: u64 = 4096;
 /// Reads with hints between probes of a file whose gain is plain: at first, and at most.
 const PROBE_EVERY: (u64, u64) = (1024, 1 << 16);
@@ -56,9 +56,9 @@ const MEMORY_PERCENT: u64 = 95;
 /// Why a file gets no hints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// Of what was brought in, so many percent were never read.
+    /// This percentage of what was prefetched was never read.
     Wasted(u64),
-    /// So many percent of what was to be brought in were in memory already.
+    /// This percentage of what was to be prefetched was in memory already.
     InMemory(u64),
     /// Reads took this many percent less time with hints; negative: more.
     NoGain(i64),
@@ -75,7 +75,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// Whether a read of so many bytes took longer than it takes from memory.
+/// Whether a read of `bytes` took longer than it takes from memory.
 pub fn is_slow(bytes: u64, duration_ns: u64) -> bool {
     !Sample::one(bytes, duration_ns).as_fast_as_memory()
 }
@@ -193,7 +193,7 @@ impl Judge {
         }
     }
 
-    /// So many programs read the file from now on.
+    /// The number of programs that read the file from now on.
     pub fn set_programs(&mut self, programs: u64) {
         self.programs = programs.clamp(1, PROGRAMS_MAX);
     }

@@ -8,7 +8,7 @@
 //! - [`manager`]: takes accesses from programs and gives hints; [`report`] says what it did, [`coverage`] what it did not
 //!   see.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
-//! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that nobody has read yet.
+//! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that were never read before.
 //! - [`walk`]: which files a program opens next when it goes through a tree of folders.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!

@@ -3,8 +3,8 @@
 //! One thread waits for everything: new programs, their messages, their rings. It decides and never blocks; calls that
 //! may block are made by a bounded pool of workers, which also close the programs' files. Programs are not trusted: what
 //! they send is checked, what they may hold is limited by user, and one that breaks the rules is cut off with one line
-//! in the log. The manager gives hints only on open files that a program passed to it, so that nobody gains access to
-//! anything.
+//! in the log. The manager gives hints only on open files that a program passed to it, so that no program
+//! gains access to anything.
 //!
 //! A manager that is started again finds its programs coming back by themselves: the library connects anew.
 

@@ -63,7 +63,7 @@ impl Sink for TraceSink {
             Op::Close => TraceOp::Close,
         };
         let arrival = Nanos(a.start_ns.saturating_sub(self.zero_ns));
-        // What was only submitted has ended at a time that nobody saw.
+        // What was only submitted has ended at an unknown time.
         let duration = (a.flags & flag::ASYNC == 0).then_some(Nanos(u64::from(a.duration_ns)));
         let outcome = if a.flags & flag::SHORT != 0 { Outcome::Short(u64::from(a.len_bytes)) } else { Outcome::Whole };
         self.push(a.file, u32::from(a.thread), |file, origin| Record {

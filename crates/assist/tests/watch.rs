@@ -43,7 +43,7 @@ fn covers(seen: &[Seen], process: u32, number: FileId) -> bool {
 }
 
 fn until(mut done: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while Instant::now() < deadline {
         if done() {
             return true;

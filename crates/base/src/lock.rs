@@ -33,7 +33,6 @@ impl<T: ?Sized> Mutex<T> {
 
     /// Waits for the lock, spinning for the first few microseconds: for locks held for less than a microsecond.
     /// Sleeping and waking costs ten, and once a thread sleeps on a standard-library lock, later ones do too.
-    /// ones do too.
     #[inline]
     pub fn lock_spinning(&self) -> MutexGuard<'_, T> {
         const ROUNDS: u32 = 12;

@@ -107,7 +107,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         agent: vec![program.into(), "conformance".into(), "--agent".into()],
         stop,
     };
-    // A run goes on though nobody reads how far it is.
+    // The run goes on even if its progress cannot be written.
     let mut progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
     let report = impresario_conformance::run(&options, &mut progress).map_err(|error| match error {
         Error::Usage(text) => usage(text),

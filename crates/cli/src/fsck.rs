@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let is_told = args.progress || std::io::stderr().is_terminal();
     let mut tell = |far: &str| {
         if is_told {
-            // A check goes on though nobody reads how far it is.
+            // The check goes on even if its progress cannot be written.
             let _ = writeln!(std::io::stderr(), "{far}");
         }
     };

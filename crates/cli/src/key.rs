@@ -82,7 +82,7 @@ pub fn make(dir: &Path, must_be_new: bool) -> anyhow::Result<bool> {
     let there = KeyRole::ALL.iter().map(|role| dir.join(key_file_name(*role))).find(|file| file.exists());
     match there {
         Some(file) if must_be_new => Err(usage(format!(
-            "{} exists; replace keys in use with `impresario key rotate`, or remove the files if nobody uses them",
+            "{} exists; replace keys in use with `impresario key rotate`, or remove the files if they are not in use",
             file.display()
         ))),
         Some(_) => Ok(false),

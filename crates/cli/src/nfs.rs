@@ -220,7 +220,7 @@ fn default_key_file() -> anyhow::Result<PathBuf> {
     Ok(state.context("HOME is not set; name a file with --key-file")?.join("impresario/nfs.key"))
 }
 
-/// The socket at which the state is told: whoever connects gets it as JSON.
+/// The status socket: a program that connects gets the state as JSON.
 struct StatusSocket {
     path: PathBuf,
 }

@@ -296,7 +296,7 @@ impl Waiting {
     }
 
     fn show(&self, part: Part) {
-        // Whoever does not get the lock leaves it to the next.
+        // A thread that does not get the lock leaves the update to the next one.
         let Some(mut line) = self.line.try_lock().filter(|line| !self.quiet && line.1.elapsed() >= self.every) else {
             return;
         };

@@ -10,6 +10,7 @@ use impresario_config::Calibration;
 use impresario_config::calibration::{Pattern, PointOp, Scope};
 use impresario_device::{DeviceParams, LinearCost, Op};
 use impresario_sched::{Nanos, Op as SchedOp};
+use impresario_workload::cpu::MachineTimes;
 use support::{Cluster, IMPRESARIO, PATIENCE, Process, Ran, client, eventually, run, run_command, write_file};
 
 fn calibrate(words: &[&str]) -> Ran {
@@ -132,6 +133,10 @@ fn signals_leave_nothing_behind() {
 /// A line of the model's own parameters and one fitted to times that a client saw agree within this part. The measured
 /// one has the spread of some 40 random seeks a point, and network and server in it.
 const TOLERANCE: f64 = 0.25;
+/// Where other programs leave less of the processors idle, requests wait for them: a measurement may be too slow, by up to
+/// this many times the model, but not too fast.
+const IDLE_MIN: f64 = 0.2;
+const BUSY_TIMES_MAX: f64 = 10.0;
 
 /// A fast disk of 15,000 turns a minute, so that many requests fit into the time of a test: 5.5 ms + 4.1 ns a byte.
 fn disk() -> DeviceParams {
@@ -145,15 +150,15 @@ fn disk() -> DeviceParams {
     }
 }
 
-/// By how much a calibration's lines of random requests are off the model's own parameters at the ends, as a part.
-fn off(read: &Calibration) -> f64 {
+/// The ends of a calibration's lines of random requests, as parts of what the model's own parameters give.
+fn ends(read: &Calibration) -> Vec<f64> {
     let one = |op, own: LinearCost| {
         let fit = read.fit.iter().find(|f| (f.op, f.pattern) == (op, Pattern::Random)).unwrap();
-        [4096, 1 << 20].map(|size| (fit.ns(size) / own.ns(size) as f64 - 1.0).abs())
+        [4096, 1 << 20].map(|size| fit.ns(size) / own.ns(size) as f64)
     };
     let reads = one(PointOp::Read, LinearCost::of(&disk(), Op::Read));
     let writes = one(PointOp::Write, LinearCost::of(&disk(), Op::Write));
-    reads.into_iter().chain(writes).fold(0.0, f64::max)
+    reads.into_iter().chain(writes).collect()
 }
 
 /// Objects of a data server's folder, wherever in it they are.
@@ -179,20 +184,23 @@ fn a_modelled_data_server_is_measured_and_its_calibration_changes_ttp() {
     let config = cluster.path.clone();
     let mut words = vec![text(&config), "--server", "data.0", "--max-seconds", "20", "--sizes", "4k,256k,1m"];
     words.extend(["-o", text(&cal), "--overwrite"]);
-    // Where other tests leave this one little of the machine, a measurement may be bad; a wrong one is so every time.
     let measure = || {
+        let before = MachineTimes::now().unwrap();
         let ran = calibrate(&words);
         assert_eq!(ran.code, 0, "{ran:?}");
         assert!(ran.out.contains("MODELLED"), "{}", ran.out);
-        Calibration::load(&cal).unwrap()
+        let is_busy = MachineTimes::now().unwrap().idle_since(&before).is_some_and(|idle| idle < IDLE_MIN);
+        (Calibration::load(&cal).unwrap(), is_busy)
     };
-    let mut read = measure();
+    let is_near = |read: &Calibration, most: f64| ends(read).iter().all(|part| (1.0 - TOLERANCE..most).contains(part));
+    let (mut read, mut is_busy) = measure();
     for _ in 0..2 {
-        if off(&read) >= TOLERANCE {
-            read = measure();
+        if !is_near(&read, 1.0 + TOLERANCE) {
+            (read, is_busy) = measure();
         }
     }
-    assert!(off(&read) < TOLERANCE, "off by {}: {:?}", off(&read), read.fit);
+    let most = if is_busy { BUSY_TIMES_MAX } else { 1.0 + TOLERANCE };
+    assert!(is_near(&read, most), "{:?} of the model, busy {is_busy}: {:?}", ends(&read), read.fit);
     assert_eq!(read.device.scope, Scope::Modelled);
     // Sequential reads are streamed: far below a seek.
     assert!(read.curve(PointOp::Read, Pattern::Sequential, 1)[0].median_ns < 3_000_000);

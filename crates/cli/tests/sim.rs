@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use support::{IMPRESARIO, PATIENCE, Process, Ran, run, run_command};
+use support::{IMPRESARIO, PATIENCE, Process, Ran, catches, eventually, run, run_command};
 
 /// The repository.
 fn root() -> PathBuf {
@@ -122,7 +122,8 @@ fn an_interrupted_study_tells_what_is_complete() {
     let (path, log) = (small(dir.path()), dir.path().join("log"));
     let mut process =
         Process::start(["sim", "run", &path, "--repetitions", "10000", "--set", "application.*.requests=64"], &log);
-    std::thread::sleep(Duration::from_millis(700));
+    // Before it catches the signal, the signal ends it without a word.
+    eventually("it catches the signal", PATIENCE, || catches(process.pid(), libc::SIGINT).then_some(()));
     process.signal(rustix::process::Signal::INT);
     assert_eq!(process.wait(PATIENCE).code(), Some(1), "{}", process.log());
     assert!(process.log().contains("of 20000 runs are complete"), "{}", process.log());

@@ -49,7 +49,7 @@ pub(crate) struct Cut<S> {
 }
 
 /// Cuts the file range that `bytes` stand for, from `offset` on. A call carries at most `call_max` bytes; with
-/// `piece_max` the range is first cut into pieces of so many bytes, and calls do not go beyond them. `call_max` and
+/// `piece_max` the range is first cut into pieces of that size, and calls do not go beyond them. `call_max` and
 /// `piece_max` are at least 1.
 pub(crate) fn cut<B: Divide>(
     layout: &Layout,

@@ -255,7 +255,7 @@ impl OpenFile {
 
     /// True when the metadata server does not know, as far as we know, that the file is open.
     pub(crate) fn is_unregistered(&self, session: Option<u64>) -> bool {
-        // Somebody who holds the lock is about to register it.
+        // The thread that holds the lock is about to register it.
         self.registration.try_lock().is_some_and(|r| !r.is_closed && Some(r.session) != session)
     }
 

@@ -119,13 +119,13 @@ impl TrafficCount {
 }
 
 impl Traffic {
-    /// A read of so many bytes leaves.
+    /// A read of `bytes` is sent.
     pub fn count_read(&self, bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A write of so many bytes leaves.
+    /// A write of `bytes` is sent.
     pub fn count_write(&self, bytes: u64) {
         self.writes.fetch_add(1, Ordering::Relaxed);
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);

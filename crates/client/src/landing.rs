@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use impresario_transport::PIECES_MAX;
 
-/// The right to lend somebody's buffers, again for each time that a call is sent.
+/// The right to lend a caller's buffers, anew each time that a call is sent.
 #[derive(Clone, Copy)]
 pub(crate) struct Lender {
     pieces: NonNull<[IoSliceMut<'static>]>,
@@ -39,7 +39,7 @@ impl Lender {
     }
 }
 
-/// Lent buffers. Whoever owns this value may write into them; it moves between threads under the connection's lock.
+/// Lent buffers. The owner of this value may write into them; it moves between threads under the connection's lock.
 pub(crate) struct Landing {
     pieces: NonNull<[IoSliceMut<'static>]>,
 }

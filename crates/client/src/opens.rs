@@ -86,7 +86,7 @@ fn keep(client: &Weak<Client>) {
         }
         let session = client.meta_link().session_now();
         for file in client.opens.all().iter().filter(|file| file.is_unregistered(session)) {
-            // Not longer: whoever uses the file meanwhile waits for us.
+            // Not longer: other users of the file wait for us meanwhile.
             if let Err(error) = file.register(Instant::now() + LOOK_EVERY.min(client.timeout())) {
                 tracing::debug!(%error, "an open file could not be registered anew");
                 break;

@@ -18,7 +18,7 @@ use crate::unsynced::Unsynced;
 pub(crate) use list::check_list;
 use mtime::joint_mtime;
 
-/// A request of an application is done in rounds of so many bytes, which bounds what is under way for it.
+/// A request of an application is served in rounds of this many bytes, which bounds what is in flight for it.
 pub(crate) const ROUND_BYTES: usize = 64 << 20;
 /// Longest extent in which a hint is told, bytes; with as many as a list may have, a hint reaches 2 TiB of an object.
 const HINT_EXTENT_BYTES: u32 = 2 << 30;
@@ -40,7 +40,7 @@ impl Striped {
         Striped { servers, timeout, call_max_bytes, piece_max_bytes: None, unsynced: Unsynced::default() }
     }
 
-    /// With requests cut into pieces of at most so many bytes before they are dealt to servers, all sent at once, as
+    /// With requests cut into pieces of at most `bytes` before they are dealt to servers, all sent at once, as
     /// clients of other file systems do.
     pub fn with_piece_max(mut self, bytes: Option<u32>) -> Striped {
         self.piece_max_bytes = bytes.map(|bytes| (bytes as usize).max(1));

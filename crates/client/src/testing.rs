@@ -176,7 +176,7 @@ impl FakeServer {
         }
     }
 
-    /// Ends as `kill -9` would: nobody listens, all connections are gone.
+    /// Ends as `kill -9` would: no socket listens, all connections are gone.
     pub fn kill(mut self) {
         self.end();
     }

@@ -6,7 +6,7 @@
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// Small frames are not queued beyond so many bytes: then they wait for their turn, too.
+/// Small frames are not queued beyond this many bytes: then they wait for their turn, too.
 const QUEUE_MAX_BYTES: usize = 256 << 10;
 /// Buffers kept for the next turn are at most so large, bytes.
 const KEPT_MAX_BYTES: usize = 16 << 10;

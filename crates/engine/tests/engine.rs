@@ -87,10 +87,7 @@ fn every_request_is_served_once_by_many_threads_and_switches_between_every_order
     });
     assert!(submitted > 1_000, "{submitted} requests are no load");
     // mlf may hold the last ones briefly for a reader that it expects to return.
-    let late = Instant::now() + Duration::from_secs(10);
-    while engine.status().queued > 0 && Instant::now() < late {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("nothing is queued", || engine.status().queued == 0);
     assert!(engine.shutdown(Duration::from_secs(10)).is_empty(), "inline work leaves nothing queued");
     let served: u64 = executor.served.iter().map(|n| n.load(Ordering::Relaxed)).sum();
     assert_eq!(served, submitted as u64);
@@ -207,11 +204,7 @@ fn the_timer_serves_windows_and_sleeps_otherwise() {
         let s = Submission { lane: LaneId(i % 4), ..submission(u64::from(i), 0, Op::Read) };
         assert!(engine.submit(s, 0).is_ok());
     }
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while served.load(Ordering::Relaxed) < 40 {
-        assert!(Instant::now() < deadline, "only {} of 40 served", served.load(Ordering::Relaxed));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("all are served", || served.load(Ordering::Relaxed) == 40);
     // With nothing queued the engine may use next to no CPU. Other tests run beside it, so look at its thread.
     let timers = || -> BTreeMap<PathBuf, u64> {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -225,11 +218,13 @@ fn the_timer_serves_windows_and_sleeps_otherwise() {
             })
             .collect()
     };
-    let before = timers();
-    assert!(!before.is_empty());
-    std::thread::sleep(Duration::from_millis(400));
-    let used: u64 = timers().iter().map(|(path, ns)| ns - before.get(path).unwrap_or(ns)).sum();
-    assert!(used < 40_000_000, "idle timers used {used} ns of CPU in 400 ms");
+    assert!(!timers().is_empty());
+    // Timers of the tests beside it may be busy for a while: one of several spans must be idle.
+    until("the timers are idle", || {
+        let before = timers();
+        std::thread::sleep(Duration::from_millis(200));
+        timers().iter().map(|(path, ns)| ns - before.get(path).unwrap_or(ns)).sum::<u64>() < 20_000_000
+    });
 }
 
 /// (from, length) of the pieces so far.

@@ -21,10 +21,10 @@ const AGREEING_MIN: u32 = 24;
 const AGAIN_MIN: u32 = 12;
 /// Reads before the last one asked for, in the run's order, that may still come.
 const BEHIND: u32 = 512;
-/// A prediction is late after this and so many times the recorded time to it, at the present pace.
+/// A prediction is late after `LATE_NS` and `LATE_TIMES` times the recorded time to it, at the present pace.
 const LATE_NS: u64 = 4_000_000_000;
 const LATE_TIMES: u64 = 4;
-/// Runs of this pace at most are still waited for: so many times as slow as the recorded one.
+/// Runs at most this many times as slow as the recorded one are still waited for.
 const SLOWER_MAX: u64 = 64;
 
 /// The reads of an earlier run, by file.
@@ -258,7 +258,7 @@ impl Follower {
     }
 
     /// Whether a gap between two predicted reads is small, and all of it is read later in the run: then these reads count as
-    /// predicted, too, and are late then. There is room for so many bytes of gaps.
+    /// predicted, too, and are late then. There is room for `room_bytes` of gaps.
     fn fill(&mut self, gap: Range<u64>, room_bytes: &mut u64) -> Option<u64> {
         let gap_bytes = gap.end - gap.start;
         if gap_bytes > GAP_BYTES.min(*room_bytes) {

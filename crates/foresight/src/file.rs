@@ -1,6 +1,6 @@
 //! The streams of one file: contiguous ones over all its readers, strided ones of each reader.
 //!
-//! A *run* is a range read lately without gaps, whoever read it. Requests extend runs; runs that meet become one. So a
+//! A *run* is a range read lately without gaps, by any reader. Requests extend runs; runs that meet become one. So a
 //! sequential reader is a run that grows at its end, 32 of them are 32 runs, and processes that read a file in turns
 //! (each every n-th block, in whatever order they arrive) are one run with a few islands before it. A run that keeps
 //! growing is predicted to grow on, up to the next run. What does not grow is left to the readers' [`Detector`](crate::Detector)s.
@@ -31,10 +31,10 @@ const SAMPLED: usize = 8;
 /// What is read again so far behind a run's end, or farther, begins a new one; of the old one this much is left, in
 /// case its own reader goes on.
 const AGAIN: (u64, u64) = (1 << 20, 64 << 10);
-/// A run that nobody has extended for so long is over: what is read again of it begins a new one wherever it is, and its
+/// A run that was not extended for this long is over: what is read again of it begins a new one wherever it is, and its
 /// bytes may be predicted again, ns.
 const OVER_AFTER_NS: u64 = 1_000_000_000;
-/// Times that a run must have grown: where so many runs do not and fewer do, neighbours may be there by chance.
+/// Times that a run must have grown: where as many runs do not and fewer do, neighbours may be there by chance.
 const GROWN_MIN: u32 = 1;
 const GROWN_MIN_BY_CHANCE: u32 = 3;
 const LONE_RUNS: usize = 16;

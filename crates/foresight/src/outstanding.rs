@@ -1,4 +1,4 @@
-//! The predicted bytes of one file that nobody has asked for yet, and those that were asked for lately.
+//! The predicted bytes of one file that were not requested yet, and those that were requested lately.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -21,7 +21,7 @@ use crate::phases::NextPhase;
 const SLACK_BYTES: u64 = 32 << 20;
 /// Streams are counted over so long, ns.
 const BEAT_NS: u64 = 2_000_000_000;
-/// An earlier run is trusted after so many of the bytes that it foretold were read.
+/// An earlier run is trusted after this many of the bytes that it predicted were read.
 const TRUSTED_BYTES: u64 = 1 << 20;
 /// When the waste is used up, a stream may still have this part of its own hits outstanding or wasted.
 const PROVEN_PART: u64 = 50;
@@ -49,7 +49,7 @@ impl Default for Limits {
     }
 }
 
-/// Whose request it is. Requests of one file are compared with one another whoever their reader is; a reader's own
+/// Whose request it is. Requests of one file are compared with one another whichever reader they have; a reader's own
 /// strides are looked for as well.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Source {
@@ -143,7 +143,8 @@ impl Shared {
         self.streams.0 += usize::from(last_ns / BEAT_NS != beat || last_ns == 0);
     }
 
-    /// What one stream may have outstanding, so that the others get their part, bytes; its file has so many that grow.
+    /// What one stream may have outstanding, so that the others get their part, bytes; `growing`: streams of its
+    /// file that grow.
     pub(crate) fn part(&self, growing: usize) -> u64 {
         let streams = self.streams.0.max(self.streams.1).max(growing).max(1) as u64;
         (self.outstanding_max() / streams / PAGE_BYTES * PAGE_BYTES).min(self.limits.stream_bytes)
@@ -159,7 +160,7 @@ impl Shared {
         self.followers.pays() && self.followers.hit_bytes >= TRUSTED_BYTES
     }
 
-    /// Whether so many bytes more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
+    /// Whether `bytes` more may be outstanding, for a stream that has hit `hit` bytes and has `not_hit`
     /// outstanding or wasted.
     pub(crate) fn may_predict(&self, bytes: u64, hit: u64, not_hit: u64) -> bool {
         let Totals { demand_bytes, wasted_bytes, hit_bytes, outstanding_bytes, .. } = self.totals;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::earlier::EarlierReads;
 use crate::predictor::{Limits, Prediction, Predictor, Source, Totals};
 
-/// After so many reads that all came from memory, with nothing read ahead from the device either, there is nothing to gain:
+/// After this many reads that all came from memory, with nothing read ahead from the device, there is nothing to gain:
 /// requests are not looked at until the next one that needs the device.
 const AWAKE_READS: u32 = 512;
 
@@ -139,7 +139,7 @@ mod tests {
             ahead.read(SOURCE, i * 4096..(i + 1) * 4096, i);
         }
         assert!(ahead.sleeps());
-        assert_eq!(ahead.totals().outstanding_bytes, 0, "nothing stays outstanding that nobody will look at");
+        assert_eq!(ahead.totals().outstanding_bytes, 0, "nothing stays outstanding that no request will match");
         assert!(ahead.read(SOURCE, 4 * MIB..5 * MIB, 1000).is_empty());
         ahead.device_read(1, &(0..4096), |_| false);
         let predicted = (5..9).any(|i| !ahead.read(SOURCE, i * MIB..(i + 1) * MIB, 1001).is_empty());

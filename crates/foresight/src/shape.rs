@@ -46,7 +46,7 @@ pub struct ShapePiece {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Repeat {
-    /// So many times.
+    /// The number of repetitions.
     Times(u64),
     /// As long as its pieces begin before this place, or going backward at or behind it.
     Until(Anchor),

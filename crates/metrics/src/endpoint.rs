@@ -75,8 +75,8 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        // On Linux this ends the accepts that wait. A thread that serves ends at its next deadline, which nobody need
-        // wait for.
+        // On Linux this ends the accepts that wait. A thread that serves ends at its next deadline, without a
+        // caller waiting for it.
         let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
         for thread in self.threads.drain(..) {
             let until = Instant::now() + ACCEPT_PAUSE * 2;

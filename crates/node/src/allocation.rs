@@ -162,7 +162,7 @@ mod tests {
         }
         assert_eq!(solve(&[], NODES_MAX + 1), Err(Unsolvable::TooMany));
         assert_eq!(solve(&vec![curve(&[(0, 1.0)]); JOBS_MAX + 1], 0), Err(Unsolvable::TooMany));
-        // The remedies are those of whoever calls; the reasons are sentences.
+        // The caller adds the remedy; the reasons are sentences.
         assert!(Unsolvable::Bandwidth { job: 3 }.to_string().contains("number 3"));
     }
 

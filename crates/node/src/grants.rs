@@ -1,13 +1,13 @@
 //! Limits over several servers: which portion of each rate a server may grant.
 //!
 //! The servers ask one another at short intervals what they granted so far and how many requests a limit withholds. From
-//! that each computes its own portion; nobody leads, and no message is waited for.
+//! that each computes its own portion; there is no leader, and no server waits for a message.
 //!
 //! - **Nothing is granted twice.** Each server keeps for every limit the level of a bucket that stands for the whole
 //!   limit: it fills at the rate and loses what all servers report. Below its middle the portions shrink, above it they
 //!   grow, so the sum over all servers follows the rate, however much the portions of a moment were wrong.
-//! - **A server that is silent keeps its even part.** It takes no more than that itself while it hears from nobody, so a
-//!   limit holds through a partition; what it granted meanwhile is settled when it answers again.
+//! - **A server that is silent keeps its even part.** It takes no more than that itself while it hears from no peer, so
+//!   a limit holds through a partition; what it granted meanwhile is settled when it answers again.
 //! - **What is left goes where it is wanted**: servers without waiting requests keep what they use, the others share the
 //!   rest by the requests that wait.
 
@@ -26,7 +26,7 @@ const UNUSED_MAX_S: f64 = 0.3;
 const EXCEEDED_MAX_S: f64 = 2.0;
 /// Portions are computed from what was granted over about this time.
 const RECENT_S: f64 = 0.5;
-/// A limit that nobody used for this long is forgotten.
+/// A limit unused for this long is forgotten.
 const FORGET_AFTER: Nanos = Nanos::from_millis(60_000);
 /// Maximum limits known; what is beyond keeps its even part.
 const LIMITS_MAX: usize = 16 << 10;
@@ -219,7 +219,7 @@ mod tests {
         nodes: Vec<Node>,
         random: Random,
         now_ms: u64,
-        /// One question in so many is lost.
+        /// One question in this many is lost.
         lost_one_in: u64,
     }
 
@@ -376,7 +376,7 @@ mod tests {
         // All alone.
         world.nodes.iter_mut().for_each(|node| (node.silent, node.demand) = (true, 5.0 * RATE));
         world.run(2_000);
-        within(&world.run(20_000), 20.0, 0.95, 1.05, "nobody hears anybody");
+        within(&world.run(20_000), 20.0, 0.95, 1.05, "no server hears another");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
-/// Addresses without connections are forgotten when there are more than so many, and twice as many as are in use.
+/// Addresses without connections are forgotten when there are more than this, and twice as many as are in use.
 const IDLE_ADDRESSES: usize = 64;
 
 /// The accounts of all addresses that have connections.

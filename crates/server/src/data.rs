@@ -291,7 +291,7 @@ impl Service for DataServer {
     }
 
     fn close(&self, conn: ConnId) {
-        // Dropping their contexts answers nobody: the connection has ended.
+        // Dropping their contexts sends no answer: the connection has ended.
         drop(self.engine.cancel_connection(conn));
     }
 

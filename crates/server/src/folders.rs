@@ -288,7 +288,7 @@ fn make_data(name: &str, dir: &Path, cluster: ClusterId, store: u64) -> Result<(
     impresario_store::make(dir, &identity).map_err(|source| FolderError::Data { name: name.into(), source })
 }
 
-/// A number that nobody else has drawn; never 0.
+/// A number that no other folder has; never 0.
 fn draw() -> Result<u64, FolderError> {
     let mut drawn = [0; 8];
     getrandom::fill(&mut drawn)

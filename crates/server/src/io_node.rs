@@ -46,7 +46,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 const FENCED_CLIENTS: usize = 4096;
 /// Threads for what is not scheduled and has to ask data servers.
 const UNSCHEDULED_THREADS: usize = 4;
-/// Threads for clients' hints, so that these take nobody else's.
+/// Threads for clients' hints, so that hints take no threads from other requests.
 const HINT_THREADS: usize = 2;
 /// Hints that wait for such a thread at most; more are dropped.
 const HINTS_MAX: usize = 64;
@@ -400,7 +400,7 @@ impl Service for IoNode {
     }
 
     fn close(&self, session: Session) {
-        // Dropping their contexts answers nobody: the connection has ended. The proxy ends with it.
+        // Dropping their contexts sends no answer: the connection has ended. The proxy ends with it.
         drop(self.engine.cancel_connection(session.connection.id()));
         if let Some(NamesSession::Tree(tree)) = session.meta {
             tree.end();

@@ -41,7 +41,7 @@ const SLICE_MAX_WHEN_SHORT: Duration = Duration::from_secs(2);
 const IDLE_MIN: Duration = Duration::from_millis(500);
 /// The same for one of the machine that the other is from, or of one that has no more.
 const IDLE_MIN_OF_EQUALS: Duration = Duration::from_secs(60);
-/// So many connections may always be silent before their hello; of more, half.
+/// This many connections may always be silent before their hello; beyond that, half of all.
 const UNPROVEN_MIN: usize = 16;
 /// Threads of connections that were closed and have not ended yet, beyond which no connection is taken.
 const CLOSING_MAX: usize = 64;
@@ -381,7 +381,7 @@ fn admit<S: Service>(shared: &Arc<Shared>, service: &Arc<S>, stream: Stream, pee
 
 impl Shared {
     /// Finds a place for a connection from `peer`; where there is none, closes one of the machine that has most: one that is
-    /// silent before its hello, else the idlest. Nobody is closed for a machine that would then have most itself.
+    /// silent before its hello, else the idlest. None is closed in favour of a machine that would then have the most.
     /// The error is what to tell the peer.
     fn make_room_for(&self, peer: &str) -> Result<Tenancy, String> {
         let Settings { name, max_connections, max_connections_per_address, .. } = &self.settings;

@@ -524,7 +524,7 @@ mod tests {
         let held = Arc::new(AtomicUsize::new(0));
         let started = Instant::now();
         (0..40).for_each(|n| outbox.send(frame(n, 100_000, &pool, &held)));
-        assert!(started.elapsed() < Duration::from_secs(1), "sending waited for the reader");
+        assert!(started.elapsed() < Duration::from_secs(10), "sending waited for the reader");
         assert!(held.load(Ordering::SeqCst) > 30, "only what left gives up its hold");
         let mut got = vec![0; 40 * 100_024];
         theirs.read_exact(&mut got).unwrap();

@@ -69,7 +69,7 @@ impl PayloadPool {
         PayloadPool::with_headroom(limit_bytes, 0)
     }
 
-    /// A pool with a headroom for a write of at most so many bytes, if it is large enough for one.
+    /// A pool with a headroom for a write of at most `write_max_bytes`, if it is large enough for one.
     pub fn with_headroom(limit_bytes: u64, write_max_bytes: u64) -> Arc<PayloadPool> {
         let headroom_bytes = if write_max_bytes <= limit_bytes / 2 { write_max_bytes } else { 0 };
         let (account, idle, relief) = Default::default();
@@ -172,7 +172,7 @@ impl PayloadPool {
         self.account.lock().used_bytes > self.limit_bytes
     }
 
-    /// True while somebody waits for memory: then nobody may sit on it idly.
+    /// True while a request waits for memory: then no peer may hold memory without progress.
     pub fn is_short(&self) -> bool {
         !self.account.lock().waiters.is_empty()
     }
@@ -212,7 +212,7 @@ impl Account {
     fn grant(&mut self, pool: &PayloadPool) {
         while let Some(first) = self.waiters.front() {
             if self.used_bytes + first.bytes > pool.limit_bytes - pool.headroom_bytes {
-                // Only one that is to be completed goes beyond, and nobody else until it is.
+                // Only one write that is to be completed goes beyond, and no other until it is.
                 if !first.grows || self.completing {
                     return;
                 }

@@ -147,7 +147,7 @@ impl Workers {
         }
     }
 
-    /// Lets so many threads run beyond the limit, until another number is set: so many are known to be stuck.
+    /// Lets `extra` threads, which are known to be stuck, run beyond the limit until another number is set.
     pub(crate) fn allow(&self, extra: usize) {
         let mut state = self.shared.state.lock();
         state.extra = extra;
@@ -203,7 +203,7 @@ impl Shared {
             tracing::warn!(%error, pool = self.name, "cannot start a thread; raise its limit (ulimit -u)");
             let mut state = self.state.lock();
             state.threads -= 1;
-            // With no thread at all nobody would come: give the jobs up, which answers them.
+            // Without any thread the jobs would wait forever: give them up, which answers them.
             let lost = if state.threads == 0 { std::mem::take(&mut state.jobs) } else { VecDeque::new() };
             drop(state);
             drop(lost);
@@ -249,7 +249,7 @@ impl Shared {
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
-            // Threads that were stuck work again: so many are not needed any more.
+            // Threads that were stuck work again: this one is no longer needed.
             if state.threads > self.threads_max && state.threads > state.threads_max(self.threads_max) {
                 break;
             }
@@ -328,7 +328,7 @@ mod tests {
         drop(is_hung);
         let deadline = Instant::now() + Duration::from_secs(30);
         while Arc::strong_count(&hung) > 1 || workers.shared.state.lock().threads > 2 {
-            assert!(Instant::now() < deadline, "so many threads are not needed any more");
+            assert!(Instant::now() < deadline, "threads beyond the limit do not end");
             workers.run(Box::new(|| {}));
             std::thread::yield_now();
         }

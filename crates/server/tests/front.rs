@@ -227,7 +227,7 @@ fn who_does_not_greet_in_time_is_closed() {
     slow.pipe.write_all(b"IMP1").unwrap();
     assert!(silent.is_closed() && slow.is_closed());
     let took = started.elapsed();
-    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(25), "{took:?}");
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn a_slow_reader_stalls_only_itself() {
     for _ in 0..50 {
         assert_eq!(good.call(&read(100_000), &[]).1.len(), 100_000);
     }
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(30));
     // Half of the memory for the slow one; the other's last reply may be on its way.
     assert!(
         toy.vitals.pool().usage_bytes().0 <= (2 << 20) + 100_000,
@@ -303,7 +303,8 @@ fn stopping_lets_accepted_calls_finish() {
     toy.kept.lock().pop().unwrap().send(&Answer::Written(9));
     assert_eq!(peer.answer().unwrap().1, Answer::Written(9));
     assert!(peer.is_closed());
-    assert!(stopping.join().unwrap() < Duration::from_secs(2));
+    // With the call, and not after the five seconds that it waits at most.
+    assert!(stopping.join().unwrap() < Duration::from_secs(5));
     Server::bind(&address, settings()).expect("the port is free again");
 }
 

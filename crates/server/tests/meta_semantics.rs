@@ -94,7 +94,8 @@ fn who_queues_for_a_file_does_not_wait_for_dead_data_servers_again_and_again() {
     let dir = tempfile::tempdir().unwrap();
     let s = start(dir.path());
     s.file("f", 10);
-    s.objects.set_delay(Duration::from_millis(1500));
+    let delay = Duration::from_millis(1500);
+    s.objects.set_delay(delay);
     s.objects.set_away(true);
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -103,7 +104,8 @@ fn who_queues_for_a_file_does_not_wait_for_dead_data_servers_again_and_again() {
             scope.spawn(move || assert_eq!(client.errno(MetaCall::SetAttr { target: at("f"), set: size(1) }), EIO));
         }
     });
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // One after another would take six of them. Usually it is one or two.
+    assert!(began.elapsed() < delay * 5, "{:?}", began.elapsed());
     s.objects.set_delay(Duration::ZERO);
     s.objects.set_away(false);
     s.quiet();
@@ -115,11 +117,11 @@ fn removing_does_not_wait_for_data_servers() {
     let dir = tempfile::tempdir().unwrap();
     let s = start(dir.path());
     s.file("f", 10);
-    s.objects.set_delay(Duration::from_secs(3));
-    let began = Instant::now();
+    s.objects.hold(true);
     s.done(unlink("f"));
     assert_eq!(s.errno(getattr("f")), ENOENT);
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(s.objects.files().len(), 1, "its object is still there");
+    s.objects.hold(false);
     s.idle();
     check_directory(dir.path(), &s.objects);
 }

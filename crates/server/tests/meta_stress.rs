@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use impresario_base::Random;
 use impresario_server::meta::MetaOptions;
 use impresario_wire::message::*;
 use meta_support::*;
@@ -14,12 +15,11 @@ use meta_support::*;
 const THREADS: u64 = 8;
 
 /// A small generator, so that a seed tells a run.
-struct Draw(u64);
+struct Draw(Random);
 
 impl Draw {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
+        self.0.below(n)
     }
 
     fn name(&mut self) -> String {
@@ -30,7 +30,7 @@ impl Draw {
 
 /// A client's operations; its faults must be ones that other clients' operations explain.
 fn client(mut s: Server, seed: u64, until: Instant) -> u64 {
-    let mut draw = Draw(seed);
+    let mut draw = Draw(Random::new(seed));
     let mut held: Vec<Opened> = Vec::new();
     let mut done = 0;
     while Instant::now() < until {
@@ -110,7 +110,7 @@ fn storm(seconds: u64, flapping: bool, seed: u64) {
     let over = AtomicBool::new(false);
     let done: u64 = std::thread::scope(|scope| {
         let flaps = scope.spawn(|| {
-            let mut draw = Draw(seed);
+            let mut draw = Draw(Random::new(seed));
             while flapping && !over.load(Ordering::Relaxed) {
                 s.objects.set_away(draw.below(4) == 0);
                 s.objects.set_delay(Duration::from_micros(draw.below(300)));

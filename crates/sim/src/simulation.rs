@@ -408,11 +408,11 @@ impl Simulation {
             if at > until {
                 break;
             }
-            let Some((at, happening)) = self.calendar.pop() else { break };
+            let Some((at, event)) = self.calendar.pop() else { break };
             self.now = at;
             self.totals.events += 1;
             left -= 1;
-            self.handle(happening);
+            self.handle(event);
         }
         let fraction = self.totals.ended as f64 / self.totals.expected.max(1) as f64;
         Progress {

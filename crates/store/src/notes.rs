@@ -19,7 +19,7 @@ use crate::replace::{read_all, replace_file, write_all};
 const NOTES: &str = "notes";
 const NOTES_NEW: &str = "notes.new";
 const NOTE_BYTES: usize = 16;
-/// Room for so many more notes is taken from the device ahead of them.
+/// Space for this many more notes is allocated ahead of them.
 const SPARE: usize = 1024;
 
 /// A note.

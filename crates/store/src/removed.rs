@@ -30,7 +30,7 @@ use crate::replace::{read_all, write_all};
 pub(crate) const REMOVED: &str = "removed";
 pub(crate) const REMOVED_OLD: &str = "removed.old";
 const KEY_BYTES: usize = 8;
-/// Room for so many more keys is taken from the device ahead of them.
+/// Space for this many more keys is allocated ahead of them.
 const SPARE: usize = 1024;
 
 /// The keys of removed objects.

@@ -1,11 +1,11 @@
-//! How a small file is replaced as a whole, and written at all.
+//! Writes small files and replaces them atomically.
 
 use std::io::{self, IoSlice};
 
 use crate::filesystem::FileSystem;
 
-/// Replaces the file `name` at the top of a directory through `name_new`: after a power failure it is the old one or the
-/// new one, complete. Gives the new one, open.
+/// Replaces the file `name` at the top of a directory through `name_new`; after a power failure it is the old one or the
+/// new one, complete. Returns the new one, open.
 pub(crate) fn replace_file<F: FileSystem>(fs: &F, name: &str, name_new: &str, bytes: &[u8]) -> io::Result<F::File> {
     let file = fs.open(name_new, true)?;
     fs.set_len(&file, 0)?;

@@ -47,7 +47,7 @@ fn judge_list(body: &[u8]) {
 fn there_and_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(kind: Kind, body: &[u8]) {
     let Ok(message) = decode_body::<T>(body) else { return };
     let mut frame = Vec::new();
-    // A body that nobody would send may be over the limit; everything else must come back unchanged.
+    // An unusual body may be over the limit; everything else must come back unchanged.
     if encode_frame(kind, 7, &message, 0, &mut frame).is_ok() {
         let again = decode_body::<T>(&frame[HEADER_BYTES..]);
         assert_eq!(again.as_ref(), Ok(&message));

@@ -356,7 +356,7 @@ pub enum Call {
     ListObjects {
         /// Begin with this key; keys are ordered by their lowest byte, then by number. 0: from the start.
         from: FileKey,
-        /// At most so many; the server may give fewer.
+        /// The maximum; the server may give fewer.
         max: u32,
     },
     /// Data server: move an object that belongs to no file out of the way. It counts as removed from then on. No error when
@@ -418,7 +418,7 @@ impl Call {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Target {
     /// A path from the root of the name space: components separated by `/`, no leading `/`; the root is empty.
-    /// The server follows no symbolic link: whoever walks the tree does.
+    /// The server follows no symbolic link; the client that resolves the path does.
     Path(Vec<u8>),
     /// An open file.
     Handle(u64),
@@ -587,7 +587,7 @@ pub enum MetaCall {
         path: Vec<u8>,
         /// Resume after this name; empty: from the start. Names come in byte order.
         after: Vec<u8>,
-        /// At most so many entries (the server may give fewer, but at least one).
+        /// Maximum entries (the server may give fewer, but at least one).
         max: u32,
     },
     /// Totals over the data servers. Answer: [`Answer::Statfs`].
@@ -663,7 +663,7 @@ pub enum Examine {
         path: Vec<u8>,
         /// Resume after this name; empty: from the start.
         after: Vec<u8>,
-        /// At most so many entries; the server may give fewer.
+        /// Maximum entries; the server may give fewer.
         max: u32,
     },
     /// One name; no entry when there is none.
@@ -677,7 +677,7 @@ pub enum Examine {
         removed: bool,
         /// Resume after this name.
         after: Vec<u8>,
-        /// At most so many entries; the server may give fewer.
+        /// Maximum entries; the server may give fewer.
         max: u32,
     },
     /// From now on it is noted which files are renamed, so that a walk through all directories that misses one is known.

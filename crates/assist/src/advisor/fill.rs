@@ -25,7 +25,7 @@ const SLOWER_PERCENT: u64 = 125;
 enum State {
     #[default]
     Watching,
-    /// An extent of so many bytes is on its way.
+    /// The prefetch of an extent of this many bytes has begun.
     Trying(u64),
     /// The whole file takes so long.
     Known(u64),

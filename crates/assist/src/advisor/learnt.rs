@@ -33,7 +33,7 @@ pub(super) struct Learnt {
 }
 
 impl Learnt {
-    /// For a file of so many bytes; `None` when nothing is predicted of it.
+    /// For a file of the given size; `None` when nothing is predicted of it.
     pub(super) fn new(shape: &std::sync::Arc<Shape>, geometry: Geometry, size_bytes: u64) -> Option<Learnt> {
         let line = ReadingOrder::new(shape.predict(size_bytes), size_bytes);
         let cache = BlockCache::new(geometry, line.bytes());
@@ -96,7 +96,7 @@ impl Learnt {
     pub(super) fn depart(&mut self, program: u64) {
         self.places.remove(&program);
         self.line.depart(program);
-        // What nobody knows the next reader of is the kernel's.
+        // Memory without a known next reader is left to the kernel.
         self.cache.depart(program);
     }
 

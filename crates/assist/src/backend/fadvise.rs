@@ -20,7 +20,7 @@ use impresario_device::{DeviceLimits, device_limits};
 
 /// Hints are never split smaller.
 const SMALLEST_BYTES: u64 = 128 << 10;
-/// One call of so many is looked after, after the first [`LOOKED_AT_FIRST`].
+/// One call in this many is checked, after the first [`LOOKED_AT_FIRST`].
 const LOOK_EVERY: u64 = 16;
 const LOOKED_AT_FIRST: u64 = 8;
 /// Calls in a row that brought nothing at all, after which advice counts as ignored.

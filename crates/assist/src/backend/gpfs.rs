@@ -98,7 +98,7 @@ impl Gpfs {
     fn begin(&self, file: HintedFile<'_>) -> io::Result<Held> {
         let giver = self.giver(file)?;
         if self.here.is_none() {
-            // A manager that was killed may have left ranges taken on, and nobody else in the program gives hints.
+            // A manager that was killed may have left ranges taken on, and no other thread of the program gives hints.
             giver.give(file.fd, &Hint::Cancel)?;
         }
         Ok(Held {
@@ -198,7 +198,7 @@ impl HintBackend for Gpfs {
             return Ok(()); // a length of 0 would mean the rest of the file
         }
         if let Some(shared) = self.opens(file.id) {
-            // Whoever's read brought it in.
+            // Whichever program's read brought it in.
             let mut opens = shared.lock();
             opens.retain(|held| !held.giver.is_gone());
             let released = opens.iter_mut().map(|held| held.release(&range)).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! One block of a file that somebody holds.
+//! One block of a file, as held for its readers.
 
 use std::ops::Range;
 

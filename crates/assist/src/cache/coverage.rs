@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Ranges of one block, at most so many; more are counted as if the smallest gap had been read, too.
+/// Maximum ranges of one block; more are counted as if the smallest gap had been read, too.
 const RANGES_MAX: usize = 64;
 
 /// A set of bytes.

@@ -17,7 +17,8 @@ const SLOW_READS: u64 = 8;
 const EXTENT_BYTES: (u64, u64) = (1 << 20, 4 << 20);
 /// Extents that must speak against hints; one that costs twice as much as is bearable is enough.
 const AGAINST: u32 = 2;
-/// Reads until an extent is judged that the program has not passed, and until one is given up whose end nobody told.
+/// Reads until an extent is judged that the program has not passed, and until one is given up whose end was not
+/// reported.
 const READS_MAX: (u64, u64) = (64, 1024);
 
 /// What came of a read.
@@ -29,7 +30,7 @@ pub(super) enum Step {
     Try(Range<u64>),
     /// Hints pay, or cannot be tried.
     Pays,
-    /// They save so many percent of the time of the reads, negative: they take longer; and how the reads are without.
+    /// They save this percentage of the time of the reads (negative: they take longer); and how the reads are without.
     Against(i64, Sample),
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// First bytes of a file that tell its format.
 pub const MAGIC_BYTES: usize = 8;
-/// First bytes that files have in common must be at least so many to tell a format.
+/// Minimum first bytes that files must share to identify a format.
 const MAGIC_BYTES_MIN: usize = 4;
 /// The longest suffix; a longer one is part of the name.
 const SUFFIX_BYTES_MAX: usize = 16;

@@ -1,10 +1,10 @@
-//! What a program is called, so that its next run is known again: the name of its executable or, of an interpreter, the
-//! script's.
+//! The name by which a program's next run is recognised: that of its executable or, for an interpreter, that of the
+//! script.
 
 /// Programs that run scripts, without a version (`python3.12` is `python`).
 const INTERPRETERS: [&str; 13] =
     ["python", "perl", "ruby", "Rscript", "julia", "node", "php", "lua", "octave", "sh", "bash", "dash", "zsh"];
-/// Options of these that a word follows: what is not a script.
+/// Options of interpreters that take a word, which is then not the script.
 const WITH_A_WORD: [&str; 4] = ["-W", "-X", "-I", "--require"];
 /// The longest name that is kept.
 pub const NAME_BYTES_MAX: usize = 100;

@@ -1,5 +1,5 @@
 //! Where what was learnt is kept: one file for each program, in a folder of the user's, behind it one of the machine's that
-//! its administrator fills and nobody else writes.
+//! its administrator fills and no other user writes.
 
 use std::fmt;
 use std::fs::File;
@@ -251,7 +251,7 @@ impl Store {
         }
     }
 
-    /// Whoever has this may write to the folder, which is made if it is not there.
+    /// The holder of this may write to the folder, which is made if it is not there.
     fn lock(&self) -> Result<File, StoreError> {
         std::fs::create_dir_all(&self.folder).map_err(failed(&self.folder, "cannot be made"))?;
         let path = self.folder.join(".lock");

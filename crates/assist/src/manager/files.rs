@@ -69,7 +69,7 @@ impl Files {
         Files { open, closed: VecDeque::new(), others: FileReport::default(), stand_down, device, watched }
     }
 
-    /// A file, new if nobody has it open.
+    /// A file, new if no program has it open.
     fn file(
         &mut self,
         acting: &Acting<'_>,

@@ -55,7 +55,7 @@ pub(super) enum Work {
     /// Brings it in, and how long that takes is to be told.
     Try(Range<u64>),
     ReadAhead(ReadAhead),
-    /// Nobody needs this descriptor. Closing it may block in its file system, so a worker does.
+    /// This descriptor is no longer needed. Closing it may block in its file system, so a worker does.
     LetGo,
     /// The program closed it; `last` when no other program has it open.
     Close {
@@ -120,7 +120,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Starts so many workers, at least 2, of which one user, or one device, may have `share`. `wake` is called after each
+    /// Starts the workers, at least 2, of which one user, or one device, may have `share`. `wake` is called after each
     /// report sent to `done`.
     pub(super) fn start(
         workers: u32,
@@ -342,7 +342,7 @@ impl Pool {
             Work::Try(range) => {
                 let began = Instant::now();
                 let (result, backend) = self.backends.bring_in(*choice, file, range.clone());
-                // Where a hint only begins something, nobody knows when it ends.
+                // Where a hint only begins something, its end is unknown.
                 let took_ns = backend.waits().then(|| u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 Some(Done { id: *id, range, fresh: false, took_ns, backend: backend.name(), result })
             }

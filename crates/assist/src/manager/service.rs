@@ -165,7 +165,7 @@ impl Service {
         })
     }
 
-    /// Runs until it is told to stop, or nobody could tell it any more.
+    /// Runs until it is told to stop, or the sender is gone.
     pub(super) fn run(mut self) {
         let answer = loop {
             match self.turn() {

@@ -22,13 +22,13 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Whether a socket is there that a manager left behind: nobody listens at it any more.
+/// Whether a socket is there that a manager left behind and no process listens at.
 pub fn is_abandoned(path: &Path) -> bool {
     let (Ok(socket), Ok(address)) = (new_socket(), SocketAddrUnix::new(path)) else { return false };
     connect(socket, &address) == Err(rustix::io::Errno::CONNREFUSED)
 }
 
-/// Listens at a path, in place of a socket that nobody listens at any more.
+/// Listens at a path, in place of a socket that no process listens at any more.
 pub(super) fn listen(path: &Path, access: Access) -> io::Result<OwnedFd> {
     let told = |e: io::Error, what: &str| io::Error::new(e.kind(), format!("{}: {what}: {e}", path.display()));
     let address =
@@ -53,7 +53,7 @@ pub(super) fn listen(path: &Path, access: Access) -> io::Result<OwnedFd> {
         Access::Everyone => Mode::from_raw_mode(0o666),
     };
     rustix::fs::chmod(path, mode).map_err(|e| told(e.into(), "its access cannot be set"))?;
-    // Nobody can connect before this.
+    // No program can connect before this.
     rustix::net::listen(&listener, BACKLOG).map_err(|e| told(e.into(), "cannot be listened at"))?;
     Ok(listener)
 }

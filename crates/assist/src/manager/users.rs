@@ -28,7 +28,7 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// With the limits of the configuration and, where its budget is 0, a budget of so many bytes for the node.
+    /// With the limits of the configuration and, where its budget is 0, `node_bytes` for the node.
     pub(super) fn new(limits: Limits, budget: Budget, node_bytes: u64) -> Users {
         let mut users =
             Users { limits, budget, node_bytes: 0, held_bytes: 0, ring_bytes: 0, users: FxHashMap::default() };
@@ -99,7 +99,7 @@ impl Users {
         self.change(uid, |user| user.files -= 1);
     }
 
-    /// How many bytes a user may still bring in for a file that holds so many.
+    /// How many more bytes a user may prefetch for a file for which `file_held_bytes` are held.
     pub(super) fn room_bytes(&self, uid: u32, file_held_bytes: u64) -> u64 {
         let user = self.users.get(&uid).map_or(0, |u| u.held_bytes);
         let node = self.node_bytes.saturating_sub(self.held_bytes);

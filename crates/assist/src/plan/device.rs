@@ -102,7 +102,7 @@ impl Device {
         self.read_ahead_bytes.max(self.request_bytes_max)
     }
 
-    /// The least time in which so many bytes can be read, ns: in the best size of request, all channels busy.
+    /// The least time in which `bytes` can be read, ns: in the best size of request, all channels busy.
     pub fn streaming_ns(&self, bytes: u64) -> u64 {
         let largest = self.request_bytes_max.max(4096);
         let halves = std::iter::successors(Some(largest), |n| Some(n / 2).filter(|n| *n >= 4096));

@@ -40,7 +40,7 @@ const TRY_READS_MAX: usize = 30_000;
 const RUN_READS_MAX: usize = 2_000_000;
 /// Files that are looked at, at most: those that were waited for longest.
 const FILES_MAX: usize = 2_000;
-/// Hints for so many files of one folder become one for the folder.
+/// Hints for this many files of one folder become one for the folder.
 const FOLDER_FILES: usize = 8;
 
 /// How to plan.
@@ -190,7 +190,7 @@ pub fn plan(trace: &Trace, options: &Options) -> Plan {
 /// Replays the whole run with all hints and writes them down, if they pay together as well.
 fn decide(plan: &mut Plan, whole: &Run, chosen: Vec<(usize, Entry)>, options: &Options) {
     if chosen.is_empty() {
-        // Files come in the order of the time waited for them; of the program's own parts nobody wants to know.
+        // Files come in the order of the time waited for them; the program's own files are left out.
         let data = plan.files.iter().find(|f| f.purpose != Purpose::Program).or(plan.files.first());
         let best = data.map(|f| f.why.as_str()).unwrap_or_default();
         plan.refused = Some(format!("No hint would save {:.0} % of the run time. {best}", 100.0 * options.gain_min));

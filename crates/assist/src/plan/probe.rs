@@ -1,5 +1,4 @@
-//! A quick measurement of the device under a file, when nobody has calibrated it: a few direct reads of a file that is
-//! there anyway. A calibration (`impresario calibrate`) is better; this tells a disk from flash from a limited volume.
+//! A quick measurement of the device under a file, when it has not been calibrated: a few direct reads of an existing file. A calibration (`impresario calibrate`) is better; this tells a disk from flash from a limited volume.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,6 +6,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use impresario_base::Random;
 use impresario_sched::{CostCurve, Nanos, OpCost};
 
 use super::device::Device;
@@ -29,13 +29,10 @@ pub fn probe(path: &Path, time: Duration) -> io::Result<Device> {
     let each = time.max(Duration::from_millis(500)) / (2 * SIZES.len() as u32);
     let mut random = Vec::new();
     let mut sequential = Vec::new();
-    let mut seed = 0x9e37_79b9_7f4a_7c15u64 ^ size;
+    let mut random_place = Random::new(size);
     for len in SIZES {
         let places = (size - len) / 4096 + 1;
-        let anywhere = |_: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 20) % places * 4096
-        };
+        let anywhere = |_: u64| random_place.below(places) * 4096;
         random.push((len, median(&file, len, each, &mut buffer, anywhere)?));
         let begin = size / 3 / 4096 * 4096;
         let on = |i: u64| (begin + i * len) % ((size - len).max(1)) / 4096 * 4096;

@@ -53,7 +53,7 @@ impl Fanotify {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call above gave us this descriptor and nobody else has it.
+        // SAFETY: the call above gave us this descriptor and nothing else owns it.
         let group = unsafe { OwnedFd::from_raw_fd(fd) };
         let (tell, told) = sync_channel(TOLD_MAX);
         let (lost, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -93,7 +93,7 @@ impl Fanotify {
         n
     }
 
-    /// Accesses that were allowed and not told because nobody drained.
+    /// Accesses that were allowed but not reported because the queue was not drained.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }

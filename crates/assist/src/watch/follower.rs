@@ -194,7 +194,7 @@ fn open_found(path: &Path, number: FileId) -> Option<File> {
     if !regular || (about.st_dev, about.st_ino) != (number.dev, number.ino) {
         return None;
     }
-    // Opened by the name that is held, which nobody can swap.
+    // Opened through the descriptor that is held, which cannot be swapped.
     let path = format!("/proc/self/fd/{}", name.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)

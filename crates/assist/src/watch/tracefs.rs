@@ -115,7 +115,7 @@ impl AsFd for Tracefs {
 impl Drop for Tracefs {
     fn drop(&mut self) {
         let _ = self.watch(&[]);
-        // The pipe is still open here, which keeps the instance busy: it is swept by whoever comes next, or now by a
+        // The pipe is still open here, which keeps the instance busy: the next manager sweeps it, or now by a
         // reopened null.
         if let Ok(null) = File::open("/dev/null") {
             self.pipe = null;

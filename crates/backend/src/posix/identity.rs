@@ -125,7 +125,7 @@ impl Drop for Acting<'_> {
             }
             std::thread::yield_now();
         }
-        // A thread that served on as somebody else would give that user others' files.
+        // A thread that went on under another identity would give that user others' files.
         eprintln!("impresario: a thread could not return to the server's own user; stopping");
         std::process::abort();
     }

@@ -92,7 +92,7 @@ impl Drop for Open {
 }
 
 impl Node {
-    /// True when its last name is gone and nobody holds it.
+    /// True when its last name is gone and nothing holds it.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire) && self.holds.load(Ordering::Acquire) == 0
     }
@@ -270,7 +270,7 @@ impl Nodes {
         let mut shard = self.shard(handle);
         let Some((node, _)) = shard.by_handle.get(handle) else { return };
         let fewer = |holds: u32| holds.checked_sub(1);
-        let _ = node.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer); // of nobody: nothing ends
+        let _ = node.holds.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer); // held by nothing: nothing ends
         let node = if node.is_gone() { shard.by_handle.remove(handle).map(|(node, _)| node) } else { None };
         drop(shard);
         self.close(node);
@@ -302,7 +302,7 @@ impl Nodes {
         }
     }
 
-    /// Closes everything that nobody holds.
+    /// Closes everything that is not held.
     pub(super) fn close_all(&self) {
         self.close_idle(Duration::ZERO);
         for shard in &self.shards {

@@ -1,4 +1,4 @@
-//! Whose rights count: those of the caller, and nobody else's.
+//! Whose rights count: those of the caller alone.
 
 use super::{Check, Suite, refuses};
 use crate::{Caller, Handle, Make, SetAttr};
@@ -31,7 +31,7 @@ fn files_belong_to_their_makers(suite: &Suite<'_>, dir: &Handle) {
         assert_eq!((attr.uid, attr.gid), (7001, 7001), "{name}");
     }
     let (file, _) = backend.lookup(&ann, dir, b"file").unwrap();
-    // Nobody gives a file away, or takes one; its own owner and group are no change.
+    // No user gives a file away, or takes one; its own owner and group are no change.
     let to = |uid, gid| SetAttr { uid, gid, ..SetAttr::default() };
     refuses(backend.set_attr(&ann, &file, &to(Some(7002), None)), libc::EPERM);
     refuses(backend.set_attr(&bob, &file, &to(Some(7002), None)), libc::EPERM);
@@ -58,7 +58,7 @@ fn rights_are_the_callers(suite: &Suite<'_>, dir: &Handle) {
     let (file, _) = backend.make(&ann, dir, b"file", Make::File, &mode(0o600)).unwrap();
     backend.write(&ann, &file, 0, b"secret", false).unwrap();
     let mut bytes = [0; 6];
-    // The file is open for its owner, and for nobody else because of that.
+    // The file is open for its owner, and for no other user because of that.
     refuses(backend.read(&bob, &file, 0, &mut bytes), libc::EACCES);
     refuses(backend.write(&bob, &file, 0, b"x", false), libc::EACCES);
     refuses(backend.set_attr(&bob, &file, &SetAttr { size_bytes: Some(0), ..SetAttr::default() }), libc::EACCES);

@@ -210,7 +210,7 @@ const FOLDER: &str = "impresario-assist-";
 /// The directory of our own manager's socket, as long as this lives.
 pub struct OwnSocket {
     folder: tempfile::TempDir,
-    /// Tells others that start at the same time that the socket is not left behind: at first nobody listens at it.
+    /// Tells others that start at the same time that the socket is not left behind: at first no process listens at it.
     _lock: File,
 }
 

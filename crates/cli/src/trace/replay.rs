@@ -47,7 +47,7 @@ pub struct Args {
     /// Past the cluster's I/O nodes
     #[arg(long, requires = "config")]
     direct: bool,
-    /// When requests are made: original (at the recorded instants), scaled:FACTOR (all intervals so many times as long), think (as
+    /// When requests are made: original (at the recorded instants), scaled:FACTOR (intervals multiplied by FACTOR), think (as
     /// long after the request before as in the trace), fast (as soon as the request before has ended)
     #[arg(long, default_value = "original", value_name = "HOW")]
     timing: Timing,

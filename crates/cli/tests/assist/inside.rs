@@ -233,7 +233,7 @@ fn a_call_that_takes_long_holds_nobody_up() {
     assert!(rate > 50.0, "{rate:.0} reads a second while each hint takes two seconds");
     let ended = std::time::Instant::now();
     stage.end(process);
-    assert!(ended.elapsed() < std::time::Duration::from_secs(5));
+    assert!(ended.elapsed() < std::time::Duration::from_secs(20));
 }
 
 #[test]

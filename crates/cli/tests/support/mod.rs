@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use impresario_base::Random;
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
 use impresario_config::{Config, Data, Io, Meta};
 
@@ -17,9 +18,19 @@ pub const IMPRESARIO: &str = env!("CARGO_BIN_EXE_impresario");
 /// How long a server may take to start or to stop. Generous: the machine may be busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Ports that were free a moment ago, all different.
+/// Ports that were free a moment ago, all different. None of those that the kernel gives to outgoing connections: one of
+/// these could take the port of a server that is not up yet, or down for a while.
 pub fn free_ports(count: usize) -> Vec<u16> {
-    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let end: u64 = range.split_whitespace().next().unwrap().parse().unwrap();
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let mut random = Random::new(since_epoch.as_nanos() as u64 ^ u64::from(std::process::id()) << 40);
+    // With a range that begins low, the kernel chooses.
+    let mut draw = || if end > 12_000 { 10_000 + random.below(end - 10_000) as u16 } else { 0 };
+    let mut held: Vec<TcpListener> = Vec::new();
+    while held.len() < count {
+        held.extend(TcpListener::bind(("127.0.0.1", draw())));
+    }
     held.iter().map(|socket| socket.local_addr().unwrap().port()).collect()
 }
 
@@ -94,6 +105,13 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Whether a process has a handler for a signal.
+pub fn catches(pid: u32, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// What a command wrote, and how it ended.

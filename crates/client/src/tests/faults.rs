@@ -429,8 +429,8 @@ fn another_route_is_taken_when_one_is_shut_or_silent() {
         }
         Flow::Continue
     });
-    let link = link_to(&[slow.address(), good.address()], Duration::from_secs(4));
-    assert!(!write(&link, in_ms(4000)).unwrap().repeated);
+    let link = link_to(&[slow.address(), good.address()], Duration::from_secs(8));
+    assert!(!write(&link, in_ms(8000)).unwrap().repeated);
     assert_eq!(link.identity().epoch(), 0);
 
     let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -64,12 +64,12 @@ pub(crate) fn set_name(name: &CStr) {
     if bytes.len() > NAME_BYTES || SET.load(Acquire) {
         return;
     }
-    // SAFETY: nobody reads before `SET`, and only the library's start comes here.
+    // SAFETY: no thread reads before `SET`, and only the library's start comes here.
     unsafe { (&mut *NAME.0.get())[..bytes.len()].copy_from_slice(bytes) };
     SET.store(true, Release);
 }
 
-/// Says it, if it was not said before in this process. A log that cannot be written is nobody's trouble.
+/// Writes a line that was not written before in this process. A log that cannot be written is ignored.
 pub(crate) fn say(line: Notice) {
     let bit = 1 << line as u32;
     if !SET.load(Acquire) || SAID.fetch_or(bit, Relaxed) & bit != 0 {

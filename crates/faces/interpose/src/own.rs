@@ -69,7 +69,7 @@ impl Own {
         Some(self.number.load(Acquire) - 1).filter(|n| *n >= 0)
     }
 
-    /// Uses the descriptor if it is still ours. Whoever takes the number away waits for the user to finish.
+    /// Uses the descriptor if it is still ours. A thread that takes the number away waits for the user to finish.
     pub(crate) fn with<R>(&self, run: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
         self.users.fetch_add(1, SeqCst);
         let number = self.number.load(SeqCst) - 1;
@@ -120,7 +120,7 @@ impl Own {
         let number = self.number.swap(0, SeqCst) - 1;
         self.wait_for_users();
         if ours && number >= 0 {
-            // SAFETY: ours, and nobody else uses the number any more.
+            // SAFETY: ours, and no other thread uses the number any more.
             unsafe { rustix::io::close(number) };
         }
     }
@@ -193,7 +193,7 @@ mod tests {
                 assert_eq!(own.with(|_| ()), None);
             }
             own.close();
-            assert!(rustix::fs::fstat(&place).is_ok(), "closed somebody else's descriptor");
+            assert!(rustix::fs::fstat(&place).is_ok(), "closed another file's descriptor");
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use impresario_ring::patterns::PATH_BYTES_MAX;
 
-/// So many threads can look at paths at a time; the next one leaves its descriptor for its next use.
+/// Maximum threads that can look at paths at a time; the next one leaves its descriptor for its next use.
 const PATH_BUFFERS: usize = 32;
 
 struct PathBuffer {

@@ -106,7 +106,7 @@ impl Assist {
                 log::say(Notice::BadSocketName);
                 return;
             }
-            // SAFETY: nobody reads it before `STARTED`.
+            // SAFETY: no thread reads it before `STARTED`.
             unsafe { (&mut *NAME.0.get())[..bytes.len()].copy_from_slice(bytes) };
             helper::set_library(libgpfs.unwrap_or(impresario_gpfs::LIBRARY));
             let _ = PAGE.wipe_on_fork();
@@ -277,7 +277,7 @@ fn fresh_ring() -> Option<OwnedFd> {
         return ring.renew().ok();
     }
     let (producer, memory) = Producer::create(SLOTS).ok()?;
-    // SAFETY: with the lock held, and nobody reads it before `RING_MADE`.
+    // SAFETY: with the lock held, and no thread reads it before `RING_MADE`.
     unsafe { (*RING.0.get()).write(producer) };
     RING_MADE.store(true, Release);
     Some(memory)

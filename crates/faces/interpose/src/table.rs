@@ -15,7 +15,7 @@ use crate::process::quietly;
 pub const DESCRIPTORS: usize = 65_536;
 
 /// How long an entry is trusted before the descriptor's identity is looked at again, in nanoseconds: programs can close
-/// descriptors in ways that nobody sees.
+/// descriptors in ways that cannot be observed.
 const TRUST_NS: u64 = 100_000_000;
 
 const IGNORED: u32 = 1;

@@ -1,8 +1,8 @@
 //! What a node was before an operation (weak cache consistency; RFC 1813, 2.6): told only where it is the truth.
 //!
-//! A client that finds its cached attributes equal to those "before" concludes that nobody else has changed the node and
-//! keeps what it has cached of it. So "before" is told only while all changes under way of the node are one client's.
-//! Changes that are made to the file system past this server are not seen.
+//! A client that finds its cached attributes equal to those "before" concludes that no other client has changed the node, and
+//! keeps its cached data. So "before" is sent only while all changes of the node in progress are one client's. Changes
+//! made to the file system outside this server are not seen.
 
 use impresario_backend::Handle;
 use impresario_base::lock::Mutex;

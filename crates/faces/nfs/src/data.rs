@@ -1,5 +1,5 @@
 //! What the scheduler has released: batches become reads and writes of the backend, and their parts are answered; what
-//! nobody has asked for yet is read into the page cache.
+//! no client has requested yet is read into the page cache.
 //!
 //! A batch touches one file in one piece. Its parts are read in one call and divided, or written in one call; where that
 //! fails, each part is tried alone, so that an error meets only the call that it concerns. Parts of different users are
@@ -137,7 +137,7 @@ fn perform(service: &Arc<Service>, work: Work<Queued>) {
     }
 }
 
-/// Reads what nobody has asked for yet into the page cache.
+/// Reads ahead into the page cache.
 fn read_ahead(service: &Service, work: Work<Queued>) {
     let Work { parts, ticket, .. } = work;
     let (started, mut done) = (now(), Done::default());

@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use impresario_backend::SetAttr;
 use impresario_base::Random;
@@ -103,8 +103,10 @@ fn idle_connections_give_way_and_end() {
     let mut others: Vec<Client> = (0..20).map(|_| served.client()).collect();
     let answered = others.iter_mut().filter_map(|client| client.mount("/data").ok()).count();
     assert!(answered >= 1);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let mut late = served.client();
     while late.mount("/data").is_err() {
+        assert!(Instant::now() < deadline, "no connection gives way");
         std::thread::sleep(Duration::from_millis(50));
         late = served.client();
     }

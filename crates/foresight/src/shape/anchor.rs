@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Shares of the size are fractions with denominators up to here.
 const DENOMINATOR_MAX: u32 = 16;
-/// Places at a share of the size, other than none or all of it, are at most so many bytes beside it.
+/// Places at a share of the size, other than none or all of it, are at most this many bytes beside it.
 const BESIDE_BYTES_MAX: i64 = 64 << 10;
 
 /// `size × num ÷ den + bytes`: with a share of 0 a distance from the beginning, with one of 1 a distance from the end.

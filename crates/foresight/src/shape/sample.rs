@@ -13,7 +13,7 @@ const GROUP_MAX: usize = 8;
 /// Repetitions that make a series; fewer are separate pieces.
 const REPEATS_MIN: usize = 3;
 /// Reads of what was read just before need no prefetch and are left out: in this much of the current piece, or in one of
-/// so many pieces before that are not longer than this.
+/// this many pieces before are not longer than this.
 const RECENT_BYTES: u64 = 4 << 20;
 const RECENT_PIECES: usize = 8;
 const RECENT_PIECE_BYTES_MAX: u64 = 1 << 20;

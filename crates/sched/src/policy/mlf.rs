@@ -12,8 +12,10 @@
 //!   one (`parts/windows.rs`). `window_us=0` is the rule of agios-2013 alone.
 //! - `weights`: an application's quanta grow faster, and its windows last longer, by its weight ("the grow of a quantum
 //!   could be set for each application"). A queue has the weight of the request that opened it.
-//! - `adapt`: a file's next quantum follows its use. It is on in `aioli`, which is this policy with other defaults, as
-//!   is `hold_us`, which is ours: short runs are held for their neighbours (`parts/holds.rs`).
+//! - `adapt`: a file's next quantum follows its use. It is on in `aioli`, as is `hold_us`, which is ours: short runs are
+//!   held for their neighbours (`parts/holds.rs`).
+//!
+//! What lengthens or delays a queue's turn is in `parts/tenure.rs`, the parameters are in `mlf/params.rs`.
 //!
 //! Ours, where the papers are silent: a virtual request is at most one batch. "Offset order" starts at the lowest
 //! offset each time, which starves high ones: after `guard_batches` batches of a queue that passed over its oldest
@@ -26,46 +28,37 @@
 //! for holds (`hold_us`, and `anticipation_us` within windows: at most one of each before a batch; both stop for files
 //! where they do not pay) and `pass_us` (a lane idles until the pass in which a request becomes eligible).
 
+mod params;
+
 use std::any::Any;
 use std::sync::Arc;
 
 use impresario_foresight::PredictedQueues;
 
-use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
+pub(super) use params::params;
+
 use super::parts::arrivals::Guards;
 use super::parts::foreseen::Foreseen;
-use super::parts::holds::Holds;
 use super::parts::levels::{Levels, key_of};
+use super::parts::tenure::Tenure;
 use super::parts::turns::Turns;
-use super::parts::windows::{Dedicated, WINDOW_BATCHES, Windows};
-use super::{
-    Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason,
-};
+use super::parts::windows::WINDOW_BATCHES;
+use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::contract::Linked;
 use crate::spec::PolicySpec;
 use crate::table::Slot;
-use crate::types::{LaneId, Nanos};
+use crate::types::Nanos;
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "mlf",
     summary: "Multilevel feedback: aggregate in offset order, quanta grow until a request's turn has come.",
     source: "agios-2013, III (algorithm of aioli-2006)",
     conduct: CONDUCT,
-    params: MLF_PARAMS,
+    params: &params("8192", "off", "0"),
     build: |params, setup| build(params, setup, None),
 };
 
-/// The same with the parts of aIOLi that agios-2013 left out.
-pub(super) const AIOLI: PolicyInfo = PolicyInfo {
-    name: "aioli",
-    summary: "mlf with adapted quanta and short holds for synchronous parallel applications.",
-    source: "aioli-2006, part 2; defaults of the public library",
-    conduct: CONDUCT,
-    params: AIOLI_PARAMS,
-    build: |params, setup| build(params, setup, None),
-};
-
-const CONDUCT: Conduct = Conduct {
+pub(super) const CONDUCT: Conduct = Conduct {
     idles: |params| {
         let held = params.integer("window_us") > 0 && params.integer("anticipation_us") > 0;
         held || params.integer("hold_us") > 0 || params.integer("pass_us") > 0
@@ -73,112 +66,30 @@ const CONDUCT: Conduct = Conduct {
     ..Conduct::conserving("(older requests of the lane + 1) × (256 × guard_batches + 1) batches")
 };
 
-const MLF_PARAMS: &[ParamInfo] = &params("8192", "off", "0");
-const AIOLI_PARAMS: &[ParamInfo] = &params("65536", "on", "900");
-
-/// The parameters, with the defaults in which `mlf` and `aioli` differ.
-pub(super) const fn params(quantum_bytes: &'static str, adapt: &'static str, hold_us: &'static str) -> [ParamInfo; 12] {
-    [
-        ParamInfo {
-            name: "quantum_bytes",
-            default: quantum_bytes,
-            range: Range::Integer(512, 1 << 30),
-            doc: "Each pass adds the time to process this many bytes.",
-        },
-        ParamInfo { doc: "Requests per virtual request at most.", ..BATCH_REQUESTS },
-        ParamInfo { doc: "Bytes per virtual request at most.", ..BATCH_BYTES },
-        ParamInfo {
-            name: "growth",
-            default: "fixed",
-            range: Range::Choice(&["fixed", "double"]),
-            doc: "How quanta grow: a fixed step (paper) or doubling (public library).",
-        },
-        ParamInfo {
-            name: "pass_us",
-            default: "0",
-            range: Range::Integer(0, 10_000_000),
-            doc: "Time that a pass takes, microseconds; 0: none.",
-        },
-        ParamInfo {
-            name: "window_us",
-            default: "60000",
-            range: Range::Integer(0, 10_000_000),
-            doc: "Dedicated window: how long a queue whose turn it is keeps its lane while it has requests, \
-                  microseconds; 0: one batch a pass.",
-        },
-        ParamInfo {
-            name: "anticipation_us",
-            default: "2000",
-            range: Range::Integer(0, 1_000_000),
-            doc: "How long a lane is held within a window for the next request of a synchronous process at most, \
-                  microseconds; 0: not.",
-        },
-        ParamInfo {
-            name: "guard_batches",
-            default: "16",
-            range: Range::Integer(0, 1_000_000),
-            doc: "Batches of a queue that may pass over its oldest request; 0: any number.",
-        },
-        ParamInfo {
-            name: "weights",
-            default: "",
-            range: Range::Text("rules such as \"a: job=17 {weight=4}; b: * {weight=1}\", weights from 0.01 to 100"),
-            doc: "How fast quanta grow and how long windows last, by application; the first rule that fits counts.",
-        },
-        ParamInfo { name: "adapt", default: adapt, range: SWITCH, doc: "A file's next quantum follows its use." },
-        ParamInfo {
-            name: "hold_us",
-            default: hold_us,
-            range: Range::Integer(0, 1_000_000),
-            doc: "How long a run shorter than the file's usual ones is held for its neighbours, microseconds; 0: not.",
-        },
-        ParamInfo {
-            name: "reads_ahead_requests",
-            default: "0",
-            range: Range::Integer(0, 1 << 20),
-            doc: "A write is ordered as if it had arrived this many requests later.",
-        },
-    ]
-}
-
 /// Builds from the parameters; `foreseen`: with holds for predicted requests.
 pub(super) fn build(
     params: &Params,
     setup: &Setup,
     foreseen: Option<Foreseen>,
 ) -> Result<Box<dyn Policy>, PolicyError> {
-    let micros = |name| Nanos::from_micros(params.integer(name));
     let levels = Levels::new(params, setup);
-    // If lanes share one space, a queue's next request may be for any of them, so no lane is held.
-    let hold = if setup.shared_space { Nanos::ZERO } else { micros("anticipation_us") };
     let guard = params.integer("guard_batches").saturating_mul(WINDOW_BATCHES);
     Ok(Box::new(Mlf {
         levels: levels.map_err(|why| params.refuse("weights", format!("in the form of rules: {why}")))?,
-        holds: Holds::new(micros("hold_us")),
-        foreseen,
-        windows: Windows::new(micros("window_us"), hold, params.integer("batch_bytes"), setup.lanes),
+        tenure: Tenure::new(params, setup, foreseen),
         guards: Guards::new(guard, setup.lanes.into(), setup.capacity),
         turns: Turns::default(),
-        aside: Vec::new(),
         params: params.clone(),
     }))
 }
 
-/// Maximum queues skipped in one decision because their runs are held.
-const ASIDE_MAX: usize = 8;
-
 struct Mlf {
     params: Params,
     levels: Levels,
-    holds: Holds,
-    /// Only in policies that use recorded runs.
-    foreseen: Option<Foreseen>,
-    windows: Windows,
+    tenure: Tenure,
     /// By lane group.
     guards: Guards,
     turns: Turns,
-    /// Queues that the current decision skips; empty between decisions.
-    aside: Vec<u32>,
 }
 
 impl Mlf {
@@ -193,7 +104,7 @@ impl Mlf {
         let mut held: Option<Choice> = None;
         // A stale entry can make a queue look ready; each iteration removes one, so the loop ends.
         let choice = loop {
-            let (q, window) = match self.next_queue(view, lane) {
+            let (q, window) = match self.tenure.next_queue(view, &mut self.levels, lane) {
                 Ok(next) => next,
                 Err(wait) => break wait,
             };
@@ -201,51 +112,17 @@ impl Mlf {
                 self.levels.refile(view, q);
                 continue;
             };
-            if !guarded
-                && view.open(view.table.lane(head))
-                && let Some(until) = self.hold_until(view, q, head)
-            {
-                let hold = Choice::Wait { until, reason: WaitReason::Hold };
+            let may_hold = !guarded && view.open(view.table.lane(head));
+            let hold = if may_hold { self.tenure.hold(view, &self.levels, q, head) } else { None };
+            match hold {
+                None => break self.send_if_open(view, q, head, batch),
                 // Within a window, a short wait costs less than a seek to another file and back.
-                if window.is_some() && self.foreseen.as_ref().is_some_and(|f| f.is_causal()) {
-                    break hold;
-                }
-                held = Some(held.map_or(hold, |held| held.sooner(hold)));
-                self.levels.put_aside(view, q);
-                self.aside.push(q);
-                continue;
+                Some(hold) if window.is_some() && self.tenure.is_causal() => break hold,
+                Some(hold) => held = Some(held.map_or(hold, |held| held.sooner(hold))),
             }
-            break self.send_if_open(view, q, head, batch);
+            self.tenure.put_aside(view, &mut self.levels, q);
         };
         held.map_or(choice, |held| held.sooner(choice))
-    }
-
-    /// The lane's next queue, and where its offset order begins if the lane is in its window.
-    fn next_queue(&mut self, view: &View<'_>, lane: usize) -> Result<(u32, Option<u64>), Choice> {
-        match self.windows.at(view, lane, |key| self.levels.find(key)) {
-            Dedicated::To(q, offset) if !self.aside.contains(&q) => return Ok((q, Some(offset))),
-            Dedicated::To(..) | Dedicated::No => {}
-            Dedicated::Held(until) => return Err(Choice::Wait { until, reason: WaitReason::Hold }),
-            Dedicated::Over(q) => self.levels.end_turn(view, q),
-        }
-        self.levels.next(view, lane).map(|q| (q, None))
-    }
-
-    /// How long a queue holds its first run `head` for a longer one; `None`: not at all.
-    fn hold_until(&mut self, view: &View<'_>, q: u32, head: Slot) -> Option<Nanos> {
-        if self.aside.len() >= ASIDE_MAX {
-            return None;
-        }
-        if let Some(foreseen) = &mut self.foreseen
-            && let Some(until) = foreseen.hold(view, self.levels.runs(), self.levels.queue(q).stream(), head)
-        {
-            return Some(until);
-        }
-        if !self.holds.any() {
-            return None;
-        }
-        let (queue, (requests, first, newest)) = (self.levels.queue(q), self.levels.run(view, q, head));
-        self.holds.until(view.now, (queue.file, queue.key.2), requests, first, newest)
     }
 
     fn send_if_open(&mut self, view: &View<'_>, q: u32, first: Slot, batch: &mut Vec<Slot>) -> Choice {
@@ -261,11 +138,7 @@ impl Mlf {
         let end = self.levels.take(view, q, first, batch);
         let queue = self.levels.queue(q);
         self.guards.sent(view.table, queue.key.0, batch);
-        self.holds.sent((queue.file, queue.key.2), batch.len());
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.sent(view, queue.stream(), batch);
-        }
-        match self.windows.sent(view, queue.key, queue.weight, end) {
+        match self.tenure.sent(view, queue, batch, end) {
             true => self.levels.refile(view, q),
             false => self.levels.end_turn(view, q),
         }
@@ -280,36 +153,23 @@ impl Policy for Mlf {
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         self.guards.insert(view.table, view.group(slot), slot);
         let (q, new) = self.levels.insert(view, slot);
-        if new {
-            self.windows.arrived(view, self.levels.queue(q).stream(), view.table.start(slot));
-        }
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.arrived(view, slot);
-        }
+        self.tenure.arrived(view, self.levels.queue(q), new, slot);
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
         let Some(q) = self.levels.find(&key_of(view, slot)) else { return };
-        let (group, file, op) = {
-            let queue = self.levels.queue(q);
-            (queue.key.0, queue.file, queue.key.2)
-        };
+        let queue = self.levels.queue(q);
+        let (group, file_op) = (queue.key.0, queue.file_op());
         self.guards.remove(view.table, group, slot);
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.cancelled(slot);
-        }
-        if self.levels.remove(view, q, slot) {
-            self.holds.cancelled((file, op));
-        }
+        let was_last = self.levels.remove(view, q, slot);
+        self.tenure.cancelled(slot, was_last.then_some(file_op));
     }
 
     fn select(&mut self, view: &View<'_>, batch: &mut Vec<Slot>) -> Choice {
         let mut turns = std::mem::take(&mut self.turns);
         let choice = turns.round_robin(view, |lane| {
             let choice = self.serve(view, lane, batch);
-            for q in self.aside.drain(..) {
-                self.levels.refile(view, q);
-            }
+            self.tenure.take_back(view, &mut self.levels);
             Some(choice)
         });
         self.turns = turns;
@@ -327,46 +187,28 @@ impl Policy for Mlf {
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let Some(&slot) = done.slots.first() else { return };
-        if let Some(foreseen) = &mut self.foreseen {
-            let (group, file) = (view.group(slot) as u16, view.names.file(view.table.file(slot)));
-            foreseen.completed((LaneId(group), file, done.op), done.service);
-        }
-        if !self.windows.expects() {
-            return;
-        }
-        let (key, lane) = (key_of(view, slot), view.table.lane(slot));
-        if self.levels.find(&key).is_none() {
-            self.windows.ended(view, key, (lane, view.names.file(key.1), key.2), done);
-        }
+        self.tenure.completed(view, &self.levels, done);
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let older = view.table.older_than(slot, view.groups() == 1);
-        let foreseen = self.foreseen.as_ref().map_or(Nanos::ZERO, |f| f.longest());
-        let (batches, held) = (self.guards.wait(older), self.holds.longest() + self.windows.longest_hold() + foreseen);
-        let holds = held.0.saturating_mul(batches.saturating_add(1));
+        let batches = self.guards.wait(older);
+        let holds = self.tenure.longest_hold().0.saturating_mul(batches.saturating_add(1));
         WaitBound { idle: self.levels.wait(view, slot, older) + Nanos(holds), ..WaitBound::of_batches(batches) }
     }
 
     fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
-        if let Some(foreseen) = &mut self.foreseen {
-            foreseen.foresee(queues);
-        }
+        self.tenure.foresee(queues);
     }
 
     fn linked(&self) -> Option<Linked> {
-        self.foreseen.as_ref().map(Foreseen::linked)
+        self.tenure.linked()
     }
 
     /// Keeps quanta, histories, windows and accounts.
     fn take_over(&mut self, view: &View<'_>, old: Box<dyn Any>) {
         let Ok(old) = old.downcast::<Mlf>() else { return };
         self.levels.take_over(view, old.levels);
-        self.holds.take_over(old.holds);
-        if let (Some(mine), Some(theirs)) = (&mut self.foreseen, old.foreseen) {
-            mine.take_over(theirs);
-        }
-        self.windows.take_over(view, old.windows);
+        self.tenure.take_over(view, old.tenure);
     }
 }

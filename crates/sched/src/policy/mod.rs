@@ -4,6 +4,7 @@
 //! does the rest (conflicts, barriers, limits, accounting).
 
 mod agios;
+mod aioli;
 pub mod auto;
 mod crr;
 mod deadline;
@@ -424,7 +425,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     fifo::INFO,
     hbrr::INFO,
     mlf::INFO,
-    mlf::AIOLI,
+    aioli::INFO,
     agios::INFO,
     agios::CAUSAL,
     to::INFO,

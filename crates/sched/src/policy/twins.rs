@@ -24,8 +24,8 @@
 //! - `anticipation_us`: when the last batch at the window's server has completed and no queued request continues it,
 //!   the server is held for at most this long, within its window, for the stream's next request: one of the same file
 //!   and operation that starts at most `batch_bytes` behind the end of the batch. With `order_within=arrival` only an
-//!   empty queue is held for. Other servers get nothing meanwhile. Streams for which holds do not pay get none (see
-//!   `anticipation.rs`).
+//!   empty queue is held for. Other servers get nothing meanwhile. Streams for which holds do not pay get none
+//!   (`parts/server_holds.rs`, `parts/anticipation.rs`).
 //!
 //! Wait: not work-conserving by default; a lane idles outside its window, at most (n-1) windows of every n. With
 //! nothing queued no timer runs. Among its own server's requests only older ones precede it (in offset order: as many
@@ -33,15 +33,14 @@
 //! request of a queue leaves within n windows if its server then has room; the k-th within k times that. A hold costs
 //! at most `anticipation_us`, and never more than the rest of one window.
 
+mod params;
+
 use std::any::Any;
 
-use super::params::{BATCH_BYTES, BATCH_REQUESTS, Range, SWITCH};
-use super::parts::anticipation::{Anticipation, Stream};
 use super::parts::rounds::{Rounds, permutation, rotation};
+use super::parts::server_holds::ServerHolds;
 use super::parts::server_queues::ServerQueues;
-use super::{
-    Choice, Conduct, Done, ParamInfo, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason,
-};
+use super::{Choice, Conduct, Done, Params, Policy, PolicyError, PolicyInfo, Setup, View, WaitBound, WaitReason};
 use crate::spec::PolicySpec;
 use crate::table::Slot;
 use crate::types::{LaneId, Nanos};
@@ -56,57 +55,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
             "older requests of its server (in offset order: as the guard allows), a round of windows each",
         )
     },
-    params: &[
-        ParamInfo {
-            name: "window_us",
-            default: "2000",
-            range: Range::Integer(10, 2_000_000),
-            doc: "Length of a window, microseconds.",
-        },
-        ParamInfo {
-            name: "order",
-            default: "rotation",
-            range: Range::Choice(&["rotation", "permutation"]),
-            doc: "Each node's order of servers: the rotation by its rank, or the rank-th lexicographic permutation.",
-        },
-        ParamInfo {
-            name: "in_flight_per_server",
-            default: "0",
-            range: Range::Integer(0, 4096),
-            doc: "Batches in flight at a server at most; 0: as the server is configured.",
-        },
-        ParamInfo {
-            name: "order_within",
-            default: "arrival",
-            range: Range::Choice(&["arrival", "offset"]),
-            doc: "Order of a server's requests: of arrival, or a scan over files and offsets.",
-        },
-        ParamInfo { name: "merge", default: "off", range: SWITCH, doc: "Aggregate what touches at the server." },
-        BATCH_REQUESTS,
-        ParamInfo {
-            doc: "Bytes per batch at most, with merge=on; longest hole in a stream that is anticipated.",
-            ..BATCH_BYTES
-        },
-        ParamInfo {
-            name: "guard_batches",
-            default: "64",
-            range: Range::Integer(0, 1_000_000),
-            doc: "Batches of a server that may pass over its oldest request, with order_within=offset; 0: any number.",
-        },
-        ParamInfo {
-            name: "work_conserving",
-            default: "off",
-            range: Range::Choice(&["on", "idle", "off"]),
-            doc: "Serve others when the window's server has nothing or no room (on), or only while it is idle (idle).",
-        },
-        ParamInfo {
-            name: "anticipation_us",
-            default: "0",
-            range: Range::Integer(0, 1_000_000),
-            doc: "Longest time for which a server is held for the next request of its stream, microseconds; 0: none. \
-                  Needs order_within=offset or work_conserving.",
-        },
-    ],
+    params: params::PARAMS,
     build,
 };
 
@@ -117,8 +66,7 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         return Err(PolicyError::Unsuitable { policy: "twins", why: why.into() });
     }
     let by_offset = params.text("order_within") == "offset";
-    let anticipation = Nanos::from_micros(params.integer("anticipation_us"));
-    if anticipation > Nanos::ZERO && !by_offset && params.text("work_conserving") == "off" {
+    if params.integer("anticipation_us") > 0 && !by_offset && params.text("work_conserving") == "off" {
         let remedy = "0: without order_within=offset or work_conserving there is nothing to hold a server from";
         return Err(params.refuse("anticipation_us", remedy));
     }
@@ -131,13 +79,12 @@ fn build(params: &Params, setup: &Setup) -> Result<Box<dyn Policy>, PolicyError>
         rounds: Rounds::new(Nanos::from_micros(params.integer("window_us")), order),
         queues,
         lane_requests: u32::try_from(params.integer("in_flight_per_server")).ok().filter(|n| *n > 0),
-        reach_bytes: params.integer("batch_bytes"),
+        holds: ServerHolds::new(params, setup),
         others: match params.text("work_conserving") {
             "on" => Others::Always,
             "idle" => Others::WhileIdle,
             _ => Others::Never,
         },
-        anticipation: (anticipation > Nanos::ZERO).then(|| Anticipation::new(anticipation, false, setup.lanes)),
         params: params.clone(),
     }))
 }
@@ -147,9 +94,8 @@ struct Twins {
     rounds: Rounds,
     queues: ServerQueues,
     lane_requests: Option<u32>,
-    reach_bytes: u64,
+    holds: ServerHolds,
     others: Others,
-    anticipation: Option<Anticipation>,
 }
 
 /// When servers are served outside their windows.
@@ -161,24 +107,9 @@ enum Others {
 }
 
 impl Twins {
-    /// How long the server is held, if at all.
-    fn hold(&mut self, view: &View<'_>, lane: LaneId) -> Option<Nanos> {
-        let anticipation = self.anticipation.as_mut()?;
-        let (stream, start) = anticipation.expected(lane)?;
-        if self.queues.continues(view, stream, start, start.saturating_add(self.reach_bytes)) {
-            anticipation.give_up(view.now, lane);
-            return None;
-        }
-        anticipation.hold(view.now, lane)
-    }
-
     /// True if the server has nothing queued and nothing in flight.
     fn is_idle(&self, view: &View<'_>, lane: LaneId) -> bool {
         self.queues.is_empty(lane) && view.lanes[lane.index()].in_flight_requests == 0
-    }
-
-    fn stream(view: &View<'_>, slot: Slot) -> Stream {
-        (view.table.lane(slot), view.names.file(view.table.file(slot)), view.table.op(slot))
     }
 }
 
@@ -194,14 +125,7 @@ impl Policy for Twins {
     fn enqueue(&mut self, view: &View<'_>, slot: Slot) {
         self.rounds.set_occupied(view.table.lane(slot), true);
         self.queues.insert(view, view.table.lane(slot), slot);
-        if let Some(anticipation) = &mut self.anticipation
-            && let Some((stream, start)) = anticipation.expected(view.table.lane(slot))
-            && stream == Self::stream(view, slot)
-            && (start..=start.saturating_add(self.reach_bytes)).contains(&view.table.start(slot))
-        {
-            // The fixed part of the cost is the price of turning elsewhere.
-            anticipation.fulfilled(view.now, stream.0, view.cost.ttp(stream.2, 0));
-        }
+        self.holds.arrived(view, slot);
     }
 
     fn dequeue(&mut self, view: &View<'_>, slot: Slot) {
@@ -216,7 +140,7 @@ impl Policy for Twins {
         }
         let (home, end) = self.rounds.current(view);
         if view.open(home)
-            && let Some(until) = self.hold(view, home)
+            && let Some(until) = self.holds.until(view, &self.queues, home)
         {
             return Choice::Wait { until, reason: WaitReason::Hold };
         }
@@ -243,31 +167,23 @@ impl Policy for Twins {
     }
 
     fn completed(&mut self, view: &View<'_>, done: &Done<'_>) {
-        let (home, end) = self.rounds.current(view);
-        let (Some(anticipation), Some(&slot)) = (&mut self.anticipation, done.slots.first()) else { return };
-        let stream = Self::stream(view, slot);
-        let idle = view.lanes[stream.0.index()].in_flight_requests == 0;
-        if done.errno == 0 && idle && home == stream.0 {
-            anticipation.expect(view.now, stream, done.end, end);
-        }
+        self.holds.completed(view, self.rounds.current(view), done);
     }
 
     /// Keeps the accounts of streams and the positions of scans.
     fn take_over(&mut self, _: &View<'_>, old: Box<dyn Any>) {
         let Ok(old) = old.downcast::<Twins>() else { return };
         self.queues.take_over(old.queues);
-        if let (Some(mine), Some(theirs)) = (&mut self.anticipation, old.anticipation) {
-            mine.take_over(theirs);
-        }
+        self.holds.take_over(old.holds);
     }
 
     fn wait_bound(&self, view: &View<'_>, slot: Slot) -> WaitBound {
         let batches = self.queues.wait_bound(view.table.older_than(slot, false));
         // A hold lasts at most to the end of a window, and there is one per completed batch.
         let in_flight = u64::from(view.lanes[view.table.lane(slot).index()].in_flight_requests);
-        let windows = match self.anticipation {
-            Some(_) => batches.saturating_add(1).saturating_mul(2).saturating_add(in_flight),
-            None => batches.saturating_add(1),
+        let windows = match self.holds.any() {
+            true => batches.saturating_add(1).saturating_mul(2).saturating_add(in_flight),
+            false => batches.saturating_add(1),
         };
         let round = self.rounds.windows(view.lanes.len() as u64);
         WaitBound { idle: Nanos(round.0.saturating_mul(windows)), ..WaitBound::of_batches(batches) }

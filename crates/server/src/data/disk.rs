@@ -53,7 +53,7 @@ pub(crate) struct Disk {
 pub(super) enum Done {
     /// Bytes from the start of the batch; fewer than it asked for where the object ends.
     Read(Slice),
-    /// So many bytes from the start of the batch; if not all, why; and the object's last loss.
+    /// The bytes from the start of the batch; if not all, why; and the object's last loss.
     Written(u64, Option<io::Error>, u32),
     Barrier,
     /// A sync of an object that has lost data, and how it failed.
@@ -414,7 +414,7 @@ impl Disk {
         Started::Pending
     }
 
-    /// Reads what nobody asked for from the modelled device into the memory in front of it; then ends its batch, if it is
+    /// Reads ahead from the modelled device into the memory in front of it; then ends its batch, if it is
     /// one.
     fn read_ahead_modelled(
         &self,
@@ -499,7 +499,7 @@ impl Disk {
         read_ahead.hinted((file.0, &self.object(file.0)), extents, client)
     }
 
-    /// Reads what nobody asked for into the page cache, on a thread of its own; then ends its batch, if it is one.
+    /// Reads ahead into the page cache, on a thread of its own; then ends its batch, if it is one.
     fn read_ahead(&self, speculation: Option<(u64, Range<u64>)>, ticket: Option<Ticket<Item>>) {
         let (Some(this), Some((file, extent))) = (self.this.upgrade(), speculation) else { return };
         let Some((_, threads)) = &self.read_ahead else { return };
@@ -558,7 +558,7 @@ fn outcome(result: &io::Result<Done>, bytes_done: u64, started: Nanos, finished:
     Outcome { errno, bytes_done, started, finished }
 }
 
-/// Takes what nobody asked for out of a batch; it is the last part.
+/// Takes the speculation out of a batch; it is the last part.
 fn take_speculation(work: &mut Work<Item>) -> Option<(u64, Range<u64>)> {
     let along = work.parts.pop_if(|(_, item)| matches!(item.owed, Owed::Nothing));
     let (request, item) = along?;

@@ -17,7 +17,7 @@ pub(crate) enum Owed {
     Whole { reply: Reply, len: u64, reads: bool },
     /// Bytes `at .. at + len` of an answer that has several.
     Part { shared: Arc<Shared>, at: u64, len: u64 },
-    /// No answer: a read that nobody asked for yet.
+    /// No answer: a read that no client has requested yet.
     Nothing,
 }
 
@@ -37,7 +37,7 @@ struct State {
 /// What became of a request or part.
 pub(crate) enum Came {
     Read(Slice),
-    /// So many bytes; and the object's last loss, or 0.
+    /// The bytes; and the object's last loss, or 0.
     Written(u64, u32),
     Done,
     /// A sync of an object that has lost data: its last loss, and the errno of a sync that failed.

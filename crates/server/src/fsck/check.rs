@@ -578,7 +578,7 @@ mod tests {
     use super::super::{Looked, Names};
     use super::*;
 
-    /// Names with one directory, which cannot be examined so many times though it is there.
+    /// Names with one directory, which repeatedly cannot be examined though it is there.
     struct Flickering {
         failures: u32,
     }

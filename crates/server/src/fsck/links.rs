@@ -1,9 +1,9 @@
-//! Has a file as many names as its link count says?
+//! Compares the link count of each file with the number of its names.
 //!
-//! Only files with several names are remembered. The first walk finds those whose count differs, and forgets the others.
-//! While servers run, names come and go meanwhile, so a second walk counts these again: judged is a file that had the same
-//! link count and had not changed in any way whenever either walk met it, and has still not after the second. Making or
-//! removing a name changes a file.
+//! Only files with several names are kept in memory. The first walk finds those whose count differs. While servers run,
+//! names are created and removed during the walk, so a second walk counts these files again. A file is reported only if
+//! its link count and its time of change were the same at every visit of both walks, and still are after the second:
+//! creating or removing a name changes a file.
 
 use impresario_wire::{FileKey, FileRecord, Time};
 use rustc_hash::{FxHashMap, FxHashSet};

@@ -26,7 +26,7 @@ use crate::workers::{PATIENCE, Workers};
 
 /// How often it is looked for servers that hang, while that matters.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
-/// The thread that looks ends when it did not matter so many times.
+/// The polling thread ends after it made no difference this many times.
 const CALM_MAX: u32 = 20;
 
 /// A batch that the policy released.
@@ -241,7 +241,7 @@ impl Forwarder {
         self.call(calls);
     }
 
-    /// Has threads forward so many entries.
+    /// Has threads forward this many entries.
     fn call(&self, entries: usize) {
         let Some(this) = self.this.upgrade().filter(|_| entries > 0) else { return };
         for _ in 0..entries {

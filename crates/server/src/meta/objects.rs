@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Condvar, Mutex};
 use impresario_layout::Layout;
 use impresario_wire::message::{FileKey, ObjectInfo, Statfs, Time, Who};
 use rustc_hash::FxHashMap;
@@ -31,6 +31,8 @@ pub struct MemoryObjects {
     files: Mutex<FxHashMap<FileKey, MemoryFile>>,
     away: AtomicBool,
     delay_us: AtomicU64,
+    held: Mutex<bool>,
+    released: Condvar,
     calls: AtomicU64,
     ticks: AtomicU64,
 }
@@ -69,6 +71,12 @@ impl MemoryObjects {
         self.delay_us.store(delay.as_micros() as u64, Ordering::SeqCst);
     }
 
+    /// Lets no call end, for at most a minute, until it is called with `false`.
+    pub fn hold(&self, held: bool) {
+        *self.held.lock() = held;
+        self.released.notify_all();
+    }
+
     /// Loses the object at a position of a file.
     pub fn lose(&self, file: FileKey, k: u16) {
         if let Some(state) = self.files.lock().get_mut(&file) {
@@ -100,6 +108,7 @@ impl MemoryObjects {
         if delay_us > 0 {
             std::thread::sleep(Duration::from_micros(delay_us));
         }
+        drop(self.released.wait_timeout_while(self.held.lock(), Duration::from_secs(60), |held| *held));
         match self.away.load(Ordering::SeqCst) {
             true => Err(io::Error::new(io::ErrorKind::TimedOut, "data.0 does not answer")),
             false => Ok(()),

@@ -127,7 +127,7 @@ impl Files {
         }
     }
 
-    /// True if there are so many that some should be dropped.
+    /// True if there are enough that some should be dropped.
     pub fn are_many(&self) -> bool {
         self.by_name.len() > self.full.max(IDLE_MAX)
     }

@@ -36,7 +36,7 @@ extern "C" fn start() {
             return;
         }
         let variable = |name: &CStr| {
-            // SAFETY: `name` ends with a zero; nobody changes the environment yet.
+            // SAFETY: `name` ends with a zero; no thread changes the environment yet.
             let value = unsafe { libc::getenv(name.as_ptr()) };
             // SAFETY: a string of the environment.
             (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })

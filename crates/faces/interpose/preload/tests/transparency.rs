@@ -126,12 +126,16 @@ impl Stage {
         command.args(["--ignored", "--exact", "manager_process", "--nocapture"]).stdout(Stdio::null());
         let child = command.env("MANAGER_SOCKET", self.socket()).env("MANAGER_TREE", self.data()).spawn().unwrap();
         let child = Reaped(child);
-        let end = Instant::now() + Duration::from_secs(20);
-        while !self.socket().exists() {
-            assert!(Instant::now() < end, "the manager does not start");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        eventually("the manager starts", || self.socket().exists());
         child
+    }
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < end, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -181,9 +185,17 @@ fn cases(stage: &Stage) -> PathBuf {
     compile(stage.dir.path(), "cases", &[])
 }
 
-fn long(stage: &Stage, program: &Path, ms: u32) -> Command {
+/// The file whose removal ends the program of [`long`].
+fn lasts(stage: &Stage) -> PathBuf {
+    stage.dir.path().join("lasts")
+}
+
+/// A program that reads until [`lasts`] is removed, and `more` times after that.
+fn long(stage: &Stage, program: &Path, more: u32) -> Command {
+    std::fs::write(lasts(stage), "").unwrap();
     let mut command = preloaded(program, &stage.socket());
-    command.arg("long").arg(stage.data().join("bytes")).arg(stage.data().join("lines")).arg(ms.to_string());
+    command.arg("long").arg(stage.data().join("bytes")).arg(stage.data().join("lines"));
+    command.arg(lasts(stage)).arg(more.to_string());
     command.env("EXPECT_MANAGER", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("IMPRESARIO_ASSIST_LOG", stage.dir.path().join("log"));
     command
@@ -204,14 +216,20 @@ fn a_manager_may_come_and_go() {
     let stage = Stage::new();
     let program = cases(&stage);
     let first = stage.manager_process();
-    let child = Reaped(long(&stage, &program, 1500).spawn().unwrap());
-    std::thread::sleep(Duration::from_millis(200));
+    let child = Reaped(long(&stage, &program, 1).spawn().unwrap());
+    eventually("the program is connected", || lasts(&stage).with_extension("begun").exists());
     signal(&first, libc::SIGSTOP);
     std::thread::sleep(Duration::from_millis(200));
     signal(&first, libc::SIGCONT);
     std::thread::sleep(Duration::from_millis(100));
     drop(first);
     let second = Manager::start(&stage.socket(), &stage.data(), Mode::Advise);
+    eventually("the new manager is told of both files", || {
+        let told = second.so_far();
+        let of = |name: &str| told.iter().any(|t| t.path == stage.data().join(name) && t.accesses.len() > 10);
+        of("bytes") && told.iter().any(|t| t.path == stage.data().join("lines"))
+    });
+    std::fs::remove_file(lasts(&stage)).unwrap();
     ends_well(child);
     // On a busy machine the manager may be too slow for a program that reads without a pause.
     let (_, told) = second.finish_lossy();
@@ -229,13 +247,10 @@ fn a_full_ring_stops_nobody() {
     let stage = Stage::new();
     let program = cases(&stage);
     let manager = Manager::start(&stage.socket(), &stage.data(), Mode::Advise);
-    let child = Reaped(long(&stage, &program, 800).spawn().unwrap());
-    let end = Instant::now() + Duration::from_secs(20);
-    while manager.so_far().iter().all(|t| t.accesses.is_empty()) {
-        assert!(Instant::now() < end, "nothing is told");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let child = Reaped(long(&stage, &program, 3 * SLOTS).spawn().unwrap());
+    eventually("something is told", || manager.so_far().iter().any(|t| !t.accesses.is_empty()));
     manager.pause(true);
+    std::fs::remove_file(lasts(&stage)).unwrap();
     ends_well(child);
     let before: usize = manager.so_far().iter().map(|t| t.accesses.len()).sum();
     manager.pause(false);

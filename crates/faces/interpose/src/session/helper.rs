@@ -45,7 +45,7 @@ static LOADING: AtomicBool = AtomicBool::new(false);
 pub(super) fn set_library(name: &CStr) {
     let bytes = name.to_bytes_with_nul();
     if bytes.len() <= LIBRARY_BYTES {
-        // SAFETY: nobody reads it before `STARTED`.
+        // SAFETY: no thread reads it before `STARTED`.
         unsafe { (&mut *LIBRARY.0.get())[..bytes.len()].copy_from_slice(bytes) };
     }
 }

@@ -15,7 +15,7 @@ const PATIENCE: i8 = 2;
 const RETRY_BATCHES: i8 = 32;
 
 /// A file by its stable key, and an operation.
-type FileOp = (u64, Op);
+pub(in crate::policy) type FileOp = (u64, Op);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct History {

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::anticipation::Stream;
 use super::arrivals::guarded_wait;
+use super::holds::FileOp;
 use super::passes::{Passes, Turn};
 use super::quanta::Quanta;
 use super::runs::{Run, RunQueue, Runs};
@@ -33,6 +34,11 @@ impl Queue {
     /// Its key for anticipation.
     pub fn stream(&self) -> Stream {
         (LaneId(self.key.0 as u16), self.file, self.key.2)
+    }
+
+    /// Its key for holds.
+    pub fn file_op(&self) -> FileOp {
+        (self.file, self.key.2)
     }
 }
 

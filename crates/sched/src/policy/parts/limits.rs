@@ -1,9 +1,12 @@
-//! The rules of `tbf`: rates, bursts, and which rule is under which.
+//! The rules of `tbf`: rates, bursts, which rule is under which, and the accounts of the classes that pay for them.
+
+use smallvec::SmallVec;
 
 use super::bucket::Bucket;
-use super::classes::{Classes, Each};
+use super::classes::{Class, Classes, Each};
 use super::rules::Rule;
-use crate::limited::LimitUnit;
+use crate::limited::{LimitUnit, Limited, Portions};
+use crate::names::Who;
 use crate::types::Nanos;
 
 /// Maximum rules with others under them: every decision visits each of them.
@@ -154,13 +157,184 @@ impl std::fmt::Display for Limit {
     }
 }
 
+/// The limits of all rules, applied to the accounts of their classes.
+pub(in crate::policy) struct Limits {
+    /// By rule; none for requests without a matching rule.
+    limits: Vec<Limit>,
+    /// Rules that have others under them; [`Limit::parent`] counts these from 1.
+    parents: Vec<usize>,
+}
+
+impl Limits {
+    /// Of the rules of these classes.
+    pub fn new(classes: &Classes<Account>) -> Result<Limits, String> {
+        let (limits, parents) = parse(classes)?;
+        Ok(Limits { limits, parents })
+    }
+
+    /// How many rules have others under them.
+    pub fn parents(&self) -> usize {
+        self.parents.len()
+    }
+
+    /// Whether accounts also change when nothing is sent.
+    pub fn change(&self) -> bool {
+        self.limits.iter().any(|limit| limit.unit == Unit::Device || limit.over_all)
+    }
+
+    /// The limit of a class.
+    pub fn of(&self, class: &Class<Account>) -> Option<&Limit> {
+        self.limits.get(class.rule)
+    }
+
+    fn above(&self, limit: &Limit) -> Option<usize> {
+        limit.parent.checked_sub(1).map(|parent| self.parents[parent])
+    }
+
+    /// It borrows or is unlimited: no hard limit applies.
+    pub fn is_soft(&self, class: &Class<Account>) -> bool {
+        self.of(class).is_none_or(|limit| limit.borrow && self.above(limit).is_none_or(|rule| self.limits[rule].borrow))
+    }
+
+    /// When its own bucket lets a class's next request go.
+    pub fn ready_at(&self, class: &Class<Account>) -> Nanos {
+        self.of(class).map_or(Nanos::ZERO, |limit| class.account.ready_at(limit))
+    }
+
+    /// When the bucket of a rule that has others under it lets one go; `parent` as in [`Limit::parent`].
+    pub fn above_ready_at(&self, classes: &Classes<Account>, parent: usize) -> Nanos {
+        parent.checked_sub(1).map_or(Nanos::ZERO, |p| self.ready_at(classes.get(self.parents[p] as u32)))
+    }
+
+    /// The limits that a class pays to, each with its bucket's class: its own and the one above.
+    pub fn payers(&self, class: u32, classes: &Classes<Account>) -> impl Iterator<Item = (Limit, u32)> + use<> {
+        let own = self.of(classes.get(class)).copied();
+        let above = own.and_then(|limit| self.above(&limit)).map(|rule| (self.limits[rule], rule as u32));
+        own.map(|limit| (limit, class)).into_iter().chain(above)
+    }
+
+    /// When all buckets that a class pays from will let a request go.
+    pub fn pays_at(&self, classes: &Classes<Account>, class: u32) -> Nanos {
+        let ready = |(limit, payer): (Limit, u32)| classes.get(payer).account.ready_at(&limit);
+        self.payers(class, classes).map(ready).max().unwrap_or(Nanos::ZERO)
+    }
+
+    /// A class pays for a batch.
+    pub fn pay(&self, classes: &mut Classes<Account>, class: u32, now: Nanos, cost: Cost) {
+        for (limit, payer) in self.payers(class, classes) {
+            classes.get_mut(payer).account.pay(now, &limit, cost);
+        }
+    }
+
+    /// A batch that a class paid for took another device time than estimated. Returns the classes whose requests may now
+    /// go earlier.
+    pub fn correct(
+        &self,
+        classes: &mut Classes<Account>,
+        class: u32,
+        now: Nanos,
+        (estimate, service): (Nanos, Nanos),
+    ) -> SmallVec<[u32; 2]> {
+        let mut earlier = SmallVec::new();
+        for (limit, payer) in self.payers(class, classes).filter(|p| p.0.unit == Unit::Device) {
+            let account = &mut classes.get_mut(payer).account;
+            if service >= estimate {
+                account.pay_more(now, &limit, service - estimate);
+            } else {
+                account.give_back(&limit, estimate - service);
+                earlier.push(payer);
+            }
+        }
+        earlier
+    }
+
+    /// How such a request is treated, in words.
+    pub fn explain(&self, classes: &Classes<Account>, who: &Who, now: Nanos) -> String {
+        let (rule, class) = classes.matching(who);
+        let Some(limit) = self.limits.get(rule) else {
+            return "no rule fits: not limited".into();
+        };
+        let (name, each) = (&classes.rules[rule].name, classes.each(rule).phrase());
+        let mut text = format!("rule {name}: {limit}{each}");
+        let fresh = Account::default();
+        let account = class.map_or(&fresh, |c| &c.account);
+        let rounded = |tokens: f64| (tokens * 1000.0).round() / 1000.0;
+        let tokens = |account: &Account, limit: &Limit| rounded(account.tokens(now, limit));
+        let portion = account.portion(limit);
+        if limit.over_all {
+            text += &format!(" over all servers, {:.1} % of it here", 100.0 * portion);
+        }
+        let depth = rounded(limit.depth.as_secs_f64() * limit.rate * portion);
+        text += &format!(", {} of {depth} tokens at present", tokens(account, limit));
+        text += &format!(", {} requests queued or in flight", class.map_or(0, |c| c.held));
+        if let Some(above) = self.above(limit) {
+            let (limit, account) = (&self.limits[above], &classes.get(above as u32).account);
+            let name = &classes.rules[above].name;
+            text += &format!("; under rule {name}: {limit}, {} tokens", tokens(account, limit));
+        }
+        text += if limit.borrow { "; borrows what is idle" } else { "; does not borrow" };
+        text
+    }
+
+    /// The classes in use with hard limits.
+    pub fn limited(&self, classes: &Classes<Account>, now: Nanos) -> Vec<Limited> {
+        let used = classes.all().filter(|class| class.held > 0 || !class.account.bucket.is_full(now));
+        let limited = used.filter_map(|class| {
+            let (limit, account) = (self.of(class).filter(|limit| !limit.borrow)?, &class.account);
+            let (unit, rate) = limit.reported();
+            Some(Limited {
+                rule: classes.rules[class.rule].name.clone(),
+                key: class.key,
+                unit,
+                rate,
+                over_all: limit.over_all,
+                fraction: account.portion(limit),
+                granted: account.granted,
+                waiting: if account.ready_at(limit) > now { class.held } else { 0 },
+            })
+        });
+        limited.collect()
+    }
+
+    /// Sets the portions of limits over all servers that this one may grant; returns the classes for which that changes
+    /// anything.
+    pub fn set_portions(&mut self, classes: &mut Classes<Account>, portions: &Portions, now: Nanos) -> Vec<u32> {
+        self.limits.iter_mut().filter(|limit| limit.over_all).for_each(|limit| limit.portion = portions.others);
+        let mut changed = Vec::new();
+        for (rule, key, portion) in &portions.listed {
+            let Some(class) = classes.find(rule, *key) else { continue };
+            let Some(limit) = self.of(classes.get(class)).filter(|limit| limit.over_all) else { continue };
+            if classes.get_mut(class).account.set_portion(now, limit, portion.max(1e-6)) {
+                changed.push(class);
+            }
+        }
+        changed
+    }
+
+    /// A bucket whose rule keeps its name and unit keeps its tokens.
+    pub fn take_over(&self, classes: &mut Classes<Account>, old: &Limits, theirs: &Classes<Account>, now: Nanos) {
+        for class in theirs.all().filter(|c| !c.account.bucket.is_full(now)) {
+            let (Some(limit), Some(mine)) = (old.of(class), classes.counterpart(theirs, class)) else { continue };
+            let Some(new) = self.of(classes.get(mine)).filter(|new| new.unit == limit.unit) else { continue };
+            let tokens = class.account.bucket.tokens_s(now, limit.depth) * limit.rate;
+            let span = Nanos::from_secs_f64(tokens.abs() / new.rate);
+            let account = &mut classes.get_mut(mine).account;
+            account.granted = class.account.granted;
+            account.bucket = Bucket::holding(if tokens >= 0.0 { span } else { Nanos::ZERO }, new.depth, now);
+            if tokens < 0.0 {
+                account.bucket.take(now, span);
+            }
+        }
+    }
+}
+
 /// Whether a rule has a hard limit.
 pub(in crate::policy) fn is_hard(rule: &Rule) -> bool {
     rule.settings.get("borrow").is_none_or(|borrow| borrow != "on")
 }
 
 /// The settings of all rules, and which rules have others under them.
-pub(in crate::policy) fn limits<A: Default>(classes: &Classes<A>) -> Result<(Vec<Limit>, Vec<usize>), String> {
+fn parse(classes: &Classes<Account>) -> Result<(Vec<Limit>, Vec<usize>), String> {
     let rules = &classes.rules;
     let mut parents: Vec<usize> = Vec::new();
     let mut limits = Vec::with_capacity(rules.len());

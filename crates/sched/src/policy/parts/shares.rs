@@ -1,6 +1,8 @@
 //! The rules of `mclock`: reservation, weight and limit of each class.
 
 use super::classes::Classes;
+use super::tags::Tags;
+use crate::types::Nanos;
 
 /// The settings of a rule; 0: none.
 #[derive(Clone, Copy, Debug)]
@@ -8,6 +10,31 @@ pub(in crate::policy) struct Share {
     pub reservation: f64,
     pub weight: f64,
     pub limit: f64,
+}
+
+impl Share {
+    /// When a class with these tags drops below its limit.
+    pub fn limited_until(&self, tags: &Tags) -> Nanos {
+        if self.limit > 0.0 { tags.limit } else { Nanos::ZERO }
+    }
+
+    /// The settings in words; rates count requests, or seconds of device time.
+    pub fn phrase(&self, in_device_time: bool) -> String {
+        let unit = if in_device_time { "s of device time per second" } else { "requests/s" };
+        let rate = |rate: f64| if rate > 0.0 { format!("{rate} {unit}") } else { "none".into() };
+        let (reservation, limit) = (rate(self.reservation), rate(self.limit));
+        format!("reservation {reservation}, weight {}, limit {limit}", self.weight)
+    }
+
+    /// A cost in virtual time.
+    pub fn weighed(&self, cost: f64) -> u128 {
+        u128::from(span(cost, self.weight).0)
+    }
+}
+
+/// The time that a cost takes at a rate.
+pub(in crate::policy) fn span(cost: f64, rate: f64) -> Nanos {
+    Nanos::from_secs_f64((cost / rate).max(1e-9))
 }
 
 /// The settings of all rules, and last those of requests without a matching rule.

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::storage::Striping;
 
-/// A file that somebody has open.
+/// A file that a client has open.
 pub(super) struct OpenFile {
     pub(super) key: FileKey,
     pub(super) handle: Handle,

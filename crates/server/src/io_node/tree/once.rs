@@ -2,7 +2,7 @@
 //!
 //! What was done through another node, or before a restart, is not known here. A change of which a copy may have been done
 //! there is done unless the folder shows that it was: made names are there, removed ones are gone. That is right as long as
-//! nobody else makes or removes the same name meanwhile.
+//! no other call makes or removes the same name meanwhile.
 
 use impresario_backend::Handle;
 use impresario_base::lock::Mutex;

@@ -88,7 +88,7 @@ macro_rules! lists {
 
 lists! { lio_listio lio_listio64 }
 
-/// Of a list given to `io_submit`, as many blocks are told; the C library's stack has room for so many copies.
+/// Of a list given to `io_submit`, at most this many blocks are reported; the stack has room for that many copies.
 const COPIED_MAX: usize = 128;
 
 /// The kernel's control block.

@@ -61,7 +61,7 @@ unsafe fn without_file(
 
 /// A map that is longer than one access can say is told of in parts.
 const PART_BYTES: u64 = 1 << 30;
-/// So many of them at most.
+/// Maximum number of them.
 const PARTS_MAX: usize = 1024;
 
 fn tell_of(watched: Watched, offset: off_t, len_bytes: u64, start_ns: u64) {

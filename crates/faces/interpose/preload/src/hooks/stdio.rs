@@ -226,7 +226,7 @@ unsafe extern "C" {
 }
 
 /// Whether the buffer holds a whole line, or as much of one as fits. Looked at under the stream's lock: another thread may
-/// be changing the pointers, and bytes between an old and a new one are anything. Where it is held, nobody knows.
+/// be changing the pointers, and bytes between an old and a new one are anything. Where it is held is unknown.
 #[inline(always)]
 fn serves_line(stream: *mut FILE, end: c_int, room: usize) -> bool {
     // SAFETY: an open stream, as the caller promised the function that was called.

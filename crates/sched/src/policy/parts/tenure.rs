@@ -1,0 +1,161 @@
+//! How long a queue of `mlf` keeps its lane, and what its lane waits for: dedicated windows (`windows.rs`), short runs held
+//! for their neighbours (`holds.rs`), predicted requests (`foreseen.rs`).
+
+use std::sync::Arc;
+
+use impresario_foresight::PredictedQueues;
+
+use super::foreseen::Foreseen;
+use super::holds::{FileOp, Holds};
+use super::levels::{Levels, Queue, key_of};
+use super::windows::{Dedicated, Windows};
+use crate::contract::Linked;
+use crate::policy::{Choice, Done, Params, Setup, View, WaitReason};
+use crate::table::Slot;
+use crate::types::{LaneId, Nanos};
+
+/// Maximum queues skipped in one decision because their runs are held.
+const ASIDE_MAX: usize = 8;
+
+/// Of all queues.
+pub(in crate::policy) struct Tenure {
+    windows: Windows,
+    holds: Holds,
+    /// Only in policies that use recorded runs.
+    foreseen: Option<Foreseen>,
+    /// Queues that the current decision skips; empty between decisions.
+    aside: Vec<u32>,
+}
+
+impl Tenure {
+    /// From the parameters of `mlf`; `foreseen`: with holds for predicted requests.
+    pub fn new(params: &Params, setup: &Setup, foreseen: Option<Foreseen>) -> Tenure {
+        let micros = |name| Nanos::from_micros(params.integer(name));
+        // If lanes share one space, a queue's next request may be for any of them, so no lane is held.
+        let hold = if setup.shared_space { Nanos::ZERO } else { micros("anticipation_us") };
+        Tenure {
+            windows: Windows::new(micros("window_us"), hold, params.integer("batch_bytes"), setup.lanes),
+            holds: Holds::new(micros("hold_us")),
+            foreseen,
+            aside: Vec::new(),
+        }
+    }
+
+    /// The lane's next queue, and where its offset order begins if the lane is in its window.
+    pub fn next_queue(
+        &mut self,
+        view: &View<'_>,
+        levels: &mut Levels,
+        lane: usize,
+    ) -> Result<(u32, Option<u64>), Choice> {
+        match self.windows.at(view, lane, |key| levels.find(key)) {
+            Dedicated::To(q, offset) if !self.aside.contains(&q) => return Ok((q, Some(offset))),
+            Dedicated::To(..) | Dedicated::No => {}
+            Dedicated::Held(until) => return Err(Choice::Wait { until, reason: WaitReason::Hold }),
+            Dedicated::Over(q) => levels.end_turn(view, q),
+        }
+        levels.next(view, lane).map(|q| (q, None))
+    }
+
+    /// The wait of a queue that holds its first run `head` for a longer one.
+    pub fn hold(&mut self, view: &View<'_>, levels: &Levels, q: u32, head: Slot) -> Option<Choice> {
+        if self.aside.len() >= ASIDE_MAX {
+            return None;
+        }
+        let queue = levels.queue(q);
+        let foreseen = self.foreseen.as_mut().and_then(|f| f.hold(view, levels.runs(), queue.stream(), head));
+        let until = foreseen.or_else(|| {
+            let (requests, first, newest) = self.holds.any().then(|| levels.run(view, q, head))?;
+            self.holds.until(view.now, queue.file_op(), requests, first, newest)
+        })?;
+        Some(Choice::Wait { until, reason: WaitReason::Hold })
+    }
+
+    /// Whether a queue whose run is held keeps its lane within its window.
+    pub fn is_causal(&self) -> bool {
+        self.foreseen.as_ref().is_some_and(Foreseen::is_causal)
+    }
+
+    /// Skips a queue for the rest of this decision.
+    pub fn put_aside(&mut self, view: &View<'_>, levels: &mut Levels, q: u32) {
+        levels.put_aside(view, q);
+        self.aside.push(q);
+    }
+
+    /// A decision is over: what it skipped takes part again.
+    pub fn take_back(&mut self, view: &View<'_>, levels: &mut Levels) {
+        self.aside.drain(..).for_each(|q| levels.refile(view, q));
+    }
+
+    /// A request was queued; `new`: its queue was empty.
+    pub fn arrived(&mut self, view: &View<'_>, queue: &Queue, new: bool, slot: Slot) {
+        if new {
+            self.windows.arrived(view, queue.stream(), view.table.start(slot));
+        }
+        if let Some(foreseen) = &mut self.foreseen {
+            foreseen.arrived(view, slot);
+        }
+    }
+
+    /// A request was cancelled; `emptied`: the last one of its queue.
+    pub fn cancelled(&mut self, slot: Slot, emptied: Option<FileOp>) {
+        if let Some(foreseen) = &mut self.foreseen {
+            foreseen.cancelled(slot);
+        }
+        if let Some(file_op) = emptied {
+            self.holds.cancelled(file_op);
+        }
+    }
+
+    /// A queue sent a batch that ended at an offset; whether it keeps its lane.
+    pub fn sent(&mut self, view: &View<'_>, queue: &Queue, batch: &[Slot], end: u64) -> bool {
+        self.holds.sent(queue.file_op(), batch.len());
+        if let Some(foreseen) = &mut self.foreseen {
+            foreseen.sent(view, queue.stream(), batch);
+        }
+        self.windows.sent(view, queue.key, queue.weight, end)
+    }
+
+    /// A batch ended.
+    pub fn completed(&mut self, view: &View<'_>, levels: &Levels, done: &Done<'_>) {
+        let Some(&slot) = done.slots.first() else { return };
+        if let Some(foreseen) = &mut self.foreseen {
+            let (group, file) = (view.group(slot) as u16, view.names.file(view.table.file(slot)));
+            foreseen.completed((LaneId(group), file, done.op), done.service);
+        }
+        if !self.windows.expects() {
+            return;
+        }
+        let (key, lane) = (key_of(view, slot), view.table.lane(slot));
+        if levels.find(&key).is_none() {
+            self.windows.ended(view, key, (lane, view.names.file(key.1), key.2), done);
+        }
+    }
+
+    /// The longest time that a lane idles before one batch.
+    pub fn longest_hold(&self) -> Nanos {
+        let foreseen = self.foreseen.as_ref().map_or(Nanos::ZERO, Foreseen::longest);
+        self.holds.longest() + self.windows.longest_hold() + foreseen
+    }
+
+    /// Sets or clears the prediction from a recorded run.
+    pub fn foresee(&mut self, queues: Option<Arc<PredictedQueues>>) {
+        if let Some(foreseen) = &mut self.foreseen {
+            foreseen.foresee(queues);
+        }
+    }
+
+    /// How many requests matched the recorded run.
+    pub fn linked(&self) -> Option<Linked> {
+        self.foreseen.as_ref().map(Foreseen::linked)
+    }
+
+    /// Takes over another instance's windows, histories and accounts after a change of parameters.
+    pub fn take_over(&mut self, view: &View<'_>, other: Tenure) {
+        self.holds.take_over(other.holds);
+        if let (Some(mine), Some(theirs)) = (&mut self.foreseen, other.foreseen) {
+            mine.take_over(theirs);
+        }
+        self.windows.take_over(view, other.windows);
+    }
+}
