@@ -264,6 +264,11 @@ impl OpenFile {
         self.registration.lock().paths.renamed(from, to);
     }
 
+    /// This client exchanged what two paths name.
+    pub(crate) fn note_exchange(&self, from: &[u8], to: &[u8]) {
+        self.registration.lock().paths.exchanged(from, to);
+    }
+
     /// This client gave a file another name.
     pub(crate) fn note_link(&self, from: &[u8], to: &[u8]) {
         self.registration.lock().paths.linked(from, to);

@@ -282,7 +282,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Close { .. } | MetaCall::Fsync { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
             MetaCall::Rename { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. } => false,
-            MetaCall::Link { .. } => false,
+            MetaCall::Link { .. } | MetaCall::Exchange { .. } => false,
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
         Call::ObjectStat { .. } | Call::FileStat { .. } | Call::ListObjects { .. } => true,

@@ -95,6 +95,9 @@ const STEPS: &[(&str, Step)] = &[
     ("a pipe to be linked", |s| s.done(pipe("g/p"))),
     ("link the pipe", |s| s.done(link("g/p", "p"))),
     ("remove the pipe's first name", |s| s.done(unlink("g/p"))),
+    ("exchange the open file and a directory", |s| s.done(exchange("m", "g"))),
+    ("exchange them back", |s| s.done(exchange("m", "g"))),
+    ("exchange a pipe and a file", |s| s.done(exchange("p", "k"))),
     ("remove the last name of the open file", |s| s.done(unlink("m"))),
 ];
 

@@ -552,6 +552,14 @@ pub enum MetaCall {
         /// Fail when the new name exists.
         no_replace: bool,
     },
+    /// Exchanges what two paths name, in one step; both exist. Two names of one node: changes nothing. Answer:
+    /// [`Answer::Done`].
+    Exchange {
+        /// One path.
+        from: Vec<u8>,
+        /// The other path.
+        to: Vec<u8>,
+    },
     /// Makes a symbolic link. Answer: [`Answer::Attr`].
     Symlink {
         /// Path of the link.
@@ -697,7 +705,7 @@ impl MetaCall {
             MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
             MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
-            MetaCall::SetXattr { .. } | MetaCall::Link { .. } => true,
+            MetaCall::SetXattr { .. } | MetaCall::Link { .. } | MetaCall::Exchange { .. } => true,
             MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => false,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,

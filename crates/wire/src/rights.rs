@@ -78,6 +78,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Rmdir { .. }
         | MetaCall::Unlink { .. }
         | MetaCall::Rename { .. }
+        | MetaCall::Exchange { .. }
         | MetaCall::Symlink { .. }
         | MetaCall::Mknod { .. }
         | MetaCall::GetXattr { .. }

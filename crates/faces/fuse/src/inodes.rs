@@ -260,6 +260,38 @@ impl Inodes {
         }
     }
 
+    /// This mount exchanged what two names mean.
+    pub(crate) fn exchanged(&self, one: (u64, &[u8]), other: (u64, &[u8])) {
+        let mut table = self.table.lock();
+        table.changes += 1;
+        let (one, other) = ((one.0, Name::from(one.1)), (other.0, Name::from(other.1)));
+        let (first, second) = (table.names.get(&one).copied(), table.names.get(&other).copied());
+        if first == second {
+            return;
+        }
+        // Another node may have renamed: then our view of the tree has one above the place of the other.
+        let fits = |number: Option<u64>, at: &EntryKey| number.filter(|number| !table.is_at_or_above(*number, at.0));
+        let (first_fits, second_fits) = (fits(first, &other), fits(second, &one));
+        // While the entries change places, neither may be dropped for being without a name.
+        for number in [first, second].into_iter().flatten() {
+            table.hold(number, true);
+        }
+        for (number, old) in [(first, &one), (second, &other)] {
+            if let Some(number) = number {
+                table.lose(number, old);
+            }
+        }
+        for (number, new) in [(first_fits, &other), (second_fits, &one)] {
+            if let Some(number) = number {
+                table.attach(number, new.0, &new.1, false);
+            }
+        }
+        for number in [first, second].into_iter().flatten() {
+            table.hold(number, false);
+            table.drop_unused(number);
+        }
+    }
+
     /// Records that `handle` opened a number, and which file it is. `false`: the number previously meant another file,
     /// so this is not the file that the kernel meant.
     pub(crate) fn opened(&self, number: u64, file: FileKey, handle: u64) -> bool {
@@ -445,6 +477,13 @@ impl Table {
         while let Some(oldest) = self.nodes.get(&number).filter(|node| node.others.len() > others_max) {
             let oldest = oldest.others[0].clone();
             self.lose(number, &oldest);
+        }
+    }
+
+    /// Keeps an entry that nothing else holds, or no longer.
+    fn hold(&mut self, number: u64, held: bool) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.lookups = if held { node.lookups + 1 } else { node.lookups.saturating_sub(1) };
         }
     }
 

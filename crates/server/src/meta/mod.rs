@@ -50,6 +50,7 @@ mod create;
 mod directory;
 mod disk;
 mod examine;
+mod exchange;
 mod fault;
 mod links;
 mod listing;

@@ -190,7 +190,7 @@ impl Meta {
                 let _special = is_special.then(|| self.dir.disk.with_specials());
                 self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
-            let _walked = self.walks.rename(&self.dir.disk, &source, &moved);
+            let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)]);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.
                 None => plain(true).map(|()| None),

@@ -272,6 +272,10 @@ impl Meta {
                 let replaced = self.rename(&from, &to, no_replace)?;
                 replaced.map_or(Answer::Done, |links| Answer::Removed { links })
             }
+            MetaCall::Exchange { from, to } => {
+                self.exchange(who, &from, &to)?;
+                Answer::Done
+            }
             MetaCall::Link { from, to } => Answer::Attr(self.link(&from, &to)?),
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
             MetaCall::Mknod { path, kind, mode, uid, gid } => {
@@ -353,7 +357,9 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::Readlink { path }
         | MetaCall::Readdir { path, .. }
         | MetaCall::SetLayout { path, .. } => (Some(path), None),
-        MetaCall::Rename { from, to, .. } | MetaCall::Link { from, to } => (Some(from), Some(to)),
+        MetaCall::Rename { from, to, .. } | MetaCall::Exchange { from, to } | MetaCall::Link { from, to } => {
+            (Some(from), Some(to))
+        }
         MetaCall::GetAttr { target: Target::Handle(_) }
         | MetaCall::SetAttr { target: Target::Handle(_), .. }
         | MetaCall::GetXattr { target: Target::Handle(_), .. }

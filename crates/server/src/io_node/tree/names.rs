@@ -223,6 +223,14 @@ impl Tree {
                 });
                 renamed.explain("rename", &from)?
             }
+            MetaCall::Exchange { from, to } => {
+                let exchanged = self.at(&from).and_then(|(dir, name)| {
+                    let (other_dir, other) = self.at(&to)?;
+                    backend.exchange(caller, (&dir, name), (&other_dir, other))
+                });
+                exchanged.explain("exchange", &from)?;
+                Answer::Done
+            }
             MetaCall::Link { from, to } => {
                 let linked = self.find(&from).and_then(|(node, attr)| {
                     let (dir, name) = self.at(&to)?;
