@@ -279,7 +279,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
-            MetaCall::Close { .. } | MetaCall::Fsync { .. } => false,
+            MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,
             MetaCall::Rename { .. } | MetaCall::Symlink { .. } | MetaCall::Mknod { .. } => false,
             MetaCall::Link { .. } | MetaCall::Exchange { .. } => false,

@@ -84,6 +84,10 @@ const STEPS: &[(&str, Step)] = &[
     }),
     ("link i", |s| s.done(link("i", "g/j"))),
     ("write i and leave it open", |s| s.write(&s.open("i", true), 80_000, 5)),
+    ("a range of i that is never written", |s| {
+        let handle = s.open("i", true).handle;
+        s.done(MetaCall::Append { handle, len_bytes: 1000 });
+    }),
     ("link it again while open", |s| s.done(link("g/j", "k"))),
     ("remove the first name", |s| s.done(unlink("i"))),
     ("rename one name over another, which does nothing", |s| s.done(rename("k", "g/j"))),

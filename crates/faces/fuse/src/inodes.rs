@@ -15,9 +15,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
-use impresario_wire::{Attr, FileKey, NodeKind};
+use impresario_wire::{Attr, FileKey, NodeKind, Time};
 use rustc_hash::FxHashMap;
 
 use crate::freshness::Freshness;
@@ -85,6 +86,8 @@ struct Node {
     file: Option<FileKey>,
     /// The file is known to be gone: the next answer with this number means another file.
     gone: bool,
+    /// When this mount removed it, if it is a directory.
+    removed_at: Option<SystemTime>,
     /// Open handles.
     opens: Vec<u64>,
     fresh: Arc<Freshness>,
@@ -363,6 +366,27 @@ impl Inodes {
         }
     }
 
+    /// Attributes of a directory that this mount has removed, for those who have it open: the server knows it no more. Its
+    /// times are that of its removal.
+    pub(crate) fn removed_directory(&self, number: u64) -> Option<Attr> {
+        let table = self.table.lock();
+        let node = table.nodes.get(&number)?;
+        let since = node.removed_at?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at = Time { secs: since.as_secs().cast_signed(), nanos: since.subsec_nanos() };
+        Some(Attr {
+            ino: number,
+            kind: node.kind,
+            mode: node.fresh.mode(),
+            nlink: 0,
+            uid: node.fresh.uid(),
+            gid: node.fresh.gid(),
+            size: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+        })
+    }
+
     /// Number of entries, including the root.
     #[cfg(test)]
     fn len(&self) -> usize {
@@ -384,6 +408,7 @@ impl Node {
             kind,
             file: None,
             gone: false,
+            removed_at: None,
             opens: Vec::new(),
             fresh: Arc::default(),
         }
@@ -395,6 +420,7 @@ impl Node {
         self.kind = kind;
         self.file = None;
         self.gone = false;
+        self.removed_at = None;
         self.opens.clear();
         self.fresh = Arc::default();
     }
@@ -533,6 +559,7 @@ impl Table {
         node.links = left.unwrap_or(node.links.saturating_sub(1));
         if was_last || node.kind == NodeKind::Dir {
             node.gone = true;
+            node.removed_at = (node.kind == NodeKind::Dir).then(SystemTime::now);
             self.detach(number);
         } else {
             self.lose(number, key);

@@ -100,6 +100,9 @@ impl Face {
     /// A request with a `handle` comes from a reader that needs the size only: `stat` never has one.
     pub(crate) fn get_attr(&self, number: u64, handle: Option<u64>) -> Outcome<(Attr, Duration)> {
         let Some(open) = self.some_open(number, handle) else {
+            if let Some(attr) = self.inodes.removed_directory(number) {
+                return Ok((attr, self.options.cache_time));
+            }
             let attr = self.at_path(number, |path| self.client.stat(path))?;
             self.must_be(number, &attr)?;
             self.inodes.record_attr(number, &attr);

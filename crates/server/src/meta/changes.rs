@@ -288,7 +288,11 @@ impl MetaService {
         let (changes, client) = (&self.meta.changes, who.client.0);
         let is_current = changes.note_epoch(&self.meta.dir, who).map_err(not_noted)?;
         if !call.is_change() {
-            return if is_current || only_looks(&call) { Ok(self.call(session, call)) } else { Err(fenced(who)) };
+            return if is_current || only_looks(&call) {
+                Ok(self.call_as(session, &who, call))
+            } else {
+                Err(fenced(who))
+            };
         }
         let _one = matches!(call, MetaCall::Exchange { .. }).then(|| changes.exchanging.lock());
         // Not in the `match`: its lock would be held through it.

@@ -43,6 +43,7 @@
 //! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use); files
 //! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB.
 
+mod append;
 mod attributes;
 mod background;
 mod changes;

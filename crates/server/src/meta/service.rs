@@ -163,6 +163,7 @@ impl MetaService {
     pub fn may_wait(&self, call: &MetaCall) -> bool {
         match call {
             MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
+            MetaCall::Append { .. } => true,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             // A file that already exists is opened for writing.
             MetaCall::Create { exclusive, .. } => !exclusive,
@@ -254,6 +255,11 @@ impl Meta {
                 let pin = self.pin_handle(session, handle)?;
                 self.sync(&pin)?;
                 Answer::Done
+            }
+            MetaCall::Append { handle, len_bytes } => {
+                session.check_writes(handle)?;
+                let pin = self.pin_handle(session, handle)?;
+                Answer::Assigned { offset: self.assign(who, &pin, len_bytes)? }
             }
             MetaCall::FsyncDir { path } => {
                 self.changes.sync(&self.dir).and_then(|()| self.sync_directories(&path)).explain("sync", &path)?;
@@ -367,6 +373,7 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::SetXattr { target: Target::Handle(_), .. }
         | MetaCall::Close { .. }
         | MetaCall::Fsync { .. }
+        | MetaCall::Append { .. }
         | MetaCall::Statfs => (None, None),
     };
     one.into_iter().chain(other).map(Vec::as_slice)

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 26] = [
+const KINDS: [&str; 27] = [
     "getattr",
     "setattr",
     "create",
@@ -36,6 +36,7 @@ const KINDS: [&str; 26] = [
     "setxattr",
     "link",
     "exchange",
+    "append",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -65,6 +66,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::SetXattr { .. } => 23,
         MetaCall::Link { .. } => 24,
         MetaCall::Exchange { .. } => 25,
+        MetaCall::Append { .. } => 26,
     }
 }
 

@@ -446,11 +446,17 @@ fn set_user_id_goes_on_write() {
         fs::set_permissions(node.at("f"), Permissions::from_mode(0o6777)).unwrap();
         assert_eq!(mode(), 0o6777);
     };
+    // What `stat` on the node itself shows, at once.
+    let shown = || fs::metadata(node.at("f")).unwrap().mode() & 0o7777;
     set();
     OpenOptions::new().append(true).open(node.at("f")).unwrap().write_all(b"x").unwrap();
-    assert_eq!(mode(), 0o6777, "root may");
+    assert_eq!((mode(), shown()), (0o6777, 0o6777), "root may");
     assert!(as_user(4321, "echo x >> \"$1\"", &node.at("f")));
-    assert_eq!(mode(), 0o777, "by writing");
+    assert_eq!((mode(), shown()), (0o777, 0o777), "by appending");
+    set();
+    assert_eq!(shown(), 0o6777);
+    assert!(as_user(4321, "echo x 1<> \"$1\"", &node.at("f")));
+    assert_eq!((mode(), shown()), (0o777, 0o777), "by writing");
     set();
     assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
     assert_eq!(mode(), 0o777, "by an open that truncates");
@@ -460,6 +466,23 @@ fn set_user_id_goes_on_write() {
     set();
     chown(node.at("f"), Some(4321), None).unwrap();
     assert_eq!(mode(), 0o777, "by changing the owner");
+}
+
+#[test]
+fn a_removed_directory_that_is_open_has_attributes() {
+    let Some(node) = mounted_with(MountOptions { cache_time: std::time::Duration::ZERO, ..Default::default() }) else {
+        return;
+    };
+    fs::create_dir(node.at("d")).unwrap();
+    fs::set_permissions(node.at("d"), Permissions::from_mode(0o751)).unwrap();
+    let open = File::open(node.at("d")).unwrap();
+    let before = open.metadata().unwrap();
+    fs::remove_dir(node.at("d")).unwrap();
+    let after = open.metadata().unwrap();
+    assert_eq!((after.ino(), after.mode(), after.nlink()), (before.ino(), before.mode(), 0));
+    fs::create_dir(node.at("d")).unwrap();
+    assert!(fs::metadata(node.at("d")).unwrap().nlink() > 0, "another one, perhaps of the same number");
+    assert_eq!(open.metadata().unwrap().nlink(), 0);
 }
 
 #[test]
