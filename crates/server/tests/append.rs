@@ -2,6 +2,7 @@
 
 mod meta_support;
 
+use impresario_server::meta::MetaOptions;
 use impresario_wire::message::*;
 use meta_support::*;
 
@@ -82,7 +83,8 @@ fn a_restarted_server_assigns_no_range_twice() {
     assert_eq!(append(&s, &opened, 10), 30);
     let objects = s.objects.clone();
     drop(s);
-    let s = start_with(options(dir.path()), objects);
+    // Clients have this long to come back, and no file is settled before.
+    let s = start_with(MetaOptions::new(dir.path(), SERVERS), objects);
     let opened = s.opened(MetaCall::Reopen { path: path("f"), file: opened.file, write: true });
     assert_eq!(append(&s, &opened, 5), 40);
     assert_eq!((s.stat("f").size, s.stat("f").mtime), (30, past(1000)), "nothing is written yet");

@@ -12,6 +12,8 @@
 //! | `xattrs` | how extended attributes of users are kept |
 //! | `sizes` | who knows a file's size |
 //! | `links` | how a node gets another name, and how many it has |
+//! | `exchange` | how two names change places |
+//! | `append` | where the appends of several clients go |
 //! | `removal` | how names and files are removed |
 //! | `listing` | how directories are read |
 //! | `examine` | what a check of the cluster asks |
