@@ -3,7 +3,8 @@
 //! The end is that of the objects, or of the last assigned range where that is not written yet. Of a file that is being
 //! written the local file's length is of no other use, so it holds the end of the assigned ranges: it survives a crash of
 //! the server. A crash of its machine may lose it, but then no append is still under way when the server is back. The
-//! length becomes the objects' again when the file is settled, and is cut before the objects are.
+//! length becomes the objects' again when the file is settled, and is cut after the objects are: a server that is stopped
+//! between the two assigns ranges behind the old end, and what was cut reads as zeros.
 //!
 //! A range that its client never writes is zeros once something is appended behind it.
 
@@ -43,7 +44,7 @@ impl Meta {
         Ok(u64::try_from(rustix::fs::fstat(&file.fd)?.st_size).unwrap_or(0))
     }
 
-    /// Before the objects are cut: no range behind `len_bytes` counts as assigned. Call under the file's gate.
+    /// After the objects were cut: no range behind `len_bytes` counts as assigned. Call under the file's gate.
     pub(super) fn cut_assigned(&self, file: &OpenFile, len_bytes: u64) -> rustix::io::Result<()> {
         if self.assigned_end(file)? > len_bytes { self.note_assigned(file, len_bytes) } else { Ok(()) }
     }

@@ -313,11 +313,12 @@ impl Meta {
         if in_doubt.is_some_and(|older| older.client != who.client || older.epoch >= who.epoch) {
             self.settle_doubt(pin).map_err(|error| data_fault(&error, doing, path))?;
         }
-        self.cut_assigned(pin, len_bytes).explain(doing, path)?;
         self.opens.set_doubt(pin.ino, Some(*who));
         let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
         cut.map_err(|error| data_fault(&error, doing, path))?;
         self.opens.set_doubt(pin.ino, None);
+        // Not before: it moves the local time, which from now on is not the file's.
+        self.cut_assigned(pin, len_bytes).explain(doing, path)?;
         // An empty file misses nothing.
         let seen = *pin.seen.lock();
         if len_bytes == 0 && seen.made != 0 {
