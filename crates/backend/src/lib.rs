@@ -270,6 +270,11 @@ pub trait Backend: Send + Sync + 'static {
     /// in one step.
     fn rename_new(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()>;
 
+    /// Exchanges what two names mean, in one step. `EINVAL` where the file system cannot.
+    fn exchange(&self, _caller: &Caller, _one: (&Handle, &[u8]), _other: (&Handle, &[u8])) -> Result<()> {
+        Err(Errno(libc::EINVAL))
+    }
+
     /// The text of a symbolic link.
     fn read_link(&self, caller: &Caller, node: &Handle) -> Result<Vec<u8>>;
 

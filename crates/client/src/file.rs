@@ -108,6 +108,20 @@ impl File {
         Ok(written)
     }
 
+    /// Writes all bytes behind the end of the file, whoever else appends to it; returns where they went, and how many.
+    /// Appends never overlap. `None`: the server cannot assign ranges (a folder of another file system), and nothing was
+    /// written. When the write fails, its range is zeros once something is appended behind it.
+    pub fn append(&self, bytes: &[u8]) -> Result<Option<(u64, usize)>, ClientError> {
+        let len_bytes = bytes.len() as u64;
+        let offset = match self.inner.ask(|handle| MetaCall::Append { handle, len_bytes }) {
+            Ok(Answer::Assigned { offset }) => offset,
+            Ok(other) => return Err(self.inner.unexpected(&other)),
+            Err(ClientError::Fault { fault: Fault { errno: libc::EOPNOTSUPP, .. }, .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        self.write_at(bytes, offset).map(|written| Some((offset, written)))
+    }
+
     /// Says that `len` bytes from `offset` on will be read soon, so that the data servers read them into memory meanwhile;
     /// `u64::MAX` means to the end. Returns at once and promises nothing: data servers read ahead within their
     /// `read_ahead_bytes`, after real requests, and ignore a client whose hints are not followed by reads, its own or
@@ -262,6 +276,11 @@ impl OpenFile {
     /// This client renamed what the file was opened by, a folder above it, or what replaced it.
     pub(crate) fn note_rename(&self, from: &[u8], to: &[u8]) {
         self.registration.lock().paths.renamed(from, to);
+    }
+
+    /// This client exchanged what two paths name.
+    pub(crate) fn note_exchange(&self, from: &[u8], to: &[u8]) {
+        self.registration.lock().paths.exchanged(from, to);
     }
 
     /// This client gave a file another name.

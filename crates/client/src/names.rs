@@ -153,6 +153,14 @@ impl Client {
         Ok(left)
     }
 
+    /// Exchanges what two paths name, in one step.
+    pub fn exchange(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<(), ClientError> {
+        let (from, to) = (clean(from), clean(to));
+        expect_done(&self.ask(MetaCall::Exchange { from: from.clone(), to: to.clone() })?)?;
+        self.opens.note_exchange(&from, &to);
+        Ok(())
+    }
+
     /// Makes a symbolic link that says `target`.
     pub fn symlink(
         &self,

@@ -54,6 +54,10 @@ impl Opens {
         self.all().iter().for_each(|file| file.note_rename(from, to));
     }
 
+    pub(crate) fn note_exchange(&self, from: &[u8], to: &[u8]) {
+        self.all().iter().for_each(|file| file.note_exchange(from, to));
+    }
+
     pub(crate) fn note_link(&self, from: &[u8], to: &[u8]) {
         self.all().iter().for_each(|file| file.note_link(from, to));
     }

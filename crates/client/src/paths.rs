@@ -45,6 +45,20 @@ impl Paths {
         }
     }
 
+    pub(crate) fn exchanged(&mut self, one: &[u8], other: &[u8]) {
+        // Two names of the same file: nothing was done.
+        if self.has(one) && self.has(other) {
+            return;
+        }
+        for path in self.all() {
+            let moved = [(one, other), (other, one)].into_iter().find_map(|(from, to)| {
+                let rest = path.strip_prefix(from)?;
+                (rest.is_empty() || rest.starts_with(b"/")).then(|| [to, rest].concat())
+            });
+            *path = moved.unwrap_or_else(|| std::mem::take(path));
+        }
+    }
+
     pub(crate) fn linked(&mut self, from: &[u8], to: &[u8]) {
         if self.has(from) && self.others.len() < OTHERS_MAX {
             self.others.push(to.to_vec());
@@ -85,6 +99,23 @@ mod tests {
         paths.renamed(b"bb", b"x");
         paths.renamed(b"b", b"y");
         assert_eq!(paths.path(), b"y");
+    }
+
+    #[test]
+    fn an_exchange_moves_what_is_below_both_names() {
+        let exchanged = |path: &[u8]| {
+            let mut paths = Paths::new(path.into());
+            paths.exchanged(b"d", b"e/f");
+            paths.path().to_vec()
+        };
+        assert_eq!(exchanged(b"d/a"), b"e/f/a");
+        assert_eq!(exchanged(b"e/f/a"), b"d/a");
+        assert_eq!(exchanged(b"e/f"), b"d");
+        assert_eq!(exchanged(b"e/ff"), b"e/ff");
+        let mut paths = Paths::new(b"d".into());
+        paths.linked(b"d", b"e/f");
+        paths.exchanged(b"d", b"e/f");
+        assert_eq!(paths.path(), b"d", "two names of one file");
     }
 
     #[test]

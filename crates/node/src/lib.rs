@@ -1,6 +1,7 @@
 //! The decision logic of I/O nodes and data servers, without sockets, files or clocks.
 
 pub mod allocation;
+pub mod append;
 mod dispatch;
 pub mod grants;
 mod parent;

@@ -84,6 +84,10 @@ const STEPS: &[(&str, Step)] = &[
     }),
     ("link i", |s| s.done(link("i", "g/j"))),
     ("write i and leave it open", |s| s.write(&s.open("i", true), 80_000, 5)),
+    ("a range of i that is never written", |s| {
+        let handle = s.open("i", true).handle;
+        s.done(MetaCall::Append { handle, len_bytes: 1000 });
+    }),
     ("link it again while open", |s| s.done(link("g/j", "k"))),
     ("remove the first name", |s| s.done(unlink("i"))),
     ("rename one name over another, which does nothing", |s| s.done(rename("k", "g/j"))),
@@ -95,6 +99,9 @@ const STEPS: &[(&str, Step)] = &[
     ("a pipe to be linked", |s| s.done(pipe("g/p"))),
     ("link the pipe", |s| s.done(link("g/p", "p"))),
     ("remove the pipe's first name", |s| s.done(unlink("g/p"))),
+    ("exchange the open file and a directory", |s| s.done(exchange("m", "g"))),
+    ("exchange them back", |s| s.done(exchange("m", "g"))),
+    ("exchange a pipe and a file", |s| s.done(exchange("p", "k"))),
     ("remove the last name of the open file", |s| s.done(unlink("m"))),
 ];
 

@@ -23,6 +23,7 @@ enum Op {
     Rmdir { path: String },
     Unlink { path: String },
     Rename { from: String, to: String, no_replace: bool },
+    Exchange { from: String, to: String },
     Link { from: String, to: String },
     Symlink { path: String, target: String },
     Mkfifo { path: String, mode: u32 },
@@ -67,6 +68,7 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => paths().prop_map(|path| Op::Rmdir { path }),
         4 => paths().prop_map(|path| Op::Unlink { path }),
         6 => (paths(), paths(), any::<bool>()).prop_map(|(from, to, no_replace)| Op::Rename { from, to, no_replace }),
+        4 => (paths(), paths()).prop_map(|(from, to)| Op::Exchange { from, to }),
         6 => (paths(), paths()).prop_map(|(from, to)| Op::Link { from, to }),
         2 => (paths(), paths()).prop_map(|(path, target)| Op::Symlink { path, target }),
         1 => (paths(), mode.clone()).prop_map(|(path, mode)| Op::Mkfifo { path, mode }),
@@ -152,6 +154,13 @@ impl Model {
                 let ((from, name), (to, new_name)) = (self.parent(from)?, self.parent(to)?);
                 let flags = if *no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
                 rustix::fs::renameat_with(from, name, to, new_name, flags)?;
+            }
+            Op::Exchange { from, to } => {
+                let ((from, name), (to, new_name)) = (self.parent(from)?, self.parent(to)?);
+                // The first name is looked for first.
+                rustix::fs::statat(&from, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::statat(&to, new_name, AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::renameat_with(from, name, to, new_name, RenameFlags::EXCHANGE)?;
             }
             Op::Link { from, to } => {
                 let (from, name) = self.parent(from)?;
@@ -304,6 +313,7 @@ impl Tested<'_> {
             Op::Rename { from, to, no_replace } => {
                 self.ask(MetaCall::Rename { from: path(&from), to: path(&to), no_replace })?;
             }
+            Op::Exchange { from, to } => drop(self.ask(exchange(&from, &to))?),
             Op::Link { from, to } => drop(self.ask(link(&from, &to))?),
             Op::Symlink { path: p, target } => {
                 self.ask(MetaCall::Symlink { path: path(&p), target: path(&target), uid: 0, gid: 0 })?;

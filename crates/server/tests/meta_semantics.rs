@@ -90,6 +90,35 @@ fn data_servers_that_stay_away_fail_no_close_and_are_asked_again() {
 }
 
 #[test]
+fn a_length_that_data_servers_refuse_holds_up_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    s.file("f", 10);
+    s.file("g", 10);
+    assert_eq!(s.errno(MetaCall::SetAttr { target: at("f"), set: size(1 << 55) }), EFBIG);
+    s.done(unlink("g"));
+    s.idle();
+    assert_eq!(s.objects.files().len(), 1, "removals go on");
+}
+
+/// Entries that cannot be opened: what is left of a broken disk.
+#[test]
+fn an_unreadable_mark_does_not_keep_the_server_from_starting() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = start(dir.path());
+    let opened = s.create("f");
+    s.write(&opened, 0, 100);
+    let objects = s.objects.clone();
+    drop(s);
+    let mark = std::fs::read_dir(dir.path().join("writers")).unwrap().next().unwrap().unwrap().path();
+    let broken = mark.with_file_name("00000000000000ff");
+    std::os::unix::fs::symlink("nowhere", &broken).unwrap();
+    assert_eq!(mark.file_name().unwrap().len(), broken.file_name().unwrap().len(), "it looks like a key");
+    let s = start_with(options(dir.path()), objects);
+    assert_eq!(s.stat("f").size, 100);
+}
+
+#[test]
 fn who_queues_for_a_file_does_not_wait_for_dead_data_servers_again_and_again() {
     let dir = tempfile::tempdir().unwrap();
     let s = start(dir.path());

@@ -301,3 +301,21 @@ fn a_folder_that_is_not_there_is_named() {
     let refused = impresario_server::start(&bed.config, "io.0").err().unwrap().to_string();
     assert!(refused.contains("io.0: cannot open the folder") && refused.contains("nowhere"), "{refused}");
 }
+
+#[test]
+fn names_of_the_folder_are_exchanged() {
+    let bed = Bed::start(2, |_, _| {});
+    let (client, other) = (bed.client(0), bed.client(1));
+    std::fs::write(bed.path().join("a"), "one").unwrap();
+    std::fs::create_dir(bed.path().join("d")).unwrap();
+    std::fs::write(bed.path().join("d/b"), "two").unwrap();
+    let (a, b) = (client.stat("a").unwrap(), client.stat("d/b").unwrap());
+    client.exchange("a", "d/b").unwrap();
+    assert_eq!(std::fs::read_to_string(bed.path().join("a")).unwrap(), "two");
+    assert_eq!((client.stat("a").unwrap().ino, other.stat("d/b").unwrap().ino), (b.ino, a.ino));
+    other.exchange("a", "d").unwrap();
+    assert_eq!(std::fs::read_to_string(bed.path().join("a/b")).unwrap(), "one");
+    assert_eq!(client.stat("d").unwrap().ino, b.ino);
+    assert_eq!(errno(client.exchange("a", "nothing")), libc::ENOENT);
+    assert_eq!(errno(client.exchange("a", "a/b")), libc::EINVAL);
+}

@@ -552,6 +552,22 @@ pub enum MetaCall {
         /// Fail when the new name exists.
         no_replace: bool,
     },
+    /// Assigns the next `len_bytes` behind the end of a file that is open for writing to the caller, who writes them itself.
+    /// Copies of the call get the same range. EOPNOTSUPP: the server cannot. Answer: [`Answer::Assigned`].
+    Append {
+        /// From [`Opened`].
+        handle: u64,
+        /// How many.
+        len_bytes: u64,
+    },
+    /// Exchanges what two paths name, in one step; both exist. Two names of one node: changes nothing. Answer:
+    /// [`Answer::Done`].
+    Exchange {
+        /// One path.
+        from: Vec<u8>,
+        /// The other path.
+        to: Vec<u8>,
+    },
     /// Makes a symbolic link. Answer: [`Answer::Attr`].
     Symlink {
         /// Path of the link.
@@ -697,10 +713,10 @@ impl MetaCall {
             MetaCall::SetAttr { .. } | MetaCall::Create { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Symlink { .. } => true,
             MetaCall::Unlink { .. } | MetaCall::Rename { .. } | MetaCall::Mknod { .. } => true,
-            MetaCall::SetXattr { .. } | MetaCall::Link { .. } => true,
+            MetaCall::SetXattr { .. } | MetaCall::Link { .. } | MetaCall::Exchange { .. } => true,
             MetaCall::GetXattr { .. } | MetaCall::ListXattr { .. } => false,
             MetaCall::Open { .. } | MetaCall::Reopen { .. } | MetaCall::Close { .. } => false,
-            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } => false,
+            MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Append { .. } => false,
             MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } => false,
             MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => false,
         }
@@ -895,6 +911,11 @@ pub enum Answer {
         at: u32,
         /// Bytes behind the payload that the object does not have.
         missing: u32,
+    },
+    /// Where the bytes of a [`MetaCall::Append`] go.
+    Assigned {
+        /// Offset in the file, bytes.
+        offset: u64,
     },
     /// Bytes written.
     Written(u32),

@@ -77,7 +77,9 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Mkdir { .. }
         | MetaCall::Rmdir { .. }
         | MetaCall::Unlink { .. }
+        | MetaCall::Append { .. }
         | MetaCall::Rename { .. }
+        | MetaCall::Exchange { .. }
         | MetaCall::Symlink { .. }
         | MetaCall::Mknod { .. }
         | MetaCall::GetXattr { .. }

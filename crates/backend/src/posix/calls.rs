@@ -219,17 +219,19 @@ impl Shared {
         let (old, new) = (proper(from.1, libc::EINVAL)?, proper(to.1, libc::EINVAL)?);
         let (from_dir, to_dir) = (self.directory(from.0)?, self.directory(to.0)?);
         let acting = self.identity.act_as(caller)?;
-        let last = self.last_name(&to_dir, new);
+        let is_exchange = flags.contains(RenameFlags::EXCHANGE);
+        let last = if is_exchange { None } else { self.last_name(&to_dir, new) };
         if flags.is_empty() {
             rustix::fs::renameat(&from_dir.fd, old, &to_dir.fd, new)?;
         } else {
             rustix::fs::renameat_with(&from_dir.fd, old, &to_dir.fd, new, flags)?;
         }
-        let moved = self.key.is_none().then(|| self.open_name(&to_dir, to.1).ok()).flatten();
+        let moved = |dir: &Node, name| self.key.is_none().then(|| self.open_name(dir, name).ok()).flatten();
+        let (there, here) = (moved(&to_dir, to.1), if is_exchange { moved(&from_dir, from.1) } else { None });
         drop(acting);
-        if let Some(fd) = moved {
-            // The table learns the new name.
-            let _ = self.enter(to.0, to.1, fd);
+        // The table learns the new names.
+        for (at, fd) in [(to, there), (from, here)] {
+            let _ = fd.map(|fd| self.enter(at.0, at.1, fd));
         }
         let replaced = last.filter(|fileid| {
             // Two names of one node may have been given: then nothing happened.
@@ -338,6 +340,10 @@ impl Backend for PosixTree {
 
     fn rename_new(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
         self.shared.rename(caller, from, to, RenameFlags::NOREPLACE)
+    }
+
+    fn exchange(&self, caller: &Caller, one: (&Handle, &[u8]), other: (&Handle, &[u8])) -> Result<()> {
+        self.shared.rename(caller, one, other, RenameFlags::EXCHANGE)
     }
 
     fn read_link(&self, _caller: &Caller, node: &Handle) -> Result<Vec<u8>> {

@@ -123,6 +123,7 @@ impl FakeNames {
                 _ => return Err(libc::ESTALE),
             },
             MetaCall::Close { handle } => session.open.remove(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
+            MetaCall::Append { .. } => return Err(libc::EOPNOTSUPP),
             MetaCall::Fsync { handle } => session.open.get(handle).map(|_| Answer::Done).ok_or(libc::EBADF)?,
             MetaCall::Mkdir { path, .. } | MetaCall::Symlink { path, .. } | MetaCall::Mknod { path, .. }
                 if state.nodes.contains_key(path) =>
@@ -170,6 +171,21 @@ impl FakeNames {
                     Some(replaced) => Answer::Removed { links: count_names(state, replaced.attr.ino) },
                     None => Answer::Done,
                 }
+            }
+            MetaCall::Exchange { from, to } => {
+                if !(state.nodes.contains_key(from) && state.nodes.contains_key(to)) {
+                    return Err(libc::ENOENT);
+                }
+                let all = std::mem::take(&mut state.nodes);
+                let moved = all.into_iter().map(|(path, node)| {
+                    let other = [(from, to), (to, from)].into_iter().find_map(|(from, to)| {
+                        let rest = path.strip_prefix(from.as_slice())?;
+                        (rest.is_empty() || rest.starts_with(b"/")).then(|| [to, rest].concat())
+                    });
+                    (other.unwrap_or(path), node)
+                });
+                state.nodes = moved.collect();
+                Answer::Done
             }
             MetaCall::Readdir { path, after, max } => {
                 let entries = children(state, path).filter(|(name, _)| *name > after.as_slice()).take(*max as usize);

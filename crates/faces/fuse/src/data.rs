@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use fuser::{Errno, FopenFlags, WriteFlags};
-use impresario_client::File;
+use impresario_client::{ClientError, File};
 use impresario_wire::{Attr, SetAttr};
 
 use crate::face::{Face, Outcome, fault};
@@ -31,6 +32,9 @@ pub(crate) struct OpenFile {
     fresh: Arc<Freshness>,
     /// Not the file that the inode number means, but the one that has its name now.
     instead: bool,
+    /// It was opened with `O_APPEND`: the kernel keeps no pages of what is written, so it may go elsewhere than the kernel
+    /// believes.
+    appends: AtomicBool,
 }
 
 impl OpenFile {
@@ -47,6 +51,30 @@ impl OpenFile {
     pub(crate) fn file(&self) -> Outcome<&File> {
         self.file.as_ref().ok_or(Errno::EBADF)
     }
+}
+
+impl OpenFile {
+    /// Writes; returns where and how many bytes.
+    fn write(&self, file: &File, offset: u64, bytes: &[u8], append: bool) -> Result<(u64, usize), ClientError> {
+        let appended = match append && self.appends.load(Relaxed) {
+            true => file.append(bytes)?,
+            false => None,
+        };
+        if append && appended.is_none() {
+            // It is not asked in vain again.
+            self.appends.store(false, Relaxed);
+        }
+        let (at, written) = match appended {
+            Some(appended) => appended,
+            None => (offset, file.write_at(bytes, offset)?),
+        };
+        Ok((at, written.min(bytes.len())))
+    }
+}
+
+/// Of the flags of an open.
+fn appends(flags: i32) -> AtomicBool {
+    AtomicBool::new(flags & libc::O_APPEND != 0)
 }
 
 impl Drop for OpenFile {
@@ -100,7 +128,7 @@ impl Face {
             }
             self.inodes.opened_instead(number, handle);
         }
-        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant };
+        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, appends: appends(flags) };
         let flags =
             self.begin(&open, flags, &attr, mark, spared, uid).inspect_err(|_| self.inodes.closed(number, handle))?;
         self.files.put(handle, open);
@@ -154,7 +182,13 @@ impl Face {
         };
         let handle = Handles::<OpenFile>::draw();
         let key = file.key();
-        let open = OpenFile { file: Some(file), number: entered.number, fresh: entered.fresh.clone(), instead: false };
+        let open = OpenFile {
+            file: Some(file),
+            number: entered.number,
+            fresh: entered.fresh.clone(),
+            instead: false,
+            appends: appends(flags),
+        };
         if !self.inodes.opened(entered.number, key, handle) {
             self.inodes.forget(entered.number, 1);
             return Err(Errno::ESTALE);
@@ -164,7 +198,8 @@ impl Face {
     }
 
     fn open_flags(&self, flags: i32, keep_pages: bool) -> FopenFlags {
-        if self.options.direct_io || flags & libc::O_DIRECT != 0 {
+        let may_append = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if self.options.direct_io || flags & libc::O_DIRECT != 0 || may_append {
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
         } else if keep_pages {
             FopenFlags::FOPEN_KEEP_CACHE
@@ -194,13 +229,26 @@ impl Face {
     }
 
     /// Writes; returns the number of bytes that the data servers hold.
-    pub(crate) fn write_file(&self, handle: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> Outcome<u32> {
+    /// `append`: behind the end, whatever the kernel believes that to be.
+    pub(crate) fn write_file(
+        &self,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        flags: WriteFlags,
+        append: bool,
+    ) -> Outcome<u32> {
         let open = self.open_by(handle)?;
         let file = open.file()?;
         open.fresh.write_begins();
-        let written = file.write_at(bytes, offset).map(|written| written.min(bytes.len()));
-        open.fresh.write_ended(written.as_ref().ok().map(|written| offset.saturating_add(*written as u64)));
-        let written = written.map_err(fault)?;
+        let written = open.write(file, offset, bytes, append && !flags.contains(WriteFlags::FUSE_WRITE_CACHE));
+        let end = |at: u64, written: usize| at.saturating_add(written as u64);
+        match &written {
+            Ok((at, written)) if *at == offset => open.fresh.write_ended(Some(end(offset, *written))),
+            Ok((_, written)) => open.fresh.append_ended(end(offset, *written)),
+            Err(_) => open.fresh.write_ended(None),
+        }
+        let (_, written) = written.map_err(fault)?;
         // The kernel leaves it to us to clear set-id bits when an unprivileged user writes.
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
             && let Some(mode) = set_id_removed(open.fresh.mode())

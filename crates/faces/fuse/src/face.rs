@@ -272,11 +272,11 @@ impl Filesystem for Face {
         offset: u64,
         bytes: &[u8],
         write_flags: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.write_file(handle.0, offset, bytes, write_flags) {
+        match self.write_file(handle.0, offset, bytes, write_flags, flags.0 & libc::O_APPEND != 0) {
             Ok(written) => reply.written(written),
             Err(errno) => reply.error(errno),
         }

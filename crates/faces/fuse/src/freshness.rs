@@ -102,6 +102,12 @@ impl Freshness {
         self.size.fetch_max(end.unwrap_or(0), Relaxed);
     }
 
+    /// An append ended elsewhere than the kernel believes, which adjusts its size to `end`.
+    pub(crate) fn append_ended(&self, end: u64) {
+        self.write_ended(None);
+        self.size.fetch_max(end, Relaxed);
+    }
+
     /// After an open with truncation succeeds, the kernel sets its size to zero itself.
     pub(crate) fn emptied(&self) {
         self.write_begins();
@@ -151,6 +157,11 @@ impl Freshness {
     /// This mount changed the permission bits.
     pub(crate) fn set_mode(&self, mode: u32) {
         self.mode.store(mode, Relaxed);
+    }
+
+    /// Owner last sent to the kernel.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid.load(Relaxed)
     }
 
     /// Group last sent to the kernel.

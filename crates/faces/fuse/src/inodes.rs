@@ -15,9 +15,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
-use impresario_wire::{Attr, FileKey, NodeKind};
+use impresario_wire::{Attr, FileKey, NodeKind, Time};
 use rustc_hash::FxHashMap;
 
 use crate::freshness::Freshness;
@@ -85,6 +86,8 @@ struct Node {
     file: Option<FileKey>,
     /// The file is known to be gone: the next answer with this number means another file.
     gone: bool,
+    /// When this mount removed it, if it is a directory.
+    removed_at: Option<SystemTime>,
     /// Open handles.
     opens: Vec<u64>,
     fresh: Arc<Freshness>,
@@ -260,6 +263,38 @@ impl Inodes {
         }
     }
 
+    /// This mount exchanged what two names mean.
+    pub(crate) fn exchanged(&self, one: (u64, &[u8]), other: (u64, &[u8])) {
+        let mut table = self.table.lock();
+        table.changes += 1;
+        let (one, other) = ((one.0, Name::from(one.1)), (other.0, Name::from(other.1)));
+        let (first, second) = (table.names.get(&one).copied(), table.names.get(&other).copied());
+        if first == second {
+            return;
+        }
+        // Another node may have renamed: then our view of the tree has one above the place of the other.
+        let fits = |number: Option<u64>, at: &EntryKey| number.filter(|number| !table.is_at_or_above(*number, at.0));
+        let (first_fits, second_fits) = (fits(first, &other), fits(second, &one));
+        // While the entries change places, neither may be dropped for being without a name.
+        for number in [first, second].into_iter().flatten() {
+            table.hold(number, true);
+        }
+        for (number, old) in [(first, &one), (second, &other)] {
+            if let Some(number) = number {
+                table.lose(number, old);
+            }
+        }
+        for (number, new) in [(first_fits, &other), (second_fits, &one)] {
+            if let Some(number) = number {
+                table.attach(number, new.0, &new.1, false);
+            }
+        }
+        for number in [first, second].into_iter().flatten() {
+            table.hold(number, false);
+            table.drop_unused(number);
+        }
+    }
+
     /// Records that `handle` opened a number, and which file it is. `false`: the number previously meant another file,
     /// so this is not the file that the kernel meant.
     pub(crate) fn opened(&self, number: u64, file: FileKey, handle: u64) -> bool {
@@ -331,6 +366,27 @@ impl Inodes {
         }
     }
 
+    /// Attributes of a directory that this mount has removed, for those who have it open: the server knows it no more. Its
+    /// times are that of its removal.
+    pub(crate) fn removed_directory(&self, number: u64) -> Option<Attr> {
+        let table = self.table.lock();
+        let node = table.nodes.get(&number)?;
+        let since = node.removed_at?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at = Time { secs: since.as_secs().cast_signed(), nanos: since.subsec_nanos() };
+        Some(Attr {
+            ino: number,
+            kind: node.kind,
+            mode: node.fresh.mode(),
+            nlink: 0,
+            uid: node.fresh.uid(),
+            gid: node.fresh.gid(),
+            size: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+        })
+    }
+
     /// Number of entries, including the root.
     #[cfg(test)]
     fn len(&self) -> usize {
@@ -352,6 +408,7 @@ impl Node {
             kind,
             file: None,
             gone: false,
+            removed_at: None,
             opens: Vec::new(),
             fresh: Arc::default(),
         }
@@ -363,6 +420,7 @@ impl Node {
         self.kind = kind;
         self.file = None;
         self.gone = false;
+        self.removed_at = None;
         self.opens.clear();
         self.fresh = Arc::default();
     }
@@ -448,6 +506,13 @@ impl Table {
         }
     }
 
+    /// Keeps an entry that nothing else holds, or no longer.
+    fn hold(&mut self, number: u64, held: bool) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.lookups = if held { node.lookups + 1 } else { node.lookups.saturating_sub(1) };
+        }
+    }
+
     /// Removes one name of a number, and keeps its entry.
     fn lose(&mut self, number: u64, key: &EntryKey) {
         if self.lose_here(number, key) {
@@ -494,6 +559,7 @@ impl Table {
         node.links = left.unwrap_or(node.links.saturating_sub(1));
         if was_last || node.kind == NodeKind::Dir {
             node.gone = true;
+            node.removed_at = (node.kind == NodeKind::Dir).then(SystemTime::now);
             self.detach(number);
         } else {
             self.lose(number, key);

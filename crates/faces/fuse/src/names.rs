@@ -100,6 +100,9 @@ impl Face {
     /// A request with a `handle` comes from a reader that needs the size only: `stat` never has one.
     pub(crate) fn get_attr(&self, number: u64, handle: Option<u64>) -> Outcome<(Attr, Duration)> {
         let Some(open) = self.some_open(number, handle) else {
+            if let Some(attr) = self.inodes.removed_directory(number) {
+                return Ok((attr, self.options.cache_time));
+            }
             let attr = self.at_path(number, |path| self.client.stat(path))?;
             self.must_be(number, &attr)?;
             self.inodes.record_attr(number, &attr);
@@ -246,6 +249,9 @@ impl Face {
     }
 
     pub(crate) fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: RenameFlags) -> Outcome<()> {
+        if flags == RenameFlags::RENAME_EXCHANGE {
+            return self.exchange_names(from, to);
+        }
         if !(flags - RenameFlags::RENAME_NOREPLACE).is_empty() {
             return Err(Errno::EINVAL);
         }
@@ -264,6 +270,23 @@ impl Face {
         }
         let _moving = self.tree.write();
         moved()
+    }
+
+    fn exchange_names(&self, one: (u64, &[u8]), other: (u64, &[u8])) -> Outcome<()> {
+        let exchange = || {
+            let one_path = self.inodes.path_in(one.0, one.1).ok_or(Errno::ESTALE)?;
+            let other_path = self.inodes.path_in(other.0, other.1).ok_or(Errno::ESTALE)?;
+            self.client.exchange(&one_path, &other_path).map_err(fault)?;
+            self.inodes.exchanged(one, other);
+            Ok(())
+        };
+        let is_plain = |at: (u64, &[u8])| self.inodes.kind_in(at.0, at.1).is_some_and(|kind| kind != NodeKind::Dir);
+        if is_plain(one) && is_plain(other) {
+            let _still = self.still_tree();
+            return exchange();
+        }
+        let _moving = self.tree.write();
+        exchange()
     }
 
     pub(crate) fn sync_directory(&self, number: u64) -> Outcome<()> {

@@ -42,6 +42,8 @@ enum Known {
     Done,
     /// An earlier run began it.
     Begun,
+    /// An earlier run began to exchange two names, the first of which was of this node.
+    Exchanging(u64),
 }
 
 impl Known {
@@ -59,6 +61,10 @@ impl Known {
 pub(super) struct Changes {
     replies: Mutex<Replies<Known>>,
     file: Mutex<File>,
+    /// Exchanges of names are done one at a time: two copies of one that an earlier run began must not both end it.
+    exchanging: Mutex<()>,
+    /// The exchange under way that is noted: client, sequence, and the node that its first name was of.
+    exchange: Mutex<Option<(u64, u64, u64)>>,
     /// Notes of new epochs.
     epochs: Durable,
 }
@@ -73,7 +79,7 @@ struct File {
 struct Note {
     kind: u32,
     who: Who,
-    /// Of [`OPENED`].
+    /// Of [`OPENED`]; of [`EXCHANGING`], the number of a node.
     key: FileKey,
 }
 
@@ -88,6 +94,8 @@ const CLIENT: u32 = 5;
 const BASE: u32 = 6;
 /// No change: changes were forgotten, of this epoch at the latest.
 const FORGOT: u32 = 7;
+/// An exchange of two names begins.
+const EXCHANGING: u32 = 8;
 
 impl Note {
     fn encode(&self) -> [u8; NOTE_BYTES] {
@@ -112,7 +120,7 @@ impl Note {
         };
         let kind = u32::from_le_bytes([*k0, *k1, *k2, *k3]);
         let key = FileKey(u64::from_le_bytes(*key.first_chunk::<8>()?));
-        (BEGUN..=FORGOT).contains(&kind).then_some(Note { kind, who, key })
+        (BEGUN..=EXCHANGING).contains(&kind).then_some(Note { kind, who, key })
     }
 }
 
@@ -133,25 +141,42 @@ impl Changes {
                 FORGOT => Kept::Forgot(epoch),
                 CLIENT => Kept::Client { client, epoch, forgotten: sequence },
                 BEGUN => change(Some(Known::Begun)),
+                EXCHANGING => change(Some(Known::Exchanging(note.key.0))),
                 DONE => change(Some(Known::Done)),
                 OPENED => change(Some(Known::Opened(note.key))),
                 _ => change(None),
             });
         }
-        let file = Mutex::new(write_anew(directory, &encode_all(&replies))?);
-        Ok(Changes { replies: Mutex::new(replies), file, epochs: Durable::default() })
+        let file = Mutex::new(write_anew(directory, &encode_all(&replies, None))?);
+        Ok(Changes {
+            replies: Mutex::new(replies),
+            file,
+            exchanging: Mutex::default(),
+            exchange: Mutex::default(),
+            epochs: Durable::default(),
+        })
     }
 
     fn note(&self, directory: &MetaDirectory, note: Note) -> rustix::io::Result<()> {
         let mut file = self.file.lock();
         if file.len > FILE_MAX_BYTES {
             // Not in the call: its lock would be held over it.
-            let bytes = encode_all(&self.replies.lock());
+            let exchange = *self.exchange.lock();
+            let bytes = encode_all(&self.replies.lock(), exchange);
             *file = write_anew(directory, &bytes)?;
         }
         directory.disk.append_change(&file.fd, &note.encode())?;
         file.len += NOTE_BYTES as u64;
         Ok(())
+    }
+
+    /// Notes, before an exchange of names that [`MetaService::call_from`] has begun, which node its first name is of.
+    pub(super) fn note_exchange(&self, directory: &MetaDirectory, who: &Who, node: u64) -> rustix::io::Result<()> {
+        if who.client == ClientKey::default() {
+            return Ok(());
+        }
+        *self.exchange.lock() = Some((who.client.0, who.sequence, node));
+        self.note(directory, Note { kind: EXCHANGING, who: *who, key: FileKey(node) })
     }
 
     /// Makes the epochs noted so far durable.
@@ -180,7 +205,7 @@ fn write_anew(directory: &MetaDirectory, bytes: &[u8]) -> rustix::io::Result<Fil
 }
 
 /// The remembered changes, as the file has them.
-fn encode_all(replies: &Replies<Known>) -> Vec<u8> {
+fn encode_all(replies: &Replies<Known>, exchange: Option<(u64, u64, u64)>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for kept in replies.kept() {
         let (kind, client, epoch, sequence, key) = match kept {
@@ -191,6 +216,7 @@ fn encode_all(replies: &Replies<Known>) -> Vec<u8> {
                 Some(Known::Answered(_) | Known::Done) => (DONE, client, epoch, sequence, 0),
                 Some(Known::Opened(key)) => (OPENED, client, epoch, sequence, key.0),
                 Some(Known::Begun) => (BEGUN, client, epoch, sequence, 0),
+                Some(Known::Exchanging(node)) => (EXCHANGING, client, epoch, sequence, node),
                 None => (FAILED, client, epoch, sequence, 0),
             },
         };
@@ -199,7 +225,11 @@ fn encode_all(replies: &Replies<Known>) -> Vec<u8> {
     }
     for (client, epoch, sequence) in replies.under_way() {
         let who = Who { client: ClientKey(client), epoch, sequence, ..Who::default() };
-        bytes.extend_from_slice(&Note { kind: BEGUN, who, key: FileKey(0) }.encode());
+        let (kind, key) = match exchange {
+            Some((by, number, node)) if (by, number) == (client, sequence) => (EXCHANGING, node),
+            _ => (BEGUN, 0),
+        };
+        bytes.extend_from_slice(&Note { kind, who, key: FileKey(key) }.encode());
     }
     bytes
 }
@@ -237,6 +267,10 @@ impl Drop for UnderWay<'_> {
             tracing::warn!(%error, "the end of a change could not be noted");
         }
         changes.replies.lock().end(self.who.client.0, self.who.sequence, self.known.take());
+        let mut exchange = changes.exchange.lock();
+        if exchange.is_some_and(|(client, sequence, _)| (client, sequence) == (self.who.client.0, self.who.sequence)) {
+            *exchange = None;
+        }
     }
 }
 
@@ -254,8 +288,13 @@ impl MetaService {
         let (changes, client) = (&self.meta.changes, who.client.0);
         let is_current = changes.note_epoch(&self.meta.dir, who).map_err(not_noted)?;
         if !call.is_change() {
-            return if is_current || only_looks(&call) { Ok(self.call(session, call)) } else { Err(fenced(who)) };
+            return if is_current || only_looks(&call) {
+                Ok(self.call_as(session, &who, call))
+            } else {
+                Err(fenced(who))
+            };
         }
+        let _one = matches!(call, MetaCall::Exchange { .. }).then(|| changes.exchanging.lock());
         // Not in the `match`: its lock would be held through it.
         let stamp = Stamp { client, epoch: who.epoch, since: who.since, sequence: who.sequence };
         let admission = changes.replies.lock().begin(stamp);
@@ -270,6 +309,10 @@ impl MetaService {
             Admission::Done(Known::Begun) => {
                 let is_current = changes.replies.lock().note(client, who.epoch);
                 if is_current { Ok(self.finish(session, who, call)) } else { Err(fenced(who)) }
+            }
+            Admission::Done(Known::Exchanging(node)) => {
+                let is_current = changes.replies.lock().note(client, who.epoch);
+                if is_current { self.finish_exchange(session, who, call, node) } else { Err(fenced(who)) }
             }
             Admission::Busy => {
                 Err(fault(Errno::BUSY, "an earlier copy of this change, or one given up before it, is being served"))
@@ -308,6 +351,32 @@ impl MetaService {
         let answer = self.unless_done(session, call, answer);
         drop(UnderWay { service: self, who, known: Known::of(&answer) });
         answer
+    }
+
+    /// Ends an exchange that an earlier run had begun, when its first name was of `node`.
+    fn finish_exchange(&self, session: SessionId, who: Who, call: MetaCall, node: u64) -> Outcome<Answer> {
+        let MetaCall::Exchange { from, to } = &call else {
+            return Err(fault(Errno::INVAL, "an exchange of names had this number before"));
+        };
+        let is_at = |path: &[u8]| match self.call(session, MetaCall::GetAttr { target: Target::Path(path.into()) }) {
+            Answer::Attr(attr) => attr.ino == node,
+            _ => false,
+        };
+        match (is_at(from), is_at(to)) {
+            (false, true) => {
+                drop(UnderWay { service: self, who, known: Known::of(&Answer::Done) });
+                Ok(Answer::Done)
+            }
+            (true, false) => {
+                let answer = self.call_as(session, &who, call);
+                drop(UnderWay { service: self, who, known: Known::of(&answer) });
+                Ok(answer)
+            }
+            _ => Err(fault(
+                Errno::IO,
+                "the metadata server was restarted during this exchange of names, and others changed them since; look",
+            )),
+        }
     }
 
     /// The answer, or what says that the change was done before.

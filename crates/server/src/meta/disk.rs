@@ -141,6 +141,11 @@ impl Disk {
         rustix::fs::renameat_with(from, name, to, new_name, flags)
     }
 
+    pub(super) fn exchange(&self, from: impl AsFd, name: &[u8], to: impl AsFd, other_name: &[u8]) -> Result<()> {
+        self.step("exchange");
+        rustix::fs::renameat_with(from, name, to, other_name, RenameFlags::EXCHANGE)
+    }
+
     pub(super) fn set_attribute(&self, node: impl AsFd, name: &str, value: &[u8]) -> Result<()> {
         self.step("set_attribute");
         let set = || rustix::fs::fsetxattr(node.as_fd(), name, value, XattrFlags::empty());

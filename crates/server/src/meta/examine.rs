@@ -46,15 +46,15 @@ struct Walk {
 }
 
 impl Walks {
-    /// Call before a rename and hold the result over it.
-    pub(super) fn rename(&self, disk: &Disk, from: &EntryRef<'_>, moved: &Stat) -> impl Sized + use<'_> {
+    /// Call before a rename of these entries and hold the result over it.
+    pub(super) fn rename(&self, disk: &Disk, moved: &[(&EntryRef<'_>, &Stat)]) -> impl Sized + use<'_> {
         let is_walked: RwLockReadGuard<'_, bool> = self.renaming.read();
-        if *is_walked {
+        for (from, moved) in moved.iter().filter(|_| *is_walked) {
             let key = match kind_of(moved) {
                 Some(NodeKind::File) => disk.open_file(from.directory(), from.name).map(|file| Record::of(disk, file)),
                 Some(NodeKind::Dir) | None => Err(Errno::ISDIR),
                 // Nothing else has objects.
-                Some(_) => return is_walked,
+                Some(_) => continue,
             };
             let mut walk = self.state.lock();
             match key {

@@ -12,6 +12,8 @@
 //! | `xattrs` | how extended attributes of users are kept |
 //! | `sizes` | who knows a file's size |
 //! | `links` | how a node gets another name, and how many it has |
+//! | `exchange` | how two names change places |
+//! | `append` | where the appends of several clients go |
 //! | `removal` | how names and files are removed |
 //! | `listing` | how directories are read |
 //! | `examine` | what a check of the cluster asks |
@@ -43,6 +45,7 @@
 //! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use); files
 //! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB.
 
+mod append;
 mod attributes;
 mod background;
 mod changes;
@@ -50,6 +53,7 @@ mod create;
 mod directory;
 mod disk;
 mod examine;
+mod exchange;
 mod fault;
 mod links;
 mod listing;

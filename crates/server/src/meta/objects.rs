@@ -25,6 +25,9 @@ pub trait Objects: Send + Sync {
     fn statfs(&self) -> io::Result<Statfs>;
 }
 
+/// To what [`MemoryObjects`] can be extended, bytes; a real file system has such a limit too.
+const TRUNCATE_MAX_BYTES: u64 = 1 << 50;
+
 /// Objects without content, in memory: for tests, and for measuring the metadata server alone.
 #[derive(Default)]
 pub struct MemoryObjects {
@@ -127,6 +130,9 @@ impl Objects for MemoryObjects {
 
     fn truncate(&self, _who: &Who, file: FileKey, layout: &Layout, len_bytes: u64) -> io::Result<()> {
         self.enter()?;
+        if len_bytes > TRUNCATE_MAX_BYTES {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
         let mtime = self.now();
         let mut files = self.files.lock();
         if len_bytes == 0 && !files.contains_key(&file) {

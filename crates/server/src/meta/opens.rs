@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
+use impresario_node::append::Appends;
 use impresario_wire::message::{FileKey, Who};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
@@ -41,6 +42,8 @@ pub(super) struct OpenFile {
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
     pub(super) seen: Mutex<Seen>,
+    /// Ranges that were assigned lately; see [`super::append`].
+    pub(super) appends: Mutex<Appends>,
 }
 
 struct Slot {
@@ -435,6 +438,15 @@ impl Session {
     /// Refuses early what [`Sessions::register`] would refuse late.
     pub(super) fn check_room(&self) -> Outcome<()> {
         if self.handles.lock().open.len() >= SESSION_OPENS_MAX { Err(full()) } else { Ok(()) }
+    }
+
+    /// Checks that a handle is open for writing.
+    pub(super) fn check_writes(&self, handle: u64) -> Outcome<()> {
+        let write = self.handles.lock().open.get(&handle).map(|held| held.write);
+        match write.ok_or_else(|| no_handle(handle))? {
+            true => Ok(()),
+            false => Err(fault(Errno::BADF, format!("handle {handle} is open for reading only"))),
+        }
     }
 
     /// Removes a handle.

@@ -194,7 +194,7 @@ impl Meta {
                 let _special = is_special.then(|| self.dir.disk.with_specials());
                 self.dir.disk.rename(source.directory(), source.name, target.directory(), target.name, no_replace)
             };
-            let _walked = self.walks.rename(&self.dir.disk, &source, &moved);
+            let _walked = self.walks.rename(&self.dir.disk, &[(&source, &moved)]);
             let result = match replaced {
                 // A name created meanwhile must not be replaced unchecked.
                 None => plain(true).map(|()| None),
@@ -373,7 +373,16 @@ impl Meta {
                 tracing::warn!(name = show(&name), "ignored an entry of writers/: its name is not a key");
                 continue;
             };
-            let fd = disk.open_file(writers, &name)?;
+            // One file that cannot be read must not keep the others from being served.
+            let fd = match disk.open_file(writers, &name) {
+                Ok(fd) => fd,
+                // Others may pass, and an ignored mark would show an old size.
+                Err(error @ (Errno::IO | Errno::UCLEAN | Errno::LOOP | Errno::ISDIR | Errno::OPNOTSUPP)) => {
+                    tracing::error!(name = show(&name), %error, "ignored an entry of writers/, which cannot be opened");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let (file, nlink) = match read_in(&self.dir.disk, fd) {
                 Ok(read) => read,
                 Err(BadRecord::Missing) => {
@@ -452,6 +461,7 @@ pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRe
         gate: Mutex::default(),
         links: Mutex::default(),
         seen: Mutex::new(record.seen),
+        appends: Mutex::default(),
     };
     Ok((file, links(&stat)))
 }

@@ -163,6 +163,7 @@ impl MetaService {
     pub fn may_wait(&self, call: &MetaCall) -> bool {
         match call {
             MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
+            MetaCall::Append { .. } => true,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             // A file that already exists is opened for writing.
             MetaCall::Create { exclusive, .. } => !exclusive,
@@ -255,6 +256,11 @@ impl Meta {
                 self.sync(&pin)?;
                 Answer::Done
             }
+            MetaCall::Append { handle, len_bytes } => {
+                session.check_writes(handle)?;
+                let pin = self.pin_handle(session, handle)?;
+                Answer::Assigned { offset: self.assign(who, &pin, len_bytes)? }
+            }
             MetaCall::FsyncDir { path } => {
                 self.changes.sync(&self.dir).and_then(|()| self.sync_directories(&path)).explain("sync", &path)?;
                 Answer::Done
@@ -271,6 +277,10 @@ impl Meta {
             MetaCall::Rename { from, to, no_replace } => {
                 let replaced = self.rename(&from, &to, no_replace)?;
                 replaced.map_or(Answer::Done, |links| Answer::Removed { links })
+            }
+            MetaCall::Exchange { from, to } => {
+                self.exchange(who, &from, &to)?;
+                Answer::Done
             }
             MetaCall::Link { from, to } => Answer::Attr(self.link(&from, &to)?),
             MetaCall::Symlink { path, target, uid, gid } => Answer::Attr(self.symlink(&path, &target, uid, gid)?),
@@ -353,7 +363,9 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::Readlink { path }
         | MetaCall::Readdir { path, .. }
         | MetaCall::SetLayout { path, .. } => (Some(path), None),
-        MetaCall::Rename { from, to, .. } | MetaCall::Link { from, to } => (Some(from), Some(to)),
+        MetaCall::Rename { from, to, .. } | MetaCall::Exchange { from, to } | MetaCall::Link { from, to } => {
+            (Some(from), Some(to))
+        }
         MetaCall::GetAttr { target: Target::Handle(_) }
         | MetaCall::SetAttr { target: Target::Handle(_), .. }
         | MetaCall::GetXattr { target: Target::Handle(_), .. }
@@ -361,6 +373,7 @@ fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
         | MetaCall::SetXattr { target: Target::Handle(_), .. }
         | MetaCall::Close { .. }
         | MetaCall::Fsync { .. }
+        | MetaCall::Append { .. }
         | MetaCall::Statfs => (None, None),
     };
     one.into_iter().chain(other).map(Vec::as_slice)

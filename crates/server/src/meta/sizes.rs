@@ -12,6 +12,8 @@
 //!   ([`Disk::ordered`]), elsewhere an fsync does.
 //! - *truncate*: mark, truncate the objects, settle unless the file has writers.
 //!
+//! While a file is marked, its local length is the end of the ranges that were assigned to appends ([`super::append`]).
+//!
 //! The local modification time holds while the objects' time equals the noted one. So a time set by hand stays until
 //! the next write, whatever clocks the data servers have.
 //!
@@ -56,7 +58,7 @@ impl Meta {
 
     /// Waits for a file's gate. A caller that waited long because the data servers did not answer the previous holder
     /// fails instead of waiting for them again.
-    fn enter<'p>(&self, pin: &'p Pin<'_>, doing: &str, path: &[u8]) -> Outcome<MutexGuard<'p, ()>> {
+    pub(super) fn enter<'p>(&self, pin: &'p Pin<'_>, doing: &str, path: &[u8]) -> Outcome<MutexGuard<'p, ()>> {
         let began = Instant::now();
         let gate = pin.gate.lock();
         if began.elapsed() >= GATE_PATIENCE && self.background.is_paused() {
@@ -67,7 +69,7 @@ impl Meta {
     }
 
     /// Asks the data servers about a file's objects.
-    fn ask(&self, file: &OpenFile) -> io::Result<ObjectInfo> {
+    pub(super) fn ask(&self, file: &OpenFile) -> io::Result<ObjectInfo> {
         let objects = self.note_answer(self.objects.stat(file.key, &file.layout))?;
         match file.seen.lock().made & !objects.made {
             0 => Ok(objects),
@@ -81,6 +83,8 @@ impl Meta {
         match &answer {
             // What its client has given up was refused, or the client has to say whether it is to be done again.
             Err(error) if matches!(error.raw_os_error(), Some(Fault::FENCED | Fault::PATH_LOST)) => {}
+            // It answered: what was asked for is more than it takes.
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {}
             Ok(_) => self.background.resume(),
             Err(_) => self.background.pause(),
         }
@@ -138,21 +142,21 @@ impl Meta {
             io::ErrorKind::InvalidData => Failure::Local(error.to_string()),
             _ => Failure::DataServers(error),
         })?;
-        self.copy_to_local(pin, &objects)?;
+        self.copy_to_local(pin, &objects, objects.size)?;
         if !self.dir.disk.ordered {
             self.dir.disk.sync(&pin.fd)?;
         }
         Ok(self.unmark(pin)?)
     }
 
-    /// Copies size and time of the objects to the local file. Call under its gate.
-    fn copy_to_local(&self, file: &OpenFile, objects: &ObjectInfo) -> rustix::io::Result<()> {
+    /// Copies the time of the objects to the local file, and sets its length. Call under its gate.
+    fn copy_to_local(&self, file: &OpenFile, objects: &ObjectInfo, len_bytes: u64) -> rustix::io::Result<()> {
         let disk = &self.dir.disk;
         let stat = rustix::fs::fstat(&file.fd)?;
         let seen = *file.seen.lock();
-        let cut = u64::try_from(stat.st_size) != Ok(objects.size);
+        let cut = u64::try_from(stat.st_size) != Ok(len_bytes);
         if cut {
-            disk.set_len(&file.fd, objects.size)?;
+            disk.set_len(&file.fd, len_bytes)?;
         }
         let written = objects.mtime != seen.mtime;
         if cut || written {
@@ -320,6 +324,8 @@ impl Meta {
         let cut = self.note_answer(self.objects.truncate(who, pin.key, &pin.layout, len_bytes));
         cut.map_err(|error| data_fault(&error, doing, path))?;
         self.opens.set_doubt(pin.ino, None);
+        // Not before: it moves the local time, which from now on is not the file's.
+        self.cut_assigned(pin, len_bytes).explain(doing, path)?;
         // An empty file misses nothing.
         let seen = *pin.seen.lock();
         if len_bytes == 0 && seen.made != 0 {
@@ -356,7 +362,9 @@ impl Meta {
         if self.opens.mark_of(pin.ino).is_some() {
             let _gate = self.enter(pin, doing, &path)?;
             let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
-            self.copy_to_local(pin, &objects).explain(doing, &path)?;
+            // Ranges that were assigned to appends may not be written yet.
+            let assigned = self.assigned_end(pin).explain(doing, &path)?;
+            self.copy_to_local(pin, &objects, objects.size.max(assigned)).explain(doing, &path)?;
         }
         self.dir.disk.sync(&pin.fd).explain(doing, &path)?;
         if self.opens.is_removed(pin.ino) {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 25] = [
+const KINDS: [&str; 27] = [
     "getattr",
     "setattr",
     "create",
@@ -35,6 +35,8 @@ const KINDS: [&str; 25] = [
     "listxattr",
     "setxattr",
     "link",
+    "exchange",
+    "append",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -63,6 +65,8 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::ListXattr { .. } => 22,
         MetaCall::SetXattr { .. } => 23,
         MetaCall::Link { .. } => 24,
+        MetaCall::Exchange { .. } => 25,
+        MetaCall::Append { .. } => 26,
     }
 }
 

@@ -226,6 +226,10 @@ pub fn rename(from: &str, to: &str) -> MetaCall {
     MetaCall::Rename { from: path(from), to: path(to), no_replace: false }
 }
 
+pub fn exchange(from: &str, to: &str) -> MetaCall {
+    MetaCall::Exchange { from: path(from), to: path(to) }
+}
+
 pub fn link(from: &str, to: &str) -> MetaCall {
     MetaCall::Link { from: path(from), to: path(to) }
 }

@@ -48,6 +48,26 @@ fn paths_follow_the_tree() {
 }
 
 #[test]
+fn exchanged_names_take_along_what_is_below() {
+    let inodes = small_tree();
+    enter(&inodes, ROOT, "g", 20, NodeKind::File);
+    inodes.exchanged((10, b"b"), (ROOT, b"g"));
+    assert_eq!(path(&inodes, 12).as_deref(), Some("g/f"));
+    assert_eq!(path(&inodes, 20).as_deref(), Some("a/b"));
+    inodes.exchanged((ROOT, b"unknown"), (ROOT, b"g"));
+    assert_eq!(path(&inodes, 12).as_deref(), Some("unknown/f"), "one that the kernel never looked up");
+    inodes.exchanged((ROOT, b"unknown"), (ROOT, b"unknown"));
+    assert_eq!(path(&inodes, 12).as_deref(), Some("unknown/f"));
+    // Our view of the tree may be older than another node's renames.
+    inodes.exchanged((ROOT, b"a"), (10, b"b"));
+    assert_eq!(path(&inodes, 10), None, "it would be below itself");
+    for (number, lookups) in [(10, 1), (11, 1), (12, 1), (20, 1)] {
+        inodes.forget(number, lookups);
+    }
+    assert_eq!(inodes.len(), 1, "only the root is left");
+}
+
+#[test]
 fn forgetting_frees_an_entry_and_what_it_alone_held() {
     let inodes = small_tree();
     inodes.forget(10, 1);

@@ -130,7 +130,11 @@ impl Cluster {
     }
 
     pub fn start_data_server(&self, index: usize) {
-        let started = impresario_server::start(&self.config, &format!("data.{index}")).unwrap();
+        self.start_again(&format!("data.{index}"));
+    }
+
+    pub fn start_again(&self, name: &str) {
+        let started = impresario_server::start(&self.config, name).unwrap();
         self.running.lock().unwrap().push(started);
     }
 

@@ -306,3 +306,25 @@ fn many_readers_and_writers_of_one_file() {
     let want: Vec<u8> = (0..6).flat_map(|part| pattern(part, PART)).collect();
     assert!(fs::read(node.at("f")).unwrap() == want);
 }
+
+#[test]
+fn ranges_are_copied_between_files() {
+    let Some(node) = mounted() else { return };
+    let bytes = pattern(5, 700_000);
+    fs::write(node.at("from"), &bytes).unwrap();
+    fs::write(node.at("to"), vec![1; 900_000]).unwrap();
+    let from = File::open(node.at("from")).unwrap();
+    let to = OpenOptions::new().write(true).open(node.at("to")).unwrap();
+    let (mut at, mut goes_to) = (100_001_i64, 200_002_i64);
+    while at < 500_001 {
+        let left = (500_001 - at) as usize;
+        // SAFETY: open descriptors, and offsets that live over the call.
+        let copied = unsafe { libc::copy_file_range(from.as_raw_fd(), &mut at, to.as_raw_fd(), &mut goes_to, left, 0) };
+        assert!(copied > 0 && copied as usize <= left, "{copied}: {}", std::io::Error::last_os_error());
+    }
+    drop(to);
+    let mut want = vec![1; 900_000];
+    want[200_002..600_002].copy_from_slice(&bytes[100_001..500_001]);
+    assert!(fs::read(node.at("to")).unwrap() == want);
+    assert!(node.read_past_the_mount("to", 1_000_000) == want);
+}

@@ -81,7 +81,8 @@ fn rename_flags() {
     fs::write(node.at("b"), "b").unwrap();
     let refused = |flags, what| assert_eq!(errno(renameat2(&node.at("a"), &node.at("b"), flags)), what);
     refused(libc::RENAME_NOREPLACE, libc::EEXIST);
-    refused(libc::RENAME_EXCHANGE, libc::EINVAL);
+    refused(libc::RENAME_WHITEOUT, libc::EINVAL);
+    refused(libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE, libc::EINVAL);
     assert_eq!(fs::read_to_string(node.at("b")).unwrap(), "b");
     renameat2(&node.at("a"), &node.at("c"), libc::RENAME_NOREPLACE).unwrap();
     assert_eq!(fs::read_to_string(node.at("c")).unwrap(), "a");
@@ -90,6 +91,56 @@ fn rename_flags() {
     assert_eq!(errno(fs::rename(node.at("dir"), node.at("full"))), libc::ENOTEMPTY);
     assert_eq!(errno(fs::rename(node.at("full"), node.at("full/inside/deeper"))), libc::EINVAL);
     assert_eq!(errno(fs::rename(node.at("c"), node.at("dir"))), libc::EISDIR);
+}
+
+#[test]
+fn names_are_exchanged() {
+    let Some(node) = mounted() else { return };
+    let other = node.second(MountOptions::default());
+    fs::create_dir_all(node.at("d/e")).unwrap();
+    fs::write(node.at("d/e/f"), "below").unwrap();
+    fs::write(node.at("a"), "one").unwrap();
+    fs::write(node.at("b"), "two").unwrap();
+    let exchange = |a: &str, b: &str| renameat2(&node.at(a), &node.at(b), libc::RENAME_EXCHANGE);
+    let mut open = OpenOptions::new().append(true).open(node.at("a")).unwrap();
+    exchange("a", "b").unwrap();
+    open.write_all(b" and more").unwrap();
+    assert_eq!(fs::read_to_string(node.at("a")).unwrap(), "two");
+    assert_eq!(fs::read_to_string(node.at("b")).unwrap(), "one and more");
+    // A file and a directory with what is below it, in use.
+    let mut below = OpenOptions::new().append(true).open(node.at("d/e/f")).unwrap();
+    exchange("b", "d/e").unwrap();
+    below.write_all(b" still").unwrap();
+    assert_eq!(fs::read_to_string(node.at("b/f")).unwrap(), "below still");
+    assert_eq!(fs::read_to_string(node.at("d/e")).unwrap(), "one and more");
+    assert_eq!(fs::read_to_string(other.at("b/f")).unwrap(), "below still");
+    assert_eq!(errno(exchange("b", "b/f")), libc::EINVAL);
+    assert_eq!(errno(exchange("a", "none")), libc::ENOENT);
+    fs::hard_link(node.at("a"), node.at("c")).unwrap();
+    exchange("a", "c").unwrap();
+    assert_eq!(fs::read_to_string(node.at("a")).unwrap(), "two");
+}
+
+/// A name always means one of the two, and each once, whoever looks when.
+#[test]
+fn an_exchange_is_one_step() {
+    let Some(node) = mounted() else { return };
+    fs::write(node.at("a"), "0").unwrap();
+    fs::write(node.at("b"), "1").unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !done.load(Relaxed) {
+                assert!(["0", "1"].contains(&fs::read_to_string(node.at("a")).unwrap().as_str()));
+            }
+        });
+        for _ in 0..201 {
+            renameat2(&node.at("a"), &node.at("b"), libc::RENAME_EXCHANGE).unwrap();
+        }
+        done.store(true, Relaxed);
+        reader.join().unwrap();
+    });
+    assert_eq!(fs::read_to_string(node.at("a")).unwrap(), "1", "an odd number of times");
 }
 
 #[test]
@@ -395,11 +446,17 @@ fn set_user_id_goes_on_write() {
         fs::set_permissions(node.at("f"), Permissions::from_mode(0o6777)).unwrap();
         assert_eq!(mode(), 0o6777);
     };
+    // What `stat` on the node itself shows, at once.
+    let shown = || fs::metadata(node.at("f")).unwrap().mode() & 0o7777;
     set();
     OpenOptions::new().append(true).open(node.at("f")).unwrap().write_all(b"x").unwrap();
-    assert_eq!(mode(), 0o6777, "root may");
+    assert_eq!((mode(), shown()), (0o6777, 0o6777), "root may");
     assert!(as_user(4321, "echo x >> \"$1\"", &node.at("f")));
-    assert_eq!(mode(), 0o777, "by writing");
+    assert_eq!((mode(), shown()), (0o777, 0o777), "by appending");
+    set();
+    assert_eq!(shown(), 0o6777);
+    assert!(as_user(4321, "echo x 1<> \"$1\"", &node.at("f")));
+    assert_eq!((mode(), shown()), (0o777, 0o777), "by writing");
     set();
     assert!(as_user(4321, ": > \"$1\"", &node.at("f")));
     assert_eq!(mode(), 0o777, "by an open that truncates");
@@ -409,6 +466,23 @@ fn set_user_id_goes_on_write() {
     set();
     chown(node.at("f"), Some(4321), None).unwrap();
     assert_eq!(mode(), 0o777, "by changing the owner");
+}
+
+#[test]
+fn a_removed_directory_that_is_open_has_attributes() {
+    let Some(node) = mounted_with(MountOptions { cache_time: std::time::Duration::ZERO, ..Default::default() }) else {
+        return;
+    };
+    fs::create_dir(node.at("d")).unwrap();
+    fs::set_permissions(node.at("d"), Permissions::from_mode(0o751)).unwrap();
+    let open = File::open(node.at("d")).unwrap();
+    let before = open.metadata().unwrap();
+    fs::remove_dir(node.at("d")).unwrap();
+    let after = open.metadata().unwrap();
+    assert_eq!((after.ino(), after.mode(), after.nlink()), (before.ino(), before.mode(), 0));
+    fs::create_dir(node.at("d")).unwrap();
+    assert!(fs::metadata(node.at("d")).unwrap().nlink() > 0, "another one, perhaps of the same number");
+    assert_eq!(open.metadata().unwrap().nlink(), 0);
 }
 
 #[test]

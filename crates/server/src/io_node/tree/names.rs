@@ -166,6 +166,10 @@ impl Tree {
                 }
                 Answer::Done
             }
+            MetaCall::Append { .. } => {
+                let message = "a folder of a file system knows no ranges for appends of several nodes";
+                return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
+            }
             MetaCall::FsyncDir { path } => {
                 self.find(&path).and_then(|(handle, _)| backend.sync(&handle)).explain("sync", &path)?;
                 Answer::Done
@@ -222,6 +226,14 @@ impl Tree {
                     Ok(replaced.map_or(Answer::Done, |(node, _)| self.removed(&node)))
                 });
                 renamed.explain("rename", &from)?
+            }
+            MetaCall::Exchange { from, to } => {
+                let exchanged = self.at(&from).and_then(|(dir, name)| {
+                    let (other_dir, other) = self.at(&to)?;
+                    backend.exchange(caller, (&dir, name), (&other_dir, other))
+                });
+                exchanged.explain("exchange", &from)?;
+                Answer::Done
             }
             MetaCall::Link { from, to } => {
                 let linked = self.find(&from).and_then(|(node, attr)| {

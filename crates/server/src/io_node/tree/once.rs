@@ -86,6 +86,13 @@ impl Tree {
 
     fn change(&self, session: &TreeSession, who: Who, call: MetaCall) -> Outcome {
         let mut under_way = UnderWay { once: &self.once, who, done: None };
+        if who.since < who.epoch && matches!(call, MetaCall::Exchange { .. }) {
+            // Done a second time, it would be undone.
+            return Err(Fault {
+                errno: libc::EIO,
+                message: "another I/O node may have done this exchange of names; look".into(),
+            });
+        }
         let answer = match self.serve(session, call.clone()) {
             // Another node may have done it.
             Err(fault) if who.since < who.epoch => self.unless_done(session, call, fault),

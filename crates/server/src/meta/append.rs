@@ -1,0 +1,58 @@
+//! Appends of several clients to one file: the metadata server assigns each a range of its own behind the end.
+//!
+//! The end is that of the objects, or of the last assigned range where that is not written yet. Of a file that is being
+//! written the local file's length is of no other use, so it holds the end of the assigned ranges: it survives a crash of
+//! the server. A crash of its machine may lose it, but then no append is still under way when the server is back. The
+//! length becomes the objects' again when the file is settled, and is cut after the objects are: a server that is stopped
+//! between the two assigns ranges behind the old end, and what was cut reads as zeros.
+//!
+//! A range that its client never writes is zeros once something is appended behind it.
+
+use impresario_wire::message::{SetTime, Who};
+use rustix::io::Errno;
+
+use super::disk::mtime_of;
+use super::fault::{Explain, Outcome, data_fault};
+use super::opens::{OpenFile, Pin};
+use super::service::Meta;
+
+impl Meta {
+    /// Assigns the next range of a pinned file that its caller has open for writing.
+    pub(super) fn assign(&self, who: &Who, pin: &Pin<'_>, len_bytes: u64) -> Outcome<u64> {
+        let (doing, path) = ("append to", self.opens.path_of(pin.ino));
+        let _gate = self.enter(pin, doing, &path)?;
+        let (client, sequence) = (who.client.0, who.sequence);
+        // A caller without a key does not repeat itself.
+        let repeated = (client != 0).then(|| pin.appends.lock().repeated(client, sequence, len_bytes)).flatten();
+        if let Some(offset) = repeated {
+            return Ok(offset);
+        }
+        let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
+        let end = objects.size.max(self.assigned_end(pin).explain(doing, &path)?);
+        let mut appends = pin.appends.lock();
+        let before = appends.clone();
+        let offset = appends.assign(client, sequence, end, len_bytes).ok_or(Errno::FBIG).explain(doing, &path)?;
+        if let Err(errno) = self.note_assigned(pin, offset.saturating_add(len_bytes)) {
+            *appends = before;
+            return Err(errno).explain(doing, &path);
+        }
+        Ok(offset)
+    }
+
+    /// End of the ranges assigned of a marked file, if it is behind that of the objects. Call under the file's gate.
+    pub(super) fn assigned_end(&self, file: &OpenFile) -> rustix::io::Result<u64> {
+        Ok(u64::try_from(rustix::fs::fstat(&file.fd)?.st_size).unwrap_or(0))
+    }
+
+    /// After the objects were cut: no range behind `len_bytes` counts as assigned. Call under the file's gate.
+    pub(super) fn cut_assigned(&self, file: &OpenFile, len_bytes: u64) -> rustix::io::Result<()> {
+        if self.assigned_end(file)? > len_bytes { self.note_assigned(file, len_bytes) } else { Ok(()) }
+    }
+
+    /// Sets the local length, and keeps the local modification time, which is the file's until it is written.
+    fn note_assigned(&self, file: &OpenFile, end: u64) -> rustix::io::Result<()> {
+        let mtime = mtime_of(&rustix::fs::fstat(&file.fd)?);
+        self.dir.disk.set_len(&file.fd, end)?;
+        self.dir.disk.set_times(&file.fd, None, Some(SetTime::At(mtime)))
+    }
+}

@@ -1,0 +1,43 @@
+//! The exchange of two names: each is given to what had the other, in one step.
+//!
+//! The file system below does it in one transaction, so a crash leaves it done or not done. An exchange that is done twice
+//! is undone. So what `from` named is noted before ([`Changes::note_exchange`]), and a server that finds an exchange begun
+//! and not ended sees by that which of the two it is.
+//!
+//! [`Changes::note_exchange`]: super::changes::Changes::note_exchange
+
+use impresario_wire::message::{NodeKind, Who};
+use rustix::io::Errno;
+
+use super::fault::{Explain, Outcome, show};
+use super::service::Meta;
+use super::tree::kind_of;
+
+impl Meta {
+    /// Exchanges what two paths name.
+    pub(super) fn exchange(&self, who: &Who, from: &[u8], to: &[u8]) -> Outcome<()> {
+        let (doing, disk) = ("exchange", &self.dir.disk);
+        let one = self.dir.entry(from).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, from)?;
+        let other = self.dir.entry(to).and_then(|entry| entry.ok_or(Errno::BUSY)).explain(doing, to)?;
+        let _names = self.names.hold_both(&one, &other).explain(doing, from)?;
+        let stat = one.stat().explain(doing, from)?;
+        let other_stat = other.stat().explain(doing, to)?;
+        if stat.st_ino == other_stat.st_ino {
+            return Ok(());
+        }
+        let is_special = |kind| !matches!(kind, Some(NodeKind::File | NodeKind::Dir | NodeKind::Symlink));
+        // Before the lock for specials: it may open files.
+        let _walked = self.walks.rename(disk, &[(&one, &stat), (&other, &other_stat)]);
+        let _special = (is_special(kind_of(&stat)) || is_special(kind_of(&other_stat))).then(|| disk.with_specials());
+        self.changes.note_exchange(&self.dir, who, stat.st_ino).explain("note the exchange of", from)?;
+        disk.exchange(one.directory(), one.name, other.directory(), other.name).explain(doing, from).map_err(
+            |mut fault| {
+                fault.message = format!("{} (the other name is {})", fault.message, show(to));
+                fault
+            },
+        )?;
+        self.opens.moved(stat.st_ino, to);
+        self.opens.moved(other_stat.st_ino, from);
+        Ok(())
+    }
+}
