@@ -50,7 +50,8 @@ impl Agent {
         let folder = tempfile::Builder::new().prefix("impresario-run-").tempdir();
         let folder = folder.map_err(failed("making the run's folder"))?;
         let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
+        getrandom::fill(&mut random)
+            .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
         let token = format!("{:016x}", u64::from_ne_bytes(random));
         let directories = folder.path().join(DIRECTORIES);
         std::fs::create_dir(&directories).map_err(failed("making the run's folder"))?;

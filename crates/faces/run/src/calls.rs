@@ -77,12 +77,7 @@ enum Target {
 }
 
 impl Calls {
-    pub(crate) fn new(
-        client: Arc<Client>,
-        at: Vec<u8>,
-        directories: PathBuf,
-        token: &str,
-    ) -> std::io::Result<Calls> {
+    pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, directories: PathBuf, token: &str) -> std::io::Result<Calls> {
         let appends = std::array::from_fn(|_| Mutex::default());
         Ok(Calls { client, user: User::new()?, at, directories, opens: Opens::new(token)?, appends })
     }

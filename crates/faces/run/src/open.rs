@@ -79,8 +79,7 @@ impl Opens {
     }
 
     fn placeholder(&self, number: u64) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-        let socket =
-            || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let address = SocketAddrUnix::new_abstract_name(&[&self.name[..], format!("{number:x}").as_bytes()].concat())?;
         let placeholder = socket()?;
         rustix::net::bind(&placeholder, &address)?;

@@ -13,11 +13,7 @@ pub(crate) struct User {
 impl User {
     pub(crate) fn new() -> std::io::Result<User> {
         let groups = rustix::process::getgroups()?.into_iter().map(|group| group.as_raw()).collect();
-        Ok(User {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            groups,
-        })
+        Ok(User { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), groups })
     }
 
     pub(crate) fn is_root(&self) -> bool {

@@ -4,7 +4,10 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use libc::{DIR, FILE, aiocb, dirent64, fd_set, gid_t, iovec, mode_t, off_t, pollfd, sigevent, size_t, ssize_t, timespec, timeval};
+use libc::{
+    DIR, FILE, aiocb, dirent64, fd_set, gid_t, iovec, mode_t, off_t, pollfd, sigevent, size_t, ssize_t, timespec,
+    timeval,
+};
 use libc::{uid_t, utimbuf};
 
 /// Looked for, and not there. No function has this address.

@@ -443,7 +443,8 @@ fn say_once() {
     if SAID.swap(true, Relaxed) {
         return;
     }
-    let text = b"impresario run: a writable shared memory map of a cluster's file is not possible here; `impresario mount` \
+    let text =
+        b"impresario run: a writable shared memory map of a cluster's file is not possible here; `impresario mount` \
                  (FUSE) serves it\n";
     // SAFETY: standard error is used for one call.
     let stderr = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };

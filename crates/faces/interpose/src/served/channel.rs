@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use super::protocol::{Op, REPLY_BYTES, Reply, Request};
@@ -114,13 +114,8 @@ impl Channels {
         into: &mut [u8],
     ) -> Result<Got, i32> {
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).map_err(|_| libc::EINVAL);
-        let request = Request {
-            path_len: len(path)?,
-            other_len: len(other)?,
-            data_len: len(data)?,
-            room: len(into)?,
-            ..request
-        };
+        let request =
+            Request { path_len: len(path)?, other_len: len(other)?, data_len: len(data)?, room: len(into)?, ..request };
         let head = request.encode();
         let (own, _busy) = self.free();
         // The program may have closed the connection behind the C library's back: then a new one is made.
@@ -146,9 +141,8 @@ impl Channels {
     fn connect(&self) -> Result<OwnedFd, i32> {
         let path = self.socket.get().ok_or(libc::EIO)?;
         let address = SocketAddrUnix::new(&path[..]).map_err(|_| libc::EIO)?;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-                .map_err(Errno::raw_os_error)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(Errno::raw_os_error)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => Ok(socket),
             Err(_) => {

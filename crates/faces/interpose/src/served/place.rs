@@ -109,13 +109,17 @@ impl Served {
         if path.starts_with(b"/") {
             return run.absolute(path, room);
         }
-        // Where the path begins, from the root of the cluster.
+        // Where the path begins: from the root of the cluster, or on the machine above the prefix.
+        let mut begin = [0u8; PATH_MAX];
         if dir == libc::AT_FDCWD {
-            if !self.working_directory(room)? {
-                return Ok(Place::Foreign);
-            }
+            let Some(now) = current(&mut begin) else { return Ok(Place::Foreign) };
+            let Some(below) = below(now, &run.directories) else { return run.from_machine(now, path, room) };
+            room.set(below)?;
         } else {
-            let Some(open) = self.open_file(dir) else { return Ok(Place::Foreign) };
+            let Some(open) = self.open_file(dir) else {
+                let Some(now) = of_descriptor(dir, &mut begin) else { return Ok(Place::Foreign) };
+                return run.from_machine(now, path, room);
+            };
             self.path_of(open, room)?;
         }
         room.add(b"/")?;
@@ -134,11 +138,7 @@ impl Served {
     pub fn working_directory(&self, room: &mut Room) -> Result<bool, i32> {
         let Some(run) = self.run() else { return Ok(false) };
         let mut bytes = [0u8; PATH_MAX];
-        // SAFETY: the kernel writes a path of at most that length and a zero into the place.
-        let len = unsafe { libc::syscall(libc::SYS_getcwd, bytes.as_mut_ptr(), bytes.len()) };
-        let Some(now) = usize::try_from(len).ok().and_then(|len| bytes.get(..len.saturating_sub(1))) else {
-            return Ok(false);
-        };
+        let Some(now) = current(&mut bytes) else { return Ok(false) };
         let Some(path) = below(now, &run.directories) else { return Ok(false) };
         room.set(path)?;
         Ok(true)
@@ -150,6 +150,22 @@ impl Served {
         room.set(&run.at)?;
         if inside.iter().all(|b| *b == b'/') { Ok(()) } else { room.add(inside) }
     }
+}
+
+/// The kernel's working directory.
+fn current(bytes: &mut [u8; PATH_MAX]) -> Option<&[u8]> {
+    // SAFETY: the kernel writes a path of at most that length and a zero into the place.
+    let len = unsafe { libc::syscall(libc::SYS_getcwd, bytes.as_mut_ptr(), bytes.len()) };
+    bytes.get(..usize::try_from(len).ok()?.checked_sub(1)?)
+}
+
+/// The path of a descriptor of the machine.
+fn of_descriptor(fd: i32, bytes: &mut [u8; PATH_MAX]) -> Option<&[u8]> {
+    let name = crate::paths::ProcName::new(fd);
+    let (path, room) = (name.as_c_str().as_ptr(), bytes.len());
+    // SAFETY: the kernel writes at most that many bytes into the place.
+    let len = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, path, bytes.as_mut_ptr(), room) };
+    bytes.get(..usize::try_from(len).ok()?)
 }
 
 /// What is behind `prefix` in `path`, empty or with a slash before it.
@@ -177,6 +193,16 @@ impl Run {
             }
             rest = &word[end..];
         }
+    }
+
+    /// A path that begins at a directory of the machine, above the prefix perhaps.
+    fn from_machine(&self, begin: &[u8], path: &[u8], room: &mut Room) -> Result<Place, i32> {
+        let mut whole = Room::new();
+        if !begin.starts_with(b"/") || [begin, b"/", path].iter().any(|part| whole.add(part).is_err()) {
+            return Ok(Place::Foreign);
+        }
+        // Where it only passes through the prefix, it is the machine's as it is: the prefix is not there.
+        self.absolute(whole.path(), room)
     }
 
     /// The room holds a path from the root of the cluster, which may leave it again by `..`.
@@ -252,6 +278,20 @@ mod tests {
         check(&served, "/data/x/..", Place::Outside, "/data");
         check(&served, "/data/x/../../etc/passwd", Place::Outside, "/etc/passwd");
         check(&served, "/data/x/a/../../..", Place::Outside, "/");
+    }
+
+    #[test]
+    fn a_relative_path_may_lead_to_the_prefix() {
+        use std::os::fd::AsRawFd;
+        let served = served(b"");
+        let root = std::fs::File::open("/").unwrap();
+        let mut room = Room::new();
+        let mut at = |path: &str| {
+            served.place(root.as_raw_fd(), path.as_bytes(), &mut room).map(|place| (place, room.path().to_vec()))
+        };
+        assert_eq!(at("data/x/a"), Ok((Place::Inside, b"/a".to_vec())));
+        assert_eq!(at("../data//x"), Ok((Place::Inside, b"".to_vec())));
+        assert_eq!(at("data/y").map(|found| found.0), Ok(Place::Foreign));
     }
 
     #[test]

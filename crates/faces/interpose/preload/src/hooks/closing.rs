@@ -37,7 +37,9 @@ fn around_own(first: c_uint, last: c_uint, mut each: impl FnMut(c_uint, c_uint) 
     let mut from = first;
     let mut numbers = [i32::MAX; 64];
     let mut count = 0;
-    for (place, own) in numbers.iter_mut().zip(TABLE.consumer().own_numbers().into_iter().flatten().chain(SERVED.own_numbers())) {
+    for (place, own) in
+        numbers.iter_mut().zip(TABLE.consumer().own_numbers().into_iter().flatten().chain(SERVED.own_numbers()))
+    {
         *place = own;
         count += 1;
     }

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int, c_long};
 use impresario_interpose::served::protocol::{Op, Request};
 use libc::{off_t, pollfd, timeval};
 
+use crate::real;
 use crate::real::missing;
 use crate::served::{SERVED, attributes, fail, named, open_file, with};
-use crate::real;
 
 /// Lengthens a file; room itself is not set aside, which the servers do not do.
 fn lengthen(fd: c_int, offset: off_t, len: off_t) -> Option<c_int> {

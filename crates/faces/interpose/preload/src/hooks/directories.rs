@@ -17,7 +17,8 @@ const MAGIC: u64 = u64::from_ne_bytes(*b"impr.dir");
 /// Bytes of names that are fetched at a time.
 const SLICE_BYTES: usize = 32 << 10;
 
-/// An open directory of the cluster.
+/// An open directory of the cluster. The first word tells it from the C library's.
+#[repr(C)]
 struct Directory {
     magic: u64,
     fd: c_int,
@@ -47,7 +48,8 @@ fn begin(fd: c_int) -> *mut DIR {
     // SAFETY: a structure of numbers.
     let entry = unsafe { std::mem::zeroed() };
     let (last, slice) = (Vec::new(), Vec::new());
-    Box::into_raw(Box::new(Directory { magic: MAGIC, fd, position: 0, last, slice, at: 0, is_ended: false, entry })).cast()
+    Box::into_raw(Box::new(Directory { magic: MAGIC, fd, position: 0, last, slice, at: 0, is_ended: false, entry }))
+        .cast()
 }
 
 impl Directory {

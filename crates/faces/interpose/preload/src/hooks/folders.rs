@@ -8,9 +8,9 @@ use impresario_interpose::served::protocol::{Op, PATH_MAX, Request};
 use libc::size_t;
 
 use crate::around::set_errno;
+use crate::real;
 use crate::real::missing;
 use crate::served::{SERVED, fail, named};
-use crate::real;
 
 /// Goes into the folder that the agent named.
 fn enter(data: &[u8]) -> c_long {
@@ -92,11 +92,7 @@ unsafe fn give(path: &CStr, buffer: *mut c_char, len: size_t) -> *mut c_char {
 
 /// # Safety
 /// As `getcwd`.
-unsafe fn current(
-    buffer: *mut c_char,
-    len: size_t,
-    real: impl FnOnce() -> *mut c_char,
-) -> *mut c_char {
+unsafe fn current(buffer: *mut c_char, len: size_t, real: impl FnOnce() -> *mut c_char) -> *mut c_char {
     match working() {
         None => real(),
         // SAFETY: the caller's buffer.

@@ -7,9 +7,9 @@ use impresario_interpose::served::protocol::{Op, PATH_MAX, Request};
 use impresario_interpose::served::{Place, Room};
 use libc::{gid_t, mode_t, size_t, ssize_t, timespec, timeval, uid_t};
 
+use crate::real;
 use crate::real::missing;
 use crate::served::{self, SERVED, fail, named, open_file, umask, with};
-use crate::real;
 
 const HERE: c_int = libc::AT_FDCWD;
 const NOFOLLOW: i64 = libc::AT_SYMLINK_NOFOLLOW as i64;

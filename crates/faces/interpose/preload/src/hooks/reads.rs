@@ -6,8 +6,8 @@ use impresario_ring::Op;
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use crate::around::{At, transfer};
-use crate::{real, served};
 use crate::real::missing;
+use crate::{real, served};
 
 macro_rules! reads {
     ($($name:ident($($arg:ident: $kind:ty),*) at $at:expr, $asked:expr, $served:expr;)*) => { $(

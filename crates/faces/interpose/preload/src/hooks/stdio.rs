@@ -11,9 +11,9 @@ use impresario_interpose::{Consumer, Watched};
 use impresario_ring::{Op, flag, now_ns};
 use libc::{FILE, off_t, size_t, ssize_t};
 
+use super::streams;
 use crate::around::{errno, position, tell};
 use crate::real::missing;
-use super::streams;
 use crate::served::SERVED;
 use crate::{TABLE, real};
 
