@@ -1,6 +1,6 @@
 //! The open files of a run, each with the agent's end of its placeholder.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -170,9 +170,5 @@ impl Open {
     pub(crate) fn may_write(&self) -> bool {
         let flags = *self.flags.lock();
         flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
-    }
-
-    pub(crate) fn as_hold(&self) -> impl AsFd + '_ {
-        &self.hold
     }
 }
