@@ -113,12 +113,12 @@ impl Served {
         let mut begin = [0u8; PATH_MAX];
         if dir == libc::AT_FDCWD {
             let Some(now) = current(&mut begin) else { return Ok(Place::Foreign) };
-            let Some(below) = below(now, &run.directories) else { return run.from_machine(now, path, room) };
+            let Some(below) = below(now, &run.directories) else { return run.beginning_at(now, path, room) };
             room.set(below)?;
         } else {
             let Some(open) = self.open_file(dir) else {
                 let Some(now) = of_descriptor(dir, &mut begin) else { return Ok(Place::Foreign) };
-                return run.from_machine(now, path, room);
+                return run.beginning_at(now, path, room);
             };
             self.path_of(open, room)?;
         }
@@ -196,7 +196,7 @@ impl Run {
     }
 
     /// A path that begins at a directory of the machine, above the prefix perhaps.
-    fn from_machine(&self, begin: &[u8], path: &[u8], room: &mut Room) -> Result<Place, i32> {
+    fn beginning_at(&self, begin: &[u8], path: &[u8], room: &mut Room) -> Result<Place, i32> {
         let mut whole = Room::new();
         if !begin.starts_with(b"/") || [begin, b"/", path].iter().any(|part| whole.add(part).is_err()) {
             return Ok(Place::Foreign);

@@ -340,9 +340,11 @@ unsafe fn scan(path: *const c_char, list: *mut *mut *mut dirent64, select: Selec
         set_errno(before);
         names.iter().enumerate().for_each(|(at, name)| result.add(at).write(*name));
         if let Some(compare) = compare {
-            let compare: unsafe extern "C-unwind" fn(*mut *const dirent64, *mut *const dirent64) -> c_int = compare;
-            let compare: extern "C" fn(*const c_void, *const c_void) -> c_int = std::mem::transmute(compare);
-            libc::qsort(result.cast(), names.len(), size_of::<*mut dirent64>(), Some(std::mem::transmute(compare)));
+            type Plain = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
+            type Given = unsafe extern "C-unwind" fn(*mut *const dirent64, *mut *const dirent64) -> c_int;
+            // The same function to the machine: two pointers to places in the list.
+            let compare = std::mem::transmute::<Given, Plain>(compare);
+            libc::qsort(result.cast(), names.len(), size_of::<*mut dirent64>(), Some(compare));
         }
         *list = result;
         names.len() as c_int

@@ -14,8 +14,7 @@ macro_rules! reads {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int $(, $arg: $kind)*) -> ssize_t {
             // SAFETY: the caller's arguments.
-            let served = $served;
-            if let Some(done) = served(fd) {
+            if let Some(done) = unsafe { ($served)(fd) } {
                 return done;
             }
             let Some(real) = real::$name.get() else { return missing() as ssize_t };
@@ -32,29 +31,29 @@ fn at(offset: off_t) -> At {
 
 reads! {
     read(buffer: *mut c_void, len: size_t) at At::Position, len,
-        |fd| unsafe { served::read(fd, buffer, len, None) };
+        |fd| served::read(fd, buffer, len, None);
     __read(buffer: *mut c_void, len: size_t) at At::Position, len,
-        |fd| unsafe { served::read(fd, buffer, len, None) };
+        |fd| served::read(fd, buffer, len, None);
     __read_chk(buffer: *mut c_void, len: size_t, room: size_t) at At::Position, len,
-        |fd| if len > room { None } else { unsafe { served::read(fd, buffer, len, None) } };
+        |fd| if len > room { None } else { served::read(fd, buffer, len, None) };
     pread(buffer: *mut c_void, len: size_t, offset: off_t) at At::Offset(offset), len,
-        |fd| unsafe { served::read(fd, buffer, len, Some(offset)) };
+        |fd| served::read(fd, buffer, len, Some(offset));
     pread64(buffer: *mut c_void, len: size_t, offset: off_t) at At::Offset(offset), len,
-        |fd| unsafe { served::read(fd, buffer, len, Some(offset)) };
+        |fd| served::read(fd, buffer, len, Some(offset));
     __pread64(buffer: *mut c_void, len: size_t, offset: off_t) at At::Offset(offset), len,
-        |fd| unsafe { served::read(fd, buffer, len, Some(offset)) };
+        |fd| served::read(fd, buffer, len, Some(offset));
     __pread_chk(buffer: *mut c_void, len: size_t, offset: off_t, room: size_t) at At::Offset(offset), len,
-        |fd| if len > room { None } else { unsafe { served::read(fd, buffer, len, Some(offset)) } };
+        |fd| if len > room { None } else { served::read(fd, buffer, len, Some(offset)) };
     __pread64_chk(buffer: *mut c_void, len: size_t, offset: off_t, room: size_t) at At::Offset(offset), len,
-        |fd| if len > room { None } else { unsafe { served::read(fd, buffer, len, Some(offset)) } };
+        |fd| if len > room { None } else { served::read(fd, buffer, len, Some(offset)) };
     readv(parts: *const iovec, count: c_int) at At::Position, 0,
-        |fd| unsafe { served::read_parts(fd, parts, count, None) };
+        |fd| served::read_parts(fd, parts, count, None);
     preadv(parts: *const iovec, count: c_int, offset: off_t) at At::Offset(offset), 0,
-        |fd| unsafe { served::read_parts(fd, parts, count, Some(offset)) };
+        |fd| served::read_parts(fd, parts, count, Some(offset));
     preadv64(parts: *const iovec, count: c_int, offset: off_t) at At::Offset(offset), 0,
-        |fd| unsafe { served::read_parts(fd, parts, count, Some(offset)) };
+        |fd| served::read_parts(fd, parts, count, Some(offset));
     preadv2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset), 0,
-        |fd| unsafe { served::read_parts(fd, parts, count, (offset != -1).then_some(offset)) };
+        |fd| served::read_parts(fd, parts, count, (offset != -1).then_some(offset));
     preadv64v2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset), 0,
-        |fd| unsafe { served::read_parts(fd, parts, count, (offset != -1).then_some(offset)) };
+        |fd| served::read_parts(fd, parts, count, (offset != -1).then_some(offset));
 }

@@ -14,8 +14,7 @@ macro_rules! writes {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int $(, $arg: $kind)*) -> ssize_t {
             // SAFETY: the caller's arguments.
-            let served = $served;
-            if let Some(done) = served(fd) {
+            if let Some(done) = unsafe { ($served)(fd) } {
                 return done;
             }
             let Some(real) = real::$name.get() else { return missing() as ssize_t };
@@ -32,23 +31,23 @@ fn at(offset: off_t) -> At {
 
 writes! {
     write(buffer: *const c_void, len: size_t) at At::Position,
-        |fd| unsafe { served::write(fd, buffer, len, None) };
+        |fd| served::write(fd, buffer, len, None);
     __write(buffer: *const c_void, len: size_t) at At::Position,
-        |fd| unsafe { served::write(fd, buffer, len, None) };
+        |fd| served::write(fd, buffer, len, None);
     pwrite(buffer: *const c_void, len: size_t, offset: off_t) at At::Offset(offset),
-        |fd| unsafe { served::write(fd, buffer, len, Some(offset)) };
+        |fd| served::write(fd, buffer, len, Some(offset));
     pwrite64(buffer: *const c_void, len: size_t, offset: off_t) at At::Offset(offset),
-        |fd| unsafe { served::write(fd, buffer, len, Some(offset)) };
+        |fd| served::write(fd, buffer, len, Some(offset));
     __pwrite64(buffer: *const c_void, len: size_t, offset: off_t) at At::Offset(offset),
-        |fd| unsafe { served::write(fd, buffer, len, Some(offset)) };
+        |fd| served::write(fd, buffer, len, Some(offset));
     writev(parts: *const iovec, count: c_int) at At::Position,
-        |fd| unsafe { served::write_parts(fd, parts, count, None) };
+        |fd| served::write_parts(fd, parts, count, None);
     pwritev(parts: *const iovec, count: c_int, offset: off_t) at At::Offset(offset),
-        |fd| unsafe { served::write_parts(fd, parts, count, Some(offset)) };
+        |fd| served::write_parts(fd, parts, count, Some(offset));
     pwritev64(parts: *const iovec, count: c_int, offset: off_t) at At::Offset(offset),
-        |fd| unsafe { served::write_parts(fd, parts, count, Some(offset)) };
+        |fd| served::write_parts(fd, parts, count, Some(offset));
     pwritev2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset),
-        |fd| unsafe { served::write_parts(fd, parts, count, (offset != -1).then_some(offset)) };
+        |fd| served::write_parts(fd, parts, count, (offset != -1).then_some(offset));
     pwritev64v2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset),
-        |fd| unsafe { served::write_parts(fd, parts, count, (offset != -1).then_some(offset)) };
+        |fd| served::write_parts(fd, parts, count, (offset != -1).then_some(offset));
 }
