@@ -2,9 +2,9 @@
 
 mod compare;
 mod daemon;
-mod launch;
+pub mod launch;
 mod learn;
-mod library;
+pub mod library;
 mod plan;
 mod record;
 mod report;

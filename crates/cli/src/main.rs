@@ -22,6 +22,7 @@ mod nfs;
 mod policy;
 mod ports;
 mod prefetch;
+mod run;
 mod serve;
 mod sim;
 mod status;
@@ -62,6 +63,7 @@ enum Command {
     Serve(serve::Args),
     Mount(mount::MountArgs),
     Umount(mount::UmountArgs),
+    Run(Box<run::Args>),
     Nfs(Box<nfs::Args>),
     Status(status::Args),
     Explain(explain::Args),
@@ -130,6 +132,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::mount(args),
         Command::Umount(args) => mount::umount(args),
+        Command::Run(args) => run::run(*args),
         Command::Nfs(args) => nfs::run(*args),
         Command::Status(args) => status::run(args),
         Command::Explain(args) => explain::run(&args),

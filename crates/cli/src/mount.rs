@@ -124,7 +124,8 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn via(config: &Config, word: &str) -> anyhow::Result<Via> {
+/// Which way data go, in a user's word.
+pub fn via(config: &Config, word: &str) -> anyhow::Result<Via> {
     match word {
         "auto" => Ok(Via::Auto),
         "direct" => Ok(Via::Direct),

@@ -191,6 +191,15 @@ impl Programs {
     }
 }
 
+/// Runs one program as it is and returns its exit status, as a shell would report it.
+pub fn run_one(mut command: Command) -> Result<ExitCode> {
+    let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
+    let child = command.spawn().with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
+    let programs = Programs { children: vec![child] };
+    programs.hand_on(signals)?;
+    Ok(programs.wait()?.0)
+}
+
 /// Waits until a child has ended and leaves it to be waited for.
 fn ended(pid: u32) -> std::io::Result<()> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};

@@ -5,6 +5,7 @@
 //! `libdl.so.2` and `libpthread.so.0`, where old systems have them and new ones have libraries that lead to
 //! `libc.so.6`. To link, empty libraries of these names define them without versions: the loader then takes the version
 //! that there is. So it is with the functions that Rust's library does without where they are missing.
+//! Others that programs could not link by name before glibc 2.33 (`stat64` and its relatives) are hooks of this library.
 
 #![allow(clippy::print_stdout, reason = "this is how a build script speaks with cargo")]
 
@@ -40,7 +41,6 @@ const LIBRARIES: &[(&str, &str, &[&str])] = &[
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=old-glibc");
     let target = |what: &str| env::var(format!("CARGO_CFG_TARGET_{what}")).unwrap_or_default();
     if target("OS") != "linux" || target("ENV") != "gnu" || target("POINTER_WIDTH") != "64" {
         return Ok(());
@@ -61,7 +61,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Before the C library's own in the order of searching.
     println!("cargo:rustc-link-search=native={out}");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--as-needed");
-    // Whole, since Rust's library, which calls them, is linked later.
-    cc::Build::new().file("old-glibc/newer.c").link_lib_modifier("+whole-archive").try_compile("newer")?;
     Ok(())
 }

@@ -16,6 +16,7 @@ mod own;
 mod paths;
 mod process;
 mod program;
+pub mod served;
 mod session;
 mod socket;
 mod table;

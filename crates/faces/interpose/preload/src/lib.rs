@@ -12,10 +12,13 @@
 mod around;
 mod hooks;
 mod real;
+mod served;
 
 use std::ffi::{CStr, CString, c_int};
 use std::os::unix::ffi::OsStringExt;
 
+use hooks::streams;
+use impresario_interpose::served::protocol::{AT_VARIABLE, BYPASS_VARIABLE, FOLDER_VARIABLE, TOKEN_VARIABLE};
 use impresario_interpose::{Assist, Table};
 
 /// The program's descriptors. The advice manager's channel is the one consumer so far.
@@ -47,6 +50,7 @@ extern "C" fn start() {
         let Ok(path) = CString::new(path.into_os_string().into_vec()) else { return };
         let (log, libgpfs) = (variable(c"IMPRESARIO_ASSIST_LOG"), variable(c"IMPRESARIO_ASSIST_LIBGPFS"));
         TABLE.consumer().start(&path, log, libgpfs);
+        serve(variable);
         let wait = variable(c"IMPRESARIO_ASSIST_WAIT_MS").and_then(|w| w.to_str().ok()).and_then(|w| w.parse().ok());
         if let Some(wait_ms) = wait {
             TABLE.consumer().await_answer(wait_ms);
@@ -56,12 +60,26 @@ extern "C" fn start() {
     });
 }
 
+/// Begins to serve a cluster's files, when the program is under `impresario run`.
+fn serve<'a>(variable: impl Fn(&CStr) -> Option<&'a CStr>) {
+    let bytes = |name: &str| CString::new(name).ok().and_then(|name| variable(&name)).map_or(&b""[..], CStr::to_bytes);
+    let folder = bytes(FOLDER_VARIABLE);
+    if folder.is_empty() {
+        return;
+    }
+    streams::begin_process();
+    served::SERVED.start(folder, bytes(AT_VARIABLE), bytes(TOKEN_VARIABLE), bytes(BYPASS_VARIABLE));
+    (0..3).for_each(streams::became);
+}
+
 unsafe extern "C" fn forking() {
     TABLE.consumer().forking();
 }
 
 unsafe extern "C" fn forked() {
     TABLE.consumer().forked();
+    served::SERVED.forked();
+    streams::begin_process();
 }
 
 /// How far the channel to the manager is: 0 there is none, 1 the manager was asked, 2 it has answered and files are

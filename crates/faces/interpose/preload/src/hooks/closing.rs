@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use crate::around::set_errno;
 use crate::real::missing;
+use crate::served::{SERVED, settle};
 use crate::{TABLE, real};
 
 macro_rules! closes {
@@ -11,14 +12,20 @@ macro_rules! closes {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int) -> c_int {
             let Some(real) = real::$name.get() else { return missing() };
-            if TABLE.consumer().owns(fd) {
+            if TABLE.consumer().owns(fd) || SERVED.owns(fd) {
                 // Not the program's: to it the number is not open.
                 set_errno(libc::EBADF);
                 return -1;
             }
+            let open = SERVED.open_file(fd);
             TABLE.forget(fd);
+            SERVED.forget(fd);
             // SAFETY: the caller's argument.
-            unsafe { real(fd) }
+            let result = unsafe { real(fd) };
+            match open {
+                Some(open) if result == 0 => settle(open),
+                _ => result,
+            }
         }
     )* };
 }
@@ -28,7 +35,16 @@ closes! { close __close }
 /// The parts of a range between the library's own numbers.
 fn around_own(first: c_uint, last: c_uint, mut each: impl FnMut(c_uint, c_uint) -> c_int) -> c_int {
     let mut from = first;
-    for own in TABLE.consumer().own_numbers().into_iter().flatten() {
+    let mut numbers = [i32::MAX; 64];
+    let mut count = 0;
+    for (place, own) in
+        numbers.iter_mut().zip(TABLE.consumer().own_numbers().into_iter().flatten().chain(SERVED.own_numbers()))
+    {
+        *place = own;
+        count += 1;
+    }
+    numbers[..count].sort_unstable();
+    for own in numbers.into_iter().take(count) {
         let own = own as c_uint;
         if own < from || own > last {
             continue;
@@ -56,6 +72,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         return unsafe { real(first, last, flags) };
     }
     TABLE.forget_range(first, last);
+    SERVED.forget_range(first, last);
     // SAFETY: parts of the range that the caller gave up.
     around_own(first, last, |from, to| unsafe { real(from, to, flags) })
 }
@@ -64,6 +81,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     let first = first.max(0) as c_uint;
     TABLE.forget_range(first, c_uint::MAX);
+    SERVED.forget_range(first, c_uint::MAX);
     if let Some(real) = real::close_range.get() {
         let before = crate::around::errno();
         // SAFETY: all that the caller gave up but our own.

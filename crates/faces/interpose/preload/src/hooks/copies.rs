@@ -8,6 +8,7 @@ use libc::{off_t, size_t, ssize_t};
 
 use crate::around::{position, tell, wanted};
 use crate::real::missing;
+use crate::served::{SERVED, fail};
 use crate::{TABLE, real};
 
 /// Where a side of the copy begins: at the offset that the caller points to, which the call moves, or at the position.
@@ -69,6 +70,10 @@ macro_rules! sendfiles {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+            if SERVED.open_file(from).or_else(|| SERVED.open_file(to)).is_some() {
+                // Programs copy by reading and writing then.
+                return fail(libc::EINVAL) as ssize_t;
+            }
             let Some(real) = real::$name.get() else { return missing() as ssize_t };
             // SAFETY: the caller's arguments.
             copy((from, offset), (to, std::ptr::null_mut()), || unsafe { real(to, from, offset, count) })
@@ -79,7 +84,7 @@ macro_rules! sendfiles {
 sendfiles! { sendfile sendfile64 }
 
 macro_rules! ranges {
-    ($($name:ident)*) => { $(
+    ($($name:ident $errno:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
             from: c_int,
@@ -89,6 +94,9 @@ macro_rules! ranges {
             count: size_t,
             flags: c_uint,
         ) -> ssize_t {
+            if SERVED.open_file(from).or_else(|| SERVED.open_file(to)).is_some() {
+                return fail(libc::$errno) as ssize_t;
+            }
             let Some(real) = real::$name.get() else { return missing() as ssize_t };
             // SAFETY: the caller's arguments.
             copy((from, from_at), (to, to_at), || unsafe { real(from, from_at, to, to_at, count, flags) })
@@ -96,4 +104,4 @@ macro_rules! ranges {
     )* };
 }
 
-ranges! { copy_file_range splice }
+ranges! { copy_file_range EXDEV splice EINVAL }

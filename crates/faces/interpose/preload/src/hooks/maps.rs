@@ -11,6 +11,7 @@ use libc::{off_t, size_t};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::around::{set_errno, tell, wanted};
+use crate::served;
 
 unsafe fn map(
     place: *mut c_void,
@@ -83,6 +84,12 @@ macro_rules! mmaps {
             fd: c_int,
             offset: off_t,
         ) -> *mut c_void {
+            if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
+                // SAFETY: the caller's arguments.
+                if let Some(place) = unsafe { served::map(place, len, protection, flags, fd, offset) } {
+                    return place;
+                }
+            }
             let watched = if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 { wanted(fd, Op::Mmap) } else { None };
             let Some(watched) = watched else {
                 // SAFETY: the caller's arguments.

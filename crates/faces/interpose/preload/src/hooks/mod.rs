@@ -3,13 +3,19 @@
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
 mod aio;
+mod attributes;
 mod closing;
 mod copies;
+mod devices;
+mod directories;
+mod folders;
 mod maps;
+mod names;
 mod numbers;
 mod opening;
 mod positions;
 mod reads;
 mod sandbox;
 mod stdio;
+pub mod streams;
 mod writes;

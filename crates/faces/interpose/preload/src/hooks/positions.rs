@@ -7,7 +7,7 @@ use libc::off_t;
 
 use crate::around::tell;
 use crate::real::missing;
-use crate::{TABLE, real};
+use crate::{TABLE, real, served};
 use impresario_interpose::Consumer;
 
 #[inline(always)]
@@ -29,6 +29,9 @@ macro_rules! lseeks {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, offset: off_t, whence: c_int) -> off_t {
+            if let Some(position) = served::seek(fd, offset, whence) {
+                return position;
+            }
             let Some(real) = real::$name.get() else { return missing() as off_t };
             // SAFETY: the caller's arguments.
             moved(fd, || unsafe { real(fd, offset, whence) })

@@ -11,8 +11,10 @@ use impresario_interpose::{Consumer, Watched};
 use impresario_ring::{Op, flag, now_ns};
 use libc::{FILE, off_t, size_t, ssize_t};
 
+use super::streams;
 use crate::around::{errno, position, tell};
 use crate::real::missing;
+use crate::served::SERVED;
 use crate::{TABLE, real};
 
 /// The beginning of the C library's stream, whose layout is part of its binary interface (`struct _IO_FILE`).
@@ -119,12 +121,17 @@ macro_rules! opens {
         pub unsafe extern "C-unwind" fn $name($($arg: $kind),*) -> *mut FILE {
             let Some(real) = real::$name.get() else { missing(); return std::ptr::null_mut() };
             // SAFETY: the caller's arguments.
+            if let Some(stream) = unsafe { streams::open($($arg),*) } {
+                return stream;
+            }
+            // SAFETY: the caller's arguments.
             let mut stream = unsafe { real($($arg),*) };
             if stream.is_null() && errno() == libc::EMFILE && TABLE.consumer().give_way() {
                 // SAFETY: as above; no file was touched, see `opening`.
                 stream = unsafe { real($($arg),*) };
             }
             if !stream.is_null() {
+                SERVED.forget(descriptor(stream));
                 TABLE.opened(descriptor(stream));
             }
             stream
@@ -160,8 +167,13 @@ macro_rules! reopens {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
             let Some(real) = real::$name.get() else { missing(); return std::ptr::null_mut() };
+            // SAFETY: the caller's arguments.
+            if let Some(stream) = unsafe { streams::reopen(path, mode, stream) } {
+                return stream;
+            }
             if !stream.is_null() {
                 about_to_close(stream);
+                SERVED.forget(descriptor(stream));
             }
             // SAFETY: the caller's arguments.
             let stream = unsafe { real(path, mode, stream) };
@@ -181,6 +193,10 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
         missing();
         return std::ptr::null_mut();
     };
+    // SAFETY: the caller's arguments.
+    if let Some(stream) = unsafe { streams::on_descriptor(fd, mode) } {
+        return stream;
+    }
     // Where the stream will read on is known from here on.
     if let (Some(watched), Some(now)) = (TABLE.watch(fd), position(fd)) {
         TABLE.set_position(watched, now);
@@ -194,6 +210,8 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     let Some(real) = real::fclose.get() else { return missing() };
     if !stream.is_null() {
         about_to_close(stream);
+        SERVED.forget(descriptor(stream));
+        streams::closing(stream);
     }
     // SAFETY: the caller's argument.
     unsafe { real(stream) }

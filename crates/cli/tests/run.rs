@@ -1,0 +1,173 @@
+//! `impresario run`: real programs on a cluster without a mount, compared with the same on a local folder.
+
+mod support;
+
+#[path = "../../faces/interpose/preload/tests/support/library.rs"]
+mod library;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use support::{Cluster, IMPRESARIO, Ran, pattern, run_command};
+
+const LONG: Duration = Duration::from_secs(120);
+const AT: &str = "/impresario-test";
+
+fn under(cluster: &Cluster, words: &[&str]) -> Ran {
+    let mut command = Command::new(IMPRESARIO);
+    command.args(["run", "--at", AT]).arg(&cluster.path).arg("--").args(words);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    run_command(&mut command, LONG)
+}
+
+#[track_caller]
+fn shell(cluster: &Cluster, script: &str) -> String {
+    let ran = under(cluster, &["bash", "-euo", "pipefail", "-c", script]);
+    assert_eq!(ran.code, 0, "{script}: {ran:?}");
+    ran.out
+}
+
+/// Compiles a program of this folder.
+fn compiled(cluster: &Cluster, name: &str) -> Option<PathBuf> {
+    if !impresario_testing::require("cc") {
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name).with_extension("c");
+    let program = cluster.dir.path().join(name);
+    let ran = run_command(Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source), LONG);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Some(program)
+}
+
+#[test]
+fn corner_cases_are_as_on_a_local_folder() {
+    let cluster = Cluster::start(2, 2, |_| {});
+    let Some(program) = compiled(&cluster, "corners") else { return };
+    let local = cluster.dir.path().join("local");
+    std::fs::create_dir(&local).unwrap();
+    let expected = run_command(Command::new(&program).arg(&local), LONG);
+    let got = under(&cluster, &[program.to_str().unwrap(), AT]);
+    assert_eq!((expected.code, got.code), (0, 0), "{expected:?} {got:?}");
+    let pairs = expected.out.lines().zip(got.out.lines());
+    let differing: Vec<_> = pairs.filter(|(expected, got)| expected != got).collect();
+    assert!(differing.is_empty() && expected.out == got.out, "local and cluster differ: {differing:#?}");
+}
+
+#[test]
+fn cp_tar_grep_and_redirections_work() {
+    let cluster = Cluster::start(2, 1, |_| {});
+    let work = cluster.dir.path().join("work");
+    for i in 0..20u64 {
+        let path = work.join(format!("tree/d{}/f{i}", i % 5));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, pattern(i, 1, 0, (i * i * 500) as usize)).unwrap();
+    }
+    std::fs::write(work.join("tree/words"), "one\nneedle\n").unwrap();
+    std::os::unix::fs::symlink("d1/f1", work.join("tree/link")).unwrap();
+    let work = work.to_str().unwrap();
+    shell(&cluster, &format!("cp -a {work}/tree {AT}/ && diff -r --no-dereference {work}/tree {AT}/tree"));
+    shell(&cluster, &format!("tar -C {AT} -cf {work}/t.tar tree && mkdir {AT}/u && tar -C {AT}/u -xf {work}/t.tar"));
+    shell(&cluster, &format!("diff -r --no-dereference {work}/tree {AT}/u/tree && rm -r {AT}/u && test ! -e {AT}/u"));
+    assert_eq!(shell(&cluster, &format!("cd {AT} && grep -r needle .")), "./tree/words:needle\n");
+    let out = shell(
+        &cluster,
+        &format!(
+            "cd {AT}; (echo a; sh -c 'echo b'; ls tree | head -1) > out; cat < out >> all; echo c >> all; cat all; pwd; \
+             dd if=/dev/zero of=zeros bs=64k count=5 status=none; stat -c %s zeros; ls -d t*"
+        ),
+    );
+    assert_eq!(out, format!("a\nb\nd0\nc\n{AT}\n327680\ntree\n"));
+    // What the programs left behind is there for others, and nothing is there but in the run.
+    let client = support::client(&cluster.config, 1);
+    assert_eq!(support::read_file(&client, "/all"), b"a\nb\nd0\nc\n");
+    assert!(!Path::new(AT).exists());
+}
+
+#[test]
+fn python_reads_writes_maps_and_starts_programs() {
+    if !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(2, 1, |_| {});
+    let script = format!(
+        r#"
+import io, mmap, os, shutil, subprocess, threading
+os.chdir("{AT}")
+os.makedirs("p/q")
+with open("p/text", "w") as f:
+    f.writelines(f"{{i}}\n" for i in range(1000))
+assert sum(int(line) for line in open("p/text")) == 499500
+assert os.path.realpath("p/../p/text") == "{AT}/p/text"
+with open("p/text", "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as m:
+    assert m[:4] == b"0\n1\n"
+with open("p/text", "r+b") as f:
+    try:
+        mmap.mmap(f.fileno(), 0)
+        assert False
+    except OSError as error:
+        assert error.errno == 19, error
+shutil.copy("p/text", "/tmp/impresario-run-copy")
+shutil.copytree("p", "copy")
+assert open("copy/text").read() == open("/tmp/impresario-run-copy").read()
+os.unlink("/tmp/impresario-run-copy")
+def work(n):
+    for i in range(10):
+        with open(f"p/q/{{n}}-{{i}}", "wb") as f:
+            f.write(bytes([n]) * 5000)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+assert len(os.listdir("p/q")) == 80 and all(e.stat().st_size == 5000 for e in os.scandir("p/q"))
+with open("p/out", "w") as f:
+    subprocess.run(["cat"], stdin=open("p/text"), stdout=f, check=True)
+    subprocess.run(["sh", "-c", "pwd; echo done"], stdout=f, check=True, cwd="p/q")
+assert open("p/out").read().endswith("999\n{AT}/p/q\ndone\n")
+shutil.rmtree("p")
+assert os.listdir(".") == ["copy"]
+print("good")
+"#
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "good\n"), "{ran:?}");
+    assert_eq!(ran.err.matches("impresario mount").count(), 1, "{ran:?}");
+}
+
+#[test]
+fn a_copy_goes_on_when_its_io_node_is_killed() {
+    let mut cluster = Cluster::start(2, 2, |_| {});
+    let from = cluster.dir.path().join("from");
+    let data = pattern(7, 1, 0, 48 << 20);
+    std::fs::write(&from, &data).unwrap();
+    let script = format!("for i in 1 2 3 4; do cp {} {AT}/f$i; done", from.display());
+    let mut command = Command::new(IMPRESARIO);
+    command.args(["run", "--at", AT, "--via", "io.0"]).arg(&cluster.path).args(["--", "sh", "-ec", &script]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    let mut child = command.spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let was_running = child.try_wait().unwrap().is_none();
+    cluster.kill("io.0");
+    assert!(child.wait().unwrap().success() && was_running);
+    let client = support::client(&cluster.config, 1);
+    assert!((1..=4).all(|i| support::read_file(&client, &format!("/f{i}")) == data));
+}
+
+#[test]
+fn mistakes_are_named() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let at = |at: &str| {
+        let mut command = Command::new(IMPRESARIO);
+        run_command(command.args(["run", "--at", at]).arg(&cluster.path).args(["--", "true"]), LONG)
+    };
+    let ran = at("relative");
+    assert!(ran.code == 2 && ran.err.contains("--at relative"), "{ran:?}");
+    // A program without a loader: no library can be put into it.
+    let mut program = std::fs::read("/bin/true").unwrap();
+    program[56..58].fill(0);
+    let path = cluster.dir.path().join("static");
+    std::fs::write(&path, program).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let ran = under(&cluster, &[path.to_str().unwrap()]);
+    assert!(ran.code == 1 && ran.err.contains("statically linked") && ran.err.contains("impresario mount"), "{ran:?}");
+    let ran = under(&cluster, &["sh", "-c", "exit 7"]);
+    assert_eq!(ran.code, 7, "{ran:?}");
+}

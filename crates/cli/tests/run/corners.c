@@ -1,0 +1,297 @@
+/*
+ * What a program may do with files, in one folder that is its argument: run on a cluster's folder and on a local one, it
+ * prints the same. Numbers that differ between file systems (nodes, times) are not printed.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SHOW(call) show(#call, (long)(call))
+
+static long show(const char *what, long result)
+{
+	if (result < 0)
+		printf("%s: %ld %s\n", what, result, strerror(errno));
+	else
+		printf("%s: %ld\n", what, result);
+	fflush(stdout);
+	return result;
+}
+
+static void content(const char *path)
+{
+	char bytes[256];
+	int fd = open(path, O_RDONLY);
+	ssize_t len = read(fd, bytes, sizeof bytes - 1);
+	bytes[len < 0 ? 0 : len] = 0;
+	printf("%s = \"%s\"\n", path, bytes);
+	fflush(stdout);
+	close(fd);
+}
+
+static void attributes(const char *path)
+{
+	struct stat st;
+	struct statx sx;
+	if (lstat(path, &st) < 0) {
+		show(path, -1);
+		return;
+	}
+	printf("%s: %o", path, st.st_mode);
+	if (!S_ISDIR(st.st_mode))
+		printf(" size %lld names %d", (long long)st.st_size, (int)st.st_nlink);
+	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &sx) == 0)
+		printf(" statx %d", sx.stx_mode == st.st_mode && sx.stx_size == (unsigned long long)st.st_size);
+	printf("\n");
+}
+
+static int visible(const struct dirent *entry)
+{
+	return entry->d_name[0] != '.';
+}
+
+static void *writer(void *number)
+{
+	char line[32];
+	int fd = open("threads", O_WRONLY | O_APPEND);
+	for (int i = 0; i < 20; i++)
+		if (write(fd, line, sprintf(line, "%ld:%02d\n", (long)number, i)) < 0)
+			perror("write");
+	close(fd);
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	char bytes[300] = { 0 };
+	int fd, other, status;
+	struct stat st;
+
+	if (argc < 2 || chdir(argv[1]) < 0)
+		return 2;
+	umask(027);
+
+	/* Opening, positions, dup and fork. */
+	SHOW(open("missing", O_RDONLY));
+	fd = open("a", O_RDWR | O_CREAT | O_EXCL, 0666);
+	SHOW(fd);
+	SHOW(open("a", O_RDWR | O_CREAT | O_EXCL, 0666));
+	SHOW(write(fd, "0123456789", 10));
+	other = dup(fd);
+	SHOW(other);
+	SHOW(lseek(other, 3, SEEK_SET));
+	SHOW(read(fd, bytes, 2));
+	SHOW(lseek(other, 0, SEEK_CUR));
+	if (fork() == 0) {
+		read(other, bytes, 1);
+		_exit(bytes[0]);
+	}
+	wait(&status);
+	SHOW(WEXITSTATUS(status));
+	SHOW(lseek(fd, 0, SEEK_CUR));
+	SHOW(dup2(fd, 20));
+	SHOW(dup3(fd, 21, O_CLOEXEC));
+	SHOW(fcntl(21, F_GETFD));
+	SHOW(fcntl(fd, F_DUPFD, 30));
+	SHOW(fcntl(30, F_GETFL) & (O_ACCMODE | O_APPEND));
+	SHOW(pread(20, bytes, 4, 1));
+	SHOW(pread(20, bytes, 4, -3));
+	SHOW(pwrite(30, "XY", 2, 12));
+	SHOW(lseek(21, -1, SEEK_END));
+	SHOW(lseek(21, -100, SEEK_CUR));
+	SHOW(close_range(20, 30, 0));
+	SHOW(read(20, bytes, 1));
+	SHOW(lseek(fd, 0, SEEK_SET));
+	struct iovec parts[2] = { { bytes, 3 }, { bytes + 100, 40 } };
+	SHOW(readv(fd, parts, 2));
+	printf("%.3s|%.7s\n", bytes, bytes + 100);
+	struct iovec two[2] = { { "ab", 2 }, { "cde", 3 } };
+	SHOW(writev(fd, two, 2));
+	SHOW(ftruncate(fd, 5));
+	SHOW(fsync(fd));
+	SHOW(fstat(fd, &st) == 0 ? st.st_size : -1);
+	SHOW(ftruncate(fd, 8));
+	SHOW(unlink("a"));
+	SHOW(pread(fd, bytes, 10, 0));
+	SHOW(fstat(fd, &st) == 0 ? (long)st.st_nlink : -1);
+	close(other);
+	SHOW(close(fd));
+	SHOW(close(fd));
+	attributes("a");
+
+	/* Modes of opening. */
+	fd = open("append", O_WRONLY | O_CREAT | O_APPEND, 0640);
+	SHOW(write(fd, "one\n", 4));
+	SHOW(pwrite(fd, "two\n", 4, 0));
+	SHOW(read(fd, bytes, 1));
+	other = open("append", O_RDWR | O_TRUNC);
+	SHOW(write(fd, "end\n", 4));
+	SHOW(read(other, bytes, 10));
+	SHOW(fcntl(other, F_SETFL, O_APPEND));
+	SHOW(fcntl(other, F_GETFL) & (O_ACCMODE | O_APPEND));
+	close(fd);
+	close(other);
+	content("append");
+	attributes("append");
+	SHOW(open("append", O_RDONLY | O_DIRECTORY));
+	SHOW(open(".", O_WRONLY));
+	fd = open("append", O_RDONLY);
+	SHOW(write(fd, "no", 2));
+	SHOW(ftruncate(fd, 0));
+	close(fd);
+
+	/* Names. */
+	SHOW(mkdir("d", 0777));
+	SHOW(mkdir("d", 0777));
+	SHOW(mkdir("none/d", 0777));
+	attributes("d");
+	SHOW(rename("append", "d/b"));
+	SHOW(link("d/b", "d/c"));
+	attributes("d/c");
+	SHOW(symlink("../d/b", "d/s"));
+	SHOW(readlink("d/s", bytes, sizeof bytes));
+	SHOW(readlink("d/b", bytes, sizeof bytes));
+	content("d/s");
+	SHOW(open("d/s", O_RDONLY | O_NOFOLLOW));
+	SHOW(symlink("loop", "loop"));
+	SHOW(open("loop", O_RDONLY));
+	SHOW(stat("d/b/x", &st));
+	SHOW(stat("d/b/", &st));
+	SHOW(rmdir("d"));
+	SHOW(unlink("d"));
+	SHOW(rmdir("d/b"));
+	SHOW(unlink("d/c"));
+	attributes("d/b");
+	SHOW(chmod("d/b", 0604));
+	attributes("d/s");
+	attributes("d/b");
+	SHOW(access("d/b", R_OK));
+	SHOW(access("d/none", F_OK));
+	SHOW(truncate("d/b", 2));
+	struct timespec times[2] = { { 1000, 5 }, { 2000, 7 } };
+	SHOW(utimensat(AT_FDCWD, "d/b", times, 0));
+	SHOW(stat("d/b", &st) == 0 ? st.st_mtim.tv_sec * 10 + st.st_mtim.tv_nsec : -1);
+
+	/* Directories and what begins at them. */
+	fd = open("d", O_RDONLY | O_DIRECTORY);
+	other = openat(fd, "new", O_CREAT | O_WRONLY, 0600);
+	SHOW(write(other, "x", 1));
+	close(other);
+	SHOW(fstatat(fd, "new", &st, 0) == 0 ? st.st_size : -1);
+	SHOW(renameat(fd, "new", AT_FDCWD, "moved"));
+	SHOW(mkdirat(fd, "e", 0700));
+	SHOW(fchdir(fd));
+	content("../moved");
+	SHOW(chdir("e"));
+	SHOW(strcmp(strrchr(getcwd(bytes, sizeof bytes), '/'), "/e"));
+	SHOW(realpath("../s", bytes) ? strcmp(strrchr(bytes, '/'), "/b") : -1);
+	SHOW(chdir("../.."));
+	DIR *dir = fdopendir(fd);
+	struct dirent *entry;
+	int count = 0;
+	while ((entry = readdir(dir)))
+		count++;
+	SHOW(count);
+	rewinddir(dir);
+	long place = 0;
+	for (int i = 0; i < 3 && (entry = readdir(dir)); i++)
+		place = telldir(dir);
+	char third[256];
+	strcpy(third, entry ? entry->d_name : "");
+	entry = readdir(dir);
+	char fourth[256];
+	strcpy(fourth, entry ? entry->d_name : "");
+	seekdir(dir, place);
+	entry = readdir(dir);
+	SHOW(entry ? strcmp(entry->d_name, fourth) : -1);
+	SHOW(closedir(dir));
+	struct dirent **list;
+	count = scandir("d", &list, visible, alphasort);
+	for (int i = 0; i < count; i++)
+		printf("%s %d\n", list[i]->d_name, list[i]->d_type);
+	SHOW(opendir("none") ? 0 : -1);
+
+	/* Streams. */
+	FILE *stream = fopen("stream", "w+");
+	SHOW(fprintf(stream, "line %d\nsecond\n", 1));
+	SHOW(fseek(stream, 5, SEEK_SET));
+	SHOW(fgetc(stream));
+	SHOW(ftell(stream));
+	SHOW(fputs("", stream));
+	SHOW(fileno(stream) > 2);
+	SHOW(fstat(fileno(stream), &st) == 0 ? st.st_size : -1);
+	SHOW(fclose(stream));
+	stream = fopen("stream", "a+");
+	SHOW(fputs("third\n", stream));
+	rewind(stream);
+	while (fgets(bytes, sizeof bytes, stream))
+		printf("> %s", bytes);
+	SHOW(feof(stream) != 0);
+	SHOW(fclose(stream));
+	SHOW(fopen("stream", "wx") ? 0 : -1);
+	fd = open("stream", O_RDONLY);
+	stream = fdopen(fd, "r");
+	int number = 0;
+	SHOW(fscanf(stream, "line %d", &number));
+	SHOW(number);
+	SHOW(ungetc('q', stream));
+	SHOW(fgetc(stream));
+	fclose(stream);
+	SHOW(fcntl(fd, F_GETFD));
+	fflush(stdout);
+	int kept = dup(1);
+	other = open("out", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	dup2(other, 1);
+	close(other);
+	printf("printed into a file\n");
+	system("echo from a child; cat < d/b");
+	fflush(stdout);
+	printf("and again\n");
+	fflush(stdout);
+	dup2(kept, 1);
+	close(kept);
+	content("out");
+	char temporary[] = "tempXXXXXX";
+	fd = mkstemp(temporary);
+	SHOW(fd >= 0 && strlen(temporary) == 10);
+	SHOW(remove(temporary));
+	close(fd);
+
+	/* Maps, readiness, threads. */
+	fd = open("stream", O_RDWR);
+	char *map = mmap(NULL, 100, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	SHOW(map != MAP_FAILED ? memcmp(map, "line 1\nsecond\nthird\n\0\0", 22) : -1);
+	map[0] = 'X';
+	SHOW(pread(fd, bytes, 1, 0) == 1 ? bytes[0] : -1);
+	SHOW(munmap(map, 100));
+	struct pollfd asked = { fd, POLLIN | POLLOUT, 0 };
+	SHOW(poll(&asked, 1, -1));
+	SHOW(asked.revents == (POLLIN | POLLOUT));
+	fd_set readable;
+	FD_ZERO(&readable);
+	FD_SET(fd, &readable);
+	SHOW(select(fd + 1, &readable, NULL, NULL, NULL));
+	SHOW(FD_ISSET(fd, &readable) != 0);
+	close(fd);
+	close(open("threads", O_CREAT | O_WRONLY, 0600));
+	pthread_t threads[4];
+	for (long i = 0; i < 4; i++)
+		pthread_create(&threads[i], NULL, writer, (void *)i);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	fflush(stdout);
+	system("sort threads | uniq | wc -l");
+	return 0;
+}

@@ -1,0 +1,209 @@
+//! The stat family and access.
+//!
+//! Before glibc 2.33 programs call `__xstat` and its relatives with a version of the structure; on 64 bits there is one.
+//! Where the C library has no function of a name, the kernel is asked.
+
+use std::ffi::{c_char, c_int, c_long};
+
+use impresario_interpose::served::protocol::{META_BYTES, Meta, Op, Request};
+
+use crate::real::missing;
+use crate::served::{SERVED, attributes, fail, named, to_stat, to_statx, with};
+use crate::{real, served};
+
+fn decode(data: &[u8]) -> Option<Meta> {
+    data.first_chunk::<META_BYTES>().map(Meta::decode)
+}
+
+/// # Safety
+/// As `fstatat`.
+unsafe fn by_name(
+    (dir, path): (c_int, *const c_char),
+    flags: c_int,
+    into: *mut libc::stat,
+    real: impl FnOnce(c_int, *const c_char) -> c_int,
+) -> c_int {
+    // SAFETY: the caller's path.
+    if flags & libc::AT_EMPTY_PATH != 0 && SERVED.is_active() && unsafe { served::bytes(path) }.is_empty() {
+        if dir == libc::AT_FDCWD {
+            // SAFETY: the caller's place.
+            return unsafe { by_name((dir, c".".as_ptr()), flags & !libc::AT_EMPTY_PATH, into, real) };
+        }
+        // SAFETY: the caller's place.
+        return unsafe { by_number(dir, into, || real(dir, path)) };
+    }
+    let done = |_, data: &[u8]| match decode(data) {
+        Some(meta) => {
+            // SAFETY: the caller's place.
+            unsafe { into.write(to_stat(&meta)) };
+            0
+        }
+        None => fail(libc::EIO),
+    };
+    let real = |dir, path| c_long::from(real(dir, path));
+    // SAFETY: the caller's path.
+    unsafe { named((dir, path), with(Op::Stat, flags.into()), (b"", b""), real, done) as c_int }
+}
+
+/// # Safety
+/// As `fstat`.
+unsafe fn by_number(fd: c_int, into: *mut libc::stat, real: impl FnOnce() -> c_int) -> c_int {
+    match attributes(fd) {
+        None => real(),
+        Some(Err(errno)) => fail(errno) as c_int,
+        Some(Ok(meta)) => {
+            // SAFETY: the caller's place.
+            unsafe { into.write(to_stat(&meta)) };
+            0
+        }
+    }
+}
+
+/// # Safety
+/// As `fstatat`.
+unsafe fn kernel(dir: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { libc::syscall(libc::SYS_newfstatat, dir, path, into, flags) as c_int }
+}
+
+macro_rules! stats {
+    ($($name:ident $flags:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, into: *mut libc::stat) -> c_int {
+            // SAFETY: the caller's arguments.
+            unsafe {
+                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.get() {
+                    Some(real) => real(path, into),
+                    None => kernel(dir, path, into, $flags),
+                })
+            }
+        }
+    )* };
+}
+
+stats! { stat 0; stat64 0; lstat libc::AT_SYMLINK_NOFOLLOW; lstat64 libc::AT_SYMLINK_NOFOLLOW; }
+
+macro_rules! xstats {
+    ($($name:ident $flags:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int {
+            // SAFETY: the caller's arguments.
+            unsafe {
+                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.get() {
+                    Some(real) => real(version, path, into),
+                    None => kernel(dir, path, into, $flags),
+                })
+            }
+        }
+    )* };
+}
+
+xstats! { __xstat 0; __xstat64 0; __lxstat libc::AT_SYMLINK_NOFOLLOW; __lxstat64 libc::AT_SYMLINK_NOFOLLOW; }
+
+macro_rules! fstats {
+    ($($name:ident($($version:ident)?);)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
+            // SAFETY: the caller's arguments.
+            unsafe {
+                by_number(fd, into, || match real::$name.get() {
+                    Some(real) => real($($version,)? fd, into),
+                    None => libc::syscall(libc::SYS_fstat, fd, into) as c_int,
+                })
+            }
+        }
+    )* };
+}
+
+fstats! { fstat(); fstat64(); __fxstat(version); __fxstat64(version); }
+
+macro_rules! fstatats {
+    ($($name:ident($($version:ident)?);)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            $($version: c_int,)? dir: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int,
+        ) -> c_int {
+            // SAFETY: the caller's arguments.
+            unsafe {
+                by_name((dir, path), flags, into, |dir, path| match real::$name.get() {
+                    Some(real) => real($($version,)? dir, path, into, flags),
+                    None => kernel(dir, path, into, flags),
+                })
+            }
+        }
+    )* };
+}
+
+fstatats! { fstatat(); fstatat64(); __fxstatat(version); __fxstatat64(version); }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn statx(
+    dir: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: libc::c_uint,
+    into: *mut libc::statx,
+) -> c_int {
+    let real = |dir: c_int, path: *const c_char| {
+        // SAFETY: the caller's arguments.
+        c_long::from(match real::statx.get() {
+            // SAFETY: as above.
+            Some(real) => unsafe { real(dir, path, flags, mask, into) },
+            // SAFETY: as above.
+            None => unsafe { libc::syscall(libc::SYS_statx, dir, path, flags, mask, into) as c_int },
+        })
+    };
+    if !SERVED.is_active() {
+        return real(dir, path) as c_int;
+    }
+    // SAFETY: the caller's path.
+    let is_empty = unsafe { served::bytes(path) }.is_empty();
+    if flags & libc::AT_EMPTY_PATH != 0 && is_empty && dir != libc::AT_FDCWD {
+        return match attributes(dir) {
+            None => real(dir, path) as c_int,
+            Some(Err(errno)) => fail(errno) as c_int,
+            Some(Ok(meta)) => {
+                // SAFETY: the caller's place.
+                unsafe { into.write(to_statx(&meta)) };
+                0
+            }
+        };
+    }
+    let path = if is_empty && flags & libc::AT_EMPTY_PATH != 0 { c".".as_ptr() } else { path };
+    let done = |_, data: &[u8]| match decode(data) {
+        Some(meta) => {
+            // SAFETY: the caller's place.
+            unsafe { into.write(to_statx(&meta)) };
+            0
+        }
+        None => fail(libc::EIO),
+    };
+    // SAFETY: the caller's path.
+    unsafe { named((dir, path), with(Op::Stat, flags.into()), (b"", b""), real, done) as c_int }
+}
+
+macro_rules! accesses {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_int) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real(path, mode) });
+            let request = with(Op::Access, mode.into());
+            // SAFETY: the caller's path.
+            unsafe { named((libc::AT_FDCWD, path), request, (b"", b""), real, |_, _| 0) as c_int }
+        }
+    )* };
+}
+
+accesses! { access eaccess euidaccess }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+    let Some(real) = real::faccessat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |dir, path| c_long::from(unsafe { real(dir, path, mode, flags) });
+    let request = Request { b: flags.into(), ..with(Op::Access, mode.into()) };
+    // SAFETY: the caller's path.
+    unsafe { named((dir, path), request, (b"", b""), real, |_, _| 0) as c_int }
+}

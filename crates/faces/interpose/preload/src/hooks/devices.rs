@@ -1,0 +1,251 @@
+//! Calls about room, advice and readiness: fallocate, posix_fadvise, statfs, poll and select.
+
+use std::ffi::{c_char, c_int, c_long};
+
+use impresario_interpose::served::protocol::{Op, Request};
+use libc::{off_t, pollfd, timeval};
+
+use crate::real;
+use crate::real::missing;
+use crate::served::{SERVED, attributes, fail, named, open_file, with};
+
+/// Lengthens a file; room itself is not set aside, which the servers do not do.
+fn lengthen(fd: c_int, offset: off_t, len: off_t) -> Option<c_int> {
+    SERVED.open_file(fd)?;
+    let end = match offset.checked_add(len) {
+        Some(end) if offset >= 0 && len > 0 => end,
+        _ => return Some(libc::EINVAL),
+    };
+    match attributes(fd)? {
+        Ok(meta) if (meta.size as i64) < end => {
+            let done = open_file(fd, with(Op::Truncate, end), b"", b"", &mut [])?;
+            Some(if done < 0 { crate::around::errno() } else { 0 })
+        }
+        Ok(_) => Some(0),
+        Err(errno) => Some(errno),
+    }
+}
+
+macro_rules! fallocates {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
+            if SERVED.open_file(fd).is_some() {
+                // Room cannot be set aside, nor holes be made.
+                let _ = (mode, offset, len);
+                return fail(libc::EOPNOTSUPP) as c_int;
+            }
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd, mode, offset, len) }
+        }
+    )* };
+}
+
+fallocates! { fallocate fallocate64 }
+
+macro_rules! posix_fallocates {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int, offset: off_t, len: off_t) -> c_int {
+            if let Some(errno) = lengthen(fd, offset, len) {
+                return errno;
+            }
+            let Some(real) = real::$name.get() else { return libc::ENOSYS };
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd, offset, len) }
+        }
+    )* };
+}
+
+posix_fallocates! { posix_fallocate posix_fallocate64 }
+
+macro_rules! advices {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> c_int {
+            if SERVED.open_file(fd).is_some() {
+                // Nothing is kept here that advice could change.
+                return if len < 0 || !(0..=5).contains(&advice) { libc::EINVAL } else { 0 };
+            }
+            let Some(real) = real::$name.get() else { return libc::ENOSYS };
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd, offset, len, advice) }
+        }
+    )* };
+}
+
+advices! { posix_fadvise posix_fadvise64 }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sync_file_range(fd: c_int, offset: off_t, len: off_t, flags: libc::c_uint) -> c_int {
+    if let Some(done) = open_file(fd, Request::new(Op::Sync), b"", b"", &mut []) {
+        return done as c_int;
+    }
+    let Some(real) = real::sync_file_range.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { real(fd, offset, len, flags) }
+}
+
+fn totals(data: &[u8]) -> [u64; 6] {
+    let mut words = [0; 6];
+    for (word, bytes) in words.iter_mut().zip(data.chunks_exact(8)) {
+        *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
+    }
+    words
+}
+
+fn to_statfs(data: &[u8]) -> libc::statfs {
+    let [block, blocks, free, available, files, files_free] = totals(data);
+    // SAFETY: a structure of numbers.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // As a FUSE mount says it, so that programs treat both alike.
+    found.f_type = 0x6573_5546;
+    (found.f_bsize, found.f_frsize, found.f_namelen) = (block as _, block as _, 255);
+    (found.f_blocks, found.f_bfree, found.f_bavail) = (blocks, free, available);
+    (found.f_files, found.f_ffree) = (files, files_free);
+    found
+}
+
+fn to_statvfs(data: &[u8]) -> libc::statvfs {
+    let [block, blocks, free, available, files, files_free] = totals(data);
+    // SAFETY: a structure of numbers.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    (found.f_bsize, found.f_frsize, found.f_namemax) = (block as _, block as _, 255);
+    (found.f_blocks, found.f_bfree, found.f_bavail) = (blocks, free, available);
+    (found.f_files, found.f_ffree, found.f_favail) = (files, files_free, files_free);
+    found
+}
+
+macro_rules! statfss {
+    ($($name:ident $of_open:ident $kind:ty, $convert:ident;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, into: *mut $kind) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real(path, into.cast()) });
+            let done = |_, data: &[u8]| {
+                // SAFETY: the caller's place.
+                unsafe { into.write($convert(data)) };
+                0
+            };
+            // SAFETY: the caller's path.
+            unsafe { named((libc::AT_FDCWD, path), Request::new(Op::Statfs), (b"", b""), real, done) as c_int }
+        }
+
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $of_open(fd: c_int, into: *mut $kind) -> c_int {
+            let mut data = [0; 48];
+            if let Some(done) = open_file(fd, Request::new(Op::Statfs), b"", b"", &mut data) {
+                if done >= 0 {
+                    // SAFETY: the caller's place.
+                    unsafe { into.write($convert(&data)) };
+                }
+                return done as c_int;
+            }
+            let Some(real) = real::$of_open.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd, into.cast()) }
+        }
+    )* };
+}
+
+statfss! {
+    statfs fstatfs libc::statfs, to_statfs;
+    statfs64 fstatfs64 libc::statfs, to_statfs;
+    statvfs fstatvfs libc::statvfs, to_statvfs;
+    statvfs64 fstatvfs64 libc::statvfs, to_statvfs;
+}
+
+const READY: i16 = libc::POLLIN | libc::POLLOUT | libc::POLLRDNORM | libc::POLLWRNORM;
+
+/// A file of the cluster is always ready, as every file is; the others are asked about.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
+    let Some(real) = real::poll.get() else { return missing() };
+    if !SERVED.is_active() || fds.is_null() || count == 0 || count > 1 << 16 {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(fds, count, timeout) };
+    }
+    // SAFETY: the caller's array.
+    let asked = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    let mut ready = 0;
+    for one in asked.iter_mut().filter(|one| SERVED.open_file(one.fd).is_some()) {
+        // As a number below zero it is passed over.
+        one.fd = -1 - one.fd;
+        ready += 1;
+    }
+    if ready == 0 {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(fds, count, timeout) };
+    }
+    let hidden: Vec<bool> = asked.iter().map(|one| one.fd < -1 && SERVED.open_file(-1 - one.fd).is_some()).collect();
+    // SAFETY: as above.
+    let others = unsafe { real(fds, count, 0) };
+    let mut all = others.max(0);
+    for (one, _) in asked.iter_mut().zip(&hidden).filter(|(_, is_hidden)| **is_hidden) {
+        one.fd = -1 - one.fd;
+        one.revents = one.events & READY;
+        all += c_int::from(one.revents != 0);
+    }
+    if others < 0 { others } else { all }
+}
+
+/// Files of the cluster in a set, which are taken out of it.
+///
+/// # Safety
+/// A set of `select`, or null.
+unsafe fn taken(set: *mut libc::fd_set, count: c_int) -> Option<libc::fd_set> {
+    if set.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's set, and one of ours.
+    unsafe {
+        let mut mine: libc::fd_set = std::mem::zeroed();
+        let mut any = false;
+        for fd in 0..count.min(libc::FD_SETSIZE as c_int) {
+            if libc::FD_ISSET(fd, set) && SERVED.open_file(fd).is_some() {
+                libc::FD_CLR(fd, set);
+                libc::FD_SET(fd, &raw mut mine);
+                any = true;
+            }
+        }
+        any.then_some(mine)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn select(
+    count: c_int,
+    reads: *mut libc::fd_set,
+    writes: *mut libc::fd_set,
+    others: *mut libc::fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let Some(real) = real::select.get() else { return missing() };
+    if !SERVED.is_active() {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(count, reads, writes, others, timeout) };
+    }
+    // SAFETY: the caller's sets.
+    unsafe {
+        let (readable, writable) = (taken(reads, count), taken(writes, count));
+        let exceptional = taken(others, count);
+        if readable.is_none() && writable.is_none() && exceptional.is_none() {
+            return real(count, reads, writes, others, timeout);
+        }
+        let mut now = timeval { tv_sec: 0, tv_usec: 0 };
+        let is_ready = readable.is_some() || writable.is_some();
+        let mut found = real(count, reads, writes, others, if is_ready { &raw mut now } else { timeout });
+        for (set, mine) in [(reads, readable), (writes, writable)] {
+            let Some(mine) = mine.filter(|_| found >= 0) else { continue };
+            for fd in 0..count.min(libc::FD_SETSIZE as c_int) {
+                if libc::FD_ISSET(fd, &raw const mine) {
+                    libc::FD_SET(fd, set);
+                    found += 1;
+                }
+            }
+        }
+        found
+    }
+}

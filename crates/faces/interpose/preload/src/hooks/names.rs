@@ -1,0 +1,730 @@
+//! What changes names and attributes: unlink, rename, link, mkdir, chmod, chown, times, extended attributes, and the
+//! temporary names that the C library makes.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+
+use impresario_interpose::served::protocol::{Op, PATH_MAX, Request};
+use impresario_interpose::served::{Place, Room};
+use libc::{gid_t, mode_t, size_t, ssize_t, timespec, timeval, uid_t};
+
+use crate::real;
+use crate::real::missing;
+use crate::served::{self, SERVED, fail, named, open_file, umask, with};
+
+const HERE: c_int = libc::AT_FDCWD;
+const NOFOLLOW: i64 = libc::AT_SYMLINK_NOFOLLOW as i64;
+
+/// Functions of one path, beginning at the working directory (`path`) or at a directory (`dir path`).
+macro_rules! paths {
+    ($($name:ident(path $(, $arg:ident: $kind:ty)*) = $request:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char $(, $arg: $kind)*) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real(path $(, $arg)*) });
+            if !SERVED.is_active() {
+                return real(HERE, path) as c_int;
+            }
+            // SAFETY: the caller's path.
+            unsafe { named((HERE, path), $request, (b"", b""), real, |_, _| 0) as c_int }
+        }
+    )* };
+}
+
+macro_rules! paths_at {
+    ($($name:ident(path $(, $arg:ident: $kind:ty)*) = $request:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char $(, $arg: $kind)*) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |dir, path| c_long::from(unsafe { real(dir, path $(, $arg)*) });
+            if !SERVED.is_active() {
+                return real(dir, path) as c_int;
+            }
+            // SAFETY: the caller's path.
+            unsafe { named((dir, path), $request, (b"", b""), real, |_, _| 0) as c_int }
+        }
+    )* };
+}
+
+/// Functions of a descriptor.
+macro_rules! descriptors {
+    ($($name:ident($($arg:ident: $kind:ty),*) = $request:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fd: c_int $(, $arg: $kind)*) -> c_int {
+            if let Some(done) = open_file(fd, $request, b"", b"", &mut []) {
+                return done as c_int;
+            }
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd $(, $arg)*) }
+        }
+    )* };
+}
+
+fn masked(mode: mode_t) -> i64 {
+    i64::from(mode & !umask())
+}
+
+fn owner(uid: uid_t, gid: gid_t, flags: i64) -> Request {
+    Request { b: gid.into(), c: flags, ..with(Op::Chown, uid.into()) }
+}
+
+fn mode(mode: mode_t, flags: i64) -> Request {
+    Request { b: flags, ..with(Op::Chmod, mode.into()) }
+}
+
+const REMOVE_DIRECTORY: i64 = libc::AT_REMOVEDIR as i64;
+
+paths! {
+    unlink(path) = Request::new(Op::Unlink);
+    rmdir(path) = with(Op::Unlink, REMOVE_DIRECTORY);
+    mkdir(path, bits: mode_t) = with(Op::Mkdir, masked(bits));
+    mkfifo(path, bits: mode_t) = with(Op::Mknod, masked(bits) | i64::from(libc::S_IFIFO));
+    chmod(path, bits: mode_t) = mode(bits, 0);
+    lchmod(path, bits: mode_t) = mode(bits, NOFOLLOW);
+    chown(path, uid: uid_t, gid: gid_t) = owner(uid, gid, 0);
+    lchown(path, uid: uid_t, gid: gid_t) = owner(uid, gid, NOFOLLOW);
+    truncate(path, len: i64) = with(Op::Truncate, len);
+    truncate64(path, len: i64) = with(Op::Truncate, len);
+}
+
+paths_at! {
+    unlinkat(path, flags: c_int) = with(Op::Unlink, flags.into());
+    mkdirat(path, bits: mode_t) = with(Op::Mkdir, masked(bits));
+    mkfifoat(path, bits: mode_t) = with(Op::Mknod, masked(bits) | i64::from(libc::S_IFIFO));
+    fchmodat(path, bits: mode_t, flags: c_int) = mode(bits, flags.into());
+}
+
+descriptors! {
+    ftruncate(len: i64) = with(Op::Truncate, len);
+    ftruncate64(len: i64) = with(Op::Truncate, len);
+    fsync() = Request::new(Op::Sync);
+    fdatasync() = Request::new(Op::Sync);
+    syncfs() = Request::new(Op::Sync);
+    fchmod(bits: mode_t) = mode(bits, 0);
+    fchown(uid: uid_t, gid: gid_t) = owner(uid, gid, 0);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fchownat(
+    dir: c_int,
+    path: *const c_char,
+    uid: uid_t,
+    gid: gid_t,
+    flags: c_int,
+) -> c_int {
+    let Some(real) = real::fchownat.get() else { return missing() };
+    // SAFETY: the caller's path.
+    if flags & libc::AT_EMPTY_PATH != 0
+        && SERVED.is_active()
+        // SAFETY: as above.
+        && unsafe { served::bytes(path) }.is_empty()
+        && let Some(done) = open_file(dir, owner(uid, gid, 0), b"", b"", &mut [])
+    {
+        return done as c_int;
+    }
+    // SAFETY: the caller's arguments.
+    let real = |dir, path| c_long::from(unsafe { real(dir, path, uid, gid, flags) });
+    // SAFETY: the caller's path.
+    unsafe { named((dir, path), owner(uid, gid, flags.into()), (b"", b""), real, |_, _| 0) as c_int }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn remove(path: *const c_char) -> c_int {
+    let Some(real) = real::remove.get() else { return missing() };
+    if SERVED.is_active() {
+        // SAFETY: the caller's path.
+        let done = unsafe { unlink(path) };
+        let is_directory = done < 0 && matches!(crate::around::errno(), libc::EISDIR | libc::EPERM);
+        // SAFETY: as above.
+        return if is_directory { unsafe { rmdir(path) } } else { done };
+    }
+    // SAFETY: the caller's argument.
+    unsafe { real(path) }
+}
+
+macro_rules! mknods {
+    ($($name:ident($($before:ident: $kind:ty),*; $dir:expr, $($version:ident)?);)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            $($before: $kind,)* path: *const c_char, bits: mode_t, device: u64,
+        ) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real($($before,)* path, bits, device) });
+            if !SERVED.is_active() {
+                return real(HERE, path) as c_int;
+            }
+            // SAFETY: the caller's path.
+            unsafe { make_node($dir, path, bits, real) }
+        }
+    )* };
+}
+
+/// # Safety
+/// As `mknodat`.
+unsafe fn make_node(
+    dir: c_int,
+    path: *const c_char,
+    bits: mode_t,
+    real: impl FnOnce(c_int, *const c_char) -> c_long,
+) -> c_int {
+    if !matches!(bits & libc::S_IFMT, 0 | libc::S_IFREG) {
+        let request = with(Op::Mknod, masked(bits));
+        // SAFETY: the caller's path.
+        return unsafe { named((dir, path), request, (b"", b""), real, |_, _| 0) as c_int };
+    }
+    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY | libc::O_CLOEXEC;
+    let request = Request { b: masked(bits & 0o7777), ..with(Op::Open, flags.into()) };
+    let done = |got: impresario_interpose::served::Got, _: &[u8]| {
+        use std::os::fd::IntoRawFd;
+        if let Some(fd) = got.fd {
+            served::close(fd.into_raw_fd());
+        }
+        0
+    };
+    // SAFETY: as above.
+    unsafe { named((dir, path), request, (b"", b""), real, done) as c_int }
+}
+
+mknods! { mknod(; HERE,); }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mknodat(dir: c_int, path: *const c_char, bits: mode_t, device: u64) -> c_int {
+    let Some(real) = real::mknodat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |dir, path| c_long::from(unsafe { real(dir, path, bits, device) });
+    if !SERVED.is_active() {
+        return real(dir, path) as c_int;
+    }
+    // SAFETY: the caller's path.
+    unsafe { make_node(dir, path, bits, real) }
+}
+
+/// A call of two paths. One of them in the cluster and one outside are on different file systems.
+///
+/// # Safety
+/// As `renameat2`.
+unsafe fn two(
+    (from_dir, from): (c_int, *const c_char),
+    (to_dir, to): (c_int, *const c_char),
+    request: Request,
+    real: impl FnOnce(c_int, *const c_char, c_int, *const c_char) -> c_int,
+) -> c_int {
+    if !SERVED.is_active() || from.is_null() || to.is_null() {
+        return real(from_dir, from, to_dir, to);
+    }
+    let (mut a, mut b) = (Room::new(), Room::new());
+    // SAFETY: the callers' paths.
+    let places = unsafe {
+        (SERVED.place(from_dir, served::bytes(from), &mut a), SERVED.place(to_dir, served::bytes(to), &mut b))
+    };
+    match places {
+        (Err(errno), _) | (_, Err(errno)) => fail(errno) as c_int,
+        (Ok(Place::Inside), Ok(Place::Inside)) => {
+            let mut outside = [0; PATH_MAX];
+            match SERVED.call(request, a.path(), b.path(), b"", &mut outside) {
+                Ok(got) if got.is_outside => fail(libc::EXDEV) as c_int,
+                Ok(_) => 0,
+                Err(errno) => fail(errno) as c_int,
+            }
+        }
+        (Ok(Place::Inside), _) | (_, Ok(Place::Inside)) => fail(libc::EXDEV) as c_int,
+        (Ok(first), Ok(second)) => {
+            let from = if first == Place::Outside { (HERE, a.c_str().as_ptr()) } else { (from_dir, from) };
+            let to = if second == Place::Outside { (HERE, b.c_str().as_ptr()) } else { (to_dir, to) };
+            real(from.0, from.1, to.0, to.1)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rename(from: *const c_char, to: *const c_char) -> c_int {
+    let Some(real) = real::rename.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { two((HERE, from), (HERE, to), Request::new(Op::Rename), |_, from, _, to| real(from, to)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn renameat(a: c_int, from: *const c_char, b: c_int, to: *const c_char) -> c_int {
+    let Some(real) = real::renameat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { two((a, from), (b, to), Request::new(Op::Rename), |a, from, b, to| real(a, from, b, to)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn renameat2(
+    a: c_int,
+    from: *const c_char,
+    b: c_int,
+    to: *const c_char,
+    flags: libc::c_uint,
+) -> c_int {
+    let real = |a: c_int, from: *const c_char, b: c_int, to: *const c_char| match real::renameat2.get() {
+        // SAFETY: the caller's arguments.
+        Some(real) => unsafe { real(a, from, b, to, flags) },
+        // SAFETY: as above.
+        None => unsafe { libc::syscall(libc::SYS_renameat2, a, from, b, to, flags) as c_int },
+    };
+    // SAFETY: the caller's arguments.
+    unsafe { two((a, from), (b, to), with(Op::Rename, flags.into()), real) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn link(from: *const c_char, to: *const c_char) -> c_int {
+    let Some(real) = real::link.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { two((HERE, from), (HERE, to), Request::new(Op::Link), |_, from, _, to| real(from, to)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn linkat(
+    a: c_int,
+    from: *const c_char,
+    b: c_int,
+    to: *const c_char,
+    flags: c_int,
+) -> c_int {
+    let Some(real) = real::linkat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { two((a, from), (b, to), with(Op::Link, flags.into()), |a, from, b, to| real(a, from, b, to, flags)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn symlink(target: *const c_char, path: *const c_char) -> c_int {
+    let Some(real) = real::symlink.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |_, path| c_long::from(unsafe { real(target, path) });
+    // SAFETY: the caller's paths.
+    let other = unsafe { served::bytes(target) };
+    // SAFETY: as above.
+    unsafe { named((HERE, path), Request::new(Op::Symlink), (other, b""), real, |_, _| 0) as c_int }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn symlinkat(target: *const c_char, dir: c_int, path: *const c_char) -> c_int {
+    let Some(real) = real::symlinkat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |dir, path| c_long::from(unsafe { real(target, dir, path) });
+    // SAFETY: the caller's paths.
+    let other = unsafe { served::bytes(target) };
+    // SAFETY: as above.
+    unsafe { named((dir, path), Request::new(Op::Symlink), (other, b""), real, |_, _| 0) as c_int }
+}
+
+/// # Safety
+/// As `readlinkat`.
+unsafe fn read_link(
+    at: (c_int, *const c_char),
+    buffer: *mut c_char,
+    len: size_t,
+    real: impl FnOnce(c_int, *const c_char) -> ssize_t,
+) -> ssize_t {
+    let done = |_, data: &[u8]| {
+        let len = data.len().min(len);
+        // SAFETY: the caller's buffer.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), len) };
+        len as c_long
+    };
+    let real = |dir, path| real(dir, path) as c_long;
+    // SAFETY: the caller's path.
+    unsafe { named(at, Request::new(Op::Readlink), (b"", b""), real, done) as ssize_t }
+}
+
+macro_rules! readlinks {
+    ($($name:ident($($room:ident)?);)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            path: *const c_char, buffer: *mut c_char, len: size_t $(, $room: size_t)?,
+        ) -> ssize_t {
+            let Some(real) = real::$name.get() else { return missing() as ssize_t };
+            // SAFETY: the caller's arguments.
+            unsafe { read_link((HERE, path), buffer, len, |_, path| real(path, buffer, len $(, $room)?)) }
+        }
+    )* };
+}
+
+readlinks! { readlink(); __readlink_chk(room); }
+
+macro_rules! readlinkats {
+    ($($name:ident($($room:ident)?);)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            dir: c_int, path: *const c_char, buffer: *mut c_char, len: size_t $(, $room: size_t)?,
+        ) -> ssize_t {
+            let Some(real) = real::$name.get() else { return missing() as ssize_t };
+            // SAFETY: the caller's arguments.
+            unsafe { read_link((dir, path), buffer, len, |dir, path| real(dir, path, buffer, len $(, $room)?)) }
+        }
+    )* };
+}
+
+readlinkats! { readlinkat(); __readlinkat_chk(room); }
+
+fn words(times: [(i64, i64); 2]) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    let [(a, b), (c, d)] = times;
+    for (place, word) in bytes.chunks_exact_mut(8).zip([a, b, c, d]) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+const NOW: [(i64, i64); 2] = [(0, libc::UTIME_NOW), (0, libc::UTIME_NOW)];
+
+/// # Safety
+/// As `utimensat`.
+unsafe fn from_specs(times: *const timespec) -> [u8; 32] {
+    if times.is_null() {
+        return words(NOW);
+    }
+    // SAFETY: the caller's two times.
+    let [a, m] = unsafe { [*times, *times.add(1)] };
+    words([(a.tv_sec, a.tv_nsec), (m.tv_sec, m.tv_nsec)])
+}
+
+/// # Safety
+/// As `utimes`.
+unsafe fn from_values(times: *const timeval) -> [u8; 32] {
+    if times.is_null() {
+        return words(NOW);
+    }
+    // SAFETY: the caller's two times.
+    let [a, m] = unsafe { [*times, *times.add(1)] };
+    // What is no fraction of a second is refused as one.
+    let nanos = |micros: i64| if (0..1_000_000).contains(&micros) { micros * 1000 } else { -1 };
+    words([(a.tv_sec, nanos(a.tv_usec)), (m.tv_sec, nanos(m.tv_usec))])
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn utimensat(
+    dir: c_int,
+    path: *const c_char,
+    times: *const timespec,
+    flags: c_int,
+) -> c_int {
+    let Some(real) = real::utimensat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |dir, path| c_long::from(unsafe { real(dir, path, times, flags) });
+    if !SERVED.is_active() {
+        return real(dir, path) as c_int;
+    }
+    // SAFETY: the caller's arguments.
+    let data = unsafe { from_specs(times) };
+    let request = with(Op::Times, flags.into());
+    // SAFETY: the caller's path.
+    if (path.is_null() || unsafe { served::bytes(path) }.is_empty())
+        && let Some(done) = open_file(dir, request, b"", &data, &mut [])
+    {
+        return done as c_int;
+    }
+    // SAFETY: the caller's path.
+    unsafe { named((dir, path), request, (b"", &data), real, |_, _| 0) as c_int }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn futimens(fd: c_int, times: *const timespec) -> c_int {
+    let Some(real) = real::futimens.get() else { return missing() };
+    if SERVED.open_file(fd).is_some() {
+        // SAFETY: the caller's times.
+        let data = unsafe { from_specs(times) };
+        return open_file(fd, Request::new(Op::Times), b"", &data, &mut []).unwrap_or(-1) as c_int;
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real(fd, times) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn futimes(fd: c_int, times: *const timeval) -> c_int {
+    let Some(real) = real::futimes.get() else { return missing() };
+    if SERVED.open_file(fd).is_some() {
+        // SAFETY: the caller's times.
+        let data = unsafe { from_values(times) };
+        return open_file(fd, Request::new(Op::Times), b"", &data, &mut []).unwrap_or(-1) as c_int;
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { real(fd, times) }
+}
+
+macro_rules! utimess {
+    ($($name:ident $flags:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, times: *const timeval) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real(path, times) });
+            if !SERVED.is_active() {
+                return real(HERE, path) as c_int;
+            }
+            // SAFETY: the caller's times and path.
+            unsafe {
+                let data = from_values(times);
+                named((HERE, path), with(Op::Times, $flags), (b"", &data), real, |_, _| 0) as c_int
+            }
+        }
+    )* };
+}
+
+utimess! { utimes 0; lutimes NOFOLLOW; }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn futimesat(dir: c_int, path: *const c_char, times: *const timeval) -> c_int {
+    let Some(real) = real::futimesat.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |dir, path| c_long::from(unsafe { real(dir, path, times) });
+    if !SERVED.is_active() {
+        return real(dir, path) as c_int;
+    }
+    // SAFETY: the caller's times and path.
+    unsafe {
+        let data = from_values(times);
+        named((dir, path), Request::new(Op::Times), (b"", &data), real, |_, _| 0) as c_int
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn utime(path: *const c_char, times: *const libc::utimbuf) -> c_int {
+    let Some(real) = real::utime.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    let real = |_, path| c_long::from(unsafe { real(path, times) });
+    if !SERVED.is_active() {
+        return real(HERE, path) as c_int;
+    }
+    // SAFETY: the caller's times.
+    let data = if times.is_null() { NOW } else { unsafe { [((*times).actime, 0), ((*times).modtime, 0)] } };
+    // SAFETY: the caller's path.
+    unsafe { named((HERE, path), Request::new(Op::Times), (b"", &words(data)), real, |_, _| 0) as c_int }
+}
+
+/// What an extended attribute, or the list of their names, is: into the caller's buffer, or only its length.
+///
+/// # Safety
+/// As `getxattr`.
+unsafe fn take(got: i64, data: &[u8], buffer: *mut c_void, room: size_t) -> c_long {
+    if room == 0 {
+        return got as c_long;
+    }
+    if data.len() > room {
+        return fail(libc::ERANGE);
+    }
+    // SAFETY: the caller's buffer.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), data.len()) };
+    data.len() as c_long
+}
+
+macro_rules! getxattrs {
+    ($($name:ident($($key:ident)?) $op:ident $flags:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            path: *const c_char, $($key: *const c_char,)? buffer: *mut c_void, room: size_t,
+        ) -> ssize_t {
+            let Some(real) = real::$name.get() else { return missing() as ssize_t };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| unsafe { real(path, $($key,)? buffer, room) } as c_long;
+            let request = Request { c: $flags, ..Request::new(Op::$op) };
+            // SAFETY: the caller's name.
+            let key: &[u8] = { b"" $(; unsafe { served::bytes($key) })? };
+            // SAFETY: the caller's path and buffer.
+            let done = |got: impresario_interpose::served::Got, data: &[u8]| unsafe { take(got.result, data, buffer, room) };
+            // SAFETY: as above.
+            unsafe { named((HERE, path), request, (key, b""), real, done) as ssize_t }
+        }
+    )* };
+}
+
+getxattrs! {
+    getxattr(key) GetXattr 0;
+    lgetxattr(key) GetXattr NOFOLLOW;
+    listxattr() ListXattr 0;
+    llistxattr() ListXattr NOFOLLOW;
+}
+
+macro_rules! fgetxattrs {
+    ($($name:ident($($key:ident)?) $op:ident;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            fd: c_int, $($key: *const c_char,)? buffer: *mut c_void, room: size_t,
+        ) -> ssize_t {
+            // SAFETY: the caller's name.
+            let key: &[u8] = { b"" $(; unsafe { served::bytes($key) })? };
+            let mut data = [0; PATH_MAX];
+            if let Some(len) = open_file(fd, Request::new(Op::$op), key, b"", &mut data) {
+                // SAFETY: the caller's buffer.
+                return if len < 0 { -1 } else { unsafe { take(len, &data[..len as usize], buffer, room) as ssize_t } };
+            }
+            let Some(real) = real::$name.get() else { return missing() as ssize_t };
+            // SAFETY: the caller's arguments.
+            unsafe { real(fd, $($key,)? buffer, room) }
+        }
+    )* };
+}
+
+fgetxattrs! { fgetxattr(key) GetXattr; flistxattr() ListXattr; }
+
+/// # Safety
+/// As `setxattr`.
+unsafe fn value<'a>(bytes: *const c_void, len: size_t) -> &'a [u8] {
+    // What is longer than any attribute is refused by its length.
+    let len = len.min(1 << 16);
+    // SAFETY: the caller's value.
+    if len == 0 { b"" } else { unsafe { std::slice::from_raw_parts(bytes.cast(), len) } }
+}
+
+macro_rules! setxattrs {
+    ($($name:ident $follow:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            path: *const c_char, key: *const c_char, bytes: *const c_void, len: size_t, flags: c_int,
+        ) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real(path, key, bytes, len, flags) });
+            let request = Request { c: $follow, ..with(Op::SetXattr, flags.into()) };
+            // SAFETY: the caller's path, name and value.
+            unsafe { named((HERE, path), request, (served::bytes(key), value(bytes, len)), real, |_, _| 0) as c_int }
+        }
+    )* };
+}
+
+setxattrs! { setxattr 0; lsetxattr NOFOLLOW; }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fsetxattr(
+    fd: c_int,
+    key: *const c_char,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the caller's name and value.
+    let (name, value) = unsafe { (served::bytes(key), value(bytes, len)) };
+    if let Some(done) = open_file(fd, with(Op::SetXattr, flags.into()), name, value, &mut []) {
+        return done as c_int;
+    }
+    let Some(real) = real::fsetxattr.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { real(fd, key, bytes, len, flags) }
+}
+
+macro_rules! removexattrs {
+    ($($name:ident $follow:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, key: *const c_char) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let real = |_, path| c_long::from(unsafe { real(path, key) });
+            let request = Request { c: $follow, ..Request::new(Op::RemoveXattr) };
+            // SAFETY: the caller's path and name.
+            unsafe { named((HERE, path), request, (served::bytes(key), b""), real, |_, _| 0) as c_int }
+        }
+    )* };
+}
+
+removexattrs! { removexattr 0; lremovexattr NOFOLLOW; }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fremovexattr(fd: c_int, key: *const c_char) -> c_int {
+    // SAFETY: the caller's name.
+    if let Some(done) = open_file(fd, Request::new(Op::RemoveXattr), unsafe { served::bytes(key) }, b"", &mut []) {
+        return done as c_int;
+    }
+    let Some(real) = real::fremovexattr.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { real(fd, key) }
+}
+
+/// Makes a name out of a template whose six `X` before a suffix are replaced, until `make` does not find it taken.
+///
+/// # Safety
+/// As `mkstemps`.
+unsafe fn temporary(template: *mut c_char, suffix: c_int, mut make: impl FnMut() -> c_int) -> c_int {
+    // SAFETY: the caller's template.
+    let len = unsafe { served::bytes(template) }.len();
+    let Some(at) = usize::try_from(suffix).ok().and_then(|suffix| len.checked_sub(suffix + 6)) else {
+        return fail(libc::EINVAL) as c_int;
+    };
+    // SAFETY: six bytes of the template, which the caller lets us change.
+    let place = unsafe { std::slice::from_raw_parts_mut(template.cast::<u8>().add(at), 6) };
+    if place != b"XXXXXX" {
+        return fail(libc::EINVAL) as c_int;
+    }
+    const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    for _ in 0..1000 {
+        let mut random = [0u8; 6];
+        // SAFETY: asks the kernel to fill a place of ours.
+        if unsafe { libc::syscall(libc::SYS_getrandom, random.as_mut_ptr(), random.len(), 0) } != 6 {
+            break;
+        }
+        for (byte, random) in place.iter_mut().zip(random) {
+            *byte = LETTERS[usize::from(random) % LETTERS.len()];
+        }
+        let made = make();
+        if made >= 0 || crate::around::errno() != libc::EEXIST {
+            return made;
+        }
+    }
+    fail(libc::EEXIST) as c_int
+}
+
+/// Whether a path leads into the cluster.
+///
+/// # Safety
+/// As [`served::bytes`].
+pub unsafe fn is_inside(path: *const c_char) -> bool {
+    // SAFETY: the caller's path.
+    SERVED.is_active()
+        && matches!(
+            // SAFETY: as above.
+            SERVED.place(HERE, unsafe { served::bytes(path) }, &mut Room::new()),
+            Ok(Place::Inside)
+        )
+}
+
+macro_rules! mkstemps {
+    ($($name:ident($($arg:ident),*) $suffix:expr, $flags:expr;)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(template: *mut c_char $(, $arg: c_int)*) -> c_int {
+            // SAFETY: the caller's template.
+            unsafe {
+                if is_inside(template) {
+                    let flags = ($flags & !libc::O_ACCMODE) | libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+                    return temporary(template, $suffix, || super::opening::open64(template, flags, 0o600));
+                }
+            }
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            let fd = unsafe { real(template $(, $arg)*) };
+            SERVED.forget(fd);
+            fd
+        }
+    )* };
+}
+
+mkstemps! {
+    mkstemp() 0, 0;
+    mkstemp64() 0, 0;
+    mkostemp(flags) 0, flags;
+    mkostemp64(flags) 0, flags;
+    mkstemps(suffix) suffix, 0;
+    mkstemps64(suffix) suffix, 0;
+    mkostemps(suffix, flags) suffix, flags;
+    mkostemps64(suffix, flags) suffix, flags;
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mkdtemp(template: *mut c_char) -> *mut c_char {
+    // SAFETY: the caller's template.
+    unsafe {
+        if is_inside(template) {
+            let made = temporary(template, 0, || mkdir(template, 0o700));
+            return if made < 0 { std::ptr::null_mut() } else { template };
+        }
+    }
+    let Some(real) = real::mkdtemp.get() else {
+        missing();
+        return std::ptr::null_mut();
+    };
+    // SAFETY: the caller's argument.
+    unsafe { real(template) }
+}

@@ -1,0 +1,203 @@
+//! Connections to the agent: one for each thread that is asking just now, kept for the next. They are high numbers of the
+//! process, closed on exec and hidden from the program as far as it goes through the C library.
+//!
+//! Every wait is the agent's, which answers within the cluster's time; when it ends, its connections do.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::protocol::{Op, REPLY_BYTES, Reply, Request};
+use crate::own::{Own, close_raw};
+
+/// Connections of a process: threads that ask at the same time; further ones wait for a turn.
+const CHANNELS: usize = 32;
+
+pub(super) struct Channels {
+    socket: OnceLock<Vec<u8>>,
+    places: [Channel; CHANNELS],
+}
+
+struct Channel {
+    own: Own,
+    is_busy: AtomicBool,
+}
+
+/// What the agent replied.
+#[derive(Debug)]
+pub struct Got {
+    /// The result, not negative.
+    pub result: i64,
+    /// Bytes of data.
+    pub len: usize,
+    /// The path leads out of the cluster, to that in the data.
+    pub is_outside: bool,
+    /// The descriptor of an opened file.
+    pub fd: Option<OwnedFd>,
+}
+
+/// Frees a connection for the next, also when its user is unwound.
+struct Busy<'a>(&'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
+}
+
+impl Channels {
+    pub(super) const fn new() -> Channels {
+        Channels {
+            socket: OnceLock::new(),
+            places: [const { Channel { own: Own::new(), is_busy: AtomicBool::new(false) } }; CHANNELS],
+        }
+    }
+
+    pub(super) fn start(&self, socket: Vec<u8>) {
+        let _ = self.socket.set(socket);
+    }
+
+    pub(super) fn own(&self, fd: i32) -> bool {
+        self.places.iter().any(|place| place.own.is(fd))
+    }
+
+    pub(super) fn numbers(&self) -> impl Iterator<Item = i32> {
+        self.places.iter().filter_map(|place| place.own.number())
+    }
+
+    pub(super) fn step_aside(&self, fd: i32) {
+        self.places.iter().for_each(|place| place.own.step_aside(fd));
+    }
+
+    pub(super) fn forked(&self) {
+        for place in &self.places {
+            place.own.forget_users();
+            place.own.close();
+            place.is_busy.store(false, Release);
+        }
+    }
+
+    fn free(&self) -> (&Own, Busy<'_>) {
+        let mut turns = 0u32;
+        loop {
+            for place in &self.places {
+                if place.is_busy.compare_exchange(false, true, Acquire, std::sync::atomic::Ordering::Relaxed).is_ok() {
+                    return (&place.own, Busy(&place.is_busy));
+                }
+            }
+            // Each of the others ends within the agent's time.
+            turns += 1;
+            if turns < 100 {
+                rustix::thread::sched_yield();
+            } else {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+
+    pub(super) fn call(
+        &self,
+        request: Request,
+        path: &[u8],
+        other: &[u8],
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<Got, i32> {
+        let len = |bytes: &[u8]| u32::try_from(bytes.len()).map_err(|_| libc::EINVAL);
+        let request =
+            Request { path_len: len(path)?, other_len: len(other)?, data_len: len(data)?, room: len(into)?, ..request };
+        let head = request.encode();
+        let (own, _busy) = self.free();
+        // The program may have closed the connection behind the C library's back: then a new one is made.
+        let mut parts = [IoSlice::new(&head), IoSlice::new(path), IoSlice::new(other), IoSlice::new(data)];
+        let done = match own.with(|fd| exchange(fd, &mut parts, into)) {
+            Some(done) => done,
+            None => {
+                own.put(self.connect()?).ok_or(libc::EMFILE)?;
+                own.with(|fd| exchange(fd, &mut parts, into)).ok_or(libc::EIO)?
+            }
+        };
+        let (reply, fd) = done.inspect_err(|_| own.close())?;
+        if reply.result < 0 {
+            return Err(i32::try_from(-reply.result).unwrap_or(libc::EIO));
+        }
+        if request.op == Op::Open && !reply.is_outside && fd.is_none() {
+            // The agent has opened it, and the process has no number left.
+            return Err(libc::EMFILE);
+        }
+        Ok(Got { result: reply.result, len: reply.data_len as usize, is_outside: reply.is_outside, fd })
+    }
+
+    fn connect(&self) -> Result<OwnedFd, i32> {
+        let path = self.socket.get().ok_or(libc::EIO)?;
+        let address = SocketAddrUnix::new(&path[..]).map_err(|_| libc::EIO)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(Errno::raw_os_error)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => Ok(socket),
+            Err(_) => {
+                close_raw(socket);
+                // The run is over.
+                Err(libc::EIO)
+            }
+        }
+    }
+}
+
+/// One request and its reply.
+fn exchange(
+    fd: BorrowedFd<'_>,
+    mut parts: &mut [IoSlice<'_>],
+    into: &mut [u8],
+) -> Result<(Reply, Option<OwnedFd>), i32> {
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
+        match rustix::net::sendmsg(fd, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+            Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
+            Err(Errno::INTR) => {}
+            Err(_) => return Err(libc::EIO),
+        }
+    }
+    let mut head = [0; REPLY_BYTES];
+    let mut opened = None;
+    let mut got = 0;
+    let mut len = REPLY_BYTES;
+    while got < len {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let (head_rest, data_rest) = (&mut head[got.min(REPLY_BYTES)..], &mut into[got.saturating_sub(REPLY_BYTES)..]);
+        let mut places = [IoSliceMut::new(head_rest), IoSliceMut::new(data_rest)];
+        match rustix::net::recvmsg(fd, &mut places, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(message) if message.bytes > 0 => got += message.bytes,
+            Err(Errno::INTR) => continue,
+            _ => return Err(libc::EIO),
+        }
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                fds.for_each(|fd| {
+                    if let Some(before) = opened.replace(fd) {
+                        close_raw(before);
+                    }
+                });
+            }
+        }
+        if got >= REPLY_BYTES {
+            let reply = Reply::decode(&head);
+            if reply.data_len as usize > into.len() {
+                return Err(libc::EIO);
+            }
+            len = REPLY_BYTES + reply.data_len as usize;
+        }
+    }
+    Ok((Reply::decode(&head), opened))
+}

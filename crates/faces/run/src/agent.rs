@@ -1,0 +1,184 @@
+//! The agent's socket and threads: one thread for each connection, of which a program has one for each thread that is
+//! asking.
+
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use impresario_client::Client;
+use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::calls::{Asked, Calls, Done, Stop};
+
+/// Connections of all programs at most.
+const CONNECTIONS_MAX: usize = 4096;
+const STACK_BYTES: usize = 256 << 10;
+
+/// Why there is no agent.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct AgentError {
+    what: &'static str,
+    source: std::io::Error,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> AgentError {
+    move |source| AgentError { what, source }
+}
+
+/// An agent that serves programs. Its folder is removed when it is dropped; its threads end with the process.
+pub struct Agent {
+    folder: tempfile::TempDir,
+    token: String,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    calls: Calls,
+    connections: AtomicUsize,
+}
+
+impl Agent {
+    /// Starts to serve the cluster of `client` to programs that know it as `at`.
+    pub fn start(client: Arc<Client>, at: &Path) -> Result<Agent, AgentError> {
+        let folder = tempfile::Builder::new().prefix("impresario-run-").tempdir();
+        let folder = folder.map_err(failed("making the run's folder"))?;
+        let mut random = [0; 8];
+        getrandom::fill(&mut random)
+            .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
+        let token = format!("{:016x}", u64::from_ne_bytes(random));
+        let directories = folder.path().join(DIRECTORIES);
+        std::fs::create_dir(&directories).map_err(failed("making the run's folder"))?;
+        let at = at.as_os_str().as_bytes().to_vec();
+        let calls = Calls::new(client, at, directories, &token).map_err(failed("preparing to serve programs"))?;
+        let listener = UnixListener::bind(folder.path().join(SOCKET)).map_err(failed("listening for programs"))?;
+        let shared = Arc::new(Shared { calls, connections: AtomicUsize::new(0) });
+        let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+        let watching = shared.clone();
+        thread("closes").spawn(move || watching.calls.opens.watch()).map_err(failed("starting a thread"))?;
+        let serving = shared.clone();
+        thread("programs").spawn(move || accept(&listener, &serving)).map_err(failed("starting a thread"))?;
+        Ok(Agent { folder, token, shared })
+    }
+
+    /// The folder with the socket, for the programs' environment.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What the names of this run's placeholders have.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// Whether a program is still connected or has a file open.
+    pub fn is_used(&self) -> bool {
+        self.shared.connections.load(SeqCst) > 0 || !self.shared.calls.opens.is_empty()
+    }
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// Counts a connection while it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+    let me = rustix::process::geteuid();
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a program could not connect");
+                // Without descriptors it fails at once and again.
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                continue;
+            }
+        };
+        let peer = rustix::net::sockopt::socket_peercred(&stream);
+        if peer.is_ok_and(|peer| peer.uid != me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
+            // A program that became another user must not act as this one.
+            continue;
+        }
+        shared.connections.fetch_add(1, SeqCst);
+        let of_thread = shared.clone();
+        let serve = move || {
+            let _counted = Counted(&of_thread.connections);
+            if let Err(error) = serve(stream, &of_thread.calls) {
+                tracing::debug!(%error, "a program's connection");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("program".into()).stack_size(STACK_BYTES).spawn(serve) {
+            tracing::warn!(%error, "no thread for a program");
+        }
+    }
+}
+
+/// What is kept of a buffer between calls.
+const KEPT_BYTES: usize = 1 << 20;
+
+fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
+    let (mut body, mut out) = (Vec::new(), Vec::new());
+    loop {
+        let mut head = [0; REQUEST_BYTES];
+        match stream.read_exact(&mut head) {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
+            read => read?,
+        }
+        let numbers = Request::decode(&head).ok_or(std::io::ErrorKind::InvalidData)?;
+        let lens = [numbers.path_len, numbers.other_len, numbers.data_len].map(|len| len as usize);
+        body.resize(lens.iter().sum(), 0);
+        stream.read_exact(&mut body)?;
+        let (path, rest) = body.split_at(lens[0]);
+        let (other, data) = rest.split_at(lens[1]);
+        out.clear();
+        let done = calls.call(&Asked { numbers, path, other, data }, &mut out);
+        let (result, fd, is_outside) = match done {
+            Ok(Done { result, fd }) => (result, fd, false),
+            Err(Stop::Errno(errno)) => {
+                out.clear();
+                (-i64::from(errno), None, false)
+            }
+            Err(Stop::Outside(path)) => {
+                let fits = path.len() <= numbers.room as usize;
+                out.clear();
+                out.extend(if fits { &path[..] } else { &[] });
+                (if fits { 0 } else { -i64::from(libc::EXDEV) }, None, fits)
+            }
+        };
+        send(&mut stream, Reply { result, data_len: out.len() as u32, is_outside }, fd, &out)?;
+        body.shrink_to(KEPT_BYTES);
+        out.shrink_to(KEPT_BYTES);
+    }
+}
+
+fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8]) -> std::io::Result<()> {
+    let head = reply.encode();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.as_ref().map(|fd| [fd.as_fd()]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let parts = [IoSlice::new(&head), IoSlice::new(data)];
+    let sent = rustix::net::sendmsg(&*stream, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    if sent < head.len() {
+        stream.write_all(&head[sent..])?;
+    }
+    stream.write_all(data.get(sent.saturating_sub(head.len())..).unwrap_or(&[]))
+}

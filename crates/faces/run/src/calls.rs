@@ -1,0 +1,619 @@
+//! What a program asks for, done with the cluster's client.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use impresario_base::lock::Mutex;
+use impresario_client::{Client, ClientError, CreateOptions};
+use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request};
+use impresario_wire::{Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
+
+use crate::open::{Node, Open, Opens};
+use crate::rights::User;
+use crate::walk::{Found, Named, errno, stat, walk};
+
+/// Names asked for at a time.
+const NAMES_AT_ONCE: u32 = 512;
+/// Locks for appends, chosen by the file's number.
+const APPENDS: usize = 64;
+
+/// Why a call is not done.
+pub(crate) enum Stop {
+    Errno(i32),
+    /// The path leads out of the cluster.
+    Outside(Vec<u8>),
+}
+
+impl From<i32> for Stop {
+    fn from(errno: i32) -> Stop {
+        Stop::Errno(errno)
+    }
+}
+
+impl From<ClientError> for Stop {
+    fn from(error: ClientError) -> Stop {
+        Stop::Errno(errno(&error))
+    }
+}
+
+/// What is done.
+#[derive(Default)]
+pub(crate) struct Done {
+    pub(crate) result: i64,
+    pub(crate) fd: Option<OwnedFd>,
+}
+
+impl From<i64> for Done {
+    fn from(result: i64) -> Done {
+        Done { result, fd: None }
+    }
+}
+
+/// A request with what came with it.
+pub(crate) struct Asked<'a> {
+    pub(crate) numbers: Request,
+    pub(crate) path: &'a [u8],
+    pub(crate) other: &'a [u8],
+    pub(crate) data: &'a [u8],
+}
+
+/// What calls act on.
+pub(crate) struct Calls {
+    client: Arc<Client>,
+    user: User,
+    /// The prefix under which programs know the cluster.
+    at: Vec<u8>,
+    /// The folder whose folders stand for working directories.
+    directories: PathBuf,
+    pub(crate) opens: Opens,
+    appends: [Mutex<()>; APPENDS],
+}
+
+/// What a call is about: an open file, or a name.
+enum Target {
+    Open(Arc<Open>),
+    Named(Named),
+}
+
+impl Calls {
+    pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, directories: PathBuf, token: &str) -> std::io::Result<Calls> {
+        let appends = std::array::from_fn(|_| Mutex::default());
+        Ok(Calls { client, user: User::new()?, at, directories, opens: Opens::new(token)?, appends })
+    }
+
+    /// Does a call; data of the reply go into `out`, which is empty.
+    pub(crate) fn call(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Result<Done, Stop> {
+        let Request { op, a, b, c, room, .. } = asked.numbers;
+        let room = room as usize;
+        let done = match op {
+            Op::Open => return self.open(asked.path, a as i32, b as u32),
+            Op::Read => self.read(asked, room, out)?,
+            Op::Write => self.write(asked)?,
+            Op::Seek => self.seek(asked)?,
+            Op::Stat => {
+                let follow = a as i32 & libc::AT_SYMLINK_NOFOLLOW == 0;
+                out.extend(meta(&self.attr(&self.target(asked, follow)?)?).encode());
+                0
+            }
+            Op::Truncate => self.truncate(asked, u64::try_from(a).map_err(|_| libc::EINVAL)?)?,
+            Op::Sync => {
+                let open = self.opens.get(asked.numbers.open)?;
+                match &open.node {
+                    Node::File(file) => file.sync()?,
+                    Node::Directory => self.client.sync_dir(path_of(&open))?,
+                }
+                0
+            }
+            Op::Closed => {
+                self.opens.settle(asked.numbers.open)?;
+                0
+            }
+            Op::Unlink => self.unlink(asked.path, a as i32 & libc::AT_REMOVEDIR != 0)?,
+            Op::Rename => self.rename(asked.path, asked.other, a as u32)?,
+            Op::Link => {
+                let from = self.inside(asked.path, a as i32 & libc::AT_SYMLINK_FOLLOW != 0)?;
+                let to = self.inside(asked.other, false)?;
+                if from.attr()?.kind == NodeKind::Dir {
+                    return Err(libc::EPERM.into());
+                }
+                self.may_make(&to)?;
+                self.client.link(&from.path, &to.path)?;
+                0
+            }
+            Op::Symlink => {
+                let named = self.inside(asked.path, false)?;
+                let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
+                self.client.symlink(&named.path, asked.other, self.user.uid, gid)?;
+                0
+            }
+            Op::Readlink => {
+                let named = self.inside(asked.path, false)?;
+                if named.attr()?.kind != NodeKind::Symlink {
+                    return Err(libc::EINVAL.into());
+                }
+                out.extend(self.client.readlink(&named.path)?);
+                out.truncate(room);
+                out.len() as i64
+            }
+            Op::Mkdir => {
+                let named = self.inside(asked.path, false)?;
+                let (gid, mode) = self.user.inherited(&self.may_make(&named)?, a as u32 & 0o7777);
+                self.client.mkdir(&named.path, mode, self.user.uid, gid)?;
+                0
+            }
+            Op::Mknod => {
+                let named = self.inside(asked.path, false)?;
+                let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
+                let kind = match a as u32 & libc::S_IFMT {
+                    libc::S_IFIFO => NodeKind::Fifo,
+                    libc::S_IFSOCK => NodeKind::Socket,
+                    _ => return Err(libc::EPERM.into()),
+                };
+                self.client.mknod(&named.path, kind, a as u32 & 0o7777, self.user.uid, gid)?;
+                0
+            }
+            Op::Chmod => {
+                let target = self.target(asked, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+                let attr = self.attr(&target)?;
+                if attr.kind == NodeKind::Symlink {
+                    return Err(libc::EOPNOTSUPP.into());
+                }
+                self.user.owns(&attr)?;
+                self.set(&target, SetAttr { mode: Some(a as u32 & 0o7777), ..SetAttr::default() })?
+            }
+            Op::Chown => {
+                let target = self.target(asked, c as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+                let id = |id: i64| Some(id as u32).filter(|id| *id != u32::MAX);
+                self.user.may_give(&self.attr(&target)?, id(a), id(b))?;
+                self.set(&target, SetAttr { uid: id(a), gid: id(b), ..SetAttr::default() })?
+            }
+            Op::Times => self.times(asked)?,
+            Op::Access => {
+                let named = self.inside(asked.path, b as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+                self.user.may(named.attr()?, a as i32)?;
+                0
+            }
+            Op::Readdir => {
+                let open = self.opens.get(asked.numbers.open)?;
+                if !matches!(open.node, Node::Directory) {
+                    return Err(libc::ENOTDIR.into());
+                }
+                for entry in self.client.readdir(path_of(&open), asked.data, NAMES_AT_ONCE)? {
+                    if !Entries::push(out, room, entry.attr.ino, d_type(entry.attr.kind), &entry.name) {
+                        break;
+                    }
+                }
+                0
+            }
+            Op::PathOf => {
+                let open = self.opens.get(asked.numbers.open)?;
+                out.extend(path_of(&open));
+                0
+            }
+            Op::Realpath => {
+                let named = self.inside(asked.path, true)?;
+                named.attr()?;
+                out.extend(named.path);
+                0
+            }
+            Op::Enter => self.enter(asked, out)?,
+            Op::Flags => i64::from(*self.opens.get(asked.numbers.open)?.flags.lock()),
+            Op::SetFlags => {
+                const CHANGE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
+                let open = self.opens.get(asked.numbers.open)?;
+                let mut flags = open.flags.lock();
+                *flags = (*flags & !CHANGE) | (a as i32 & CHANGE);
+                0
+            }
+            Op::GetXattr | Op::ListXattr | Op::SetXattr | Op::RemoveXattr => self.xattr(asked, room, out)?,
+            Op::Statfs => {
+                let found = self.client.statfs()?;
+                const BLOCK: u64 = 4096;
+                let free = found.free_bytes / BLOCK;
+                let words = [BLOCK, found.total_bytes / BLOCK, free, free, found.files, found.files_free];
+                words.iter().for_each(|word| out.extend(word.to_ne_bytes()));
+                0
+            }
+        };
+        if out.len() > room {
+            return Err(libc::ERANGE.into());
+        }
+        Ok(done.into())
+    }
+
+    fn inside(&self, path: &[u8], follow: bool) -> Result<Named, Stop> {
+        match walk(&self.client, &self.user, &self.at, path, follow)? {
+            Found::Inside(named) => Ok(named),
+            Found::Outside(path) => Err(Stop::Outside(path)),
+        }
+    }
+
+    fn target(&self, asked: &Asked<'_>, follow: bool) -> Result<Target, Stop> {
+        match asked.numbers.open {
+            0 => self.inside(asked.path, follow).map(Target::Named),
+            number => Ok(Target::Open(self.opens.get(number)?)),
+        }
+    }
+
+    fn attr(&self, target: &Target) -> Result<Attr, Stop> {
+        match target {
+            Target::Named(named) => Ok(*named.attr()?),
+            Target::Open(open) => match &open.node {
+                Node::File(file) => Ok(file.attr()?),
+                Node::Directory => Ok(self.client.stat(path_of(open))?),
+            },
+        }
+    }
+
+    fn set(&self, target: &Target, set: SetAttr) -> Result<i64, Stop> {
+        match target {
+            Target::Named(named) => self.client.set_attr(&named.path, set)?,
+            Target::Open(open) => match &open.node {
+                Node::File(file) => file.set_attr(&set)?,
+                Node::Directory => self.client.set_attr(path_of(open), set)?,
+            },
+        };
+        Ok(0)
+    }
+
+    /// Whether a new name may be made; returns its directory.
+    fn may_make(&self, named: &Named) -> Result<Attr, Stop> {
+        if named.attr.is_some() {
+            return Err(libc::EEXIST.into());
+        }
+        let parent = stat(&self.client, named.parent())?.ok_or(libc::ENOENT)?;
+        self.user.may(&parent, libc::W_OK | libc::X_OK)?;
+        Ok(parent)
+    }
+
+    fn may_remove(&self, named: &Named) -> Result<(), Stop> {
+        let attr = named.attr()?;
+        if named.path.is_empty() {
+            return Err(libc::EBUSY.into());
+        }
+        let parent = stat(&self.client, named.parent())?.ok_or(libc::ENOENT)?;
+        Ok(self.user.may_remove(&parent, attr)?)
+    }
+
+    fn open(&self, path: &[u8], flags: i32, mode: u32) -> Result<Done, Stop> {
+        if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+            return Err(libc::EOPNOTSUPP.into());
+        }
+        let is_made = flags & libc::O_CREAT != 0;
+        let is_new = is_made && flags & libc::O_EXCL != 0;
+        let named = self.inside(path, flags & libc::O_NOFOLLOW == 0 && !is_new)?;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let Some(attr) = named.attr else {
+            if !is_made {
+                return Err(libc::ENOENT.into());
+            }
+            if path.ends_with(b"/") {
+                return Err(libc::EISDIR.into());
+            }
+            let (gid, _) = self.user.inherited(&self.may_make(&named)?, 0);
+            let options =
+                CreateOptions { mode: mode & 0o7777, uid: self.user.uid, gid, exclusive: is_new, layout: None };
+            let (file, attr) = self.client.create_with_attr(&named.path, options)?;
+            return self.opened(Node::File(file), attr.ino, flags, named.path);
+        };
+        if is_new {
+            return Err(libc::EEXIST.into());
+        }
+        let wanted = match flags & libc::O_ACCMODE {
+            _ if flags & libc::O_PATH != 0 => 0,
+            libc::O_RDONLY if flags & libc::O_TRUNC == 0 => libc::R_OK,
+            libc::O_WRONLY => libc::W_OK,
+            _ => libc::R_OK | libc::W_OK,
+        };
+        match attr.kind {
+            NodeKind::Symlink => Err(libc::ELOOP.into()),
+            NodeKind::Dir if is_made || writes => Err(libc::EISDIR.into()),
+            NodeKind::Dir => {
+                self.user.may(&attr, wanted)?;
+                self.opened(Node::Directory, attr.ino, flags, named.path)
+            }
+            NodeKind::File if flags & libc::O_DIRECTORY != 0 => Err(libc::ENOTDIR.into()),
+            NodeKind::File => {
+                self.user.may(&attr, wanted)?;
+                let (file, attr) = self.client.open_with_attr(&named.path, writes)?;
+                if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
+                    file.set_len(0)?;
+                }
+                self.opened(Node::File(file), attr.ino, flags, named.path)
+            }
+            // Pipes, sockets and devices belong to the machine that opens them.
+            _ => Err(libc::ENXIO.into()),
+        }
+    }
+
+    fn opened(&self, node: Node, ino: u64, flags: i32, path: Vec<u8>) -> Result<Done, Stop> {
+        const ONCE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_CLOEXEC;
+        let fd = self.opens.add(node, ino, flags & !ONCE, path)?;
+        Ok(Done { result: 0, fd: Some(fd) })
+    }
+
+    fn read(&self, asked: &Asked<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
+        let open = self.opens.get(asked.numbers.open)?;
+        if !open.may_read() {
+            return Err(libc::EBADF.into());
+        }
+        let file = open.file()?;
+        out.resize(room, 0);
+        let len = match asked.numbers.a {
+            AT_POSITION => {
+                let mut position = open.position.lock();
+                let len = file.read_at(out, *position)?;
+                *position += len as u64;
+                len
+            }
+            offset => file.read_at(out, u64::try_from(offset).map_err(|_| libc::EINVAL)?)?,
+        };
+        out.truncate(len);
+        Ok(len as i64)
+    }
+
+    fn write(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+        let open = self.opens.get(asked.numbers.open)?;
+        if !open.may_write() {
+            return Err(libc::EBADF.into());
+        }
+        let (file, at, data) = (open.file()?, asked.numbers.a, asked.data);
+        if at != AT_POSITION && at < 0 {
+            return Err(libc::EINVAL.into());
+        }
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let mut position = (at == AT_POSITION).then(|| open.position.lock());
+        let is_append = *open.flags.lock() & libc::O_APPEND != 0;
+        let _turn = is_append.then(|| self.appends.get(open.ino as usize % APPENDS).map(Mutex::lock));
+        let offset = match &position {
+            _ if is_append => file.attr()?.size,
+            Some(position) => **position,
+            None => at as u64,
+        };
+        if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(libc::EFBIG.into());
+        }
+        let len = file.write_at(data, offset)?;
+        if let Some(position) = &mut position {
+            **position = offset + len as u64;
+        }
+        Ok(len as i64)
+    }
+
+    fn seek(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+        let Request { open, a: offset, b: whence, .. } = asked.numbers;
+        let open = self.opens.get(open)?;
+        if *open.flags.lock() & libc::O_PATH != 0 {
+            return Err(libc::EBADF.into());
+        }
+        let mut position = open.position.lock();
+        let size = || -> Result<i64, Stop> {
+            Ok(match &open.node {
+                Node::File(file) => file.attr()?.size as i64,
+                Node::Directory => return Err(libc::EINVAL.into()),
+            })
+        };
+        let now = match whence as i32 {
+            libc::SEEK_SET => offset,
+            libc::SEEK_CUR => (*position as i64).checked_add(offset).ok_or(libc::EOVERFLOW)?,
+            libc::SEEK_END => size()?.checked_add(offset).ok_or(libc::EOVERFLOW)?,
+            // All of the file counts as data, as POSIX allows.
+            whence @ (libc::SEEK_DATA | libc::SEEK_HOLE) => {
+                let size = size()?;
+                if !(0..size).contains(&offset) {
+                    return Err(libc::ENXIO.into());
+                }
+                if whence == libc::SEEK_DATA { offset } else { size }
+            }
+            _ => return Err(libc::EINVAL.into()),
+        };
+        *position = u64::try_from(now).map_err(|_| libc::EINVAL)?;
+        Ok(now)
+    }
+
+    fn truncate(&self, asked: &Asked<'_>, size: u64) -> Result<i64, Stop> {
+        let target = self.target(asked, true)?;
+        match &target {
+            Target::Open(open) if !open.may_write() => return Err(libc::EINVAL.into()),
+            Target::Open(open) => {
+                open.file()?;
+            }
+            Target::Named(named) => {
+                let attr = named.attr()?;
+                match attr.kind {
+                    NodeKind::File => self.user.may(attr, libc::W_OK)?,
+                    NodeKind::Dir => return Err(libc::EISDIR.into()),
+                    _ => return Err(libc::EINVAL.into()),
+                }
+            }
+        }
+        self.set(&target, SetAttr { size: Some(size), ..SetAttr::default() })
+    }
+
+    fn unlink(&self, path: &[u8], is_directory: bool) -> Result<i64, Stop> {
+        let named = self.inside(path, false)?;
+        self.may_remove(&named)?;
+        match (is_directory, named.attr()?.kind) {
+            (true, NodeKind::Dir) => self.client.rmdir(&named.path)?,
+            (true, _) => return Err(libc::ENOTDIR.into()),
+            (false, NodeKind::Dir) => return Err(libc::EISDIR.into()),
+            (false, _) => self.client.unlink(&named.path)?,
+        }
+        Ok(0)
+    }
+
+    fn rename(&self, from: &[u8], to: &[u8], flags: u32) -> Result<i64, Stop> {
+        if flags & !libc::RENAME_NOREPLACE != 0 {
+            return Err(libc::EINVAL.into());
+        }
+        let named = |path| match self.inside(path, false) {
+            Err(Stop::Outside(_)) => Err(Stop::Errno(libc::EXDEV)),
+            named => named,
+        };
+        let (from, to) = (named(from)?, named(to)?);
+        self.may_remove(&from)?;
+        match &to.attr {
+            Some(_) if to.path.is_empty() => return Err(libc::EBUSY.into()),
+            Some(_) => self.may_remove(&to)?,
+            None => {
+                self.may_make(&to)?;
+            }
+        }
+        self.client.rename(&from.path, &to.path, flags & libc::RENAME_NOREPLACE != 0)?;
+        if from.path != to.path {
+            self.opens.note_rename(&from.path, &to.path);
+        }
+        Ok(0)
+    }
+
+    fn times(&self, asked: &Asked<'_>) -> Result<i64, Stop> {
+        let target = self.target(asked, asked.numbers.a as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        let attr = self.attr(&target)?;
+        let word = |at: usize| {
+            let bytes = asked.data.get(at * 8..at * 8 + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map(i64::from_ne_bytes).ok_or(libc::EINVAL)
+        };
+        let time = |at: usize| -> Result<Option<SetTime>, i32> {
+            match word(at + 1)? {
+                libc::UTIME_OMIT => Ok(None),
+                libc::UTIME_NOW => Ok(Some(SetTime::Now)),
+                nanos @ 0..1_000_000_000 => Ok(Some(SetTime::At(Time { secs: word(at)?, nanos: nanos as u32 }))),
+                _ => Err(libc::EINVAL),
+            }
+        };
+        let (atime, mtime) = (time(0)?, time(2)?);
+        if (atime, mtime) == (None, None) {
+            return Ok(0);
+        }
+        if self.user.owns(&attr).is_err() {
+            // Who may write a file may say that it was just used.
+            let is_now = (atime, mtime) == (Some(SetTime::Now), Some(SetTime::Now));
+            self.user.may(&attr, libc::W_OK).map_err(|_| if is_now { libc::EACCES } else { libc::EPERM })?;
+            if !is_now {
+                return Err(libc::EPERM.into());
+            }
+        }
+        self.set(&target, SetAttr { atime, mtime, ..SetAttr::default() })
+    }
+
+    /// Makes the folder that stands for a directory.
+    fn enter(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Result<i64, Stop> {
+        use std::os::unix::ffi::OsStrExt;
+        let target = self.target(asked, true)?;
+        let attr = self.attr(&target)?;
+        if attr.kind != NodeKind::Dir {
+            return Err(libc::ENOTDIR.into());
+        }
+        self.user.may(&attr, libc::X_OK)?;
+        let inside = match &target {
+            Target::Named(named) => named.path.clone(),
+            Target::Open(open) => path_of(open),
+        };
+        let folder = [self.directories.as_os_str().as_bytes(), &inside].concat();
+        let made = std::fs::create_dir_all(Path::new(std::ffi::OsStr::from_bytes(&folder)));
+        made.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        out.extend(folder);
+        Ok(0)
+    }
+
+    fn xattr(&self, asked: &Asked<'_>, room: usize, out: &mut Vec<u8>) -> Result<i64, Stop> {
+        let Request { op, a, c, .. } = asked.numbers;
+        let name = asked.other;
+        let is_change = matches!(op, Op::SetXattr | Op::RemoveXattr);
+        if op != Op::ListXattr && !name.starts_with(b"user.") {
+            // As on a mount: only users' own attributes are kept.
+            return Err(if op == Op::SetXattr { libc::EOPNOTSUPP } else { libc::ENODATA }.into());
+        }
+        let target = self.target(asked, c as i32 & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        if op != Op::ListXattr {
+            self.user.may(&self.attr(&target)?, if is_change { libc::W_OK } else { libc::R_OK })?;
+        }
+        let by_path = match &target {
+            Target::Named(named) => {
+                named.attr()?;
+                Some(named.path.clone())
+            }
+            Target::Open(open) if matches!(open.node, Node::Directory) => Some(path_of(open)),
+            Target::Open(_) => None,
+        };
+        let file = || match &target {
+            Target::Open(open) => open.file(),
+            Target::Named(_) => Err(libc::EIO),
+        };
+        if is_change {
+            let mode = match a as i32 {
+                libc::XATTR_CREATE => XattrMode::Create,
+                libc::XATTR_REPLACE => XattrMode::Replace,
+                _ => XattrMode::Any,
+            };
+            let value = (op == Op::SetXattr).then_some(asked.data);
+            match by_path {
+                Some(path) => self.client.set_xattr(path, name, value, mode)?,
+                None => file()?.set_xattr(name, value, mode)?,
+            }
+            return Ok(0);
+        }
+        let value = match (by_path, op) {
+            (Some(path), Op::ListXattr) => self.client.list_xattr(path)?,
+            (None, Op::ListXattr) => file()?.list_xattr()?,
+            (Some(path), _) => self.client.xattr(path, name)?,
+            (None, _) => file()?.xattr(name)?,
+        };
+        if room == 0 {
+            // The program asks how much room it needs.
+            return Ok(value.len() as i64);
+        }
+        if value.len() > room {
+            return Err(libc::ERANGE.into());
+        }
+        out.extend(&value);
+        Ok(value.len() as i64)
+    }
+}
+
+fn path_of(open: &Open) -> Vec<u8> {
+    open.path.lock().clone()
+}
+
+fn d_type(kind: NodeKind) -> u8 {
+    match kind {
+        NodeKind::File => libc::DT_REG,
+        NodeKind::Dir => libc::DT_DIR,
+        NodeKind::Symlink => libc::DT_LNK,
+        NodeKind::Fifo => libc::DT_FIFO,
+        NodeKind::Socket => libc::DT_SOCK,
+        NodeKind::Character(_) => libc::DT_CHR,
+        NodeKind::Block(_) => libc::DT_BLK,
+    }
+}
+
+fn meta(attr: &Attr) -> Meta {
+    let kind = match attr.kind {
+        NodeKind::File => libc::S_IFREG,
+        NodeKind::Dir => libc::S_IFDIR,
+        NodeKind::Symlink => libc::S_IFLNK,
+        NodeKind::Fifo => libc::S_IFIFO,
+        NodeKind::Socket => libc::S_IFSOCK,
+        NodeKind::Character(_) => libc::S_IFCHR,
+        NodeKind::Block(_) => libc::S_IFBLK,
+    };
+    let rdev = match attr.kind {
+        NodeKind::Character(Device { major, minor }) | NodeKind::Block(Device { major, minor }) => {
+            libc::makedev(major, minor)
+        }
+        _ => 0,
+    };
+    Meta {
+        ino: attr.ino,
+        mode: kind | attr.mode & 0o7777,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        size: attr.size,
+        rdev,
+        times: [attr.atime, attr.mtime, attr.ctime].map(|time| (time.secs, time.nanos)),
+    }
+}
