@@ -106,6 +106,8 @@ functions! {
     h_statfs, c"glfs_h_statfs", c"GFAPI_3.7.0": fn(*mut Fs, *mut Object, *mut statvfs) -> c_int;
     h_getxattrs, c"glfs_h_getxattrs", c"GFAPI_3.5.1":
         fn(*mut Fs, *mut Object, *const c_char, *mut c_void, size_t) -> c_int;
+    h_setxattrs, c"glfs_h_setxattrs", c"GFAPI_3.5.0":
+        fn(*mut Fs, *mut Object, *const c_char, *const c_void, size_t, c_int) -> c_int;
     lgetxattr, c"glfs_lgetxattr", c"GFAPI_3.4.0":
         fn(*mut Fs, *const c_char, *const c_char, *mut c_void, size_t) -> ssize_t;
     h_open, c"glfs_h_open", c"GFAPI_3.4.2": fn(*mut Fs, *mut Object, c_int) -> *mut Fd;

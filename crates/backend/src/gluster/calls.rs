@@ -6,11 +6,13 @@ use std::time::SystemTime;
 use super::volume::{New, Object};
 use super::{GlusterVolume, Node, Shared, api, stale};
 use crate::nodes::Use;
-use crate::rules::{MAKE_TRIES, checked, once_times, proper, seconds_of};
+use crate::rules::{MAKE_TRIES, checked, proper, seconds_of};
 use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
 
 /// The way from the root to a directory, as its brick tells it.
 const ANCESTRY: &std::ffi::CStr = c"glusterfs.ancestry.path";
+/// The verifier of an exclusive create. Times cannot keep it: those of a file in shards only ever grow.
+const ONCE: &std::ffi::CStr = c"trusted.impresario.once";
 /// Hard links that a volume allows unless it is told otherwise (`storage.max-hardlinks`).
 const LINKS_MAX: u32 = 100;
 
@@ -67,17 +69,9 @@ impl Shared {
     ) -> Result<(Handle, Attr)> {
         proper(name, libc::EEXIST)?;
         let at = self.directory(dir)?;
-        let once = match what {
-            Make::FileOnce(verifier) => Some(once_times(verifier)),
-            _ => None,
-        };
+        let once = if let Make::FileOnce(verifier) = what { Some(verifier) } else { None };
         let set = match once {
-            Some((atime, mtime)) => SetAttr {
-                atime: Some(SetTime::To(atime)),
-                mtime: Some(SetTime::To(mtime)),
-                mode: Some(0o600),
-                ..SetAttr::default()
-            },
+            Some(_) => SetAttr { mode: Some(0o600), ..SetAttr::default() },
             None => set.clone(),
         };
         let mode = set.mode.unwrap_or(if what == Make::Directory { 0o755 } else { 0o644 }) & 0o7777;
@@ -96,8 +90,13 @@ impl Shared {
         }
         for _ in 0..MAKE_TRIES {
             match self.below(&at, at.fd.object.make(caller, name, &new, mode)) {
+                // Where the directory is there, this is what a brick says of too long a way.
+                Err(Errno(libc::ENOENT)) => return Err(Errno(libc::ENAMETOOLONG)),
                 Ok((object, stat)) => {
                     let (node, attr) = self.enter(object, &stat)?;
+                    if let Some(verifier) = once {
+                        node.fd.object.set_attribute(ONCE, &verifier)?;
+                    }
                     return self.finish(caller, (&at, name), &node, attr, mode, &set);
                 }
                 Err(error) if error != Errno(libc::EEXIST) => return Err(error),
@@ -110,7 +109,10 @@ impl Shared {
                 found => found?,
             };
             let meant = match once {
-                Some((atime, mtime)) => attr.size_bytes == 0 && (attr.atime, attr.mtime) == (atime, mtime),
+                Some(verifier) if attr.kind == Kind::File && attr.size_bytes == 0 => {
+                    self.node(&handle)?.fd.object.attribute(ONCE).is_ok_and(|found| found == verifier)
+                }
+                Some(_) => false,
                 None => true,
             };
             return match attr.kind {
@@ -230,11 +232,18 @@ impl Shared {
             (false, true) => return Err(Errno(libc::ENOTDIR)),
             _ => {}
         }
-        dir.fd.object.unlink(caller, name)?;
+        dir.fd.object.unlink(caller, name).map_err(|error| self.sticky(caller, &dir, error))?;
         if let Some(fileid) = last {
             self.nodes.set_gone(fileid);
         }
         Ok(())
+    }
+
+    /// Why a name of a directory could not be removed: bricks do not say that it is because of the directory's sticky bit.
+    fn sticky(&self, caller: &Caller, dir: &Node, error: Errno) -> Errno {
+        let may = || dir.fd.object.access(caller, libc::W_OK).is_ok();
+        let is_sticky = || self.see(dir).is_ok_and(|attr| attr.mode & 0o1000 != 0);
+        if error == Errno(libc::EACCES) && is_sticky() && may() { Errno(libc::EPERM) } else { error }
     }
 
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Result<()> {
@@ -254,7 +263,8 @@ impl Shared {
                 _ => {}
             }
         }
-        from.0.fd.object.rename(caller, from.1, &to.0.fd.object, to.1)?;
+        let renamed = from.0.fd.object.rename(caller, from.1, &to.0.fd.object, to.1);
+        renamed.map_err(|error| self.sticky(caller, &from.0, self.sticky(caller, &to.0, error)))?;
         if let Some(fileid) = replaced.and_then(|(_, last)| last) {
             self.nodes.set_gone(fileid);
         }

@@ -13,8 +13,10 @@ use super::api::{self, Api, GFID_BYTES};
 use super::graph::Caches;
 use crate::{Caller, Errno, Result};
 
-/// `GF_LOG_ERROR`: the library's own messages, on the standard error stream.
-const LOG_LEVEL: c_int = 4;
+/// What the library itself says, on the standard error stream: `GF_LOG_ERROR` while the volume is opened, so that the log
+/// names what is wrong, then `GF_LOG_CRITICAL`, for of errors that are answered it has much to say.
+const LOG_LEVEL_OPENING: c_int = 4;
+const LOG_LEVEL: c_int = 3;
 /// Larger reads and writes are made as several of this length at once, so that a brick reads one while another is on the
 /// network.
 const PIECE_BYTES: usize = 1 << 20;
@@ -42,6 +44,7 @@ pub enum Source {
 pub(super) struct Volume {
     api: Api,
     fs: NonNull<api::Fs>,
+    source: Source,
     /// Who this process is.
     own: Caller,
 }
@@ -124,10 +127,10 @@ impl Volume {
         // SAFETY: a terminated string, as below.
         let fs = NonNull::new(unsafe { (api.new)(called.as_ptr()) }).ok_or_else(|| last_error().to_string())?;
         // From here on the volume is closed whatever fails.
-        let volume = Volume { api, fs, own };
+        let volume = Volume { api, fs, source: source.clone(), own };
         let refused = |what: &str| format!("libgfapi refuses {what}: {}", last_error());
         // SAFETY: the volume is not opened yet, which is when its options are set.
-        let log = unsafe { (volume.api.set_logging)(fs.as_ptr(), c"-".as_ptr(), LOG_LEVEL) };
+        let log = unsafe { (volume.api.set_logging)(fs.as_ptr(), c"-".as_ptr(), LOG_LEVEL_OPENING) };
         check(log).map_err(|_| refused("its log"))?;
         let set = match source {
             Source::Server { host, port } => {
@@ -163,11 +166,18 @@ impl Volume {
             Errno(libc::EIO | libc::EAGAIN | libc::EINPROGRESS) => "no brick or management daemon answers".to_string(),
             error => error.to_string(),
         })?;
+        // SAFETY: as above.
+        let log = unsafe { (volume.api.set_logging)(fs.as_ptr(), c"-".as_ptr(), LOG_LEVEL) };
+        check(log).map_err(|_| refused("its log"))?;
         Ok(volume)
     }
 
-    /// The text that describes the volume, as the library has it.
+    /// The text that describes the volume.
     pub(super) fn describe(&self) -> Option<String> {
+        // The library tells only what a management daemon told it: asked of a file's, it reads memory that is not there.
+        if let Source::File(file) = &self.source {
+            return std::fs::read_to_string(file).ok();
+        }
         let mut text = vec![0u8; 64 << 10];
         loop {
             // SAFETY: the buffer is as long as is said.
@@ -262,10 +272,22 @@ fn path(path: &Path) -> std::result::Result<CString, String> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| format!("{} contains a zero byte", path.display()))
 }
 
+/// A volume that is being closed.
+struct Closing(NonNull<api::Fs>);
+
+// SAFETY: as for volumes.
+unsafe impl Send for Closing {}
+
 impl Drop for Volume {
     fn drop(&mut self) {
-        // SAFETY: objects and descriptors keep the volume; there are none any more.
-        unsafe { (self.api.fini)(self.fs.as_ptr()) };
+        let (closing, fini) = (Closing(self.fs), self.api.fini);
+        // The library waits up to ten seconds for its own background work. There is nothing to lose, since its caches are
+        // off, and nobody to wait: a process that ends meanwhile closes the connections. Without a thread they stay.
+        let _ = std::thread::Builder::new().name("volume end".into()).spawn(move || {
+            let closing = closing;
+            // SAFETY: objects and descriptors keep the volume; there are none any more.
+            unsafe { fini(closing.0.as_ptr()) };
+        });
     }
 }
 
@@ -411,6 +433,13 @@ impl Object {
         let len = unsafe { (api.h_getxattrs)(fs, object, name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
         value.truncate(usize::try_from(len).map_err(|_| last_error())?);
         Ok(value)
+    }
+
+    /// Sets an extended attribute.
+    pub(super) fn set_attribute(&self, name: &CStr, value: &[u8]) -> Result<()> {
+        let (fs, object, api) = self.at(&self.volume.own)?;
+        // SAFETY: a terminated name, and a buffer as long as is said.
+        check(unsafe { (api.h_setxattrs)(fs, object, name.as_ptr(), value.as_ptr().cast(), value.len(), 0) })
     }
 
     /// Opens the file.
