@@ -21,7 +21,7 @@ const SHARDS_MAX: u64 = 256;
 
 /// What is known of the bricks.
 pub(super) struct Bricks {
-    /// All of them when the volume was opened, by which they are numbered.
+    /// All of them when the volume was opened, in the order of their numbers.
     names: Vec<String>,
     /// A client that sees shards; made when it is first needed.
     plain: OnceLock<Option<Arc<Volume>>>,
@@ -29,9 +29,13 @@ pub(super) struct Bricks {
 
 impl Bricks {
     pub(super) fn of(volume: &Arc<Volume>) -> Bricks {
-        // Of a directory, which is on every brick, all are told in the volume's order.
+        // Of a directory, which is on every brick, all are told, as they happen to answer.
         let told = volume.root().and_then(|(root, _)| root.attribute(pathinfo::NAME));
-        Bricks { names: told.map(|value| pathinfo::bricks(&value)).unwrap_or_default(), plain: OnceLock::new() }
+        let mut names = told.map(|value| pathinfo::bricks(&value)).unwrap_or_default();
+        // Every I/O node must give a brick the same number.
+        names.sort_unstable();
+        names.dedup();
+        Bricks { names, plain: OnceLock::new() }
     }
 
     /// How many there are.
