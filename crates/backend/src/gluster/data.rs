@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::volume::Descriptor;
 use super::{Files, Node, Open, Shared, stale};
 use crate::nodes::{Descriptors, Use};
 use crate::rules::may_by_mode;
 use crate::{Caller, Errno, Kind, Result};
+
+/// GlusterFS answers EIO to a call that meets another one's making of the same shard: these are tried again after so long.
+const SHARD_DELAYS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
 
 impl Shared {
     /// A descriptor of a node for this use, opened as the caller unless there is one.
@@ -91,7 +95,7 @@ impl Shared {
         if len == 0 {
             return Ok(0);
         }
-        self.observe(node, open.fd.read(offset, &mut into[..len]))
+        self.observe(node, || open.fd.read(offset, &mut into[..len]))
     }
 
     pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
@@ -101,7 +105,7 @@ impl Shared {
         if !bytes.is_empty() {
             // Before the first byte: what becomes of it must be asked from then on.
             open.unsynced.store(true, Ordering::Release);
-            self.observe(node, open.fd.write(offset, bytes))?;
+            self.observe(node, || open.fd.write(offset, bytes))?;
         }
         if !stable {
             return Ok(());
@@ -116,17 +120,25 @@ impl Shared {
         let size = i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
         open.unsynced.store(true, Ordering::Release);
-        self.observe(node, open.fd.truncate(size))
+        self.observe(node, || open.fd.truncate(size))
     }
 
-    /// After a descriptor did not survive what happened to its brick, the next call opens the file anew.
-    fn observe<T>(&self, node: &Node, answer: Result<T>) -> Result<T> {
-        match answer {
-            Err(Errno(libc::EBADF)) => {
-                node.close_opens();
-                Err(Errno(libc::EIO))
+    /// Makes a call that may be repeated. After a descriptor did not survive what happened to its brick, the next call opens
+    /// the file anew.
+    fn observe<T>(&self, node: &Node, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut delays = SHARD_DELAYS.iter().filter(|_| self.bricks.sharded);
+        loop {
+            match call() {
+                Err(Errno(libc::EBADF)) => {
+                    node.close_opens();
+                    return Err(Errno(libc::EIO));
+                }
+                Err(Errno(libc::EIO)) => match delays.next() {
+                    Some(delay) => std::thread::sleep(*delay),
+                    None => return Err(Errno(libc::EIO)),
+                },
+                answer => return answer,
             }
-            answer => answer,
         }
     }
 

@@ -23,6 +23,8 @@ const SHARDS_MAX: u64 = 256;
 pub(super) struct Bricks {
     /// All of them when the volume was opened, in the order of their numbers.
     names: Vec<String>,
+    /// Files are in shards.
+    pub(super) sharded: bool,
     /// A client that sees shards; made when it is first needed.
     plain: OnceLock<Option<Arc<Volume>>>,
 }
@@ -35,7 +37,8 @@ impl Bricks {
         // Every I/O node must give a brick the same number.
         names.sort_unstable();
         names.dedup();
-        Bricks { names, plain: OnceLock::new() }
+        let sharded = volume.describe().is_some_and(|text| graph::without_shards(&text).is_some());
+        Bricks { names, sharded, plain: OnceLock::new() }
     }
 
     /// How many there are.
@@ -52,7 +55,10 @@ impl Bricks {
 
     /// Where a file of this size lies.
     pub(super) fn placement(&self, volume: &Arc<Volume>, gfid: Gfid, size_bytes: u64) -> Result<Placement> {
-        let plain = self.plain.get_or_init(|| without_shards(volume)).as_ref();
+        let plain = match self.sharded {
+            true => self.plain.get_or_init(|| without_shards(volume)).as_ref(),
+            false => None,
+        };
         let (file, _) = plain.unwrap_or(volume).by_gfid(gfid)?;
         let first = self.number(&file.attribute(pathinfo::NAME)?).unwrap_or(0);
         let block = plain.and_then(|_| {
@@ -122,7 +128,7 @@ mod tests {
     #[test]
     fn bricks_have_the_numbers_of_their_order() {
         let names = ["h:/b0", "h:/b1"].map(String::from).into();
-        let bricks = Bricks { names, plain: OnceLock::new() };
+        let bricks = Bricks { names, sharded: false, plain: OnceLock::new() };
         assert_eq!(bricks.number(b"(<DISTRIBUTE:d> <POSIX(/b1):h:/b1/dir/file>)"), Some(1));
         let added = bricks.number(b"(<DISTRIBUTE:d> <POSIX(/b2):h:/b2/file>)");
         assert_eq!(added, Some(pathinfo::number("h:/b2")));

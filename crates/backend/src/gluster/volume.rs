@@ -122,7 +122,9 @@ impl Volume {
         own: Caller,
     ) -> std::result::Result<Volume, String> {
         let text = |text: &str| CString::new(text).map_err(|_| format!("{text:?} contains a zero byte"));
-        let api = Api::load(api::LIBRARY)?;
+        let api = Api::load(api::LIBRARY).map_err(|why| {
+            format!("{why}; install GlusterFS's client library of version 6 or later (Debian: libgfapi0)")
+        })?;
         let called = text(name)?;
         // SAFETY: a terminated string, as below.
         let fs = NonNull::new(unsafe { (api.new)(called.as_ptr()) }).ok_or_else(|| last_error().to_string())?;
