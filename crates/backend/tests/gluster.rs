@@ -29,7 +29,7 @@ fn root() -> Caller {
 fn the_contract_holds() {
     let Some(bricks) = GlusterBricks::start(4, None) else { return };
     let Some(volume) = open(&bricks) else { return };
-    Suite { backend: &volume, caller: root(), others: true, earlier_times: true, entries: 300 }.run();
+    Suite { backend: &volume, caller: root(), others: true, earlier_times: true, entries: 100 }.run();
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn the_contract_holds_with_shards() {
     // Of a large file that is cut each shard is removed by itself: they must not be too many.
     let Some(bricks) = GlusterBricks::start(4, Some("128MB")) else { return };
     let Some(volume) = open(&bricks) else { return };
-    Suite { backend: &volume, caller: root(), others: true, earlier_times: false, entries: 300 }.run();
+    Suite { backend: &volume, caller: root(), others: true, earlier_times: false, entries: 100 }.run();
 }
 #[test]
 fn handles_outlive_a_restart_and_renames() {

@@ -177,6 +177,11 @@ impl GlusterVolume {
         &self.mount
     }
 
+    /// A volume file of its clients.
+    pub fn volume_file(&self) -> PathBuf {
+        self.bricks.volume_file()
+    }
+
     /// The folder of a brick.
     pub fn brick(&self, number: usize) -> PathBuf {
         self.bricks.brick(number)
