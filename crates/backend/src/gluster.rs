@@ -237,12 +237,9 @@ fn gfid_of(handle: &Handle) -> Result<Gfid> {
     gfid.filter(|gfid| !hidden(gfid)).ok_or(Errno(libc::ESTALE))
 }
 
-/// Of a handle whose node cannot be found: it is gone.
+/// Why a call on a node that was found before failed: what is not there any more is gone.
 fn stale(error: Errno) -> Errno {
-    match error.0 {
-        libc::ENOENT | libc::EINVAL => Errno(libc::ESTALE),
-        _ => error,
-    }
+    if error == Errno(libc::ENOENT) { Errno(libc::ESTALE) } else { error }
 }
 
 impl Shared {
@@ -264,7 +261,12 @@ impl Shared {
         if let Some(node) = self.nodes.get(handle) {
             return if node.is_gone() { Err(Errno(libc::ESTALE)) } else { Ok(node) };
         }
-        let (object, stat) = self.volume.by_gfid(gfid_of(handle)?).map_err(stale)?;
+        let found = self.volume.by_gfid(gfid_of(handle)?);
+        let (object, stat) = found.map_err(|error| match error.0 {
+            // What was never a name of a node in this volume is told as one of these.
+            libc::ENOENT | libc::EINVAL => Errno(libc::ESTALE),
+            _ => error,
+        })?;
         Ok(self.enter(object, &stat)?.0)
     }
 

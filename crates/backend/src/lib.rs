@@ -15,8 +15,8 @@ pub mod suite;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-pub use impresario_layout::Layout;
 pub use gluster::GlusterVolume;
+pub use impresario_layout::Layout;
 pub use posix::PosixTree;
 
 /// Longest handle, bytes: a handle of NFSv3 has 64 (RFC 1813, 2.4), of which servers need some for themselves.

@@ -59,11 +59,8 @@ pub(crate) fn may_by_mode(caller: &Caller, attr: &Attr, right: i32) -> bool {
 /// The time of so many seconds, and nanoseconds from there on.
 pub(crate) fn time_of(secs: i64, nanos: i64) -> SystemTime {
     let (whole, nanos) = (Duration::from_secs(secs.unsigned_abs()), Duration::from_nanos(nanos.unsigned_abs()));
-    let whole = if secs < 0 {
-        SystemTime::UNIX_EPOCH.checked_sub(whole)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_add(whole)
-    };
+    let whole =
+        if secs < 0 { SystemTime::UNIX_EPOCH.checked_sub(whole) } else { SystemTime::UNIX_EPOCH.checked_add(whole) };
     whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 

@@ -211,3 +211,98 @@ fn what_cannot_be_opened_is_named() {
     let alone = said(Source::Server { host: "127.0.0.1".into(), port: free });
     assert!(alone.contains("volume vol of 127.0.0.1"), "{alone}");
 }
+
+#[test]
+fn the_functions_are_those_of_the_headers() {
+    if !impresario_testing::require("cc") {
+        return;
+    }
+    if !std::path::Path::new("/usr/include/glusterfs/api/glfs-handles.h").exists() {
+        return skip("libglusterfs-dev", "/usr/include/glusterfs/api/glfs-handles.h is missing");
+    }
+    let declared = include_str!("../src/gluster/api.rs").matches("c\"glfs_").count();
+    assert_eq!(include_str!("gluster_api.c").matches(" = glfs_").count(), declared, "a function is not checked");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-fsyntax-only", "-Wall", "-Werror", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64"]);
+    cc.arg(format!("-DSTAT_BYTES={}", size_of::<libc::stat>()));
+    cc.arg(format!("-DSTATVFS_BYTES={}", size_of::<libc::statvfs>()));
+    cc.arg(format!("-DDIRENT_BYTES={}", size_of::<libc::dirent>()));
+    cc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gluster_api.c"));
+    let compiled = cc.output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
+
+/// A machine of its own, as far as `glusterd` sees it: namespaces in which its folders are private. Everything in it ends
+/// with the shell.
+const MANAGED: &str = r#"
+ip link set lo up
+ip address add 10.99.0.1/24 dev lo # glusterd refuses loopback addresses
+for folder in /run /var/lib/glusterd /var/log/glusterfs "$1"; do mount -t tmpfs none "$folder"; done
+mkdir -p /run/gluster "$1/b0" "$1/b1"
+glusterd
+for try in $(seq 300); do gluster --mode=script volume list >/dev/null 2>&1 && break; sleep 0.1; done
+gluster --mode=script volume create managed 10.99.0.1:"$1/b0" 10.99.0.1:"$1/b1" force
+gluster --mode=script volume set managed features.shard on
+gluster --mode=script volume set managed features.shard-block-size 4MB
+gluster --mode=script volume start managed
+"$2" --ignored --exact inside_a_managed_volume --nocapture "#;
+
+#[test]
+fn a_volume_is_found_through_glusterd() {
+    if !["root", "unshare", "setpriv", "ip", "glusterd", "gluster"].into_iter().all(impresario_testing::require) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]);
+    command.args(["--mount-proc", "bash", "-euc", MANAGED, "bash"]).arg(folder.path());
+    command.arg(std::env::current_exe().unwrap()).env("IMPRESARIO_FOLDER", folder.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{failed}");
+}
+
+/// Not a test by itself: the one above runs it.
+#[test]
+#[ignore = "run by another test as a process"]
+fn inside_a_managed_volume() {
+    let folder = std::path::PathBuf::from(std::env::var_os("IMPRESARIO_FOLDER").unwrap());
+    let open = || {
+        let source = Source::Server { host: "10.99.0.1".into(), port: 0 };
+        GlusterVolume::open("managed", &source, Options::default())
+    };
+    // Bricks tell glusterd their ports some time after they are started.
+    let deadline = Instant::now() + Duration::from_secs(40);
+    let volume = loop {
+        match open() {
+            Ok(volume) if volume.bricks() == 2 => break volume,
+            other => assert!(Instant::now() < deadline, "{:?}", other.err()),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    let (caller, root) = (root(), volume.root().unwrap());
+    let (file, _) = volume.make(&caller, &root, b"file", Make::File, &SetAttr::default()).unwrap();
+    let on = volume.placement(&file).unwrap().servers[0];
+    let there = folder.join(format!("b{on}/file"));
+    // glusterd puts caches into each volume; a write that is answered is with the brick all the same.
+    for n in 1..=300 {
+        volume.write(&caller, &file, n * 100 - 100, &[n as u8; 100], false).unwrap();
+        assert_eq!(std::fs::metadata(&there).unwrap().len(), n * 100, "a write is answered that no brick has");
+    }
+    let other = open().unwrap();
+    other.set_attr(&caller, &file, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    assert_eq!(volume.attr(&file).unwrap().mode, 0o600, "an attribute is told that is no longer true");
+    volume.write(&caller, &file, 0, &vec![7; 20 << 20], true).unwrap();
+    let placement = volume.placement(&file).unwrap();
+    assert_eq!((placement.layout.pcount, placement.layout.ssize_bytes), (5, 4 << 20));
+    let mut back = vec![0; 20 << 20];
+    assert_eq!(other.read(&caller, &file, 0, &mut back), Ok(20 << 20));
+    assert!(back.iter().all(|byte| *byte == 7));
+    // Rights are those of the caller.
+    let user = Caller { uid: 7001, gid: 7001, groups: vec![] };
+    assert_eq!(volume.read(&user, &file, 0, &mut [0; 1]), Err(Errno(libc::EACCES)));
+    let nowhere = Source::Server { host: "10.99.0.1".into(), port: 0 };
+    let missing = GlusterVolume::open("missing", &nowhere, Options::default()).err().unwrap().to_string();
+    assert!(missing.contains("cannot open the GlusterFS volume missing of 10.99.0.1"), "{missing}");
+}

@@ -17,7 +17,8 @@ fn caller() -> Caller {
 
 fn suite(folder: &Path, options: Options, entries: usize) {
     let tree = PosixTree::open(folder, options).unwrap();
-    Suite { backend: &tree, caller: caller(), others: impresario_testing::is_root(), earlier_times: true, entries }.run();
+    Suite { backend: &tree, caller: caller(), others: impresario_testing::is_root(), earlier_times: true, entries }
+        .run();
 }
 
 #[test]

@@ -149,11 +149,8 @@ impl Config {
         if tree.folder.as_os_str().is_empty() {
             found.add(at, "folder", "folder is missing or empty; name a folder of the file system");
         }
-        let others = [
-            ("volume", tree.volume.is_some()),
-            ("server", tree.server.is_some()),
-            ("volfile", tree.volfile.is_some()),
-        ];
+        let others =
+            [("volume", tree.volume.is_some()), ("server", tree.server.is_some()), ("volfile", tree.volfile.is_some())];
         for (key, _) in others.into_iter().filter(|(_, given)| *given) {
             found.add(at, key, format!("{key} is for backend = \"glusterfs\"; set that, or remove the key"));
         }

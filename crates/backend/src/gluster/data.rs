@@ -74,7 +74,13 @@ impl Shared {
     pub(super) fn keep(&self, node: &Node) -> Result<()> {
         let mut kept = node.fd.kept.lock();
         if node.kind == Kind::File && kept.is_none() {
-            *kept = Some(Arc::new(node.fd.object.open(self.volume.own(), libc::O_RDWR).map_err(stale)?));
+            let open = |flags| node.fd.object.open(self.volume.own(), flags);
+            // A volume that is read only can still be read.
+            let opened = open(libc::O_RDWR).or_else(|error| match error.0 {
+                libc::EROFS | libc::EACCES | libc::EPERM => open(libc::O_RDONLY),
+                _ => Err(error),
+            });
+            *kept = Some(Arc::new(opened.map_err(stale)?));
         }
         Ok(())
     }

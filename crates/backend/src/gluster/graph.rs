@@ -2,16 +2,19 @@
 
 /// Kinds of translators that keep bytes, names or opens to themselves for a while. A server that forwards for many clients
 /// must pass these: a write that it has answered is with a brick, and what another client changed is seen.
-const CACHES: [&str; 9] = [
-    "write-behind",
-    "open-behind",
-    "quick-read",
-    "io-cache",
-    "read-ahead",
-    "readdir-ahead",
-    "md-cache",
-    "nl-cache",
-    "stat-prefetch",
+/// Each with the option that switches it off, and its value.
+const CACHES: [(&str, &str, &str); 10] = [
+    ("write-behind", "pass-through", "true"),
+    ("open-behind", "pass-through", "true"),
+    // Else who has no right to a file reads it: the brick, which looks, is not asked.
+    ("open-behind", "lazy-open", "no"),
+    ("quick-read", "max-file-size", "0"),
+    ("io-cache", "pass-through", "true"),
+    ("read-ahead", "pass-through", "true"),
+    ("readdir-ahead", "pass-through", "true"),
+    ("md-cache", "pass-through", "true"),
+    ("nl-cache", "pass-through", "true"),
+    ("stat-prefetch", "pass-through", "true"),
 ];
 const SHARD: &str = "features/shard";
 
@@ -19,25 +22,32 @@ const SHARD: &str = "features/shard";
 pub(super) enum Caches {
     /// By the names that `glusterd` gives them.
     Usual,
-    /// By their names in a volume file.
-    Named(Vec<String>),
+    /// By their names in a volume file, each with its kind.
+    Named(Vec<(String, String)>),
 }
 
 impl Caches {
-    /// Their names; with `*` for any volume.
-    pub(super) fn names(&self) -> Vec<String> {
+    /// What switches them off: translator (with `*` for any volume), option, value.
+    pub(super) fn off(&self) -> Vec<(String, &'static str, &'static str)> {
         match self {
-            Caches::Usual => CACHES.iter().map(|kind| format!("*-{kind}")).collect(),
-            Caches::Named(names) => names.clone(),
+            Caches::Usual => CACHES.iter().map(|(kind, key, value)| (format!("*-{kind}"), *key, *value)).collect(),
+            Caches::Named(caches) => {
+                let off = |(name, kind): &(String, String)| -> Vec<_> {
+                    let options = CACHES.iter().filter(|(cache, ..)| kind == *cache);
+                    options.map(|(_, key, value)| (name.clone(), *key, *value)).collect()
+                };
+                caches.iter().flat_map(off).collect()
+            }
         }
     }
 
     /// Those of a volume file.
     pub(super) fn of(text: &str) -> Caches {
-        let caches = translators(text).into_iter().filter(|translator| {
-            translator.kind.strip_prefix("performance/").is_some_and(|kind| CACHES.contains(&kind))
+        let caches = translators(text).into_iter().filter_map(|translator| {
+            let kind = translator.kind.strip_prefix("performance/")?;
+            CACHES.iter().any(|(cache, ..)| kind == *cache).then(|| (translator.name.clone(), kind.into()))
         });
-        Caches::Named(caches.map(|translator| translator.name).collect())
+        Caches::Named(caches.collect())
     }
 }
 
@@ -117,7 +127,9 @@ mod tests {
 
     #[test]
     fn caches_are_found_by_their_kind() {
-        assert_eq!(Caches::of(TEXT).names(), ["late"]);
-        assert!(Caches::Usual.names().contains(&"*-write-behind".to_string()));
+        assert_eq!(Caches::of(TEXT).off(), [("late".into(), "pass-through", "true")]);
+        let opens = TEXT.replace("write-behind", "open-behind");
+        assert_eq!(Caches::of(&opens).off().len(), 2);
+        assert!(Caches::Usual.off().contains(&("*-quick-read".into(), "max-file-size", "0")));
     }
 }

@@ -90,7 +90,10 @@ fn without_shards(volume: &Volume) -> Option<Arc<Volume>> {
     match opened {
         Ok(plain) => Some(Arc::new(plain)),
         Err(why) => {
-            tracing::warn!(why, "on which bricks shards are cannot be asked: a file counts as lying where its first is");
+            tracing::warn!(
+                why,
+                "on which bricks shards are cannot be asked: a file counts as lying where its first is"
+            );
             None
         }
     }

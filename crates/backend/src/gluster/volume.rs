@@ -149,16 +149,11 @@ impl Volume {
             }
         };
         check(set).map_err(|_| refused("where the volume is described"))?;
-        for cache in caches.names() {
-            let cache = text(&cache)?;
+        for (cache, key, value) in caches.off() {
+            let (cache, key, value) = (text(&cache)?, text(key)?, text(value)?);
             // SAFETY: as above.
             let set = unsafe {
-                (volume.api.set_xlator_option)(
-                    fs.as_ptr(),
-                    cache.as_ptr(),
-                    c"pass-through".as_ptr(),
-                    c"true".as_ptr(),
-                )
+                (volume.api.set_xlator_option)(fs.as_ptr(), cache.as_ptr(), c"pass-through".as_ptr(), c"true".as_ptr())
             };
             check(set).map_err(|_| refused("that a cache is switched off"))?;
         }
@@ -176,26 +171,21 @@ impl Volume {
 
     /// The text that describes the volume.
     pub(super) fn describe(&self) -> Option<String> {
-        // The library tells only what a management daemon told it: asked of a file's, it reads memory that is not there.
         if let Source::File(file) = &self.source {
             return std::fs::read_to_string(file).ok();
         }
-        let mut text = vec![0u8; 64 << 10];
+        // GlusterFS 10 copies as much as the buffer takes, however short the text is: the buffer must be as long as that. An
+        // empty one asks for the length.
+        let mut text = Vec::<u8>::new();
         loop {
-            // SAFETY: the buffer is as long as is said.
+            // SAFETY: the buffer is as long as is said, and never longer than the text was a moment ago.
             let len = unsafe { (self.api.get_volfile)(self.fs.as_ptr(), text.as_mut_ptr().cast(), text.len()) };
-            match usize::try_from(len) {
-                Ok(0) => return None,
-                Ok(len) => {
-                    text.truncate(len);
-                    return String::from_utf8(text).ok();
-                }
-                Err(_) => {
-                    let more = len.unsigned_abs();
-                    // A volume of many thousand bricks has a few MiB.
-                    text.resize(text.len().checked_add(more).filter(|all| *all <= 64 << 20)?, 0);
-                }
+            if len >= 0 {
+                return String::from_utf8(text).ok().filter(|text| !text.is_empty());
             }
+            // A volume of many thousand bricks has a few MiB.
+            let longer = text.len().checked_add(len.unsigned_abs()).filter(|all| *all <= 64 << 20)?;
+            text.resize(longer, 0);
         }
     }
 
@@ -256,13 +246,7 @@ impl Volume {
         let mut value = vec![0u8; VALUE_MAX_BYTES];
         // SAFETY: terminated strings, and a buffer as long as is said.
         let len = unsafe {
-            (self.api.lgetxattr)(
-                self.fs.as_ptr(),
-                path.as_ptr(),
-                name.as_ptr(),
-                value.as_mut_ptr().cast(),
-                value.len(),
-            )
+            (self.api.lgetxattr)(self.fs.as_ptr(), path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
         };
         value.truncate(usize::try_from(len).map_err(|_| last_error())?);
         Ok(value)
@@ -327,9 +311,8 @@ impl Object {
     pub(super) fn gfid(&self) -> Result<Gfid> {
         let mut gfid = [0; GFID_BYTES];
         // SAFETY: a buffer as long as is said.
-        let len = unsafe {
-            (self.volume.api.h_extract_handle)(self.object.as_ptr(), gfid.as_mut_ptr(), GFID_BYTES as c_int)
-        };
+        let len =
+            unsafe { (self.volume.api.h_extract_handle)(self.object.as_ptr(), gfid.as_mut_ptr(), GFID_BYTES as c_int) };
         if len == GFID_BYTES as isize { Ok(gfid) } else { Err(Errno(libc::EIO)) }
     }
 

@@ -32,8 +32,7 @@ impl Cluster {
 
     /// I/O nodes in front of a folder, nothing else.
     pub fn over(folder: &Path, io_nodes: usize, adjust: impl Fn(&mut Io)) -> Option<Arc<Cluster>> {
-        let tree =
-            Tree { folder: folder.into(), data_servers: 4, stripe_bytes: Some(64 << 10), ..Tree::default() };
+        let tree = Tree { folder: folder.into(), data_servers: 4, stripe_bytes: Some(64 << 10), ..Tree::default() };
         Cluster::over_tree(tree, io_nodes, adjust)
     }
 
