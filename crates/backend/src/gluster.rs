@@ -110,6 +110,9 @@ struct Name {
     gfid: Gfid,
     /// While the node is held: what keeps a file when its last name goes.
     kept: Mutex<Option<Arc<Descriptor>>>,
+    /// Of a file in shards: held over each write. GlusterFS keeps the length of such a file by adding to it what each write
+    /// adds, and counts wrong where writes of one client overtake one another.
+    writing: Mutex<()>,
 }
 
 impl Descriptors for Files {
@@ -280,7 +283,7 @@ impl Shared {
         let (attr, gfid) = (self.attr_of(stat)?, object.gfid()?);
         let handle = handle_of(gfid);
         gfid_of(&handle)?;
-        let name = Name { object, gfid, kept: Mutex::default() };
+        let name = Name { object, gfid, kept: Mutex::default(), writing: Mutex::default() };
         Ok((self.nodes.insert(handle, name, attr.fileid, attr.kind), attr))
     }
 

@@ -152,9 +152,8 @@ impl Volume {
         for (cache, key, value) in caches.off() {
             let (cache, key, value) = (text(&cache)?, text(key)?, text(value)?);
             // SAFETY: as above.
-            let set = unsafe {
-                (volume.api.set_xlator_option)(fs.as_ptr(), cache.as_ptr(), c"pass-through".as_ptr(), c"true".as_ptr())
-            };
+            let set =
+                unsafe { (volume.api.set_xlator_option)(fs.as_ptr(), cache.as_ptr(), key.as_ptr(), value.as_ptr()) };
             check(set).map_err(|_| refused("that a cache is switched off"))?;
         }
         // SAFETY: as above.
@@ -507,10 +506,10 @@ impl Descriptor {
         Ok(done)
     }
 
-    /// Writes all of `bytes`.
-    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+    /// Writes all of `bytes`, several pieces at once if they may be.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8], at_once: bool) -> Result<()> {
         let (fd, api) = self.at()?;
-        if bytes.len() <= PIECE_BYTES {
+        if bytes.len() <= PIECE_BYTES || !at_once {
             let mut done = 0;
             while done < bytes.len() {
                 let (rest, at) = (&bytes[done..], (offset + done as u64) as i64);
@@ -536,7 +535,7 @@ impl Descriptor {
             flights.into_iter().map(|(flight, piece, at)| (flight.and_then(|f| f.end()), piece, at)).collect();
         for (put, piece, at) in ended {
             match put? {
-                put if put < piece.len() => self.write(at + put as u64, &piece[put..])?,
+                put if put < piece.len() => self.write(at + put as u64, &piece[put..], false)?,
                 _ => {}
             }
         }
