@@ -1,7 +1,7 @@
 //! A GlusterFS volume, reached through its own client library (libgfapi) without a mount.
 //!
 //! Every call carries its caller's user and groups to the bricks, whose `features/access-control` checks them, as for any
-//! client; a brick without that translator lets everyone do everything. Handles are GlusterFS's own permanent names of
+//! client; a brick where that translator is missing, or does not look, lets everyone do everything. Handles are GlusterFS's own permanent names of
 //! nodes (GFIDs), so they outlive restarts of the server and mean the same to every I/O node. Directories of the volume
 //! that its clients do not see (`.shard`) have well-known names of that kind, which are refused; all others are random.
 //!

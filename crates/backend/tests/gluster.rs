@@ -299,9 +299,6 @@ fn inside_a_managed_volume() {
     let mut back = vec![0; 20 << 20];
     assert_eq!(other.read(&caller, &file, 0, &mut back), Ok(20 << 20));
     assert!(back.iter().all(|byte| *byte == 7));
-    // Rights are those of the caller.
-    let user = Caller { uid: 7001, gid: 7001, groups: vec![] };
-    assert_eq!(volume.read(&user, &file, 0, &mut [0; 1]), Err(Errno(libc::EACCES)));
     let nowhere = Source::Server { host: "10.99.0.1".into(), port: 0 };
     let missing = GlusterVolume::open("missing", &nowhere, Options::default()).err().unwrap().to_string();
     assert!(missing.contains("cannot open the GlusterFS volume missing of 10.99.0.1"), "{missing}");
