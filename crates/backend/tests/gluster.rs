@@ -160,7 +160,7 @@ fn a_brick_that_is_killed_and_comes_back_is_used_again() {
         .collect();
     assert!((0..2).all(|brick| files.iter().any(|(_, _, on)| *on == brick)));
     // Half of the files are synced, of the others what was written may be lost with the brick.
-    let synced = |n: usize| n % 2 == 0;
+    let synced = |n: usize| n.is_multiple_of(2);
     for (_, (file, ..)) in files.iter().enumerate().filter(|(n, _)| synced(*n)) {
         volume.sync(file).unwrap();
     }
