@@ -5,12 +5,17 @@
 //! the thread that makes them and may be made from many threads at once; who schedules requests decides which thread
 //! that is. Every call says on whose behalf it is made; the backend checks that user's rights, not the server's.
 
+pub mod gluster;
+mod losses;
+mod nodes;
 pub mod posix;
+mod rules;
 pub mod suite;
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
+pub use gluster::GlusterVolume;
 pub use impresario_layout::Layout;
 pub use posix::PosixTree;
 
@@ -30,6 +35,14 @@ impl Handle {
         let mut all = [0; HANDLE_MAX_BYTES];
         all.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(Handle { len_bytes: bytes.len() as u8, bytes: all })
+    }
+
+    /// A handle of these bytes, which are few enough.
+    pub(crate) fn of<const N: usize>(bytes: &[u8; N]) -> Handle {
+        const { assert!(N <= HANDLE_MAX_BYTES) };
+        let mut all = [0; HANDLE_MAX_BYTES];
+        all[..N].copy_from_slice(bytes);
+        Handle { len_bytes: N as u8, bytes: all }
     }
 
     /// Its bytes.

@@ -15,9 +15,7 @@ mod calls;
 mod data;
 mod handles;
 mod identity;
-mod losses;
 mod metadata;
-mod nodes;
 mod placement;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -32,11 +30,11 @@ use impresario_layout::Layout;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 
+use crate::losses::Losses;
+use crate::nodes::{self, Descriptors};
 use crate::{Attr, Caller, Errno, Handle, Result};
 use handles::{Born, Found, Key, Table};
 use identity::Identity;
-use losses::Losses;
-use nodes::{Node, Nodes};
 
 /// Callers with different users and groups that are told apart by number at once.
 const CALLERS_MAX: usize = 16_384;
@@ -101,6 +99,21 @@ pub struct PosixTree {
     stop: Arc<(Mutex<bool>, Condvar)>,
 }
 
+/// The descriptors of the kernel; one that names a node is `O_PATH`.
+struct Files;
+
+type Node = nodes::Node<Files>;
+type Open = nodes::Open<Files>;
+
+impl Descriptors for Files {
+    type Name = OwnedFd;
+    type Open = OwnedFd;
+
+    fn sync(open: &OwnedFd) -> Result<()> {
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(open))?)
+    }
+}
+
 /// What the calls share.
 struct Shared {
     /// The folder, open for reading: handles are opened by it.
@@ -113,7 +126,7 @@ struct Shared {
     identity: Identity,
     key: Option<Key>,
     table: Table,
-    nodes: Nodes,
+    nodes: nodes::Nodes<Files>,
     losses: Arc<Losses>,
     callers: RwLock<FxHashMap<Caller, u64>>,
     next_caller: AtomicU64,
@@ -220,7 +233,7 @@ impl Shared {
             identity,
             key,
             table: Table::new(options.table_max),
-            nodes: Nodes::new(descriptors, losses.clone()),
+            nodes: nodes::Nodes::new(descriptors, losses.clone()),
             losses,
             callers: RwLock::default(),
             next_caller: AtomicU64::new(0),

@@ -17,7 +17,8 @@ fn caller() -> Caller {
 
 fn suite(folder: &Path, options: Options, entries: usize) {
     let tree = PosixTree::open(folder, options).unwrap();
-    Suite { backend: &tree, caller: caller(), others: impresario_testing::is_root(), entries }.run();
+    Suite { backend: &tree, caller: caller(), others: impresario_testing::is_root(), earlier_times: true, entries }
+        .run();
 }
 
 #[test]
@@ -45,7 +46,7 @@ fn random_calls_do_what_a_plain_folder_does() {
             let (folder, model) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             let options = Options { table_only, descriptors_max: (seed % 3 == 0).then_some(16), ..Options::default() };
             let tree = PosixTree::open(folder.path(), options).unwrap();
-            let suite = Suite { backend: &tree, caller: caller(), others: false, entries: 0 };
+            let suite = Suite { backend: &tree, caller: caller(), others: false, earlier_times: true, entries: 0 };
             impresario_backend::suite::reference::compare(&suite, model.path(), seed, 1500);
         }
     }
@@ -157,7 +158,7 @@ fn without_rights() {
     let tree = PosixTree::open(Path::new(&folder), Options::default()).unwrap();
     assert!(!tree.has_permanent_handles());
     let (own, root) = (caller(), tree.root().unwrap());
-    Suite { backend: &tree, caller: own.clone(), others: false, entries: 500 }.run();
+    Suite { backend: &tree, caller: own.clone(), others: false, earlier_times: true, entries: 500 }.run();
     let other = Caller { uid: own.uid + 1, ..own };
     let refused = tree.make(&other, &root, b"file", Make::File, &SetAttr::default());
     assert_eq!(refused.unwrap_err(), Errno(libc::EACCES));

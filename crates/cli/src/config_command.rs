@@ -42,7 +42,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
             let devices = config.data.iter().filter(|d| d.device.is_some()).count();
             let modelled = if devices > 0 { format!(", {devices} of them on modelled devices") } else { String::new() };
             let below = match &config.tree {
-                Some(tree) => format!("the folder {}", tree.folder.display()),
+                Some(tree) => tree.to_string(),
                 None => format!("{data} data servers{modelled}"),
             };
             print(format!("{}: good: {below}, {io} I/O nodes\n", path.display()).as_bytes())

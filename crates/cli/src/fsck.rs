@@ -71,8 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     };
     if let Some(tree) = &config.tree {
-        let folder = tree.folder.display();
-        let _ = writeln!(std::io::stderr(), "{folder} is another file system's: check it with that one's own commands");
+        let _ = writeln!(std::io::stderr(), "{tree} is another file system's: check it with that one's own commands");
         return Ok(ExitCode::from(STATUS_CONFIG));
     }
     let min_age = args.min_age.unwrap_or(if args.online { MIN_AGE_ONLINE } else { Duration::ZERO });

@@ -104,9 +104,8 @@ fn load(path: &std::path::Path) -> anyhow::Result<Config> {
     match &config.tree {
         None => Ok(config),
         Some(tree) => Err(usage(format!(
-            "{} serves {}, whose files are its own: its servers have no folders",
-            path.display(),
-            tree.folder.display()
+            "{} serves {tree}, whose files are its own: its servers have no folders",
+            path.display()
         ))),
     }
 }

@@ -10,7 +10,7 @@ use impresario_layout::Layout;
 use impresario_sched::{PolicyError, PolicySpec, policy};
 
 use crate::document::KeyPath;
-use crate::model::{Config, META_NAME};
+use crate::model::{Config, META_NAME, Tree, TreeBackend};
 use crate::table::without_table_file;
 use crate::{Address, nearest};
 
@@ -125,10 +125,11 @@ impl Config {
             found.add(&root, "data", format!("there are sections [[data]], but {instead}"));
         }
         if self.io.is_empty() {
-            found.add(&at, "folder", "there is no section [[io]]; add one for each I/O node: they serve the folder");
+            found.add(&at, "backend", "there is no section [[io]]; add one for each I/O node: they serve it");
         }
-        if tree.folder.as_os_str().is_empty() {
-            found.add(&at, "folder", "folder is empty; name a folder of the file system");
+        match tree.backend {
+            TreeBackend::Posix => Self::check_folder(tree, &at, found),
+            TreeBackend::Glusterfs => Self::check_volume(tree, &at, found),
         }
         let most = SERVERS_MAX as u64;
         found.range(&at, "data_servers", tree.data_servers.into(), (1, most), "");
@@ -141,6 +142,44 @@ impl Config {
         if let Some(count) = tree.stripe_count {
             let most = u64::from(tree.data_servers);
             found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");
+        }
+    }
+
+    fn check_folder(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+        if tree.folder.as_os_str().is_empty() {
+            found.add(at, "folder", "folder is missing or empty; name a folder of the file system");
+        }
+        let others =
+            [("volume", tree.volume.is_some()), ("server", tree.server.is_some()), ("volfile", tree.volfile.is_some())];
+        for (key, _) in others.into_iter().filter(|(_, given)| *given) {
+            found.add(at, key, format!("{key} is for backend = \"glusterfs\"; set that, or remove the key"));
+        }
+    }
+
+    fn check_volume(tree: &Tree, at: &KeyPath, found: &mut Findings) {
+        if tree.volume.as_deref().unwrap_or_default().is_empty() {
+            found.add(at, "volume", "volume is missing or empty; name the volume, as `gluster volume list` does");
+        }
+        match (&tree.server, &tree.volfile) {
+            (None, None) => found.add(
+                at,
+                "server",
+                "there is no server; name a host that runs glusterd, or a volfile on this machine",
+            ),
+            (Some(_), Some(_)) => found.add(at, "volfile", "there is a server, too; remove one of them"),
+            (Some(server), None) if tree.volume_server().is_none() => {
+                found.add(at, "server", format!("server {server:?} is not a host or host:port"));
+            }
+            (None, Some(file)) if file.as_os_str().is_empty() => {
+                found.add(at, "volfile", "volfile is empty; name a volume file");
+            }
+            _ => {}
+        }
+        if !tree.folder.as_os_str().is_empty() {
+            found.add(at, "folder", "folder is for backend = \"posix\"; a volume is served as a whole: remove the key");
+        }
+        if tree.stripe_bytes.is_some() {
+            found.add(at, "stripe_bytes", "a volume tells itself where files are; remove stripe_bytes");
         }
     }
 
@@ -302,7 +341,7 @@ mod tests {
     use impresario_device::DeviceParams;
 
     use super::*;
-    use crate::model::{Cluster, Data, Io, Meta, Tree, TreeBackend};
+    use crate::model::{Cluster, Data, Io, Meta};
 
     fn good() -> Config {
         Config {
@@ -372,6 +411,7 @@ mod tests {
             data_servers: 4,
             stripe_bytes: Some(1 << 20),
             stripe_count: Some(2),
+            ..Tree::default()
         };
         let alone = |c: &mut Config| {
             (c.meta, c.data) = (Meta::default(), Vec::new());
@@ -389,8 +429,9 @@ mod tests {
         };
         refused(with(|c| c.meta = good().meta), "meta", "[tree] stands in its place");
         refused(with(|c| c.data = good().data), "data", "[tree] stands in its place");
-        refused(with(|c| c.io.clear()), "tree.folder", "no section [[io]]");
-        refused(with(|c| c.tree.as_mut().unwrap().folder = "".into()), "tree.folder", "folder is empty");
+        refused(with(|c| c.io.clear()), "tree.backend", "no section [[io]]");
+        refused(with(|c| c.tree.as_mut().unwrap().folder = "".into()), "tree.folder", "folder is missing or empty");
+        refused(with(|c| c.tree.as_mut().unwrap().server = Some("h".into())), "tree.server", "glusterfs");
         let none = |c: &mut Config| {
             let tree = c.tree.as_mut().unwrap();
             (tree.data_servers, tree.stripe_count) = (0, None);
@@ -399,6 +440,40 @@ mod tests {
         refused(with(|c| c.tree.as_mut().unwrap().stripe_bytes = Some(1)), "tree.stripe_bytes", "between 512");
         refused(with(|c| c.tree.as_mut().unwrap().stripe_bytes = None), "tree.stripe_count", "needs stripe_bytes");
         refused(with(|c| c.tree.as_mut().unwrap().stripe_count = Some(5)), "tree.stripe_count", "between 1 and 4");
+    }
+
+    #[test]
+    fn a_volume_is_described_in_one_place() {
+        let volume = |change: fn(&mut Tree)| {
+            move |c: &mut Config| {
+                let mut tree = Tree {
+                    backend: TreeBackend::Glusterfs,
+                    volume: Some("scratch".into()),
+                    server: Some("gluster1".into()),
+                    ..Tree::default()
+                };
+                change(&mut tree);
+                (c.meta, c.data, c.tree) = (Meta::default(), Vec::new(), Some(tree));
+            }
+        };
+        let mut config = good();
+        volume(|_| {})(&mut config);
+        assert_eq!(config.check(), []);
+        volume(|tree| (tree.server, tree.volfile) = (None, Some("/etc/scratch.vol".into())))(&mut config);
+        assert_eq!(config.check(), []);
+        refused(volume(|tree| tree.volume = None), "tree.volume", "name the volume");
+        refused(volume(|tree| tree.server = None), "tree.server", "there is no server");
+        refused(volume(|tree| tree.volfile = Some("/v".into())), "tree.volfile", "remove one of them");
+        refused(volume(|tree| tree.server = Some("h:x".into())), "tree.server", "is not a host or host:port");
+        refused(volume(|tree| tree.folder = "/mnt".into()), "tree.folder", "backend = \"posix\"");
+        refused(volume(|tree| tree.stripe_bytes = Some(65_536)), "tree.stripe_bytes", "tells itself");
+        let server = |text: &str| Tree { server: Some(text.into()), ..Tree::default() };
+        assert_eq!(server("h").volume_server(), Some(("h", 0)));
+        assert_eq!(server("h:24007").volume_server(), Some(("h", 24_007)));
+        assert_eq!(server("fe80::1").volume_server(), Some(("fe80::1", 0)));
+        for bad in ["", ":1", "h:", "h:0", "h:65536"] {
+            assert_eq!(server(bad).volume_server(), None, "{bad}");
+        }
     }
 
     #[test]

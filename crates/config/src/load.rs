@@ -172,7 +172,6 @@ fn missing(path: &KeyPath) -> Option<(&'static str, Value)> {
         ("data", "address") => "\"127.0.0.1:7100\"",
         ("meta", "address") => "\"127.0.0.1:7000\"",
         ("meta", "dir") => "\"meta\"",
-        ("tree", "folder") => "\"/mnt/scratch\"",
         _ => return Some(("", Value::Table(Table::new()))),
     };
     Some((example, Value::String(String::new())))

@@ -106,15 +106,26 @@ pub enum Protect {
     All = 3,
 }
 
-/// A folder of a file system that every I/O node has mounted.
+/// A file system that is there already: a folder that every I/O node has mounted, or a volume that they reach by its own
+/// client library.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tree {
     /// How the file system is reached.
     #[serde(default)]
     pub backend: TreeBackend,
-    /// The folder, on every I/O node; relative to the configuration file.
+    /// Of `posix`: the folder, on every I/O node; relative to the configuration file.
+    #[serde(default, skip_serializing_if = "is_empty")]
     pub folder: PathBuf,
+    /// Of `glusterfs`: the volume's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Of `glusterfs`: the host, or `host:port`, of a management daemon that describes the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// Of `glusterfs`, instead of `server`: a volume file on every I/O node; relative to the configuration file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volfile: Option<PathBuf>,
     /// Data servers of the file system (1 to 1024): each is a lane of the schedulers.
     #[serde(default = "one")]
     pub data_servers: u16,
@@ -127,6 +138,34 @@ pub struct Tree {
     pub stripe_count: Option<u16>,
 }
 
+impl Default for Tree {
+    fn default() -> Tree {
+        Tree {
+            backend: TreeBackend::default(),
+            folder: PathBuf::new(),
+            volume: None,
+            server: None,
+            volfile: None,
+            data_servers: 1,
+            stripe_bytes: None,
+            stripe_count: None,
+        }
+    }
+}
+
+impl std::fmt::Display for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.backend {
+            TreeBackend::Posix => write!(f, "the folder {}", self.folder.display()),
+            TreeBackend::Glusterfs => write!(f, "the GlusterFS volume {}", self.volume.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
+fn is_empty(path: &std::path::Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
 /// How a file system is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -134,6 +173,20 @@ pub enum TreeBackend {
     /// By the system calls of the machine that has it mounted.
     #[default]
     Posix,
+    /// By GlusterFS's client library, without a mount.
+    Glusterfs,
+}
+
+impl Tree {
+    /// The management daemon of a volume: host, and port or 0.
+    pub fn volume_server(&self) -> Option<(&str, u16)> {
+        let server = self.server.as_deref()?;
+        let split = server.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !host.contains(':'));
+        match split {
+            Some((host, port)) => Some((host, port.parse().ok().filter(|port| *port > 0)?)),
+            None => (!server.is_empty() && !server.starts_with(':')).then_some((server, 0)),
+        }
+    }
 }
 
 /// The metadata server.
@@ -323,7 +376,10 @@ impl Config {
     pub(crate) fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let data = self.data.iter_mut().map(|data| (&mut data.cost, &mut data.trace, &mut data.earlier_runs));
         let io = self.io.iter_mut().map(|io| (&mut io.cost, &mut io.trace, &mut io.earlier_runs));
-        let folder = self.tree.as_mut().map(|tree| &mut tree.folder);
+        let folder = self.tree.as_mut().into_iter().flat_map(|tree| {
+            let folder = Some(&mut tree.folder).filter(|folder| !is_empty(folder));
+            folder.into_iter().chain(&mut tree.volfile)
+        });
         let servers = data.chain(io).flat_map(|(cost, trace, runs)| cost.iter_mut().chain(trace).chain(runs));
         servers.chain(folder).chain(std::iter::once(&mut self.cluster.key_dir))
     }

@@ -129,9 +129,24 @@ fn optional<T: PartialEq + std::fmt::Display>(
 }
 
 fn write_tree(out: &mut String, tree: &Tree) -> std::fmt::Result {
-    let Tree { backend: TreeBackend::Posix, folder, data_servers, stripe_bytes, stripe_count } = tree;
-    writeln!(out, "\n# A folder of a file system that every I/O node has mounted.")?;
-    writeln!(out, "[tree]\nbackend = \"posix\"\nfolder = {}", path(folder))?;
+    let Tree { backend, folder, volume, server, volfile, data_servers, stripe_bytes, stripe_count } = tree;
+    match backend {
+        TreeBackend::Posix => {
+            writeln!(out, "\n# A folder of a file system that every I/O node has mounted.")?;
+            writeln!(out, "[tree]\nbackend = \"posix\"\nfolder = {}", path(folder))?;
+        }
+        TreeBackend::Glusterfs => {
+            writeln!(out, "\n# A GlusterFS volume.\n[tree]\nbackend = \"glusterfs\"")?;
+            for (key, value) in [("volume", volume), ("server", server)] {
+                if let Some(value) = value {
+                    writeln!(out, "{key} = {}", path(Path::new(value)))?;
+                }
+            }
+            if let Some(file) = volfile {
+                writeln!(out, "volfile = {}", path(file))?;
+            }
+        }
+    }
     writeln!(
         out,
         "# Data servers of the file system: each is a lane of the schedulers.\ndata_servers = {data_servers}"
@@ -278,10 +293,23 @@ mod tests {
             data_servers: 3,
             stripe_bytes: Some(1 << 20),
             stripe_count: Some(2),
+            ..Tree::default()
         };
+        let volume = Tree {
+            backend: TreeBackend::Glusterfs,
+            volume: Some("a \"volume\"".into()),
+            server: Some("gluster1:24007".into()),
+            data_servers: 4,
+            ..Tree::default()
+        };
+        let file = Tree { server: None, volfile: Some("/etc/scratch.vol".into()), ..volume.clone() };
         let (meta, data) = (Meta::default(), Vec::new());
         let alone = Config { tree: Some(tree), meta, data, ..config.clone() };
         assert_eq!(Config::parse(&alone.to_toml(), Path::new("/c.toml")).unwrap(), alone);
+        for tree in [volume, file] {
+            let alone = Config { tree: Some(tree), ..alone.clone() };
+            assert_eq!(Config::parse(&alone.to_toml(), Path::new("/c.toml")).unwrap(), alone);
+        }
 
         config.data[2].device = Some("a disk, fast".into());
         config.data[1].queue_requests = 77;

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use impresario_backend::{Caller, Layout, PosixTree};
+use impresario_backend::gluster::Source;
+use impresario_backend::{Backend, Caller, GlusterVolume, Layout, PosixTree};
 use impresario_client::Vet;
 use impresario_config::{Calibration, Config, Data, Io, META_NAME, Server as Configured, TreeBackend, read_table};
 use impresario_engine::EngineConfig;
@@ -44,13 +45,13 @@ pub enum StartError {
         /// What is wrong, and the remedy.
         source: impresario_store::StoreError,
     },
-    /// The folder of its tree cannot be used.
+    /// The folder or the volume that it serves cannot be used.
     #[error("{name}: {source}")]
     Tree {
         /// The server.
         name: String,
         /// What is wrong, and the remedy.
-        source: impresario_backend::posix::OpenError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The metadata server's folder cannot be used.
     #[error("{META_NAME}: {0}")]
@@ -298,7 +299,10 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     begin(&io.name, io.metrics, server, service, |service| service.stop())
 }
 
-/// The folder that an I/O node serves.
+/// A file system that is opened, and what `status` says of it.
+type OpenedTree = (Arc<dyn Backend>, Box<dyn Fn() -> serde_json::Value + Send + Sync>);
+
+/// The file system that an I/O node serves.
 fn start_tree(
     server: &Server,
     io: &Io,
@@ -306,17 +310,38 @@ fn start_tree(
     data: DataServers,
 ) -> Result<Below, StartError> {
     let name = io.name.clone();
-    let TreeBackend::Posix = tree.backend;
+    let (backend, describe) = match tree.backend {
+        TreeBackend::Posix => open_folder(&name, tree)?,
+        TreeBackend::Glusterfs => open_volume(&name, tree)?,
+    };
+    let groups = rustix::process::getgroups().unwrap_or_default().into_iter().map(rustix::process::Gid::as_raw);
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let identity = data.identity;
+    let settings = TreeSettings {
+        name,
+        backend,
+        caller: Caller { uid, gid, groups: groups.collect() },
+        lanes: tree.data_servers,
+        split: io.split,
+        incarnation: server.vitals().incarnation(),
+        identity: identity.clone(),
+        pool: server.vitals().pool().clone(),
+        describe,
+    };
+    Ok(Below::Tree(Tree::new(settings), identity))
+}
+
+fn open_folder(name: &str, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
     let striping = tree.stripe_bytes.map(|bytes| {
         let count = tree.stripe_count.unwrap_or(tree.data_servers);
         Layout::new(0, count, bytes, tree.data_servers)
     });
     let striping = striping.transpose();
-    let striping = striping.map_err(|e| StartError::Unsuitable { name: name.clone(), reason: e.to_string() })?;
+    let striping = striping.map_err(|e| StartError::Unsuitable { name: name.into(), reason: e.to_string() })?;
     let options =
         impresario_backend::posix::Options { striping, data_servers: tree.data_servers, ..Default::default() };
-    let posix =
-        PosixTree::open(&tree.folder, options).map_err(|source| StartError::Tree { name: name.clone(), source })?;
+    let posix = PosixTree::open(&tree.folder, options)
+        .map_err(|error| StartError::Tree { name: name.into(), source: error.into() })?;
     let (posix, folder) = (Arc::new(posix), tree.folder.display().to_string());
     let described = posix.clone();
     let describe = Box::new(move || {
@@ -328,21 +353,34 @@ fn start_tree(
             "files_with_losses": described.losses(),
         })
     });
-    let groups = rustix::process::getgroups().unwrap_or_default().into_iter().map(rustix::process::Gid::as_raw);
-    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let identity = data.identity;
-    let settings = TreeSettings {
-        name,
-        backend: posix,
-        caller: Caller { uid, gid, groups: groups.collect() },
-        lanes: tree.data_servers,
-        split: io.split,
-        incarnation: server.vitals().incarnation(),
-        identity: identity.clone(),
-        pool: server.vitals().pool().clone(),
-        describe,
+    Ok((posix, describe))
+}
+
+fn open_volume(name: &str, tree: &impresario_config::Tree) -> Result<OpenedTree, StartError> {
+    let called = tree.volume.clone().unwrap_or_default();
+    let source = match (tree.volume_server(), &tree.volfile) {
+        (Some((host, port)), _) => Source::Server { host: host.into(), port },
+        (None, Some(file)) => Source::File(file.clone()),
+        (None, None) => {
+            let reason = "the configuration names neither a server nor a volfile of the volume".into();
+            return Err(StartError::Unsuitable { name: name.into(), reason });
+        }
     };
-    Ok(Below::Tree(Tree::new(settings), identity))
+    let volume = GlusterVolume::open(&called, &source, Default::default())
+        .map_err(|error| StartError::Tree { name: name.into(), source: error.into() })?;
+    let volume = Arc::new(volume);
+    let described = volume.clone();
+    let describe = Box::new(move || {
+        serde_json::json!({
+            "backend": "glusterfs",
+            "volume": called,
+            "bricks": described.bricks(),
+            "permanent_handles": true,
+            "descriptors": described.descriptors(),
+            "files_with_losses": described.losses(),
+        })
+    });
+    Ok((volume, describe))
 }
 
 /// The keys that a server's peers must prove; `None` where they need none.

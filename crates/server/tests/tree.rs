@@ -26,7 +26,7 @@ impl Bed {
             folder: folder.path().into(),
             data_servers: 4,
             stripe_bytes: Some(64 << 10),
-            stripe_count: None,
+            ..Tree::default()
         };
         let mut io: Vec<Io> = (0..nodes).map(|i| Io::new(format!("io.{i}"), "127.0.0.1:0")).collect();
         io.iter_mut().for_each(|io| {

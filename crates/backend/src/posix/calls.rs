@@ -6,38 +6,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 
-use super::nodes::{Node, Use};
-use super::{NAMING, PosixTree, Shared, proc_path};
+use super::{NAMING, Node, PosixTree, Shared, proc_path};
+use crate::nodes::Use;
+use crate::rules::{MAKE_TRIES, checked, once_times, proper};
 use crate::{Attr, Backend, Caller, DirEntry, Errno, Handle, Kind, Make, Placement, Result, SetAttr, SetTime, Space};
 
 /// Bytes of names that one system call lists.
 const LISTING_BYTES: usize = 64 * 1024;
-/// A name that comes and goes while it is being made is tried again so often.
-const MAKE_TRIES: usize = 16;
-
-/// A name that a system call takes.
-fn checked(name: &[u8]) -> Result<&OsStr> {
-    let bad = name.is_empty() || name.contains(&b'/') || name.contains(&0);
-    if bad { Err(Errno(libc::EINVAL)) } else { Ok(OsStr::from_bytes(name)) }
-}
-
-/// The same, of a name that is to be made (`dots` is `EEXIST`) or removed (`EINVAL`).
-fn proper(name: &[u8], dots: i32) -> Result<&OsStr> {
-    if name == b"." || name == b".." { Err(Errno(dots)) } else { checked(name) }
-}
-
-/// The times that an exclusive create leaves in the file: the verifier, in numbers that every file system keeps. Linux's
-/// own server does the same.
-fn once_times(verifier: [u8; 8]) -> (SystemTime, SystemTime) {
-    let half = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| verifier[at + n])) & 0x7fff_ffff;
-    let time = |secs: u32| SystemTime::UNIX_EPOCH + Duration::from_secs(secs.into());
-    (time(half(0)), time(half(4)))
-}
-
 impl Shared {
     fn directory(&self, handle: &Handle) -> Result<Arc<Node>> {
         let node = self.node(handle)?;

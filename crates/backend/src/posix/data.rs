@@ -11,8 +11,8 @@ use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::{Errno as Number, ReadWriteFlags};
 
 use super::metadata::may;
-use super::nodes::{Node, Open, Use};
-use super::{Shared, proc_path};
+use super::{Files, Node, Open, Shared, proc_path};
+use crate::nodes::{Descriptors, Use};
 use crate::{Caller, Errno, Kind, Result};
 
 impl Shared {
@@ -143,7 +143,8 @@ impl Shared {
         let _syncing = node.syncing.lock();
         self.losses.check(&node.handle)?;
         // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
-        self.losses.observe(&node.handle, rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.fd)))
+        let synced = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.fd));
+        self.losses.observe(&node.handle, synced.map_err(Errno::from))
     }
 
     pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
@@ -165,7 +166,7 @@ impl Shared {
         for open in &unsynced {
             synced = self
                 .losses
-                .observe(&node.handle, rustix::io::retry_on_intr(|| rustix::fs::fsync(&open.fd)))
+                .observe(&node.handle, Files::sync(&open.fd))
                 .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
                 .and(synced);
         }
@@ -179,7 +180,7 @@ impl Shared {
                     if node.kind == Kind::Directory { Use::List } else { Use::Read },
                 )?,
             };
-            synced = self.losses.observe(&node.handle, rustix::io::retry_on_intr(|| rustix::fs::fsync(&open.fd)));
+            synced = self.losses.observe(&node.handle, Files::sync(&open.fd));
         }
         synced
     }

@@ -1,27 +1,13 @@
 //! Attributes: what statx(2) says in the contract's terms, and changes of them.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Statx, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 
-use super::nodes::Node;
-use super::{Shared, proc_path};
-use crate::{Attr, Caller, Errno, Kind, Result, SetAttr, SetTime};
-
-/// Kind of a node by its mode.
-fn kind_of(mode: u32) -> Result<Kind> {
-    Ok(match mode & libc::S_IFMT {
-        libc::S_IFREG => Kind::File,
-        libc::S_IFDIR => Kind::Directory,
-        libc::S_IFLNK => Kind::Symlink,
-        libc::S_IFBLK => Kind::Block,
-        libc::S_IFCHR => Kind::Character,
-        libc::S_IFIFO => Kind::Fifo,
-        libc::S_IFSOCK => Kind::Socket,
-        _ => return Err(Errno(libc::EIO)),
-    })
-}
+use super::{Node, Shared, proc_path};
+use crate::rules::{kind_of, may_by_mode, seconds_of};
+use crate::{Attr, Caller, Errno, Result, SetAttr, SetTime};
 
 pub(super) fn attr_of(stat: &Statx, fsid: u64) -> Result<Attr> {
     Ok(Attr {
@@ -42,13 +28,7 @@ pub(super) fn attr_of(stat: &Statx, fsid: u64) -> Result<Attr> {
 }
 
 fn time_of(time: &StatxTimestamp) -> SystemTime {
-    let (secs, nanos) = (Duration::from_secs(time.tv_sec.unsigned_abs()), Duration::from_nanos(time.tv_nsec.into()));
-    let whole = if time.tv_sec < 0 {
-        SystemTime::UNIX_EPOCH.checked_sub(secs)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_add(secs)
-    };
-    whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
+    crate::rules::time_of(time.tv_sec, time.tv_nsec.into())
 }
 
 fn timespec_of(set: Option<SetTime>) -> Timespec {
@@ -57,14 +37,8 @@ fn timespec_of(set: Option<SetTime>) -> Timespec {
         Some(SetTime::Now) => return Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
         Some(SetTime::To(time)) => time,
     };
-    let secs = |since: Duration| i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
-    match time.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(since) => Timespec { tv_sec: secs(since), tv_nsec: since.subsec_nanos().into() },
-        Err(before) => match before.duration() {
-            until if until.subsec_nanos() == 0 => Timespec { tv_sec: -secs(until), tv_nsec: 0 },
-            until => Timespec { tv_sec: -secs(until) - 1, tv_nsec: i64::from(1_000_000_000 - until.subsec_nanos()) },
-        },
-    }
+    let (tv_sec, tv_nsec) = seconds_of(time);
+    Timespec { tv_sec, tv_nsec }
 }
 
 /// Whether the thread, as it is to the file system now, has this right (`R_OK`, `W_OK`, `X_OK`). Not what access(2)
@@ -74,19 +48,6 @@ pub(super) fn may(node: BorrowedFd<'_>, right: i32) -> Result<()> {
     // SAFETY: the path is an empty C string, the rest are numbers.
     let answer = unsafe { libc::syscall(libc::SYS_faccessat2, node.as_raw_fd(), c"".as_ptr(), right, flags) };
     if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
-}
-
-/// The same by owner, group and mode alone, for kernels without the call (before 5.8).
-fn may_by_mode(caller: &Caller, attr: &Attr, right: i32) -> bool {
-    let class = if caller.uid == attr.uid {
-        6
-    } else if caller.gid == attr.gid || caller.groups.contains(&attr.gid) {
-        3
-    } else {
-        0
-    };
-    let everything = caller.uid == 0 && (right != libc::X_OK || attr.mode & 0o111 != 0);
-    everything || attr.mode >> class & right as u32 == right as u32
 }
 
 impl Shared {

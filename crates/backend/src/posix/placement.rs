@@ -10,12 +10,10 @@
 //! attributes take any bytes: what makes no sense is no answer. Formats: `lustre_user.h` (struct lov_user_md_v1, _v3,
 //! lov_comp_md_v1), Ceph's documentation "File layouts", GlusterFS's of `pathinfo`.
 
-use std::sync::Arc;
-
 use impresario_layout::Layout;
 
 use crate::Placement;
-use impresario_base::siphash::siphash;
+use crate::gluster::pathinfo;
 
 /// `LL_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `FUSE_SUPER_MAGIC`, statfs(2).
 const LUSTRE: u64 = 0x0bd0_0bd0;
@@ -134,15 +132,11 @@ fn ceph(bytes: &[u8], data_servers: u16) -> Option<Placement> {
     striped(ssize_bytes, (0..u32::from(data_servers)).collect())
 }
 
-/// Reads GlusterFS's attribute: nested lists with `<POSIX(/brick):host:/brick/path>` for each brick.
+/// Reads GlusterFS's attribute.
 fn glusterfs(bytes: &[u8]) -> Option<Placement> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let (_, rest) = text.split_once("<POSIX(")?;
-    let (brick, rest) = rest.split_once("):")?;
-    let (host, _) = rest.split_once(':')?;
-    // Every I/O node must give a brick the same number.
-    let name = format!("{host}:{brick}");
-    Some(Placement { servers: Arc::new([siphash(&[0; 16], name.as_bytes()) as u32]), ..Placement::one(0) })
+    // Every I/O node must give a brick the same number; of replicas the first stands for all.
+    let brick = pathinfo::bricks(bytes).into_iter().next()?;
+    Some(Placement::one(pathinfo::number(&brick)))
 }
 
 #[cfg(test)]

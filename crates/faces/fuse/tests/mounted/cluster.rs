@@ -40,6 +40,18 @@ impl Cluster {
 
     /// I/O nodes in front of a folder, nothing else.
     pub fn over(folder: &Path, io_nodes: usize, adjust: impl Fn(&mut Io)) -> Option<Arc<Cluster>> {
+        let tree = Tree { folder: folder.into(), data_servers: 4, stripe_bytes: Some(64 << 10), ..Tree::default() };
+        Cluster::over_tree(tree, io_nodes, adjust)
+    }
+
+    /// I/O nodes in front of a volume that a volume file describes, nothing else.
+    pub fn over_volume(file: &Path, io_nodes: usize) -> Option<Arc<Cluster>> {
+        let (volume, volfile) = (Some("test".into()), Some(file.into()));
+        let backend = TreeBackend::Glusterfs;
+        Cluster::over_tree(Tree { backend, volume, volfile, data_servers: 4, ..Tree::default() }, io_nodes, |_| {})
+    }
+
+    fn over_tree(tree: Tree, io_nodes: usize, adjust: impl Fn(&mut Io)) -> Option<Arc<Cluster>> {
         if !impresario_testing::require("fuse") {
             return None;
         }
@@ -48,13 +60,6 @@ impl Cluster {
         let socket = |name: &str| format!("unix:{}", dir.path().join(name).display());
         let mut io: Vec<Io> = (0..io_nodes).map(|i| Io::new(format!("io.{i}"), socket(&format!("io.{i}")))).collect();
         io.iter_mut().for_each(adjust);
-        let tree = Tree {
-            backend: TreeBackend::Posix,
-            folder: folder.into(),
-            data_servers: 4,
-            stripe_bytes: Some(64 << 10),
-            stripe_count: None,
-        };
         let (cluster, meta, data, device) = (Common::default(), Meta::default(), Vec::new(), Default::default());
         let config = Config { cluster, tree: Some(tree), meta, data, io, device };
         let running =

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use impresario_fuse::MountOptions;
-use impresario_testing::gluster::GlusterVolume;
+use impresario_testing::gluster::{GlusterBricks, GlusterVolume};
 
 use crate::cluster::{Cluster, Node};
 use crate::files::pattern;
@@ -18,7 +18,8 @@ fn nodes(cluster: &Arc<Cluster>) -> (Node, Node) {
     (cluster.mount_through(0, MountOptions::default()), cluster.mount_through(1, MountOptions::default()))
 }
 
-/// Real programs through both I/O nodes; the folder then has what they wrote.
+/// Real programs through both I/O nodes; what they wrote is then in the folder, where another client of the file system
+/// shows it.
 fn programs(folder: &Path, cluster: &Arc<Cluster>) {
     let (one, two) = nodes(cluster);
     tools::copies_are_the_same(&one, &two);
@@ -111,4 +112,54 @@ fn programs_use_a_glusterfs_volume_through_two_io_nodes() {
     // Files are on both bricks.
     let names = |brick: usize| fs::read_dir(volume.brick(brick).join("tree/directory 1/deeper")).unwrap().count();
     assert!(names(0) > 0 && names(1) > 0);
+}
+
+/// Whether libgfapi is there.
+fn volumes_can_be_opened() -> bool {
+    let folders = ["/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
+    let there = folders.iter().any(|folder| Path::new(folder).join("libgfapi.so.0").exists());
+    if !there {
+        impresario_testing::skip("libgfapi", format!("no libgfapi.so.0 in {folders:?}"));
+    }
+    there
+}
+
+#[test]
+fn programs_use_a_glusterfs_volume_without_a_mount() {
+    if !volumes_can_be_opened() {
+        return;
+    }
+    let Some(volume) = GlusterVolume::start() else { return };
+    let Some(cluster) = Cluster::over_volume(&volume.volume_file(), 2) else { return };
+    programs(volume.mount(), &cluster);
+    let names = |brick: usize| fs::read_dir(volume.brick(brick).join("tree/directory 1/deeper")).unwrap().count();
+    assert!(names(0) > 0 && names(1) > 0);
+}
+
+#[test]
+fn programs_use_a_glusterfs_volume_with_shards() {
+    if !volumes_can_be_opened() {
+        return;
+    }
+    let Some(mut bricks) = GlusterBricks::start(4, Some("4MB")) else { return };
+    let Some(cluster) = Cluster::over_volume(&bricks.volume_file(), 2) else { return };
+    let (one, two) = nodes(&cluster);
+    // Modification times are GlusterFS's own here: programs that set them are tested on the volume without shards.
+    if impresario_testing::require("fio") {
+        tools::fio(&one, "random", &["--rw=randwrite", "--bs=64k", "--size=12m"]);
+        tools::fio(&two, "odd", &["--rw=randwrite", "--bsrange=512-70k", "--bs_unaligned=1", "--size=9m"]);
+    }
+    let bytes = pattern(5, 30_000_000);
+    fs::write(one.at("large"), &bytes).unwrap();
+    assert!(fs::read(two.at("large")).unwrap() == bytes);
+    // Without a brick some of it cannot be read; when the brick is back, all can.
+    bricks.kill(1);
+    assert!(fs::read(cluster.mount_through(1, MountOptions::default()).at("large")).is_err());
+    bricks.restart(1);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(40);
+    let fresh = cluster.mount_through(0, MountOptions::default());
+    while !fs::read(fresh.at("large")).is_ok_and(|back| back == bytes) {
+        assert!(std::time::Instant::now() < deadline, "the brick that came back is not used");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
 }

@@ -1,9 +1,8 @@
 //! Nodes that were used lately: their descriptors, bounded in number and closed when they are idle.
 //!
-//! Every node in use has one descriptor that only names it (`O_PATH`); a file that is read or written has further ones,
-//! opened as the callers on whose behalf they are used, so that the file system itself has checked their rights.
+//! Every node in use has one descriptor that only names it; a file that is read or written has further ones, opened as
+//! the callers on whose behalf they are used, so that the file system itself has checked their rights.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,38 +10,49 @@ use std::time::{Duration, Instant};
 use impresario_base::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use super::losses::Losses;
-use crate::{Handle, Kind};
+use crate::losses::Losses;
+use crate::{Handle, Kind, Result};
 
 const SHARDS: usize = 32;
 /// Descriptors of one node at most: callers with other identities take the places of those that were idle longest.
 const OPENS_MAX: usize = 64;
 
+/// The descriptors of a file system.
+pub(crate) trait Descriptors: 'static {
+    /// Names a node; cannot read or write it.
+    type Name: Send + Sync;
+    /// A file or a directory that is open.
+    type Open: Send + Sync;
+
+    /// Puts what was written through a descriptor on stable storage.
+    fn sync(open: &Self::Open) -> Result<()>;
+}
+
 /// A node in use.
-pub(super) struct Node {
+pub(crate) struct Node<D: Descriptors> {
     /// Its handle.
-    pub(super) handle: Handle,
-    /// Names it; cannot read or write it.
-    pub(super) fd: OwnedFd,
+    pub(crate) handle: Handle,
+    /// Names it.
+    pub(crate) fd: D::Name,
     /// Number within the file system.
-    pub(super) fileid: u64,
+    pub(crate) fileid: u64,
     /// Kind; never changes.
-    pub(super) kind: Kind,
+    pub(crate) kind: Kind,
     /// Its last name was removed through this tree.
     gone: AtomicBool,
     /// Users for whom it stays when its last name is removed.
-    pub(super) holds: AtomicU32,
-    opens: Mutex<Vec<Arc<Open>>>,
+    pub(crate) holds: AtomicU32,
+    opens: Mutex<Vec<Arc<Open<D>>>>,
     /// Held over a sync and the record of what it said: the kernel says it only once for each descriptor.
-    pub(super) syncing: Mutex<()>,
+    pub(crate) syncing: Mutex<()>,
     /// When its way in the table of names was last confirmed, milliseconds of the cache's clock.
-    pub(super) confirmed_ms: AtomicU64,
+    pub(crate) confirmed_ms: AtomicU64,
     _counted: Counted,
 }
 
 /// What a descriptor may be used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Use {
+pub(crate) enum Use {
     Read,
     Write,
     /// Listing a directory.
@@ -50,16 +60,16 @@ pub(super) enum Use {
 }
 
 /// A descriptor of a node, opened on a caller's behalf.
-pub(super) struct Open {
-    pub(super) fd: OwnedFd,
+pub(crate) struct Open<D: Descriptors> {
+    pub(crate) fd: D::Open,
     caller: u64,
     reads: bool,
     writes: bool,
     /// Of a directory: where its listing stands; held while it is read.
-    pub(super) position: Mutex<u64>,
+    pub(crate) position: Mutex<u64>,
     used_ms: AtomicU64,
     /// Written through since the last sync.
-    pub(super) unsynced: AtomicBool,
+    pub(crate) unsynced: AtomicBool,
     handle: Handle,
     losses: Arc<Losses>,
     _counted: Counted,
@@ -83,22 +93,22 @@ impl Drop for Counted {
 
 /// What became of bytes that were written through a descriptor is only certain to be told to that descriptor: it is
 /// asked before it is closed.
-impl Drop for Open {
+impl<D: Descriptors> Drop for Open<D> {
     fn drop(&mut self) {
         if self.unsynced.load(Ordering::Acquire) {
-            self.losses.settle(&self.handle, || rustix::fs::fsync(&self.fd));
+            self.losses.settle(&self.handle, || D::sync(&self.fd));
         }
     }
 }
 
-impl Node {
+impl<D: Descriptors> Node<D> {
     /// True when its last name is gone and nothing holds it.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire) && self.holds.load(Ordering::Acquire) == 0
     }
 
     /// The descriptor for a use on a caller's behalf, if there is one.
-    pub(super) fn open_for(&self, caller: u64, what: Use, now_ms: u64) -> Option<Arc<Open>> {
+    pub(crate) fn open_for(&self, caller: u64, what: Use, now_ms: u64) -> Option<Arc<Open<D>>> {
         let opens = self.opens.lock();
         let open = opens.iter().find(|open| open.caller == caller && open.serves(what))?;
         open.used_ms.store(now_ms, Ordering::Relaxed);
@@ -106,22 +116,22 @@ impl Node {
     }
 
     /// Any descriptor that the file can be synced through.
-    pub(super) fn any_open(&self) -> Option<Arc<Open>> {
+    pub(crate) fn any_open(&self) -> Option<Arc<Open<D>>> {
         self.opens.lock().first().cloned()
     }
 
     /// Any descriptor that may read.
-    pub(super) fn any_reading(&self) -> Option<Arc<Open>> {
+    pub(crate) fn any_reading(&self) -> Option<Arc<Open<D>>> {
         self.opens.lock().iter().find(|open| open.reads).cloned()
     }
 
     /// The descriptors with writes that were not synced.
-    pub(super) fn unsynced(&self) -> Vec<Arc<Open>> {
+    pub(crate) fn unsynced(&self) -> Vec<Arc<Open<D>>> {
         self.opens.lock().iter().filter(|open| open.unsynced.load(Ordering::Acquire)).cloned().collect()
     }
 
     /// Closes all descriptors for data once their present users are done, so that rights are checked anew.
-    pub(super) fn close_opens(&self) {
+    pub(crate) fn close_opens(&self) {
         let closed = std::mem::take(&mut *self.opens.lock());
         drop(closed); // may sync; not under the lock
     }
@@ -139,7 +149,7 @@ impl Node {
     }
 }
 
-impl Open {
+impl<D: Descriptors> Open<D> {
     fn serves(&self, what: Use) -> bool {
         match what {
             Use::Read | Use::List => self.reads,
@@ -149,8 +159,8 @@ impl Open {
 }
 
 /// The nodes in use.
-pub(super) struct Nodes {
-    shards: Vec<Mutex<Shard>>,
+pub(crate) struct Nodes<D: Descriptors> {
+    shards: Vec<Mutex<Shard<D>>>,
     /// Handles of the nodes in use by their numbers in the file system.
     by_fileid: Mutex<FxHashMap<u64, Handle>>,
     start: Instant,
@@ -160,25 +170,30 @@ pub(super) struct Nodes {
     losses: Arc<Losses>,
 }
 
-#[derive(Default)]
-struct Shard {
-    by_handle: FxHashMap<Handle, (Arc<Node>, u64)>,
+struct Shard<D: Descriptors> {
+    by_handle: FxHashMap<Handle, (Arc<Node<D>>, u64)>,
 }
 
-impl Nodes {
+impl<D: Descriptors> Default for Shard<D> {
+    fn default() -> Shard<D> {
+        Shard { by_handle: FxHashMap::default() }
+    }
+}
+
+impl<D: Descriptors> Nodes<D> {
     /// Keeps about `max` descriptors open at most.
-    pub(super) fn new(max: usize, losses: Arc<Losses>) -> Nodes {
+    pub(crate) fn new(max: usize, losses: Arc<Losses>) -> Nodes<D> {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Nodes { shards, by_fileid: Mutex::default(), start: Instant::now(), count: Arc::default(), max, losses }
     }
 
     /// Milliseconds since the cache was made.
-    pub(super) fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
 
     /// The node, if it is in use.
-    pub(super) fn get(&self, handle: &Handle) -> Option<Arc<Node>> {
+    pub(crate) fn get(&self, handle: &Handle) -> Option<Arc<Node<D>>> {
         let now_ms = self.now_ms();
         let mut shard = self.shard(handle);
         let (node, used_ms) = shard.by_handle.get_mut(handle)?;
@@ -187,7 +202,7 @@ impl Nodes {
     }
 
     /// A node that was just opened; the one in use already, if there is one.
-    pub(super) fn insert(&self, handle: Handle, fd: OwnedFd, fileid: u64, kind: Kind) -> Arc<Node> {
+    pub(crate) fn insert(&self, handle: Handle, fd: D::Name, fileid: u64, kind: Kind) -> Arc<Node<D>> {
         let now_ms = self.now_ms();
         if let Some(known) = self.get(&handle) {
             // A handle names a node as long as that exists; a gone one may be held by name-less use only.
@@ -216,7 +231,13 @@ impl Nodes {
     }
 
     /// Adds a descriptor to a node.
-    pub(super) fn add_open(&self, node: &Node, fd: OwnedFd, caller: u64, (reads, writes): (bool, bool)) -> Arc<Open> {
+    pub(crate) fn add_open(
+        &self,
+        node: &Node<D>,
+        fd: D::Open,
+        caller: u64,
+        (reads, writes): (bool, bool),
+    ) -> Arc<Open<D>> {
         let now_ms = self.now_ms();
         let open = Arc::new(Open {
             fd,
@@ -244,7 +265,7 @@ impl Nodes {
     }
 
     /// Says that the last name of the node with this number is removed, if the node is in use.
-    pub(super) fn set_gone(&self, fileid: u64) {
+    pub(crate) fn set_gone(&self, fileid: u64) {
         let Some(handle) = self.by_fileid.lock().get(&fileid).copied() else { return };
         let mut shard = self.shard(&handle);
         let Some((node, _)) = shard.by_handle.get(&handle) else { return };
@@ -254,19 +275,21 @@ impl Nodes {
         self.close(node);
     }
 
-    /// Holds a node; it is one in use again, should it just have been taken out.
-    pub(super) fn hold(&self, node: &Arc<Node>) {
+    /// Holds a node and gives the one that is held: it is one in use again, should it just have been taken out.
+    pub(crate) fn hold(&self, node: &Arc<Node<D>>) -> Arc<Node<D>> {
         let now_ms = self.now_ms();
         let mut shard = self.shard(&node.handle);
         // Another thread may have opened it anew meanwhile: what is in use is what must be held.
         let (used, _) = shard.by_handle.entry(node.handle).or_insert_with(|| (node.clone(), now_ms));
         used.holds.fetch_add(1, Ordering::AcqRel);
+        let held = used.clone();
         drop(shard);
         self.by_fileid.lock().insert(node.fileid, node.handle);
+        held
     }
 
     /// Ends one hold of a node.
-    pub(super) fn release(&self, handle: &Handle) {
+    pub(crate) fn release(&self, handle: &Handle) {
         let mut shard = self.shard(handle);
         let Some((node, _)) = shard.by_handle.get(handle) else { return };
         let fewer = |holds: u32| holds.checked_sub(1);
@@ -277,7 +300,7 @@ impl Nodes {
     }
 
     /// Lets go of nodes that were taken out of their shards, none of which is locked: closing may sync.
-    fn close(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
+    fn close(&self, nodes: impl IntoIterator<Item = Arc<Node<D>>>) {
         for node in nodes {
             let mut by_fileid = self.by_fileid.lock();
             if by_fileid.get(&node.fileid) == Some(&node.handle) {
@@ -288,7 +311,7 @@ impl Nodes {
     }
 
     /// Closes what was not used for that long.
-    pub(super) fn close_idle(&self, idle: Duration) {
+    pub(crate) fn close_idle(&self, idle: Duration) {
         let before_ms = self.now_ms().saturating_sub(idle.as_millis() as u64);
         for shard in &self.shards {
             let (mut idle_nodes, mut used) = (Vec::new(), Vec::new());
@@ -303,7 +326,7 @@ impl Nodes {
     }
 
     /// Closes everything that is not held.
-    pub(super) fn close_all(&self) {
+    pub(crate) fn close_all(&self) {
         self.close_idle(Duration::ZERO);
         for shard in &self.shards {
             let all: Vec<_> = {
@@ -317,16 +340,16 @@ impl Nodes {
     }
 
     /// Descriptors that are open now.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
     /// Takes nodes out of a shard until the number of descriptors is within its limit, those idle longest first.
-    fn evict(&self, shard: &mut Shard, keep: &Handle) -> Vec<Arc<Node>> {
+    fn evict(&self, shard: &mut Shard<D>, keep: &Handle) -> Vec<Arc<Node<D>>> {
         let mut evicted = Vec::new();
         let mut over = self.count.load(Ordering::Relaxed).saturating_sub(self.max);
         while over > 0 {
-            let free = |(handle, (node, _)): &(&Handle, &(Arc<Node>, u64))| {
+            let free = |(handle, (node, _)): &(&Handle, &(Arc<Node<D>>, u64))| {
                 *handle != keep && node.holds.load(Ordering::Acquire) == 0
             };
             let oldest = shard.by_handle.iter().filter(free).min_by_key(|(_, (_, used_ms))| *used_ms);
@@ -338,7 +361,7 @@ impl Nodes {
         evicted
     }
 
-    fn shard(&self, handle: &Handle) -> MutexGuard<'_, Shard> {
+    fn shard(&self, handle: &Handle) -> MutexGuard<'_, Shard<D>> {
         use std::hash::BuildHasher;
         let hash = rustc_hash::FxBuildHasher.hash_one(handle);
         self.shards[hash as usize % SHARDS].lock()

@@ -5,7 +5,6 @@
 
 use impresario_base::lock::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
-use rustix::io::Errno as Number;
 
 use crate::{Errno, Handle, Result};
 
@@ -23,14 +22,14 @@ struct State {
 
 /// The files with losses.
 #[derive(Default)]
-pub(super) struct Losses {
+pub(crate) struct Losses {
     state: Mutex<State>,
     closed: Condvar,
 }
 
 impl Losses {
     /// The error that a file's sync must tell, after closes of its descriptors that are under way.
-    pub(super) fn check(&self, file: &Handle) -> Result<()> {
+    pub(crate) fn check(&self, file: &Handle) -> Result<()> {
         let state = self.closed.wait_while(self.state.lock(), |state| state.closing.contains_key(file));
         match state.all.or_else(|| state.lost.get(file).copied()) {
             None => Ok(()),
@@ -39,12 +38,11 @@ impl Losses {
     }
 
     /// What a sync said; remembers a failure that means a loss.
-    pub(super) fn observe(&self, file: &Handle, synced: rustix::io::Result<()>) -> Result<()> {
-        let Err(number) = synced else { return Ok(()) };
-        let errno = Errno(number.raw_os_error());
+    pub(crate) fn observe(&self, file: &Handle, synced: Result<()>) -> Result<()> {
+        let Err(errno) = synced else { return Ok(()) };
         // Others say that the call was not made: nothing was written, nothing forgotten.
-        let not_tried = [Number::INTR, Number::BADF, Number::INVAL, Number::ROFS, Number::NOSYS];
-        if !not_tried.contains(&number) {
+        let not_tried = [libc::EINTR, libc::EBADF, libc::EINVAL, libc::EROFS, libc::ENOSYS];
+        if !not_tried.contains(&errno.0) {
             let mut state = self.state.lock();
             if state.lost.len() < FILES_MAX || state.lost.contains_key(file) {
                 state.lost.entry(*file).or_insert(errno);
@@ -57,9 +55,9 @@ impl Losses {
     }
 
     /// Syncs a descriptor that is about to be closed.
-    pub(super) fn settle(&self, file: &Handle, sync: impl Fn() -> rustix::io::Result<()>) {
+    pub(crate) fn settle(&self, file: &Handle, sync: impl FnOnce() -> Result<()>) {
         *self.state.lock().closing.entry(*file).or_default() += 1;
-        let _ = self.observe(file, rustix::io::retry_on_intr(sync)); // remembered
+        let _ = self.observe(file, sync()); // remembered
         let mut state = self.state.lock();
         if let Some(count) = state.closing.get_mut(file) {
             *count -= 1;
@@ -72,7 +70,7 @@ impl Losses {
     }
 
     /// Files of which bytes were lost.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.state.lock().lost.len()
     }
 }
@@ -89,14 +87,14 @@ mod tests {
     fn a_loss_is_told_from_then_on() {
         let losses = Losses::default();
         assert_eq!(losses.check(&file(1)), Ok(()));
-        assert_eq!(losses.observe(&file(1), Err(Number::IO)), Err(Errno(libc::EIO)));
+        assert_eq!(losses.observe(&file(1), Err(Errno(libc::EIO))), Err(Errno(libc::EIO)));
         assert_eq!(losses.observe(&file(1), Ok(())), Ok(()));
         assert_eq!(losses.check(&file(1)), Err(Errno(libc::EIO)));
         assert_eq!(losses.check(&file(2)), Ok(()));
-        losses.settle(&file(2), || Err(Number::NOSPC));
+        losses.settle(&file(2), || Err(Errno(libc::ENOSPC)));
         assert_eq!(losses.check(&file(2)), Err(Errno(libc::ENOSPC)));
         // An interrupted sync loses nothing.
-        assert_eq!(losses.observe(&file(3), Err(Number::INTR)), Err(Errno(libc::EINTR)));
+        assert_eq!(losses.observe(&file(3), Err(Errno(libc::EINTR))), Err(Errno(libc::EINTR)));
         assert_eq!(losses.check(&file(3)), Ok(()));
     }
 
@@ -104,10 +102,10 @@ mod tests {
     fn memory_is_bounded_and_no_loss_forgotten() {
         let losses = Losses::default();
         for number in 0..FILES_MAX as u32 {
-            let _ = losses.observe(&file(number), Err(Number::IO));
+            let _ = losses.observe(&file(number), Err(Errno(libc::EIO)));
         }
         assert_eq!(losses.check(&file(u32::MAX)), Ok(()));
-        let _ = losses.observe(&file(u32::MAX), Err(Number::IO));
+        let _ = losses.observe(&file(u32::MAX), Err(Errno(libc::EIO)));
         assert_eq!(losses.check(&file(u32::MAX)), Err(Errno(libc::EIO)));
         assert_eq!(losses.count(), FILES_MAX);
         assert!(losses.check(&file(u32::MAX - 1)).is_err(), "where files no longer fit every one counts as lost");

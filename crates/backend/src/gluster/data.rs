@@ -1,0 +1,186 @@
+//! The bytes of files: opening on a caller's behalf, reading, writing, cutting, syncing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::volume::Descriptor;
+use super::{Files, Node, Open, Shared, stale};
+use crate::nodes::{Descriptors, Use};
+use crate::rules::may_by_mode;
+use crate::{Caller, Errno, Kind, Result};
+
+/// GlusterFS answers EIO to a call that meets another one's making of the same shard: these are tried again after so long.
+const SHARD_DELAYS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
+
+impl Shared {
+    /// A descriptor of a node for this use, opened as the caller unless there is one.
+    pub(super) fn open_for(&self, caller: &Caller, node: &Node, what: Use) -> Result<Arc<Open>> {
+        let number = self.caller_number(caller);
+        if let Some(open) = node.open_for(number, what, self.nodes.now_ms()) {
+            return Ok(open);
+        }
+        match (what, node.kind) {
+            (Use::List, Kind::Directory) | (Use::Read | Use::Write, Kind::File) => {}
+            (Use::List, _) => return Err(Errno(libc::ENOTDIR)),
+            (_, Kind::Directory) => return Err(Errno(libc::EISDIR)),
+            // Devices, pipes and sockets are the client's own machine's matter.
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        let (descriptor, rights) = self.open_checked(caller, node, what)?;
+        Ok(self.nodes.add_open(node, descriptor, number, rights))
+    }
+
+    fn open_checked(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Arc<Descriptor>, (bool, bool))> {
+        let object = &node.fd.object;
+        let tries: &[(i32, (bool, bool))] = match what {
+            Use::List => {
+                let opened = object.open_directory(caller).map_err(stale)?;
+                return Ok((Arc::new(opened), (true, false)));
+            }
+            Use::Read => &[(libc::O_RDONLY, (true, false))],
+            Use::Write => &[(libc::O_RDWR, (true, true)), (libc::O_WRONLY, (false, true))],
+        };
+        for (flags, rights) in tries {
+            // A client that opens files lazily does not ask the brick when it says that a file is open: its rights are asked
+            // for beforehand. Root has all.
+            let right = if rights.0 { libc::R_OK } else { 0 } | if rights.1 { libc::W_OK } else { 0 };
+            let may = if caller.uid == 0 { Ok(()) } else { object.access(caller, right) };
+            match may.and_then(|()| object.open(caller, *flags)) {
+                Ok(opened) => return Ok((Arc::new(opened), *rights)),
+                Err(Errno(libc::EACCES)) => {}
+                // Its last name is gone.
+                Err(Errno(libc::ENOENT | libc::ESTALE)) => return self.open_kept(caller, node, what),
+                Err(error) => return Err(error),
+            }
+        }
+        // The owner opened it when its mode allowed that, or a program is about to be run: the server opens it.
+        let owns = self.see(node)?.uid == caller.uid;
+        let executes = what == Use::Read && object.access(caller, libc::X_OK).is_ok();
+        let flags = if owns { libc::O_RDWR } else { libc::O_RDONLY };
+        match owns || executes {
+            true => Ok((Arc::new(object.open(self.volume.own(), flags).map_err(stale)?), (true, owns))),
+            false => Err(Errno(libc::EACCES)),
+        }
+    }
+
+    /// What keeps a held file that has no name any more, for a caller with the right.
+    fn open_kept(&self, caller: &Caller, node: &Node, what: Use) -> Result<(Arc<Descriptor>, (bool, bool))> {
+        let kept = node.fd.kept.lock().clone().ok_or(Errno(libc::ESTALE))?;
+        let attr = self.attr_of(&kept.stat()?)?;
+        let may = |right| attr.uid == caller.uid || may_by_mode(caller, &attr, right);
+        let rights = (may(libc::R_OK), may(libc::W_OK));
+        let suffices = if what == Use::Write { rights.1 } else { rights.0 };
+        if suffices { Ok((kept, rights)) } else { Err(Errno(libc::EACCES)) }
+    }
+
+    /// Keeps a held file also without a name.
+    pub(super) fn keep(&self, node: &Node) -> Result<()> {
+        let mut kept = node.fd.kept.lock();
+        if node.kind == Kind::File && kept.is_none() {
+            let open = |flags| node.fd.object.open(self.volume.own(), flags);
+            // A volume that is read only can still be read.
+            let opened = open(libc::O_RDWR).or_else(|error| match error.0 {
+                libc::EROFS | libc::EACCES | libc::EPERM => open(libc::O_RDONLY),
+                _ => Err(error),
+            });
+            *kept = Some(Arc::new(opened.map_err(stale)?));
+        }
+        Ok(())
+    }
+
+    /// Ends that when nobody holds the node.
+    pub(super) fn let_go(&self, node: &Node) {
+        let mut kept = node.fd.kept.lock();
+        let ended = if node.holds.load(Ordering::Acquire) == 0 { kept.take() } else { None };
+        drop(kept);
+        drop(ended); // a call to the brick; not under the lock
+    }
+
+    pub(super) fn read(&self, caller: &Caller, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let open = self.open_for(caller, node, Use::Read)?;
+        // Beyond the largest offset there is nothing.
+        let room = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
+        let len = into.len().min(room);
+        if len == 0 {
+            return Ok(0);
+        }
+        self.observe(node, || open.fd.read(offset, &mut into[..len]))
+    }
+
+    pub(super) fn write(&self, caller: &Caller, node: &Node, offset: u64, bytes: &[u8], stable: bool) -> Result<()> {
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
+        end.ok_or(Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        if !bytes.is_empty() {
+            // Before the first byte: what becomes of it must be asked from then on.
+            open.unsynced.store(true, Ordering::Release);
+            let _alone = self.bricks.sharded.then(|| node.fd.writing.lock());
+            self.observe(node, || open.fd.write(offset, bytes, !self.bricks.sharded))?;
+        }
+        if !stable {
+            return Ok(());
+        }
+        let _syncing = node.syncing.lock();
+        self.losses.check(&node.handle)?;
+        // The descriptor stays marked: what others wrote through it meanwhile may need another sync.
+        self.losses.observe(&node.handle, Files::sync(&open.fd))
+    }
+
+    pub(super) fn truncate(&self, caller: &Caller, node: &Node, size_bytes: u64) -> Result<()> {
+        let size = i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
+        let open = self.open_for(caller, node, Use::Write)?;
+        open.unsynced.store(true, Ordering::Release);
+        let _alone = self.bricks.sharded.then(|| node.fd.writing.lock());
+        self.observe(node, || open.fd.truncate(size))
+    }
+
+    /// Makes a call that may be repeated. After a descriptor did not survive what happened to its brick, the next call opens
+    /// the file anew.
+    fn observe<T>(&self, node: &Node, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut delays = SHARD_DELAYS.iter().filter(|_| self.bricks.sharded);
+        loop {
+            match call() {
+                Err(Errno(libc::EBADF)) => {
+                    node.close_opens();
+                    return Err(Errno(libc::EIO));
+                }
+                Err(Errno(libc::EIO)) => match delays.next() {
+                    Some(delay) => std::thread::sleep(*delay),
+                    None => return Err(Errno(libc::EIO)),
+                },
+                answer => return answer,
+            }
+        }
+    }
+
+    pub(super) fn sync(&self, node: &Node) -> Result<()> {
+        if node.kind != Kind::File {
+            return Ok(()); // there is no call for it
+        }
+        let _syncing = node.syncing.lock();
+        self.losses.check(&node.handle)?;
+        let unsynced = node.unsynced();
+        for open in &unsynced {
+            // Before the sync: a write that comes meanwhile needs another.
+            open.unsynced.store(false, Ordering::Release);
+        }
+        let mut synced = Ok(());
+        for open in &unsynced {
+            synced = self
+                .losses
+                .observe(&node.handle, Files::sync(&open.fd))
+                .inspect_err(|_| open.unsynced.store(true, Ordering::Release))
+                .and(synced);
+        }
+        if unsynced.is_empty() {
+            // Others' writes, the attributes.
+            let open = match node.any_open() {
+                Some(open) => open,
+                None => self.open_for(self.volume.own(), node, Use::Read)?,
+            };
+            synced = self.losses.observe(&node.handle, Files::sync(&open.fd));
+        }
+        synced
+    }
+}
