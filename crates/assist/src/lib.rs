@@ -9,6 +9,7 @@
 //!   see.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
 //! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that nobody has read yet.
+//! - [`formats`]: files that list their own extents, one reader for each format.
 //! - [`walk`]: which files a program opens next when it goes through a tree of folders.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
@@ -20,6 +21,7 @@ pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod coverage;
+pub mod formats;
 pub mod judge;
 pub mod learn;
 pub mod manager;

@@ -1,0 +1,356 @@
+//! A file whose own index tells which extents belong together: the chunks of a column, a variable or a data set.
+//!
+//! The extents of one *track* stand in the order of the data, wherever they lie in the file. A program that has read extent
+//! i of a track is predicted to read the next one, and after two equal steps the ones a step further: a column of a table of
+//! chunks, a data set read backward. Each track is followed on its own, so the columns that a program wants are found by
+//! themselves. The prediction begins with one extent and doubles with each step that was right.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+/// Extents of one file at most; what an index lists beyond them is left out.
+pub const EXTENTS_MAX: usize = 1 << 16;
+/// Extents that one read may touch and still count as steps along tracks: longer reads need no prediction.
+const TOUCHED_MAX: usize = 256;
+/// Steps predicted, and bytes in one track ahead of the reader, at most.
+const STEPS_MAX: u32 = 64;
+const AHEAD_BYTES_MAX: u64 = 16 << 20;
+/// An extent that is longer is read in pieces, which other predictions follow better.
+const EXTENT_BYTES_MAX: u64 = 16 << 20;
+/// First reads in a track that may be followed by a prediction, before any such prediction was right.
+const UNPROVEN_MAX: u64 = 4;
+/// Tracks that one reader is followed in; more are forgotten.
+const FOLLOWED_MAX: usize = 4096;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Unknown,
+    /// Predicted and not read yet; `unproven` after a single read in its track.
+    Predicted {
+        unproven: bool,
+    },
+    Read,
+}
+
+#[derive(Clone, Debug)]
+struct Extent {
+    bytes: Range<u64>,
+    track: u32,
+    state: State,
+}
+
+/// Where a reader is in a track.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    first: i64,
+    step: i64,
+    /// The step before, which becomes the step when it is seen again.
+    seen: i64,
+    right: u32,
+}
+
+/// What a read of a known extent means.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct NextOnTrack {
+    /// The bytes had been predicted.
+    pub was_predicted: bool,
+    /// Predicted now and not before, in the order of reading; neighbours joined.
+    pub next: Vec<Range<u64>>,
+    /// How many bytes of earlier predictions this read used for the first time.
+    pub used_bytes: u64,
+}
+
+/// The tracks of one file, and where its readers are in them.
+#[derive(Clone, Debug)]
+pub struct Tracks {
+    /// Track after track.
+    extents: Vec<Extent>,
+    /// The extents of each track.
+    tracks: Vec<Range<usize>>,
+    /// First byte and number of each extent, sorted.
+    by_start: Vec<(u64, usize)>,
+    readers: FxHashMap<u64, FxHashMap<u32, Place>>,
+    unproven: u64,
+    proven: u64,
+}
+
+impl Tracks {
+    /// From the extents of each track, in the order of its data. Empty extents, those beyond `size_bytes` and those that
+    /// are too many are left out, and so are tracks of a single extent.
+    pub fn new(tracks: impl IntoIterator<Item = Vec<Range<u64>>>, size_bytes: u64) -> Tracks {
+        let mut all = Tracks {
+            extents: Vec::new(),
+            tracks: Vec::new(),
+            by_start: Vec::new(),
+            readers: FxHashMap::default(),
+            unproven: 0,
+            proven: 0,
+        };
+        for mut track in tracks {
+            track.retain(|r| r.start < r.end && r.end <= size_bytes && r.end - r.start <= EXTENT_BYTES_MAX);
+            track.truncate(EXTENTS_MAX - all.extents.len());
+            if track.len() < 2 {
+                continue;
+            }
+            let (first, number) = (all.extents.len(), all.tracks.len() as u32);
+            all.extents.extend(track.into_iter().map(|bytes| Extent { bytes, track: number, state: State::Unknown }));
+            all.tracks.push(first..all.extents.len());
+        }
+        all.by_start = all.extents.iter().enumerate().map(|(i, extent)| (extent.bytes.start, i)).collect();
+        all.by_start.sort_unstable();
+        all
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// A reader has read these bytes. `None` where the index does not know them, or the reader goes no known way through its
+    /// track; `may` grants what is predicted, extent by extent.
+    pub fn read(&mut self, reader: u64, bytes: &Range<u64>, may: &mut dyn FnMut(u64) -> bool) -> Option<NextOnTrack> {
+        let touched = self.touched(bytes)?;
+        let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
+        for i in touched.clone().map(|place| self.by_start[place].1).collect::<Vec<_>>() {
+            let extent = &mut self.extents[i];
+            let len = extent.bytes.end - extent.bytes.start;
+            match std::mem::replace(&mut extent.state, State::Read) {
+                State::Unknown => result.was_predicted = false,
+                State::Predicted { unproven } => {
+                    result.used_bytes += len;
+                    self.proven += u64::from(unproven);
+                }
+                // Read in pieces, or once more.
+                State::Read => result.was_predicted = false,
+            }
+        }
+        for (track, indices) in self.by_track(touched) {
+            is_followed |= self.step(reader, track, indices, may, &mut result.next);
+        }
+        join(&mut result.next);
+        (is_followed || result.was_predicted).then_some(result)
+    }
+
+    /// A reader is gone. With the last one all predictions are forgotten; how many bytes of them were never read.
+    pub fn depart(&mut self, reader: u64) -> u64 {
+        self.readers.remove(&reader);
+        if self.readers.is_empty() { self.clear() } else { 0 }
+    }
+
+    /// All predictions are forgotten; how many bytes of them were never read.
+    pub fn clear(&mut self) -> u64 {
+        self.readers.clear();
+        let mut unread = 0;
+        for extent in &mut self.extents {
+            if matches!(std::mem::replace(&mut extent.state, State::Unknown), State::Predicted { .. }) {
+                unread += extent.bytes.end - extent.bytes.start;
+            }
+        }
+        unread
+    }
+
+    /// The places in `by_start` of the extents that hold some of these bytes; `None` for none, or too many.
+    fn touched(&self, bytes: &Range<u64>) -> Option<Range<usize>> {
+        let after = self.by_start.partition_point(|(start, _)| *start <= bytes.start);
+        let before = after.checked_sub(1).filter(|i| self.extents[self.by_start[*i].1].bytes.contains(&bytes.start));
+        let first = before.unwrap_or(after);
+        let end = self.by_start.partition_point(|(start, _)| *start < bytes.end);
+        (first < end && end - first <= TOUCHED_MAX).then_some(first..end)
+    }
+
+    /// The tracks of these extents, with the first and the last number in each.
+    fn by_track(&self, touched: Range<usize>) -> Vec<(u32, Range<usize>)> {
+        let mut tracks: Vec<(u32, Range<usize>)> = Vec::new();
+        for (_, i) in &self.by_start[touched] {
+            let track = self.extents[*i].track;
+            match tracks.iter_mut().find(|(t, _)| *t == track) {
+                Some((_, range)) => *range = range.start.min(*i)..range.end.max(i + 1),
+                None => tracks.push((track, *i..i + 1)),
+            }
+        }
+        tracks
+    }
+
+    /// One read in one track. Whether the reader is followed there.
+    fn step(
+        &mut self,
+        reader: u64,
+        track: u32,
+        indices: Range<usize>,
+        may: &mut dyn FnMut(u64) -> bool,
+        next: &mut Vec<Range<u64>>,
+    ) -> bool {
+        let places = self.readers.entry(reader).or_default();
+        if places.len() >= FOLLOWED_MAX {
+            places.clear();
+        }
+        let (first, group) = (indices.start as i64, indices.len() as i64);
+        let is_new = !places.contains_key(&track);
+        let place = places.entry(track).or_insert(Place { first, step: group, seen: 0, right: 0 });
+        let moved = first - place.first;
+        if !is_new && moved == 0 {
+            return place.right > 0;
+        }
+        place.first = first;
+        if !is_new && moved == place.step {
+            place.right += 1;
+        } else if !is_new && moved == place.seen {
+            (place.step, place.right) = (moved, 1);
+        } else if !is_new {
+            (place.seen, place.right) = (moved, 0);
+            return false;
+        }
+        let place = *place;
+        if is_new && self.unproven >= UNPROVEN_MAX + 2 * self.proven {
+            return false;
+        }
+        let steps = if is_new { 1 } else { 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX) };
+        let range = self.tracks[track as usize].clone();
+        let mut left = AHEAD_BYTES_MAX;
+        for k in 1..=i64::from(steps) {
+            let from = first + place.step * k;
+            // A read takes a group of extents: they come together or not at all.
+            let together = from.max(range.start as i64)..(from + group).min(range.end as i64);
+            if together.is_empty() {
+                break;
+            }
+            let together = together.start as usize..together.end as usize;
+            let len = |e: &Extent| e.bytes.end - e.bytes.start;
+            let whole: u64 = self.extents[together.clone()].iter().map(len).sum();
+            if whole > left && k > 1 {
+                break;
+            }
+            left = left.saturating_sub(whole);
+            let is_wanted = |e: &&mut Extent| e.state == State::Unknown;
+            let wanted = self.extents[together.clone()].iter().filter(|e| e.state == State::Unknown).map(len).sum();
+            if wanted == 0 {
+                continue;
+            }
+            if !may(wanted) {
+                break;
+            }
+            self.unproven += u64::from(is_new);
+            for extent in self.extents[together].iter_mut().filter(is_wanted) {
+                extent.state = State::Predicted { unproven: is_new };
+                next.push(extent.bytes.clone());
+            }
+        }
+        true
+    }
+}
+
+/// Joins neighbours that follow one another.
+fn join(ranges: &mut Vec<Range<u64>>) {
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges.drain(..) {
+        match joined.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => joined.push(range),
+        }
+    }
+    *ranges = joined;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KIB: u64 = 1024;
+
+    /// Row groups of eight columns of 64 KiB each, by column.
+    fn columns(groups: u64) -> Vec<Vec<Range<u64>>> {
+        let at = |g: u64, c: u64| (g * 8 + c) * 64 * KIB;
+        (0..8).map(|c| (0..groups).map(|g| at(g, c)..at(g, c) + 64 * KIB).collect()).collect()
+    }
+
+    fn sum(ranges: &[Range<u64>]) -> u64 {
+        ranges.iter().map(|r| r.end - r.start).sum()
+    }
+
+    #[test]
+    fn the_wanted_columns_are_found_and_the_others_left_alone() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        let (mut hits, mut predicted, mut used) = (0, 0, 0);
+        for group in 0..40 {
+            for column in [1, 4, 6] {
+                let read = columns(40)[column][group].clone();
+                let next = tracks.read(1, &read, &mut |_| true).unwrap();
+                hits += u64::from(next.was_predicted);
+                (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
+            }
+        }
+        assert_eq!((hits, predicted, used), (39 * 3, 39 * 3 * 64 * KIB, 39 * 3 * 64 * KIB));
+        assert_eq!(tracks.depart(1), 0);
+    }
+
+    #[test]
+    fn extents_in_any_order_of_the_file_are_read_in_the_order_of_the_data() {
+        // Chunks scattered over the file, of a table of 10 x 10; a column is read, upward and downward.
+        let extents: Vec<_> = (0..100u64).map(|i| (i * 37 % 100) * 10_000).map(|at| at..at + 9_000).collect();
+        for backward in [false, true] {
+            let mut tracks = Tracks::new([extents.clone()], 1 << 30);
+            let mut order: Vec<usize> = (0..10).map(|row| row * 10 + 3).collect();
+            if backward {
+                order.reverse();
+            }
+            let hits: Vec<bool> = order
+                .iter()
+                .map(|i| tracks.read(1, &extents[*i].clone(), &mut |_| true).is_some_and(|next| next.was_predicted))
+                .collect();
+            assert_eq!(hits.iter().filter(|hit| **hit).count(), 7, "{hits:?}");
+            assert_eq!(tracks.depart(1), 9_000, "the first guess was wrong, and nothing beyond the table");
+        }
+    }
+
+    #[test]
+    fn what_is_read_at_once_comes_at_once() {
+        let mut tracks = Tracks::new([(0..64).map(|i| i * KIB..(i + 1) * KIB).collect()], 1 << 20);
+        let next = tracks.read(1, &(0..8 * KIB), &mut |_| true).unwrap();
+        assert_eq!(next.next, [8 * KIB..16 * KIB]);
+        let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
+        assert!(next.was_predicted && next.next == [16 * KIB..32 * KIB], "{next:?}");
+    }
+
+    #[test]
+    fn single_reads_in_many_tracks_cost_little() {
+        let extent = |t: u64, i: u64| (t * 10 + i) * KIB..(t * 10 + i + 1) * KIB;
+        let many: Vec<Vec<Range<u64>>> = (0..1000).map(|t| (0..10).map(|i| extent(t, i)).collect()).collect();
+        let mut tracks = Tracks::new(many.clone(), 1 << 30);
+        let predicted: u64 =
+            many.iter().filter_map(|t| tracks.read(1, &t[0], &mut |_| true)).map(|n| sum(&n.next)).sum();
+        assert_eq!(predicted, UNPROVEN_MAX * KIB);
+        assert_eq!(tracks.depart(1), predicted);
+    }
+
+    #[test]
+    fn nothing_is_predicted_without_leave_or_beyond_the_file() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        assert_eq!(tracks.read(1, &(0..64 * KIB), &mut |_| false).unwrap().next, []);
+        assert!(Tracks::new([vec![0..10, 90..101]], 100).is_empty(), "one extent has no successor");
+        assert!(tracks.read(1, &(1 << 29..(1 << 29) + 1), &mut |_| true).is_none());
+    }
+
+    proptest! {
+        /// Whatever the index says and the program reads, each extent is predicted at most once while it is not read, and
+        /// what is predicted is used or unread.
+        #[test]
+        fn nothing_is_predicted_twice(
+            tracks in prop::collection::vec(prop::collection::vec((0u64..5000, 0u64..300), 0..40), 0..6),
+            reads in prop::collection::vec((0u64..3, 0u64..5000, 1u64..600), 0..200),
+        ) {
+            let tracks = tracks.into_iter().map(|t| t.into_iter().map(|(at, len)| at..at + len).collect::<Vec<_>>());
+            let mut tracks = Tracks::new(tracks, 5000);
+            let (mut predicted, mut used) = (0, 0);
+            for (reader, at, len) in reads {
+                if let Some(next) = tracks.read(reader, &(at..at + len), &mut |bytes| bytes < 1000) {
+                    prop_assert!(next.next.iter().all(|r| r.start < r.end && r.end <= 5000));
+                    (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
+                }
+            }
+            let unread = tracks.clear();
+            prop_assert!(used + unread <= predicted, "{} {} {}", used, unread, predicted);
+        }
+    }
+}
