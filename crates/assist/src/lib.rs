@@ -10,6 +10,7 @@
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
 //! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that nobody has read yet.
 //! - [`formats`]: files that list their own extents, one reader for each format.
+//! - [`survey`]: what it could be worth to programs of which there are only Darshan logs.
 //! - [`walk`]: which files a program opens next when it goes through a tree of folders.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
@@ -30,5 +31,6 @@ pub mod plan;
 pub mod record;
 pub mod regions;
 pub mod report;
+pub mod survey;
 pub mod walk;
 pub mod watch;

@@ -29,8 +29,11 @@ enum State {
     /// Predicted and not read yet; `unproven` after a single read in its track.
     Predicted {
         unproven: bool,
+        bytes: u64,
     },
-    Read,
+    Read {
+        was_predicted: bool,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -41,9 +44,11 @@ struct Extent {
 }
 
 /// Where a reader is in a track.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     first: i64,
+    /// Which bytes of the extent there were read so far.
+    part: Range<u64>,
     step: i64,
     /// The step before, which becomes the step when it is seen again.
     seen: i64,
@@ -113,20 +118,22 @@ impl Tracks {
         let touched = self.touched(bytes)?;
         let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
         for i in touched.clone().map(|place| self.by_start[place].1).collect::<Vec<_>>() {
-            let extent = &mut self.extents[i];
-            let len = extent.bytes.end - extent.bytes.start;
-            match std::mem::replace(&mut extent.state, State::Read) {
-                State::Unknown => result.was_predicted = false,
-                State::Predicted { unproven } => {
-                    result.used_bytes += len;
+            let state = &mut self.extents[i].state;
+            let was_predicted = match *state {
+                State::Unknown => false,
+                State::Predicted { unproven, bytes } => {
+                    result.used_bytes += bytes;
                     self.proven += u64::from(unproven);
+                    true
                 }
                 // Read in pieces, or once more.
-                State::Read => result.was_predicted = false,
-            }
+                State::Read { was_predicted } => was_predicted,
+            };
+            *state = State::Read { was_predicted };
+            result.was_predicted &= was_predicted;
         }
         for (track, indices) in self.by_track(touched) {
-            is_followed |= self.step(reader, track, indices, may, &mut result.next);
+            is_followed |= self.step(reader, track, (indices, bytes), may, &mut result.next);
         }
         join(&mut result.next);
         (is_followed || result.was_predicted).then_some(result)
@@ -143,8 +150,8 @@ impl Tracks {
         self.readers.clear();
         let mut unread = 0;
         for extent in &mut self.extents {
-            if matches!(std::mem::replace(&mut extent.state, State::Unknown), State::Predicted { .. }) {
-                unread += extent.bytes.end - extent.bytes.start;
+            if let State::Predicted { bytes, .. } = std::mem::replace(&mut extent.state, State::Unknown) {
+                unread += bytes;
             }
         }
         unread
@@ -177,7 +184,7 @@ impl Tracks {
         &mut self,
         reader: u64,
         track: u32,
-        indices: Range<usize>,
+        (indices, bytes): (Range<usize>, &Range<u64>),
         may: &mut dyn FnMut(u64) -> bool,
         next: &mut Vec<Range<u64>>,
     ) -> bool {
@@ -186,58 +193,96 @@ impl Tracks {
             places.clear();
         }
         let (first, group) = (indices.start as i64, indices.len() as i64);
-        let is_new = !places.contains_key(&track);
-        let place = places.entry(track).or_insert(Place { first, step: group, seen: 0, right: 0 });
+        let here = &self.extents[indices.start].bytes;
+        let (whole, part) = (0..here.end - here.start, within(here, bytes));
+        // A read of several extents takes all of each.
+        let is_whole = |part: &Range<u64>| group > 1 || *part == whole;
+        let Some(place) = places.get_mut(&track) else {
+            places.insert(track, Place { first, part: part.clone(), step: group, seen: 0, right: 0 });
+            if !is_whole(&part) || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
+                return false;
+            }
+            self.predict(track, (first, group, group), 1, None, may, next);
+            return true;
+        };
         let moved = first - place.first;
-        if !is_new && moved == 0 {
+        if moved == 0 {
+            place.part = place.part.start.min(part.start)..place.part.end.max(part.end);
             return place.right > 0;
         }
+        // What was read of the extent before will be read of the next ones.
+        let read_before = std::mem::replace(&mut place.part, part);
         place.first = first;
-        if !is_new && moved == place.step {
+        if moved == place.step {
             place.right += 1;
-        } else if !is_new && moved == place.seen {
+        } else if moved == place.seen {
             (place.step, place.right) = (moved, 1);
-        } else if !is_new {
+        } else {
             (place.seen, place.right) = (moved, 0);
             return false;
         }
-        let place = *place;
-        if is_new && self.unproven >= UNPROVEN_MAX + 2 * self.proven {
-            return false;
-        }
-        let steps = if is_new { 1 } else { 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX) };
+        let steps = 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX);
+        let at = (first, place.step, group);
+        let part = (!is_whole(&read_before)).then_some((whole.end, read_before));
+        self.predict(track, at, steps, part, may, next);
+        true
+    }
+
+    /// Predicts so many steps from an extent: where it is, the step, and how many extents a read takes. With a part, that of
+    /// extents of the same length, else all of each.
+    fn predict(
+        &mut self,
+        track: u32,
+        (first, step, group): (i64, i64, i64),
+        steps: u32,
+        part: Option<(u64, Range<u64>)>,
+        may: &mut dyn FnMut(u64) -> bool,
+        next: &mut Vec<Range<u64>>,
+    ) {
+        let unproven = steps == 1;
         let range = self.tracks[track as usize].clone();
+        let wanted = |extent: &Extent| match &part {
+            None => Some(extent.bytes.clone()),
+            Some((len, part)) if extent.bytes.end - extent.bytes.start == *len => {
+                Some(extent.bytes.start + part.start..extent.bytes.start + part.end)
+            }
+            Some(_) => None,
+        };
         let mut left = AHEAD_BYTES_MAX;
         for k in 1..=i64::from(steps) {
-            let from = first + place.step * k;
+            let from = first + step * k;
             // A read takes a group of extents: they come together or not at all.
             let together = from.max(range.start as i64)..(from + group).min(range.end as i64);
             if together.is_empty() {
                 break;
             }
-            let together = together.start as usize..together.end as usize;
-            let len = |e: &Extent| e.bytes.end - e.bytes.start;
-            let whole: u64 = self.extents[together.clone()].iter().map(len).sum();
-            if whole > left && k > 1 {
+            let together = &mut self.extents[together.start as usize..together.end as usize];
+            let unknown = together.iter().filter(|extent| extent.state == State::Unknown);
+            let bytes = unknown.filter_map(wanted).map(|r| r.end - r.start).sum();
+            if bytes > left && k > 1 {
                 break;
             }
-            left = left.saturating_sub(whole);
-            let is_wanted = |e: &&mut Extent| e.state == State::Unknown;
-            let wanted = self.extents[together.clone()].iter().filter(|e| e.state == State::Unknown).map(len).sum();
-            if wanted == 0 {
+            left = left.saturating_sub(bytes);
+            if bytes == 0 {
                 continue;
             }
-            if !may(wanted) {
+            if !may(bytes) {
                 break;
             }
-            self.unproven += u64::from(is_new);
-            for extent in self.extents[together].iter_mut().filter(is_wanted) {
-                extent.state = State::Predicted { unproven: is_new };
-                next.push(extent.bytes.clone());
+            self.unproven += u64::from(unproven);
+            for extent in together.iter_mut().filter(|extent| extent.state == State::Unknown) {
+                if let Some(bytes) = wanted(extent) {
+                    extent.state = State::Predicted { unproven, bytes: bytes.end - bytes.start };
+                    next.push(bytes);
+                }
             }
         }
-        true
     }
+}
+
+/// The part of an extent that lies in these bytes, from its beginning.
+fn within(extent: &Range<u64>, bytes: &Range<u64>) -> Range<u64> {
+    bytes.start.max(extent.start) - extent.start..bytes.end.min(extent.end) - extent.start
 }
 
 /// Joins neighbours that follow one another.
@@ -311,6 +356,32 @@ mod tests {
         assert_eq!(next.next, [8 * KIB..16 * KIB]);
         let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
         assert!(next.was_predicted && next.next == [16 * KIB..32 * KIB], "{next:?}");
+    }
+
+    #[test]
+    fn of_rows_read_in_part_only_that_part_comes() {
+        let rows: Vec<_> = (0..20u64).map(|i| i * 256 * KIB..(i + 1) * 256 * KIB).collect();
+        let mut tracks = Tracks::new([rows], 1 << 30);
+        let read = |i: u64| i * 256 * KIB + 64 * KIB..i * 256 * KIB + 192 * KIB;
+        assert!(tracks.read(1, &read(0), &mut |_| true).is_none(), "what is read of it is not known before it is left");
+        assert_eq!(tracks.read(1, &read(1), &mut |_| true).unwrap().next, [read(2), read(3)]);
+        let next = tracks.read(1, &read(2), &mut |_| true).unwrap();
+        assert!(next.was_predicted && next.used_bytes == 128 * KIB);
+    }
+
+    #[test]
+    fn extents_read_in_pieces_come_as_a_whole() {
+        let mut tracks = Tracks::new(columns(20), 1 << 30);
+        let pieces = |group: usize| {
+            let extent = columns(20)[2][group].clone();
+            (0..8).map(move |i| extent.start + i * 8 * KIB..extent.start + (i + 1) * 8 * KIB)
+        };
+        let mut hits = 0;
+        for read in (0..20).flat_map(pieces) {
+            hits += u32::from(tracks.read(1, &read, &mut |_| true).is_some_and(|next| next.was_predicted));
+        }
+        assert_eq!(hits, 18 * 8);
+        assert_eq!(tracks.depart(1), 0);
     }
 
     #[test]
