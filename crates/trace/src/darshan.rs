@@ -243,11 +243,20 @@ impl Counted<'_> {
     }
 }
 
-/// How many counters and times a record of this version has, and what they mean.
-type Meaning = fn(version: u32) -> Option<(usize, usize, fn(&Counted<'_>, version: u32) -> FileRecord)>;
+/// A module's records in one version: how many counters and times each has, and what they mean.
+struct Meaning {
+    counters: usize,
+    times: usize,
+    read: fn(&Counted<'_>, version: u32) -> FileRecord,
+}
 
-fn files(bytes: &[u8], names: &HashMap<u64, String>, version: u32, meaning: Meaning) -> Option<Vec<FileRecord>> {
-    let (counters, times, read) = meaning(version)?;
+fn files(
+    bytes: &[u8],
+    names: &HashMap<u64, String>,
+    version: u32,
+    meaning: fn(u32) -> Option<Meaning>,
+) -> Option<Vec<FileRecord>> {
+    let Meaning { counters, times, read } = meaning(version)?;
     let records = bytes.chunks_exact(16 + 8 * (counters + times)).take(RECORDS_MAX);
     Some(
         records
@@ -268,13 +277,13 @@ fn named(names: &HashMap<u64, String>, id: u64) -> String {
     names.get(&id).cloned().unwrap_or_else(|| format!("file {id}"))
 }
 
-fn posix(version: u32) -> Option<(usize, usize, fn(&Counted<'_>, u32) -> FileRecord)> {
+fn posix(version: u32) -> Option<Meaning> {
     let counters = match version {
         3 => 64,
         4 => 69,
         _ => return None,
     };
-    Some((counters, FLOATS, |record, version| {
+    let read = |record: &Counted<'_>, version| {
         // Version 4 counts numbers and copies of descriptors before the reads, and renames before the mode.
         let (early, late) = if version == 3 { (2, 5) } else { (0, 0) };
         FileRecord {
@@ -290,16 +299,17 @@ fn posix(version: u32) -> Option<(usize, usize, fn(&Counted<'_>, u32) -> FileRec
             other_s: record.seconds(10),
             ..FileRecord::default()
         }
-    }))
+    };
+    Some(Meaning { counters, times: FLOATS, read })
 }
 
-fn stdio(version: u32) -> Option<(usize, usize, fn(&Counted<'_>, u32) -> FileRecord)> {
+fn stdio(version: u32) -> Option<Meaning> {
     let counters = match version {
         1 => 13,
         2 => 14,
         _ => return None,
     };
-    Some((counters, 15, |record, version| {
+    let read = |record: &Counted<'_>, version| {
         let early = if version == 1 { 1 } else { 0 };
         FileRecord {
             reads: record.count(2 - early),
@@ -310,7 +320,8 @@ fn stdio(version: u32) -> Option<(usize, usize, fn(&Counted<'_>, u32) -> FileRec
             read_s: record.seconds(2),
             ..FileRecord::default()
         }
-    }))
+    };
+    Some(Meaning { counters, times: 15, read })
 }
 
 /// Records of extended tracing: a head of 104 bytes, the writes, the reads.

@@ -107,7 +107,11 @@ fn htcondor_s_wrapper_serves_a_job_and_keeps_its_status() {
     let prefix = prefix(&folder);
     let wrapper = |words: &[String]| {
         let mut wrapper = Command::new(packaging().join("htcondor/job-wrapper.sh"));
-        wrapper.args(words).env("IMPRESARIO_PREFIX", &prefix).env("_CONDOR_SCRATCH_DIR", folder.path());
+        wrapper
+            .args(words)
+            .env("IMPRESARIO_PREFIX", &prefix)
+            .env("_CONDOR_SCRATCH_DIR", "/execute/dir_7")
+            .env("IMPRESARIO_ASSIST_REPORTS", folder.path());
         wrapper.env("IMPRESARIO_ASSIST_LIBRARY", library()).env("IMPRESARIO_ASSIST_WAIT_MS", WAIT_MS);
         wrapper
     };
@@ -115,7 +119,10 @@ fn htcondor_s_wrapper_serves_a_job_and_keeps_its_status() {
     let alone = plain(&words);
     let ran = run_command(&mut wrapper(&words), LONG);
     assert_eq!((ran.code, ran.out.as_str()), (0, alone.as_str()), "{}", ran.err);
-    let report: Report = serde_json::from_slice(&std::fs::read(folder.at("guided.json")).unwrap()).unwrap();
+    let mut kept = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let is_report = |path: &PathBuf| path.to_str().unwrap().contains("/guided-dir_7-");
+    let report = std::fs::read(kept.find(is_report).unwrap()).unwrap();
+    let report: Report = serde_json::from_slice(&report).unwrap();
     assert!(of(&report, &data).reads > 0);
     let fails = ["sh", "-c", "exit 7"].map(String::from);
     assert_eq!(run_command(&mut wrapper(&fails), LONG).code, 7);

@@ -51,6 +51,6 @@ fn a_folder_without_logs_is_told() {
     let folder = Folder::new();
     let ran = run_command(assist(["survey"]).arg(folder.path()), PATIENCE);
     assert!(ran.code == 2 && ran.err.contains("ends with .darshan"), "{ran:?}");
-    let ran = run_command(assist(["survey", "/nowhere/at/all"]), PATIENCE);
+    let ran = run_command(&mut assist(["survey", "/nowhere/at/all"]), PATIENCE);
     assert!(ran.code != 0 && ran.err.contains("/nowhere/at/all"), "{ran:?}");
 }
