@@ -83,22 +83,22 @@ fn slurm_s_prologue_and_epilogues_serve_a_job() {
 #[test]
 fn slurm_s_prologue_leaves_a_job_alone_where_it_must() {
     let folder = Folder::new();
-    let prologue = |set: &dyn Fn(&mut Command)| {
+    let prologue = |variables: &[(&str, &Path)], job: &str| {
         let mut script = Command::new("sh");
         script
             .arg(packaging().join("slurm/task-prolog.sh"))
             .env("IMPRESARIO_JOBS", folder.path())
-            .env("SLURM_JOB_ID", "1");
-        script.env("IMPRESARIO_PREFIX", "/nowhere");
-        set(&mut script);
+            .env("SLURM_JOB_ID", job);
+        script.envs(variables.iter().copied());
         let ran = run_command(&mut script, PATIENCE);
         assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, "", ""));
     };
-    prologue(&|_| {});
-    let prefix = prefix(&folder);
-    prologue(&|script| drop(script.env("IMPRESARIO_PREFIX", &prefix).env("IMPRESARIO_ASSIST", "off")));
-    prologue(&|script| drop(script.env("IMPRESARIO_PREFIX", &prefix).env("IMPRESARIO_ASSIST_HINTS", "/nowhere")));
-    prologue(&|script| drop(script.env("IMPRESARIO_PREFIX", &prefix).env_remove("SLURM_JOB_ID")));
+    prologue(&[("IMPRESARIO_PREFIX", Path::new("/nowhere"))], "1");
+    let laid_out = prefix(&folder);
+    let prefix = ("IMPRESARIO_PREFIX", laid_out.as_path());
+    prologue(&[prefix, ("IMPRESARIO_ASSIST", Path::new("off"))], "1");
+    prologue(&[prefix, ("IMPRESARIO_ASSIST_HINTS", Path::new("/nowhere"))], "1");
+    prologue(&[prefix], "");
 }
 
 #[test]
