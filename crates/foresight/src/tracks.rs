@@ -47,8 +47,9 @@ struct Extent {
 #[derive(Clone, Debug)]
 struct Place {
     first: i64,
-    /// Which bytes of the extent there were read so far.
+    /// Which bytes of the extent there were read so far, and all of it.
     part: Range<u64>,
+    whole: Range<u64>,
     step: i64,
     /// The step before, which becomes the step when it is seen again.
     seen: i64,
@@ -195,11 +196,12 @@ impl Tracks {
         let (first, group) = (indices.start as i64, indices.len() as i64);
         let here = &self.extents[indices.start].bytes;
         let (whole, part) = (0..here.end - here.start, within(here, bytes));
-        // A read of several extents takes all of each.
-        let is_whole = |part: &Range<u64>| group > 1 || *part == whole;
         let Some(place) = places.get_mut(&track) else {
-            places.insert(track, Place { first, part: part.clone(), step: group, seen: 0, right: 0 });
-            if !is_whole(&part) || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
+            places.insert(
+                track,
+                Place { first, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
+            );
+            if group == 1 && part != whole || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
                 return false;
             }
             self.predict(track, (first, group, group), 1, None, may, next);
@@ -211,7 +213,7 @@ impl Tracks {
             return place.right > 0;
         }
         // What was read of the extent before will be read of the next ones.
-        let read_before = std::mem::replace(&mut place.part, part);
+        let before = (std::mem::replace(&mut place.whole, whole), std::mem::replace(&mut place.part, part));
         place.first = first;
         if moved == place.step {
             place.right += 1;
@@ -223,7 +225,8 @@ impl Tracks {
         }
         let steps = 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX);
         let at = (first, place.step, group);
-        let part = (!is_whole(&read_before)).then_some((whole.end, read_before));
+        // A read of several extents takes all of each.
+        let part = Some((before.0.end, before.1)).filter(|(len, part)| group == 1 && *part != (0..*len));
         self.predict(track, at, steps, part, may, next);
         true
     }
@@ -367,6 +370,15 @@ mod tests {
         assert_eq!(tracks.read(1, &read(1), &mut |_| true).unwrap().next, [read(2), read(3)]);
         let next = tracks.read(1, &read(2), &mut |_| true).unwrap();
         assert!(next.was_predicted && next.used_bytes == 128 * KIB);
+    }
+
+    #[test]
+    fn whole_extents_of_different_lengths_are_followed() {
+        let extents: Vec<_> = (0..40u64).map(|i| i * 100 * KIB..i * 100 * KIB + (20 + i * 7 % 60) * KIB).collect();
+        let mut tracks = Tracks::new([extents.clone()], 1 << 30);
+        let mut reads = extents.iter().step_by(2);
+        let hits = reads.by_ref().filter(|read| tracks.read(1, read, &mut |_| true).is_some_and(|n| n.was_predicted));
+        assert_eq!(hits.count(), 17);
     }
 
     #[test]
