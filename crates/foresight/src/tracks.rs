@@ -356,9 +356,9 @@ mod tests {
     fn what_is_read_at_once_comes_at_once() {
         let mut tracks = Tracks::new([(0..64).map(|i| i * KIB..(i + 1) * KIB).collect()], 1 << 20);
         let next = tracks.read(1, &(0..8 * KIB), &mut |_| true).unwrap();
-        assert_eq!(next.next, [8 * KIB..16 * KIB]);
+        assert_eq!((next.next.len(), next.next[0].clone()), (1, 8 * KIB..16 * KIB));
         let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
-        assert!(next.was_predicted && next.next == [16 * KIB..32 * KIB], "{next:?}");
+        assert!(next.was_predicted && next.next.len() == 1 && next.next[0] == (16 * KIB..32 * KIB), "{next:?}");
     }
 
     #[test]
