@@ -83,11 +83,13 @@ install: ## Install below PREFIX (default /usr/local); DESTDIR is honoured
 	  $(BIN) assist library $(DESTDIR)$(LIBDIR)/impresario/preload >/dev/null
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|' packaging/impresario-assist.service > $(DESTDIR)$(UNITDIR)/impresario-assist.service
+	install -d $(DESTDIR)$(PREFIX)/share/impresario
+	cp -r packaging/slurm packaging/htcondor $(DESTDIR)$(PREFIX)/share/impresario/
 	@VERSION=$(VERSION) scripts/install-libs.sh install $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 
 uninstall: ## Remove what `make install` put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/impresario $(DESTDIR)$(PREFIX)/share/bash-completion/completions/impresario
-	rm -rf $(DESTDIR)$(LIBDIR)/impresario/preload
+	rm -rf $(DESTDIR)$(LIBDIR)/impresario/preload $(DESTDIR)$(PREFIX)/share/impresario
 	rm -f $(DESTDIR)$(LIBDIR)/libimpresario_assist.so $(DESTDIR)$(UNITDIR)/impresario-assist.service
 	@VERSION=$(VERSION) scripts/install-libs.sh uninstall $(TARGET_DIR)/release "$(DESTDIR)" $(PREFIX) $(LIBDIR) $(LIBRARIES)
 

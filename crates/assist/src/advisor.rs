@@ -3,6 +3,7 @@
 //! A state machine without I/O. One advisor serves all programs that read the same file (device and inode).
 
 mod fill;
+mod indexed;
 mod learnt;
 mod map_watch;
 #[cfg(test)]
@@ -11,16 +12,18 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX};
+use impresario_foresight::{Detector, ReadingOrder, STREAMS_MAX, Tracks};
 use rustc_hash::FxHashMap;
 
 use fill::{Fill, Step};
+use indexed::Indexed;
 use learnt::Learnt;
 pub use map_watch::Cached;
 use map_watch::MapWatch;
 
 use crate::cache::{Action, BlockCache, Geometry, Plan, Tally};
 use crate::config::{Budget, DeviceCost, Entry, Monitored, Region, StandDown};
+use crate::formats::Format;
 use crate::judge::{Judge, Why, is_slow};
 
 /// Blocks are of this size when strides are detected, so that little is brought in for nothing.
@@ -88,6 +91,8 @@ pub struct Advisor {
     mapped: FxHashMap<u64, (u64, u64)>,
     /// Of files without a plan whose kind is known.
     learnt: Option<Learnt>,
+    /// Of files without a plan that list their own extents.
+    indexed: Indexed,
     /// Of files without a plan: bringing in all of them.
     fill: Fill,
     /// Of files without a plan that are mapped.
@@ -153,6 +158,7 @@ impl Advisor {
             was_down: false,
             mapped: FxHashMap::default(),
             learnt,
+            indexed: Indexed::default(),
             fill: Fill::default(),
             map_watch: None,
             is_mapped: false,
@@ -161,6 +167,28 @@ impl Advisor {
             quiet_looks: 0,
             expecting_until_ns: None,
         }
+    }
+
+    /// The file may have one of these formats. Where nothing else is known of it, its index is wanted in time.
+    pub fn may_be(&mut self, formats: Vec<&'static dyn Format>) {
+        if matches!(self.engine, Engine::Online(..)) {
+            self.indexed.may_be(formats);
+        }
+    }
+
+    /// The formats whose readers are to look at the file's index now; once.
+    pub fn take_index_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
+        self.indexed.take_wish()
+    }
+
+    /// What the file's index says.
+    pub fn index_is_known(&mut self, format: &'static str, tracks: Tracks) {
+        self.indexed.is_known(format, tracks);
+    }
+
+    /// The format of the file, if its index is followed.
+    pub fn index_format(&self) -> Option<&'static str> {
+        self.indexed.format()
     }
 
     /// What the configuration says of the file.
@@ -176,6 +204,7 @@ impl Advisor {
     /// The file's length changed.
     pub fn set_size(&mut self, size_bytes: u64) {
         self.size_bytes = size_bytes;
+        self.indexed.forget();
         if let Some(learnt) = &mut self.learnt {
             learnt.set_size(size_bytes);
         }
@@ -270,6 +299,8 @@ impl Advisor {
                     return Vec::new();
                 }
                 let known = self.learnt.as_mut().and_then(|learnt| learnt.read(reader, &read.bytes, &mut grant));
+                let listed = self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant);
+                let known = known.or(listed);
                 let is_known = known.is_some();
                 let (brought, more) = known.unwrap_or_default();
                 let hit = brought || cache.holds(&read.bytes);
@@ -418,6 +449,7 @@ impl Advisor {
                 if let Some(learnt) = &mut self.learnt {
                     learnt.depart(program);
                 }
+                self.indexed.depart(program);
                 let mut actions = Vec::new();
                 detectors.retain(|reader, _| {
                     if reader.program == program {
@@ -459,13 +491,13 @@ impl Advisor {
     pub fn held_bytes(&self) -> u64 {
         let watched = self.watched_bytes + self.map_watch.as_ref().map_or(0, MapWatch::held_bytes);
         let mapped = self.mapped.values().map(|(held, _)| held).sum::<u64>();
-        let learnt = self.learnt.as_ref().map_or(0, Learnt::held_bytes);
-        self.cache().map_or(0, BlockCache::held_bytes) + learnt + mapped + watched + self.fill.held_bytes()
+        let known = self.learnt.as_ref().map_or(0, Learnt::held_bytes) + self.indexed.held_bytes();
+        self.cache().map_or(0, BlockCache::held_bytes) + known + mapped + watched + self.fill.held_bytes()
     }
 
     /// What became of what was brought in.
     pub fn tally(&self) -> Tally {
-        let tally = self.cache().map_or_else(Tally::default, BlockCache::tally);
+        let tally = self.cache().map_or_else(Tally::default, BlockCache::tally).and(self.indexed.tally());
         self.learnt.as_ref().map_or(tally, |learnt| tally.and(learnt.tally()))
     }
 
@@ -497,6 +529,7 @@ impl Advisor {
     }
 
     fn forget(&mut self) {
+        self.indexed.clear();
         if let Some(learnt) = &mut self.learnt {
             learnt.clear();
         }

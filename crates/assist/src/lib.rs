@@ -9,6 +9,8 @@
 //!   see.
 //! - [`record`] records a run; [`plan`]: from it to hints, each with its reason and expected gain.
 //! - [`learn`]: what programs do with kinds of files, from recorded runs, for files that were never read before.
+//! - [`formats`]: files that list their own extents, one reader for each format.
+//! - [`survey`]: what it could be worth to programs of which there are only Darshan logs.
 //! - [`walk`]: which files a program opens next when it goes through a tree of folders.
 //! - [`watch`]: programs without the library, seen through the kernel.
 //!
@@ -20,6 +22,7 @@ pub mod backend;
 pub mod cache;
 pub mod config;
 pub mod coverage;
+pub mod formats;
 pub mod judge;
 pub mod learn;
 pub mod manager;
@@ -28,5 +31,6 @@ pub mod plan;
 pub mod record;
 pub mod regions;
 pub mod report;
+pub mod survey;
 pub mod walk;
 pub mod watch;

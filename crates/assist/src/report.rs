@@ -62,6 +62,9 @@ pub struct FileReport {
     /// Its kind was known, and it was read in another order.
     #[serde(default)]
     pub strayed: bool,
+    /// The format of the file, where its own index says what comes next.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub index: String,
 }
 
 impl FileReport {
@@ -199,6 +202,9 @@ impl fmt::Display for FileReport {
         }
         if let Some(gain) = self.gain_percent {
             writeln!(f, "  time of a read saved: {gain} %")?;
+        }
+        if !self.index.is_empty() {
+            writeln!(f, "  followed by its own index ({})", self.index)?;
         }
         if self.strayed {
             writeln!(f, "  read in another order than other files of its kind")?;

@@ -9,6 +9,7 @@ mod plan;
 mod record;
 mod report;
 mod run;
+mod survey;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ pub enum Command {
     Compare(compare::Args),
     Daemon(daemon::Args),
     Report(report::Args),
+    Survey(survey::Args),
     Library(library::Args),
 }
 
@@ -46,6 +48,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Compare(args) => compare::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Report(args) => report::run(args),
+        Command::Survey(args) => survey::run(args),
         Command::Library(args) => library::run(args),
     }
 }

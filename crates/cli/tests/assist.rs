@@ -3,6 +3,10 @@
 
 mod support;
 
+#[path = "assist/batch.rs"]
+mod batch;
+#[path = "assist/formats.rs"]
+mod formats;
 #[path = "assist/inside.rs"]
 mod inside;
 #[path = "assist/kinds.rs"]
@@ -15,6 +19,8 @@ mod mistakes;
 mod node;
 #[path = "assist/one_program.rs"]
 mod one_program;
+#[path = "assist/survey.rs"]
+mod survey;
 #[path = "assist/tools.rs"]
 mod tools;
 #[path = "assist/trouble.rs"]

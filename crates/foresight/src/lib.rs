@@ -13,6 +13,7 @@
 //! - [`ReadingOrder`]: a file whose extents are read in an order that a recorded run has shown.
 //! - [`PredictedQueues`]: the requests of a recorded run as a scheduler will queue them, and their [`Aggregations`].
 //! - [`Shape`]: how files of one kind are read, whatever their size, learnt from several [`Sample`]s.
+//! - [`Tracks`]: a file whose own index tells which extents belong together and in which order.
 //! - [`Run`]: a recorded run; [`replay()`] replays it against any model of storage; [`Pattern`] describes how it reads one
 //!   file.
 
@@ -34,6 +35,7 @@ mod replay;
 mod run;
 mod shape;
 mod stream;
+mod tracks;
 
 pub use account::Account;
 pub use detector::{Detector, STREAMS_MAX, Seen};
@@ -49,6 +51,7 @@ pub use reading_order::ReadingOrder;
 pub use replay::{Elapsed, ReadEnd, Storage, replay};
 pub use run::{Access, Reader, RecordedRead, Run, Thread};
 pub use shape::{Anchor, PREDICTED_MAX, Repeat, Sample, Score, Series, Shape, ShapePiece, ShapeStep, held_out};
+pub use tracks::{EXTENTS_MAX, NextOnTrack, Tracks};
 
 use std::ops::Range;
 

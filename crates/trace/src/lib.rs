@@ -4,6 +4,7 @@
 pub mod codec;
 pub mod combine;
 pub mod convert;
+pub mod darshan;
 mod error;
 pub mod live;
 mod ordered;

@@ -72,12 +72,13 @@ const fn program(
     Program { name, files, script, needs }
 }
 
-const PROGRAMS: [Program; 23] = [
+const PROGRAMS: [Program; 24] = [
     program("memmap", "numpy", "exec $PYTHON $T/held_out.py read memmap $D", &[]),
     program("memmap-some", "numpy", "exec $PYTHON $T/held_out.py read memmap-some $D", &[]),
     program("npload", "numpy", "exec $PYTHON $T/held_out.py read npload $D", &[]),
     program("h5-slices", "hdf5", "exec $PYTHON $T/held_out.py read steps $D", &[]),
     program("h5-chunks", "hdf5", "exec $PYTHON $T/held_out.py read chunks $D", &[]),
+    program("h5-scattered", "scattered", "exec $PYTHON $T/held_out.py read scattered $D", &[]),
     program("tar", "tree", "tar -cf - -C $D tree | cksum", &["tar"]),
     program(
         "cp",

@@ -61,6 +61,35 @@ pub fn cached_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedP
     Ok(CachedPages { cached: stat.nr_cache, all })
 }
 
+/// As [`cached_pages`], for a range that is about to be brought in. Where the kernel keeps `cachestat` from us, single pages
+/// are asked for without waiting (`RWF_NOWAIT`): an estimate. What is not there, the kernel may begin to read then, so no
+/// further page is asked for after a missing one.
+///
+/// It does not tell whether a hint was followed: pages that are on their way do not count.
+pub(super) fn pages_before(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<CachedPages> {
+    match cached_pages(fd, range.clone()) {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => sampled_pages(fd, range).ok_or(e),
+        pages => pages,
+    }
+}
+
+/// By a sample of pages; `None` where the file cannot be read without waiting.
+fn sampled_pages(fd: BorrowedFd<'_>, range: Range<u64>) -> Option<CachedPages> {
+    let (first, end) = (range.start / PAGE_BYTES, range.end.div_ceil(PAGE_BYTES));
+    let all = end.checked_sub(first).filter(|pages| *pages > 0)?;
+    let (mut there, mut looked) = (0, 0);
+    // The kernel reads little for a page in the middle; the first one might look like the beginning of a stream.
+    for eighth in [3, 5, 7, 1] {
+        looked += 1;
+        let page = first + all * eighth / 8;
+        if !is_byte_cached(fd, (page * PAGE_BYTES).max(range.start))? {
+            break;
+        }
+        there += 1;
+    }
+    Some(CachedPages { cached: all * there / looked, all })
+}
+
 /// Whether a range that is not empty is in memory: by `cachestat`, or, where that is not to be had, by asking for its first
 /// and its last byte without waiting (`RWF_NOWAIT`, Linux 4.14), which says something of these two only and may make the
 /// kernel begin to read. `None` where neither can be asked.
@@ -99,7 +128,28 @@ mod tests {
         assert_eq!(cached_pages(file.as_fd(), 4095..4097).unwrap().all, 2);
         assert!(is_cached(file.as_fd(), 0..10_000) != Some(false));
         assert!(is_byte_cached(file.as_fd(), 9_999) != Some(false), "asked without cachestat");
+        let sampled = sampled_pages(file.as_fd(), 0..10_000);
+        assert!(sampled.is_none_or(|sampled| sampled == pages), "{sampled:?}");
+        assert_eq!(pages_before(file.as_fd(), 0..10_000).unwrap(), pages);
+        assert_eq!(sampled_pages(file.as_fd(), 0..0), None);
         let beyond = cached_pages(file.as_fd(), 1 << 30..(1 << 30) + 4096).unwrap();
         assert_eq!((beyond.cached, beyond.of_bytes(4096)), (0, 0));
+    }
+
+    /// What is not in memory is told as missing, by one page before a hint.
+    #[test]
+    fn a_sample_tells_what_is_missing() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![1; 4 << 20]).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let Ok(CachedPages { cached: 0, all }) = cached_pages(file.as_fd(), 0..4 << 20) else {
+            return impresario_testing::skip("cachestat", "no cachestat, or a file system whose pages stay");
+        };
+        let Some(before) = sampled_pages(file.as_fd(), 0..4 << 20) else { return };
+        assert_eq!(before, CachedPages { cached: 0, all });
+        let asked = cached_pages(file.as_fd(), 0..4 << 20).unwrap().cached;
+        assert!(asked <= 32, "one page, and what the kernel reads with it: {asked}");
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 use rustix::fs::Advice;
 
-use super::cachestat::{PAGE_BYTES, cached_pages};
+use super::cachestat::{PAGE_BYTES, cached_pages, pages_before};
 use super::{Brought, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
 use crate::config::ReadAhead;
 use impresario_base::lock::Mutex;
@@ -119,7 +119,7 @@ impl HintBackend for Fadvise {
         let mut brought = Brought::default();
         for piece in pieces(range, call_bytes).take_while(|_| !file.has_ended()) {
             let bytes = piece.end - piece.start;
-            let cached = cached_pages(file.fd, piece.clone()).ok();
+            let cached = pages_before(file.fd, piece.clone()).ok();
             if let Some(cached) = cached {
                 brought.found_bytes += cached.of_bytes(bytes);
                 if cached.complete() {

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rustc_hash::FxHashMap;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use super::cachestat::cached_pages;
+use super::cachestat::pages_before;
 use super::{Brought, FileId, HintBackend, HintedFile, fadvise_drop, fadvise_mode, pieces};
 use crate::config::ReadAhead;
 use impresario_base::lock::{Mutex, MutexGuard};
@@ -127,7 +127,7 @@ impl HintBackend for ForcedRead {
             // it would end the stream that the kernel sees, and its requests would become short again.
             let end = own.end.load(Relaxed);
             let goes_on = end > 0 && (end..end.saturating_add(OWN_AHEAD_BYTES)).contains(&piece.start);
-            if !goes_on && let Ok(cached) = cached_pages(file.fd, piece.clone()) {
+            if !goes_on && let Ok(cached) = pages_before(fd, piece.clone()) {
                 brought.found_bytes += cached.of_bytes(bytes);
                 if cached.complete() {
                     continue;

@@ -17,6 +17,7 @@ use crate::advisor::{Advisor, Read, Reader};
 use crate::backend::{FileId, Inside, Progress, cached_pages};
 use crate::cache::Action;
 use crate::config::{Budget, DeviceCost, Monitored, ReadAhead, StandDown};
+use crate::formats;
 use crate::regions::RegionMap;
 use crate::report::FileReport;
 
@@ -84,7 +85,8 @@ impl Files {
                 entry: monitored.key.clone(),
                 ..FileReport::default()
             };
-            let advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
+            let mut advisor = Advisor::new(monitored.clone(), size_bytes, &budget, self.stand_down, &self.device);
+            advisor.may_be(formats::by_name(path));
             let (payer, programs) = (acting.uid, FxHashMap::default());
             SharedFile { advisor, programs, expected: None, payer, progress: Arc::default(), report }
         })
@@ -161,6 +163,9 @@ impl Files {
         }
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
+        if let Some(formats) = file.advisor.take_index_wish() {
+            file.submit(acting, Work::Index(formats));
+        }
         self.watch(acting);
     }
 
@@ -259,6 +264,9 @@ impl Files {
     /// A worker is done.
     pub(super) fn done(&mut self, done: Done, now_ns: u64) {
         let Some(file) = self.open.get_mut(&done.id) else { return };
+        if let Some((format, tracks)) = done.index {
+            return file.advisor.index_is_known(format, tracks);
+        }
         file.report.backend = done.backend.into();
         match done.result {
             Err(e) => {
@@ -296,6 +304,7 @@ impl Files {
             (same.backend, same.read_ahead) = (report.backend, report.read_ahead);
             (same.gain_percent, same.why_stood_down) = (report.gain_percent, report.why_stood_down);
             same.strayed |= report.strayed;
+            same.index.clone_from(&report.index);
             return;
         }
         self.closed.push_back(report);
@@ -394,6 +403,7 @@ impl SharedFile {
             stood_down: self.advisor.stood_down(),
             why_stood_down: self.advisor.why_down().map(|why| why.to_string()),
             strayed: self.advisor.has_strayed(),
+            index: self.advisor.index_format().unwrap_or_default().into(),
             ..self.report.clone()
         }
     }

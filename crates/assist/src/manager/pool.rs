@@ -5,15 +5,18 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use impresario_foresight::Tracks;
 use rustc_hash::FxHashMap;
+use rustix::fs::{Mode, OFlags};
 
 use crate::backend::{Backends, Brought, FileId, HintedFile, Inside, Progress};
 use crate::config::{BackendChoice, ReadAhead};
+use crate::formats::{self, Format};
 use impresario_base::lock::{Condvar, Mutex, MutexGuard};
 
 /// Jobs of one file that wait at most; more hints are refused.
@@ -55,6 +58,8 @@ pub(super) enum Work {
     /// Brings it in, and how long that takes is to be told.
     Try(Range<u64>),
     ReadAhead(ReadAhead),
+    /// Reads the file's index by the first of these readers that understands it.
+    Index(Vec<&'static dyn Format>),
     /// This descriptor is no longer needed. Closing it may block in its file system, so a worker does.
     LetGo,
     /// The program closed it; `last` when no other program has it open.
@@ -71,6 +76,8 @@ pub(super) struct Done {
     pub(super) fresh: bool,
     /// How long it took to bring in what was to be tried, if that is known.
     pub(super) took_ns: Option<u64>,
+    /// What the file's index says, and its format.
+    pub(super) index: Option<(&'static str, Tracks)>,
     pub(super) backend: &'static str,
     pub(super) result: Result<Brought, std::io::Error>,
 }
@@ -337,24 +344,24 @@ impl Pool {
                     Ok((brought, backend)) => (Ok(brought), backend),
                     Err(e) => (Err(e), self.backends.choose(*choice, file).name()),
                 };
-                Some(Done { id: *id, range, fresh, took_ns: None, backend, result })
+                Some(Done { id: *id, range, fresh, took_ns: None, index: None, backend, result })
             }
             Work::Try(range) => {
                 let began = Instant::now();
                 let (result, backend) = self.backends.bring_in(*choice, file, range.clone());
                 // Where a hint only begins something, its end is unknown.
                 let took_ns = backend.waits().then(|| u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
-                Some(Done { id: *id, range, fresh: false, took_ns, backend: backend.name(), result })
+                Some(Done { id: *id, range, fresh: false, took_ns, index: None, backend: backend.name(), result })
             }
             Work::Exactly(range) => {
                 let choice = if *choice == BackendChoice::Auto { BackendChoice::Fadvise } else { *choice };
                 let backend = self.backends.choose(choice, file);
                 let result = backend.will_need(file, range.clone());
-                Some(Done { id: *id, range, fresh: false, took_ns: None, backend: backend.name(), result })
+                Some(Done { id: *id, range, fresh: false, took_ns: None, index: None, backend: backend.name(), result })
             }
             Work::DontNeed(range) => {
                 let (error, backend) = self.backends.dont_need(*choice, file, range.clone()).err()?;
-                Some(Done { id: *id, range, fresh: false, took_ns: None, backend, result: Err(error) })
+                Some(Done { id: *id, range, fresh: false, took_ns: None, index: None, backend, result: Err(error) })
             }
             Work::ReadAhead(how) => {
                 let backend = self.backends.choose(*choice, file);
@@ -364,10 +371,20 @@ impl Pool {
                     range: 0..0,
                     fresh: false,
                     took_ns: None,
+                    index: None,
                     backend: backend.name(),
                     result: Err(error),
                 })
             }
+            Work::Index(formats) => Some(Done {
+                id: *id,
+                range: 0..0,
+                fresh: false,
+                took_ns: None,
+                index: Some(read_index(file.fd, &formats)?),
+                backend: "",
+                result: Ok(Brought::default()),
+            }),
             Work::Close { last } => {
                 self.backends.closed(file, last);
                 None
@@ -375,6 +392,19 @@ impl Pool {
             Work::LetGo => None,
         }
     }
+}
+
+/// Through an open file of our own where that can be had, so that the program's read-ahead is left alone.
+fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<(&'static str, Tracks)> {
+    let size_bytes = super::registration::size_bytes(fd)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok();
+    if let Some(own) = &own {
+        // An index lies in small pieces: what stands between them is not wanted.
+        let _ = rustix::fs::fadvise(own, 0, None, rustix::fs::Advice::Random);
+    }
+    let from = own.as_ref().map_or(fd, AsFd::as_fd);
+    formats::read(formats, size_bytes, &mut |at, bytes| Ok(rustix::io::pread(from, bytes, at)?))
 }
 
 fn one_less<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, u32>, key: K) {

@@ -39,6 +39,18 @@ def make_hdf5(folder, seed):
         f.create_dataset("chunks", data=rng.random((2048, 4096), dtype="f4"), chunks=(128, 128))
 
 
+def make_scattered(folder, seed):
+    import h5py
+    import numpy as np
+    rng = np.random.default_rng(seed)
+    rows = list(range(384))
+    random.Random(seed).shuffle(rows)
+    with h5py.File(folder + "/scattered.h5", "w") as f:
+        table = f.create_dataset("table", (384, 32768), "f4", chunks=(1, 32768))
+        for row in rows:
+            table[row] = rng.random(32768, dtype="f4")
+
+
 def make_text(folder, seed):
     rng = random.Random(seed)
     with open(folder + "/lines.txt", "w") as f:
@@ -90,6 +102,12 @@ def read_chunks(folder):
     import h5py
     with h5py.File(folder + "/field.h5") as f:
         return sum(float(f["chunks"][:, c:c + 128].sum()) for c in range(0, 4096, 512))
+
+
+def read_scattered(folder):
+    import h5py
+    with h5py.File(folder + "/scattered.h5") as f:
+        return sum(float(f["table"][row].sum()) for row in range(0, 384, 2))
 
 
 def read_lookup(folder):

@@ -1,0 +1,104 @@
+//! A file that lists its own extents: its index is read once the program has shown that it does not read straight on, and
+//! then says what comes next.
+
+use std::ops::Range;
+
+use impresario_foresight::Tracks;
+
+use crate::cache::{Action, Tally};
+use crate::formats::{FILE_BYTES_MIN, Format};
+
+/// Of one file.
+#[derive(Debug, Default)]
+pub(super) struct Indexed {
+    /// The formats that it may have; empty once its index was asked for.
+    formats: Vec<&'static dyn Format>,
+    /// Where the last read ended.
+    end: u64,
+    is_wanted: bool,
+    known: Option<(&'static str, Tracks)>,
+    tally: Tally,
+    unread_bytes: u64,
+}
+
+impl Indexed {
+    /// The file may have one of these formats.
+    pub(super) fn may_be(&mut self, formats: Vec<&'static dyn Format>) {
+        self.formats = formats;
+    }
+
+    /// The formats whose readers are to look at the file now; once.
+    pub(super) fn take_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
+        std::mem::take(&mut self.is_wanted).then(|| std::mem::take(&mut self.formats))
+    }
+
+    /// The index has been read.
+    pub(super) fn is_known(&mut self, format: &'static str, tracks: Tracks) {
+        self.known = Some((format, tracks));
+    }
+
+    /// The file has changed: its index is not believed any more.
+    pub(super) fn forget(&mut self) {
+        self.clear();
+        self.known = None;
+        self.formats = Vec::new();
+    }
+
+    /// A program has read these bytes of a file of `size_bytes`. `None` where the index does not know them; else whether they
+    /// were brought in, and what to do now.
+    pub(super) fn read(
+        &mut self,
+        program: u64,
+        bytes: &Range<u64>,
+        size_bytes: u64,
+        may: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<(bool, Vec<Action>)> {
+        let is_straight_on = bytes.start == self.end;
+        self.end = bytes.end;
+        // Who copies a file needs nothing of its index.
+        self.is_wanted |= !is_straight_on && size_bytes >= FILE_BYTES_MIN && !self.formats.is_empty();
+        let next = self.known.as_mut()?.1.read(program, bytes, may)?;
+        let brought: u64 = next.next.iter().map(|r| r.end - r.start).sum();
+        self.tally.prefetched_bytes += brought;
+        self.tally.used_bytes += next.used_bytes;
+        self.tally.gone_bytes += next.used_bytes;
+        self.unread_bytes = (self.unread_bytes + brought).saturating_sub(next.used_bytes);
+        match next.was_predicted {
+            true => self.tally.hits += 1,
+            false => self.tally.misses += 1,
+        }
+        Some((next.was_predicted, next.next.into_iter().map(Action::Prefetch).collect()))
+    }
+
+    /// A program has closed the file, or is gone.
+    pub(super) fn depart(&mut self, program: u64) {
+        let unread = self.known.as_mut().map_or(0, |(_, tracks)| tracks.depart(program));
+        self.let_go(unread);
+    }
+
+    /// Hints stop here: everything held is forgotten.
+    pub(super) fn clear(&mut self) {
+        let unread = self.known.as_mut().map_or(0, |(_, tracks)| tracks.clear());
+        self.let_go(unread);
+    }
+
+    fn let_go(&mut self, unread_bytes: u64) {
+        self.unread_bytes = self.unread_bytes.saturating_sub(unread_bytes);
+        self.tally.wasted_bytes += unread_bytes;
+        self.tally.gone_bytes += unread_bytes;
+    }
+
+    /// The format whose index is followed.
+    pub(super) fn format(&self) -> Option<&'static str> {
+        self.known.as_ref().map(|(format, _)| *format)
+    }
+
+    /// Brought in and not read yet; what was read is the kernel's.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.unread_bytes
+    }
+
+    pub(super) fn tally(&self) -> Tally {
+        self.tally
+    }
+}

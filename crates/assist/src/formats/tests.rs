@@ -1,0 +1,272 @@
+use std::process::Command;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a reader makes of these bytes, without the bounds of a track.
+fn tracks(format: &dyn Format, bytes: &[u8]) -> Option<Vec<Track>> {
+    let mut read_at = |at: u64, out: &mut [u8]| {
+        let from = &bytes[usize::try_from(at).unwrap()..];
+        let len = from.len().min(out.len());
+        out[..len].copy_from_slice(&from[..len]);
+        Ok(len)
+    };
+    let mut source = Source {
+        read_at: &mut read_at,
+        size_bytes: bytes.len() as u64,
+        left_bytes: INDEX_BYTES_MAX,
+        left_reads: INDEX_READS_MAX,
+        left_extents: EXTENTS_MAX,
+        until: Instant::now() + Duration::from_secs(60),
+    };
+    format.tracks(&mut source)
+}
+
+// Small writers, from the formats' public descriptions.
+
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+/// Two row groups of three columns; the second column has a dictionary before its data.
+fn parquet() -> (Vec<u8>, Vec<Track>) {
+    let (mut bytes, mut expected) = (b"PAR1".to_vec(), vec![Track::new(); 3]);
+    let list_of_two = |count: u8| count << 4 | 12;
+    let mut footer = vec![0x15, 2, 0x19, list_of_two(1), 0x48, 3];
+    footer.extend(b"abc\0");
+    footer.extend([0x16, 20, 0x19, list_of_two(2)]);
+    for group in 0..2u64 {
+        footer.extend([0x19, list_of_two(3)]);
+        for (column, track) in expected.iter_mut().enumerate() {
+            let (at, len) = (bytes.len() as u64, 1000 + 10 * column as u64 + group);
+            bytes.extend(vec![7; len as usize]);
+            track.push(at..at + len);
+            footer.extend([0x26, 0, 0x1c, 0x15, 2, 0x19, 0x15, 0, 0x19, 0x18, 1, b'x', 0x15, 0]);
+            footer.push(0x16);
+            footer.extend(varint(20));
+            footer.push(0x16);
+            footer.extend(varint(2 * len));
+            footer.push(0x16);
+            footer.extend(varint(2 * len));
+            let data = if column == 1 { at + 100 } else { at };
+            footer.push(0x26);
+            footer.extend(varint(2 * data));
+            if column == 1 {
+                footer.push(0x26);
+                footer.extend(varint(2 * at));
+            }
+            footer.extend([0, 0]);
+        }
+        footer.extend([0x16, 2, 0x16, 2, 0]);
+    }
+    footer.push(0);
+    let len = footer.len() as u32;
+    bytes.extend(footer);
+    bytes.extend(len.to_le_bytes());
+    bytes.extend(b"PAR1");
+    (bytes, expected)
+}
+
+fn safetensors() -> (Vec<u8>, Vec<Track>) {
+    let header = br#"{"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[4],"data_offsets":[16,32]},
+        "a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    let at = bytes.len() as u64;
+    bytes.extend([1; 32]);
+    (bytes, vec![vec![at..at + 16, at + 16..at + 32]])
+}
+
+/// Two record variables of three records and a fixed one of two rows.
+fn netcdf(version: u8) -> (Vec<u8>, Vec<Track>) {
+    let count = |n: u64| if version == 5 { n.to_be_bytes().to_vec() } else { (n as u32).to_be_bytes().to_vec() };
+    let offset = |n: u64| if version == 1 { (n as u32).to_be_bytes().to_vec() } else { n.to_be_bytes().to_vec() };
+    let tag = |n: u32| n.to_be_bytes().to_vec();
+    let name = |name: &[u8]| {
+        [count(name.len() as u64), name.to_vec(), vec![0; name.len().next_multiple_of(4) - name.len()]].concat()
+    };
+    let mut bytes = [b"CDF".to_vec(), vec![version], count(3)].concat();
+    bytes.extend([tag(10), count(2), name(b"time"), count(0), name(b"x"), count(2)].concat());
+    bytes.extend([tag(12), count(1), name(b"title"), tag(2), count(5), b"abcde\0\0\0".to_vec()].concat());
+    let variable = |n: &[u8], dims: &[u64], bytes: u64, begin: u64| {
+        let dims = [count(dims.len() as u64), dims.iter().flat_map(|d| count(*d)).collect()].concat();
+        [name(n), dims, tag(0), count(0), tag(5), count(bytes), offset(begin)].concat()
+    };
+    bytes.extend([tag(11), count(3)].concat());
+    bytes.extend(variable(b"t", &[0], 4, 1024));
+    bytes.extend(variable(b"field", &[0, 1], 8192, 1028));
+    bytes.extend(variable(b"grid", &[1, 1], 16384, 30000));
+    bytes.resize(60_000, 9);
+    let records = |begin: u64, len: u64| (0..3).map(|r| begin + r * 8196..begin + r * 8196 + len).collect::<Track>();
+    (bytes, vec![records(1024, 4), records(1028, 8192), vec![30_000..38_192, 38_192..46_384]])
+}
+
+fn python(script: &str, dir: &Path, wants: &str) -> bool {
+    let has = Command::new("python3").args(["-c", wants]).output().is_ok_and(|out| out.status.success());
+    if !has {
+        impresario_testing::skip("h5py", "python3 has no numpy or no h5py (Debian: python3-h5py)");
+        return false;
+    }
+    let out = Command::new("python3").args(["-c", script]).current_dir(dir).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    true
+}
+
+#[test]
+fn each_format_lists_its_extents() {
+    let (bytes, expected) = parquet();
+    assert_eq!(tracks(&parquet::Parquet, &bytes), Some(expected));
+    let (bytes, expected) = safetensors();
+    assert_eq!(tracks(&safetensors::Safetensors, &bytes), Some(expected));
+    for version in [1, 2, 5] {
+        let (bytes, expected) = netcdf(version);
+        assert_eq!(tracks(&netcdf::NetCdf, &bytes), Some(expected), "version {version}");
+    }
+}
+
+#[test]
+fn names_choose_the_readers() {
+    let names = |path: &str| by_name(Path::new(path)).iter().map(|f| f.name()).collect::<Vec<_>>();
+    assert_eq!(names("/d/a.Parquet"), ["Parquet"]);
+    assert_eq!(names("/d/a.nc"), ["NetCDF classic", "HDF5"]);
+    assert!(names("/d/parquet").is_empty() && names("/d/a.txt").is_empty());
+    let mut none = |_: u64, _: &mut [u8]| panic!("nothing is read of a file that is nobody's");
+    assert!(read(&by_name(Path::new("a.txt")), 1 << 30, &mut none).is_none());
+}
+
+/// Files of the real writers: every extent that the reader lists holds the bytes that the writer put there.
+#[test]
+fn files_of_numpy_and_h5py_are_understood() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"
+import numpy as np, h5py
+a = np.arange(40 * 2048, dtype="<u4").reshape(40, 2048)
+np.save("rows.npy", a)
+np.savez("many.npz", **{f"m{i}": a[i] for i in range(40)})
+for name, libver in (("old.h5", "earliest"), ("new.h5", "latest")):
+    with h5py.File(name, "w", libver=libver) as f:
+        f.create_dataset("g/chunked", data=a, chunks=(1, 2048))
+        f.create_dataset("g/packed", data=a, chunks=(1, 2048), compression="gzip")
+        f.create_dataset("plain", data=a)
+        for i in range(3):
+            f.create_group(f"empty{i}")
+"#;
+    if !python(script, dir.path(), "import numpy, h5py") {
+        return;
+    }
+    let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    let row = |i: u32| (i * 2048..(i + 1) * 2048).flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    let is_rows = |bytes: &[u8], track: &Track| {
+        let at = |r: &Range<u64>| &bytes[r.start as usize..r.end as usize];
+        track.len() == 40 && track.iter().zip(0..).all(|(extent, i)| at(extent).ends_with(&row(i)))
+    };
+    for name in ["rows.npy", "many.npz"] {
+        let bytes = file(name);
+        let tracks = tracks(&numpy::Numpy, &bytes).unwrap();
+        assert!(tracks.len() == 1 && is_rows(&bytes, &tracks[0]), "{name}: {tracks:?}");
+    }
+    for name in ["old.h5", "new.h5"] {
+        let bytes = file(name);
+        let tracks = tracks(&hdf5::Hdf5, &bytes).unwrap();
+        assert_eq!(tracks.iter().filter(|track| is_rows(&bytes, track)).count(), 2, "{name}: {tracks:?}");
+        let packed = tracks.iter().find(|track| track.len() == 40 && !is_rows(&bytes, track)).unwrap();
+        // Streams of zlib begin so.
+        assert!(packed.iter().all(|extent| bytes[extent.start as usize] == 0x78), "{name}");
+    }
+}
+
+/// Whatever bytes a file holds, a reader ends, asks for nothing outside of it, and lists a bounded number of extents.
+fn survives(bytes: &[u8]) {
+    for format in FORMATS {
+        let found = tracks(format, bytes).unwrap_or_default();
+        let all: usize = found.iter().map(Vec::len).sum();
+        assert!(all <= EXTENTS_MAX + (INDEX_BYTES_MAX / 8) as usize, "{}: {all}", format.name());
+        let tracks = Tracks::new(found, bytes.len() as u64);
+        drop(tracks);
+    }
+}
+
+fn whole_files() -> Vec<Vec<u8>> {
+    let mut files = vec![parquet().0, safetensors().0, netcdf(1).0, netcdf(5).0];
+    files.push(hdf5_by_hand());
+    files
+}
+
+/// A file of version 0 with a data set in four chunks, written by hand: the tests of damaged files need no Python.
+fn hdf5_by_hand() -> Vec<u8> {
+    let long = |n: u64| n.to_le_bytes().to_vec();
+    let none = u64::MAX;
+    let mut file = b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08\0\x04\0\x10\0\0\0\0\0".to_vec();
+    file.extend([long(0), long(none), long(9000), long(none), long(0), long(96), vec![0; 24]].concat());
+    file.resize(96, 0);
+    let message = |kind: u16, body: Vec<u8>| {
+        [kind.to_le_bytes().to_vec(), (body.len() as u16).to_le_bytes().to_vec(), vec![0; 4], body].concat()
+    };
+    let header = |messages: Vec<u8>| {
+        [vec![1, 0, 1, 0, 1, 0, 0, 0], (messages.len() as u32).to_le_bytes().to_vec(), vec![0; 4], messages].concat()
+    };
+    file.extend(header(message(0x11, [long(200), long(160)].concat())));
+    file.resize(200, 0);
+    file.extend([b"TREE\0\0\x01\0".to_vec(), long(none), long(none), long(0), long(300), long(8)].concat());
+    file.resize(300, 0);
+    file.extend([b"SNOD\x01\0\x01\0".to_vec(), long(8), long(400), vec![0; 24]].concat());
+    file.resize(400, 0);
+    let space = [vec![1, 1, 0, 0, 0, 0, 0, 0], long(4000)].concat();
+    let layout = [vec![3, 2, 2], long(600), 1000u32.to_le_bytes().to_vec(), 1u32.to_le_bytes().to_vec(), vec![0; 5]];
+    file.extend(header([message(1, space), message(8, layout.concat())].concat()));
+    file.resize(600, 0);
+    file.extend([b"TREE\x01\0\x04\0".to_vec(), long(none), long(none)].concat());
+    for i in 0..4 {
+        file.extend(
+            [1000u32.to_le_bytes().to_vec(), vec![0; 4], long(i * 1000), long(0), long(5000 - 1000 * i)].concat(),
+        );
+    }
+    file.resize(9000, 3);
+    file
+}
+
+#[test]
+fn the_file_by_hand_is_understood() {
+    let chunks = [5000, 4000, 3000, 2000].map(|at| at..at + 1000);
+    assert_eq!(tracks(&hdf5::Hdf5, &hdf5_by_hand()), Some(vec![chunks.to_vec()]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn damaged_files_do_no_harm(
+        which in 0usize..5,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
+        cut in any::<prop::sample::Index>(),
+        is_cut in any::<bool>(),
+    ) {
+        let mut bytes = whole_files().swap_remove(which);
+        // Most of what matters stands at the beginning and at the end.
+        for (place, value) in changes {
+            let n = bytes.len();
+            let i = place.index(2 * n.min(700));
+            let i = if i < n.min(700) { i } else { n - (i - n.min(700)).min(n - 1) - 1 };
+            bytes[i] = value;
+        }
+        if is_cut {
+            bytes.truncate(cut.index(bytes.len()) + 1);
+        }
+        survives(&bytes);
+    }
+
+    #[test]
+    fn random_bytes_do_no_harm(start in 0usize..6, bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let starts: [&[u8]; 6] = [b"", b"\x93NUMPY\x01\0", b"PK\x03\x04", b"CDF\x01", b"\x89HDF\r\n\x1a\n\0", b"\x10\0\0\0\0\0\0\0"];
+        let ends: &[u8] = if start == 2 { b"PK\x05\x06" } else { b"" };
+        survives(&[starts[start], &bytes, ends].concat());
+        survives(&[&bytes, &(bytes.len() as u32).to_le_bytes()[..], b"PAR1"].concat());
+    }
+}

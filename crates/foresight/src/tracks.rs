@@ -1,0 +1,439 @@
+//! A file whose own index tells which extents belong together: the chunks of a column, a variable or a data set.
+//!
+//! The extents of one *track* stand in the order of the data, wherever they lie in the file. A program that has read extent
+//! i of a track is predicted to read the next one, and after two equal steps the ones a step further: a column of a table of
+//! chunks, a data set read backward. Each track is followed on its own, so the columns that a program wants are found by
+//! themselves. The prediction begins with one extent and doubles with each step that was right.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+/// Extents of one file at most; what an index lists beyond them is left out.
+pub const EXTENTS_MAX: usize = 1 << 16;
+/// Extents that one read may touch and still count as steps along tracks: longer reads need no prediction.
+const TOUCHED_MAX: usize = 256;
+/// Steps predicted, and bytes in one track ahead of the reader, at most.
+const STEPS_MAX: u32 = 64;
+const AHEAD_BYTES_MAX: u64 = 16 << 20;
+/// An extent that is longer is read in pieces, which other predictions follow better.
+const EXTENT_BYTES_MAX: u64 = 16 << 20;
+/// First reads in a track that may be followed by a prediction, before any such prediction was right.
+const UNPROVEN_MAX: u64 = 4;
+/// Tracks that one reader is followed in; more are forgotten.
+const FOLLOWED_MAX: usize = 4096;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Unknown,
+    /// Predicted and not read yet; `unproven` after a single read in its track.
+    Predicted {
+        unproven: bool,
+        bytes: u64,
+    },
+    Read {
+        was_predicted: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Extent {
+    bytes: Range<u64>,
+    track: u32,
+    state: State,
+}
+
+/// Where a reader is in a track.
+#[derive(Clone, Debug)]
+struct Place {
+    first: i64,
+    /// Which bytes of the extent there were read so far, and all of it.
+    part: Range<u64>,
+    whole: Range<u64>,
+    step: i64,
+    /// The step before, which becomes the step when it is seen again.
+    seen: i64,
+    right: u32,
+}
+
+/// What a read of a known extent means.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct NextOnTrack {
+    /// The bytes had been predicted.
+    pub was_predicted: bool,
+    /// Predicted now and not before, in the order of reading; neighbours joined.
+    pub next: Vec<Range<u64>>,
+    /// How many bytes of earlier predictions this read used for the first time.
+    pub used_bytes: u64,
+}
+
+/// The tracks of one file, and where its readers are in them.
+#[derive(Clone, Debug)]
+pub struct Tracks {
+    /// Track after track.
+    extents: Vec<Extent>,
+    /// The extents of each track.
+    tracks: Vec<Range<usize>>,
+    /// First byte and number of each extent, sorted.
+    by_start: Vec<(u64, usize)>,
+    readers: FxHashMap<u64, FxHashMap<u32, Place>>,
+    unproven: u64,
+    proven: u64,
+}
+
+impl Tracks {
+    /// From the extents of each track, in the order of its data. Empty extents, those beyond `size_bytes` and those that
+    /// are too many are left out, and so are tracks of a single extent.
+    pub fn new(tracks: impl IntoIterator<Item = Vec<Range<u64>>>, size_bytes: u64) -> Tracks {
+        let mut all = Tracks {
+            extents: Vec::new(),
+            tracks: Vec::new(),
+            by_start: Vec::new(),
+            readers: FxHashMap::default(),
+            unproven: 0,
+            proven: 0,
+        };
+        for mut track in tracks {
+            track.retain(|r| r.start < r.end && r.end <= size_bytes && r.end - r.start <= EXTENT_BYTES_MAX);
+            track.truncate(EXTENTS_MAX - all.extents.len());
+            if track.len() < 2 {
+                continue;
+            }
+            let (first, number) = (all.extents.len(), all.tracks.len() as u32);
+            all.extents.extend(track.into_iter().map(|bytes| Extent { bytes, track: number, state: State::Unknown }));
+            all.tracks.push(first..all.extents.len());
+        }
+        all.by_start = all.extents.iter().enumerate().map(|(i, extent)| (extent.bytes.start, i)).collect();
+        all.by_start.sort_unstable();
+        all
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// A reader has read these bytes. `None` where the index does not know them, or the reader goes no known way through its
+    /// track; `may` grants what is predicted, extent by extent.
+    pub fn read(&mut self, reader: u64, bytes: &Range<u64>, may: &mut dyn FnMut(u64) -> bool) -> Option<NextOnTrack> {
+        let touched = self.touched(bytes)?;
+        let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
+        for i in touched.clone().map(|place| self.by_start[place].1).collect::<Vec<_>>() {
+            let state = &mut self.extents[i].state;
+            let was_predicted = match *state {
+                State::Unknown => false,
+                State::Predicted { unproven, bytes } => {
+                    result.used_bytes += bytes;
+                    self.proven += u64::from(unproven);
+                    true
+                }
+                // Read in pieces, or once more.
+                State::Read { was_predicted } => was_predicted,
+            };
+            *state = State::Read { was_predicted };
+            result.was_predicted &= was_predicted;
+        }
+        for (track, indices) in self.by_track(touched) {
+            is_followed |= self.step(reader, track, (indices, bytes), may, &mut result.next);
+        }
+        join(&mut result.next);
+        (is_followed || result.was_predicted).then_some(result)
+    }
+
+    /// A reader is gone. With the last one all predictions are forgotten; how many bytes of them were never read.
+    pub fn depart(&mut self, reader: u64) -> u64 {
+        self.readers.remove(&reader);
+        if self.readers.is_empty() { self.clear() } else { 0 }
+    }
+
+    /// All predictions are forgotten; how many bytes of them were never read.
+    pub fn clear(&mut self) -> u64 {
+        self.readers.clear();
+        let mut unread = 0;
+        for extent in &mut self.extents {
+            if let State::Predicted { bytes, .. } = std::mem::replace(&mut extent.state, State::Unknown) {
+                unread += bytes;
+            }
+        }
+        unread
+    }
+
+    /// The places in `by_start` of the extents that hold some of these bytes; `None` for none, or too many.
+    fn touched(&self, bytes: &Range<u64>) -> Option<Range<usize>> {
+        let after = self.by_start.partition_point(|(start, _)| *start <= bytes.start);
+        let before = after.checked_sub(1).filter(|i| self.extents[self.by_start[*i].1].bytes.contains(&bytes.start));
+        let first = before.unwrap_or(after);
+        let end = self.by_start.partition_point(|(start, _)| *start < bytes.end);
+        (first < end && end - first <= TOUCHED_MAX).then_some(first..end)
+    }
+
+    /// The tracks of these extents, with the first and the last number in each.
+    fn by_track(&self, touched: Range<usize>) -> Vec<(u32, Range<usize>)> {
+        let mut tracks: Vec<(u32, Range<usize>)> = Vec::new();
+        for (_, i) in &self.by_start[touched] {
+            let track = self.extents[*i].track;
+            match tracks.iter_mut().find(|(t, _)| *t == track) {
+                Some((_, range)) => *range = range.start.min(*i)..range.end.max(i + 1),
+                None => tracks.push((track, *i..i + 1)),
+            }
+        }
+        tracks
+    }
+
+    /// One read in one track. Whether the reader is followed there.
+    fn step(
+        &mut self,
+        reader: u64,
+        track: u32,
+        (indices, bytes): (Range<usize>, &Range<u64>),
+        may: &mut dyn FnMut(u64) -> bool,
+        next: &mut Vec<Range<u64>>,
+    ) -> bool {
+        let places = self.readers.entry(reader).or_default();
+        if places.len() >= FOLLOWED_MAX {
+            places.clear();
+        }
+        let (first, group) = (indices.start as i64, indices.len() as i64);
+        let here = &self.extents[indices.start].bytes;
+        let (whole, part) = (0..here.end - here.start, within(here, bytes));
+        let Some(place) = places.get_mut(&track) else {
+            places.insert(
+                track,
+                Place { first, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
+            );
+            if group == 1 && part != whole || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
+                return false;
+            }
+            self.predict(track, (first, group, group), 1, None, may, next);
+            return true;
+        };
+        let moved = first - place.first;
+        if moved == 0 {
+            place.part = place.part.start.min(part.start)..place.part.end.max(part.end);
+            return place.right > 0;
+        }
+        // What was read of the extent before will be read of the next ones.
+        let before = (std::mem::replace(&mut place.whole, whole), std::mem::replace(&mut place.part, part));
+        place.first = first;
+        if moved == place.step {
+            place.right += 1;
+        } else if moved == place.seen {
+            (place.step, place.right) = (moved, 1);
+        } else {
+            (place.seen, place.right) = (moved, 0);
+            return false;
+        }
+        let steps = 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX);
+        let at = (first, place.step, group);
+        // A read of several extents takes all of each.
+        let part = Some((before.0.end, before.1)).filter(|(len, part)| group == 1 && *part != (0..*len));
+        self.predict(track, at, steps, part, may, next);
+        true
+    }
+
+    /// Predicts so many steps from an extent: where it is, the step, and how many extents a read takes. With a part, that of
+    /// extents of the same length, else all of each.
+    fn predict(
+        &mut self,
+        track: u32,
+        (first, step, group): (i64, i64, i64),
+        steps: u32,
+        part: Option<(u64, Range<u64>)>,
+        may: &mut dyn FnMut(u64) -> bool,
+        next: &mut Vec<Range<u64>>,
+    ) {
+        let unproven = steps == 1;
+        let range = self.tracks[track as usize].clone();
+        let wanted = |extent: &Extent| match &part {
+            None => Some(extent.bytes.clone()),
+            Some((len, part)) if extent.bytes.end - extent.bytes.start == *len => {
+                Some(extent.bytes.start + part.start..extent.bytes.start + part.end)
+            }
+            Some(_) => None,
+        };
+        let mut left = AHEAD_BYTES_MAX;
+        for k in 1..=i64::from(steps) {
+            let from = first + step * k;
+            // A read takes a group of extents: they come together or not at all.
+            let together = from.max(range.start as i64)..(from + group).min(range.end as i64);
+            if together.is_empty() {
+                break;
+            }
+            let together = &mut self.extents[together.start as usize..together.end as usize];
+            let unknown = together.iter().filter(|extent| extent.state == State::Unknown);
+            let bytes = unknown.filter_map(wanted).map(|r| r.end - r.start).sum();
+            if bytes > left && k > 1 {
+                break;
+            }
+            left = left.saturating_sub(bytes);
+            if bytes == 0 {
+                continue;
+            }
+            if !may(bytes) {
+                break;
+            }
+            self.unproven += u64::from(unproven);
+            for extent in together.iter_mut().filter(|extent| extent.state == State::Unknown) {
+                if let Some(bytes) = wanted(extent) {
+                    extent.state = State::Predicted { unproven, bytes: bytes.end - bytes.start };
+                    next.push(bytes);
+                }
+            }
+        }
+    }
+}
+
+/// The part of an extent that lies in these bytes, from its beginning.
+fn within(extent: &Range<u64>, bytes: &Range<u64>) -> Range<u64> {
+    bytes.start.max(extent.start) - extent.start..bytes.end.min(extent.end) - extent.start
+}
+
+/// Joins neighbours that follow one another.
+fn join(ranges: &mut Vec<Range<u64>>) {
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges.drain(..) {
+        match joined.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => joined.push(range),
+        }
+    }
+    *ranges = joined;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KIB: u64 = 1024;
+
+    /// Row groups of eight columns of 64 KiB each, by column.
+    fn columns(groups: u64) -> Vec<Vec<Range<u64>>> {
+        let at = |g: u64, c: u64| (g * 8 + c) * 64 * KIB;
+        (0..8).map(|c| (0..groups).map(|g| at(g, c)..at(g, c) + 64 * KIB).collect()).collect()
+    }
+
+    fn sum(ranges: &[Range<u64>]) -> u64 {
+        ranges.iter().map(|r| r.end - r.start).sum()
+    }
+
+    #[test]
+    fn the_wanted_columns_are_found_and_the_others_left_alone() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        let (mut hits, mut predicted, mut used) = (0, 0, 0);
+        for group in 0..40 {
+            for column in [1, 4, 6] {
+                let read = columns(40)[column][group].clone();
+                let next = tracks.read(1, &read, &mut |_| true).unwrap();
+                hits += u64::from(next.was_predicted);
+                (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
+            }
+        }
+        assert_eq!((hits, predicted, used), (39 * 3, 39 * 3 * 64 * KIB, 39 * 3 * 64 * KIB));
+        assert_eq!(tracks.depart(1), 0);
+    }
+
+    #[test]
+    fn extents_in_any_order_of_the_file_are_read_in_the_order_of_the_data() {
+        // Chunks scattered over the file, of a table of 10 x 10; a column is read, upward and downward.
+        let extents: Vec<_> = (0..100u64).map(|i| (i * 37 % 100) * 10_000).map(|at| at..at + 9_000).collect();
+        for backward in [false, true] {
+            let mut tracks = Tracks::new([extents.clone()], 1 << 30);
+            let mut order: Vec<usize> = (0..10).map(|row| row * 10 + 3).collect();
+            if backward {
+                order.reverse();
+            }
+            let hits: Vec<bool> = order
+                .iter()
+                .map(|i| tracks.read(1, &extents[*i].clone(), &mut |_| true).is_some_and(|next| next.was_predicted))
+                .collect();
+            assert_eq!(hits.iter().filter(|hit| **hit).count(), 7, "{hits:?}");
+            assert_eq!(tracks.depart(1), 9_000, "the first guess was wrong, and nothing beyond the table");
+        }
+    }
+
+    #[test]
+    fn what_is_read_at_once_comes_at_once() {
+        let mut tracks = Tracks::new([(0..64).map(|i| i * KIB..(i + 1) * KIB).collect()], 1 << 20);
+        let next = tracks.read(1, &(0..8 * KIB), &mut |_| true).unwrap();
+        assert_eq!((next.next.len(), next.next[0].clone()), (1, 8 * KIB..16 * KIB));
+        let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
+        assert!(next.was_predicted && next.next.len() == 1 && next.next[0] == (16 * KIB..32 * KIB), "{next:?}");
+    }
+
+    #[test]
+    fn of_rows_read_in_part_only_that_part_comes() {
+        let rows: Vec<_> = (0..20u64).map(|i| i * 256 * KIB..(i + 1) * 256 * KIB).collect();
+        let mut tracks = Tracks::new([rows], 1 << 30);
+        let read = |i: u64| i * 256 * KIB + 64 * KIB..i * 256 * KIB + 192 * KIB;
+        assert!(tracks.read(1, &read(0), &mut |_| true).is_none(), "what is read of it is not known before it is left");
+        assert_eq!(tracks.read(1, &read(1), &mut |_| true).unwrap().next, [read(2), read(3)]);
+        let next = tracks.read(1, &read(2), &mut |_| true).unwrap();
+        assert!(next.was_predicted && next.used_bytes == 128 * KIB);
+    }
+
+    #[test]
+    fn whole_extents_of_different_lengths_are_followed() {
+        let extents: Vec<_> = (0..40u64).map(|i| i * 100 * KIB..i * 100 * KIB + (20 + i * 7 % 60) * KIB).collect();
+        let mut tracks = Tracks::new([extents.clone()], 1 << 30);
+        let mut reads = extents.iter().step_by(2);
+        let hits = reads.by_ref().filter(|read| tracks.read(1, read, &mut |_| true).is_some_and(|n| n.was_predicted));
+        assert_eq!(hits.count(), 17);
+    }
+
+    #[test]
+    fn extents_read_in_pieces_come_as_a_whole() {
+        let mut tracks = Tracks::new(columns(20), 1 << 30);
+        let pieces = |group: usize| {
+            let extent = columns(20)[2][group].clone();
+            (0..8).map(move |i| extent.start + i * 8 * KIB..extent.start + (i + 1) * 8 * KIB)
+        };
+        let mut hits = 0;
+        for read in (0..20).flat_map(pieces) {
+            hits += u32::from(tracks.read(1, &read, &mut |_| true).is_some_and(|next| next.was_predicted));
+        }
+        assert_eq!(hits, 18 * 8);
+        assert_eq!(tracks.depart(1), 0);
+    }
+
+    #[test]
+    fn single_reads_in_many_tracks_cost_little() {
+        let extent = |t: u64, i: u64| (t * 10 + i) * KIB..(t * 10 + i + 1) * KIB;
+        let many: Vec<Vec<Range<u64>>> = (0..1000).map(|t| (0..10).map(|i| extent(t, i)).collect()).collect();
+        let mut tracks = Tracks::new(many.clone(), 1 << 30);
+        let predicted: u64 =
+            many.iter().filter_map(|t| tracks.read(1, &t[0], &mut |_| true)).map(|n| sum(&n.next)).sum();
+        assert_eq!(predicted, UNPROVEN_MAX * KIB);
+        assert_eq!(tracks.depart(1), predicted);
+    }
+
+    #[test]
+    fn nothing_is_predicted_without_leave_or_beyond_the_file() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        assert_eq!(tracks.read(1, &(0..64 * KIB), &mut |_| false).unwrap().next, []);
+        assert!(Tracks::new([vec![0..10, 90..101]], 100).is_empty(), "one extent has no successor");
+        assert!(tracks.read(1, &(1 << 29..(1 << 29) + 1), &mut |_| true).is_none());
+    }
+
+    proptest! {
+        /// Whatever the index says and the program reads, each extent is predicted at most once while it is not read, and
+        /// what is predicted is used or unread.
+        #[test]
+        fn nothing_is_predicted_twice(
+            tracks in prop::collection::vec(prop::collection::vec((0u64..5000, 0u64..300), 0..40), 0..6),
+            reads in prop::collection::vec((0u64..3, 0u64..5000, 1u64..600), 0..200),
+        ) {
+            let tracks = tracks.into_iter().map(|t| t.into_iter().map(|(at, len)| at..at + len).collect::<Vec<_>>());
+            let mut tracks = Tracks::new(tracks, 5000);
+            let (mut predicted, mut used) = (0, 0);
+            for (reader, at, len) in reads {
+                if let Some(next) = tracks.read(reader, &(at..at + len), &mut |bytes| bytes < 1000) {
+                    prop_assert!(next.next.iter().all(|r| r.start < r.end && r.end <= 5000));
+                    (predicted, used) = (predicted + sum(&next.next), used + next.used_bytes);
+                }
+            }
+            let unread = tracks.clear();
+            prop_assert!(used + unread <= predicted, "{} {} {}", used, unread, predicted);
+        }
+    }
+}
