@@ -22,6 +22,7 @@ mod nfs;
 mod policy;
 mod ports;
 mod prefetch;
+mod scrub;
 mod serve;
 mod sim;
 mod status;
@@ -66,6 +67,7 @@ enum Command {
     Status(status::Args),
     Explain(explain::Args),
     Fsck(fsck::Args),
+    Scrub(scrub::Args),
     #[command(subcommand)]
     Policy(policy::Command),
     #[command(subcommand)]
@@ -134,6 +136,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Status(args) => status::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Fsck(args) => fsck::run(&args),
+        Command::Scrub(args) => scrub::run(&args),
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Key(command) => key::run(command),

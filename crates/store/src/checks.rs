@@ -15,8 +15,8 @@
 //! A checksum in the file is *settled*: the bytes that it describes are durable, and nothing was written over them since.
 //! - A change of settled blocks first sets their checksums to 0, durably; only then are the bytes written. So a power failure
 //!   that leaves half of a write finds a block of which nothing is known: data that nobody synced may be lost, but are never
-//!   taken for damage. A writer that goes on where it was unsettles some way ahead, so that this costs a sync now and
-//!   then, not with each write.
+//!   taken for damage. Each further time before the next sync, twice as many blocks behind it are unsettled along, so that
+//!   a burst of overwrites costs a few syncs and not one for each; a crash then leaves these unchecked, too.
 //! - The new checksum is kept in memory, where reads find it. A sync of the object writes the bytes to the device, then the
 //!   checksums of what was not written again meanwhile into the file, and syncs that.
 //! - A sync that failed may have lost any of those bytes, though memory still has them: their checksums are forgotten, and
@@ -54,7 +54,7 @@ const SUM_BYTES: u64 = 4;
 const DISTRUSTED: u64 = 1;
 /// Objects whose state is kept in memory, plus those with checksums that are not settled.
 const OBJECTS_MAX: usize = 4096;
-/// Blocks that a writer who goes on where it was unsettles ahead: 64 MiB.
+/// Blocks that are unsettled along with those that change, at most: 64 MiB.
 const AHEAD_MAX: u64 = 16 << 10;
 
 /// The checksums of a store.
@@ -94,9 +94,8 @@ struct State {
     must_sync: bool,
     /// The object was removed.
     is_gone: bool,
-    /// Where the last unsettling ended, and how far it went ahead.
-    unsettled_to: u64,
-    ahead: u64,
+    /// How often blocks were unsettled since the last sync began.
+    unsettlings: u32,
 }
 
 /// What the status tells of checksums.
@@ -413,10 +412,12 @@ impl<F: FileSystem> ObjectStore<F> {
         }
         let ahead = {
             let mut state = checked.state.lock();
-            let goes_on = (blocks.start..=blocks.end).contains(&state.unsettled_to);
-            state.ahead = if goes_on { (state.ahead * 2).clamp(blocks.end - blocks.start, AHEAD_MAX) } else { 0 };
-            let end = (blocks.end + state.ahead).min(len);
-            state.unsettled_to = end;
+            let ahead = match state.unsettlings {
+                0 => 0,
+                earlier => (blocks.end - blocks.start).saturating_mul(1 << earlier.min(20)).min(AHEAD_MAX),
+            };
+            state.unsettlings += 1;
+            let end = (blocks.end + ahead).min(len);
             blocks.end..end
         };
         old.extend(self.settled(checks, checked, key, &ahead, false)?.unwrap_or_default());
@@ -466,7 +467,10 @@ impl<F: FileSystem> ObjectStore<F> {
     pub(crate) fn settle(&self, checks: &Checks<F::File>, key: u64, object: &F::File) -> io::Result<bool> {
         let checked = self.checked(checks, key)?;
         let _settling = checked.settling.lock();
-        checks.with(&checked, |state| state.settling = std::mem::take(&mut state.changed));
+        checks.with(&checked, |state| {
+            state.settling = std::mem::take(&mut state.changed);
+            state.unsettlings = 0;
+        });
         if let Err(error) = self.fs.sync(object) {
             let _writing = checked.writing.lock();
             checks.with(&checked, |state| {
@@ -539,8 +543,14 @@ impl<F: FileSystem> ObjectStore<F> {
     fn settle_one(&self, checks: &Checks<F::File>, key: u64) -> io::Result<()> {
         match self.existing(key)? {
             Some(object) => self.settle(checks, key, &object).map(drop),
+            // Removed meanwhile, by a caller that did not wait for its writers.
             None => {
-                self.forget_sums(checks, key);
+                let checked = self.checked(checks, key)?;
+                let _writing = checked.writing.lock();
+                checks.with(&checked, |state| {
+                    state.changed.clear();
+                    state.settling.clear();
+                });
                 Ok(())
             }
         }
