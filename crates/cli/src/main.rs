@@ -23,6 +23,7 @@ mod policy;
 mod ports;
 mod prefetch;
 mod run;
+mod scrub;
 mod serve;
 mod sim;
 mod status;
@@ -68,6 +69,7 @@ enum Command {
     Status(status::Args),
     Explain(explain::Args),
     Fsck(fsck::Args),
+    Scrub(scrub::Args),
     #[command(subcommand)]
     Policy(policy::Command),
     #[command(subcommand)]
@@ -137,6 +139,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Status(args) => status::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Fsck(args) => fsck::run(&args),
+        Command::Scrub(args) => scrub::run(&args),
         Command::Policy(command) => policy::run(command),
         Command::Config(command) => config_command::run(command),
         Command::Key(command) => key::run(command),

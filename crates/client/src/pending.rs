@@ -285,7 +285,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Link { .. } | MetaCall::Exchange { .. } => false,
         },
         Call::Read { .. } | Call::ReadList { .. } | Call::FileRead { .. } => true,
-        Call::ObjectStat { .. } | Call::FileStat { .. } | Call::ListObjects { .. } => true,
+        Call::ObjectStat { .. } | Call::FileStat { .. } | Call::ListObjects { .. } | Call::Scrub { .. } => true,
         Call::Prefetch { .. } | Call::FilePrefetch { .. } => true,
         Call::Sync { .. } | Call::FileSync { .. } => true,
         Call::Status

@@ -235,6 +235,10 @@ pub struct Data {
     /// the device between parties.
     #[serde(default)]
     pub schedule_cached_reads: bool,
+    /// Keep a checksum of each block of 4 KiB, and check it whenever the block is read: damage is an error, not wrong data.
+    /// Switched off and on again, the server begins anew; `impresario scrub` makes the missing checksums.
+    #[serde(default)]
+    pub checksums: bool,
     /// The calibration that the cost model comes from, a file of `impresario calibrate`; relative to the
     /// configuration file. Absent: that of the device model, else of a 7200 rpm disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -431,6 +435,7 @@ impl Data {
             payload_bytes: default_payload(),
             read_ahead_bytes: default_read_ahead(),
             schedule_cached_reads: false,
+            checksums: false,
             device: None,
             cost: None,
             correct_cost: None,

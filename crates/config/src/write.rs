@@ -177,6 +177,7 @@ fn write_data(out: &mut String, data: &Data, explain: bool) -> std::fmt::Result 
     optional(out, ahead, note("read ahead of the clients, bytes at most; 0: not at all"))?;
     let cached = ("schedule_cached_reads", data.schedule_cached_reads, default.schedule_cached_reads);
     optional(out, cached, note("schedule also what the page cache has"))?;
+    optional(out, ("checksums", data.checksums, default.checksums), note("checksums of stored blocks"))?;
     if let Some(device) = &data.device {
         writeln!(out, "device = {}", text(device))?;
     }
@@ -318,6 +319,7 @@ mod tests {
         config.data[2].payload_bytes = 64 << 20;
         config.data[1].read_ahead_bytes = 128 << 20;
         config.data[1].schedule_cached_reads = true;
+        config.data[0].checksums = true;
         config.data[0].cost = Some("/etc/impresario/cal \"0\".toml".into());
         config.io[1].correct_cost = Some(true);
         config.data[0].trace = Some("/var/traces \"0\"".into());

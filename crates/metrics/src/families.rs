@@ -256,6 +256,17 @@ pub const FAMILIES: &[Family] = &[
     // Data servers.
     gauge("store_total_bytes", "Size of the file system that holds the store.", &["store/total_bytes"]),
     gauge("store_free_bytes", "Free space of the file system that holds the store.", &["store/free_bytes"]),
+    counter(
+        "checksum_corrupt_blocks_total",
+        "Blocks of objects that did not fit their checksums, each time that was found.",
+        &["checksums/corrupt_blocks"],
+    ),
+    counter(
+        "checksum_failures_total",
+        "Syncs of objects whose checksums could not be stored: their last changes are unchecked.",
+        &["checksums/failures"],
+    ),
+    gauge("checksum_unsettled_blocks", "Checksums that are not stored yet.", &["checksums/unsettled_blocks"]),
     gauge("store_files_free", "Files that the file system of the store can still create.", &["store/files_free"]),
     gauge(
         "device_modelled",

@@ -195,6 +195,7 @@ impl DataServer {
         match call {
             Call::ObjectStat { file } => self.disk.stat(file, reply),
             Call::ListObjects { from, max } => self.disk.list(from, max, reply),
+            Call::Scrub { file, offset, max_bytes } => self.disk.scrub(file, offset, max_bytes, reply),
             Call::SetAside { who, file } => match self.ledger.admit(self.disk.store(), who).map(drop) {
                 Ok(()) => self.disk.set_aside(file, reply),
                 Err(fault) => reply.send(&Answer::Fault(fault)),

@@ -210,7 +210,8 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
 
 fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, StartError> {
     let unsuitable = |reason| StartError::Unsuitable { name: data.name.clone(), reason };
-    let store = ObjectStore::open(&data.dir, &data.name, StoreOptions::default());
+    let options = StoreOptions { checksums: Some(data.checksums), ..StoreOptions::default() };
+    let store = ObjectStore::open(&data.dir, &data.name, options);
     let store = store.map_err(|source| StartError::Store { name: data.name.clone(), source })?;
     let membership = Arc::new(Membership::of(ClusterId(store.identity().cluster)));
     let settings = Settings {
@@ -229,6 +230,7 @@ fn start_data(config: &Config, index: usize, data: &Data) -> Result<Started, Sta
     let modelled = device.map(ModelledDevice::start).transpose();
     let modelled = modelled.map_err(|source| system(&data.name, "starting its modelled device", source))?;
     let disk = Disk::new(server.vitals(), store, modelled, data.read_ahead_bytes, !data.schedule_cached_reads);
+    disk.begin_settling().map_err(|source| system(&data.name, "starting a thread", source))?;
     let engine = EngineConfig {
         // A disk does one thing at a time: what it does not have yet, the policy can still order.
         lane_requests: if data.in_flight_requests == 0 && device.is_some() { 1 } else { data.in_flight_requests },

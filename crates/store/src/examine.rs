@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::checks::SUMS;
 use crate::filesystem::{FileState, FileSystem};
 use crate::objects::{FOLDERS, OBJECTS, ObjectStore};
 
@@ -44,6 +45,7 @@ impl<F: FileSystem> ObjectStore<F> {
             match key_of(&name).filter(|key| *key as usize % FOLDERS == folder) {
                 Some(key) if key >= from => keys.push(key),
                 Some(_) => {}
+                None if name.strip_suffix(SUMS).and_then(key_of).is_some() => {}
                 None if is_first && page.foreign.len() < FOREIGN_MAX => page.foreign.push(format!("{path}/{name}")),
                 None => {}
             }

@@ -32,6 +32,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns when the content and length of the file are durable. Its name is not: see [`FileSystem::sync_dir`].
     fn sync(&self, file: &Self::File) -> io::Result<()>;
 
+    /// The same without what only describes the file, such as its times.
+    fn sync_data(&self, file: &Self::File) -> io::Result<()> {
+        self.sync(file)
+    }
+
+    /// Lets go of what memory holds of a range, so that it is read from the device again. A hint: it may do nothing.
+    fn forget(&self, _file: &Self::File, _range: Range<u64>) {}
+
     /// Length, time and use of a file.
     fn stat(&self, file: &Self::File) -> io::Result<FileState>;
 

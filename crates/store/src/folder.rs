@@ -7,6 +7,7 @@
 use std::io::{self, IoSliceMut};
 use std::path::Path;
 
+use crate::checks::{CHECKSUMS, CHECKSUMS_NEW, CHECKSUMS_OFF};
 use crate::error::StoreError;
 use crate::examine::SET_ASIDE;
 use crate::filesystem::FileSystem;
@@ -132,7 +133,8 @@ pub(crate) fn open<F: FileSystem>(fs: &F, dir: &Path, server: &str) -> Result<Fo
 
 /// True for names that the top of a store's folder may have.
 pub(crate) fn is_known(name: &str) -> bool {
-    const MORE: [&str; 5] = ["notes", "notes.new", REMOVED, REMOVED_OLD, SET_ASIDE];
+    const MORE: [&str; 8] =
+        ["notes", "notes.new", REMOVED, REMOVED_OLD, SET_ASIDE, CHECKSUMS, CHECKSUMS_OFF, CHECKSUMS_NEW];
     KNOWN_NAMES.contains(&name) || MORE.contains(&name)
 }
 

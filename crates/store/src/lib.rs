@@ -4,6 +4,7 @@
 //! forgets everything unsynced ([`testing::Forgetful`]). [`ModelledDevice`] makes requests take the time of a modelled
 //! disk in real time; it runs the work it is given and knows nothing of objects.
 
+mod checks;
 mod error;
 mod examine;
 mod filesystem;
@@ -16,7 +17,9 @@ mod real;
 mod removed;
 mod replace;
 pub mod testing;
+mod verify;
 
+pub use checks::{BLOCK_BYTES, ChecksState, Corrupt};
 pub use error::{StoreError, WriteError};
 pub use examine::{ObjectPage, SET_ASIDE};
 pub use filesystem::{FileState, FileSystem, SpaceState};
@@ -25,3 +28,4 @@ pub use modelled::{DeviceStatus, Job, Lateness, ModelledDevice, Timing, monotoni
 pub use notes::Note;
 pub use objects::{ObjectStore, StoreOptions};
 pub use real::{Real, lock_soon};
+pub use verify::Scrubbed;

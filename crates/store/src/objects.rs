@@ -11,8 +11,9 @@
 //! - `objects/<xx>/<kkkkkkkkkkkkkkkk>`: the object of the file with key k (16 hexadecimal digits, lower case), in the
 //!   directory named by the lowest byte of the key. Byte n of the object is byte n of the server's lane of the file; a
 //!   range never written is a hole. The file's length is the object's length. A missing object has length 0.
-//! - Nothing else is in `objects/<xx>`. Additions (checksums, versions) use names there that begin with
-//!   the key, a dot and a word.
+//! - `objects/<xx>/<kkkkkkkkkkkkkkkk>.sums`, `checksums`, `checksums.off`: the checksums of blocks, if the folder has any;
+//!   see `checks.rs`.
+//! - Nothing else is in `objects/<xx>`. Additions use names there that begin with the key, a dot and a word.
 //!
 //! # Durability
 //! [`ObjectStore::sync`] returns when the object's name and all its writes and truncations that returned before are
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 use impresario_base::Durable;
 
+use crate::checks::{self, Checks, ChecksState, SUMS};
 use crate::error::{StoreError, WriteError};
 use crate::filesystem::{FileState, FileSystem, SpaceState};
 use crate::folder::{self, FolderIdentity};
@@ -50,11 +52,16 @@ pub struct StoreOptions {
     pub open_files: usize,
     /// Removed objects that are remembered at least (at least 1; default 262,144: at most 10 MiB of memory).
     pub removed_keys: usize,
+    /// Whether blocks have checksums; `None` (the default): if the folder has them. Without them for once, they are useless
+    /// from then on, and a store that is to have them again begins anew.
+    pub checksums: Option<bool>,
+    /// Checksums in memory that no sync has settled, at most (default 1,048,576: of 4 GiB, in some 30 MiB of memory).
+    pub unsettled_blocks: usize,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { open_files: 512, removed_keys: 1 << 18 }
+        StoreOptions { open_files: 512, removed_keys: 1 << 18, checksums: None, unsettled_blocks: 1 << 20 }
     }
 }
 
@@ -63,6 +70,7 @@ pub struct ObjectStore<F: FileSystem = Real> {
     pub(crate) fs: F,
     pub(crate) notes: Notes<F::File>,
     pub(crate) removed: Removed<F::File>,
+    pub(crate) checks: Option<Checks<F::File>>,
     identity: FolderIdentity,
     handles: Handles<F::File>,
     directories: Vec<Directory>,
@@ -90,12 +98,14 @@ impl<F: FileSystem> ObjectStore<F> {
         make_folders(&fs, dir)?;
         let failed = |source: io::Error| StoreError::Io { dir: dir.into(), source };
         let removed = Removed::open(&fs, options.removed_keys).map_err(failed)?;
+        let era = checks::era(&fs, options.checksums).map_err(failed)?;
         let directory = |i| Directory { path: format!("{OBJECTS}/{i:02x}"), names: Durable::default() };
         let store = ObjectStore {
             fs,
             identity,
             notes: Notes::default(),
             removed,
+            checks: era.map(|era| Checks::new(era, options.open_files, options.unsettled_blocks)),
             handles: Handles::new(options.open_files),
             directories: (0..FOLDERS).map(directory).collect(),
         };
@@ -114,6 +124,10 @@ impl<F: FileSystem> ObjectStore<F> {
                     back += 1;
                 }
             }
+            match self.fs.unlink(&format!("{}{SUMS}", self.path(key))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
         if back > 0 {
             tracing::info!(objects = back, "removed objects were there again, after a crash; removed again");
@@ -131,11 +145,29 @@ impl<F: FileSystem> ObjectStore<F> {
         self.read_vectored(key, offset, &mut [IoSliceMut::new(buf)])
     }
 
+    /// What there is to tell of checksums; `None` without them.
+    pub fn checks(&self) -> Option<ChecksState> {
+        self.checks.as_ref().map(Checks::state)
+    }
+
     /// The same into several buffers in turn. The slices are consumed: do not use them afterwards.
     pub fn read_vectored(&self, key: u64, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let Some(file) = self.existing(key)? else { return Ok(0) };
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         let (mut bufs, mut done) = (bufs, 0);
+        if let Some(checks) = &self.checks {
+            for buf in bufs.iter_mut().filter(|_| offset_fits(offset, 0)) {
+                let max = (OBJECT_MAX_BYTES - offset).saturating_sub(done as u64).min(buf.len() as u64);
+                let buf = buf.get_mut(..max as usize).unwrap_or_default();
+                let at = offset + done as u64;
+                let len = self.read_checked(checks, (key, &file), at, buf, false)?.unwrap_or(0);
+                done += len;
+                if len < buf.len() {
+                    break;
+                }
+            }
+            return Ok(done);
+        }
         while done < wanted && offset_fits(offset, done) {
             let len = self.fs.read(&file, offset + done as u64, bufs)?;
             if len == 0 {
@@ -174,17 +206,36 @@ impl<F: FileSystem> ObjectStore<F> {
         if !offset_fits(offset, 0) {
             return Some(Ok(0));
         }
-        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
-        let read = self.fs.read_cached(&file, offset, bufs).transpose()?;
-        match read {
-            // Short: because the object ends there, or because the rest is not in memory.
-            Ok(len) if len < wanted => match self.fs.stat(&file) {
-                Ok(state) if state.size <= offset.saturating_add(len as u64) => Some(Ok(len)),
-                Ok(_) => None,
-                Err(e) => Some(Err(e)),
-            },
-            read => Some(read),
+        match (&self.checks, bufs) {
+            (None, bufs) => self.read_plain_cached(&file, offset, bufs).transpose(),
+            (Some(checks), [buf]) if offset_fits(offset, buf.len()) => {
+                self.read_checked(checks, (key, &file), offset, buf, true).transpose()
+            }
+            (Some(_), _) => None,
         }
+    }
+
+    /// What memory has of a file, unchecked; `None` unless it is all.
+    pub(crate) fn read_plain_cached(
+        &self,
+        file: &F::File,
+        offset: u64,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> io::Result<Option<usize>> {
+        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
+        match self.fs.read_cached(file, offset, bufs)? {
+            // Short: because the object ends there, or because the rest is not in memory.
+            Some(len) if len < wanted => {
+                Ok((self.fs.stat(file)?.size <= offset.saturating_add(len as u64)).then_some(len))
+            }
+            read => Ok(read),
+        }
+    }
+
+    /// Whether a byte of an object is in memory.
+    pub fn has_cached(&self, key: u64, at: u64) -> bool {
+        let file = self.handles.get(key);
+        file.is_some_and(|file| matches!(self.fs.read_cached(&file, at, &mut [IoSliceMut::new(&mut [0])]), Ok(Some(1))))
     }
 
     /// Begins to read a range of an object into memory, and does not wait for it. A hint: nothing tells whether it did.
@@ -219,8 +270,21 @@ impl<F: FileSystem> ObjectStore<F> {
             return Err(WriteError { written: 0, source: too_large() });
         }
         let file = self.existing_or_new(key).map_err(|source| WriteError { written: 0, source })?;
+        match &self.checks {
+            Some(checks) => self.write_checked(checks, (key, &file), offset, bufs, wanted),
+            None => self.write_plain(&file, offset, bufs, wanted),
+        }
+    }
+
+    pub(crate) fn write_plain(
+        &self,
+        file: &F::File,
+        offset: u64,
+        bufs: &[IoSlice<'_>],
+        wanted: usize,
+    ) -> Result<usize, WriteError> {
         // The file system nearly always takes everything at once; only otherwise are the slices copied.
-        let first = self.write_some(&file, offset, bufs, 0)?;
+        let first = self.write_some(file, offset, bufs, 0)?;
         if first == wanted {
             return Ok(wanted);
         }
@@ -228,7 +292,7 @@ impl<F: FileSystem> ObjectStore<F> {
         let (mut rest, mut written) = (&mut slices[..], first);
         IoSlice::advance_slices(&mut rest, first);
         while written < wanted {
-            let len = self.write_some(&file, offset + written as u64, rest, written)?;
+            let len = self.write_some(file, offset + written as u64, rest, written)?;
             written += len;
             IoSlice::advance_slices(&mut rest, len);
         }
@@ -240,9 +304,13 @@ impl<F: FileSystem> ObjectStore<F> {
         self.sync_notes()?;
         let directory = self.directory(key);
         // Read before the file is opened: the name by which it is opened is among these changes.
-        let changes = directory.names.made();
+        let mut changes = directory.names.made();
         if let Some(file) = self.existing(key)? {
-            self.fs.sync(&file)?;
+            match &self.checks {
+                Some(checks) if self.settle(checks, key, &file)? => changes = directory.names.made(),
+                Some(_) => {}
+                None => self.fs.sync(&file)?,
+            }
         }
         directory.names.sync_to(changes, || self.fs.sync_dir(&directory.path))
     }
@@ -258,7 +326,11 @@ impl<F: FileSystem> ObjectStore<F> {
             return Err(too_large());
         }
         let file = if len > 0 { Some(self.existing_or_new(key)?) } else { self.existing(key)? };
-        file.map_or(Ok(()), |file| self.fs.set_len(&file, len))
+        let Some(file) = file else { return Ok(()) };
+        match &self.checks {
+            Some(checks) => self.change_checked(checks, (key, &file), len..u64::MAX, || self.fs.set_len(&file, len)),
+            None => self.fs.set_len(&file, len),
+        }
     }
 
     /// Removes the object for ever, durably; succeeds if there is none. From now on a write or truncation that would make
@@ -271,6 +343,9 @@ impl<F: FileSystem> ObjectStore<F> {
                 self.directory(key).names.changed();
                 removed?;
             }
+        }
+        if let Some(checks) = &self.checks {
+            self.forget_sums(checks, key);
         }
         if is_noted {
             return self.sync_removed();
@@ -321,7 +396,7 @@ impl<F: FileSystem> ObjectStore<F> {
         }
     }
 
-    fn existing(&self, key: u64) -> io::Result<Option<Arc<F::File>>> {
+    pub(crate) fn existing(&self, key: u64) -> io::Result<Option<Arc<F::File>>> {
         self.handles.get_or_open(key, || match self.fs.open(&self.path(key), false) {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -337,6 +412,9 @@ impl<F: FileSystem> ObjectStore<F> {
                 if self.removed.contains(key) {
                     return Err(is_removed());
                 }
+                if let Some(checks) = &self.checks {
+                    self.forget_lost_sums(checks, key)?;
+                }
                 let file = self.fs.open(&self.path(key), true)?;
                 self.directory(key).names.changed();
                 Ok(Some(file))
@@ -344,6 +422,15 @@ impl<F: FileSystem> ObjectStore<F> {
             Err(e) => Err(e),
         })?;
         file.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    pub(crate) fn sync_names_of(&self, key: u64) -> io::Result<()> {
+        let directory = self.directory(key);
+        directory.names.sync(|| self.fs.sync_dir(&directory.path))
+    }
+
+    pub(crate) fn names_changed(&self, key: u64) {
+        self.directory(key).names.changed();
     }
 
     fn directory(&self, key: u64) -> &Directory {

@@ -179,6 +179,16 @@ impl FileSystem for Real {
         retry(|| rustix::fs::fsync(file))
     }
 
+    fn sync_data(&self, file: &OwnedFd) -> io::Result<()> {
+        retry(|| rustix::fs::fdatasync(file))
+    }
+
+    fn forget(&self, file: &OwnedFd, range: Range<u64>) {
+        if let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
+            let _ = rustix::fs::fadvise(file, range.start, Some(len), Advice::DontNeed);
+        }
+    }
+
     fn stat(&self, file: &OwnedFd) -> io::Result<FileState> {
         Ok(state_of(&rustix::fs::fstat(file)?))
     }

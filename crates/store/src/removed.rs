@@ -178,9 +178,9 @@ impl<F: FileSystem> ObjectStore<F> {
             match self.fs.rename(REMOVED, REMOVED_OLD) {
                 // An attempt before this one came so far.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // The first note of the new generation makes it durable; until then a crash finds both in one file.
                 renamed => renamed?,
             }
-            self.fs.sync_dir("")?;
         }
         *file = File { open: None, len: 0, room: 0, unnoted: Vec::new() };
         let mut keys = self.removed.keys.write();

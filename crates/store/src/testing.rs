@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,6 +26,9 @@ use crate::filesystem::{FileState, FileSystem, SpaceState};
 pub struct Forgetful {
     state: Arc<Mutex<State>>,
 }
+
+/// A place in the code that syncs: file, line and column.
+pub type SyncSite = (&'static str, u32, u32);
 
 /// An open file; after a crash every operation on it fails.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ struct State {
     crashes: u64,
     capacity_bytes: u64,
     fail_syncs: bool,
+    sites: BTreeSet<SyncSite>,
+    ignored: Option<SyncSite>,
     changes_left: u64,
     ticks: i64,
 }
@@ -102,6 +108,8 @@ impl Forgetful {
             crashes: 0,
             capacity_bytes,
             fail_syncs: false,
+            sites: BTreeSet::new(),
+            ignored: None,
             changes_left: u64::MAX,
             ticks: 0,
         };
@@ -129,10 +137,33 @@ impl Forgetful {
         self.lock().fail_syncs = fail;
     }
 
+    /// Where the code has synced anything since the beginning.
+    pub fn sync_sites(&self) -> BTreeSet<SyncSite> {
+        self.lock().sites.clone()
+    }
+
+    /// From now on the syncs of one place in the code do nothing, as if they were not there.
+    pub fn ignore_syncs_of(&self, site: Option<SyncSite>) {
+        self.lock().ignored = site;
+    }
+
     /// After this many more changes and syncs every one fails with EIO until the next crash: to stop a server at any
     /// point.
     pub fn stop_after(&self, changes: u64) {
         self.lock().changes_left = changes;
+    }
+
+    /// A bit rots: inverts bits of a byte, in memory and on the device, and no sync has to write it. False if there is no
+    /// such byte.
+    pub fn rot(&self, path: &str, at: u64, mask: u8) -> bool {
+        let mut state = self.lock();
+        let Some(&inode) = state.now.files.get(path) else { return false };
+        let Some(inode) = state.inodes.get_mut(inode) else { return false };
+        let at = at as usize;
+        let Some(byte) = inode.now.get_mut(at) else { return false };
+        *byte ^= mask;
+        inode.durable.get_mut(at).into_iter().for_each(|byte| *byte ^= mask);
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -146,6 +177,13 @@ impl State {
         self.ticks += 1;
         self.changes_left = self.changes_left.checked_sub(1).ok_or(Errno::IO)?;
         Ok(())
+    }
+
+    /// Notes a sync of this place in the code; true if it is to do nothing.
+    fn ignores(&mut self, site: &Location<'static>) -> bool {
+        let site = (site.file(), site.line(), site.column());
+        self.sites.insert(site);
+        self.ignored == Some(site)
     }
 
     fn inode(&mut self, file: &ForgetfulFile) -> io::Result<&mut Inode> {
@@ -294,9 +332,13 @@ impl FileSystem for Forgetful {
         Ok(())
     }
 
+    #[track_caller]
     fn sync(&self, file: &ForgetfulFile) -> io::Result<()> {
         let mut state = self.lock();
         state.change()?;
+        if state.ignores(Location::caller()) {
+            return Ok(());
+        }
         let fails = state.fail_syncs;
         let inode = state.inode(file)?;
         if fails && (!inode.dirty.is_empty() || inode.durable.len() != inode.now.len()) {
@@ -311,6 +353,11 @@ impl FileSystem for Forgetful {
             return Err(Errno::IO.into());
         }
         Ok(())
+    }
+
+    #[track_caller]
+    fn sync_data(&self, file: &ForgetfulFile) -> io::Result<()> {
+        self.sync(file)
     }
 
     fn stat(&self, file: &ForgetfulFile) -> io::Result<FileState> {
@@ -343,10 +390,14 @@ impl FileSystem for Forgetful {
         Ok(())
     }
 
+    #[track_caller]
     fn sync_dir(&self, path: &str) -> io::Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
         state.change()?;
+        if state.ignores(Location::caller()) {
+            return Ok(());
+        }
         if state.fail_syncs {
             return Err(Errno::IO.into());
         }

@@ -14,7 +14,8 @@ use impresario_store::{
 use proptest::prelude::*;
 
 /// Fewer handles than keys, so that handles are evicted and opened again.
-const FEW: StoreOptions = StoreOptions { open_files: 2, removed_keys: 1 << 18 };
+const FEW: StoreOptions =
+    StoreOptions { open_files: 2, removed_keys: 1 << 18, checksums: None, unsettled_blocks: 1 << 20 };
 
 /// In memory where possible: many short runs need not wait for a device each time.
 fn scratch() -> tempfile::TempDir {
@@ -613,7 +614,7 @@ fn a_removal_that_was_acknowledged_outlasts_a_power_failure() {
 #[test]
 fn removals_are_remembered_for_a_generation_at_least_and_stay_durable_beyond() {
     const GENERATION: u64 = 50;
-    let options = StoreOptions { open_files: 2, removed_keys: GENERATION as usize };
+    let options = StoreOptions { removed_keys: GENERATION as usize, ..FEW };
     let fs = Forgetful::default();
     let again = || {
         let name = Path::new("forgetful");

@@ -359,6 +359,16 @@ pub enum Call {
         /// The maximum; the server may give fewer.
         max: u32,
     },
+    /// Data server: read a piece of an object from the device, beside what clients ask for, and compare it with its
+    /// checksums. One piece is read at a time; EBUSY while another is. Answer: [`Answer::Scrubbed`].
+    Scrub {
+        /// Key of the object.
+        file: FileKey,
+        /// Where to begin.
+        offset: u64,
+        /// At most so many bytes; the server may read fewer.
+        max_bytes: u32,
+    },
     /// Data server: move an object that belongs to no file out of the way. It counts as removed from then on. No error when
     /// there is none. Answer: [`Answer::Done`].
     SetAside {
@@ -854,6 +864,23 @@ pub struct ObjectEntry {
     pub age_s: u64,
 }
 
+/// What the scrub of a piece of an object found.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ScrubbedPiece {
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Blocks that fit their checksums.
+    pub good_blocks: u64,
+    /// Blocks that have a checksum from now on.
+    pub learnt_blocks: u64,
+    /// Blocks without a checksum.
+    pub unknown_blocks: u64,
+    /// First bytes of the blocks that are damaged.
+    pub corrupt: Vec<u64>,
+    /// Where to go on; `None` at the end of the object.
+    pub next: Option<u64>,
+}
+
 /// The state of an object, or of a file as its objects tell it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct ObjectInfo {
@@ -977,6 +1004,8 @@ pub enum Answer {
         /// With which key the next page begins; `None` at the end.
         next: Option<FileKey>,
     },
+    /// What the scrub of a piece of an object found; `None`: there is no such object.
+    Scrubbed(Option<ScrubbedPiece>),
     /// What the metadata server knows.
     Examined {
         /// Of names.

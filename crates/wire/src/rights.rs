@@ -52,6 +52,7 @@ pub fn right_for(call: &Call) -> (Right, &'static str) {
         Call::Unlink { .. } => (Right::NotClients, "removing an object"),
         // A check of the cluster is an administrator's.
         Call::ListObjects { .. } => (Right::NotClients, "listing objects"),
+        Call::Scrub { .. } => (Right::Admin, "scrubbing an object"),
         Call::SetAside { .. } => (Right::NotClients, "setting an object aside"),
         Call::Grants => (Right::NotClients, "asking what limits granted"),
         // It names the epochs of several clients.
@@ -143,6 +144,7 @@ mod tests {
             ("cas", Call::Meta { who, call: MetaCall::Statfs }),
             ("as", Call::ListObjects { from: FileKey(0), max: 1 }),
             ("as", Call::SetAside { who, file }),
+            ("a", Call::Scrub { file, offset: 0, max_bytes: 1 }),
             ("as", Call::Grants),
             ("as", Call::Meta { who, call: MetaCall::Examine(Examine::File { path: vec![] }) }),
             ("cas", Call::Status),

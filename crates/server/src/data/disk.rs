@@ -5,8 +5,10 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use impresario_base::lock::Mutex;
 use impresario_device as device;
@@ -14,7 +16,7 @@ use impresario_engine::{CachedReads, Executor, Outcome, PagedFile, ReadAhead, St
 use impresario_foresight::{ALONE_MAX, Prediction};
 use impresario_sched::{Nanos, Op, PredictedQueues, Request};
 use impresario_store::{FileState, Job, ModelledDevice, ObjectPage, ObjectStore, Timing};
-use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectEntry, ObjectInfo, Time};
+use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectEntry, ObjectInfo, ScrubbedPiece, Time};
 use serde_json::{Map, Value, json};
 
 use super::Item;
@@ -22,6 +24,7 @@ use super::losses::Losses;
 use super::modelled::{Memory, Performed, Rendezvous};
 use super::owed::{Came, Owed, Run};
 use crate::connection::Reply;
+use crate::fsck::PIECE_BYTES;
 use crate::listener::Vitals;
 use crate::outbox::hand_over_own_replies;
 use crate::payload::Slice;
@@ -29,6 +32,9 @@ use crate::workers::{PATIENCE, Workers};
 
 /// Threads for batches that wait for a real device.
 const DEVICE_THREADS: usize = 16;
+
+/// How long checksums wait in memory for a client's sync.
+const SETTLE_EVERY: Duration = Duration::from_secs(5);
 
 /// Objects in one page of a listing.
 const PAGE_OBJECTS_MAX: usize = 4096;
@@ -47,6 +53,10 @@ pub(crate) struct Disk {
     read_ahead: Option<(ReadAhead, Workers)>,
     /// What was read ahead from the modelled device.
     memory: Option<Memory>,
+    /// Settles checksums that no client's sync settles; it ends when the sender does.
+    settling: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
+    /// Held while a piece of an object is scrubbed.
+    scrubbing: Mutex<()>,
 }
 
 /// What a batch brought.
@@ -87,7 +97,32 @@ impl Disk {
             cached,
             read_ahead,
             memory,
+            settling: Mutex::new(None),
+            scrubbing: Mutex::new(()),
         })
+    }
+
+    /// Begins to settle checksums in the background, if there are any.
+    pub(crate) fn begin_settling(&self) -> io::Result<()> {
+        if self.store.checks().is_none() {
+            return Ok(());
+        }
+        let (stop, stopped) = channel();
+        let this = self.this.clone();
+        let settle = move || {
+            loop {
+                let goes_on = stopped.recv_timeout(SETTLE_EVERY) == Err(RecvTimeoutError::Timeout);
+                let Some(disk) = this.upgrade() else { return };
+                let age = if goes_on { SETTLE_EVERY } else { Duration::ZERO };
+                disk.store.settle_older(age, |key, error| _ = disk.lost(key, &error));
+                if !goes_on {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("checksums".into()).spawn(settle)?;
+        *self.settling.lock() = Some((stop, thread));
+        Ok(())
     }
 
     /// The folder of objects.
@@ -109,6 +144,14 @@ impl Disk {
         self.device.iter().for_each(|device| device.stop());
         self.read_ahead.iter().for_each(|(_, threads)| threads.stop(PATIENCE));
         self.threads.stop(PATIENCE);
+        if let Some((stop, thread)) = self.settling.lock().take() {
+            drop(stop);
+            // A device that hangs must not keep the server from ending; what is not settled is unchecked.
+            let until = Instant::now() + PATIENCE;
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 
     /// There is something of this file.
@@ -151,6 +194,30 @@ impl Disk {
                     let objects = objects.iter().map(entry).collect();
                     reply.send(&Answer::Objects { objects, foreign, next: next.map(FileKey) });
                 }
+                Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
+            }
+        });
+    }
+
+    /// Reads a piece of an object to find damage, on a thread of its own and one at a time, so that clients wait for one
+    /// piece at most. A modelled device does not know of it.
+    pub(crate) fn scrub(&self, file: FileKey, offset: u64, max_bytes: u32, reply: Reply) {
+        self.on_a_thread(move |disk| {
+            let Some(_scrubbing) = disk.scrubbing.try_lock() else {
+                let message = format!("{} is scrubbing for another caller; one at a time", disk.vitals.name());
+                return reply.fault(libc::EBUSY, message);
+            };
+            let found = disk.store.scrub(file.0, offset, u64::from(max_bytes).min(PIECE_BYTES));
+            disk.store.relieve(|key, error| _ = disk.lost(key, &error));
+            match found {
+                Ok(found) => reply.send(&Answer::Scrubbed(found.map(|found| ScrubbedPiece {
+                    read_bytes: found.read_bytes,
+                    good_blocks: found.good_blocks,
+                    learnt_blocks: found.learnt_blocks,
+                    unknown_blocks: found.unknown_blocks,
+                    corrupt: found.corrupt,
+                    next: found.next,
+                }))),
                 Err(error) => reply.send(&Answer::Fault(fault_of(&error))),
             }
         });
@@ -202,6 +269,14 @@ impl Disk {
             Err(error) => json!({ "error": error.to_string() }),
         };
         status.insert("store".into(), store);
+        if let Some(checks) = self.store.checks() {
+            let told = json!({
+                "corrupt_blocks": checks.corrupt_blocks,
+                "unsettled_blocks": checks.unsettled_blocks,
+                "failures": checks.failures,
+            });
+            status.insert("checksums".into(), told);
+        }
         if let Some(device) = &self.device {
             let mut told = crate::json(&device.status());
             if let Value::Object(told) = &mut told {
@@ -234,24 +309,29 @@ impl Disk {
                     work.parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
                 // Before the write: of a sync that fails meanwhile the writer learns.
                 let loss = self.losses.of(file);
-                Ok(match self.store.write_vectored(file, extent.lane_offset, &pieces) {
+                let written = match self.store.write_vectored(file, extent.lane_offset, &pieces) {
                     Ok(written) => Done::Written(written as u64, None, loss),
                     Err(error) => Done::Written(error.written as u64, Some(error.source), loss),
-                })
+                };
+                self.store.relieve(|key, error| _ = self.lost(key, &error));
+                Ok(written)
             }
             Op::Sync => Ok(match self.store.sync(file) {
                 Ok(()) => match self.losses.of(file) {
                     0 => Done::Barrier,
                     loss => Done::AfterLoss(loss, 0),
                 },
-                Err(error) => {
-                    tracing::error!(key = file, %error, "a sync failed; unsynced data of the object are lost");
-                    Done::AfterLoss(self.losses.lost(&self.store, file), errno_of(&error))
-                }
+                Err(error) => Done::AfterLoss(self.lost(file, &error), errno_of(&error)),
             }),
             Op::Truncate => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
         }
+    }
+
+    /// A sync has failed; gives the number of the loss.
+    fn lost(&self, file: u64, error: &io::Error) -> u32 {
+        tracing::error!(key = file, %error, "a sync failed; unsynced data of the object are lost");
+        self.losses.lost(&self.store, file)
     }
 
     /// Does a batch if it need not wait: what is in the page cache, or goes there.
@@ -263,7 +343,12 @@ impl Disk {
                 let got = self.store.read_cached(first.file.0, work.batch.extent.lane_offset, &mut buffer)?;
                 Some(got.map(|got| Done::Read(Slice::new(Arc::new(buffer), 0..got))))
             }
-            Op::Write => Some(self.perform(work)),
+            Op::Write => {
+                let (extent, file) = (&work.batch.extent, work.parts.first()?.1.file.0);
+                // With checksums a write may have to read, or to wait for a sync.
+                let waits = self.store.write_waits(file, extent.lane_offset, extent.len);
+                (!waits).then(|| self.perform(work))
+            }
             Op::Sync | Op::Truncate | Op::Unlink => None,
         }
     }
@@ -284,7 +369,7 @@ impl PagedFile for Object<'_> {
     fn has(&self, at: u64) -> bool {
         match self.memory {
             Some(memory) => memory.has(self.key, at),
-            None => matches!(self.store.read_cached(self.key, at, &mut [0]), Some(Ok(1))),
+            None => self.store.has_cached(self.key, at),
         }
     }
 

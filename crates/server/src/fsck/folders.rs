@@ -1,7 +1,9 @@
 //! Names and objects of folders that no server serves. Each folder is locked while it is checked.
 
+use std::time::Duration;
+
 use impresario_config::Config;
-use impresario_store::{ObjectStore, StoreError, StoreOptions};
+use impresario_store::{ObjectStore, Scrubbed, StoreError, StoreOptions};
 use impresario_wire::{Examine, FileKey, FileRecord};
 
 use super::{Finding, Kind, Looked, Names, Objects, Outcome, Page, Report, Sides};
@@ -118,5 +120,20 @@ impl Objects for ObjectStore {
     fn remove(&mut self, key: u64, for_good: bool) -> Result<(), String> {
         let removed = if for_good { self.unlink(key) } else { self.set_aside(key) };
         removed.map_err(|error| error.to_string())
+    }
+
+    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, String> {
+        let found = ObjectStore::scrub(self, key, offset, max_bytes).map_err(|error| error.to_string())?;
+        let mut relieved = Ok(());
+        self.relieve(|key, error| relieved = Err(format!("object {key:016x} cannot be synced: {error}")));
+        relieved.map(|()| found)
+    }
+
+    fn end_scrub(&mut self) -> Result<(), String> {
+        let mut ended = Ok(());
+        self.settle_older(Duration::ZERO, |key, error| {
+            ended = Err(format!("object {key:016x} cannot be synced: {error}"));
+        });
+        ended
     }
 }

@@ -7,20 +7,25 @@
 //! | `folders` | names and objects of folders that no server serves |
 //! | `online` | names and objects of running servers |
 //! | `report` | what was found, and what is said of it |
+//! | `scrub` | what have devices damaged |
 
 mod check;
 mod folders;
 mod links;
 mod online;
 mod report;
+mod scrub;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use impresario_config::Config;
+use impresario_store::Scrubbed;
 use impresario_wire::{Examine, Examined, FileKey, FileRecord};
 
 pub use report::{Finding, Kind, Outcome, Report};
+pub(crate) use scrub::PIECE_BYTES;
+pub use scrub::{Damage, ScrubOptions, ScrubReport, scrub};
 
 /// How a cluster is checked.
 #[derive(Clone, Debug)]
@@ -71,6 +76,10 @@ pub(crate) trait Objects {
     fn look(&mut self, key: u64) -> Result<Option<u64>, String>;
     /// Sets an object aside, or removes it for good.
     fn remove(&mut self, key: u64, for_good: bool) -> Result<(), String>;
+    /// Reads a piece of an object, as [`ObjectStore::scrub`](impresario_store::ObjectStore::scrub).
+    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, String>;
+    /// All objects were scrubbed: what was learnt of them is kept.
+    fn end_scrub(&mut self) -> Result<(), String>;
 }
 
 /// The two sides of a cluster, as far as they can be had.

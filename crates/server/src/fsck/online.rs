@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use impresario_client::{ClientError, Identity, Link, LinkOptions, Vet};
 use impresario_config::{Config, META_NAME};
+use impresario_store::Scrubbed;
 use impresario_wire::frame::ANSWER_BODY_MAX_BYTES;
 use impresario_wire::{Answer, Call, Examine, FileKey, FileRecord, MetaCall, Role, Welcome};
 
@@ -178,5 +179,25 @@ impl Objects for RunningObjects {
             Answer::Done => Ok(()),
             _ => Err(unexpected()),
         }
+    }
+
+    fn scrub(&mut self, key: u64, offset: u64, max_bytes: u64) -> Result<Option<Scrubbed>, String> {
+        let max_bytes = u32::try_from(max_bytes).unwrap_or(u32::MAX);
+        match self.call(Call::Scrub { file: FileKey(key), offset, max_bytes })? {
+            Answer::Scrubbed(found) => Ok(found.map(|found| Scrubbed {
+                read_bytes: found.read_bytes,
+                good_blocks: found.good_blocks,
+                learnt_blocks: found.learnt_blocks,
+                unknown_blocks: found.unknown_blocks,
+                corrupt: found.corrupt,
+                next: found.next,
+            })),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The server does that itself.
+    fn end_scrub(&mut self) -> Result<(), String> {
+        Ok(())
     }
 }
