@@ -67,7 +67,10 @@ fn scrub_finds_damage_and_names_its_file() {
     drop((file, client_of));
     ["data.0", "data.1", "meta"].iter().for_each(|name| cluster.kill(name));
     let ran = scrub(&cluster, &[]);
-    assert!(ran.code == 4 && ran.out.contains(&format!("damaged: d/large, byte {at}: data.1: object {key}")), "{ran:?}");
+    assert!(
+        ran.code == 4 && ran.out.contains(&format!("damaged: d/large, byte {at}: data.1: object {key}")),
+        "{ran:?}"
+    );
     rot(&cluster, 1, 65536 + 3 * 4096 + 5);
     assert_eq!(scrub(&cluster, &[]).code, 0, "put right again");
 }
