@@ -39,6 +39,8 @@ fn may_wait(call: &MetaCall) -> bool {
         | MetaCall::Open { write: true, .. }
         | MetaCall::Reopen { .. }
         | MetaCall::Close { .. }
+        | MetaCall::Append { .. }
+        | MetaCall::Exchange { .. }
         | MetaCall::Fsync { .. }
         | MetaCall::FsyncDir { .. }
         | MetaCall::Statfs

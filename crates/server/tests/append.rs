@@ -2,6 +2,8 @@
 
 mod meta_support;
 
+use std::sync::Arc;
+
 use impresario_server::meta::MetaOptions;
 use impresario_wire::message::*;
 use meta_support::*;
@@ -52,7 +54,8 @@ fn ranges_lie_behind_all_bytes_and_do_not_overlap() {
 #[test]
 fn a_repeated_append_gets_the_same_range() {
     let dir = tempfile::tempdir().unwrap();
-    let s = start(dir.path());
+    // A file is settled when its writer had the time to come back.
+    let s = start_with(MetaOptions::new(dir.path(), SERVERS), Arc::default());
     let opened = s.create("f");
     let ask = |session, epoch, sequence, handle| {
         let who = Who { client: ClientKey(7), epoch, sequence, ..Who::default() };
@@ -60,8 +63,9 @@ fn a_repeated_append_gets_the_same_range() {
     };
     assert_eq!(ask(s.session, 0, 1, opened.handle), Answer::Assigned { offset: 0 });
     assert_eq!(ask(s.session, 0, 2, opened.handle), Answer::Assigned { offset: 10 });
-    // Its connection was lost: it asks again over another one, in a newer epoch.
+    // Its connection was lost, and the only opener with it: it asks again over another one, in a newer epoch.
     let other = s.again();
+    s.hang_up();
     let again = other.open("f", true);
     assert_eq!(ask(other.session, 1, 1, again.handle), Answer::Assigned { offset: 0 });
     assert_eq!(ask(other.session, 1, 2, again.handle), Answer::Assigned { offset: 10 });

@@ -3,6 +3,7 @@
 mod support;
 
 use impresario_client::{Client, ClientOptions, CreateOptions, Via};
+use impresario_sched::PolicySpec;
 use impresario_server::fsck::{Damage, ScrubOptions, scrub};
 use impresario_wire::{Answer, Call, Extents, FileKey};
 use support::{Cluster, eventually, fault, pattern, who};
@@ -114,4 +115,41 @@ fn scrub_finds_damage_with_its_file_beside_clients_and_on_stopped_folders() {
     assert_eq!((report.status(), &report.damage), (4, &vec![expected]), "{}", report.text());
     rot(&cluster, key, at + 5);
     assert_eq!(scrub(&cluster.config, &offline, &mut |_| {}).unwrap().status(), 0);
+}
+
+/// Two clients read neighbouring blocks, one of which is damaged, in one batch: each gets its own answer.
+#[test]
+fn damage_fails_no_other_request_of_its_batch() {
+    let cluster = Cluster::start(1, |config| {
+        config.data[0].checksums = true;
+        config.data[0].device = Some("disk".into());
+        config.data[0].policy = PolicySpec::named("fifo").with("merge", "on");
+        config.data[0].in_flight_requests = 1;
+        config.data[0].read_ahead_bytes = 0;
+        config.device.insert("disk".into(), Default::default());
+    });
+    let mut busy = cluster.peer(0, 3);
+    let bytes = pattern(1, 2 * BLOCK as usize);
+    assert_eq!(busy.write(3, 1, 0, &bytes), Answer::Written(2 * BLOCK as u32));
+    assert_eq!(busy.write(3, 2, 0, &pattern(2, 1 << 20)), Answer::Written(1 << 20));
+    assert_eq!(busy.call(&Call::Sync { who: who(3), file: FileKey(1) }, &[]).0, Answer::Done);
+    rot(&cluster, 1, 7);
+    let read = |client, file, lane_offset| Call::Read {
+        who: who(client),
+        file: FileKey(file),
+        lane_offset,
+        len: BLOCK as u32,
+    };
+    let (mut unlucky, mut other) = (cluster.peer(0, 1), cluster.peer(0, 2));
+    eventually("two reads are merged", || {
+        let before = busy.status()["engine"]["statistics"]["batches"].as_u64().unwrap();
+        (0..4).for_each(|i| _ = busy.send(&read(3, 2, i * 200_000 / BLOCK * BLOCK), &[]));
+        unlucky.send(&read(1, 1, 0), &[]);
+        other.send(&read(2, 1, BLOCK), &[]);
+        let (_, answer, got) = other.answer().unwrap();
+        assert!(answer == Answer::Data && got == bytes[BLOCK as usize..], "{answer:?}");
+        assert_eq!(fault(unlucky.answer().unwrap().1).0, libc::EIO);
+        (0..4).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Data));
+        busy.status()["engine"]["statistics"]["batches"].as_u64().unwrap() - before < 6
+    });
 }

@@ -427,3 +427,51 @@ fn a_merged_write_is_refused_when_any_of_its_clients_has_left_its_epoch() {
     assert_eq!(fault(peer.call(&merged(vec![(2, 1)]), b"other").0).0, Fault::FENCED);
     assert_eq!(peer.read(9, 1, 0, 5), b"again");
 }
+
+/// A block that its device has damaged fails the requests that need it, and not those that were merged with them.
+#[test]
+fn damage_fails_no_request_that_was_merged_with_one_that_meets_it() {
+    const BLOCK: u64 = 4096;
+    let layout = Layout { ssize_bytes: 65_536, ..LAYOUT };
+    let read = |client, offset| {
+        let (who, file, len) = (who(client), FileKey(1), BLOCK as u32);
+        Call::FileRead { who, file, layout, made: 0, offset, len }
+    };
+    for split in [true, false] {
+        let mut cluster = Cluster::start(4, |config| config.data.iter_mut().for_each(|data| data.checksums = true));
+        let io = cluster.start_io(|io| {
+            io.split = split;
+            io.in_flight_requests = 1;
+        });
+        let server = usize::from(LAYOUT.base);
+        let bytes = pattern(1, 2 * BLOCK as usize);
+        let mut direct = cluster.peer(server, 9);
+        assert_eq!(direct.write(9, 1, 0, &bytes), Answer::Written(2 * BLOCK as u32));
+        assert_eq!(direct.call(&Call::Sync { who: who(9), file: FileKey(1) }, &[]).0, Answer::Done);
+        let object = cluster.config.data[server].dir.join("objects/01/0000000000000001");
+        let damaged = [&[bytes[0] ^ 1], &bytes[1..]].concat();
+        std::fs::write(object, damaged).unwrap();
+        let (mut unlucky, mut other) =
+            (Peer::connect(io.address(), Role::Io, 1), Peer::connect(io.address(), Role::Io, 2));
+        let mut merged = 0.0;
+        for _ in 0..200 {
+            // Behind the others' requests the two wait together.
+            let mut busy = Peer::connect(io.address(), Role::Io, 3);
+            (0..20).for_each(|i| _ = busy.send(&write(3, 2, i * 8192), &[1; 4096]));
+            other.send(&read(2, BLOCK), &[]);
+            unlucky.send(&read(1, 0), &[]);
+            let (_, answer, got) = other.answer().unwrap();
+            assert!(answer == Answer::Data && got == bytes[BLOCK as usize..], "split {split}: {answer:?}");
+            assert_eq!(fault(unlucky.answer().unwrap().1).0, libc::EIO);
+            (0..20).for_each(|_| assert_eq!(busy.answer().unwrap().1, Answer::Written(4096)));
+            let forward = busy.status()["forward"].clone();
+            // Merged and refused, they are sent again one by one.
+            merged += forward["forwarded"].as_f64().unwrap() - forward["requests"].as_f64().unwrap();
+            assert_eq!(busy.call(&Call::ResetStatistics, &[]).0, Answer::Done);
+            if merged > 0.0 {
+                break;
+            }
+        }
+        assert!(merged > 0.0, "the two were never merged");
+    }
+}

@@ -378,7 +378,9 @@ mod tests {
             body.extend([0xff; 9]);
             body.push(1);
             decode_everything(&body);
-            assert!(decode_body::<Answer>(&body).is_err());
+            // An offset may be any number.
+            let answer = decode_body::<Answer>(&body);
+            assert!(matches!(answer, Err(_) | Ok(Answer::Assigned { .. })), "{answer:?}");
         }
     }
 

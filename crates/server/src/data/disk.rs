@@ -14,7 +14,7 @@ use impresario_base::lock::Mutex;
 use impresario_device as device;
 use impresario_engine::{CachedReads, Executor, Outcome, PagedFile, ReadAhead, Started, Ticket, Work, now};
 use impresario_foresight::{ALONE_MAX, Prediction};
-use impresario_sched::{Nanos, Op, PredictedQueues, Request};
+use impresario_sched::{Extent, Nanos, Op, PredictedQueues, Request};
 use impresario_store::{FileState, Job, ModelledDevice, ObjectPage, ObjectStore, Timing};
 use impresario_wire::{Answer, Extents, Fault, FileKey, ObjectEntry, ObjectInfo, ScrubbedPiece, Time};
 use serde_json::{Map, Value, json};
@@ -63,6 +63,8 @@ pub(crate) struct Disk {
 pub(super) enum Done {
     /// Bytes from the start of the batch; fewer than it asked for where the object ends.
     Read(Slice),
+    /// The batch failed as a whole, so each of its parts was done alone.
+    Apart(Vec<io::Result<Done>>),
     /// The bytes from the start of the batch; if not all, why; and the object's last loss.
     Written(u64, Option<io::Error>, u32),
     Barrier,
@@ -295,27 +297,21 @@ impl Disk {
     }
 
     /// Does a batch, waiting for the device if need be.
+    ///
+    /// A part that the device cannot give, or that is damaged, fails alone: the others are requests of their own, perhaps of
+    /// other clients.
     fn perform(&self, work: &Work<Item>) -> io::Result<Done> {
         let Some((_, first)) = work.parts.first() else { return Ok(Done::Barrier) };
         let (file, extent) = (first.file.0, &work.batch.extent);
+        let alone = |parts: &[(Request, Item)]| {
+            parts.iter().map(|part| self.transfer(file, part.0.extent, std::slice::from_ref(part))).collect()
+        };
         match work.batch.op {
-            Op::Read => {
-                let mut buffer = self.vitals.pool().buffer(extent.len as usize);
-                let got = self.store.read(file, extent.lane_offset, &mut buffer)?;
-                Ok(Done::Read(Slice::new(Arc::new(buffer), 0..got)))
-            }
-            Op::Write => {
-                let pieces: Vec<IoSlice<'_>> =
-                    work.parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
-                // Before the write: of a sync that fails meanwhile the writer learns.
-                let loss = self.losses.of(file);
-                let written = match self.store.write_vectored(file, extent.lane_offset, &pieces) {
-                    Ok(written) => Done::Written(written as u64, None, loss),
-                    Err(error) => Done::Written(error.written as u64, Some(error.source), loss),
-                };
-                self.store.relieve(|key, error| _ = self.lost(key, &error));
-                Ok(written)
-            }
+            Op::Read | Op::Write => match self.transfer(file, *extent, &work.parts) {
+                Err(_) if work.parts.len() > 1 => Ok(Done::Apart(alone(&work.parts))),
+                Ok(Done::Written(0, Some(_), _)) if work.parts.len() > 1 => Ok(Done::Apart(alone(&work.parts))),
+                done => done,
+            },
             Op::Sync => Ok(match self.store.sync(file) {
                 Ok(()) => match self.losses.of(file) {
                     0 => Done::Barrier,
@@ -326,6 +322,25 @@ impl Disk {
             Op::Truncate => self.store.truncate(file, extent.lane_offset).map(|()| Done::Barrier),
             Op::Unlink => self.store.unlink(file).map(|()| Done::Barrier),
         }
+    }
+
+    /// Reads or writes requests of one object that lie one behind the other from `extent` on.
+    fn transfer(&self, file: u64, extent: Extent, parts: &[(Request, Item)]) -> io::Result<Done> {
+        if parts.first().is_some_and(|(request, _)| request.op == Op::Read) {
+            let mut buffer = self.vitals.pool().buffer(extent.len as usize);
+            let got = self.store.read(file, extent.lane_offset, &mut buffer)?;
+            return Ok(Done::Read(Slice::new(Arc::new(buffer), 0..got)));
+        }
+        let pieces: Vec<IoSlice<'_>> =
+            parts.iter().filter_map(|(_, item)| item.payload.as_deref()).map(IoSlice::new).collect();
+        // Before the write: of a sync that fails meanwhile the writer learns.
+        let loss = self.losses.of(file);
+        let written = match self.store.write_vectored(file, extent.lane_offset, &pieces) {
+            Ok(written) => Done::Written(written as u64, None, loss),
+            Err(error) => Done::Written(error.written as u64, Some(error.source), loss),
+        };
+        self.store.relieve(|key, error| _ = self.lost(key, &error));
+        Ok(written)
     }
 
     /// A sync has failed; gives the number of the loss.
@@ -341,6 +356,9 @@ impl Disk {
                 let (_, first) = work.parts.first()?;
                 let mut buffer = self.vitals.pool().buffer(work.batch.extent.len as usize);
                 let got = self.store.read_cached(first.file.0, work.batch.extent.lane_offset, &mut buffer)?;
+                if got.is_err() && work.parts.len() > 1 {
+                    return None;
+                }
                 Some(got.map(|got| Done::Read(Slice::new(Arc::new(buffer), 0..got))))
             }
             Op::Write => {
@@ -635,12 +653,17 @@ fn complete((work, result): Performed, started: Nanos, finished: impl FnOnce() -
 }
 
 fn outcome(result: &io::Result<Done>, bytes_done: u64, started: Nanos, finished: Nanos) -> Outcome {
-    let errno = match result {
+    Outcome { errno: failure_of(result), bytes_done, started, finished }
+}
+
+/// The errno of a batch that failed, or of its first part that did; or 0.
+fn failure_of(result: &io::Result<Done>) -> i32 {
+    match result {
         Ok(Done::Written(_, Some(error), _)) | Err(error) => errno_of(error),
         Ok(Done::AfterLoss(_, errno)) => *errno,
+        Ok(Done::Apart(parts)) => parts.iter().map(failure_of).find(|errno| *errno != 0).unwrap_or(0),
         Ok(_) => 0,
-    };
-    Outcome { errno, bytes_done, started, finished }
+    }
 }
 
 /// Takes the speculation out of a batch; it is the last part.
@@ -656,31 +679,44 @@ fn take_speculation(work: &mut Work<Item>) -> Option<(u64, Range<u64>)> {
 fn answer(start: u64, parts: Vec<(Request, Item)>, result: &io::Result<Done>) -> u64 {
     let mut bytes = 0;
     let mut run = Run::default();
-    for (request, mut item) in parts {
-        let (from, len) = (request.extent.lane_offset - start, request.extent.len);
-        // Before the reply, with which the permission to hold it goes.
-        item.payload = None;
-        match result {
-            Ok(Done::Read(slice)) => {
-                let part = slice.part(from as usize..(from + len) as usize);
-                bytes += part.len() as u64;
-                run.read(item.owed, part);
-            }
-            // What was written before the device was full was written.
-            Ok(Done::Written(written, error, loss)) => match error {
-                Some(error) if from + len > *written => item.owed.fulfil(Came::Failed(fault_of(error))),
-                _ => {
-                    bytes += len;
-                    item.owed.fulfil(Came::Written(len, *loss));
-                }
+    for (nth, (request, item)) in parts.into_iter().enumerate() {
+        let extent = request.extent;
+        bytes += match result {
+            Ok(Done::Apart(each)) => match each.get(nth) {
+                Some(result) => answer_part((0, extent.len), item, result, &mut run),
+                None => 0,
             },
-            Ok(Done::AfterLoss(loss, errno)) => item.owed.fulfil(Came::AfterLoss(*loss, *errno)),
-            Ok(Done::Barrier) => item.owed.fulfil(Came::Done),
-            Err(error) => item.owed.fulfil(Came::Failed(fault_of(error))),
-        }
+            result => answer_part((extent.lane_offset - start, extent.len), item, result, &mut run),
+        };
     }
     run.send();
     bytes
+}
+
+/// Answers a part that lies at these bytes of what was done together; gives the bytes moved.
+fn answer_part((from, len): (u64, u64), mut item: Item, result: &io::Result<Done>, run: &mut Run) -> u64 {
+    // Before the reply, with which the permission to hold it goes.
+    item.payload = None;
+    match result {
+        Ok(Done::Read(slice)) => {
+            let part = slice.part(from as usize..(from + len) as usize);
+            let got = part.len() as u64;
+            run.read(item.owed, part);
+            return got;
+        }
+        // What was written before the device was full was written.
+        Ok(Done::Written(written, error, loss)) => match error {
+            Some(error) if from + len > *written => item.owed.fulfil(Came::Failed(fault_of(error))),
+            _ => {
+                item.owed.fulfil(Came::Written(len, *loss));
+                return len;
+            }
+        },
+        Ok(Done::AfterLoss(loss, errno)) => item.owed.fulfil(Came::AfterLoss(*loss, *errno)),
+        Ok(Done::Barrier | Done::Apart(_)) => item.owed.fulfil(Came::Done),
+        Err(error) => item.owed.fulfil(Came::Failed(fault_of(error))),
+    }
+    0
 }
 
 fn errno_of(error: &io::Error) -> i32 {

@@ -29,6 +29,9 @@ const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// The polling thread ends after it made no difference this many times.
 const CALM_MAX: u32 = 20;
 
+/// A failure that came sooner is the device's answer, and no server that hangs.
+const ANSWERED_IN: Nanos = Nanos::from_millis(1000);
+
 /// A batch that the policy released.
 pub(super) struct Load {
     parts: Vec<(Request, Item)>,
@@ -353,8 +356,19 @@ impl Forwarder {
     ) -> Option<i32> {
         let mut buffer = self.vitals.pool().buffer((end - start) as usize);
         self.counts.out(end - start);
+        let began = now();
         let got = match self.storage.read(target, start, &mut buffer) {
             Ok(got) => got,
+            Err(fault) if is_of_one(&fault, began, &parts) => {
+                drop(buffer);
+                let mut failed = None;
+                for (request, item) in parts {
+                    let (start, end) = (request.extent.lane_offset, request.extent.end());
+                    let target = Target { who: item.who, made: item.made, ..*target };
+                    failed = self.read(&target, start, end, vec![(request, item)], forwarded).or(failed);
+                }
+                return failed;
+            }
             Err(fault) => return Some(fail_all(parts, &fault)),
         };
         let buffer = Arc::new(buffer);
@@ -379,12 +393,13 @@ impl Forwarder {
         let whos = senders(&parts);
         let pieces: Vec<&[u8]> =
             parts.iter().flat_map(|(_, item)| item.payload.slices()).map(|slice| &**slice).collect();
+        let began = now();
         let written = self.storage.write(&whos, target, start, &pieces);
         drop(pieces);
         let lanes = match written {
             Ok(lanes) => lanes,
-            // One of them has left its epoch: the others' bytes are as good as before.
-            Err(fault) if fault.errno == Fault::FENCED && whos.len() > 1 => {
+            // One of them has left its epoch, or its bytes cannot be written: the others' are as good as before.
+            Err(fault) if (fault.errno == Fault::FENCED && whos.len() > 1) || is_of_one(&fault, began, &parts) => {
                 let mut failed = None;
                 for (request, item) in parts {
                     let (start, end) = (request.extent.lane_offset, request.extent.end());
@@ -507,6 +522,12 @@ fn senders(parts: &[(Request, Item)]) -> Vec<Who> {
         }
     }
     whos
+}
+
+/// Whether a failure may be of one of several requests that were sent together, which are then sent alone. One that took its
+/// time is of a server that does not answer: to ask it again for each would multiply the wait.
+fn is_of_one(fault: &Fault, began: Nanos, parts: &[(Request, Item)]) -> bool {
+    fault.errno == libc::EIO && parts.len() > 1 && now().since(began) < ANSWERED_IN
 }
 
 /// Answers all parts with the failure; gives its errno.

@@ -6,13 +6,15 @@
 //! length becomes the objects' again when the file is settled, and is cut after the objects are: a server that is stopped
 //! between the two assigns ranges behind the old end, and what was cut reads as zeros.
 //!
-//! A range that its client never writes is zeros once something is appended behind it.
+//! A range that its client never writes is zeros once something is appended behind it. A range that was assigned before the
+//! file was cut is still its writer's: what others append after the cut may lie over it.
 
+use impresario_node::append::Appends;
 use impresario_wire::message::{SetTime, Who};
 use rustix::io::Errno;
 
 use super::disk::mtime_of;
-use super::fault::{Explain, Outcome, data_fault};
+use super::fault::{Explain, Outcome, data_fault, fault, show};
 use super::opens::{OpenFile, Pin};
 use super::service::Meta;
 
@@ -22,18 +24,22 @@ impl Meta {
         let (doing, path) = ("append to", self.opens.path_of(pin.ino));
         let _gate = self.enter(pin, doing, &path)?;
         let (client, sequence) = (who.client.0, who.sequence);
-        // A caller without a key does not repeat itself.
-        let repeated = (client != 0).then(|| pin.appends.lock().repeated(client, sequence, len_bytes)).flatten();
-        if let Some(offset) = repeated {
+        let closed = || fault(Errno::BADF, format!("{} was closed before the append began", show(&path)));
+        // A caller without a key does not repeat itself. A call that waited at the gate may come after the close of its file.
+        let repeated = self.opens.with_appends(pin, |appends| appends.repeated(client, sequence, len_bytes));
+        if let Some(offset) = repeated.ok_or_else(closed)?.filter(|_| client != 0) {
             return Ok(offset);
         }
         let objects = self.ask(pin).map_err(|error| data_fault(&error, doing, &path))?;
         let end = objects.size.max(self.assigned_end(pin).explain(doing, &path)?);
-        let mut appends = pin.appends.lock();
-        let before = appends.clone();
-        let offset = appends.assign(client, sequence, end, len_bytes).ok_or(Errno::FBIG).explain(doing, &path)?;
+        let assign = |appends: &mut Appends| {
+            let before = appends.clone();
+            appends.assign(client, sequence, end, len_bytes).map(|offset| (offset, before))
+        };
+        let assigned = self.opens.with_appends(pin, assign).ok_or_else(closed)?;
+        let (offset, before) = assigned.ok_or(Errno::FBIG).explain(doing, &path)?;
         if let Err(errno) = self.note_assigned(pin, offset.saturating_add(len_bytes)) {
-            *appends = before;
+            self.opens.with_appends(pin, |appends| *appends = before);
             return Err(errno).explain(doing, &path);
         }
         Ok(offset)

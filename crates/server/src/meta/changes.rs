@@ -20,7 +20,7 @@ use impresario_wire::message::{Answer, ClientKey, Fault, FileKey, MetaCall, Targ
 use rustix::io::Errno;
 
 use super::directory::MetaDirectory;
-use super::fault::{Outcome, fault};
+use super::fault::{Explain, Outcome, fault};
 use super::opens::SessionId;
 use super::service::MetaService;
 
@@ -176,7 +176,10 @@ impl Changes {
             return Ok(());
         }
         *self.exchange.lock() = Some((who.client.0, who.sequence, node));
-        self.note(directory, Note { kind: EXCHANGING, who: *who, key: FileKey(node) })
+        self.note(directory, Note { kind: EXCHANGING, who: *who, key: FileKey(node) })?;
+        // A crash of the machine must not keep the exchange and forget the note: a copy would undo it.
+        let fd = self.file.lock().fd.clone();
+        directory.disk.sync_changes(&*fd)
     }
 
     /// Makes the epochs noted so far durable.
@@ -358,11 +361,16 @@ impl MetaService {
         let MetaCall::Exchange { from, to } = &call else {
             return Err(fault(Errno::INVAL, "an exchange of names had this number before"));
         };
-        let is_at = |path: &[u8]| match self.call(session, MetaCall::GetAttr { target: Target::Path(path.into()) }) {
-            Answer::Attr(attr) => attr.ino == node,
-            _ => false,
+        // Not by the attributes of files, which only data servers may know.
+        let is_at = |path: &[u8]| {
+            let stat = self.meta.dir.entry(path).and_then(|entry| entry.ok_or(Errno::ISDIR)?.stat());
+            match stat {
+                Ok(stat) => Ok(stat.st_ino == node),
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Ok(false),
+                Err(errno) => Err(errno).explain("look where an exchange of names left", path),
+            }
         };
-        match (is_at(from), is_at(to)) {
+        match (is_at(from)?, is_at(to)?) {
             (false, true) => {
                 drop(UnderWay { service: self, who, known: Known::of(&Answer::Done) });
                 Ok(Answer::Done)

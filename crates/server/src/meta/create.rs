@@ -91,7 +91,6 @@ impl Meta {
             gate: Mutex::default(),
             links: Mutex::default(),
             seen: Mutex::new(record.seen),
-            appends: Mutex::default(),
         };
         // In the table, marked and with its writer before any other call can find it.
         self.opens.set_mark(ino, key);

@@ -42,8 +42,6 @@ pub(super) struct OpenFile {
     pub(super) links: Mutex<()>,
     /// As in [`super::record::Record`].
     pub(super) seen: Mutex<Seen>,
-    /// Ranges that were assigned lately; see [`super::append`].
-    pub(super) appends: Mutex<Appends>,
 }
 
 struct Slot {
@@ -86,6 +84,8 @@ struct Mark {
     settle_from: Option<Instant>,
     /// Who asked for a truncation that failed and may still be under way.
     doubt: Option<Who>,
+    /// The ranges assigned lately: they outlive the connection of the writer that asked for them.
+    appends: Appends,
 }
 
 /// The result of looking up a file in the table.
@@ -261,7 +261,15 @@ impl Opens {
 
     /// Records that a file has, or is about to have, a name in `writers/`.
     pub(super) fn set_mark(&self, ino: u64, key: FileKey) {
-        self.table.lock().marks.insert(ino, Mark { key, settle_from: None, doubt: None });
+        self.table.lock().marks.insert(ino, Mark { key, settle_from: None, doubt: None, appends: Appends::default() });
+    }
+
+    /// Looks at or changes the ranges assigned of a file that is being written; `None` if it is not.
+    pub(super) fn with_appends<T>(&self, file: &OpenFile, change: impl FnOnce(&mut Appends) -> T) -> Option<T> {
+        let mut table = self.table.lock();
+        let is_written = table.slots.get(&file.ino).is_some_and(|slot| slot.writers > 0);
+        let mark = table.marks.get_mut(&file.ino).filter(|mark| is_written && mark.key == file.key)?;
+        Some(change(&mut mark.appends))
     }
 
     /// Who asked for a truncation of a marked file that failed and may still be under way.

@@ -461,7 +461,6 @@ pub(super) fn read_in(disk: &Disk, fd: OwnedFd) -> Result<(OpenFile, u64), BadRe
         gate: Mutex::default(),
         links: Mutex::default(),
         seen: Mutex::new(record.seen),
-        appends: Mutex::default(),
     };
     Ok((file, links(&stat)))
 }
