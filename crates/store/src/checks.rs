@@ -378,6 +378,22 @@ impl<F: FileSystem> ObjectStore<F> {
         Ok(self.fs.stat(&file)?.size.saturating_sub(HEADER_BYTES) / SUM_BYTES)
     }
 
+    /// The first block from `first` on that may have a settled checksum.
+    pub(crate) fn next_settled(
+        &self,
+        checks: &Checks<F::File>,
+        checked: &Checked,
+        key: u64,
+        first: u64,
+    ) -> io::Result<Option<u64>> {
+        if !checked.has_file.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let Some(file) = self.sums_file(checks, key)? else { return Ok(None) };
+        let at = self.fs.next_data(&file, HEADER_BYTES + first * SUM_BYTES)?;
+        Ok(at.map(|at| at.saturating_sub(HEADER_BYTES) / SUM_BYTES))
+    }
+
     /// Sets the checksums of blocks that are about to change to 0, durably. On an error nothing may change. Under
     /// `writing`.
     pub(crate) fn unsettle(

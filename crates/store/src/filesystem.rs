@@ -40,6 +40,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Lets go of what memory holds of a range, so that it is read from the device again. A hint: it may do nothing.
     fn forget(&self, _file: &Self::File, _range: Range<u64>) {}
 
+    /// The first byte from `offset` on that is not in a hole, or is not known to be; `None` if there is none.
+    fn next_data(&self, file: &Self::File, offset: u64) -> io::Result<Option<u64>> {
+        Ok((offset < self.stat(file)?.size).then_some(offset))
+    }
+
     /// Length, time and use of a file.
     fn stat(&self, file: &Self::File) -> io::Result<FileState>;
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use impresario_device::device_limits;
-use rustix::fs::{Advice, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Advice, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::StoreError;
@@ -186,6 +186,15 @@ impl FileSystem for Real {
     fn forget(&self, file: &OwnedFd, range: Range<u64>) {
         if let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
             let _ = rustix::fs::fadvise(file, range.start, Some(len), Advice::DontNeed);
+        }
+    }
+
+    fn next_data(&self, file: &OwnedFd, offset: u64) -> io::Result<Option<u64>> {
+        match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            Ok(at) => Ok(Some(at)),
+            Err(Errno::NXIO) => Ok(None),
+            // The file system knows of no holes.
+            Err(_) => Ok((offset < self.stat(file)?.size).then_some(offset)),
         }
     }
 

@@ -230,6 +230,17 @@ impl<F: FileSystem> ObjectStore<F> {
             // A checksum behind the end tells of bytes that are missing.
             end = end.max(self.settled_len(checks, checked, key)?);
         }
+        // A hole that has no checksums has nothing that could be damaged.
+        let data = self.fs.next_data(&file, range.start)?.map(|at| at / BLOCK_BYTES);
+        let sums = match &checks {
+            Some((checks, checked)) => self.next_settled(checks, checked, key, first)?,
+            None => None,
+        };
+        let next = [data, sums].into_iter().flatten().min();
+        if next.is_none_or(|next| next >= touched(&range).end) {
+            let next = next.filter(|next| *next < end).map(|next| next * BLOCK_BYTES);
+            return Ok(Some(Scrubbed { next, ..Scrubbed::default() }));
+        }
         let blocks = first..touched(&range).end.min(end).max(first);
         found.next = found.next.filter(|next| next / BLOCK_BYTES < end);
         let read = self.read_scrubbed(&file, first, &mut buf)?;

@@ -463,6 +463,40 @@ fn on_a_real_file_system_damage_of_a_file_is_found() {
     assert!(!dir.path().join(path(7) + ".sums").exists());
 }
 
+/// A file of 64 TiB with a few blocks is looked through in a few steps, and damage of these is found.
+#[test]
+fn holes_are_passed_over() {
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    make(dir.path(), &identity()).unwrap();
+    for checksums in [None, Some(true)] {
+        let store = ObjectStore::open(dir.path(), "data.0", options(checksums)).unwrap();
+        let far = 6 << 40;
+        store.write_vectored(1, 5000, &[IoSlice::new(&pattern(100, 1))]).unwrap();
+        store.write_vectored(1, far, &[IoSlice::new(&pattern(5000, 2))]).unwrap();
+        store.truncate(1, far + (1 << 40)).unwrap();
+        store.sync(1).unwrap();
+        let scrub = || {
+            let (mut at, mut steps, mut corrupt, mut read_bytes) = (Some(0), 0, Vec::new(), 0);
+            while let Some(offset) = at {
+                let found = store.scrub(1, offset, 1 << 20).unwrap().unwrap();
+                corrupt.extend(found.corrupt);
+                (at, read_bytes) = (found.next, read_bytes + found.read_bytes);
+                steps += 1;
+                assert!(steps < 100, "{offset}");
+            }
+            (corrupt, read_bytes)
+        };
+        let (corrupt, read_bytes) = scrub();
+        assert!(corrupt.is_empty() && read_bytes >= 5100, "{corrupt:?}, {read_bytes} bytes");
+        if checksums.is_some() {
+            let object = std::fs::OpenOptions::new().write(true).open(dir.path().join(path(1))).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&object, &[0xee], far + 4097).unwrap();
+            assert_eq!(scrub().0, [far + 4096]);
+        }
+        drop(store);
+    }
+}
+
 #[test]
 fn readers_beside_writers_never_see_damage() {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();

@@ -20,6 +20,8 @@ use super::{Objects, Report, folders, online};
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 /// Damaged places that are told one by one; of more, only the number.
 const DAMAGE_MAX: usize = 100_000;
+/// Objects of a server that fail to be read before the rest of it is given up.
+const FAILURES_MAX: usize = 1000;
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Entries of a directory that are asked for at once.
 const ENTRIES: u32 = 1000;
@@ -124,6 +126,7 @@ fn all_of(
     pace: &mut Pace,
     tell: &mut dyn FnMut(&str),
 ) -> Result<(), String> {
+    let mut failures = 0;
     let mut from = Some(0);
     while let Some(key) = from {
         let page = side.page(key)?;
@@ -131,8 +134,21 @@ fn all_of(
             report.objects += 1;
             let mut at = Some(0);
             while let Some(offset) = at {
-                // Removed meanwhile.
-                let Some(found) = side.scrub(key, offset, PIECE_BYTES)? else { break };
+                let found = match side.scrub(key, offset, PIECE_BYTES) {
+                    Ok(Some(found)) => found,
+                    // Removed meanwhile.
+                    Ok(None) => break,
+                    // The rest of a failing device is of interest all the more.
+                    Err(error) if failures < FAILURES_MAX => {
+                        failures += 1;
+                        report.unchecked.push(format!("{server}: object {key:016x} from byte {offset} on: {error}"));
+                        break;
+                    }
+                    Err(error) => {
+                        side.end_scrub()?;
+                        return Err(format!("after {failures} objects that could not be read: {error}"));
+                    }
+                };
                 at = found.next;
                 report.add(server, key, found);
                 pace.wait(report.read_bytes);
