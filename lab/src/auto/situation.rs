@@ -70,8 +70,8 @@ pub fn training(count: usize) -> Vec<Situation> {
         let (op, pattern) = (OPS[nth % 2], PATTERNS[nth / 2 % 4]);
         let (applications, processes) = (pick(&[1, 1, 2, 4, 16]) as u32, pick(&[2, 4, 8, 16, 32]) as u32);
         let request_kib = pick(&[4, 16, 24, 64, 192, 256, 1024]);
-        // Small requests of as many processes move less data, or they would take most of the time.
-        let kib = (256 * request_kib).clamp(1024, 6144);
+        // Short phases and long ones: what a policy is worth depends on how long it acts.
+        let kib = (pick(&[64, 256, 1024]) * request_kib).clamp(1024, 16 << 10);
         let mut drawn = Situation::new((applications, processes), op, pattern, (request_kib, kib));
         drawn.servers = pick(&[1, 2, 4, 4, 8]) as u16;
         drawn
