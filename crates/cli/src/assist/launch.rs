@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -236,7 +236,8 @@ pub fn own_socket() -> Result<OwnSocket> {
     let place = std::env::temp_dir();
     remove_left_behind(&place);
     let create = || {
-        let folder = tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place)?;
+        let only_ours = std::fs::Permissions::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix(FOLDER).permissions(only_ours).tempdir_in(&place)?;
         let lock = locked(folder.path())?;
         Ok::<_, std::io::Error>(OwnSocket { folder, _lock: lock })
     };

@@ -4,6 +4,7 @@
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use impresario_client::Client;
+use impresario_interpose::served::peer_uid;
 use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -47,8 +49,7 @@ struct Shared {
 impl Agent {
     /// Starts to serve the cluster of `client` to programs that know it as `at`.
     pub fn start(client: Arc<Client>, at: &Path) -> Result<Agent, AgentError> {
-        let folder = tempfile::Builder::new().prefix("impresario-run-").tempdir();
-        let folder = folder.map_err(failed("making the run's folder"))?;
+        let folder = private_folder(&std::env::temp_dir()).map_err(failed("making the run's folder"))?;
         let mut random = [0; 8];
         getrandom::fill(&mut random)
             .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
@@ -83,6 +84,12 @@ impl Agent {
     }
 }
 
+/// A folder into which only this user can go, whatever the umask: what is in it acts with this user's rights.
+fn private_folder(place: &Path) -> std::io::Result<tempfile::TempDir> {
+    let only_ours = std::fs::Permissions::from_mode(0o700);
+    tempfile::Builder::new().prefix("impresario-run-").permissions(only_ours).tempdir_in(place)
+}
+
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Agent").field("folder", &self.folder).finish_non_exhaustive()
@@ -99,7 +106,7 @@ impl Drop for Counted<'_> {
 }
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
-    let me = rustix::process::geteuid();
+    let me = rustix::process::geteuid().as_raw();
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -110,9 +117,8 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let peer = rustix::net::sockopt::socket_peercred(&stream);
-        if peer.is_ok_and(|peer| peer.uid != me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
-            // A program that became another user must not act as this one.
+        // A program that became another user must not act as this one, nor one that cannot say who it is.
+        if peer_uid(&stream) != Some(me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
         shared.connections.fetch_add(1, SeqCst);
@@ -181,4 +187,18 @@ fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8])
         stream.write_all(&head[sent..])?;
     }
     stream.write_all(data.get(sent.saturating_sub(head.len())..).unwrap_or(&[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_is_its_owners_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let before = rustix::process::umask(rustix::fs::Mode::empty());
+        let folder = private_folder(place.path());
+        rustix::process::umask(before);
+        assert_eq!(folder.unwrap().path().metadata().unwrap().permissions().mode() & 0o7777, 0o700);
+    }
 }
