@@ -126,6 +126,9 @@ impl Served {
 
     /// The same of all from `first` to `last`.
     pub fn forget_range(&self, first: u32, last: u32) {
+        if !self.is_active() {
+            return;
+        }
         let last = (last as usize).min(REMEMBERED - 1);
         self.kinds.get(first as usize..=last).into_iter().flatten().for_each(|kind| kind.store(UNKNOWN, Relaxed));
     }
