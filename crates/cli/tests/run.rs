@@ -152,6 +152,22 @@ fn a_copy_goes_on_when_its_io_node_is_killed() {
 }
 
 #[test]
+fn temporary_files_may_be_behind_a_symbolic_link() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let place = cluster.dir.path().join("temporary");
+    let link = cluster.dir.path().join("link");
+    std::fs::create_dir(&place).unwrap();
+    std::os::unix::fs::symlink("temporary", &link).unwrap();
+    let mut command = Command::new(IMPRESARIO);
+    let script = format!("mkdir -p {AT}/a/b; cd {AT}/a/b; pwd; echo x > relative; cat {AT}/a/b/relative");
+    command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "sh", "-ec", &script]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &link);
+    let ran = run_command(&mut command, LONG);
+    assert_eq!((ran.code, ran.out), (0, format!("{AT}/a/b\nx\n")), "{}", ran.err);
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
+}
+
+#[test]
 fn mistakes_are_named() {
     let cluster = Cluster::start(1, 0, |_| {});
     let at = |at: &str| {

@@ -86,6 +86,8 @@ impl Agent {
 
 /// A folder into which only this user can go, whatever the umask: what is in it acts with this user's rights.
 fn private_folder(place: &Path) -> std::io::Result<tempfile::TempDir> {
+    // The kernel tells a working directory without symbolic links, and it is compared with this folder.
+    let place = place.canonicalize()?;
     let only_ours = std::fs::Permissions::from_mode(0o700);
     tempfile::Builder::new().prefix("impresario-run-").permissions(only_ours).tempdir_in(place)
 }
@@ -192,6 +194,15 @@ fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8])
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_folder_is_named_as_the_kernel_does() {
+        let place = tempfile::tempdir().unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(".", &link).unwrap();
+        let folder = private_folder(&link).unwrap();
+        assert_eq!(folder.path(), folder.path().canonicalize().unwrap());
+    }
 
     #[test]
     fn the_folder_is_its_owners_alone() {
