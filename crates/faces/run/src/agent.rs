@@ -17,6 +17,7 @@ use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::calls::{Asked, Calls, Done, Stop};
+use crate::mirror::Mirror;
 
 /// Connections of all programs at most.
 const CONNECTIONS_MAX: usize = 4096;
@@ -54,10 +55,9 @@ impl Agent {
         getrandom::fill(&mut random)
             .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
         let token = format!("{:016x}", u64::from_ne_bytes(random));
-        let directories = folder.path().join(DIRECTORIES);
-        std::fs::create_dir(&directories).map_err(failed("making the run's folder"))?;
+        let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
-        let calls = Calls::new(client, at, directories, &token).map_err(failed("preparing to serve programs"))?;
+        let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;
         let listener = UnixListener::bind(folder.path().join(SOCKET)).map_err(failed("listening for programs"))?;
         let shared = Arc::new(Shared { calls, connections: AtomicUsize::new(0) });
         let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
@@ -90,6 +90,12 @@ fn private_folder(place: &Path) -> std::io::Result<tempfile::TempDir> {
     let place = place.canonicalize()?;
     let only_ours = std::fs::Permissions::from_mode(0o700);
     tempfile::Builder::new().prefix("impresario-run-").permissions(only_ours).tempdir_in(place)
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.shared.calls.mirror.open();
+    }
 }
 
 impl std::fmt::Debug for Agent {
