@@ -279,6 +279,24 @@ int main(int argc, char **argv)
 	struct pollfd asked = { fd, POLLIN | POLLOUT, 0 };
 	SHOW(poll(&asked, 1, -1));
 	SHOW(asked.revents == (POLLIN | POLLOUT));
+	/* One disabled as programs do it, one that never is ready, and a file as descriptor 0. */
+	int pipes[2];
+	pipe(pipes);
+	struct pollfd several[4] = { { -1 - fd, POLLIN, 7 }, { fd, POLLOUT, 0 }, { pipes[0], POLLIN, 0 }, { 0, POLLIN, 0 } };
+	int input = dup(0);
+	dup2(fd, 0);
+	SHOW(poll(several, 4, 1000));
+	SHOW(several[0].fd == -1 - fd && several[0].revents == 0);
+	SHOW(several[1].fd == fd && several[1].revents == POLLOUT);
+	SHOW(several[2].fd == pipes[0] && several[2].revents == 0);
+	SHOW(several[3].fd == 0 && several[3].revents == POLLIN);
+	dup2(input, 0);
+	several[0].fd = fd;
+	several[0].events = 0;
+	SHOW(poll(several, 1, 10));
+	close(input);
+	close(pipes[0]);
+	close(pipes[1]);
 	fd_set readable;
 	FD_ZERO(&readable);
 	FD_SET(fd, &readable);
