@@ -152,6 +152,21 @@ fn a_copy_goes_on_when_its_io_node_is_killed() {
 }
 
 #[test]
+fn the_limit_of_open_files_is_each_programs_own() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    // Two programs at the same time that use up theirs; together they have more than the agent's limit was.
+    let script = format!(
+        "ulimit -Sn; touch {AT}/f; for i in 1 2; do bash -c 'for i in $(seq 100); do exec {{fd}}< {AT}/f || exit 1; done; \
+         echo opened; sleep 1' & done; wait"
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 160; exec \"$@\"", "sh", IMPRESARIO, "run", "--at", AT]).arg(&cluster.path);
+    command.args(["--", "bash", "-c", &script]).env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    let ran = run_command(&mut command, LONG);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "160\nopened\nopened\n"), "{}", ran.err);
+}
+
+#[test]
 fn temporary_files_may_be_behind_a_symbolic_link() {
     let cluster = Cluster::start(1, 0, |_| {});
     let place = cluster.dir.path().join("temporary");

@@ -137,16 +137,7 @@ impl Programs {
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
-            if let Some(current) = files_limit {
-                // SAFETY: between fork and exec only getrlimit and setrlimit are called, plain system calls.
-                unsafe {
-                    command.pre_exec(move || {
-                        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-                        let maximum = getrlimit(Resource::Nofile).maximum;
-                        Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?)
-                    });
-                }
-            }
+            limit_files(&mut command, files_limit);
             let child = command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))?;
             programs.children.push(child);
         }
@@ -191,8 +182,22 @@ impl Programs {
     }
 }
 
+/// Lets the program have the limit of open files that it would have without us.
+fn limit_files(command: &mut Command, files_limit: Option<u64>) {
+    let Some(current) = files_limit else { return };
+    // SAFETY: between fork and exec only getrlimit and setrlimit are called, plain system calls.
+    unsafe {
+        command.pre_exec(move || {
+            use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?)
+        });
+    }
+}
+
 /// Runs one program as it is and returns its exit status, as a shell would report it.
-pub fn run_one(mut command: Command) -> Result<ExitCode> {
+pub fn run_one(mut command: Command, files_limit: Option<u64>) -> Result<ExitCode> {
+    limit_files(&mut command, files_limit);
     let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
     let child = command.spawn().with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
     let programs = Programs { children: vec![child] };

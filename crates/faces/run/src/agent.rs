@@ -105,11 +105,18 @@ impl std::fmt::Debug for Agent {
 }
 
 /// Counts a connection while it lives.
-struct Counted<'a>(&'a AtomicUsize);
+struct Counted(Arc<Shared>);
 
-impl Drop for Counted<'_> {
+impl Counted {
+    fn new(shared: &Arc<Shared>) -> Counted {
+        shared.connections.fetch_add(1, SeqCst);
+        Counted(shared.clone())
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        self.0.connections.fetch_sub(1, SeqCst);
     }
 }
 
@@ -129,11 +136,10 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
         if peer_uid(&stream) != Some(me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
-        shared.connections.fetch_add(1, SeqCst);
-        let of_thread = shared.clone();
+        // Moved into the thread, and dropped with what it should have run when there is none.
+        let counted = Counted::new(shared);
         let serve = move || {
-            let _counted = Counted(&of_thread.connections);
-            if let Err(error) = serve(stream, &of_thread.calls) {
+            if let Err(error) = serve(stream, &counted.0.calls) {
                 tracing::debug!(%error, "a program's connection");
             }
         };
@@ -145,6 +151,12 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 
 /// What is kept of a buffer between calls.
 const KEPT_BYTES: usize = 1 << 20;
+
+/// Gives up what a long call needed: the program may not call again for hours.
+fn keep_little(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    buffer.shrink_to(KEPT_BYTES);
+}
 
 fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
     let (mut body, mut out) = (Vec::new(), Vec::new());
@@ -176,8 +188,8 @@ fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
             }
         };
         send(&mut stream, Reply { result, data_len: out.len() as u32, is_outside }, fd, &out)?;
-        body.shrink_to(KEPT_BYTES);
-        out.shrink_to(KEPT_BYTES);
+        keep_little(&mut body);
+        keep_little(&mut out);
     }
 }
 
@@ -200,6 +212,13 @@ fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8])
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_idle_connection_keeps_little() {
+        let mut buffer = vec![1; 4 * KEPT_BYTES];
+        keep_little(&mut buffer);
+        assert!(buffer.is_empty() && buffer.capacity() <= KEPT_BYTES, "{}", buffer.capacity());
+    }
 
     #[test]
     fn the_folder_is_named_as_the_kernel_does() {
