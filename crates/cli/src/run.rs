@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -79,8 +80,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     command.env(FOLDER_VARIABLE, agent.folder()).env(TOKEN_VARIABLE, agent.token());
     command.env(AT_VARIABLE, &at).env(BYPASS_VARIABLE, bypass);
     let code = launch::run_one(command, files_limit)?;
-    // Programs that it left behind keep their files, as they would on a mount.
-    while agent.is_used() {
+    // Programs that it left behind keep their files, as they would on a mount, until somebody wants an end.
+    let told = launch::told_to_end()?;
+    while agent.is_used() && !told.load(Relaxed) {
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(code)

@@ -167,6 +167,36 @@ fn the_limit_of_open_files_is_each_programs_own() {
 }
 
 #[test]
+fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let place = cluster.dir.path().join("temporary");
+    std::fs::create_dir(&place).unwrap();
+    let pid = cluster.dir.path().join("pid");
+    let script = format!("sleep 100 > {AT}/held & echo $! > {}; exit 3", pid.display());
+    let mut command = Command::new(IMPRESARIO);
+    command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "bash", "-c", &script]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &place);
+    let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let left: i32 = support::eventually("the program's end", support::PATIENCE, || {
+        let left = std::fs::read_to_string(&pid).ok()?.trim().parse().ok()?;
+        // Its parent is gone.
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        std::fs::read_to_string(children).ok()?.trim().is_empty().then_some(left)
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none(), "it waits for the process that holds a file");
+    let kill = |pid: i32| {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    };
+    kill(child.id() as i32);
+    let status = support::eventually("an end", support::PATIENCE, || child.try_wait().unwrap());
+    kill(left);
+    assert_eq!(status.code(), Some(3));
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
+}
+
+#[test]
 fn temporary_files_may_be_behind_a_symbolic_link() {
     let cluster = Cluster::start(1, 0, |_| {});
     let place = cluster.dir.path().join("temporary");
