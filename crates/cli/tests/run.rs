@@ -197,6 +197,23 @@ fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
 }
 
 #[test]
+fn a_program_that_gives_up_its_rights_has_none_in_the_cluster() {
+    // Only root can become another user.
+    if !rustix::process::geteuid().is_root() || !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        "import os\nf = os.open('{AT}/f', os.O_RDWR | os.O_CREAT)\nassert os.write(f, b'x') == 1\n\
+         for step in range(2):\n try:\n  os.seteuid(65534)\n  os.write(f, b'y')\n  assert False\n\
+         \x20except PermissionError: pass\n os.seteuid(0)\n assert os.write(f, b'z') == 1\n\
+         print(os.fstat(f).st_size)"
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "3\n"), "{ran:?}");
+}
+
+#[test]
 fn temporary_files_may_be_behind_a_symbolic_link() {
     let cluster = Cluster::start(1, 0, |_| {});
     let place = cluster.dir.path().join("temporary");

@@ -8,12 +8,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,6 +132,27 @@ int main(int argc, char **argv)
 	SHOW(close(fd));
 	SHOW(close(fd));
 	attributes("a");
+
+	/* Children that handlers of fork do not see, with calls of parent and child in turn. */
+	fd = open("a", O_RDWR | O_CREAT, 0666);
+	SHOW(write(fd, "abcd", 4));
+	lseek(fd, 0, SEEK_SET);
+	for (int i = 0; i < 2; i++) {
+		pid_t child = i ? vfork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		if (child == 0) {
+			read(fd, bytes, 1);
+			_exit(bytes[0]);
+		}
+		read(fd, bytes + 1, 1);
+		waitpid(child, &status, 0);
+		SHOW(WEXITSTATUS(status) + bytes[1]);
+		other = open("a", O_RDONLY);
+		SHOW(other);
+		close(other);
+	}
+	SHOW(read(fd, bytes, 1));
+	close(fd);
+	SHOW(unlink("a"));
 
 	/* Modes of opening. */
 	fd = open("append", O_WRONLY | O_CREAT | O_APPEND, 0640);

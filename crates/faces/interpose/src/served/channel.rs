@@ -7,7 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
@@ -26,6 +26,14 @@ const CHANNELS: usize = 32;
 pub(super) struct Channels {
     socket: OnceLock<Vec<u8>>,
     places: [Channel; CHANNELS],
+    /// The process and user whose connections these are, as [`who`] says it.
+    owner: AtomicU64,
+}
+
+/// This process and its user.
+fn who() -> u64 {
+    let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    u64::from(pid) << 32 | u64::from(rustix::process::geteuid().as_raw())
 }
 
 struct Channel {
@@ -46,6 +54,17 @@ pub struct Got {
     pub fd: Option<OwnedFd>,
 }
 
+/// A connection for one call, of a process that is not the one that began here: a child of `vfork`, which runs in its
+/// parent's memory, or of a system call that no handler of `fork` saw, which has a copy of it. Or of a process that became
+/// another user, for the agent to refuse.
+struct Stranger(Own);
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// Frees a connection for the next, also when its user is unwound.
 struct Busy<'a>(&'a AtomicBool);
 
@@ -60,11 +79,13 @@ impl Channels {
         Channels {
             socket: OnceLock::new(),
             places: [const { Channel { own: Own::new(), is_busy: AtomicBool::new(false) } }; CHANNELS],
+            owner: AtomicU64::new(0),
         }
     }
 
     pub(super) fn start(&self, socket: Vec<u8>) {
         let _ = self.socket.set(socket);
+        self.owner.store(who(), Release);
     }
 
     pub(super) fn own(&self, fd: i32) -> bool {
@@ -85,6 +106,7 @@ impl Channels {
             place.own.close();
             place.is_busy.store(false, Release);
         }
+        self.owner.store(who(), Release);
     }
 
     fn free(&self) -> (&Own, Busy<'_>) {
@@ -117,7 +139,13 @@ impl Channels {
         let request =
             Request { path_len: len(path)?, other_len: len(other)?, data_len: len(data)?, room: len(into)?, ..request };
         let head = request.encode();
-        let (own, _busy) = self.free();
+        let stranger = Stranger(Own::new());
+        let (own, _busy) = if who() == self.owner.load(Acquire) {
+            let (own, busy) = self.free();
+            (own, Some(busy))
+        } else {
+            (&stranger.0, None)
+        };
         // The program may have closed the connection behind the C library's back: then a new one is made.
         let mut parts = [IoSlice::new(&head), IoSlice::new(path), IoSlice::new(other), IoSlice::new(data)];
         let done = match own.with(|fd| exchange(fd, &mut parts, into)) {
@@ -147,7 +175,7 @@ impl Channels {
             // The agent serves its own user alone, so another one's is none, whatever the folder of a run that is over
             // has become.
             Ok(()) if peer_uid(&socket) == Some(rustix::process::geteuid().as_raw()) => return Ok(socket),
-            Ok(()) => libc::EACCES,
+            Ok(()) | Err(Errno::ACCESS | Errno::PERM) => libc::EACCES,
             // The run is over.
             Err(_) => libc::EIO,
         };
