@@ -107,6 +107,17 @@ with open("p/text", "r+b") as f:
         assert False
     except OSError as error:
         assert error.errno == 19, error
+with open("p/text", "r+b") as f:
+    for call in (
+        lambda: os.pwritev(f.fileno(), [b"x"], 0, os.RWF_DSYNC),
+        lambda: os.preadv(f.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT),
+    ):
+        try:
+            call()
+            assert False
+        except OSError as error:
+            assert error.errno == 95, error
+    assert os.preadv(f.fileno(), [bytearray(1)], 0, os.RWF_HIPRI) == 1
 shutil.copy("p/text", "/tmp/impresario-run-copy")
 shutil.copytree("p", "copy")
 assert open("copy/text").read() == open("/tmp/impresario-run-copy").read()

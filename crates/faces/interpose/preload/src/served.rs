@@ -324,6 +324,14 @@ pub unsafe fn write_parts(fd: c_int, vector: *const iovec, count: c_int, offset:
     Some(write_from(open, &all, offset))
 }
 
+/// Refuses flags of `preadv2` and `pwritev2` that ask for what is not done here: to be durable, to append, not to wait.
+#[inline]
+pub fn with_flags(fd: c_int, flags: c_int) -> Option<ssize_t> {
+    // Only a hint.
+    const IGNORED: c_int = libc::RWF_HIPRI;
+    (flags & !IGNORED != 0 && SERVED.open_file(fd).is_some()).then(|| fail(libc::EOPNOTSUPP) as ssize_t)
+}
+
 /// Moves the position.
 #[inline]
 pub fn seek(fd: c_int, offset: off_t, whence: c_int) -> Option<off_t> {
