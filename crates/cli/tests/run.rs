@@ -29,13 +29,13 @@ fn shell(cluster: &Cluster, script: &str) -> String {
 }
 
 /// Compiles a program of this folder.
-fn compiled(cluster: &Cluster, name: &str) -> Option<PathBuf> {
-    if !impresario_testing::require("cc") {
+fn compiled(cluster: &Cluster, name: &str, compiler: &str) -> Option<PathBuf> {
+    if !impresario_testing::require(compiler) {
         return None;
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name).with_extension("c");
-    let program = cluster.dir.path().join(name);
-    let ran = run_command(Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source), LONG);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
+    let program = cluster.dir.path().join(name).with_extension("");
+    let ran = run_command(Command::new(compiler).args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source), LONG);
     assert_eq!(ran.code, 0, "{ran:?}");
     Some(program)
 }
@@ -43,7 +43,7 @@ fn compiled(cluster: &Cluster, name: &str) -> Option<PathBuf> {
 #[test]
 fn corner_cases_are_as_on_a_local_folder() {
     let cluster = Cluster::start(2, 2, |_| {});
-    let Some(program) = compiled(&cluster, "corners") else { return };
+    let Some(program) = compiled(&cluster, "corners.c", "cc") else { return };
     let local = cluster.dir.path().join("local");
     std::fs::create_dir(&local).unwrap();
     let expected = run_command(Command::new(&program).arg(&local), LONG);
@@ -52,6 +52,18 @@ fn corner_cases_are_as_on_a_local_folder() {
     let pairs = expected.out.lines().zip(got.out.lines());
     let differing: Vec<_> = pairs.filter(|(expected, got)| expected != got).collect();
     assert!(differing.is_empty() && expected.out == got.out, "local and cluster differ: {differing:#?}");
+}
+
+#[test]
+fn standard_streams_of_cpp_are_redirected_too() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let Some(program) = compiled(&cluster, "standard.cc", "c++") else { return };
+    let program = program.display();
+    let script = format!(
+        "cd {AT}; printf '5\\na\\nb\\n' > in; {program} < in > out 2> error; cat out error; {program} in own 2>&1; cat own"
+    );
+    let lines = "5: a\n6: b\nfrom C\nsaved\n";
+    assert_eq!(shell(&cluster, &script), format!("{lines}error 7\nerror 7\n{lines}"));
 }
 
 #[test]
@@ -183,7 +195,7 @@ fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
     let place = cluster.dir.path().join("temporary");
     std::fs::create_dir(&place).unwrap();
     let pid = cluster.dir.path().join("pid");
-    let script = format!("sleep 100 > {AT}/held & echo $! > {}; exit 3", pid.display());
+    let script = format!("exec 9> {AT}/held; sleep 100 & echo $! > {}; exit 3", pid.display());
     let mut command = Command::new(IMPRESARIO);
     command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "bash", "-c", &script]);
     command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &place);

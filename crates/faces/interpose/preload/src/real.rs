@@ -210,6 +210,10 @@ real! {
     fsetpos64(Stream, Bytes) -> c_int;
     fwrite(Bytes, size_t, size_t, Stream) -> size_t;
     fwrite_unlocked(Bytes, size_t, size_t, Stream) -> size_t;
+    putc(c_int, Stream) -> c_int;
+    fputc(c_int, Stream) -> c_int;
+    ungetc(c_int, Stream) -> c_int;
+    fputs(Path, Stream) -> c_int;
     fileno(Stream) -> c_int;
     fileno_unlocked(Stream) -> c_int;
 
