@@ -4,9 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use impresario_assist::manager::raise_file_limit;
 use impresario_client::{Client, ClientOptions};
 use impresario_interpose::served::protocol::{AT_VARIABLE, BYPASS_VARIABLE, FOLDER_VARIABLE, TOKEN_VARIABLE};
 use impresario_run::Agent;
@@ -65,6 +67,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
     let client = Client::connect(&config, ClientOptions { job: args.job, via, ..ClientOptions::default() })
         .with_context(|| format!("cannot reach the cluster of {}; see `impresario status`", args.config.display()))?;
+    // The agent has a descriptor for each open file of all programs.
+    let files_limit = raise_file_limit();
     let agent = Agent::start(client, &at)?;
     let mut preload = library.to_preload();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -75,9 +79,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     command.args(args.program.iter().skip(1)).env("LD_PRELOAD", preload);
     command.env(FOLDER_VARIABLE, agent.folder()).env(TOKEN_VARIABLE, agent.token());
     command.env(AT_VARIABLE, &at).env(BYPASS_VARIABLE, bypass);
-    let code = launch::run_one(command)?;
-    // Programs that it left behind keep their files, as they would on a mount.
-    while agent.is_used() {
+    let code = launch::run_one(command, files_limit)?;
+    // Programs that it left behind keep their files, as they would on a mount, until somebody wants an end.
+    let told = launch::told_to_end()?;
+    while agent.is_used() && !told.load(Relaxed) {
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(code)

@@ -29,13 +29,13 @@ fn shell(cluster: &Cluster, script: &str) -> String {
 }
 
 /// Compiles a program of this folder.
-fn compiled(cluster: &Cluster, name: &str) -> Option<PathBuf> {
-    if !impresario_testing::require("cc") {
+fn compiled(cluster: &Cluster, name: &str, compiler: &str) -> Option<PathBuf> {
+    if !impresario_testing::require(compiler) {
         return None;
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name).with_extension("c");
-    let program = cluster.dir.path().join(name);
-    let ran = run_command(Command::new("cc").args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source), LONG);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
+    let program = cluster.dir.path().join(name).with_extension("");
+    let ran = run_command(Command::new(compiler).args(["-O1", "-w", "-pthread", "-o"]).arg(&program).arg(source), LONG);
     assert_eq!(ran.code, 0, "{ran:?}");
     Some(program)
 }
@@ -43,7 +43,7 @@ fn compiled(cluster: &Cluster, name: &str) -> Option<PathBuf> {
 #[test]
 fn corner_cases_are_as_on_a_local_folder() {
     let cluster = Cluster::start(2, 2, |_| {});
-    let Some(program) = compiled(&cluster, "corners") else { return };
+    let Some(program) = compiled(&cluster, "corners.c", "cc") else { return };
     let local = cluster.dir.path().join("local");
     std::fs::create_dir(&local).unwrap();
     let expected = run_command(Command::new(&program).arg(&local), LONG);
@@ -52,6 +52,18 @@ fn corner_cases_are_as_on_a_local_folder() {
     let pairs = expected.out.lines().zip(got.out.lines());
     let differing: Vec<_> = pairs.filter(|(expected, got)| expected != got).collect();
     assert!(differing.is_empty() && expected.out == got.out, "local and cluster differ: {differing:#?}");
+}
+
+#[test]
+fn standard_streams_of_cpp_are_redirected_too() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let Some(program) = compiled(&cluster, "standard.cc", "c++") else { return };
+    let program = program.display();
+    let script = format!(
+        "cd {AT}; printf '5\\na\\nb\\n' > in; {program} < in > out 2> error; cat out error; {program} in own 2>&1; cat own"
+    );
+    let lines = "5: a\n6: b\nfrom C\nsaved\n";
+    assert_eq!(shell(&cluster, &script), format!("{lines}error 7\nerror 7\n{lines}"));
 }
 
 #[test]
@@ -107,6 +119,17 @@ with open("p/text", "r+b") as f:
         assert False
     except OSError as error:
         assert error.errno == 19, error
+with open("p/text", "r+b") as f:
+    for call in (
+        lambda: os.pwritev(f.fileno(), [b"x"], 0, os.RWF_DSYNC),
+        lambda: os.preadv(f.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT),
+    ):
+        try:
+            call()
+            assert False
+        except OSError as error:
+            assert error.errno == 95, error
+    assert os.preadv(f.fileno(), [bytearray(1)], 0, os.RWF_HIPRI) == 1
 shutil.copy("p/text", "/tmp/impresario-run-copy")
 shutil.copytree("p", "copy")
 assert open("copy/text").read() == open("/tmp/impresario-run-copy").read()
@@ -149,6 +172,84 @@ fn a_copy_goes_on_when_its_io_node_is_killed() {
     assert!(child.wait().unwrap().success() && was_running);
     let client = support::client(&cluster.config, 1);
     assert!((1..=4).all(|i| support::read_file(&client, &format!("/f{i}")) == data));
+}
+
+#[test]
+fn the_limit_of_open_files_is_each_programs_own() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    // Two programs at the same time that use up theirs; together they have more than the agent's limit was.
+    let script = format!(
+        "ulimit -Sn; touch {AT}/f; for i in 1 2; do bash -c 'for i in $(seq 100); do exec {{fd}}< {AT}/f || exit 1; done; \
+         echo opened; sleep 1' & done; wait"
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 160; exec \"$@\"", "sh", IMPRESARIO, "run", "--at", AT]).arg(&cluster.path);
+    command.args(["--", "bash", "-c", &script]).env("IMPRESARIO_ASSIST_LIBRARY", library::library());
+    let ran = run_command(&mut command, LONG);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "160\nopened\nopened\n"), "{}", ran.err);
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_what_a_program_left_behind() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let place = cluster.dir.path().join("temporary");
+    std::fs::create_dir(&place).unwrap();
+    let pid = cluster.dir.path().join("pid");
+    let script = format!("exec 9> {AT}/held; sleep 100 & echo $! > {}; exit 3", pid.display());
+    let mut command = Command::new(IMPRESARIO);
+    command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "bash", "-c", &script]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &place);
+    let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let left: i32 = support::eventually("the program's end", support::PATIENCE, || {
+        let left = std::fs::read_to_string(&pid).ok()?.trim().parse().ok()?;
+        // Its parent is gone.
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        std::fs::read_to_string(children).ok()?.trim().is_empty().then_some(left)
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none(), "it waits for the process that holds a file");
+    let kill = |pid: i32| {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    };
+    kill(child.id() as i32);
+    let status = support::eventually("an end", support::PATIENCE, || child.try_wait().unwrap());
+    kill(left);
+    assert_eq!(status.code(), Some(3));
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
+}
+
+#[test]
+fn a_program_that_gives_up_its_rights_has_none_in_the_cluster() {
+    // Only root can become another user.
+    if !rustix::process::geteuid().is_root() || !impresario_testing::require("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1, 0, |_| {});
+    let script = format!(
+        "import os\nf = os.open('{AT}/f', os.O_RDWR | os.O_CREAT)\nassert os.write(f, b'x') == 1\n\
+         for step in range(2):\n try:\n  os.seteuid(65534)\n  os.write(f, b'y')\n  assert False\n\
+         \x20except PermissionError: pass\n os.seteuid(0)\n assert os.write(f, b'z') == 1\n\
+         print(os.fstat(f).st_size)"
+    );
+    let ran = under(&cluster, &["python3", "-c", &script]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "3\n"), "{ran:?}");
+}
+
+#[test]
+fn temporary_files_may_be_behind_a_symbolic_link() {
+    let cluster = Cluster::start(1, 0, |_| {});
+    let place = cluster.dir.path().join("temporary");
+    let link = cluster.dir.path().join("link");
+    std::fs::create_dir(&place).unwrap();
+    std::os::unix::fs::symlink("temporary", &link).unwrap();
+    let mut command = Command::new(IMPRESARIO);
+    let script = format!("mkdir -p {AT}/a/b; cd {AT}/a/b; pwd; echo x > relative; cat {AT}/a/b/relative");
+    command.args(["run", "--at", AT]).arg(&cluster.path).args(["--", "sh", "-ec", &script]);
+    command.env("IMPRESARIO_ASSIST_LIBRARY", library::library()).env("TMPDIR", &link);
+    let ran = run_command(&mut command, LONG);
+    assert_eq!((ran.code, ran.out), (0, format!("{AT}/a/b\nx\n")), "{}", ran.err);
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "the run's folder is gone");
 }
 
 #[test]

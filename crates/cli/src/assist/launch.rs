@@ -2,10 +2,12 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use impresario_assist::coverage::Account;
@@ -14,7 +16,8 @@ use impresario_interpose::{Verdict, check_program};
 use impresario_ring::{SOCKET_VARIABLE, WAIT_VARIABLE};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::flag;
+use signal_hook::iterator::{Handle, Signals};
 
 use super::library;
 use crate::usage;
@@ -105,6 +108,8 @@ pub enum Purpose {
 /// Programs that run under the library.
 pub struct Programs {
     children: Vec<Child>,
+    /// Ends the handing on of signals.
+    signals: Option<Handle>,
 }
 
 impl Programs {
@@ -127,7 +132,7 @@ impl Programs {
         let preloaded = library.is_for_all() || bears_the_library(&find(&name.to_string_lossy())?);
         // Before the first of them, so that no signal ends us and leaves a program behind.
         let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
-        let mut programs = Programs { children: Vec::new() };
+        let mut programs = Programs { children: Vec::new(), signals: None };
         for _ in 0..instances.max(1) {
             let mut command = Command::new(name);
             command.args(arguments).env(SOCKET_VARIABLE, socket);
@@ -137,16 +142,7 @@ impl Programs {
             if purpose == Purpose::Record {
                 command.env(WAIT_VARIABLE, RECORD_WAIT_MS);
             }
-            if let Some(current) = files_limit {
-                // SAFETY: between fork and exec only getrlimit and setrlimit are called, plain system calls.
-                unsafe {
-                    command.pre_exec(move || {
-                        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-                        let maximum = getrlimit(Resource::Nofile).maximum;
-                        Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?)
-                    });
-                }
-            }
+            limit_files(&mut command, files_limit);
             let child = command.spawn().with_context(|| format!("starting {}", name.to_string_lossy()))?;
             programs.children.push(child);
         }
@@ -155,7 +151,8 @@ impl Programs {
     }
 
     /// Ctrl-C and SIGTERM are for the program, and this process ends after it. A signal sent to us alone is forwarded.
-    fn hand_on(&self, mut signals: Signals) -> Result<()> {
+    fn hand_on(&mut self, mut signals: Signals) -> Result<()> {
+        self.signals = Some(signals.handle());
         let pids: Vec<Pid> = self.children.iter().filter_map(|c| Pid::from_raw(i32::try_from(c.id()).ok()?)).collect();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
@@ -187,17 +184,42 @@ impl Programs {
                 code = own;
             }
         }
+        // Their numbers may be other processes' from here on.
+        self.signals.into_iter().for_each(|signals| signals.close());
         Ok((ExitCode::from(u8::try_from(code).unwrap_or(1)), account))
     }
 }
 
+/// Lets the program have the limit of open files that it would have without us.
+fn limit_files(command: &mut Command, files_limit: Option<u64>) {
+    let Some(current) = files_limit else { return };
+    // SAFETY: between fork and exec only getrlimit and setrlimit are called, plain system calls.
+    unsafe {
+        command.pre_exec(move || {
+            use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+            let maximum = getrlimit(Resource::Nofile).maximum;
+            Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?)
+        });
+    }
+}
+
 /// Runs one program as it is and returns its exit status, as a shell would report it.
-pub fn run_one(mut command: Command) -> Result<ExitCode> {
+pub fn run_one(mut command: Command, files_limit: Option<u64>) -> Result<ExitCode> {
+    limit_files(&mut command, files_limit);
     let signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP]).context("catching signals")?;
     let child = command.spawn().with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
-    let programs = Programs { children: vec![child] };
+    let mut programs = Programs { children: vec![child], signals: None };
     programs.hand_on(signals)?;
     Ok(programs.wait()?.0)
+}
+
+/// Becomes true at a signal that ends processes. For after the programs, when such a signal is for us alone.
+pub fn told_to_end() -> Result<Arc<AtomicBool>> {
+    let told = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGQUIT, SIGTERM, SIGHUP] {
+        flag::register(signal, told.clone()).context("catching signals")?;
+    }
+    Ok(told)
 }
 
 /// Waits until a child has ended and leaves it to be waited for.
@@ -236,7 +258,8 @@ pub fn own_socket() -> Result<OwnSocket> {
     let place = std::env::temp_dir();
     remove_left_behind(&place);
     let create = || {
-        let folder = tempfile::Builder::new().prefix(FOLDER).tempdir_in(&place)?;
+        let only_ours = std::fs::Permissions::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix(FOLDER).permissions(only_ours).tempdir_in(&place)?;
         let lock = locked(folder.path())?;
         Ok::<_, std::io::Error>(OwnSocket { folder, _lock: lock })
     };

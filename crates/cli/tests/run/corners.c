@@ -8,12 +8,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,6 +132,27 @@ int main(int argc, char **argv)
 	SHOW(close(fd));
 	SHOW(close(fd));
 	attributes("a");
+
+	/* Children that handlers of fork do not see, with calls of parent and child in turn. */
+	fd = open("a", O_RDWR | O_CREAT, 0666);
+	SHOW(write(fd, "abcd", 4));
+	lseek(fd, 0, SEEK_SET);
+	for (int i = 0; i < 2; i++) {
+		pid_t child = i ? vfork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		if (child == 0) {
+			read(fd, bytes, 1);
+			_exit(bytes[0]);
+		}
+		read(fd, bytes + 1, 1);
+		waitpid(child, &status, 0);
+		SHOW(WEXITSTATUS(status) + bytes[1]);
+		other = open("a", O_RDONLY);
+		SHOW(other);
+		close(other);
+	}
+	SHOW(read(fd, bytes, 1));
+	close(fd);
+	SHOW(unlink("a"));
 
 	/* Modes of opening. */
 	fd = open("append", O_WRONLY | O_CREAT | O_APPEND, 0640);
@@ -279,6 +302,24 @@ int main(int argc, char **argv)
 	struct pollfd asked = { fd, POLLIN | POLLOUT, 0 };
 	SHOW(poll(&asked, 1, -1));
 	SHOW(asked.revents == (POLLIN | POLLOUT));
+	/* One disabled as programs do it, one that never is ready, and a file as descriptor 0. */
+	int pipes[2];
+	pipe(pipes);
+	struct pollfd several[4] = { { -1 - fd, POLLIN, 7 }, { fd, POLLOUT, 0 }, { pipes[0], POLLIN, 0 }, { 0, POLLIN, 0 } };
+	int input = dup(0);
+	dup2(fd, 0);
+	SHOW(poll(several, 4, 1000));
+	SHOW(several[0].fd == -1 - fd && several[0].revents == 0);
+	SHOW(several[1].fd == fd && several[1].revents == POLLOUT);
+	SHOW(several[2].fd == pipes[0] && several[2].revents == 0);
+	SHOW(several[3].fd == 0 && several[3].revents == POLLIN);
+	dup2(input, 0);
+	several[0].fd = fd;
+	several[0].events = 0;
+	SHOW(poll(several, 1, 10));
+	close(input);
+	close(pipes[0]);
+	close(pipes[1]);
 	fd_set readable;
 	FD_ZERO(&readable);
 	FD_SET(fd, &readable);

@@ -4,6 +4,7 @@
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +12,12 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use impresario_client::Client;
+use impresario_interpose::served::peer_uid;
 use impresario_interpose::served::protocol::{DIRECTORIES, REQUEST_BYTES, Reply, Request, SOCKET};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::calls::{Asked, Calls, Done, Stop};
+use crate::mirror::Mirror;
 
 /// Connections of all programs at most.
 const CONNECTIONS_MAX: usize = 4096;
@@ -47,16 +50,14 @@ struct Shared {
 impl Agent {
     /// Starts to serve the cluster of `client` to programs that know it as `at`.
     pub fn start(client: Arc<Client>, at: &Path) -> Result<Agent, AgentError> {
-        let folder = tempfile::Builder::new().prefix("impresario-run-").tempdir();
-        let folder = folder.map_err(failed("making the run's folder"))?;
+        let folder = private_folder(&std::env::temp_dir()).map_err(failed("making the run's folder"))?;
         let mut random = [0; 8];
         getrandom::fill(&mut random)
             .map_err(|error| failed("drawing the run's token")(std::io::Error::other(error.to_string())))?;
         let token = format!("{:016x}", u64::from_ne_bytes(random));
-        let directories = folder.path().join(DIRECTORIES);
-        std::fs::create_dir(&directories).map_err(failed("making the run's folder"))?;
+        let mirror = Mirror::new(folder.path().join(DIRECTORIES)).map_err(failed("making the run's folder"))?;
         let at = at.as_os_str().as_bytes().to_vec();
-        let calls = Calls::new(client, at, directories, &token).map_err(failed("preparing to serve programs"))?;
+        let calls = Calls::new(client, at, mirror, &token).map_err(failed("preparing to serve programs"))?;
         let listener = UnixListener::bind(folder.path().join(SOCKET)).map_err(failed("listening for programs"))?;
         let shared = Arc::new(Shared { calls, connections: AtomicUsize::new(0) });
         let thread = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
@@ -83,6 +84,20 @@ impl Agent {
     }
 }
 
+/// A folder into which only this user can go, whatever the umask: what is in it acts with this user's rights.
+fn private_folder(place: &Path) -> std::io::Result<tempfile::TempDir> {
+    // The kernel tells a working directory without symbolic links, and it is compared with this folder.
+    let place = place.canonicalize()?;
+    let only_ours = std::fs::Permissions::from_mode(0o700);
+    tempfile::Builder::new().prefix("impresario-run-").permissions(only_ours).tempdir_in(place)
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.shared.calls.mirror.open();
+    }
+}
+
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Agent").field("folder", &self.folder).finish_non_exhaustive()
@@ -90,16 +105,23 @@ impl std::fmt::Debug for Agent {
 }
 
 /// Counts a connection while it lives.
-struct Counted<'a>(&'a AtomicUsize);
+struct Counted(Arc<Shared>);
 
-impl Drop for Counted<'_> {
+impl Counted {
+    fn new(shared: &Arc<Shared>) -> Counted {
+        shared.connections.fetch_add(1, SeqCst);
+        Counted(shared.clone())
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        self.0.connections.fetch_sub(1, SeqCst);
     }
 }
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
-    let me = rustix::process::geteuid();
+    let me = rustix::process::geteuid().as_raw();
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -110,16 +132,14 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let peer = rustix::net::sockopt::socket_peercred(&stream);
-        if peer.is_ok_and(|peer| peer.uid != me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
-            // A program that became another user must not act as this one.
+        // A program that became another user must not act as this one, nor one that cannot say who it is.
+        if peer_uid(&stream) != Some(me) || shared.connections.load(Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
-        shared.connections.fetch_add(1, SeqCst);
-        let of_thread = shared.clone();
+        // Moved into the thread, and dropped with what it should have run when there is none.
+        let counted = Counted::new(shared);
         let serve = move || {
-            let _counted = Counted(&of_thread.connections);
-            if let Err(error) = serve(stream, &of_thread.calls) {
+            if let Err(error) = serve(stream, &counted.0.calls) {
                 tracing::debug!(%error, "a program's connection");
             }
         };
@@ -131,6 +151,12 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 
 /// What is kept of a buffer between calls.
 const KEPT_BYTES: usize = 1 << 20;
+
+/// Gives up what a long call needed: the program may not call again for hours.
+fn keep_little(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    buffer.shrink_to(KEPT_BYTES);
+}
 
 fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
     let (mut body, mut out) = (Vec::new(), Vec::new());
@@ -162,8 +188,8 @@ fn serve(mut stream: UnixStream, calls: &Calls) -> std::io::Result<()> {
             }
         };
         send(&mut stream, Reply { result, data_len: out.len() as u32, is_outside }, fd, &out)?;
-        body.shrink_to(KEPT_BYTES);
-        out.shrink_to(KEPT_BYTES);
+        keep_little(&mut body);
+        keep_little(&mut out);
     }
 }
 
@@ -181,4 +207,34 @@ fn send(stream: &mut UnixStream, reply: Reply, fd: Option<OwnedFd>, data: &[u8])
         stream.write_all(&head[sent..])?;
     }
     stream.write_all(data.get(sent.saturating_sub(head.len())..).unwrap_or(&[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connection_keeps_little() {
+        let mut buffer = vec![1; 4 * KEPT_BYTES];
+        keep_little(&mut buffer);
+        assert!(buffer.is_empty() && buffer.capacity() <= KEPT_BYTES, "{}", buffer.capacity());
+    }
+
+    #[test]
+    fn the_folder_is_named_as_the_kernel_does() {
+        let place = tempfile::tempdir().unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(".", &link).unwrap();
+        let folder = private_folder(&link).unwrap();
+        assert_eq!(folder.path(), folder.path().canonicalize().unwrap());
+    }
+
+    #[test]
+    fn the_folder_is_its_owners_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let before = rustix::process::umask(rustix::fs::Mode::empty());
+        let folder = private_folder(place.path());
+        rustix::process::umask(before);
+        assert_eq!(folder.unwrap().path().metadata().unwrap().permissions().mode() & 0o7777, 0o700);
+    }
 }

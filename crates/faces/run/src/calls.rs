@@ -1,7 +1,6 @@
 //! What a program asks for, done with the cluster's client.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use impresario_base::lock::Mutex;
@@ -9,6 +8,7 @@ use impresario_client::{Client, ClientError, CreateOptions};
 use impresario_interpose::served::protocol::{AT_POSITION, Entries, Meta, Op, Request};
 use impresario_wire::{Attr, Device, NodeKind, SetAttr, SetTime, Time, XattrMode};
 
+use crate::mirror::Mirror;
 use crate::open::{Node, Open, Opens};
 use crate::rights::User;
 use crate::walk::{Found, Named, errno, stat, walk};
@@ -64,8 +64,8 @@ pub(crate) struct Calls {
     user: User,
     /// The prefix under which programs know the cluster.
     at: Vec<u8>,
-    /// The folder whose folders stand for working directories.
-    directories: PathBuf,
+    /// The folders that stand for working directories.
+    pub(crate) mirror: Mirror,
     pub(crate) opens: Opens,
     appends: [Mutex<()>; APPENDS],
 }
@@ -77,9 +77,9 @@ enum Target {
 }
 
 impl Calls {
-    pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, directories: PathBuf, token: &str) -> std::io::Result<Calls> {
+    pub(crate) fn new(client: Arc<Client>, at: Vec<u8>, mirror: Mirror, token: &str) -> std::io::Result<Calls> {
         let appends = std::array::from_fn(|_| Mutex::default());
-        Ok(Calls { client, user: User::new()?, at, directories, opens: Opens::new(token)?, appends })
+        Ok(Calls { client, user: User::new()?, at, mirror, opens: Opens::new(token)?, appends })
     }
 
     /// Does a call; data of the reply go into `out`, which is empty.
@@ -501,7 +501,6 @@ impl Calls {
 
     /// Makes the folder that stands for a directory.
     fn enter(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Result<i64, Stop> {
-        use std::os::unix::ffi::OsStrExt;
         let target = self.target(asked, true)?;
         let attr = self.attr(&target)?;
         if attr.kind != NodeKind::Dir {
@@ -512,10 +511,8 @@ impl Calls {
             Target::Named(named) => named.path.clone(),
             Target::Open(open) => path_of(open),
         };
-        let folder = [self.directories.as_os_str().as_bytes(), &inside].concat();
-        let made = std::fs::create_dir_all(Path::new(std::ffi::OsStr::from_bytes(&folder)));
-        made.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-        out.extend(folder);
+        let folder = self.mirror.folder(&inside);
+        out.extend(folder.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?);
         Ok(0)
     }
 

@@ -7,6 +7,7 @@
 
 mod agent;
 mod calls;
+mod mirror;
 mod open;
 mod rights;
 mod walk;

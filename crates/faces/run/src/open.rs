@@ -80,7 +80,11 @@ impl Opens {
 
     fn placeholder(&self, number: u64) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-        let address = SocketAddrUnix::new_abstract_name(&[&self.name[..], format!("{number:x}").as_bytes()].concat())?;
+        // Nobody can foresee the name, so nobody can take it before.
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|_| rustix::io::Errno::IO)?;
+        let rest = format!("{number:x}.{:x}", u64::from_ne_bytes(random));
+        let address = SocketAddrUnix::new_abstract_name(&[&self.name[..], rest.as_bytes()].concat())?;
         let placeholder = socket()?;
         rustix::net::bind(&placeholder, &address)?;
         rustix::net::listen(&placeholder, 1)?;

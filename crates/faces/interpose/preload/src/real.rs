@@ -40,6 +40,16 @@ impl<F: Copy> Real<F> {
         (found != NOWHERE).then(|| unsafe { std::mem::transmute_copy(&found) })
     }
 
+    /// The function, if it was found already. For hooks that a memory allocator may call while it begins, before our
+    /// constructor: the loader allocates memory for its search before glibc 2.34. They make the system call themselves
+    /// until then.
+    #[inline]
+    pub fn found(&self) -> Option<F> {
+        let found = self.found.load(Acquire);
+        // SAFETY: as in `get`.
+        (!found.is_null() && found != NOWHERE).then(|| unsafe { std::mem::transmute_copy(&found) })
+    }
+
     #[cold]
     #[inline(never)]
     fn find(&self) -> *mut c_void {
@@ -200,6 +210,10 @@ real! {
     fsetpos64(Stream, Bytes) -> c_int;
     fwrite(Bytes, size_t, size_t, Stream) -> size_t;
     fwrite_unlocked(Bytes, size_t, size_t, Stream) -> size_t;
+    putc(c_int, Stream) -> c_int;
+    fputc(c_int, Stream) -> c_int;
+    ungetc(c_int, Stream) -> c_int;
+    fputs(Path, Stream) -> c_int;
     fileno(Stream) -> c_int;
     fileno_unlocked(Stream) -> c_int;
 

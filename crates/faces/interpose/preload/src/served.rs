@@ -26,13 +26,16 @@ pub fn fail(errno: c_int) -> c_long {
     -1
 }
 
-/// A caller's path.
+/// A caller's path. Outside a run it is not looked at: a pointer that leads nowhere is the kernel's to refuse.
 ///
 /// # Safety
 /// As the C library's functions: null, or a string that outlives the use.
 pub unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
+    if path.is_null() || !SERVED.is_active() {
+        return b"";
+    }
     // SAFETY: not null, and the caller's promise.
-    if path.is_null() { b"" } else { unsafe { CStr::from_ptr(path) }.to_bytes() }
+    unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
 /// Asks the agent about a path, or calls the real function: with what the program said, or with where the path leads.
@@ -319,6 +322,14 @@ pub unsafe fn write_parts(fd: c_int, vector: *const iovec, count: c_int, offset:
         }
     }
     Some(write_from(open, &all, offset))
+}
+
+/// Refuses flags of `preadv2` and `pwritev2` that ask for what is not done here: to be durable, to append, not to wait.
+#[inline]
+pub fn with_flags(fd: c_int, flags: c_int) -> Option<ssize_t> {
+    // Only a hint.
+    const IGNORED: c_int = libc::RWF_HIPRI;
+    (flags & !IGNORED != 0 && SERVED.open_file(fd).is_some()).then(|| fail(libc::EOPNOTSUPP) as ssize_t)
 }
 
 /// Moves the position.

@@ -326,3 +326,14 @@ fn nonsense_in_the_environment_does_no_harm() {
         assert!(text.contains(expected) && text.lines().count() == 1, "{socket}: {text}");
     }
 }
+
+/// Outside `impresario run`, the hooks of names and attributes do no more than before there were any.
+#[test]
+fn early_calls_and_wild_pointers_are_the_kernels() {
+    let stage = Stage::new();
+    let program = compile(stage.dir.path(), "early", &["-rdynamic"]);
+    for mut command in [Command::new(&program), preloaded(&program, &stage.socket())] {
+        let output = run(&mut command);
+        assert!(output.status.success() && output.stdout == b"ok\n", "{command:?}: {output:?}");
+    }
+}

@@ -5,10 +5,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -26,6 +26,14 @@ const CHANNELS: usize = 32;
 pub(super) struct Channels {
     socket: OnceLock<Vec<u8>>,
     places: [Channel; CHANNELS],
+    /// The process and user whose connections these are, as [`who`] says it.
+    owner: AtomicU64,
+}
+
+/// This process and its user.
+fn who() -> u64 {
+    let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    u64::from(pid) << 32 | u64::from(rustix::process::geteuid().as_raw())
 }
 
 struct Channel {
@@ -46,6 +54,17 @@ pub struct Got {
     pub fd: Option<OwnedFd>,
 }
 
+/// A connection for one call, of a process that is not the one that began here: a child of `vfork`, which runs in its
+/// parent's memory, or of a system call that no handler of `fork` saw, which has a copy of it. Or of a process that became
+/// another user, for the agent to refuse.
+struct Stranger(Own);
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// Frees a connection for the next, also when its user is unwound.
 struct Busy<'a>(&'a AtomicBool);
 
@@ -60,11 +79,13 @@ impl Channels {
         Channels {
             socket: OnceLock::new(),
             places: [const { Channel { own: Own::new(), is_busy: AtomicBool::new(false) } }; CHANNELS],
+            owner: AtomicU64::new(0),
         }
     }
 
     pub(super) fn start(&self, socket: Vec<u8>) {
         let _ = self.socket.set(socket);
+        self.owner.store(who(), Release);
     }
 
     pub(super) fn own(&self, fd: i32) -> bool {
@@ -85,6 +106,7 @@ impl Channels {
             place.own.close();
             place.is_busy.store(false, Release);
         }
+        self.owner.store(who(), Release);
     }
 
     fn free(&self) -> (&Own, Busy<'_>) {
@@ -117,7 +139,13 @@ impl Channels {
         let request =
             Request { path_len: len(path)?, other_len: len(other)?, data_len: len(data)?, room: len(into)?, ..request };
         let head = request.encode();
-        let (own, _busy) = self.free();
+        let stranger = Stranger(Own::new());
+        let (own, _busy) = if who() == self.owner.load(Acquire) {
+            let (own, busy) = self.free();
+            (own, Some(busy))
+        } else {
+            (&stranger.0, None)
+        };
         // The program may have closed the connection behind the C library's back: then a new one is made.
         let mut parts = [IoSlice::new(&head), IoSlice::new(path), IoSlice::new(other), IoSlice::new(data)];
         let done = match own.with(|fd| exchange(fd, &mut parts, into)) {
@@ -143,15 +171,30 @@ impl Channels {
         let address = SocketAddrUnix::new(&path[..]).map_err(|_| libc::EIO)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(Errno::raw_os_error)?;
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) => Ok(socket),
-            Err(_) => {
-                close_raw(socket);
-                // The run is over.
-                Err(libc::EIO)
-            }
-        }
+        let refused = match rustix::net::connect(&socket, &address) {
+            // The agent serves its own user alone, so another one's is none, whatever the folder of a run that is over
+            // has become.
+            Ok(()) if peer_uid(&socket) == Some(rustix::process::geteuid().as_raw()) => return Ok(socket),
+            Ok(()) | Err(Errno::ACCESS | Errno::PERM) => libc::EACCES,
+            // The run is over.
+            Err(_) => libc::EIO,
+        };
+        close_raw(socket);
+        Err(refused)
     }
+}
+
+/// The user of the process at the other end of a Unix socket; `None`: the kernel does not say.
+pub fn peer_uid(socket: impl AsFd) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes of a structure of numbers.
+    let result = unsafe {
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw mut peer).cast(), &raw mut len)
+    };
+    // Of a socket without a peer it gives -1.
+    (result == 0 && len as usize == size_of::<libc::ucred>() && peer.uid != u32::MAX).then_some(peer.uid)
 }
 
 /// One request and its reply.
@@ -200,4 +243,42 @@ fn exchange(
         }
     }
     Ok((Reply::decode(&head), opened))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixDatagram, UnixListener};
+
+    #[test]
+    fn the_peer_of_a_connection_is_known() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(peer_uid(&ours), Some(rustix::process::geteuid().as_raw()));
+        assert_eq!(peer_uid(UnixDatagram::unbound().unwrap()), None, "without a peer");
+        assert_eq!(peer_uid(std::fs::File::open("/dev/null").unwrap()), None, "no socket");
+    }
+
+    /// Only root can be another user.
+    #[test]
+    fn an_agent_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent");
+        let channels = Channels::new();
+        use std::os::unix::ffi::OsStrExt;
+        channels.start(path.as_os_str().as_bytes().to_vec());
+        let _listener = UnixListener::bind(&path).unwrap();
+        channels.connect().unwrap();
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        // A thread of its own becomes another user, as system calls alone do it.
+        let refused = std::thread::spawn(move || {
+            // SAFETY: changes the ids of this thread only.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) }, 0);
+            channels.connect().map(drop)
+        });
+        assert_eq!(refused.join().unwrap(), Err(libc::EACCES));
+    }
 }

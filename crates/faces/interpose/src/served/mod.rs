@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
 use channel::Channels;
-pub use channel::Got;
+pub use channel::{Got, peer_uid};
 pub use place::{Place, Room};
 use protocol::{NAME, TOKEN_BYTES};
 
@@ -126,6 +126,9 @@ impl Served {
 
     /// The same of all from `first` to `last`.
     pub fn forget_range(&self, first: u32, last: u32) {
+        if !self.is_active() {
+            return;
+        }
         let last = (last as usize).min(REMEMBERED - 1);
         self.kinds.get(first as usize..=last).into_iter().flatten().for_each(|kind| kind.store(UNKNOWN, Relaxed));
     }
@@ -174,8 +177,10 @@ impl std::fmt::Debug for Served {
     }
 }
 
-fn number(digits: &[u8]) -> Option<u64> {
-    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+/// The file's number in what follows the token: hexadecimal digits, a dot and a random word.
+fn number(rest: &[u8]) -> Option<u64> {
+    let (digits, _) = std::str::from_utf8(rest).ok()?.split_once('.')?;
+    u64::from_str_radix(digits, 16).ok()
 }
 
 #[cfg(test)]
@@ -195,13 +200,13 @@ mod tests {
     fn a_placeholder_is_known_by_its_name_alone() {
         let token = format!("{:016x}", std::process::id());
         let served = Served::new();
-        let ours = named(format!("impresario-run/{token}/1f").as_bytes());
+        let ours = named(format!("impresario-run/{token}/1f.a7").as_bytes());
         assert_eq!(served.open_file(ours.as_raw_fd()), None, "not started");
         served.start(b"/nowhere", b"/prefix", token.as_bytes(), b"");
         assert_eq!(served.open_file(ours.as_raw_fd()), Some(0x1f));
         let copy = ours.try_clone().unwrap();
         assert_eq!(served.open_file(copy.as_raw_fd()), Some(0x1f));
-        let other = named(format!("impresario-run/{token}x/1").as_bytes());
+        let other = named(format!("impresario-run/{token}x/1.2").as_bytes());
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!([other.as_raw_fd(), file.as_raw_fd(), -1, 1 << 20].map(|fd| served.open_file(fd)), [None; 4]);
         // A number that was another file's is asked about again once it is given up.

@@ -107,7 +107,8 @@ pub const AT_POSITION: i64 = -1;
 pub const DATA_MAX: usize = 4 << 20;
 /// A path at most.
 pub const PATH_MAX: usize = 4096;
-/// With which the abstract name of a placeholder begins; the run's token, `/` and the file's number follow.
+/// With which the abstract name of a placeholder begins; the run's token, `/`, the file's number, `.`
+/// and a random word follow.
 pub const NAME: &[u8] = b"impresario-run/";
 /// Bytes of a token, hexadecimal digits.
 pub const TOKEN_BYTES: usize = 16;

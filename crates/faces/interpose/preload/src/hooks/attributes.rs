@@ -1,7 +1,7 @@
 //! The stat family and access.
 //!
 //! Before glibc 2.33 programs call `__xstat` and its relatives with a version of the structure; on 64 bits there is one.
-//! Where the C library has no function of a name, the kernel is asked.
+//! Where the C library has no function of a name, or it was not looked for yet, the kernel is asked.
 
 use std::ffi::{c_char, c_int, c_long};
 
@@ -72,7 +72,7 @@ macro_rules! stats {
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, into: *mut libc::stat) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.get() {
+                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.found() {
                     Some(real) => real(path, into),
                     None => kernel(dir, path, into, $flags),
                 })
@@ -89,7 +89,7 @@ macro_rules! xstats {
         pub unsafe extern "C-unwind" fn $name(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.get() {
+                by_name((libc::AT_FDCWD, path), $flags, into, |dir, path| match real::$name.found() {
                     Some(real) => real(version, path, into),
                     None => kernel(dir, path, into, $flags),
                 })
@@ -106,7 +106,7 @@ macro_rules! fstats {
         pub unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_number(fd, into, || match real::$name.get() {
+                by_number(fd, into, || match real::$name.found() {
                     Some(real) => real($($version,)? fd, into),
                     None => libc::syscall(libc::SYS_fstat, fd, into) as c_int,
                 })
@@ -125,7 +125,7 @@ macro_rules! fstatats {
         ) -> c_int {
             // SAFETY: the caller's arguments.
             unsafe {
-                by_name((dir, path), flags, into, |dir, path| match real::$name.get() {
+                by_name((dir, path), flags, into, |dir, path| match real::$name.found() {
                     Some(real) => real($($version,)? dir, path, into, flags),
                     None => kernel(dir, path, into, flags),
                 })
@@ -146,7 +146,7 @@ pub unsafe extern "C-unwind" fn statx(
 ) -> c_int {
     let real = |dir: c_int, path: *const c_char| {
         // SAFETY: the caller's arguments.
-        c_long::from(match real::statx.get() {
+        c_long::from(match real::statx.found() {
             // SAFETY: as above.
             Some(real) => unsafe { real(dir, path, flags, mask, into) },
             // SAFETY: as above.
@@ -182,24 +182,53 @@ pub unsafe extern "C-unwind" fn statx(
     unsafe { named((dir, path), with(Op::Stat, flags.into()), (b"", b""), real, done) as c_int }
 }
 
+/// # Safety
+/// As `access`.
+#[cold]
+unsafe fn kernel_access(dir: c_int, path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { libc::syscall(libc::SYS_faccessat, dir, path, mode) as c_int }
+}
+
+/// # Safety
+/// As `access`.
+unsafe fn ask(path: *const c_char, mode: c_int, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+    let request = with(Op::Access, mode.into());
+    let real = |_, path| c_long::from(real(path));
+    // SAFETY: the caller's path.
+    unsafe { named((libc::AT_FDCWD, path), request, (b"", b""), real, |_, _| 0) as c_int }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn access(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        ask(path, mode, |path| match real::access.found() {
+            Some(real) => real(path, mode),
+            None => kernel_access(libc::AT_FDCWD, path, mode),
+        })
+    }
+}
+
 macro_rules! accesses {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_int) -> c_int {
             let Some(real) = real::$name.get() else { return missing() };
             // SAFETY: the caller's arguments.
-            let real = |_, path| c_long::from(unsafe { real(path, mode) });
-            let request = with(Op::Access, mode.into());
-            // SAFETY: the caller's path.
-            unsafe { named((libc::AT_FDCWD, path), request, (b"", b""), real, |_, _| 0) as c_int }
+            unsafe { ask(path, mode, |path| real(path, mode)) }
         }
     )* };
 }
 
-accesses! { access eaccess euidaccess }
+accesses! { eaccess euidaccess }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+    if flags == 0 && real::faccessat.found().is_none() {
+        // SAFETY: the caller's arguments.
+        return unsafe { kernel_access(dir, path, mode) };
+    }
     let Some(real) = real::faccessat.get() else { return missing() };
     // SAFETY: the caller's arguments.
     let real = |dir, path| c_long::from(unsafe { real(dir, path, mode, flags) });

@@ -169,22 +169,24 @@ pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: libc::nfds_t, time
     }
     // SAFETY: the caller's array.
     let asked = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
-    let mut ready = 0;
-    for one in asked.iter_mut().filter(|one| SERVED.open_file(one.fd).is_some()) {
-        // As a number below zero it is passed over.
-        one.fd = -1 - one.fd;
-        ready += 1;
-    }
-    if ready == 0 {
+    let ours = asked.iter().enumerate().filter(|(_, one)| SERVED.open_file(one.fd).is_some());
+    let ours: Vec<(usize, c_int)> = ours.map(|(at, one)| (at, one.fd)).collect();
+    if ours.is_empty() {
         // SAFETY: the caller's arguments.
         return unsafe { real(fds, count, timeout) };
     }
-    let hidden: Vec<bool> = asked.iter().map(|one| one.fd < -1 && SERVED.open_file(-1 - one.fd).is_some()).collect();
+    let mut is_ready = false;
+    for (at, _) in &ours {
+        // As a number below zero it is passed over.
+        asked[*at].fd = -1;
+        is_ready |= asked[*at].events & READY != 0;
+    }
     // SAFETY: as above.
-    let others = unsafe { real(fds, count, 0) };
+    let others = unsafe { real(fds, count, if is_ready { 0 } else { timeout }) };
     let mut all = others.max(0);
-    for (one, _) in asked.iter_mut().zip(&hidden).filter(|(_, is_hidden)| **is_hidden) {
-        one.fd = -1 - one.fd;
+    for (at, fd) in ours {
+        let one = &mut asked[at];
+        one.fd = fd;
         one.revents = one.events & READY;
         all += c_int::from(one.revents != 0);
     }

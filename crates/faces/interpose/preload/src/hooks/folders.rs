@@ -50,6 +50,9 @@ pub unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
 
 /// The working directory's path in the cluster, as the program knows it; `None`: it is elsewhere.
 fn working() -> Option<Result<Room, c_int>> {
+    if !SERVED.is_active() {
+        return None;
+    }
     let mut inside = Room::new();
     match SERVED.working_directory(&mut inside) {
         Ok(false) => None,
@@ -111,7 +114,12 @@ fn none() -> *mut c_char {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn getcwd(buffer: *mut c_char, len: size_t) -> *mut c_char {
-    let Some(real) = real::getcwd.get() else { return none() };
+    let Some(real) = (if buffer.is_null() { real::getcwd.get() } else { real::getcwd.found() }) else {
+        // Not looked for yet.
+        // SAFETY: the caller's buffer.
+        let len = unsafe { libc::syscall(libc::SYS_getcwd, buffer, len) };
+        return if len < 0 { std::ptr::null_mut() } else { buffer };
+    };
     // SAFETY: the caller's arguments.
     unsafe { current(buffer, len, || real(buffer, len)) }
 }
@@ -144,6 +152,9 @@ unsafe fn resolve(
     buffer: *mut c_char,
     real: impl FnOnce(*const c_char) -> *mut c_char,
 ) -> *mut c_char {
+    if !SERVED.is_active() {
+        return real(path);
+    }
     let mut found = std::ptr::null_mut();
     let real = |_, path| {
         found = real(path);

@@ -332,15 +332,25 @@ unsafe fn read_link(
     unsafe { named(at, Request::new(Op::Readlink), (b"", b""), real, done) as ssize_t }
 }
 
+/// # Safety
+/// As `readlinkat`.
+#[cold]
+unsafe fn kernel_link(dir: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    unsafe { libc::syscall(libc::SYS_readlinkat, dir, path, buffer, len) as ssize_t }
+}
+
 macro_rules! readlinks {
     ($($name:ident($($room:ident)?);)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
             path: *const c_char, buffer: *mut c_char, len: size_t $(, $room: size_t)?,
         ) -> ssize_t {
-            let Some(real) = real::$name.get() else { return missing() as ssize_t };
             // SAFETY: the caller's arguments.
-            unsafe { read_link((HERE, path), buffer, len, |_, path| real(path, buffer, len $(, $room)?)) }
+            unsafe {
+                let Some(real) = real::$name.found() else { return kernel_link(HERE, path, buffer, len) };
+                read_link((HERE, path), buffer, len, |_, path| real(path, buffer, len $(, $room)?))
+            }
         }
     )* };
 }
@@ -353,9 +363,11 @@ macro_rules! readlinkats {
         pub unsafe extern "C-unwind" fn $name(
             dir: c_int, path: *const c_char, buffer: *mut c_char, len: size_t $(, $room: size_t)?,
         ) -> ssize_t {
-            let Some(real) = real::$name.get() else { return missing() as ssize_t };
             // SAFETY: the caller's arguments.
-            unsafe { read_link((dir, path), buffer, len, |dir, path| real(dir, path, buffer, len $(, $room)?)) }
+            unsafe {
+                let Some(real) = real::$name.found() else { return kernel_link(dir, path, buffer, len) };
+                read_link((dir, path), buffer, len, |dir, path| real(dir, path, buffer, len $(, $room)?))
+            }
         }
     )* };
 }
@@ -540,18 +552,28 @@ getxattrs! {
     llistxattr() ListXattr NOFOLLOW;
 }
 
+/// # Safety
+/// As `fgetxattr`.
+unsafe fn attribute_of(fd: c_int, request: Request, key: &[u8], buffer: *mut c_void, room: size_t) -> ssize_t {
+    let mut data = [0; PATH_MAX];
+    match open_file(fd, request, key, b"", &mut data) {
+        // SAFETY: the caller's buffer.
+        Some(len @ 0..) => unsafe { take(len, data.get(..len as usize).unwrap_or(&[]), buffer, room) as ssize_t },
+        _ => -1,
+    }
+}
+
 macro_rules! fgetxattrs {
     ($($name:ident($($key:ident)?) $op:ident;)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
             fd: c_int, $($key: *const c_char,)? buffer: *mut c_void, room: size_t,
         ) -> ssize_t {
-            // SAFETY: the caller's name.
-            let key: &[u8] = { b"" $(; unsafe { served::bytes($key) })? };
-            let mut data = [0; PATH_MAX];
-            if let Some(len) = open_file(fd, Request::new(Op::$op), key, b"", &mut data) {
+            if SERVED.open_file(fd).is_some() {
+                // SAFETY: the caller's name.
+                let key: &[u8] = { b"" $(; unsafe { served::bytes($key) })? };
                 // SAFETY: the caller's buffer.
-                return if len < 0 { -1 } else { unsafe { take(len, &data[..len as usize], buffer, room) as ssize_t } };
+                return unsafe { attribute_of(fd, Request::new(Op::$op), key, buffer, room) };
             }
             let Some(real) = real::$name.get() else { return missing() as ssize_t };
             // SAFETY: the caller's arguments.
@@ -597,10 +619,11 @@ pub unsafe extern "C-unwind" fn fsetxattr(
     len: size_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's name and value.
-    let (name, value) = unsafe { (served::bytes(key), value(bytes, len)) };
-    if let Some(done) = open_file(fd, with(Op::SetXattr, flags.into()), name, value, &mut []) {
-        return done as c_int;
+    if SERVED.open_file(fd).is_some() {
+        // SAFETY: the caller's name and value.
+        let (name, value) = unsafe { (served::bytes(key), value(bytes, len)) };
+        let request = with(Op::SetXattr, flags.into());
+        return open_file(fd, request, name, value, &mut []).unwrap_or(-1) as c_int;
     }
     let Some(real) = real::fsetxattr.get() else { return missing() };
     // SAFETY: the caller's arguments.
@@ -625,9 +648,10 @@ removexattrs! { removexattr 0; lremovexattr NOFOLLOW; }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fremovexattr(fd: c_int, key: *const c_char) -> c_int {
-    // SAFETY: the caller's name.
-    if let Some(done) = open_file(fd, Request::new(Op::RemoveXattr), unsafe { served::bytes(key) }, b"", &mut []) {
-        return done as c_int;
+    if SERVED.open_file(fd).is_some() {
+        // SAFETY: the caller's name.
+        let name = unsafe { served::bytes(key) };
+        return open_file(fd, Request::new(Op::RemoveXattr), name, b"", &mut []).unwrap_or(-1) as c_int;
     }
     let Some(real) = real::fremovexattr.get() else { return missing() };
     // SAFETY: the caller's arguments.

@@ -53,7 +53,7 @@ reads! {
     preadv64(parts: *const iovec, count: c_int, offset: off_t) at At::Offset(offset), 0,
         |fd| served::read_parts(fd, parts, count, Some(offset));
     preadv2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset), 0,
-        |fd| served::read_parts(fd, parts, count, (offset != -1).then_some(offset));
+        |fd| served::with_flags(fd, flags).or_else(|| served::read_parts(fd, parts, count, (offset != -1).then_some(offset)));
     preadv64v2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset), 0,
-        |fd| served::read_parts(fd, parts, count, (offset != -1).then_some(offset));
+        |fd| served::with_flags(fd, flags).or_else(|| served::read_parts(fd, parts, count, (offset != -1).then_some(offset)));
 }

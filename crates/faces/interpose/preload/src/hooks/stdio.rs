@@ -224,6 +224,7 @@ macro_rules! freads {
             buffer: *mut c_void, $($room: size_t,)? size: size_t, count: size_t, stream: *mut FILE,
         ) -> size_t {
             let Some(real) = real::$name.get() else { missing(); return 0 };
+            let stream = streams::meant(stream);
             // SAFETY: the caller's arguments.
             let real = || unsafe { real(buffer, $($room,)? size, count, stream) };
             if size.saturating_mul(count) <= buffered(stream).1 { real() } else { around(stream, Kind::Read, real) }
@@ -266,6 +267,7 @@ macro_rules! fgetss {
             line: *mut c_char, $($size: size_t,)? room: c_int, stream: *mut FILE,
         ) -> *mut c_char {
             let Some(real) = real::$name.get() else { missing(); return std::ptr::null_mut() };
+            let stream = streams::meant(stream);
             // SAFETY: the caller's arguments.
             let real = || unsafe { real(line, $($size,)? room, stream) };
             // Unwatched streams are not searched.
@@ -287,6 +289,7 @@ fgetss! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn getline(line: *mut *mut c_char, size: *mut size_t, stream: *mut FILE) -> ssize_t {
     let Some(real) = real::getline.get() else { return missing() as ssize_t };
+    let stream = streams::meant(stream);
     // SAFETY: the caller's arguments.
     let real = || unsafe { real(line, size, stream) };
     if watched(stream).is_none() || serves_line(stream, c_int::from(b'\n'), usize::MAX) {
@@ -302,6 +305,7 @@ macro_rules! getdelims {
             line: *mut *mut c_char, size: *mut size_t, end: c_int, stream: *mut FILE,
         ) -> ssize_t {
             let Some(real) = real::$name.get() else { return missing() as ssize_t };
+            let stream = streams::meant(stream);
             // SAFETY: the caller's arguments.
             let real = || unsafe { real(line, size, end, stream) };
             if watched(stream).is_none() || serves_line(stream, end, usize::MAX) {
@@ -319,6 +323,7 @@ macro_rules! getcs {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(stream: *mut FILE) -> c_int {
             let Some(real) = real::$name.get() else { return missing() };
+            let stream = streams::meant(stream);
             // SAFETY: the caller's argument.
             let real = || unsafe { real(stream) };
             if buffered(stream).1 > 0 { real() } else { around(stream, Kind::Read, real) }
@@ -334,6 +339,7 @@ macro_rules! seeks {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(stream: *mut FILE $(, $arg: $kind)*) -> $result {
             let Some(real) = real::$name.get() else { return $missing };
+            let stream = streams::meant(stream);
             if let Some(watched) = watched(stream) {
                 // What was read unseen before, so that it is not taken for a part of this move.
                 let kind = if putting(stream) { Kind::Write } else { Kind::Read };
@@ -361,6 +367,7 @@ macro_rules! fwrites {
             bytes: *const c_void, size: size_t, count: size_t, stream: *mut FILE,
         ) -> size_t {
             let Some(real) = real::$name.get() else { missing(); return 0 };
+            let stream = streams::meant(stream);
             // SAFETY: the caller's arguments.
             let real = || unsafe { real(bytes, size, count, stream) };
             if TABLE.consumer().wants(Op::Write) { around(stream, Kind::Write, real) } else { real() }
@@ -373,6 +380,7 @@ fwrites! { fwrite fwrite_unlocked }
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
     let Some(real) = real::fflush.get() else { return missing() };
+    let stream = streams::meant(stream);
     // SAFETY: the caller's argument.
     let real = || unsafe { real(stream) };
     // Of no stream means of all, whose writes are told at their next call.
@@ -380,4 +388,25 @@ pub unsafe extern "C-unwind" fn fflush(stream: *mut FILE) -> c_int {
         return real();
     }
     around(stream, Kind::Write, real)
+}
+
+/// What C++ does besides with the standard streams that it saved. Bytes that go through here are told at the next call.
+macro_rules! puts {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(byte: c_int, stream: *mut FILE) -> c_int {
+            let Some(real) = real::$name.get() else { return missing() };
+            // SAFETY: the caller's arguments.
+            unsafe { real(byte, streams::meant(stream)) }
+        }
+    )* };
+}
+
+puts! { putc fputc ungetc }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fputs(text: *const c_char, stream: *mut FILE) -> c_int {
+    let Some(real) = real::fputs.get() else { return missing() };
+    // SAFETY: the caller's arguments.
+    unsafe { real(text, streams::meant(stream)) }
 }

@@ -28,6 +28,9 @@ static SLOTS: [Slot; STREAMS] =
 /// Whether there ever was one: where not, streams cost nothing.
 static ANY: AtomicBool = AtomicBool::new(false);
 static REPLACED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+/// For a standard stream that was replaced: the one before, and the one in its place.
+static BEFORE: [AtomicPtr<FILE>; 3] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 3];
+static INSTEAD: [AtomicPtr<FILE>; 3] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 3];
 static HOME: AtomicI32 = AtomicI32::new(0);
 
 #[repr(C)]
@@ -99,6 +102,18 @@ fn slot(stream: *mut FILE) -> Option<&'static Slot> {
         return None;
     }
     SLOTS.iter().find(|slot| slot.stream.load(Acquire) == stream)
+}
+
+/// The stream that is meant: who saved a standard stream before it was replaced, as C++ does, means the one in its place.
+#[inline(always)]
+pub fn meant(stream: *mut FILE) -> *mut FILE {
+    if ANY.load(Relaxed) { instead(stream) } else { stream }
+}
+
+#[inline(never)]
+fn instead(stream: *mut FILE) -> *mut FILE {
+    let at = BEFORE.iter().position(|before| !stream.is_null() && before.load(Acquire) == stream);
+    at.map_or(stream, |at| INSTEAD[at].load(Relaxed))
 }
 
 /// The descriptor of a stream of ours.
@@ -306,8 +321,12 @@ pub fn became(fd: c_int) {
         // SAFETY: a fresh stream.
         unsafe { libc::setvbuf(stream, std::ptr::null_mut(), libc::_IONBF, 0) };
     }
+    INSTEAD[at].store(stream, Relaxed);
     // SAFETY: the C library's variables may be assigned.
-    unsafe { *variable(at) = stream };
+    unsafe {
+        BEFORE[at].store(*variable(at), Release);
+        *variable(at) = stream;
+    }
 }
 
 /// At the start of the program, and in a forked child.

@@ -47,7 +47,7 @@ writes! {
     pwritev64(parts: *const iovec, count: c_int, offset: off_t) at At::Offset(offset),
         |fd| served::write_parts(fd, parts, count, Some(offset));
     pwritev2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset),
-        |fd| served::write_parts(fd, parts, count, (offset != -1).then_some(offset));
+        |fd| served::with_flags(fd, flags).or_else(|| served::write_parts(fd, parts, count, (offset != -1).then_some(offset)));
     pwritev64v2(parts: *const iovec, count: c_int, offset: off_t, flags: c_int) at at(offset),
-        |fd| served::write_parts(fd, parts, count, (offset != -1).then_some(offset));
+        |fd| served::with_flags(fd, flags).or_else(|| served::write_parts(fd, parts, count, (offset != -1).then_some(offset)));
 }
