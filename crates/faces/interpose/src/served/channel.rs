@@ -268,7 +268,7 @@ mod tests {
         channels.start(path.as_os_str().as_bytes().to_vec());
         let _listener = UnixListener::bind(&path).unwrap();
         channels.connect().unwrap();
-        if !rustix::process::geteuid().is_root() {
+        if !impresario_testing::require("root") {
             return;
         }
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
