@@ -22,6 +22,8 @@ const EXTENT_BYTES_MAX: u64 = 16 << 20;
 const UNPROVEN_MAX: u64 = 4;
 /// Tracks that one reader is followed in; more are forgotten.
 const FOLLOWED_MAX: usize = 4096;
+/// Extents between two readers of a track at most, for what one has read to be in memory still for the other.
+const NEAR_MAX: u64 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -31,8 +33,11 @@ enum State {
         unproven: bool,
         bytes: u64,
     },
+    /// Read in this pass over its track, first by this reader; of an earlier pass it counts as unknown.
     Read {
         was_predicted: bool,
+        pass: u16,
+        reader: u32,
     },
 }
 
@@ -43,10 +48,22 @@ struct Extent {
     state: State,
 }
 
+impl Extent {
+    fn is_unknown(&self, pass: u16) -> bool {
+        match self.state {
+            State::Unknown => true,
+            State::Predicted { .. } => false,
+            State::Read { pass: of, .. } => of != pass,
+        }
+    }
+}
+
 /// Where a reader is in a track.
 #[derive(Clone, Debug)]
 struct Place {
+    /// The extents that the last read touched.
     first: i64,
+    end: i64,
     /// Which bytes of the extent there were read so far, and all of it.
     part: Range<u64>,
     whole: Range<u64>,
@@ -74,9 +91,12 @@ pub struct Tracks {
     extents: Vec<Extent>,
     /// The extents of each track.
     tracks: Vec<Range<usize>>,
+    /// The pass over each track: it counts up when a reader begins the track again.
+    passes: Vec<u16>,
     /// First byte and number of each extent, sorted.
     by_start: Vec<(u64, usize)>,
-    readers: FxHashMap<u64, FxHashMap<u32, Place>>,
+    /// By the low bits of the reader's number.
+    readers: FxHashMap<u32, FxHashMap<u32, Place>>,
     unproven: u64,
     proven: u64,
 }
@@ -88,6 +108,7 @@ impl Tracks {
         let mut all = Tracks {
             extents: Vec::new(),
             tracks: Vec::new(),
+            passes: Vec::new(),
             by_start: Vec::new(),
             readers: FxHashMap::default(),
             unproven: 0,
@@ -103,6 +124,7 @@ impl Tracks {
             all.extents.extend(track.into_iter().map(|bytes| Extent { bytes, track: number, state: State::Unknown }));
             all.tracks.push(first..all.extents.len());
         }
+        all.passes = vec![0; all.tracks.len()];
         all.by_start = all.extents.iter().enumerate().map(|(i, extent)| (extent.bytes.start, i)).collect();
         all.by_start.sort_unstable();
         all
@@ -117,21 +139,34 @@ impl Tracks {
     /// track; `may` grants what is predicted, extent by extent.
     pub fn read(&mut self, reader: u64, bytes: &Range<u64>, may: &mut dyn FnMut(u64) -> bool) -> Option<NextOnTrack> {
         let touched = self.touched(bytes)?;
+        let reader = reader as u32;
         let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
         for i in touched.clone().map(|place| self.by_start[place].1).collect::<Vec<_>>() {
+            let track = self.extents[i].track as usize;
+            if self.is_again(reader, i) {
+                // What was read in the pass before need not be in memory any more.
+                self.passes[track] = self.passes[track].wrapping_add(1);
+                if let Some(places) = self.readers.get_mut(&reader) {
+                    places.remove(&(track as u32));
+                }
+            }
+            let pass = self.passes[track];
             let state = &mut self.extents[i].state;
-            let was_predicted = match *state {
-                State::Unknown => false,
+            match *state {
+                State::Read { was_predicted, pass: of, .. } if of == pass => {
+                    result.was_predicted &= was_predicted;
+                    continue;
+                }
                 State::Predicted { unproven, bytes } => {
                     result.used_bytes += bytes;
                     self.proven += u64::from(unproven);
-                    true
+                    *state = State::Read { was_predicted: true, pass, reader };
                 }
-                // Read in pieces, or once more.
-                State::Read { was_predicted } => was_predicted,
-            };
-            *state = State::Read { was_predicted };
-            result.was_predicted &= was_predicted;
+                State::Unknown | State::Read { .. } => {
+                    result.was_predicted = false;
+                    *state = State::Read { was_predicted: false, pass, reader };
+                }
+            }
         }
         for (track, indices) in self.by_track(touched) {
             is_followed |= self.step(reader, track, (indices, bytes), may, &mut result.next);
@@ -142,7 +177,7 @@ impl Tracks {
 
     /// A reader is gone. With the last one all predictions are forgotten; how many bytes of them were never read.
     pub fn depart(&mut self, reader: u64) -> u64 {
-        self.readers.remove(&reader);
+        self.readers.remove(&(reader as u32));
         if self.readers.is_empty() { self.clear() } else { 0 }
     }
 
@@ -156,6 +191,18 @@ impl Tracks {
             }
         }
         unread
+    }
+
+    /// Whether an extent was read in this pass already, and this read is neither a further piece of it nor that of another
+    /// program that reads the track at the same time.
+    fn is_again(&self, reader: u32, i: usize) -> bool {
+        let (track, state) = (self.extents[i].track, self.extents[i].state);
+        let State::Read { pass, reader: first_reader, .. } = state else { return false };
+        let place = |reader: u32| self.readers.get(&reader).and_then(|places| places.get(&track));
+        let is_piece = place(reader).is_some_and(|at| (at.first..at.end).contains(&(i as i64)));
+        let is_shared =
+            first_reader != reader && place(first_reader).is_some_and(|at| at.first.abs_diff(i as i64) <= NEAR_MAX);
+        pass == self.passes[track as usize] && !is_piece && !is_shared
     }
 
     /// The places in `by_start` of the extents that hold some of these bytes; `None` for none, or too many.
@@ -183,7 +230,7 @@ impl Tracks {
     /// One read in one track. Whether the reader is followed there.
     fn step(
         &mut self,
-        reader: u64,
+        reader: u32,
         track: u32,
         (indices, bytes): (Range<usize>, &Range<u64>),
         may: &mut dyn FnMut(u64) -> bool,
@@ -193,13 +240,13 @@ impl Tracks {
         if places.len() >= FOLLOWED_MAX {
             places.clear();
         }
-        let (first, group) = (indices.start as i64, indices.len() as i64);
+        let (first, end, group) = (indices.start as i64, indices.end as i64, indices.len() as i64);
         let here = &self.extents[indices.start].bytes;
         let (whole, part) = (0..here.end - here.start, within(here, bytes));
         let Some(place) = places.get_mut(&track) else {
             places.insert(
                 track,
-                Place { first, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
+                Place { first, end, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
             );
             if group == 1 && part != whole || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
                 return false;
@@ -208,6 +255,7 @@ impl Tracks {
             return true;
         };
         let moved = first - place.first;
+        place.end = if moved == 0 { place.end.max(end) } else { end };
         if moved == 0 {
             place.part = place.part.start.min(part.start)..place.part.end.max(part.end);
             return place.right > 0;
@@ -244,6 +292,7 @@ impl Tracks {
     ) {
         let unproven = steps == 1;
         let range = self.tracks[track as usize].clone();
+        let pass = self.passes[track as usize];
         let wanted = |extent: &Extent| match &part {
             None => Some(extent.bytes.clone()),
             Some((len, part)) if extent.bytes.end - extent.bytes.start == *len => {
@@ -260,7 +309,7 @@ impl Tracks {
                 break;
             }
             let together = &mut self.extents[together.start as usize..together.end as usize];
-            let unknown = together.iter().filter(|extent| extent.state == State::Unknown);
+            let unknown = together.iter().filter(|extent| extent.is_unknown(pass));
             let bytes = unknown.filter_map(wanted).map(|r| r.end - r.start).sum();
             if bytes > left && k > 1 {
                 break;
@@ -273,7 +322,7 @@ impl Tracks {
                 break;
             }
             self.unproven += u64::from(unproven);
-            for extent in together.iter_mut().filter(|extent| extent.state == State::Unknown) {
+            for extent in together.iter_mut().filter(|extent| extent.is_unknown(pass)) {
                 if let Some(bytes) = wanted(extent) {
                     extent.state = State::Predicted { unproven, bytes: bytes.end - bytes.start };
                     next.push(bytes);
@@ -331,6 +380,41 @@ mod tests {
         }
         assert_eq!((hits, predicted, used), (39 * 3, 39 * 3 * 64 * KIB, 39 * 3 * 64 * KIB));
         assert_eq!(tracks.depart(1), 0);
+    }
+
+    #[test]
+    fn a_second_pass_is_predicted_like_the_first() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        for pass in 0..3 {
+            let (mut hits, mut predicted) = (0, 0);
+            for read in &columns(40)[2] {
+                let next = tracks.read(1, read, &mut |_| true).unwrap_or_default();
+                hits += u64::from(next.was_predicted);
+                predicted += sum(&next.next);
+            }
+            assert_eq!((hits, predicted), (39, 39 * 64 * KIB), "pass {pass}");
+        }
+        // Another program begins when the first one is at the end, whose pages may be gone.
+        let longer: Vec<_> = (0..1000).map(|i| i * KIB..(i + 1) * KIB).collect();
+        let mut tracks = Tracks::new([longer.clone()], 1 << 30);
+        longer.iter().for_each(|read| drop(tracks.read(1, read, &mut |_| true)));
+        let next = tracks.read(2, &longer[0], &mut |_| true).unwrap();
+        assert!(!next.was_predicted && next.next.len() == 1, "{next:?}");
+    }
+
+    #[test]
+    fn programs_that_read_the_same_at_the_same_time_bring_it_in_once() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        let (mut hits, mut predicted) = (0, 0);
+        for at in 0..40 + 5 {
+            for (reader, group) in [(1, Some(at)), (2, usize::checked_sub(at, 5))] {
+                let Some(read) = group.and_then(|group| columns(40)[2].get(group).cloned()) else { continue };
+                let next = tracks.read(reader, &read, &mut |_| true).unwrap_or_default();
+                hits += u64::from(next.was_predicted);
+                predicted += sum(&next.next);
+            }
+        }
+        assert_eq!((hits, predicted), (2 * 39, 39 * 64 * KIB));
     }
 
     #[test]
