@@ -16,6 +16,8 @@ const TOUCHED_MAX: usize = 256;
 /// Steps predicted, and bytes in one track ahead of the reader, at most.
 const STEPS_MAX: u32 = 64;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
+/// Extents that one read may look ahead at, over all its tracks.
+const LOOKED_AT_MAX: usize = 1024;
 /// An extent that is longer is read in pieces, which other predictions follow better.
 const EXTENT_BYTES_MAX: u64 = 16 << 20;
 /// First reads in a track that may be followed by a prediction, before any such prediction was right.
@@ -168,8 +170,9 @@ impl Tracks {
                 }
             }
         }
+        let steps_max = (LOOKED_AT_MAX / touched.len()).clamp(1, STEPS_MAX as usize) as u32;
         for (track, indices) in self.by_track(touched) {
-            is_followed |= self.step(reader, track, (indices, bytes), may, &mut result.next);
+            is_followed |= self.step(reader, track, (indices, bytes), steps_max, may, &mut result.next);
         }
         join(&mut result.next);
         (is_followed || result.was_predicted).then_some(result)
@@ -214,17 +217,19 @@ impl Tracks {
         (first < end && end - first <= TOUCHED_MAX).then_some(first..end)
     }
 
-    /// The tracks of these extents, with the first and the last number in each.
+    /// The tracks of these extents, with the numbers touched in each, which must follow one another: neighbours in the file
+    /// that are far apart in the data say nothing of what lies between.
     fn by_track(&self, touched: Range<usize>) -> Vec<(u32, Range<usize>)> {
-        let mut tracks: Vec<(u32, Range<usize>)> = Vec::new();
-        for (_, i) in &self.by_start[touched] {
-            let track = self.extents[*i].track;
-            match tracks.iter_mut().find(|(t, _)| *t == track) {
-                Some((_, range)) => *range = range.start.min(*i)..range.end.max(i + 1),
-                None => tracks.push((track, *i..i + 1)),
-            }
-        }
-        tracks
+        let mut numbers: Vec<usize> = self.by_start[touched].iter().map(|(_, i)| *i).collect();
+        numbers.sort_unstable();
+        let track = |i: usize| self.extents[i].track;
+        // Numbers go track after track.
+        let of_one_track = numbers.chunk_by(|a, b| track(*a) == track(*b));
+        let range = |numbers: &[usize]| Some(*numbers.first()?..*numbers.last()? + 1);
+        of_one_track
+            .filter_map(|numbers| range(numbers).filter(|range| range.len() == numbers.len()))
+            .map(|range| (track(range.start), range))
+            .collect()
     }
 
     /// One read in one track. Whether the reader is followed there.
@@ -233,6 +238,7 @@ impl Tracks {
         reader: u32,
         track: u32,
         (indices, bytes): (Range<usize>, &Range<u64>),
+        steps_max: u32,
         may: &mut dyn FnMut(u64) -> bool,
         next: &mut Vec<Range<u64>>,
     ) -> bool {
@@ -271,7 +277,7 @@ impl Tracks {
             (place.seen, place.right) = (moved, 0);
             return false;
         }
-        let steps = 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX);
+        let steps = 1u32.checked_shl(place.right).unwrap_or(steps_max).min(steps_max);
         let at = (first, place.step, group);
         // A read of several extents takes all of each.
         let part = Some((before.0.end, before.1)).filter(|(len, part)| group == 1 && *part != (0..*len));
@@ -311,10 +317,10 @@ impl Tracks {
             let together = &mut self.extents[together.start as usize..together.end as usize];
             let unknown = together.iter().filter(|extent| extent.is_unknown(pass));
             let bytes = unknown.filter_map(wanted).map(|r| r.end - r.start).sum();
-            if bytes > left && k > 1 {
+            if bytes > left {
                 break;
             }
-            left = left.saturating_sub(bytes);
+            left -= bytes;
             if bytes == 0 {
                 continue;
             }
@@ -443,6 +449,31 @@ mod tests {
         assert_eq!((next.next.len(), next.next[0].clone()), (1, 8 * KIB..16 * KIB));
         let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
         assert!(next.was_predicted && next.next.len() == 1 && next.next[0] == (16 * KIB..32 * KIB), "{next:?}");
+    }
+
+    #[test]
+    fn neighbours_in_the_file_that_are_far_apart_in_the_data_predict_nothing() {
+        // The first and the last extent of the data stand side by side.
+        let mut extents: Vec<_> = (0..1000).map(|i| i * KIB..(i + 1) * KIB).collect();
+        extents.insert(0, 1000 * KIB..1001 * KIB);
+        let mut tracks = Tracks::new([extents], 1 << 30);
+        assert_eq!(tracks.read(1, &(999 * KIB..1001 * KIB), &mut |_| true), None);
+        assert_eq!(tracks.clear(), 0);
+    }
+
+    #[test]
+    fn a_read_predicts_a_bounded_number_of_bytes_and_extents() {
+        let long: Vec<_> = (0..64).map(|i| (i * 4) << 20..(i * 4 + 4) << 20).collect();
+        let mut tracks = Tracks::new([long], 1 << 30);
+        assert_eq!(tracks.read(1, &(0..128 << 20), &mut |_| true).map(|next| sum(&next.next)), Some(0));
+        let short: Vec<_> = (0..60_000).map(|i| i * KIB..(i + 1) * KIB).collect();
+        let mut tracks = Tracks::new([short], 1 << 30);
+        for i in 0..10 {
+            let read = i * 200 * KIB..(i + 1) * 200 * KIB;
+            let mut asked = 0;
+            let next = tracks.read(1, &read, &mut |_| { asked += 1; true }).unwrap();
+            assert!(sum(&next.next) <= LOOKED_AT_MAX as u64 * KIB && asked <= 5, "{next:?}");
+        }
     }
 
     #[test]
