@@ -135,7 +135,7 @@ impl Files {
     ) {
         let file = self.file(acting, monitored, (path, size_bytes), users);
         if size_bytes != file.advisor.size_bytes() {
-            file.advisor.set_size(size_bytes);
+            file.set_size(size_bytes, users);
         }
         if let Some((fd, _)) = file.expected.take() {
             file.submit(&Acting { fd: &fd, inside: None, ..*acting }, Work::Close { last: false });
@@ -159,7 +159,7 @@ impl Files {
             && let Some(size) = registration::size_bytes(acting.fd.as_fd())
             && size > file.advisor.size_bytes()
         {
-            file.advisor.set_size(size);
+            file.set_size(size, users);
         }
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
@@ -340,6 +340,13 @@ impl SharedFile {
         self.perform(actions, acting);
     }
 
+    /// The file's length changed; what was brought in and is forgotten by that is on no account any more.
+    fn set_size(&mut self, size_bytes: u64, users: &mut Users) {
+        let held = self.advisor.held_bytes();
+        self.advisor.set_size(size_bytes);
+        users.held(self.payer, held, self.advisor.held_bytes());
+    }
+
     /// When the one who pays has no program any more that reads the file, one who has takes over what it holds.
     fn hand_on(&mut self, users: &mut Users) {
         let readers = || self.programs.values().map(|(_, uid)| *uid);
@@ -406,5 +413,103 @@ impl SharedFile {
             index: self.advisor.index_format().unwrap_or_default().into(),
             ..self.report.clone()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use impresario_foresight::Tracks;
+
+    use super::*;
+    use crate::backend::{Backends, Brought};
+    use crate::config::{Entry, Limits};
+
+    const MIB: u64 = 1 << 20;
+    const PATH: &str = "/data/a.parquet";
+
+    /// Files, their users, and one file of 8 MiB that is read by its index.
+    struct Setting {
+        files: Files,
+        users: Users,
+        pool: Arc<Pool>,
+        fd: Arc<OwnedFd>,
+        monitored: Arc<Monitored>,
+    }
+
+    impl Setting {
+        fn new() -> Setting {
+            let (send, _) = mpsc::channel();
+            let pool = Pool::start(2, 1, Backends::default(), send, || {}).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(8 * MIB).unwrap();
+            let entry = Entry { online: true, ..Entry::new(PATH) };
+            let regions = RegionMap::of(&entry);
+            Setting {
+                files: Files::new(StandDown { trial: false, ..StandDown::default() }, DeviceCost::default()),
+                users: Users::new(Limits::default(), Budget::default(), 1 << 30),
+                pool,
+                fd: Arc::new(file.into()),
+                monitored: Arc::new(Monitored { key: "*".into(), entry, regions, learnt: None }),
+            }
+        }
+
+        fn act(&mut self, ino: u64, act: impl FnOnce(&mut Files, &Acting<'_>, &Arc<Monitored>, &mut Users)) {
+            let id = FileId { dev: 1, ino };
+            let acting = Acting { id, fd: &self.fd, uid: 7, inside: None, pool: &self.pool };
+            act(&mut self.files, &acting, &self.monitored, &mut self.users);
+        }
+
+        fn open(&mut self, ino: u64, size_bytes: u64) {
+            self.act(ino, |files, acting, monitored, users| {
+                files.opened(acting, 1, monitored, (Path::new(PATH), size_bytes), users, 0);
+            });
+        }
+
+        fn read(&mut self, ino: u64, bytes: Range<u64>) {
+            let (reader, read) = (Reader { program: 1, thread: 1 }, Read { bytes, duration_ns: 0, now_ns: 0 });
+            self.act(ino, |files, acting, _, users| files.read(acting, reader, &read, users));
+        }
+
+        /// The index comes: extents of 64 KiB in the reverse order.
+        fn index(&mut self, ino: u64) {
+            let extents = (0..64).rev().map(|i| i * 65_536..(i + 1) * 65_536).collect();
+            self.files.done(
+                Done {
+                    id: FileId { dev: 1, ino },
+                    range: 0..0,
+                    fresh: false,
+                    took_ns: None,
+                    index: Some(("Parquet", Tracks::new([extents], 8 * MIB))),
+                    backend: "",
+                    result: Ok(Brought::default()),
+                },
+                0,
+            );
+        }
+
+        fn format(&self, ino: u64) -> Option<&'static str> {
+            self.files.open[&FileId { dev: 1, ino }].advisor.index_format()
+        }
+    }
+
+    impl Drop for Setting {
+        fn drop(&mut self) {
+            self.pool.stop(Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn what_a_change_of_length_forgets_is_on_no_account() {
+        let mut setting = Setting::new();
+        setting.open(1, 8 * MIB);
+        setting.read(1, 5 * MIB..5 * MIB + 10);
+        setting.index(1);
+        assert_eq!(setting.format(1), Some("Parquet"));
+        setting.read(1, 63 * 65_536..64 * 65_536);
+        assert_eq!(setting.users.held_bytes(), 65_536);
+        setting.open(1, 7 * MIB);
+        assert_eq!((setting.users.held_bytes(), setting.format(1)), (0, None));
     }
 }
