@@ -299,8 +299,9 @@ impl Advisor {
                     return Vec::new();
                 }
                 let known = self.learnt.as_mut().and_then(|learnt| learnt.read(reader, &read.bytes, &mut grant));
-                let listed = self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant);
-                let known = known.or(listed);
+                // Only one of them may be granted bytes: the other's prefetches would be counted and never made.
+                let known = known
+                    .or_else(|| self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant));
                 let is_known = known.is_some();
                 let (brought, more) = known.unwrap_or_default();
                 let hit = brought || cache.holds(&read.bytes);
