@@ -106,7 +106,7 @@ impl Survey {
             entry.mapped = entry.mapped.saturating_add(file.maps);
         }
         for file in &log.posix {
-            let seen = replayed.get(file.path.as_str()).copied();
+            let seen = replayed.get(&*file.path).copied();
             entry.traced |= seen.is_some();
             let shares = seen.unwrap_or_else(|| shares_of(file));
             // What the kernel has in memory costs no wait, however it is read.
@@ -191,7 +191,7 @@ fn shares_of(file: &FileRecord) -> Shares {
 fn replay(log: &Log) -> BTreeMap<&str, Shares> {
     let (mut counts, mut left): (BTreeMap<&str, [u64; 3]>, _) = (BTreeMap::new(), REPLAYED_MAX);
     for traced in &log.traced {
-        let count = counts.entry(traced.path.as_str()).or_default();
+        let count = counts.entry(&*traced.path).or_default();
         let (mut detector, mut end) = (Detector::default(), u64::MAX);
         let mut forecasts: [Option<Forecast>; STREAMS_MAX] = Default::default();
         for read in traced.reads.iter().take(left) {
