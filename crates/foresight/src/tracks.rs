@@ -33,7 +33,7 @@ enum State {
     /// Predicted and not read yet; `unproven` after a single read in its track.
     Predicted {
         unproven: bool,
-        bytes: u64,
+        bytes: u32,
     },
     /// Read in this pass over its track, first by this reader; of an earlier pass it counts as unknown.
     Read {
@@ -43,14 +43,20 @@ enum State {
     },
 }
 
+/// 24 bytes: a file may have many.
 #[derive(Clone, Debug)]
 struct Extent {
-    bytes: Range<u64>,
+    start: u64,
+    len_bytes: u32,
     track: u32,
     state: State,
 }
 
 impl Extent {
+    fn bytes(&self) -> Range<u64> {
+        self.start..self.start + u64::from(self.len_bytes)
+    }
+
     fn is_unknown(&self, pass: u16) -> bool {
         match self.state {
             State::Unknown => true,
@@ -95,8 +101,8 @@ pub struct Tracks {
     tracks: Vec<Range<usize>>,
     /// The pass over each track: it counts up when a reader begins the track again.
     passes: Vec<u16>,
-    /// First byte and number of each extent, sorted.
-    by_start: Vec<(u64, usize)>,
+    /// The number of each extent, by its first byte.
+    by_start: Vec<u32>,
     /// By the low bits of the reader's number.
     readers: FxHashMap<u32, FxHashMap<u32, Place>>,
     unproven: u64,
@@ -123,12 +129,18 @@ impl Tracks {
                 continue;
             }
             let (first, number) = (all.extents.len(), all.tracks.len() as u32);
-            all.extents.extend(track.into_iter().map(|bytes| Extent { bytes, track: number, state: State::Unknown }));
+            all.extents.extend(track.into_iter().map(|bytes| Extent {
+                start: bytes.start,
+                len_bytes: (bytes.end - bytes.start) as u32,
+                track: number,
+                state: State::Unknown,
+            }));
             all.tracks.push(first..all.extents.len());
         }
         all.passes = vec![0; all.tracks.len()];
-        all.by_start = all.extents.iter().enumerate().map(|(i, extent)| (extent.bytes.start, i)).collect();
-        all.by_start.sort_unstable();
+        all.by_start = (0..all.extents.len() as u32).collect();
+        all.by_start.sort_unstable_by_key(|i| (all.extents[*i as usize].start, *i));
+        all.extents.shrink_to_fit();
         all
     }
 
@@ -137,13 +149,18 @@ impl Tracks {
         self.extents.is_empty()
     }
 
+    /// How many extents are known.
+    pub fn extents(&self) -> usize {
+        self.extents.len()
+    }
+
     /// A reader has read these bytes. `None` where the index does not know them, or the reader goes no known way through its
     /// track; `may` grants what is predicted, extent by extent.
     pub fn read(&mut self, reader: u64, bytes: &Range<u64>, may: &mut dyn FnMut(u64) -> bool) -> Option<NextOnTrack> {
         let touched = self.touched(bytes)?;
         let reader = reader as u32;
         let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
-        for i in touched.clone().map(|place| self.by_start[place].1).collect::<Vec<_>>() {
+        for i in touched.clone().map(|place| self.by_start[place] as usize).collect::<Vec<_>>() {
             let track = self.extents[i].track as usize;
             if self.is_again(reader, i) {
                 // What was read in the pass before need not be in memory any more.
@@ -160,7 +177,7 @@ impl Tracks {
                     continue;
                 }
                 State::Predicted { unproven, bytes } => {
-                    result.used_bytes += bytes;
+                    result.used_bytes += u64::from(bytes);
                     self.proven += u64::from(unproven);
                     *state = State::Read { was_predicted: true, pass, reader };
                 }
@@ -190,7 +207,7 @@ impl Tracks {
         let mut unread = 0;
         for extent in &mut self.extents {
             if let State::Predicted { bytes, .. } = std::mem::replace(&mut extent.state, State::Unknown) {
-                unread += bytes;
+                unread += u64::from(bytes);
             }
         }
         unread
@@ -210,17 +227,18 @@ impl Tracks {
 
     /// The places in `by_start` of the extents that hold some of these bytes; `None` for none, or too many.
     fn touched(&self, bytes: &Range<u64>) -> Option<Range<usize>> {
-        let after = self.by_start.partition_point(|(start, _)| *start <= bytes.start);
-        let before = after.checked_sub(1).filter(|i| self.extents[self.by_start[*i].1].bytes.contains(&bytes.start));
+        let extent = |i: u32| &self.extents[i as usize];
+        let after = self.by_start.partition_point(|i| extent(*i).start <= bytes.start);
+        let before = after.checked_sub(1).filter(|at| extent(self.by_start[*at]).bytes().contains(&bytes.start));
         let first = before.unwrap_or(after);
-        let end = self.by_start.partition_point(|(start, _)| *start < bytes.end);
+        let end = self.by_start.partition_point(|i| extent(*i).start < bytes.end);
         (first < end && end - first <= TOUCHED_MAX).then_some(first..end)
     }
 
     /// The tracks of these extents, with the numbers touched in each, which must follow one another: neighbours in the file
     /// that are far apart in the data say nothing of what lies between.
     fn by_track(&self, touched: Range<usize>) -> Vec<(u32, Range<usize>)> {
-        let mut numbers: Vec<usize> = self.by_start[touched].iter().map(|(_, i)| *i).collect();
+        let mut numbers: Vec<usize> = self.by_start[touched].iter().map(|i| *i as usize).collect();
         numbers.sort_unstable();
         let track = |i: usize| self.extents[i].track;
         // Numbers go track after track.
@@ -247,8 +265,8 @@ impl Tracks {
             places.clear();
         }
         let (first, end, group) = (indices.start as i64, indices.end as i64, indices.len() as i64);
-        let here = &self.extents[indices.start].bytes;
-        let (whole, part) = (0..here.end - here.start, within(here, bytes));
+        let here = self.extents[indices.start].bytes();
+        let (whole, part) = (0..here.end - here.start, within(&here, bytes));
         let Some(place) = places.get_mut(&track) else {
             places.insert(
                 track,
@@ -300,9 +318,9 @@ impl Tracks {
         let range = self.tracks[track as usize].clone();
         let pass = self.passes[track as usize];
         let wanted = |extent: &Extent| match &part {
-            None => Some(extent.bytes.clone()),
-            Some((len, part)) if extent.bytes.end - extent.bytes.start == *len => {
-                Some(extent.bytes.start + part.start..extent.bytes.start + part.end)
+            None => Some(extent.bytes()),
+            Some((len, part)) if u64::from(extent.len_bytes) == *len => {
+                Some(extent.start + part.start..extent.start + part.end)
             }
             Some(_) => None,
         };
@@ -330,7 +348,7 @@ impl Tracks {
             self.unproven += u64::from(unproven);
             for extent in together.iter_mut().filter(|extent| extent.is_unknown(pass)) {
                 if let Some(bytes) = wanted(extent) {
-                    extent.state = State::Predicted { unproven, bytes: bytes.end - bytes.start };
+                    extent.state = State::Predicted { unproven, bytes: (bytes.end - bytes.start) as u32 };
                     next.push(bytes);
                 }
             }
@@ -471,7 +489,12 @@ mod tests {
         for i in 0..10 {
             let read = i * 200 * KIB..(i + 1) * 200 * KIB;
             let mut asked = 0;
-            let next = tracks.read(1, &read, &mut |_| { asked += 1; true }).unwrap();
+            let next = tracks
+                .read(1, &read, &mut |_| {
+                    asked += 1;
+                    true
+                })
+                .unwrap();
             assert!(sum(&next.next) <= LOOKED_AT_MAX as u64 * KIB && asked <= 5, "{next:?}");
         }
     }
@@ -520,6 +543,11 @@ mod tests {
             many.iter().filter_map(|t| tracks.read(1, &t[0], &mut |_| true)).map(|n| sum(&n.next)).sum();
         assert_eq!(predicted, UNPROVEN_MAX * KIB);
         assert_eq!(tracks.depart(1), predicted);
+    }
+
+    #[test]
+    fn an_extent_takes_little_memory() {
+        assert_eq!(size_of::<Extent>(), 24);
     }
 
     #[test]
