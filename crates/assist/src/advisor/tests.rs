@@ -224,7 +224,7 @@ fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
     read(&mut a, 1, 60 * MIB..60 * MIB + 10, 0, 0);
     assert!(a.take_index_wish().is_some());
     let extents = (0..16).map(|i| i * 2 * MIB..i * 2 * MIB + MIB).collect();
-    a.index_is_known("Parquet", Tracks::new([extents], 64 * MIB));
+    a.index_is_known("Parquet", Tracks::new([extents], 64 * MIB), 64 * MIB);
     let (mut granted, mut asked) = (0, 0);
     for i in 0..4 {
         let bytes = i * 2 * MIB..i * 2 * MIB + MIB;
@@ -236,4 +236,30 @@ fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
         asked += prefetched(&a.read(Reader { program: 1, thread: 1 }, &read, &mut may));
     }
     assert!(granted > 0 && asked == granted, "{granted} {asked}");
+}
+
+#[test]
+fn an_index_is_believed_only_of_the_file_that_it_was_asked_of() {
+    let path = std::path::Path::new("/f.parquet");
+    let tracks = || Tracks::new([vec![0..10, 20..30]], 4 * MIB);
+    let wanted = || {
+        let mut a = advisor(Entry { online: true, ..Entry::new("/f.parquet") }, 4 * MIB, Budget::default());
+        a.index_is_known("Parquet", tracks(), 4 * MIB);
+        assert_eq!(a.index_format(), None, "not asked for");
+        a.may_be(crate::formats::by_name(path));
+        read(&mut a, 1, 2 * MIB..2 * MIB + 10, 0, 0);
+        assert!(a.take_index_wish().is_some());
+        a
+    };
+    let mut a = wanted();
+    a.index_is_known("Parquet", tracks(), 3 * MIB);
+    assert_eq!(a.index_format(), None, "of another length");
+    let mut a = wanted();
+    a.set_size(5 * MIB);
+    a.set_size(4 * MIB);
+    a.index_is_known("Parquet", tracks(), 4 * MIB);
+    assert_eq!(a.index_format(), None, "changed meanwhile");
+    let mut a = wanted();
+    a.index_is_known("Parquet", tracks(), 4 * MIB);
+    assert_eq!((a.index_format(), a.index_extents()), (Some("Parquet"), 2));
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Done, Pool, Target, Work};
+use super::pool::{Done, Index, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
@@ -27,6 +27,8 @@ const EXPECTED_FOR_NS: u64 = 60_000_000_000;
 const LOOK_MAX: Duration = Duration::from_micros(500);
 /// Files whose maps, or quiet reads, are looked at, at most.
 const WATCHED_MAX: usize = 64;
+/// Extents of the indexes of all files, and of those on one user's account, at most: 28 bytes each.
+const INDEXED_MAX: (usize, usize) = (1 << 22, 1 << 21);
 /// Reports of closed files that are kept one by one.
 const CLOSED_MAX: usize = 10_000;
 
@@ -263,10 +265,10 @@ impl Files {
 
     /// A worker is done.
     pub(super) fn done(&mut self, done: Done, now_ns: u64) {
-        let Some(file) = self.open.get_mut(&done.id) else { return };
-        if let Some((format, tracks)) = done.index {
-            return file.advisor.index_is_known(format, tracks);
+        if let Some(index) = done.index {
+            return self.index_is_read(done.id, index);
         }
+        let Some(file) = self.open.get_mut(&done.id) else { return };
         file.report.backend = done.backend.into();
         match done.result {
             Err(e) => {
@@ -284,6 +286,22 @@ impl Files {
                 }
                 file.advisor.hinted(done.range, brought.found_bytes, done.fresh, now_ns);
             }
+        }
+    }
+
+    /// A file's index is followed, if there is room for it in memory.
+    fn index_is_read(&mut self, id: FileId, index: Index) {
+        let Some(payer) = self.open.get(&id).map(|file| file.payer) else { return };
+        let known = |file: &SharedFile| file.advisor.index_extents();
+        let of_all: usize = self.open.values().map(known).sum();
+        let of_user: usize = self.open.values().filter(|file| file.payer == payer).map(known).sum();
+        let more = index.tracks.extents();
+        if of_all + more > INDEXED_MAX.0 || of_user + more > INDEXED_MAX.1 {
+            tracing::debug!(of_all, of_user, more, "no memory for one more file's index");
+            return;
+        }
+        if let Some(file) = self.open.get_mut(&id) {
+            file.advisor.index_is_known(index.format, index.tracks, index.size_bytes);
         }
     }
 
@@ -472,16 +490,21 @@ mod tests {
             self.act(ino, |files, acting, _, users| files.read(acting, reader, &read, users));
         }
 
-        /// The index comes: extents of 64 KiB in the reverse order.
-        fn index(&mut self, ino: u64) {
-            let extents = (0..64).rev().map(|i| i * 65_536..(i + 1) * 65_536).collect();
+        /// The index comes: so many extents in the reverse order.
+        fn index(&mut self, ino: u64, extents: u64) {
+            let len = 4 * MIB / extents;
+            let extents = (0..extents).rev().map(|i| i * len..(i + 1) * len).collect();
             self.files.done(
                 Done {
                     id: FileId { dev: 1, ino },
                     range: 0..0,
                     fresh: false,
                     took_ns: None,
-                    index: Some(("Parquet", Tracks::new([extents], 8 * MIB))),
+                    index: Some(Index {
+                        format: "Parquet",
+                        tracks: Tracks::new([extents], 8 * MIB),
+                        size_bytes: 8 * MIB,
+                    }),
                     backend: "",
                     result: Ok(Brought::default()),
                 },
@@ -505,11 +528,23 @@ mod tests {
         let mut setting = Setting::new();
         setting.open(1, 8 * MIB);
         setting.read(1, 5 * MIB..5 * MIB + 10);
-        setting.index(1);
+        setting.index(1, 64);
         assert_eq!(setting.format(1), Some("Parquet"));
         setting.read(1, 63 * 65_536..64 * 65_536);
         assert_eq!(setting.users.held_bytes(), 65_536);
         setting.open(1, 7 * MIB);
         assert_eq!((setting.users.held_bytes(), setting.format(1)), (0, None));
+    }
+
+    #[test]
+    fn indexes_beyond_the_memory_for_them_are_dropped() {
+        let mut setting = Setting::new();
+        let most = (INDEXED_MAX.1 / impresario_foresight::EXTENTS_MAX) as u64;
+        for ino in 0..most + 1 {
+            setting.open(ino, 8 * MIB);
+            setting.read(ino, 5 * MIB..5 * MIB + 10);
+            setting.index(ino, impresario_foresight::EXTENTS_MAX as u64);
+            assert_eq!(setting.format(ino).is_some(), ino < most, "file {ino}");
+        }
     }
 }

@@ -82,9 +82,18 @@ pub(super) struct Done {
     /// How long it took to bring in what was to be tried, if that is known.
     pub(super) took_ns: Option<u64>,
     /// What the file's index says, and its format.
-    pub(super) index: Option<(&'static str, Tracks)>,
+    pub(super) index: Option<Index>,
     pub(super) backend: &'static str,
     pub(super) result: Result<Brought, std::io::Error>,
+}
+
+/// What a file's index says.
+#[derive(Debug)]
+pub(super) struct Index {
+    pub(super) format: &'static str,
+    pub(super) tracks: Tracks,
+    /// The file's length when it was read.
+    pub(super) size_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -432,17 +441,21 @@ impl Pool {
     }
 }
 
-/// Through an open file of our own where that can be had, so that the program's read-ahead is left alone.
-fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<(&'static str, Tracks)> {
-    let size_bytes = super::registration::size_bytes(fd)?;
+/// Through an open file of our own, so that the program's read-ahead is left alone; where that cannot be had, nothing is
+/// read. Nor is anything believed of a file that changes meanwhile.
+fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok();
-    if let Some(own) = &own {
-        // An index lies in small pieces: what stands between them is not wanted.
-        let _ = rustix::fs::fadvise(own, 0, None, rustix::fs::Advice::Random);
-    }
-    let from = own.as_ref().map_or(fd, AsFd::as_fd);
-    formats::read(formats, size_bytes, &mut |at, bytes| Ok(rustix::io::pread(from, bytes, at)?))
+    let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok()?;
+    let state = || {
+        let stat = rustix::fs::fstat(&own).ok()?;
+        Some((u64::try_from(stat.st_size).ok()?, stat.st_ctime, stat.st_ctime_nsec))
+    };
+    let before = state()?;
+    // An index lies in small pieces: what stands between them is not wanted.
+    let _ = rustix::fs::fadvise(&own, 0, None, rustix::fs::Advice::Random);
+    let read_at = &mut |at, bytes: &mut [u8]| Ok(rustix::io::pread(&own, bytes, at)?);
+    let (format, tracks) = formats::read(formats, before.0, read_at)?;
+    (state()? == before).then_some(Index { format, tracks, size_bytes: before.0 })
 }
 
 fn one_less<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, u32>, key: K) {
@@ -629,5 +642,41 @@ mod tests {
         assert_eq!(*SLOW.lock(), INDEXES_MAX);
         *SLOW.lock() = 100;
         pool.stop(Duration::from_secs(20));
+    }
+
+    /// Its index: two extents. The file grows while it is read where its first byte says so.
+    struct Pair;
+
+    impl Format for Pair {
+        fn name(&self) -> &'static str {
+            "pair"
+        }
+
+        fn suffixes(&self) -> &'static [&'static str] {
+            &[]
+        }
+
+        fn tracks(&self, file: &mut formats::Source<'_>) -> Option<Vec<formats::Track>> {
+            let path = String::from_utf8(file.bytes(0, 256).unwrap()).unwrap();
+            if let Some(path) = path.trim_end_matches('\0').strip_prefix("grow ") {
+                std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(1 << 21).unwrap();
+            }
+            Some(vec![vec![0..10, 20..30]])
+        }
+    }
+
+    #[test]
+    fn an_index_is_read_through_a_descriptor_of_our_own_of_a_file_that_stays_as_it_is() {
+        use std::os::unix::fs::FileExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let index = read_index(file.as_file().as_fd(), &[&Pair]).unwrap();
+        assert_eq!((index.format, index.size_bytes, index.tracks.extents()), ("pair", 1 << 20, 2));
+        let grow = format!("grow {}", file.path().display());
+        file.as_file().write_all_at(grow.as_bytes(), 0).unwrap();
+        assert!(read_index(file.as_file().as_fd(), &[&Pair]).is_none(), "it grew meanwhile");
+        // A socket cannot be opened again.
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(read_index(socket.as_fd(), &[&Pair]).is_none());
     }
 }
