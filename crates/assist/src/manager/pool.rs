@@ -32,7 +32,7 @@ const REPLACEMENTS_MAX: u32 = 24;
 /// Jobs of one file that run at once: the kernel then sees one reader that goes forward.
 const RUNNING_MAX: u32 = 1;
 
-/// Indexes of one device's files that are read at once: the programs' own reads go first.
+/// Indexes of one device's files that are read at once: hints go first.
 const INDEXES_MAX: u32 = 2;
 
 /// Stands for the device of descriptors that are no files.
@@ -324,7 +324,9 @@ impl Pool {
                 let on_device = state.running_on.get(&dev).copied().unwrap_or(0);
                 let indexing = state.indexing_on.get(&dev).copied().unwrap_or(0);
                 let is_index = matches!(line, Line::Index(_));
-                let is_full = on_device >= self.share && dev != NO_DEVICE || is_index && indexing >= INDEXES_MAX;
+                // A worker of the device's share is left to hints.
+                let indexes_max = INDEXES_MAX.min(self.share - 1).max(1);
+                let is_full = on_device >= self.share && dev != NO_DEVICE || is_index && indexing >= indexes_max;
                 if of_user >= self.share || is_full {
                     state.ready.push_back(line);
                     continue;
@@ -622,26 +624,29 @@ mod tests {
 
     #[test]
     fn hints_do_not_wait_for_indexes_of_which_few_are_read_at_once() {
-        let (send, done) = mpsc::channel();
-        let pool = Pool::start(6, 5, Backends::default(), send, || {}).unwrap();
-        let targets: Vec<Target> = (0..5).map(|i| target(i, i as u32)).collect();
-        for target in &targets {
-            assert!(pool.submit(target.clone(), Work::Index(vec![&Slow])));
+        for (share, at_once) in [(2, 1), (5, INDEXES_MAX)] {
+            *SLOW.lock() = 0;
+            let (send, done) = mpsc::channel();
+            let pool = Pool::start(6, share, Backends::default(), send, || {}).unwrap();
+            let targets: Vec<Target> = (0..5).map(|i| target(i, i as u32)).collect();
+            for target in &targets {
+                assert!(pool.submit(target.clone(), Work::Index(vec![&Slow])));
+            }
+            let end = Instant::now() + Duration::from_secs(20);
+            while *SLOW.lock() < at_once {
+                assert!(Instant::now() < end, "indexes are read");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for target in &targets {
+                assert!(pool.submit(target.clone(), Work::WillNeed { range: 0..4096, fresh: true }));
+            }
+            for _ in &targets {
+                assert!(done.recv_timeout(Duration::from_secs(20)).unwrap().result.is_ok());
+            }
+            assert_eq!(*SLOW.lock(), at_once);
+            *SLOW.lock() = 100;
+            pool.stop(Duration::from_secs(20));
         }
-        let end = Instant::now() + Duration::from_secs(20);
-        while *SLOW.lock() < 2 {
-            assert!(Instant::now() < end, "indexes are read");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        for target in &targets {
-            assert!(pool.submit(target.clone(), Work::WillNeed { range: 0..4096, fresh: true }));
-        }
-        for _ in &targets {
-            assert!(done.recv_timeout(Duration::from_secs(20)).unwrap().result.is_ok());
-        }
-        assert_eq!(*SLOW.lock(), INDEXES_MAX);
-        *SLOW.lock() = 100;
-        pool.stop(Duration::from_secs(20));
     }
 
     /// Its index: two extents. The file grows while it is read where its first byte says so.
