@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn shards_are_asked_for_only_so_long() {
         let now = Instant::now();
-        assert_eq!(asked(7, 3, now + Duration::from_secs(600), |n| u32::from(n)), [7, 1, 2]);
-        assert_eq!(asked(7, 3, now, |n| u32::from(n)), [7, 7, 7]);
+        assert_eq!(asked(7, 3, now + Duration::from_secs(600), u32::from), [7, 1, 2]);
+        assert_eq!(asked(7, 3, now, u32::from), [7, 7, 7]);
     }
 }
