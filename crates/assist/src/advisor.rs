@@ -181,9 +181,17 @@ impl Advisor {
         self.indexed.take_wish()
     }
 
-    /// What the file's index says.
-    pub fn index_is_known(&mut self, format: &'static str, tracks: Tracks) {
-        self.indexed.is_known(format, tracks);
+    /// What the file's index says, read when the file had this length. No effect where it is not waited for any more, or the
+    /// file has another length.
+    pub fn index_is_known(&mut self, format: &'static str, tracks: Tracks, size_bytes: u64) {
+        if size_bytes == self.size_bytes {
+            self.indexed.is_known(format, tracks);
+        }
+    }
+
+    /// How many extents are known of the file by its index.
+    pub fn index_extents(&self) -> usize {
+        self.indexed.extents()
     }
 
     /// The format of the file, if its index is followed.
@@ -299,8 +307,9 @@ impl Advisor {
                     return Vec::new();
                 }
                 let known = self.learnt.as_mut().and_then(|learnt| learnt.read(reader, &read.bytes, &mut grant));
-                let listed = self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant);
-                let known = known.or(listed);
+                // Only one of them may be granted bytes: the other's prefetches would be counted and never made.
+                let known =
+                    known.or_else(|| self.indexed.read(reader.program, &read.bytes, self.size_bytes, &mut grant));
                 let is_known = known.is_some();
                 let (brought, more) = known.unwrap_or_default();
                 let hit = brought || cache.holds(&read.bytes);

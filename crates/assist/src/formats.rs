@@ -24,7 +24,7 @@ use impresario_foresight::{EXTENTS_MAX, Tracks};
 /// What is read of a file's index at most.
 const INDEX_BYTES_MAX: u64 = 4 << 20;
 const INDEX_READS_MAX: u32 = 2048;
-const INDEX_TIME_MAX: Duration = Duration::from_secs(2);
+const INDEX_TIME_MAX: Duration = Duration::from_millis(200);
 /// Smaller files are in memory after a few reads.
 pub const FILE_BYTES_MIN: u64 = 1 << 20;
 
@@ -66,6 +66,7 @@ pub fn read(
     size_bytes: u64,
     read_at: &mut ReadAt<'_>,
 ) -> Option<(&'static str, Tracks)> {
+    let until = Instant::now() + INDEX_TIME_MAX;
     formats.iter().find_map(|format| {
         let mut source = Source {
             read_at,
@@ -73,7 +74,7 @@ pub fn read(
             left_bytes: INDEX_BYTES_MAX,
             left_reads: INDEX_READS_MAX,
             left_extents: EXTENTS_MAX,
-            until: Instant::now() + INDEX_TIME_MAX,
+            until,
         };
         let tracks = Tracks::new(format.tracks(&mut source)?, size_bytes);
         (!tracks.is_empty()).then_some((format.name(), tracks))

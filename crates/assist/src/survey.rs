@@ -96,7 +96,7 @@ impl Survey {
         let entry = self.programs.entry(program.clone()).or_insert_with(|| Surveyed { program, ..Surveyed::default() });
         entry.runs += 1;
         entry.process_s += log.seconds * log.processes as f64;
-        let mut replayed = replay(log);
+        let replayed = replay(log);
         for file in log.posix.iter().chain(&log.stdio) {
             entry.reading_s += file.read_s;
             entry.writing_s += file.write_s;
@@ -106,7 +106,7 @@ impl Survey {
             entry.mapped = entry.mapped.saturating_add(file.maps);
         }
         for file in &log.posix {
-            let seen = replayed.remove(file.path.as_str());
+            let seen = replayed.get(&*file.path).copied();
             entry.traced |= seen.is_some();
             let shares = seen.unwrap_or_else(|| shares_of(file));
             // What the kernel has in memory costs no wait, however it is read.
@@ -191,7 +191,7 @@ fn shares_of(file: &FileRecord) -> Shares {
 fn replay(log: &Log) -> BTreeMap<&str, Shares> {
     let (mut counts, mut left): (BTreeMap<&str, [u64; 3]>, _) = (BTreeMap::new(), REPLAYED_MAX);
     for traced in &log.traced {
-        let count = counts.entry(traced.path.as_str()).or_default();
+        let count = counts.entry(&*traced.path).or_default();
         let (mut detector, mut end) = (Detector::default(), u64::MAX);
         let mut forecasts: [Option<Forecast>; STREAMS_MAX] = Default::default();
         for read in traced.reads.iter().take(left) {
@@ -280,6 +280,16 @@ mod tests {
         let at = (0..300u64).map(|i| i / 3 * 10_000_000 + [0, 900_000, 1_500_000][i as usize % 3]);
         let traced = TracedReads { path: "/in/a".into(), rank: 0, reads: at.map(|at| at..at + 4096).collect() };
         let ranked = surveyed(&[log("rows", reads(300, 0, 0, 60.0), vec![traced])]);
+        assert!(ranked[0].traced && ranked[0].shares.foreseen > 0.85, "{ranked:?}");
+    }
+
+    #[test]
+    fn each_process_of_a_traced_file_counts_by_its_traced_reads() {
+        let at = (0..300u64).map(|i| i / 3 * 10_000_000 + [0, 900_000, 1_500_000][i as usize % 3]);
+        let traced = TracedReads { path: "/in/a".into(), rank: 0, reads: at.map(|at| at..at + 4096).collect() };
+        let mut log = log("rows", reads(300, 0, 0, 30.0), vec![traced]);
+        log.posix.push(log.posix[0].clone());
+        let ranked = surveyed(&[log]);
         assert!(ranked[0].traced && ranked[0].shares.foreseen > 0.85, "{ranked:?}");
     }
 }

@@ -160,7 +160,7 @@ impl GlusterVolume {
         let (_, _) = volume.root().map_err(|error| failed(format!("its root cannot be read: {error}")))?;
         let losses = Arc::new(Losses::default());
         let shared = Arc::new(Shared {
-            bricks: Bricks::of(&volume),
+            bricks: Bricks::of(&volume, volume.describe().as_deref()),
             volume,
             root: handle_of(ROOT.to_be_bytes()),
             fsid: siphash(&[0; 16], name.as_bytes()),
@@ -218,6 +218,7 @@ fn close_idle(shared: &Shared, stop: &(Mutex<bool>, Condvar)) {
         }
         drop(stopped);
         shared.nodes.close_idle(shared.options.idle);
+        shared.bricks.is_described(shared.volume.describe().as_deref());
     }
 }
 

@@ -107,6 +107,12 @@ impl<D: Descriptors> Node<D> {
         self.gone.load(Ordering::Acquire) && self.holds.load(Ordering::Acquire) == 0
     }
 
+    /// Whether neither a call uses it nor anything holds it. To be asked with the shard locked, so that no call begins. A node
+    /// that is in use stays in the table: what its calls are ordered by is in it.
+    fn is_idle(self: &Arc<Node<D>>) -> bool {
+        Arc::strong_count(self) == 1 && self.holds.load(Ordering::Acquire) == 0
+    }
+
     /// The descriptor for a use on a caller's behalf, if there is one.
     pub(crate) fn open_for(&self, caller: u64, what: Use, now_ms: u64) -> Option<Arc<Open<D>>> {
         let opens = self.opens.lock();
@@ -316,7 +322,7 @@ impl<D: Descriptors> Nodes<D> {
         for shard in &self.shards {
             let (mut idle_nodes, mut used) = (Vec::new(), Vec::new());
             shard.lock().by_handle.retain(|_, (node, used_ms)| {
-                let keep = *used_ms >= before_ms || node.holds.load(Ordering::Acquire) > 0;
+                let keep = *used_ms >= before_ms || !node.is_idle();
                 if keep { &mut used } else { &mut idle_nodes }.push(node.clone());
                 keep
             });
@@ -325,13 +331,13 @@ impl<D: Descriptors> Nodes<D> {
         }
     }
 
-    /// Closes everything that is not held.
+    /// Closes everything that is not held or in use.
     pub(crate) fn close_all(&self) {
         self.close_idle(Duration::ZERO);
         for shard in &self.shards {
             let all: Vec<_> = {
                 let mut shard = shard.lock();
-                let closed = shard.by_handle.iter().filter(|(_, (node, _))| node.holds.load(Ordering::Acquire) == 0);
+                let closed = shard.by_handle.iter().filter(|(_, (node, _))| node.is_idle());
                 let closed: Vec<Handle> = closed.map(|(handle, _)| *handle).collect();
                 closed.iter().filter_map(|handle| shard.by_handle.remove(handle)).map(|(node, _)| node).collect()
             };
@@ -349,9 +355,7 @@ impl<D: Descriptors> Nodes<D> {
         let mut evicted = Vec::new();
         let mut over = self.count.load(Ordering::Relaxed).saturating_sub(self.max);
         while over > 0 {
-            let free = |(handle, (node, _)): &(&Handle, &(Arc<Node<D>>, u64))| {
-                *handle != keep && node.holds.load(Ordering::Acquire) == 0
-            };
+            let free = |(handle, (node, _)): &(&Handle, &(Arc<Node<D>>, u64))| *handle != keep && node.is_idle();
             let oldest = shard.by_handle.iter().filter(free).min_by_key(|(_, (_, used_ms))| *used_ms);
             let Some(oldest) = oldest.map(|(handle, _)| *handle) else { break };
             let Some((node, _)) = shard.by_handle.remove(&oldest) else { break };
@@ -365,5 +369,41 @@ impl<D: Descriptors> Nodes<D> {
         use std::hash::BuildHasher;
         let hash = rustc_hash::FxBuildHasher.hash_one(handle);
         self.shards[hash as usize % SHARDS].lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Descriptors for Nothing {
+        type Name = ();
+        type Open = ();
+
+        fn sync((): &()) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_node_in_use_stays_in_the_table() {
+        let nodes = Nodes::<Nothing>::new(16, Arc::default());
+        let handle = |n: u64| Handle::new(&n.to_le_bytes()).unwrap();
+        let used = nodes.insert(handle(0), (), 0, Kind::File);
+        let is_there = || nodes.get(&handle(0)).is_some_and(|node| Arc::ptr_eq(&node, &used));
+        for n in 1..2000 {
+            drop(nodes.insert(handle(n), (), n, Kind::File));
+        }
+        assert!(nodes.count() < 100 && is_there(), "{}", nodes.count());
+        std::thread::sleep(Duration::from_millis(5));
+        nodes.close_idle(Duration::ZERO);
+        assert!(nodes.count() == 1 && is_there(), "{}", nodes.count());
+        nodes.close_all();
+        assert!(is_there());
+        drop(used);
+        nodes.close_all();
+        assert_eq!(nodes.count(), 0);
     }
 }

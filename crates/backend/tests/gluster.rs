@@ -146,6 +146,25 @@ fn caches_of_the_volume_are_switched_off() {
 }
 
 #[test]
+fn a_file_that_cannot_be_marked_as_made_once_is_not_left_behind() {
+    let Some(bricks) = GlusterBricks::start(1, None) else { return };
+    if open(&bricks).is_none() {
+        return;
+    }
+    let failing = bricks.volume_file_with("failing", |below| {
+        format!(
+            "volume full\n type debug/error-gen\n option failure 100\n option enable setxattr\n \
+             subvolumes {below}\nend-volume\n"
+        )
+    });
+    let volume = GlusterVolume::open("test", &Source::File(failing), Options::default()).unwrap();
+    let (caller, root) = (root(), volume.root().unwrap());
+    let made = volume.make(&caller, &root, b"file", Make::FileOnce([7; 8]), &SetAttr::default());
+    assert!(made.is_err(), "{made:?}");
+    assert!(!bricks.brick(0).join("file").exists());
+}
+
+#[test]
 fn a_brick_that_is_killed_and_comes_back_is_used_again() {
     let Some(mut bricks) = GlusterBricks::start(2, None) else { return };
     let Some(volume) = open(&bricks) else { return };

@@ -16,12 +16,16 @@ const TOUCHED_MAX: usize = 256;
 /// Steps predicted, and bytes in one track ahead of the reader, at most.
 const STEPS_MAX: u32 = 64;
 const AHEAD_BYTES_MAX: u64 = 16 << 20;
+/// Extents that one read may look ahead at, over all its tracks.
+const LOOKED_AT_MAX: usize = 1024;
 /// An extent that is longer is read in pieces, which other predictions follow better.
 const EXTENT_BYTES_MAX: u64 = 16 << 20;
 /// First reads in a track that may be followed by a prediction, before any such prediction was right.
 const UNPROVEN_MAX: u64 = 4;
 /// Tracks that one reader is followed in; more are forgotten.
 const FOLLOWED_MAX: usize = 4096;
+/// Extents between two readers of a track at most, for what one has read to be in memory still for the other.
+const NEAR_MAX: u64 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -29,24 +33,45 @@ enum State {
     /// Predicted and not read yet; `unproven` after a single read in its track.
     Predicted {
         unproven: bool,
-        bytes: u64,
+        bytes: u32,
     },
+    /// Read in this pass over its track, first by this reader; of an earlier pass it counts as unknown.
     Read {
         was_predicted: bool,
+        pass: u16,
+        reader: u32,
     },
 }
 
+/// 24 bytes: a file may have many.
 #[derive(Clone, Debug)]
 struct Extent {
-    bytes: Range<u64>,
+    start: u64,
+    len_bytes: u32,
     track: u32,
     state: State,
+}
+
+impl Extent {
+    fn bytes(&self) -> Range<u64> {
+        self.start..self.start + u64::from(self.len_bytes)
+    }
+
+    fn is_unknown(&self, pass: u16) -> bool {
+        match self.state {
+            State::Unknown => true,
+            State::Predicted { .. } => false,
+            State::Read { pass: of, .. } => of != pass,
+        }
+    }
 }
 
 /// Where a reader is in a track.
 #[derive(Clone, Debug)]
 struct Place {
+    /// The extents that the last read touched.
     first: i64,
+    end: i64,
     /// Which bytes of the extent there were read so far, and all of it.
     part: Range<u64>,
     whole: Range<u64>,
@@ -74,9 +99,12 @@ pub struct Tracks {
     extents: Vec<Extent>,
     /// The extents of each track.
     tracks: Vec<Range<usize>>,
-    /// First byte and number of each extent, sorted.
-    by_start: Vec<(u64, usize)>,
-    readers: FxHashMap<u64, FxHashMap<u32, Place>>,
+    /// The pass over each track: it counts up when a reader begins the track again.
+    passes: Vec<u16>,
+    /// The number of each extent, by its first byte.
+    by_start: Vec<u32>,
+    /// By the low bits of the reader's number.
+    readers: FxHashMap<u32, FxHashMap<u32, Place>>,
     unproven: u64,
     proven: u64,
 }
@@ -88,6 +116,7 @@ impl Tracks {
         let mut all = Tracks {
             extents: Vec::new(),
             tracks: Vec::new(),
+            passes: Vec::new(),
             by_start: Vec::new(),
             readers: FxHashMap::default(),
             unproven: 0,
@@ -100,11 +129,18 @@ impl Tracks {
                 continue;
             }
             let (first, number) = (all.extents.len(), all.tracks.len() as u32);
-            all.extents.extend(track.into_iter().map(|bytes| Extent { bytes, track: number, state: State::Unknown }));
+            all.extents.extend(track.into_iter().map(|bytes| Extent {
+                start: bytes.start,
+                len_bytes: (bytes.end - bytes.start) as u32,
+                track: number,
+                state: State::Unknown,
+            }));
             all.tracks.push(first..all.extents.len());
         }
-        all.by_start = all.extents.iter().enumerate().map(|(i, extent)| (extent.bytes.start, i)).collect();
-        all.by_start.sort_unstable();
+        all.passes = vec![0; all.tracks.len()];
+        all.by_start = (0..all.extents.len() as u32).collect();
+        all.by_start.sort_unstable_by_key(|i| (all.extents[*i as usize].start, *i));
+        all.extents.shrink_to_fit();
         all
     }
 
@@ -113,28 +149,47 @@ impl Tracks {
         self.extents.is_empty()
     }
 
+    /// How many extents are known.
+    pub fn extents(&self) -> usize {
+        self.extents.len()
+    }
+
     /// A reader has read these bytes. `None` where the index does not know them, or the reader goes no known way through its
     /// track; `may` grants what is predicted, extent by extent.
     pub fn read(&mut self, reader: u64, bytes: &Range<u64>, may: &mut dyn FnMut(u64) -> bool) -> Option<NextOnTrack> {
         let touched = self.touched(bytes)?;
+        let reader = reader as u32;
         let (mut result, mut is_followed) = (NextOnTrack { was_predicted: true, ..NextOnTrack::default() }, false);
-        for i in touched.clone().map(|place| self.by_start[place].1).collect::<Vec<_>>() {
-            let state = &mut self.extents[i].state;
-            let was_predicted = match *state {
-                State::Unknown => false,
-                State::Predicted { unproven, bytes } => {
-                    result.used_bytes += bytes;
-                    self.proven += u64::from(unproven);
-                    true
+        for i in touched.clone().map(|place| self.by_start[place] as usize).collect::<Vec<_>>() {
+            let track = self.extents[i].track as usize;
+            if self.is_again(reader, i) {
+                // What was read in the pass before need not be in memory any more.
+                self.passes[track] = self.passes[track].wrapping_add(1);
+                if let Some(places) = self.readers.get_mut(&reader) {
+                    places.remove(&(track as u32));
                 }
-                // Read in pieces, or once more.
-                State::Read { was_predicted } => was_predicted,
-            };
-            *state = State::Read { was_predicted };
-            result.was_predicted &= was_predicted;
+            }
+            let pass = self.passes[track];
+            let state = &mut self.extents[i].state;
+            match *state {
+                State::Read { was_predicted, pass: of, .. } if of == pass => {
+                    result.was_predicted &= was_predicted;
+                    continue;
+                }
+                State::Predicted { unproven, bytes } => {
+                    result.used_bytes += u64::from(bytes);
+                    self.proven += u64::from(unproven);
+                    *state = State::Read { was_predicted: true, pass, reader };
+                }
+                State::Unknown | State::Read { .. } => {
+                    result.was_predicted = false;
+                    *state = State::Read { was_predicted: false, pass, reader };
+                }
+            }
         }
+        let steps_max = (LOOKED_AT_MAX / touched.len()).clamp(1, STEPS_MAX as usize) as u32;
         for (track, indices) in self.by_track(touched) {
-            is_followed |= self.step(reader, track, (indices, bytes), may, &mut result.next);
+            is_followed |= self.step(reader, track, (indices, bytes), steps_max, may, &mut result.next);
         }
         join(&mut result.next);
         (is_followed || result.was_predicted).then_some(result)
@@ -142,7 +197,7 @@ impl Tracks {
 
     /// A reader is gone. With the last one all predictions are forgotten; how many bytes of them were never read.
     pub fn depart(&mut self, reader: u64) -> u64 {
-        self.readers.remove(&reader);
+        self.readers.remove(&(reader as u32));
         if self.readers.is_empty() { self.clear() } else { 0 }
     }
 
@@ -152,40 +207,56 @@ impl Tracks {
         let mut unread = 0;
         for extent in &mut self.extents {
             if let State::Predicted { bytes, .. } = std::mem::replace(&mut extent.state, State::Unknown) {
-                unread += bytes;
+                unread += u64::from(bytes);
             }
         }
         unread
     }
 
+    /// Whether an extent was read in this pass already, and this read is neither a further piece of it nor that of another
+    /// program that reads the track at the same time.
+    fn is_again(&self, reader: u32, i: usize) -> bool {
+        let (track, state) = (self.extents[i].track, self.extents[i].state);
+        let State::Read { pass, reader: first_reader, .. } = state else { return false };
+        let place = |reader: u32| self.readers.get(&reader).and_then(|places| places.get(&track));
+        let is_piece = place(reader).is_some_and(|at| (at.first..at.end).contains(&(i as i64)));
+        let is_shared =
+            first_reader != reader && place(first_reader).is_some_and(|at| at.first.abs_diff(i as i64) <= NEAR_MAX);
+        pass == self.passes[track as usize] && !is_piece && !is_shared
+    }
+
     /// The places in `by_start` of the extents that hold some of these bytes; `None` for none, or too many.
     fn touched(&self, bytes: &Range<u64>) -> Option<Range<usize>> {
-        let after = self.by_start.partition_point(|(start, _)| *start <= bytes.start);
-        let before = after.checked_sub(1).filter(|i| self.extents[self.by_start[*i].1].bytes.contains(&bytes.start));
+        let extent = |i: u32| &self.extents[i as usize];
+        let after = self.by_start.partition_point(|i| extent(*i).start <= bytes.start);
+        let before = after.checked_sub(1).filter(|at| extent(self.by_start[*at]).bytes().contains(&bytes.start));
         let first = before.unwrap_or(after);
-        let end = self.by_start.partition_point(|(start, _)| *start < bytes.end);
+        let end = self.by_start.partition_point(|i| extent(*i).start < bytes.end);
         (first < end && end - first <= TOUCHED_MAX).then_some(first..end)
     }
 
-    /// The tracks of these extents, with the first and the last number in each.
+    /// The tracks of these extents, with the numbers touched in each, which must follow one another: neighbours in the file
+    /// that are far apart in the data say nothing of what lies between.
     fn by_track(&self, touched: Range<usize>) -> Vec<(u32, Range<usize>)> {
-        let mut tracks: Vec<(u32, Range<usize>)> = Vec::new();
-        for (_, i) in &self.by_start[touched] {
-            let track = self.extents[*i].track;
-            match tracks.iter_mut().find(|(t, _)| *t == track) {
-                Some((_, range)) => *range = range.start.min(*i)..range.end.max(i + 1),
-                None => tracks.push((track, *i..i + 1)),
-            }
-        }
-        tracks
+        let mut numbers: Vec<usize> = self.by_start[touched].iter().map(|i| *i as usize).collect();
+        numbers.sort_unstable();
+        let track = |i: usize| self.extents[i].track;
+        // Numbers go track after track.
+        let of_one_track = numbers.chunk_by(|a, b| track(*a) == track(*b));
+        let range = |numbers: &[usize]| Some(*numbers.first()?..*numbers.last()? + 1);
+        of_one_track
+            .filter_map(|numbers| range(numbers).filter(|range| range.len() == numbers.len()))
+            .map(|range| (track(range.start), range))
+            .collect()
     }
 
     /// One read in one track. Whether the reader is followed there.
     fn step(
         &mut self,
-        reader: u64,
+        reader: u32,
         track: u32,
         (indices, bytes): (Range<usize>, &Range<u64>),
+        steps_max: u32,
         may: &mut dyn FnMut(u64) -> bool,
         next: &mut Vec<Range<u64>>,
     ) -> bool {
@@ -193,13 +264,13 @@ impl Tracks {
         if places.len() >= FOLLOWED_MAX {
             places.clear();
         }
-        let (first, group) = (indices.start as i64, indices.len() as i64);
-        let here = &self.extents[indices.start].bytes;
-        let (whole, part) = (0..here.end - here.start, within(here, bytes));
+        let (first, end, group) = (indices.start as i64, indices.end as i64, indices.len() as i64);
+        let here = self.extents[indices.start].bytes();
+        let (whole, part) = (0..here.end - here.start, within(&here, bytes));
         let Some(place) = places.get_mut(&track) else {
             places.insert(
                 track,
-                Place { first, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
+                Place { first, end, part: part.clone(), whole: whole.clone(), step: group, seen: 0, right: 0 },
             );
             if group == 1 && part != whole || self.unproven >= UNPROVEN_MAX + 2 * self.proven {
                 return false;
@@ -208,6 +279,7 @@ impl Tracks {
             return true;
         };
         let moved = first - place.first;
+        place.end = if moved == 0 { place.end.max(end) } else { end };
         if moved == 0 {
             place.part = place.part.start.min(part.start)..place.part.end.max(part.end);
             return place.right > 0;
@@ -223,7 +295,7 @@ impl Tracks {
             (place.seen, place.right) = (moved, 0);
             return false;
         }
-        let steps = 1u32.checked_shl(place.right).unwrap_or(STEPS_MAX).min(STEPS_MAX);
+        let steps = 1u32.checked_shl(place.right).unwrap_or(steps_max).min(steps_max);
         let at = (first, place.step, group);
         // A read of several extents takes all of each.
         let part = Some((before.0.end, before.1)).filter(|(len, part)| group == 1 && *part != (0..*len));
@@ -244,10 +316,11 @@ impl Tracks {
     ) {
         let unproven = steps == 1;
         let range = self.tracks[track as usize].clone();
+        let pass = self.passes[track as usize];
         let wanted = |extent: &Extent| match &part {
-            None => Some(extent.bytes.clone()),
-            Some((len, part)) if extent.bytes.end - extent.bytes.start == *len => {
-                Some(extent.bytes.start + part.start..extent.bytes.start + part.end)
+            None => Some(extent.bytes()),
+            Some((len, part)) if u64::from(extent.len_bytes) == *len => {
+                Some(extent.start + part.start..extent.start + part.end)
             }
             Some(_) => None,
         };
@@ -260,12 +333,12 @@ impl Tracks {
                 break;
             }
             let together = &mut self.extents[together.start as usize..together.end as usize];
-            let unknown = together.iter().filter(|extent| extent.state == State::Unknown);
+            let unknown = together.iter().filter(|extent| extent.is_unknown(pass));
             let bytes = unknown.filter_map(wanted).map(|r| r.end - r.start).sum();
-            if bytes > left && k > 1 {
+            if bytes > left {
                 break;
             }
-            left = left.saturating_sub(bytes);
+            left -= bytes;
             if bytes == 0 {
                 continue;
             }
@@ -273,9 +346,9 @@ impl Tracks {
                 break;
             }
             self.unproven += u64::from(unproven);
-            for extent in together.iter_mut().filter(|extent| extent.state == State::Unknown) {
+            for extent in together.iter_mut().filter(|extent| extent.is_unknown(pass)) {
                 if let Some(bytes) = wanted(extent) {
-                    extent.state = State::Predicted { unproven, bytes: bytes.end - bytes.start };
+                    extent.state = State::Predicted { unproven, bytes: (bytes.end - bytes.start) as u32 };
                     next.push(bytes);
                 }
             }
@@ -334,6 +407,41 @@ mod tests {
     }
 
     #[test]
+    fn a_second_pass_is_predicted_like_the_first() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        for pass in 0..3 {
+            let (mut hits, mut predicted) = (0, 0);
+            for read in &columns(40)[2] {
+                let next = tracks.read(1, read, &mut |_| true).unwrap_or_default();
+                hits += u64::from(next.was_predicted);
+                predicted += sum(&next.next);
+            }
+            assert_eq!((hits, predicted), (39, 39 * 64 * KIB), "pass {pass}");
+        }
+        // Another program begins when the first one is at the end, whose pages may be gone.
+        let longer: Vec<_> = (0..1000).map(|i| i * KIB..(i + 1) * KIB).collect();
+        let mut tracks = Tracks::new([longer.clone()], 1 << 30);
+        longer.iter().for_each(|read| drop(tracks.read(1, read, &mut |_| true)));
+        let next = tracks.read(2, &longer[0], &mut |_| true).unwrap();
+        assert!(!next.was_predicted && next.next.len() == 1, "{next:?}");
+    }
+
+    #[test]
+    fn programs_that_read_the_same_at_the_same_time_bring_it_in_once() {
+        let mut tracks = Tracks::new(columns(40), 1 << 30);
+        let (mut hits, mut predicted) = (0, 0);
+        for at in 0..40 + 5 {
+            for (reader, group) in [(1, Some(at)), (2, usize::checked_sub(at, 5))] {
+                let Some(read) = group.and_then(|group| columns(40)[2].get(group).cloned()) else { continue };
+                let next = tracks.read(reader, &read, &mut |_| true).unwrap_or_default();
+                hits += u64::from(next.was_predicted);
+                predicted += sum(&next.next);
+            }
+        }
+        assert_eq!((hits, predicted), (2 * 39, 39 * 64 * KIB));
+    }
+
+    #[test]
     fn extents_in_any_order_of_the_file_are_read_in_the_order_of_the_data() {
         // Chunks scattered over the file, of a table of 10 x 10; a column is read, upward and downward.
         let extents: Vec<_> = (0..100u64).map(|i| (i * 37 % 100) * 10_000).map(|at| at..at + 9_000).collect();
@@ -359,6 +467,36 @@ mod tests {
         assert_eq!((next.next.len(), next.next[0].clone()), (1, 8 * KIB..16 * KIB));
         let next = tracks.read(1, &(8 * KIB..16 * KIB), &mut |_| true).unwrap();
         assert!(next.was_predicted && next.next.len() == 1 && next.next[0] == (16 * KIB..32 * KIB), "{next:?}");
+    }
+
+    #[test]
+    fn neighbours_in_the_file_that_are_far_apart_in_the_data_predict_nothing() {
+        // The first and the last extent of the data stand side by side.
+        let mut extents: Vec<_> = (0..1000).map(|i| i * KIB..(i + 1) * KIB).collect();
+        extents.insert(0, 1000 * KIB..1001 * KIB);
+        let mut tracks = Tracks::new([extents], 1 << 30);
+        assert_eq!(tracks.read(1, &(999 * KIB..1001 * KIB), &mut |_| true), None);
+        assert_eq!(tracks.clear(), 0);
+    }
+
+    #[test]
+    fn a_read_predicts_a_bounded_number_of_bytes_and_extents() {
+        let long: Vec<_> = (0..64).map(|i| (i * 4) << 20..(i * 4 + 4) << 20).collect();
+        let mut tracks = Tracks::new([long], 1 << 30);
+        assert_eq!(tracks.read(1, &(0..128 << 20), &mut |_| true).map(|next| sum(&next.next)), Some(0));
+        let short: Vec<_> = (0..60_000).map(|i| i * KIB..(i + 1) * KIB).collect();
+        let mut tracks = Tracks::new([short], 1 << 30);
+        for i in 0..10 {
+            let read = i * 200 * KIB..(i + 1) * 200 * KIB;
+            let mut asked = 0;
+            let next = tracks
+                .read(1, &read, &mut |_| {
+                    asked += 1;
+                    true
+                })
+                .unwrap();
+            assert!(sum(&next.next) <= LOOKED_AT_MAX as u64 * KIB && asked <= 5, "{next:?}");
+        }
     }
 
     #[test]
@@ -405,6 +543,11 @@ mod tests {
             many.iter().filter_map(|t| tracks.read(1, &t[0], &mut |_| true)).map(|n| sum(&n.next)).sum();
         assert_eq!(predicted, UNPROVEN_MAX * KIB);
         assert_eq!(tracks.depart(1), predicted);
+    }
+
+    #[test]
+    fn an_extent_takes_little_memory() {
+        assert_eq!(size_of::<Extent>(), 24);
     }
 
     #[test]

@@ -7,11 +7,14 @@
 use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of a log file at most.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of one region, unpacked, at most.
 const REGION_BYTES_MAX: usize = 256 << 20;
+/// Of a longer name the rest is left out.
+const NAME_BYTES_MAX: usize = 4096;
 const RECORDS_MAX: usize = 1 << 20;
 const MAGIC: u64 = 6_567_223;
 const FLOATS: usize = 17;
@@ -36,8 +39,8 @@ pub enum DarshanError {
 /// What was done with one file through one interface; of one process, or of all (`rank` −1).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct FileRecord {
-    /// The file's name.
-    pub path: String,
+    /// The file's name; all records of the file share it.
+    pub path: Arc<str>,
     /// The process, −1 for all of them together.
     pub rank: i64,
     /// Read calls.
@@ -65,8 +68,8 @@ pub struct FileRecord {
 /// The reads of one file by one process, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TracedReads {
-    /// The file's name.
-    pub path: String,
+    /// The file's name; all records of the file share it.
+    pub path: Arc<str>,
     /// The process.
     pub rank: i64,
     /// What was read.
@@ -216,11 +219,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Names of files by their numbers.
-fn names(records: &[u8]) -> HashMap<u64, String> {
+fn names(records: &[u8]) -> HashMap<u64, Arc<str>> {
     let (mut names, mut rest) = (HashMap::new(), records);
     while let Some(id) = word(rest, 0).filter(|_| names.len() < RECORDS_MAX) {
         let name = rest[8..].split(|b| *b == 0).next().unwrap_or_default();
-        names.insert(id, String::from_utf8_lossy(name).into_owned());
+        let kept = &name[..name.len().min(NAME_BYTES_MAX)];
+        names.insert(id, String::from_utf8_lossy(kept).into());
         rest = rest.get(8 + name.len() + 1..).unwrap_or_default();
     }
     names
@@ -252,7 +256,7 @@ struct Meaning {
 
 fn files(
     bytes: &[u8],
-    names: &HashMap<u64, String>,
+    names: &HashMap<u64, Arc<str>>,
     version: u32,
     meaning: fn(u32) -> Option<Meaning>,
 ) -> Option<Vec<FileRecord>> {
@@ -273,8 +277,8 @@ fn files(
     )
 }
 
-fn named(names: &HashMap<u64, String>, id: u64) -> String {
-    names.get(&id).cloned().unwrap_or_else(|| format!("file {id}"))
+fn named(names: &HashMap<u64, Arc<str>>, id: u64) -> Arc<str> {
+    names.get(&id).cloned().unwrap_or_else(|| format!("file {id}").into())
 }
 
 fn posix(version: u32) -> Option<Meaning> {
@@ -325,7 +329,7 @@ fn stdio(version: u32) -> Option<Meaning> {
 }
 
 /// Records of extended tracing: a head of 104 bytes, the writes, the reads.
-fn traced(bytes: &[u8], names: &HashMap<u64, String>) -> Vec<TracedReads> {
+fn traced(bytes: &[u8], names: &HashMap<u64, Arc<str>>) -> Vec<TracedReads> {
     let (mut all, mut rest) = (Vec::new(), bytes);
     while let Some(head) = rest.get(..104).filter(|_| all.len() < RECORDS_MAX) {
         let count = |at| word(head, at).and_then(|n| usize::try_from(n).ok()?.checked_mul(32));
@@ -521,6 +525,20 @@ mod tests {
         let cut = Log::parse(&whole[..whole.len() - 20]).unwrap();
         assert_eq!(cut.notes.len(), 1, "the last module is told to be damaged: {:?}", cut.notes);
         assert_eq!(cut.posix, log().posix);
+    }
+
+    #[test]
+    fn a_long_name_is_cut_and_kept_once() {
+        let mut names_region = 7u64.to_le_bytes().to_vec();
+        names_region.extend(vec![b'a'; 1 << 20]);
+        names_region.push(0);
+        names_region.extend(8u64.to_le_bytes());
+        names_region.extend(b"/b\0");
+        let names = names(&names_region);
+        assert_eq!((names[&7].len(), &*names[&8]), (NAME_BYTES_MAX, "/b"));
+        let record = [7u64.to_le_bytes().to_vec(), vec![0; 8 * (1 + 69 + FLOATS)]].concat();
+        let records = files(&record.repeat(1000), &names, 4, posix).unwrap();
+        assert_eq!((records.len(), Arc::strong_count(&names[&7])), (1000, 1001));
     }
 
     proptest! {

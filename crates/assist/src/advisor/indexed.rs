@@ -16,6 +16,8 @@ pub(super) struct Indexed {
     /// Where the last read ended.
     end: u64,
     is_wanted: bool,
+    /// Its index was asked for, and the file has not changed since.
+    is_awaited: bool,
     known: Option<(&'static str, Tracks)>,
     tally: Tally,
     unread_bytes: u64,
@@ -29,18 +31,23 @@ impl Indexed {
 
     /// The formats whose readers are to look at the file now; once.
     pub(super) fn take_wish(&mut self) -> Option<Vec<&'static dyn Format>> {
-        std::mem::take(&mut self.is_wanted).then(|| std::mem::take(&mut self.formats))
+        let is_wanted = std::mem::take(&mut self.is_wanted);
+        self.is_awaited |= is_wanted;
+        is_wanted.then(|| std::mem::take(&mut self.formats))
     }
 
-    /// The index has been read.
+    /// The index has been read, if it is still waited for.
     pub(super) fn is_known(&mut self, format: &'static str, tracks: Tracks) {
-        self.known = Some((format, tracks));
+        if std::mem::take(&mut self.is_awaited) {
+            self.known = Some((format, tracks));
+        }
     }
 
     /// The file has changed: its index is not believed any more.
     pub(super) fn forget(&mut self) {
         self.clear();
         self.known = None;
+        (self.is_wanted, self.is_awaited) = (false, false);
         self.formats = Vec::new();
     }
 
@@ -91,6 +98,11 @@ impl Indexed {
     /// The format whose index is followed.
     pub(super) fn format(&self) -> Option<&'static str> {
         self.known.as_ref().map(|(format, _)| *format)
+    }
+
+    /// How many extents it lists.
+    pub(super) fn extents(&self) -> usize {
+        self.known.as_ref().map_or(0, |(_, tracks)| tracks.extents())
     }
 
     /// Brought in and not read yet; what was read is the kernel's.

@@ -208,3 +208,58 @@ fn one_long_read_is_seen_in_the_page_cache() {
     planned.is_heard_of(0);
     assert_eq!(planned.look_at_map_ns(), None);
 }
+
+#[test]
+fn what_is_granted_is_asked_for_where_kind_and_index_both_know_the_file() {
+    use impresario_foresight::{Sample, Shape};
+    let sample = |size: u64| Sample::of(size, std::iter::once(0..size)).unwrap();
+    let (small, large) = (sample(10 * MIB), sample(70 * MIB));
+    let learnt = Some(Arc::new(Shape::learn(&[&small, &large])));
+    let entry = Entry { online: true, ..Entry::new("/f.parquet") };
+    let monitored = Arc::new(Monitored { key: "*".into(), regions: RegionMap::of(&entry), entry, learnt });
+    let stand_down = StandDown { trial: false, ..StandDown::default() };
+    let mut a = Advisor::new(monitored, 64 * MIB, &Budget::default(), stand_down, &DeviceCost::default());
+    a.may_be(crate::formats::by_name(std::path::Path::new("/f.parquet")));
+    // Not straight on, and where the kind knows nothing: the index is wanted.
+    read(&mut a, 1, 60 * MIB..60 * MIB + 10, 0, 0);
+    assert!(a.take_index_wish().is_some());
+    let extents = (0..16).map(|i| i * 2 * MIB..i * 2 * MIB + MIB).collect();
+    a.index_is_known("Parquet", Tracks::new([extents], 64 * MIB), 64 * MIB);
+    let (mut granted, mut asked) = (0, 0);
+    for i in 0..4 {
+        let bytes = i * 2 * MIB..i * 2 * MIB + MIB;
+        let read = Read { bytes, duration_ns: 0, now_ns: 1 + i };
+        let mut may = |bytes: u64| {
+            granted += bytes;
+            true
+        };
+        asked += prefetched(&a.read(Reader { program: 1, thread: 1 }, &read, &mut may));
+    }
+    assert!(granted > 0 && asked == granted, "{granted} {asked}");
+}
+
+#[test]
+fn an_index_is_believed_only_of_the_file_that_it_was_asked_of() {
+    let path = std::path::Path::new("/f.parquet");
+    let tracks = || Tracks::new([vec![0..10, 20..30]], 4 * MIB);
+    let wanted = || {
+        let mut a = advisor(Entry { online: true, ..Entry::new("/f.parquet") }, 4 * MIB, Budget::default());
+        a.index_is_known("Parquet", tracks(), 4 * MIB);
+        assert_eq!(a.index_format(), None, "not asked for");
+        a.may_be(crate::formats::by_name(path));
+        read(&mut a, 1, 2 * MIB..2 * MIB + 10, 0, 0);
+        assert!(a.take_index_wish().is_some());
+        a
+    };
+    let mut a = wanted();
+    a.index_is_known("Parquet", tracks(), 3 * MIB);
+    assert_eq!(a.index_format(), None, "of another length");
+    let mut a = wanted();
+    a.set_size(5 * MIB);
+    a.set_size(4 * MIB);
+    a.index_is_known("Parquet", tracks(), 4 * MIB);
+    assert_eq!(a.index_format(), None, "changed meanwhile");
+    let mut a = wanted();
+    a.index_is_known("Parquet", tracks(), 4 * MIB);
+    assert_eq!((a.index_format(), a.index_extents()), (Some("Parquet"), 2));
+}

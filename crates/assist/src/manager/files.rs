@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::pool::{Done, Pool, Target, Work};
+use super::pool::{Done, Index, Pool, Target, Work};
 use super::registration;
 use super::users::Users;
 use crate::advisor::{Advisor, Read, Reader};
@@ -27,6 +27,8 @@ const EXPECTED_FOR_NS: u64 = 60_000_000_000;
 const LOOK_MAX: Duration = Duration::from_micros(500);
 /// Files whose maps, or quiet reads, are looked at, at most.
 const WATCHED_MAX: usize = 64;
+/// Extents of the indexes of all files, and of those on one user's account, at most: 28 bytes each.
+const INDEXED_MAX: (usize, usize) = (1 << 22, 1 << 21);
 /// Reports of closed files that are kept one by one.
 const CLOSED_MAX: usize = 10_000;
 
@@ -135,7 +137,7 @@ impl Files {
     ) {
         let file = self.file(acting, monitored, (path, size_bytes), users);
         if size_bytes != file.advisor.size_bytes() {
-            file.advisor.set_size(size_bytes);
+            file.set_size(size_bytes, users);
         }
         if let Some((fd, _)) = file.expected.take() {
             file.submit(&Acting { fd: &fd, inside: None, ..*acting }, Work::Close { last: false });
@@ -159,7 +161,7 @@ impl Files {
             && let Some(size) = registration::size_bytes(acting.fd.as_fd())
             && size > file.advisor.size_bytes()
         {
-            file.advisor.set_size(size);
+            file.set_size(size, users);
         }
         file.progress.passed.store(read.bytes.end, Relaxed);
         file.advise(acting, users, |advisor, may| advisor.read(reader, read, may));
@@ -263,10 +265,10 @@ impl Files {
 
     /// A worker is done.
     pub(super) fn done(&mut self, done: Done, now_ns: u64) {
-        let Some(file) = self.open.get_mut(&done.id) else { return };
-        if let Some((format, tracks)) = done.index {
-            return file.advisor.index_is_known(format, tracks);
+        if let Some(index) = done.index {
+            return self.index_is_read(done.id, index);
         }
+        let Some(file) = self.open.get_mut(&done.id) else { return };
         file.report.backend = done.backend.into();
         match done.result {
             Err(e) => {
@@ -284,6 +286,22 @@ impl Files {
                 }
                 file.advisor.hinted(done.range, brought.found_bytes, done.fresh, now_ns);
             }
+        }
+    }
+
+    /// A file's index is followed, if there is room for it in memory.
+    fn index_is_read(&mut self, id: FileId, index: Index) {
+        let Some(payer) = self.open.get(&id).map(|file| file.payer) else { return };
+        let known = |file: &SharedFile| file.advisor.index_extents();
+        let of_all: usize = self.open.values().map(known).sum();
+        let of_user: usize = self.open.values().filter(|file| file.payer == payer).map(known).sum();
+        let more = index.tracks.extents();
+        if of_all + more > INDEXED_MAX.0 || of_user + more > INDEXED_MAX.1 {
+            tracing::debug!(of_all, of_user, more, "no memory for one more file's index");
+            return;
+        }
+        if let Some(file) = self.open.get_mut(&id) {
+            file.advisor.index_is_known(index.format, index.tracks, index.size_bytes);
         }
     }
 
@@ -338,6 +356,13 @@ impl SharedFile {
         self.report.refused += refused;
         users.held(self.payer, held, self.advisor.held_bytes());
         self.perform(actions, acting);
+    }
+
+    /// The file's length changed; what was brought in and is forgotten by that is on no account any more.
+    fn set_size(&mut self, size_bytes: u64, users: &mut Users) {
+        let held = self.advisor.held_bytes();
+        self.advisor.set_size(size_bytes);
+        users.held(self.payer, held, self.advisor.held_bytes());
     }
 
     /// When the one who pays has no program any more that reads the file, one who has takes over what it holds.
@@ -405,6 +430,121 @@ impl SharedFile {
             strayed: self.advisor.has_strayed(),
             index: self.advisor.index_format().unwrap_or_default().into(),
             ..self.report.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use impresario_foresight::Tracks;
+
+    use super::*;
+    use crate::backend::{Backends, Brought};
+    use crate::config::{Entry, Limits};
+
+    const MIB: u64 = 1 << 20;
+    const PATH: &str = "/data/a.parquet";
+
+    /// Files, their users, and one file of 8 MiB that is read by its index.
+    struct Setting {
+        files: Files,
+        users: Users,
+        pool: Arc<Pool>,
+        fd: Arc<OwnedFd>,
+        monitored: Arc<Monitored>,
+    }
+
+    impl Setting {
+        fn new() -> Setting {
+            let (send, _) = mpsc::channel();
+            let pool = Pool::start(2, 1, Backends::default(), send, || {}).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(8 * MIB).unwrap();
+            let entry = Entry { online: true, ..Entry::new(PATH) };
+            let regions = RegionMap::of(&entry);
+            Setting {
+                files: Files::new(StandDown { trial: false, ..StandDown::default() }, DeviceCost::default()),
+                users: Users::new(Limits::default(), Budget::default(), 1 << 30),
+                pool,
+                fd: Arc::new(file.into()),
+                monitored: Arc::new(Monitored { key: "*".into(), entry, regions, learnt: None }),
+            }
+        }
+
+        fn act(&mut self, ino: u64, act: impl FnOnce(&mut Files, &Acting<'_>, &Arc<Monitored>, &mut Users)) {
+            let id = FileId { dev: 1, ino };
+            let acting = Acting { id, fd: &self.fd, uid: 7, inside: None, pool: &self.pool };
+            act(&mut self.files, &acting, &self.monitored, &mut self.users);
+        }
+
+        fn open(&mut self, ino: u64, size_bytes: u64) {
+            self.act(ino, |files, acting, monitored, users| {
+                files.opened(acting, 1, monitored, (Path::new(PATH), size_bytes), users, 0);
+            });
+        }
+
+        fn read(&mut self, ino: u64, bytes: Range<u64>) {
+            let (reader, read) = (Reader { program: 1, thread: 1 }, Read { bytes, duration_ns: 0, now_ns: 0 });
+            self.act(ino, |files, acting, _, users| files.read(acting, reader, &read, users));
+        }
+
+        /// The index comes: so many extents in the reverse order.
+        fn index(&mut self, ino: u64, extents: u64) {
+            let len = 4 * MIB / extents;
+            let extents = (0..extents).rev().map(|i| i * len..(i + 1) * len).collect();
+            self.files.done(
+                Done {
+                    id: FileId { dev: 1, ino },
+                    range: 0..0,
+                    fresh: false,
+                    took_ns: None,
+                    index: Some(Index {
+                        format: "Parquet",
+                        tracks: Tracks::new([extents], 8 * MIB),
+                        size_bytes: 8 * MIB,
+                    }),
+                    backend: "",
+                    result: Ok(Brought::default()),
+                },
+                0,
+            );
+        }
+
+        fn format(&self, ino: u64) -> Option<&'static str> {
+            self.files.open[&FileId { dev: 1, ino }].advisor.index_format()
+        }
+    }
+
+    impl Drop for Setting {
+        fn drop(&mut self) {
+            self.pool.stop(Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn what_a_change_of_length_forgets_is_on_no_account() {
+        let mut setting = Setting::new();
+        setting.open(1, 8 * MIB);
+        setting.read(1, 5 * MIB..5 * MIB + 10);
+        setting.index(1, 64);
+        assert_eq!(setting.format(1), Some("Parquet"));
+        setting.read(1, 63 * 65_536..64 * 65_536);
+        assert_eq!(setting.users.held_bytes(), 65_536);
+        setting.open(1, 7 * MIB);
+        assert_eq!((setting.users.held_bytes(), setting.format(1)), (0, None));
+    }
+
+    #[test]
+    fn indexes_beyond_the_memory_for_them_are_dropped() {
+        let mut setting = Setting::new();
+        let most = (INDEXED_MAX.1 / impresario_foresight::EXTENTS_MAX) as u64;
+        for ino in 0..most + 1 {
+            setting.open(ino, 8 * MIB);
+            setting.read(ino, 5 * MIB..5 * MIB + 10);
+            setting.index(ino, impresario_foresight::EXTENTS_MAX as u64);
+            assert_eq!(setting.format(ino).is_some(), ino < most, "file {ino}");
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The workers that make the calls that may block: hints, and closing files.
 //!
-//! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns. Neither a user
+//! One bounded pool for all files. Each file's jobs are done in order, one at a time, and files take turns; reading an index
+//! stands in a queue of its own, so that the file's hints need not wait for it. Neither a user
 //! nor a file system that hangs can take all workers, and where several do, others are started in their place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,9 @@ const STUCK_AFTER: Duration = Duration::from_secs(1);
 const REPLACEMENTS_MAX: u32 = 24;
 /// Jobs of one file that run at once: the kernel then sees one reader that goes forward.
 const RUNNING_MAX: u32 = 1;
+
+/// Indexes of one device's files that are read at once: hints go first.
+const INDEXES_MAX: u32 = 2;
 
 /// Stands for the device of descriptors that are no files.
 const NO_DEVICE: u64 = u64::MAX;
@@ -77,15 +82,42 @@ pub(super) struct Done {
     /// How long it took to bring in what was to be tried, if that is known.
     pub(super) took_ns: Option<u64>,
     /// What the file's index says, and its format.
-    pub(super) index: Option<(&'static str, Tracks)>,
+    pub(super) index: Option<Index>,
     pub(super) backend: &'static str,
     pub(super) result: Result<Brought, std::io::Error>,
+}
+
+/// What a file's index says.
+#[derive(Debug)]
+pub(super) struct Index {
+    pub(super) format: &'static str,
+    pub(super) tracks: Tracks,
+    /// The file's length when it was read.
+    pub(super) size_bytes: u64,
 }
 
 #[derive(Debug)]
 struct Job {
     target: Target,
     work: Work,
+}
+
+/// Whose jobs are done one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Line {
+    Hints(FileId),
+    Index(FileId),
+}
+
+impl Line {
+    fn of(id: FileId, work: &Work) -> Line {
+        if matches!(work, Work::Index(_)) { Line::Index(id) } else { Line::Hints(id) }
+    }
+
+    fn dev(self) -> u64 {
+        let (Line::Hints(id) | Line::Index(id)) = self;
+        id.dev
+    }
 }
 
 #[derive(Debug, Default)]
@@ -98,12 +130,14 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    files: FxHashMap<FileId, Queue>,
+    files: FxHashMap<Line, Queue>,
     /// Files with a job to begin, in turn.
-    ready: VecDeque<FileId>,
+    ready: VecDeque<Line>,
     running_of: FxHashMap<u32, u32>,
     /// The same by device.
     running_on: FxHashMap<u64, u32>,
+    /// Indexes being read, by device.
+    indexing_on: FxHashMap<u64, u32>,
     /// Descriptors that wait to be let go, by user.
     letting_go: FxHashMap<u32, u32>,
     /// Since when workers are in their jobs, by a number of the job.
@@ -162,11 +196,11 @@ impl Pool {
         if state.stopping {
             return false;
         }
-        let id = target.id;
+        let line = Line::of(target.id, &work);
         if matches!(work, Work::LetGo) {
             *state.letting_go.entry(target.uid).or_default() += 1;
         }
-        let queue = state.files.entry(id).or_default();
+        let queue = state.files.entry(line).or_default();
         match &work {
             Work::DontNeed(gone) => {
                 // What is not asked for yet and not needed any more is not asked for at all.
@@ -186,7 +220,7 @@ impl Pool {
         queue.jobs.push_back(Job { target, work });
         if !queue.is_ready && queue.running < RUNNING_MAX {
             queue.is_ready = true;
-            state.ready.push_back(id);
+            state.ready.push_back(line);
         }
         drop(state);
         self.work.notify_one();
@@ -256,13 +290,14 @@ impl Pool {
     /// A worker. A replacement ends when nothing waits, or the workers that it stands for are back.
     fn run(&self, replacement: bool) {
         while let Some((number, job)) = self.next(replacement) {
-            let (id, uid, lets_go) = (job.target.id, job.target.uid, matches!(job.work, Work::LetGo));
+            let (line, uid) = (Line::of(job.target.id, &job.work), job.target.uid);
+            let lets_go = matches!(job.work, Work::LetGo);
             if let Some(report) = self.perform(job)
                 && self.done.send(report).is_ok()
             {
                 (self.wake)();
             }
-            self.finished(number, id, uid, lets_go);
+            self.finished(number, line, uid, lets_go);
         }
         self.locked().workers -= 1;
         self.ended.notify_all();
@@ -276,30 +311,39 @@ impl Pool {
                 return None;
             }
             for _ in 0..state.ready.len() {
-                let Some(id) = state.ready.pop_front() else { break };
-                let Some(queue) = state.files.get(&id) else { continue };
+                let Some(line) = state.ready.pop_front() else { break };
+                let Some(queue) = state.files.get(&line) else { continue };
                 let Some(uid) = queue.jobs.front().map(|job| job.target.uid) else {
-                    if let Some(queue) = state.files.get_mut(&id) {
+                    if let Some(queue) = state.files.get_mut(&line) {
                         queue.is_ready = false;
                     }
                     continue;
                 };
                 let of_user = state.running_of.get(&uid).copied().unwrap_or(0);
-                let on_device = state.running_on.get(&id.dev).copied().unwrap_or(0);
-                if of_user >= self.share || on_device >= self.share && id.dev != NO_DEVICE {
-                    state.ready.push_back(id);
+                let dev = line.dev();
+                let on_device = state.running_on.get(&dev).copied().unwrap_or(0);
+                let indexing = state.indexing_on.get(&dev).copied().unwrap_or(0);
+                let is_index = matches!(line, Line::Index(_));
+                // A worker of the device's share is left to hints.
+                let indexes_max = INDEXES_MAX.min(self.share - 1).max(1);
+                let is_full = on_device >= self.share && dev != NO_DEVICE || is_index && indexing >= indexes_max;
+                if of_user >= self.share || is_full {
+                    state.ready.push_back(line);
                     continue;
                 }
-                let Some(queue) = state.files.get_mut(&id) else { continue };
+                let Some(queue) = state.files.get_mut(&line) else { continue };
                 let job = queue.jobs.pop_front();
                 queue.running += u32::from(job.is_some());
                 queue.is_ready = !queue.jobs.is_empty() && queue.running < RUNNING_MAX;
                 if queue.is_ready {
-                    state.ready.push_back(id);
+                    state.ready.push_back(line);
                 }
                 let Some(job) = job else { continue };
                 *state.running_of.entry(uid).or_default() += 1;
-                *state.running_on.entry(id.dev).or_default() += 1;
+                *state.running_on.entry(dev).or_default() += 1;
+                if is_index {
+                    *state.indexing_on.entry(dev).or_default() += 1;
+                }
                 state.jobs_begun += 1;
                 let number = state.jobs_begun;
                 state.since.insert(number, Instant::now());
@@ -312,21 +356,24 @@ impl Pool {
         }
     }
 
-    fn finished(&self, number: u64, id: FileId, uid: u32, let_go: bool) {
+    fn finished(&self, number: u64, line: Line, uid: u32, let_go: bool) {
         let mut state = self.locked();
         state.since.remove(&number);
         one_less(&mut state.running_of, uid);
-        one_less(&mut state.running_on, id.dev);
+        one_less(&mut state.running_on, line.dev());
+        if matches!(line, Line::Index(_)) {
+            one_less(&mut state.indexing_on, line.dev());
+        }
         if let_go {
             one_less(&mut state.letting_go, uid);
         }
-        if let Some(queue) = state.files.get_mut(&id) {
+        if let Some(queue) = state.files.get_mut(&line) {
             queue.running = queue.running.saturating_sub(1);
             if queue.jobs.is_empty() && queue.running == 0 {
-                state.files.remove(&id);
+                state.files.remove(&line);
             } else if !queue.jobs.is_empty() && !queue.is_ready {
                 queue.is_ready = true;
-                state.ready.push_back(id);
+                state.ready.push_back(line);
             }
         }
         drop(state);
@@ -376,6 +423,8 @@ impl Pool {
                     result: Err(error),
                 })
             }
+            // Of a file that is closed meanwhile nothing is wanted.
+            Work::Index(_) if progress.ended.load(Relaxed) => None,
             Work::Index(formats) => Some(Done {
                 id: *id,
                 range: 0..0,
@@ -394,17 +443,21 @@ impl Pool {
     }
 }
 
-/// Through an open file of our own where that can be had, so that the program's read-ahead is left alone.
-fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<(&'static str, Tracks)> {
-    let size_bytes = super::registration::size_bytes(fd)?;
+/// Through an open file of our own, so that the program's read-ahead is left alone; where that cannot be had, nothing is
+/// read. Nor is anything believed of a file that changes meanwhile.
+fn read_index(fd: BorrowedFd<'_>, formats: &[&'static dyn Format]) -> Option<Index> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok();
-    if let Some(own) = &own {
-        // An index lies in small pieces: what stands between them is not wanted.
-        let _ = rustix::fs::fadvise(own, 0, None, rustix::fs::Advice::Random);
-    }
-    let from = own.as_ref().map_or(fd, AsFd::as_fd);
-    formats::read(formats, size_bytes, &mut |at, bytes| Ok(rustix::io::pread(from, bytes, at)?))
+    let own = rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).ok()?;
+    let state = || {
+        let stat = rustix::fs::fstat(&own).ok()?;
+        Some((u64::try_from(stat.st_size).ok()?, stat.st_ctime, stat.st_ctime_nsec))
+    };
+    let before = state()?;
+    // An index lies in small pieces: what stands between them is not wanted.
+    let _ = rustix::fs::fadvise(&own, 0, None, rustix::fs::Advice::Random);
+    let read_at = &mut |at, bytes: &mut [u8]| Ok(rustix::io::pread(&own, bytes, at)?);
+    let (format, tracks) = formats::read(formats, before.0, read_at)?;
+    (state()? == before).then_some(Index { format, tracks, size_bytes: before.0 })
 }
 
 fn one_less<K: std::hash::Hash + Eq>(counts: &mut FxHashMap<K, u32>, key: K) {
@@ -533,12 +586,102 @@ mod tests {
             pool.submit(target.clone(), Work::WillNeed { range: n * 100..n * 100 + 100, fresh: true });
         }
         pool.submit(target.clone(), Work::DontNeed(100..300));
-        let waiting = pool.locked().files[&target.id].jobs.iter().map(|j| format!("{:?}", j.work)).collect::<Vec<_>>();
+        let waiting = pool.locked().files[&Line::Hints(target.id)]
+            .jobs
+            .iter()
+            .map(|j| format!("{:?}", j.work))
+            .collect::<Vec<_>>();
         assert_eq!(waiting.len(), 3, "{waiting:?}");
         for _ in 0..1000 {
             pool.submit(target.clone(), Work::WillNeed { range: 900..901, fresh: false });
         }
-        assert_eq!(pool.locked().files[&target.id].jobs.len(), WAITING_MAX);
+        assert_eq!(pool.locked().files[&Line::Hints(target.id)].jobs.len(), WAITING_MAX);
         pool.stop(Duration::from_secs(20));
+    }
+
+    /// A format whose index takes until the test lets it go.
+    struct Slow;
+
+    static SLOW: Mutex<u32> = Mutex::new(0);
+
+    impl Format for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+
+        fn suffixes(&self) -> &'static [&'static str] {
+            &[]
+        }
+
+        fn tracks(&self, _: &mut formats::Source<'_>) -> Option<Vec<formats::Track>> {
+            *SLOW.lock() += 1;
+            while *SLOW.lock() < 100 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            None
+        }
+    }
+
+    #[test]
+    fn hints_do_not_wait_for_indexes_of_which_few_are_read_at_once() {
+        for (share, at_once) in [(2, 1), (5, INDEXES_MAX)] {
+            *SLOW.lock() = 0;
+            let (send, done) = mpsc::channel();
+            let pool = Pool::start(6, share, Backends::default(), send, || {}).unwrap();
+            let targets: Vec<Target> = (0..5).map(|i| target(i, i as u32)).collect();
+            for target in &targets {
+                assert!(pool.submit(target.clone(), Work::Index(vec![&Slow])));
+            }
+            let end = Instant::now() + Duration::from_secs(20);
+            while *SLOW.lock() < at_once {
+                assert!(Instant::now() < end, "indexes are read");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for target in &targets {
+                assert!(pool.submit(target.clone(), Work::WillNeed { range: 0..4096, fresh: true }));
+            }
+            for _ in &targets {
+                assert!(done.recv_timeout(Duration::from_secs(20)).unwrap().result.is_ok());
+            }
+            assert_eq!(*SLOW.lock(), at_once);
+            *SLOW.lock() = 100;
+            pool.stop(Duration::from_secs(20));
+        }
+    }
+
+    /// Its index: two extents. The file grows while it is read where its first byte says so.
+    struct Pair;
+
+    impl Format for Pair {
+        fn name(&self) -> &'static str {
+            "pair"
+        }
+
+        fn suffixes(&self) -> &'static [&'static str] {
+            &[]
+        }
+
+        fn tracks(&self, file: &mut formats::Source<'_>) -> Option<Vec<formats::Track>> {
+            let path = String::from_utf8(file.bytes(0, 256).unwrap()).unwrap();
+            if let Some(path) = path.trim_end_matches('\0').strip_prefix("grow ") {
+                std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(1 << 21).unwrap();
+            }
+            Some(vec![vec![0..10, 20..30]])
+        }
+    }
+
+    #[test]
+    fn an_index_is_read_through_a_descriptor_of_our_own_of_a_file_that_stays_as_it_is() {
+        use std::os::unix::fs::FileExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let index = read_index(file.as_file().as_fd(), &[&Pair]).unwrap();
+        assert_eq!((index.format, index.size_bytes, index.tracks.extents()), ("pair", 1 << 20, 2));
+        let grow = format!("grow {}", file.path().display());
+        file.as_file().write_all_at(grow.as_bytes(), 0).unwrap();
+        assert!(read_index(file.as_file().as_fd(), &[&Pair]).is_none(), "it grew meanwhile");
+        // A socket cannot be opened again.
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(read_index(socket.as_fd(), &[&Pair]).is_none());
     }
 }

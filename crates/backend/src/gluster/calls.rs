@@ -94,8 +94,10 @@ impl Shared {
                 Err(Errno(libc::ENOENT)) => return Err(Errno(libc::ENAMETOOLONG)),
                 Ok((object, stat)) => {
                     let (node, attr) = self.enter(object, &stat)?;
-                    if let Some(verifier) = once {
-                        node.fd.object.set_attribute(ONCE, &verifier)?;
+                    if let Some(Err(error)) = once.map(|verifier| node.fd.object.set_attribute(ONCE, &verifier)) {
+                        // Else a repetition of the call would find a file that it did not make.
+                        self.unmake(&at, name, &node);
+                        return Err(error);
                     }
                     return self.finish(caller, (&at, name), &node, attr, mode, &set);
                 }
@@ -124,6 +126,12 @@ impl Shared {
         Err(Errno(libc::EEXIST))
     }
 
+    /// Removes a node that was just made and could not be made as wanted.
+    fn unmake(&self, dir: &Node, name: &[u8], node: &Node) {
+        let _ = dir.fd.object.unlink(self.volume.own(), name); // the first error is told
+        self.nodes.set_gone(node.fileid);
+    }
+
     /// Gives a new node the attributes that its making did not, or removes it again.
     fn finish(
         &self,
@@ -149,8 +157,7 @@ impl Shared {
             return Ok((node.handle, attr));
         }
         if let Err(error) = self.change(caller, node, &lacking) {
-            let _ = dir.fd.object.unlink(self.volume.own(), name); // the first error is told
-            self.nodes.set_gone(node.fileid);
+            self.unmake(dir, name, node);
             return Err(error);
         }
         Ok((node.handle, self.see(node)?))

@@ -115,8 +115,8 @@ impl Shared {
         if !bytes.is_empty() {
             // Before the first byte: what becomes of it must be asked from then on.
             open.unsynced.store(true, Ordering::Release);
-            let _alone = self.bricks.sharded.then(|| node.fd.writing.lock());
-            self.observe(node, || open.fd.write(offset, bytes, !self.bricks.sharded))?;
+            let alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
+            self.observe(node, || open.fd.write(offset, bytes, alone.is_none()))?;
         }
         if !stable {
             return Ok(());
@@ -131,14 +131,14 @@ impl Shared {
         let size = i64::try_from(size_bytes).map_err(|_| Errno(libc::EFBIG))?;
         let open = self.open_for(caller, node, Use::Write)?;
         open.unsynced.store(true, Ordering::Release);
-        let _alone = self.bricks.sharded.then(|| node.fd.writing.lock());
+        let _alone = self.bricks.in_shards().then(|| node.fd.writing.lock());
         self.observe(node, || open.fd.truncate(size))
     }
 
     /// Makes a call that may be repeated. After a descriptor did not survive what happened to its brick, the next call opens
     /// the file anew.
     fn observe<T>(&self, node: &Node, mut call: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut delays = SHARD_DELAYS.iter().filter(|_| self.bricks.sharded);
+        let mut delays = SHARD_DELAYS.iter().filter(|_| self.bricks.in_shards());
         loop {
             match call() {
                 Err(Errno(libc::EBADF)) => {
