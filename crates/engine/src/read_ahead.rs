@@ -105,8 +105,9 @@ impl ReadAhead {
     /// A read of these bytes waits for the device.
     pub fn waited(&self, (key, file): (u64, &dyn PagedFile), extent: &Range<u64>) {
         self.waited_bytes.fetch_add(extent.end - extent.start, Relaxed);
-        self.rule.lock().device_read(key, extent, |at| file.has(at));
-        self.sleeps.store(false, Relaxed);
+        let mut rule = self.rule.lock();
+        rule.device_read(key, extent, |at| file.has(at));
+        self.sleeps.store(rule.sleeps(), Relaxed);
     }
 
     /// A request of a client arrived. Returns what to read ahead now, within the file's end.
@@ -175,7 +176,12 @@ impl ReadAhead {
         while at < extent.end {
             let to = (at + STEP_BYTES).min(extent.end);
             file.wait_for(at..to)?;
-            self.arrived(key, &(extent.start..to));
+            {
+                let mut rule = self.rule.lock();
+                rule.arrived(key, &(extent.start..to));
+                rule.came(to - at, now().0);
+                self.sleeps.store(rule.sleeps(), Relaxed);
+            }
             at = to;
         }
         Ok(())
@@ -196,8 +202,9 @@ impl ReadAhead {
         if self.is_hinted.load(Relaxed) {
             self.hints.lock().fetched(file, extent.clone());
         }
-        self.rule.lock().fetched(file, &extent, took_ns);
-        self.sleeps.store(false, Relaxed);
+        let mut rule = self.rule.lock();
+        rule.fetched(file, &extent, took_ns);
+        self.sleeps.store(rule.sleeps(), Relaxed);
     }
 
     /// State for the server's status.

@@ -12,6 +12,14 @@ use crate::predictor::{Limits, Prediction, Predictor, Source, Totals};
 /// requests are not looked at until the next one that needs the device.
 const AWAKE_READS: u32 = 512;
 
+/// A device that gives bytes as fast as this, 1/s, has neither seeks nor long latencies to save: copying is the bound, and what
+/// the kernel reads ahead by itself comes in larger pages than what it is asked for.
+const FAST_BYTES_PER_S: u64 = 800_000_000;
+/// Bytes that were read ahead, by which the device's speed is judged; two judgements in a row must agree.
+const JUDGED_BYTES: u64 = 16 << 20;
+/// Bytes that requests read from a fast device before its speed is judged again: at first, and at most.
+const PAUSE_BYTES: (u64, u64) = (1 << 30, 16 << 30);
+
 /// Predicted extents that a server reads at a time without a request that they continue: a request waits behind these at
 /// most.
 pub const ALONE_MAX: u32 = 16;
@@ -22,13 +30,58 @@ pub struct ReadingAhead {
     predictor: Predictor,
     /// Reads until it sleeps; 0: it does.
     awake_reads: u32,
+    speed: Speed,
+}
+
+/// How fast the device is, and for how long nothing is read ahead because it is fast.
+#[derive(Debug)]
+struct Speed {
+    /// Since the last judgement, or the first bytes.
+    since_ns: Option<u64>,
+    /// Bytes that came since then.
+    bytes: u64,
+    was_fast: bool,
+    /// Bytes that requests still read from the device before it is judged again; 0: reading ahead goes on.
+    pause_bytes: u64,
+    next_pause_bytes: u64,
+}
+
+impl Speed {
+    fn new() -> Speed {
+        Speed { since_ns: None, bytes: 0, was_fast: false, pause_bytes: 0, next_pause_bytes: PAUSE_BYTES.0 }
+    }
+
+    /// Bytes have come from the device that were read ahead; true if a pause begins.
+    fn came(&mut self, bytes: u64, at_ns: u64) -> bool {
+        let Some(since_ns) = self.since_ns else {
+            // How long these took is not known.
+            self.since_ns = Some(at_ns);
+            return false;
+        };
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes < JUDGED_BYTES {
+            return false;
+        }
+        let took_ns = u128::from(at_ns.saturating_sub(since_ns));
+        let is_fast = u128::from(self.bytes) * 1_000_000_000 > u128::from(FAST_BYTES_PER_S) * took_ns;
+        let pauses = is_fast && self.was_fast;
+        *self =
+            Speed { since_ns: Some(at_ns), was_fast: is_fast, next_pause_bytes: self.next_pause_bytes, ..Speed::new() };
+        if pauses {
+            let pause_bytes = self.next_pause_bytes;
+            *self = Speed { pause_bytes, next_pause_bytes: (pause_bytes * 2).min(PAUSE_BYTES.1), ..Speed::new() };
+        } else if !is_fast {
+            self.next_pause_bytes = PAUSE_BYTES.0;
+        }
+        pauses
+    }
 }
 
 impl ReadingAhead {
     /// With a bound for what is read ahead and not yet asked for, bytes.
     pub fn new(budget_bytes: u64) -> ReadingAhead {
         let predictor = Predictor::new(Limits { budget_bytes, ..Limits::default() });
-        ReadingAhead { predictor, awake_reads: AWAKE_READS }
+        ReadingAhead { predictor, awake_reads: AWAKE_READS, speed: Speed::new() }
     }
 
     /// Requests need not be told at present, until [`device_read`](ReadingAhead::device_read) is.
@@ -39,6 +92,10 @@ impl ReadingAhead {
     /// The device was needed for a read of these bytes. What had been read ahead of them and is not `in_memory` left it too
     /// early, as under memory pressure: it was read for nothing.
     pub fn device_read(&mut self, file: u64, extent: &Range<u64>, in_memory: impl Fn(u64) -> bool) {
+        self.speed.pause_bytes = self.speed.pause_bytes.saturating_sub(extent.end.saturating_sub(extent.start));
+        if self.speed.pause_bytes > 0 {
+            return;
+        }
         self.awake_reads = AWAKE_READS;
         self.predictor.missed(file, extent, &in_memory);
     }
@@ -55,6 +112,14 @@ impl ReadingAhead {
             return Vec::new();
         }
         self.predictor.observe(source, extent, at_ns)
+    }
+
+    /// So many bytes that were read ahead have just come from the device.
+    pub fn came(&mut self, bytes: u64, at_ns: u64) {
+        if !self.sleeps() && self.speed.came(bytes, at_ns) {
+            self.awake_reads = 0;
+            self.predictor.rest();
+        }
     }
 
     /// The file of these predictions ends at `end`: nothing is read beyond, nor predicted until a read goes further.
@@ -107,7 +172,9 @@ impl ReadingAhead {
 
     /// Predicted bytes were read alone from the device in so much time.
     pub fn fetched(&mut self, file: u64, extent: &Range<u64>, took_ns: u64) {
-        self.awake_reads = AWAKE_READS;
+        if self.speed.pause_bytes == 0 {
+            self.awake_reads = AWAKE_READS;
+        }
         self.predictor.arrived(file, extent);
         self.predictor.fetched(extent.end.saturating_sub(extent.start), took_ns);
     }
@@ -193,7 +260,7 @@ mod tests {
             let mut ahead = ReadingAhead::new(64 * MIB);
             for i in 0..64 {
                 let extent = i * MIB..(i + 1) * MIB;
-                let predicted = ahead.read(SOURCE, extent.clone(), i);
+                let predicted = ahead.read(SOURCE, extent.clone(), i * 10_000_000);
                 // Only the last page was missing.
                 ahead.device_read(1, &(extent.start..extent.end + 1), |at| arrives && at < extent.end);
                 predicted.iter().filter(|_| arrives).for_each(|p| ahead.arrived(1, &p.extent));
@@ -264,6 +331,56 @@ mod tests {
         ahead.removed(1);
         let totals = ahead.totals();
         assert_eq!((totals.outstanding_bytes, totals.wasted_bytes), (0, 0));
+    }
+
+    /// Reads 256 KiB after 256 KiB at a rate; gives the bytes that were asked for and those that were read ahead.
+    fn at_rate(ahead: &mut ReadingAhead, from_ns: u64, bytes_per_s: u64, asked_bytes: u64, is_cached: bool) -> u64 {
+        let (step, mut read_bytes) = (MIB / 4, 0);
+        for i in 0..asked_bytes / step {
+            let extent = i * step..(i + 1) * step;
+            let mut there = false;
+            for p in ahead.read(SOURCE, extent.clone(), from_ns + i * (step * 1_000_000_000 / bytes_per_s)) {
+                there = true;
+                if is_cached {
+                    ahead.was_there(1, p.extent);
+                } else {
+                    read_bytes += p.extent.end - p.extent.start;
+                    ahead.fetched(1, &p.extent, 1000);
+                }
+            }
+            if !is_cached && !ahead.sleeps() {
+                ahead.came(step, from_ns + i * (step * 1_000_000_000 / bytes_per_s));
+            }
+            if !there && !is_cached && ahead.sleeps() {
+                ahead.device_read(1, &extent, |_| false);
+            }
+        }
+        read_bytes
+    }
+
+    #[test]
+    fn a_fast_device_is_left_to_the_kernel() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        let mut read_bytes = at_rate(&mut ahead, 0, 2_000_000_000, 512 * MIB, false);
+        assert!((MIB..=6 * JUDGED_BYTES).contains(&read_bytes) && ahead.sleeps(), "{read_bytes}");
+        // It is judged again after ever longer pauses.
+        read_bytes = at_rate(&mut ahead, 1 << 40, 2_000_000_000, 16 << 30, false);
+        assert!((JUDGED_BYTES..=6 * 6 * JUDGED_BYTES).contains(&read_bytes), "{read_bytes}");
+        // It has become slow, or another one is read.
+        at_rate(&mut ahead, 1 << 42, 100_000_000, 20 << 30, false);
+        assert!(!ahead.sleeps());
+        let more = at_rate(&mut ahead, 1 << 44, 100_000_000, 1 << 30, false);
+        assert!(more > 900 * MIB, "{more}");
+    }
+
+    #[test]
+    fn disks_and_memory_are_not_taken_for_fast_devices() {
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        let read_bytes = at_rate(&mut ahead, 0, 300_000_000, 4 << 30, false);
+        assert!(read_bytes > 4000 * MIB, "{read_bytes}");
+        let mut ahead = ReadingAhead::new(64 * MIB);
+        at_rate(&mut ahead, 0, 5_000_000_000, 100 * MIB, true);
+        assert_eq!(ahead.speed.pause_bytes, 0);
     }
 
     #[test]
