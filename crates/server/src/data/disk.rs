@@ -205,12 +205,14 @@ impl Disk {
     /// piece at most. A modelled device does not know of it.
     pub(crate) fn scrub(&self, file: FileKey, offset: u64, max_bytes: u32, reply: Reply) {
         self.on_a_thread(move |disk| {
-            let Some(_scrubbing) = disk.scrubbing.try_lock() else {
+            let Some(scrubbing) = disk.scrubbing.try_lock() else {
                 let message = format!("{} is scrubbing for another caller; one at a time", disk.vitals.name());
                 return reply.fault(libc::EBUSY, message);
             };
             let found = disk.store.scrub(file.0, offset, u64::from(max_bytes).min(PIECE_BYTES));
             disk.store.relieve(|key, error| _ = disk.lost(key, &error));
+            // Before the reply: the caller's next call may come at once.
+            drop(scrubbing);
             match found {
                 Ok(found) => reply.send(&Answer::Scrubbed(found.map(|found| ScrubbedPiece {
                     read_bytes: found.read_bytes,
