@@ -30,10 +30,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use impresario_base::lock::{Condvar, Mutex, RwLock};
+use impresario_base::lock::{Mutex, RwLock};
 use impresario_base::siphash::siphash;
 use rustc_hash::FxHashMap;
 
+use crate::idle::IdleThread;
 use crate::losses::Losses;
 use crate::nodes::{self, Descriptors};
 use crate::{Attr, Caller, Errno, Handle, Kind, Result};
@@ -93,9 +94,9 @@ fn of(source: &Source) -> String {
 
 /// A volume as a backend.
 pub struct GlusterVolume {
+    /// Before the rest, which its thread uses.
+    _idle: IdleThread,
     shared: Arc<Shared>,
-    closer: Option<std::thread::JoinHandle<()>>,
-    stop: Arc<(Mutex<bool>, Condvar)>,
 }
 
 /// The descriptors of the library.
@@ -170,12 +171,14 @@ impl GlusterVolume {
             next_caller: Default::default(),
             options,
         });
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let closer = std::thread::Builder::new().name("volume idle".into()).spawn({
-            let (shared, stop) = (shared.clone(), stop.clone());
-            move || close_idle(&shared, &stop)
+        let idle = IdleThread::start("volume idle", shared.options.idle, {
+            let shared = shared.clone();
+            move || {
+                shared.nodes.close_idle(shared.options.idle);
+                shared.bricks.is_described(shared.volume.describe().as_deref());
+            }
         });
-        Ok(GlusterVolume { shared, closer: Some(closer.map_err(OpenError::Thread)?), stop })
+        Ok(GlusterVolume { _idle: idle.map_err(OpenError::Thread)?, shared })
     }
 
     /// Bricks of the volume; of those that replicate one another each counts.
@@ -196,29 +199,6 @@ impl GlusterVolume {
     /// Lets go of everything that is not in use or held, as idleness would.
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
-    }
-}
-
-impl Drop for GlusterVolume {
-    fn drop(&mut self) {
-        *self.stop.0.lock() = true;
-        self.stop.1.notify_all();
-        if let Some(closer) = self.closer.take() {
-            let _ = closer.join(); // it does not panic; if it did, that was reported
-        }
-    }
-}
-
-fn close_idle(shared: &Shared, stop: &(Mutex<bool>, Condvar)) {
-    let period = (shared.options.idle / 2).max(Duration::from_millis(10));
-    loop {
-        let (stopped, _) = stop.1.wait_timeout_while(stop.0.lock(), period, |stopped| !*stopped);
-        if *stopped {
-            return;
-        }
-        drop(stopped);
-        shared.nodes.close_idle(shared.options.idle);
-        shared.bricks.is_described(shared.volume.describe().as_deref());
     }
 }
 

@@ -6,6 +6,7 @@
 //! that is. Every call says on whose behalf it is made; the backend checks that user's rights, not the server's.
 
 pub mod gluster;
+mod idle;
 mod losses;
 mod nodes;
 pub mod posix;

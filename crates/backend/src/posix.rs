@@ -24,12 +24,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use impresario_base::lock::{Condvar, Mutex, RwLock};
+use impresario_base::lock::RwLock;
 use impresario_device::device_limits;
 use impresario_layout::Layout;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 
+use crate::idle::IdleThread;
 use crate::losses::Losses;
 use crate::nodes::{self, Descriptors};
 use crate::{Attr, Caller, Errno, Handle, Result};
@@ -94,9 +95,9 @@ pub enum OpenError {
 
 /// A folder as a backend.
 pub struct PosixTree {
+    /// Before the rest, which its thread uses.
+    _idle: IdleThread,
     shared: Arc<Shared>,
-    closer: Option<std::thread::JoinHandle<()>>,
-    stop: Arc<(Mutex<bool>, Condvar)>,
 }
 
 /// The descriptors of the kernel; one that names a node is `O_PATH`.
@@ -151,12 +152,11 @@ impl PosixTree {
     /// Serves a folder.
     pub fn open(folder: &Path, options: Options) -> std::result::Result<PosixTree, OpenError> {
         let shared = Arc::new(Shared::open(folder, options)?);
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let closer = std::thread::Builder::new().name("tree idle".into()).spawn({
-            let (shared, stop) = (shared.clone(), stop.clone());
-            move || close_idle(&shared, &stop)
+        let idle = IdleThread::start("tree idle", shared.options.idle, {
+            let shared = shared.clone();
+            move || shared.nodes.close_idle(shared.options.idle)
         });
-        Ok(PosixTree { shared, closer: Some(closer.map_err(OpenError::Thread)?), stop })
+        Ok(PosixTree { _idle: idle.map_err(OpenError::Thread)?, shared })
     }
 
     /// Whether handles outlive a restart of the server; else they are `ESTALE` after it until they are looked up again.
@@ -177,28 +177,6 @@ impl PosixTree {
     /// Closes every descriptor that is not in use or held, as idleness would.
     pub fn close_all(&self) {
         self.shared.nodes.close_all();
-    }
-}
-
-impl Drop for PosixTree {
-    fn drop(&mut self) {
-        *self.stop.0.lock() = true;
-        self.stop.1.notify_all();
-        if let Some(closer) = self.closer.take() {
-            let _ = closer.join(); // it does not panic; if it did, that was reported
-        }
-    }
-}
-
-fn close_idle(shared: &Shared, stop: &(Mutex<bool>, Condvar)) {
-    let period = (shared.options.idle / 2).max(Duration::from_millis(10));
-    loop {
-        let (stopped, _) = stop.1.wait_timeout_while(stop.0.lock(), period, |stopped| !*stopped);
-        if *stopped {
-            return;
-        }
-        drop(stopped);
-        shared.nodes.close_idle(shared.options.idle);
     }
 }
 

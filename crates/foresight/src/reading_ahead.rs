@@ -333,7 +333,7 @@ mod tests {
         assert_eq!((totals.outstanding_bytes, totals.wasted_bytes), (0, 0));
     }
 
-    /// Reads 256 KiB after 256 KiB at a rate; gives the bytes that were asked for and those that were read ahead.
+    /// Reads 256 KiB after 256 KiB at a rate; gives the bytes that were read ahead.
     fn at_rate(ahead: &mut ReadingAhead, from_ns: u64, bytes_per_s: u64, asked_bytes: u64, is_cached: bool) -> u64 {
         let (step, mut read_bytes) = (MIB / 4, 0);
         for i in 0..asked_bytes / step {
