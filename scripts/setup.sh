@@ -30,6 +30,7 @@ needs=(
   "ip:iproute2:the tests of keys and of the GlusterFS translator"
   "rsync:rsync:the tests of hard links"
   "nfs-cp:libnfs-utils:the tests of the NFS server"
+  "include/nfsc/libnfs.h:libnfs-dev:measuring NFS servers"
   "lib/python3/dist-packages/numpy:python3-numpy:the programs that guided I/O is measured with"
   "lib/python3/dist-packages/h5py:python3-h5py:the programs that guided I/O is measured with"
   "sqlite3:sqlite3:the programs that guided I/O is measured with"

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +24,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::command::datapath::minimal_cluster;
-use crate::{impresario, print};
+use crate::{free_port, impresario, nfs_ganesha, print};
 
 /// Measure what a request costs a server while 1 to 64 others are there
 ///
@@ -245,15 +244,10 @@ fn ganesha(dir: &Path, _: &Stop) -> Result<Subject> {
     let (folder, port) = (dir.join("ganesha"), free_port()?);
     let export = folder.join("export");
     let reader = prepare(&folder, &export, "NFS", "nfs")?;
-    let config = format!(
-        "NFS_CORE_PARAM {{ NFS_Port = {port}; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; \
-         Protocols = 4; Bind_addr = 127.0.0.1; }}\nNFSV4 {{ Graceless = true; }}\nNFS_KRB5 {{ Active_krb5 = false; }}\n\
-         EXPORT {{ Export_Id = 1; Path = {}; Pseudo = /export; Access_Type = RO; Squash = None; Protocols = 4; \
-         Transports = TCP; SecType = sys; FSAL {{ Name = VFS; }} }}\n",
-        export.display()
-    );
+    let mut children = Children::default();
+    nfs_ganesha::start(&mut children, &folder, &export, nfs_ganesha::Version::Four { port })?;
     let url = format!("nfs://127.0.0.1/export?version=4&nfsport={port}");
-    serve("nfs-ganesha", &folder, &[("server.conf", config)], "ganesha.nfsd", &["-F", "-f"], &reader, &url)
+    served("nfs-ganesha", children, &reader, &url)
 }
 
 fn gluster(dir: &Path, _: &Stop) -> Result<Subject> {
@@ -275,11 +269,7 @@ fn gluster(dir: &Path, _: &Stop) -> Result<Subject> {
     );
     let files = [("server.conf", server), ("client.vol", client)];
     let where_ = folder.join("client.vol").display().to_string();
-    serve("glusterfs", &folder, &files, "glusterfsd", &["-N", "-f"], &reader, &where_)
-}
-
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    served("glusterfs", start_brick("glusterfsd", &folder, &files)?, &reader, &where_)
 }
 
 /// The exported folder with the file in it, and the program that reads it.
@@ -294,25 +284,21 @@ fn prepare(folder: &Path, export: &Path, define: &str, library: &str) -> Result<
     Ok(program)
 }
 
-/// Starts the server `program` with its configuration, and waits until its file can be read.
-fn serve(
-    name: &'static str,
-    folder: &Path,
-    files: &[(&str, String)],
-    program: &str,
-    flags: &[&str],
-    reader: &Path,
-    address: &str,
-) -> Result<Subject> {
+/// Starts glusterfsd, or another `program` in its place, with its configuration in `folder`.
+fn start_brick(program: &str, folder: &Path, files: &[(&str, String)]) -> Result<Children> {
     for (file, text) in files {
         std::fs::write(folder.join(file), text)?;
     }
     let at = |file: &str| folder.join(file).display().to_string();
-    let mut arguments: Vec<String> = flags.iter().map(|flag| flag.to_string()).collect();
-    let log_flag = if name == "nfs-ganesha" { "-L" } else { "-l" };
-    arguments.extend([at("server.conf"), log_flag.into(), at("server.log"), "-p".into(), at("server.pid")]);
+    let arguments =
+        ["-N", "-f", &at("server.conf"), "-l", &at("server.log"), "-p", &at("server.pid")].map(String::from);
     let mut children = Children::default();
-    children.start(name, Path::new(program), &arguments, &folder.join("output.log"))?;
+    children.start("glusterfs", Path::new(program), &arguments, &folder.join("output.log"))?;
+    Ok(children)
+}
+
+/// Waits until the file of a server that was just started can be read.
+fn served(name: &'static str, mut children: Children, reader: &Path, address: &str) -> Result<Subject> {
     let pid = children.pids().first().context("the server")?.1;
     let words = vec![reader.display().to_string(), address.into(), "/data".into(), FILE_BYTES.to_string()];
     let subject = Subject { name, pid, client: Client::Program(words), _server: Box::new(()) };
@@ -404,8 +390,7 @@ mod tests {
     #[test]
     fn a_server_that_is_not_installed_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let reader = dir.path().join("reader");
-        let error = serve("nfs-ganesha", dir.path(), &[], "/nowhere/at/all", &[], &reader, "nfs://x").err().unwrap();
+        let error = start_brick("/nowhere/at/all", dir.path(), &[]).err().unwrap();
         assert!(format!("{error:#}").contains("/nowhere/at/all"), "{error:#}");
     }
 }

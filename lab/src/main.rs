@@ -31,6 +31,8 @@ mod key_cost;
 mod link;
 mod live_2002;
 mod minimal;
+mod nfs_ganesha;
+mod nfs_point;
 mod prediction;
 mod reproduce;
 mod sim_cost;
@@ -64,6 +66,7 @@ enum Command {
     #[command(hide = true)]
     AgiosOne(agios::OneArgs),
     Concurrency(concurrency::Args),
+    Nfs(nfs_point::Args),
     Link(link::Args),
     #[command(name = "live-2002")]
     Live2002(live_2002::Args),
@@ -97,6 +100,11 @@ fn impresario() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A port of loopback that is free now.
+fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_env("IMPRESARIO_LOG")
@@ -127,6 +135,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Agios(args) => agios::run(args),
         Command::AgiosOne(args) => agios::run_one(args),
         Command::Concurrency(args) => concurrency::run(&args),
+        Command::Nfs(args) => nfs_point::run(&args),
         Command::Link(args) => link::run(&args),
         Command::Live2002(args) => live_2002::run(&args),
         Command::Codec => codec::run(),

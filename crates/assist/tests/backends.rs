@@ -15,6 +15,7 @@ use impresario_assist::backend::{Backends, FileId, Gpfs, HintBackend, HintedFile
 use impresario_assist::config::BackendChoice;
 use impresario_gpfs::Hint;
 use impresario_ring::order::{self, Answer, ORDER_BYTES_MAX};
+use impresario_testing::page_cache::{self, PageCache};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,8 +24,9 @@ fn hinted(file: &File) -> HintedFile<'_> {
     HintedFile { fd: file.as_fd(), id: FileId { dev: meta.dev(), ino: meta.ino() }, progress: None, inside: None }
 }
 
-/// A file on the disk whose pages have been dropped; `None` where the kernel does not tell what is cached.
-fn cold_file(bytes: u64) -> Option<File> {
+/// A file on the disk whose pages have been dropped, and the right to look at them; `None` where the kernel does not tell what is cached.
+fn cold_file(bytes: u64) -> Option<(File, PageCache)> {
+    let cache = page_cache::watched();
     let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.write_all(&vec![9; bytes as usize]).unwrap();
     file.sync_all().unwrap();
@@ -33,7 +35,7 @@ fn cold_file(bytes: u64) -> Option<File> {
         return None;
     }
     drop_pages(&file);
-    Some(file)
+    Some((file, cache))
 }
 
 fn drop_pages(file: &File) {
@@ -46,7 +48,7 @@ fn cached(file: &File, range: Range<u64>) -> u64 {
 
 #[test]
 fn advice_brings_pages_in_and_lets_them_go() {
-    let Some(file) = cold_file(24 * MIB) else { return };
+    let Some((file, _cache)) = cold_file(24 * MIB) else { return };
     assert_eq!(cached(&file, 0..24 * MIB), 0);
     let (backends, hinted) = (Backends::default(), hinted(&file));
     // More than the kernel takes in one call.
@@ -79,7 +81,7 @@ fn wait_until_read(file: &File) {
 
 #[test]
 fn forced_reads_bring_pages_in_and_leave_the_position() {
-    let Some(mut file) = cold_file(4 * MIB) else { return };
+    let Some((mut file, _cache)) = cold_file(4 * MIB) else { return };
     let backends = Backends::default();
     let (brought, _) = backends.will_need(BackendChoice::ForcedRead, hinted(&file), 5000..3 * MIB).unwrap();
     let all = brought.asked_bytes + brought.found_bytes;
@@ -93,7 +95,7 @@ fn forced_reads_bring_pages_in_and_leave_the_position() {
 
 #[test]
 fn what_the_program_has_just_passed_is_not_read() {
-    let Some(file) = cold_file(16 * MIB) else { return };
+    let Some((file, _cache)) = cold_file(16 * MIB) else { return };
     let backends = Backends::default();
     let progress = Progress { passed: AtomicU64::new(13 * MIB), ..Progress::default() };
     let hinted = HintedFile { progress: Some(&progress), ..hinted(&file) };
@@ -108,7 +110,7 @@ fn what_the_program_has_just_passed_is_not_read() {
 
 #[test]
 fn nothing_more_is_brought_in_once_nobody_reads() {
-    let Some(file) = cold_file(16 * MIB) else { return };
+    let Some((file, _cache)) = cold_file(16 * MIB) else { return };
     let progress = Progress { ended: true.into(), ..Progress::default() };
     let hinted = HintedFile { progress: Some(&progress), ..hinted(&file) };
     let backends = Backends::default();

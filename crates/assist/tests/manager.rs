@@ -14,6 +14,7 @@ use impresario_assist::manager::{Handle, Manager, Options, RecordedAccess, Recor
 use impresario_base::lock::Mutex;
 use impresario_ring::Op;
 use impresario_ring::message::ToClient;
+use impresario_testing::page_cache;
 use support::*;
 
 fn start(dir: &Path, hints: Hints) -> Handle {
@@ -76,6 +77,7 @@ fn a_file_is_there_before_the_program_that_is_expected() {
     if !has_cachestat() {
         return;
     }
+    let _cache = page_cache::watched();
     let dir = folder();
     let (path, file) = cold_file(dir.path(), "f", 16 * MIB);
     let manager = start(dir.path(), hints_that_stay(vec![window(&path)]));
@@ -262,6 +264,7 @@ fn a_file_in_memory_is_left_alone_soon() {
     if !has_cachestat() {
         return;
     }
+    let _cache = page_cache::watched();
     let dir = folder();
     let (path, file) = cold_file(dir.path(), "f", 32 * MIB);
     std::fs::read(&path).unwrap();

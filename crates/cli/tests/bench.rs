@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use impresario_testing::require;
+use impresario_testing::{page_cache, require};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_impresario");
 
@@ -194,6 +194,7 @@ fn a_modelled_disk_below_the_kernel_is_measured_and_removed_even_after_a_kill() 
     if !require("root") || !require("fuse") || !require("mkfs.ext4") {
         return;
     }
+    let _cache = page_cache::emptied();
     let dir = tempfile::tempdir().unwrap();
     let parent = dir.path().to_str().unwrap();
     let bed = ["bench", "run", "--device", "kernel-disk", "--data-servers", "1", "--io-nodes", "0", "--dir", parent];
@@ -230,6 +231,7 @@ fn a_cold_run_reads_from_the_device_of_its_folder() {
     if !require("root") {
         return;
     }
+    let _cache = page_cache::emptied();
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     if let Err(why) = impresario_workload::programs::BlockDevice::under(dir.path()) {
         return impresario_testing::skip("block device", why);

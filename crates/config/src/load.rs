@@ -118,7 +118,6 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
     let tree =
         Tree::parse(text).map_err(|complaint| ConfigErrors { file: file.into(), complaints: vec![complaint] })?;
     let (mut values, mut mistakes, root) = (tree.values.clone(), Mistakes::default(), KeyPath::default());
-    tree_policies(&mut values);
     policies(&mut values, &root, &mut mistakes);
     if let Some(section) = crate::nfs::take_section(&mut values) {
         crate::nfs::read_section(section, &mut mistakes);
@@ -147,18 +146,6 @@ fn parse(text: &str, file: &Path) -> Result<(Config, Tree), ConfigErrors> {
             Ok((config, tree))
         }
         _ => Err(ConfigErrors::of(file, text, &tree, mistakes)),
-    }
-}
-
-/// In front of a file system an I/O node chooses its policy itself if the file names none, since no server below
-/// schedules.
-fn tree_policies(values: &mut Table) {
-    if !values.contains_key("tree") {
-        return;
-    }
-    let io = values.get_mut("io").and_then(Value::as_array_mut).into_iter().flatten();
-    for node in io.filter_map(Value::as_table_mut) {
-        node.entry("policy").or_insert_with(|| Value::String("auto".into()));
     }
 }
 

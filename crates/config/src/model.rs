@@ -213,7 +213,7 @@ pub struct Data {
     /// Directory of the objects; relative to the configuration file.
     pub dir: PathBuf,
     /// Scheduling policy.
-    #[serde(default = "default_data_policy")]
+    #[serde(default = "default_policy")]
     pub policy: PolicySpec,
     /// Hand-off depth: requests in flight below the scheduler (0 to 4096); 0 lets the policy choose.
     #[serde(default)]
@@ -270,7 +270,7 @@ pub struct Io {
     /// `host:port` or `unix:/path`.
     pub address: String,
     /// Scheduling policy.
-    #[serde(default = "default_io_policy")]
+    #[serde(default = "default_policy")]
     pub policy: PolicySpec,
     /// Forwarded requests in flight at once (1 to 256).
     #[serde(default = "default_in_flight")]
@@ -429,7 +429,7 @@ impl Data {
             name: name.into(),
             address: address.into(),
             dir: dir.into(),
-            policy: default_data_policy(),
+            policy: default_policy(),
             in_flight_requests: 0,
             queue_requests: default_queue(),
             payload_bytes: default_payload(),
@@ -453,7 +453,7 @@ impl Io {
         Io {
             name: name.into(),
             address: address.into(),
-            policy: default_io_policy(),
+            policy: default_policy(),
             in_flight_requests: default_in_flight(),
             merge_requests: default_merge(),
             dispatch_requests: default_dispatch(),
@@ -476,11 +476,8 @@ fn yes() -> bool {
 fn one() -> u16 {
     1
 }
-fn default_data_policy() -> PolicySpec {
+fn default_policy() -> PolicySpec {
     PolicySpec::named("auto")
-}
-fn default_io_policy() -> PolicySpec {
-    PolicySpec::named("fifo")
 }
 fn default_read_ahead() -> u64 {
     Data::READ_AHEAD_BYTES

@@ -272,8 +272,8 @@ fn start_io(config: &Config, index: usize, io: &Io) -> Result<Started, StartErro
     let engine = EngineConfig {
         lanes: config.lanes(),
         shared_space: !io.split,
-        // A kernel with a page cache and an I/O scheduler, or another system's servers.
-        sorted_below: config.tree.is_some(),
+        // A kernel with a page cache and an I/O scheduler, here or on the data servers, or another system's servers.
+        sorted_below: config.tree.is_some() || config.data.iter().all(|data| data.device.is_none()),
         // What the policy has released waits in the dispatch queue, which is as long as this.
         lane_requests: io.dispatch_requests,
         total_requests: io.dispatch_requests,

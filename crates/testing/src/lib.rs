@@ -17,6 +17,7 @@
 //! ```
 
 pub mod gluster;
+pub mod page_cache;
 
 use std::fmt::Display;
 use std::fs::File;

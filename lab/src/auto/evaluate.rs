@@ -104,15 +104,16 @@ impl Times {
         };
         _ = writeln!(out, "\n`auto` is farthest from the best in:");
         for case in worst.into_iter().take(6) {
-            let best = &self.systems[self.best(case).0].name;
+            let best = name(&self.systems[self.best(case).0]);
             _ = writeln!(out, "- {}: {:.1} % of `{best}`", self.cases[case], 100.0 * self.ratio(case, 0));
         }
         out
     }
 }
 
-fn name(spec: &PolicySpec) -> &str {
-    &spec.name
+fn name(spec: &PolicySpec) -> String {
+    // The text of a table is long.
+    if spec.name == "auto" { spec.name.clone() } else { spec.to_string() }
 }
 
 /// Runs every system over the schedule of phases with every seed. Also returns what `auto` chose in each phase, in
@@ -158,8 +159,13 @@ pub fn over_phases(auto: &PolicySpec, phases: &[Situation], seeds: &[u64]) -> Re
 }
 
 /// Runs every system in every situation with every seed.
-pub fn over_situations(auto: &PolicySpec, situations: &[Situation], seeds: &[u64]) -> Result<Times> {
-    let systems: Vec<PolicySpec> = std::iter::once(auto.clone()).chain(fixed()).collect();
+pub fn over_situations(
+    auto: &PolicySpec,
+    fixed: &[PolicySpec],
+    situations: &[Situation],
+    seeds: &[u64],
+) -> Result<Times> {
+    let systems: Vec<PolicySpec> = std::iter::once(auto).chain(fixed).cloned().collect();
     let per = systems.len() * seeds.len();
     let run = |nth: usize| {
         let (situation, rest) = (&situations[nth / per], nth % per);

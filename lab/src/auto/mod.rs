@@ -44,6 +44,9 @@ enum Command {
         /// Conditions of a rule at most
         #[arg(long, default_value_t = 6, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=20))]
         conditions: u32,
+        /// Only the rules for I/O nodes, without the rest of the table
+        #[arg(long)]
+        io_nodes: bool,
     },
     /// Compare auto with every fixed policy in situations that are not among those of training
     HeldOut {
@@ -56,6 +59,9 @@ enum Command {
         /// Seed of the draw and of the simulations
         #[arg(long, default_value_t = 1000, value_name = "SEED")]
         seed: u64,
+        /// On I/O nodes in front of data servers, in place of data servers
+        #[arg(long)]
+        io_nodes: bool,
     },
     /// Compare auto with every fixed policy over a schedule of eight phases, none of which is among the training situations
     Phases {
@@ -83,23 +89,28 @@ fn auto(table: Option<&Path>) -> Result<PolicySpec> {
 /// Trains a table, or evaluates one.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
-        Command::Train { out, situations, seeds, least, gain, conditions } => {
+        Command::Train { out, situations, seeds, least, gain, conditions, io_nodes } => {
             let seeds: Vec<u64> = (1..=*seeds).collect();
             let growth = Growth { depth_max: *conditions, leaf_min: *least, gain_min: gain / 100.0 };
-            let text = train::table(*situations as usize, &seeds, growth, &mut |done, of| {
-                if done % 500 == 0 || done == of {
+            let mut progress = |done: usize, of: usize| {
+                if done.is_multiple_of(500) || done == of {
                     eprintln!("{done} of {of} simulations");
                 }
-            })?;
+            };
+            let train = if *io_nodes { train::io_rules } else { train::table };
+            let text = train(*situations as usize, &seeds, growth, &mut progress)?;
             match out {
                 Some(path) => std::fs::write(path, text).with_context(|| path.display().to_string())?,
                 None => return crate::print(text.as_bytes()),
             }
         }
-        Command::HeldOut { table, situations, seed } => {
+        Command::HeldOut { table, situations, seed, io_nodes } => {
             let auto = auto(table.as_deref())?;
-            let situations = situation::held_out(*situations as usize, *seed);
-            let times = evaluate::over_situations(&auto, &situations, &[OTHER_SEEDS + seed])?;
+            let (situations, fixed) = match io_nodes {
+                true => (situation::held_out_io(*situations as usize, *seed), train::fixed_on_io_nodes()),
+                false => (situation::held_out(*situations as usize, *seed), evaluate::fixed()),
+            };
+            let times = evaluate::over_situations(&auto, &fixed, &situations, &[OTHER_SEEDS + seed])?;
             return crate::print(times.situations_text().as_bytes());
         }
         Command::Phases { table, seeds } => {

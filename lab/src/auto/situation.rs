@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use impresario_base::Random;
 use impresario_device::{DeviceParams, Order};
 use impresario_sched::PolicySpec;
+use impresario_sched::policy::auto::table::Place;
 use impresario_sim::Scenario;
-use impresario_sim::model::{Application, Device, Operation, Pattern, Servers};
+use impresario_sim::model::{Application, Device, IoNodes, Operation, Pattern, RankPlacement, Servers};
 
 /// One load.
 #[derive(Clone, PartialEq, Debug)]
@@ -18,6 +19,19 @@ pub struct Situation {
     pub load: Application,
     /// Data servers.
     pub servers: u16,
+    /// I/O nodes in front of them, which then have the policy that is examined; `None`: the data servers have.
+    pub forwarding: Option<Forwarding>,
+}
+
+/// The forwarding layer of a situation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Forwarding {
+    /// I/O nodes.
+    pub nodes: u16,
+    /// How ranks are distributed over them.
+    pub placement: RankPlacement,
+    /// The policy of the data servers.
+    pub data_policy: &'static str,
 }
 
 impl Situation {
@@ -40,12 +54,33 @@ impl Situation {
             requests: (kib_per_process / request_kib).max(4),
             ..Application::default()
         };
-        Situation { name, load, servers: 4 }
+        Situation { name, load, servers: 4, forwarding: None }
     }
 
-    /// The load on a cluster whose data servers have a policy.
+    /// The load on a cluster whose data servers, or I/O nodes, have a policy.
     pub fn scenario(&self, policy: &PolicySpec, seed: u64) -> Scenario {
-        cluster(vec![self.load.clone()], self.servers, policy, seed)
+        let load = vec![self.load.clone()];
+        let Some(Forwarding { nodes, placement, data_policy }) = self.forwarding else {
+            return cluster(load, self.servers, policy, seed);
+        };
+        let mut scenario = cluster(load, self.servers, &PolicySpec::named(data_policy), seed);
+        scenario.io_nodes = Some(IoNodes { count: nodes, policy: policy.clone(), ..IoNodes::default() });
+        scenario.clients.placement = placement;
+        scenario
+    }
+
+    /// The same load through I/O nodes.
+    fn through(mut self, forwarding: Forwarding) -> Situation {
+        let Forwarding { nodes, placement, data_policy } = forwarding;
+        let placed = if placement == RankPlacement::Block { "neighbouring ranks" } else { "ranks round robin" };
+        self.name = format!("{}, {nodes} I/O nodes, {placed}, data servers {data_policy}", self.name);
+        self.forwarding = Some(forwarding);
+        self
+    }
+
+    /// The place whose policy is examined.
+    pub fn place(&self) -> Place {
+        if self.forwarding.is_some() { Place::IoNode } else { Place::Data }
     }
 }
 
@@ -95,6 +130,34 @@ pub fn held_out(count: usize, seed: u64) -> Vec<Situation> {
         drawn
     };
     (0..count).map(draw).collect()
+}
+
+/// The forwarding layers of situations: every placement of ranks and policy of the data servers in turn.
+fn forwarding(nth: usize, nodes: u16) -> Forwarding {
+    let placement = [RankPlacement::Block, RankPlacement::Cyclic][nth % 2];
+    Forwarding { nodes, placement, data_policy: ["none", "auto"][nth / 2 % 2] }
+}
+
+/// The loads of a set through I/O nodes, each with one forwarding layer, over two data servers at least.
+fn through_io_nodes(situations: Vec<Situation>, nodes: &[u16], seed: u64) -> Vec<Situation> {
+    let mut random = Random::new(seed);
+    let through = |(nth, mut situation): (usize, Situation)| {
+        situation.servers = situation.servers.max(2);
+        let nodes = nodes[random.below(nodes.len() as u64) as usize];
+        // Loads go round by eights.
+        situation.through(forwarding(nth / 8, nodes))
+    };
+    situations.into_iter().enumerate().map(through).collect()
+}
+
+/// The training set for I/O nodes.
+pub fn training_io(count: usize) -> Vec<Situation> {
+    through_io_nodes(training(count), &[1, 2, 4], 2)
+}
+
+/// The evaluation set for I/O nodes.
+pub fn held_out_io(count: usize, seed: u64) -> Vec<Situation> {
+    through_io_nodes(held_out(count, seed), &[2, 3, 6], seed)
 }
 
 /// Time between two phases of the schedule, s: longer than any phase takes.

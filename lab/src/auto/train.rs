@@ -6,13 +6,14 @@ use std::fmt::Write;
 
 use anyhow::{Result, anyhow};
 use impresario_device::FlashParams;
+use impresario_sched::PolicySpec;
 use impresario_sched::policy::auto::FEATURES;
-use impresario_sched::policy::auto::table::{DecisionTable, Place};
+use impresario_sched::policy::auto::table::DecisionTable;
 use impresario_sim::Scenario;
 use impresario_sim::model::Device;
 use impresario_sim::sweep::side_by_side;
 
-use super::situation::{Situation, training};
+use super::situation::{Situation, training, training_io};
 use super::tree::{Growth, Leaf, Sample, grow};
 use super::trial::{self, Costs, Trial};
 
@@ -37,6 +38,19 @@ pub const DATA: [&str; 14] = [
     "sstf",
 ];
 
+/// The candidates for an I/O node. It keeps no queue in front of data servers that take what comes, so that policies which
+/// only order differ in nothing from fifo (`impresario-lab study io-nodes`).
+pub const IO_NODE: [&str; 8] = [
+    BASELINE,
+    "none",
+    "twins window_us=1000",
+    "twins window_us=2000",
+    "twins window_us=4000",
+    "twins window_us=8000",
+    "twins window_us=16000",
+    "twins window_us=32000",
+];
+
 /// The costs of the alternatives in a situation.
 pub struct Measured {
     /// By candidate: the mean over the seeds.
@@ -57,10 +71,10 @@ pub fn measure(
     let count = situations.len() * per;
     let run = |nth: usize| {
         let (situation, rest) = (&situations[nth / per], nth % per);
-        let policy = trial::forced(candidates[rest / seeds.len()]);
+        let policy = trial::forced(candidates[rest / seeds.len()], situation.place());
         let mut scenario = situation.scenario(&policy, seeds[rest % seeds.len()]);
         change(&mut scenario);
-        Some(trial::run(&scenario, Some(Place::Data)))
+        Some(trial::run(&scenario, Some(situation.place())))
     };
     let mut trials: Vec<Option<Result<Trial>>> = (0..count).map(|_| None).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -86,6 +100,11 @@ pub fn measure(
         measured.push(Measured { costs, seen });
     }
     Ok(measured)
+}
+
+/// The candidates for an I/O node as fixed policies, to compare with.
+pub fn fixed_on_io_nodes() -> Vec<PolicySpec> {
+    IO_NODE.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
 /// ln(makespan/best) of every candidate.
@@ -192,8 +211,15 @@ pub fn rules(leaves: &[Leaf], measured: &[Measured], candidates: &[&str], (about
 const HEAD: &str = include_str!("head.toml");
 
 /// Expectations where nothing was trained.
-const LAST: &str =
-    "[[rule]]\nname = \"nothing observed yet, or nothing trained for it\"\nchoice = [{ policy = \"mlf\" }]\n";
+const LAST: &str = r#"[[rule]]
+name = "I/O node, nothing observed yet"
+place = "io-node"
+choice = [{ policy = "none" }]
+
+[[rule]]
+name = "nothing observed yet, or nothing trained for it"
+choice = [{ policy = "mlf" }]
+"#;
 
 /// Flash devices with no sorting layer in front.
 fn on_flash(scenario: &mut Scenario) {
@@ -213,7 +239,15 @@ pub fn table(count: usize, seeds: &[u64], growth: Growth, progress: &mut dyn FnM
     let fixed = "place = \"data\"\nsorted_below = false\ndevice = [\"flash\", \"memory\"]";
     let whole = Growth { depth_max: 0, ..growth };
     text += &rules(&leaves(&flash, whole), &flash, &DATA, ("flash or memory", fixed));
+    text += &io_rules(count, seeds, growth, progress)?;
     text += LAST;
     DecisionTable::parse(&text).map_err(|why| anyhow!("the trained table is refused: {why}"))?;
     Ok(text)
+}
+
+/// Trains the rules for I/O nodes.
+pub fn io_rules(count: usize, seeds: &[u64], growth: Growth, progress: &mut dyn FnMut(usize, usize)) -> Result<String> {
+    let io = measure(&training_io(count), &IO_NODE, seeds, &|_| (), progress)?;
+    let fixed = "place = \"io-node\"\nsorted_below = false";
+    Ok(rules(&leaves(&io, growth), &io, &IO_NODE, ("I/O node", fixed)))
 }

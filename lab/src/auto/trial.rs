@@ -21,13 +21,16 @@ pub struct Trial {
 /// Maximum observations kept of a run.
 const SEEN_MAX: usize = 24;
 
-/// An `auto` that always chooses one policy, and observes.
-pub fn forced(policy: &str) -> PolicySpec {
-    let rule = |name: &str, condition: &str| {
+/// An `auto` that always chooses one policy at a place, and observes.
+pub fn forced(policy: &str, place: Place) -> PolicySpec {
+    let place = if place == Place::IoNode { "io-node" } else { "data" };
+    let rule = |name: &str, condition: &str, policy: &str| {
         format!("[[rule]]\nname = \"{name}\"\n{condition}choice = [{{ policy = '''{policy}''' }}]\n")
     };
-    // A rule that never matches makes it observe.
-    let table = format!("version = 1\n{}{}", rule("never", "reads = { from = 9.0 }\n"), rule("always", ""));
+    let at = format!("place = \"{place}\"\n");
+    // A rule that never matches makes it observe; the last rule of a table is for every place.
+    let never = rule("never", &format!("{at}reads = {{ from = 9.0 }}\n"), policy);
+    let table = format!("version = 1\n{never}{}{}", rule("always", &at, policy), rule("elsewhere", "", "fifo"));
     PolicySpec::named("auto").with("table", table)
 }
 

@@ -1,0 +1,77 @@
+//! The servers that are compared.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use impresario_workload::children::Children;
+use impresario_workload::stop::Stop;
+
+use crate::{free_port, impresario, nfs_ganesha};
+
+/// A way to serve the folder.
+pub struct System {
+    pub name: &'static str,
+    /// Options of `impresario nfs`; `None`: nfs-ganesha.
+    options: Option<&'static [&'static str]>,
+}
+
+/// The systems.
+pub const SYSTEMS: [System; 8] = [
+    System { name: "none", options: Some(&["--policy", "none"]) },
+    System { name: "one at a time", options: Some(&["--policy", "fifo", "--in-flight", "1"]) },
+    System { name: "auto", options: Some(&[]) },
+    System { name: "auto, reads ahead", options: Some(&["--read-ahead", "64m"]) },
+    System { name: "aioli", options: Some(&["--policy", "aioli", "--in-flight", "1"]) },
+    System { name: "mlf", options: Some(&["--policy", "mlf", "--in-flight", "1"]) },
+    System { name: "mlf, reads ahead", options: Some(&["--policy", "mlf", "--read-ahead", "64m"]) },
+    System { name: "nfs-ganesha", options: None },
+];
+
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running server; it ends when dropped.
+pub struct Server {
+    pub name: &'static str,
+    /// Of the export, for libnfs.
+    pub url: String,
+    _children: Children,
+}
+
+impl Server {
+    /// Starts a server on a free port of loopback and waits until it accepts connections.
+    pub fn start(system: &System, export: &Path, folder: &Path, stop: &Stop) -> Result<Server> {
+        let port = free_port()?;
+        let folder = folder.join(system.name.replace([' ', ','], "-"));
+        std::fs::create_dir(&folder)?;
+        let mut children = Children::default();
+        let log = folder.join("output.log");
+        let mut mount_port = port;
+        match system.options {
+            Some(options) => {
+                let mut arguments: Vec<String> =
+                    ["nfs", "--any-port", "--squash", "none", "--listen"].map(String::from).into();
+                arguments.push(format!("127.0.0.1:{port}"));
+                arguments.extend(["--key-file".into(), folder.join("key").display().to_string()]);
+                arguments.extend(["--export".into(), format!("{}:/export", export.display())]);
+                arguments.extend(options.iter().map(|option| option.to_string()));
+                children.start(system.name, &impresario()?, &arguments, &log)?;
+            }
+            None => {
+                mount_port = free_port()?;
+                nfs_ganesha::start(&mut children, &folder, export, nfs_ganesha::Version::Three { port, mount_port })?;
+            }
+        }
+        let url = format!("nfs://127.0.0.1/export?version=3&nfsport={port}&mountport={mount_port}&uid=0&gid=0");
+        let until = Instant::now() + START_PATIENCE;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            children.check()?;
+            stop.check()?;
+            if Instant::now() > until {
+                bail!("it accepts no connection on port {port}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Server { name: system.name, url, _children: children })
+    }
+}
