@@ -90,6 +90,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Readlink { .. }
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs
+        | MetaCall::Lock(_)
         | MetaCall::SetLayout { .. } => (Right::Anyone, "a call of the name space"),
         MetaCall::Examine(_) => (Right::NotClients, "examining the name space"),
     }

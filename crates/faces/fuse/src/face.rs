@@ -14,16 +14,17 @@ use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
     KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
     ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use impresario_base::lock::RwLock;
 use impresario_client::{Client, ClientError};
-use impresario_wire::{Attr, SetAttr, XattrMode};
+use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
 use crate::attr::{file_attr, set_time};
 use crate::data::OpenFile;
 use crate::handles::Handles;
 use crate::inodes::{Entered, Inodes};
+use crate::locks::LockService;
 use crate::names::{Maker, OpenDirectory};
 use crate::{MountOptions, kernel};
 
@@ -46,10 +47,12 @@ pub(crate) struct Face {
     /// Read-locked while a path is in use, write-locked while a directory moves: a path that was built before a move
     /// must not be looked up after it.
     pub(crate) tree: RwLock<()>,
+    /// `None`: the kernel keeps locks.
+    pub(crate) locks: Option<LockService>,
 }
 
 impl Face {
-    pub(crate) fn new(client: Arc<Client>, options: MountOptions) -> Face {
+    pub(crate) fn new(client: Arc<Client>, options: MountOptions, locks: Option<LockService>) -> Face {
         Face {
             client,
             options,
@@ -57,6 +60,7 @@ impl Face {
             files: Handles::new(),
             directories: Handles::new(),
             tree: RwLock::new(()),
+            locks,
         }
     }
 }
@@ -112,13 +116,21 @@ fn reply_xattr(reply: ReplyXattr, room_bytes: u32, outcome: Outcome<Vec<u8>>) {
     }
 }
 
+fn wanted(owner: LockOwner, start: u64, end: u64, kind: i32, pid: u32) -> FileLock {
+    FileLock { owner: owner.0, pid, start, end, exclusive: kind == lock_kind(true) }
+}
+
+fn lock_kind(exclusive: bool) -> i32 {
+    i32::from(if exclusive { libc::F_WRLCK as i16 } else { libc::F_RDLCK as i16 })
+}
+
 fn maker(request: &Request) -> Maker {
     Maker { uid: request.uid(), gid: request.gid() }
 }
 
 impl Filesystem for Face {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::agree(&self.options, config);
+        kernel::agree(&self.options, self.locks.is_some(), config);
         Ok(())
     }
 
@@ -282,9 +294,56 @@ impl Filesystem for Face {
         }
     }
 
-    /// Writes are never buffered here. After ENOSYS the kernel writes back mapped pages itself and stops sending flush.
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    /// A process closes a descriptor, which ends its locks of the file. Writes are never buffered here. After ENOSYS the kernel
+    /// writes back mapped pages itself and stops sending flush.
+    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        match self.locks {
+            Some(_) => reply_empty(reply, self.drop_locks(handle.0, owner.0)),
+            None => reply.error(Errno::ENOSYS),
+        }
+    }
+
+    fn getlk(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        match self.test_lock(handle.0, wanted(owner, start, end, kind, pid)) {
+            Ok(Some(held)) => reply.locked(held.start, held.end, lock_kind(held.exclusive), held.pid),
+            Ok(None) => reply.locked(start, end, i32::from(libc::F_UNLCK as i16), 0),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        wait: bool,
+        reply: ReplyEmpty,
+    ) {
+        let lock = wanted(owner, start, end, kind, pid);
+        if kind == i32::from(libc::F_UNLCK as i16) {
+            return reply_empty(reply, self.unlock(handle.0, &lock));
+        }
+        match (&self.locks, self.open_by(handle.0)) {
+            (Some(locks), Ok(open)) => locks.set(open, lock, wait, request.pid(), reply),
+            (None, _) => reply.error(Errno::ENOSYS),
+            (_, Err(errno)) => reply.error(errno),
+        }
     }
 
     fn release(

@@ -18,6 +18,7 @@
 //! | `listing` | how directories are read |
 //! | `examine` | what a check of the cluster asks |
 //! | `opens` | which client has which file open |
+//! | `locks` | which client has which bytes locked |
 //! | `background` | tasks that run after the reply |
 //! | `objects` | calls to the data servers |
 //! | `stores` | which folders of data servers belong to the cluster |
@@ -27,9 +28,7 @@
 //! (`linkat`, `renameat2`, `unlinkat`, …). If the server stops between any two steps, the state on disk says what is
 //! left to do: a file's extra names in `writers/` and `orphans/`. Recovery needs nothing from memory.
 //!
-//! **Hooks for later features.** *Locks* belong beside the opens: a session and a handle identify their owner, and they
-//! end with it. They are not kept on disk; after a restart clients claim them again, as they do opens.
-//! *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
+//! **Hooks for later features.** *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
 //! clients come back with `Reopen`.
 //!
 //! **Without root** the server works on files that its user owns. Requested owners are not stored. Where permission
@@ -57,6 +56,7 @@ mod exchange;
 mod fault;
 mod links;
 mod listing;
+mod locks;
 mod objects;
 mod opens;
 mod record;
@@ -74,6 +74,7 @@ pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_pre
 pub use disk::StepHook;
 pub use examine::IdleFolder;
 pub(crate) use fault::show;
+pub(crate) use locks::NO_FILE;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};
