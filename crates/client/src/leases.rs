@@ -296,7 +296,9 @@ impl Leases {
         if self.state.lock().number != number {
             return false;
         }
-        self.change((file, lock.owner), |held| drop(put(held, lock_of(lock))));
+        self.change((file, lock.owner), |held| {
+            put(held, lock_of(lock));
+        });
         // It may have been lost in between.
         let is_held = self.state.lock().number == number;
         if !is_held {
@@ -307,7 +309,9 @@ impl Leases {
 
     /// An owner gives up a range.
     pub(crate) fn give_up(&self, owned: Owned, start: u64, end: u64) {
-        self.change(owned, |held| drop(carve(held, holder(owned.1), Range { start, end })));
+        self.change(owned, |held| {
+            carve(held, holder(owned.1), Range { start, end });
+        });
     }
 
     /// An owner has these locks.

@@ -121,7 +121,7 @@ fn wanted(owner: LockOwner, start: u64, end: u64, kind: i32, pid: u32) -> FileLo
 }
 
 fn lock_kind(exclusive: bool) -> i32 {
-    i32::from(if exclusive { libc::F_WRLCK as i16 } else { libc::F_RDLCK as i16 })
+    if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }
 }
 
 fn maker(request: &Request) -> Maker {
@@ -317,7 +317,7 @@ impl Filesystem for Face {
     ) {
         match self.test_lock(handle.0, wanted(owner, start, end, kind, pid)) {
             Ok(Some(held)) => reply.locked(held.start, held.end, lock_kind(held.exclusive), held.pid),
-            Ok(None) => reply.locked(start, end, i32::from(libc::F_UNLCK as i16), 0),
+            Ok(None) => reply.locked(start, end, libc::F_UNLCK, 0),
             Err(errno) => reply.error(errno),
         }
     }
@@ -336,7 +336,7 @@ impl Filesystem for Face {
         reply: ReplyEmpty,
     ) {
         let lock = wanted(owner, start, end, kind, pid);
-        if kind == i32::from(libc::F_UNLCK as i16) {
+        if kind == libc::F_UNLCK {
             return reply_empty(reply, self.unlock(handle.0, &lock));
         }
         match (&self.locks, self.open_by(handle.0)) {
