@@ -17,7 +17,7 @@ use crate::striped::unexpected;
 
 /// A lease under which nothing is locked is given up after this time.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// How long the server may restore locks of others before an attempt fails, beside the time of a call.
+/// How long the server may restore locks before a question fails, beside the time of a call.
 const RESTORE_MAX: Duration = Duration::from_secs(20);
 /// How often a client asks while the server restores locks.
 const RESTORE_STEP: Duration = Duration::from_millis(50);
@@ -35,6 +35,8 @@ pub enum Locked {
     Held(Other),
     /// It waits; ask again with the same lock.
     Waiting,
+    /// The metadata server was started again and does not know the locks of all clients yet; ask again in a moment.
+    Later,
 }
 
 /// A lock that excludes another.
@@ -54,7 +56,6 @@ impl File {
         let (client, owned) = (self.client(), (self.key(), lock.owner));
         let leases = &client.identity().leases;
         let deadline = deadline.max(Instant::now());
-        let restored = deadline + RESTORE_MAX;
         loop {
             let ending = leases.state.lock();
             if ending.is_ending() {
@@ -87,17 +88,8 @@ impl File {
                 said => return Err(client.unexpected_lock(said)),
             }
             drop(order);
-            if Instant::now() >= restored {
-                return Err(ClientError::System {
-                    what: "waiting until the metadata server knows the locks of all clients again".into(),
-                    errno: Errno(libc::EIO),
-                });
-            }
-            if answer.said != LockSaid::Lost {
-                if wait {
-                    return Ok(Locked::Waiting);
-                }
-                std::thread::sleep(RESTORE_STEP);
+            if answer.said != LockSaid::Lost || Instant::now() >= deadline {
+                return Ok(Locked::Later);
             }
         }
     }

@@ -32,6 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 /// A request that has waited for long is asked for again after this part of that time.
 const ASK_PART: u32 = 16;
+/// How long an attempt that does not wait may take while the metadata server learns the locks of all clients again.
+const RESTORE_MAX: Duration = Duration::from_secs(30);
 /// How long one such question may take.
 const ASK_MAX: Duration = Duration::from_secs(1);
 /// Files of which it is remembered which number the kernel has for them.
@@ -54,6 +56,8 @@ struct Waiting {
     reply: ReplyEmpty,
     open: Arc<OpenFile>,
     lock: FileLock,
+    /// Its program waits for the lock. Else it waits only until the metadata server knows all locks after a restart.
+    wait: bool,
     /// The thread that waits, if it can be watched.
     thread: Option<u32>,
     /// A signal for its whole process was pending when it was last looked at.
@@ -119,11 +123,13 @@ impl LockService {
                 let _ = self.settles.send(Settle::Granted { reply, open, version });
             }
             Ok(Locked::Held(_)) => reply.error(Errno::EAGAIN),
-            Ok(Locked::Waiting) => {
+            Ok(Locked::Waiting | Locked::Later) => {
                 if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
                     self.waiting.fetch_sub(1, Ordering::Relaxed);
-                    file.withdraw(lock.owner);
-                    return reply.error(Errno::ENOLCK);
+                    reply.error(Errno::ENOLCK);
+                    return if wait {
+                        file.withdraw(lock.owner)
+                    };
                 }
                 let thread = (thread != 0 && pending(thread) != Pending::Unknown).then_some(thread);
                 let (next_ask, next_look) = (now + ASK_EVERY.0, now);
@@ -131,6 +137,7 @@ impl LockService {
                     reply,
                     open,
                     lock,
+                    wait,
                     thread,
                     was_pending: false,
                     since: now,
@@ -214,12 +221,14 @@ impl Waiting {
             return Turn::Waits;
         }
         let Ok(file) = self.open.file() else { return Turn::Failed(Errno::EBADF) };
-        let asked = file.lock(self.lock, true, now + ASK_MAX);
+        let asked = file.lock(self.lock, self.wait, now + ASK_MAX);
         let now = Instant::now();
         self.next_ask = now + ((now - self.since) / ASK_PART).clamp(ASK_EVERY.0, ASK_EVERY.1);
         match asked {
             Ok(Locked::Granted { version }) => return Turn::Granted(version),
-            Ok(Locked::Waiting | Locked::Held(_)) => self.failing_since = None,
+            Ok(Locked::Held(_)) if !self.wait => return Turn::Failed(Errno::EAGAIN),
+            Ok(Locked::Later) if !self.wait && now - self.since >= RESTORE_MAX => return Turn::Failed(Errno::EIO),
+            Ok(Locked::Waiting | Locked::Held(_) | Locked::Later) => self.failing_since = None,
             Err(error) if matches!(error.errno(), libc::EDEADLK | libc::ENOLCK) => return Turn::Failed(fault(error)),
             Err(error) => {
                 let since = *self.failing_since.get_or_insert(now);
@@ -243,9 +252,9 @@ impl Waiting {
     }
 
     fn withdraw(self, errno: Errno) {
-        let Waiting { reply, open, lock, .. } = self;
+        let Waiting { reply, open, lock, wait, .. } = self;
         reply.error(errno);
-        if let Ok(file) = open.file() {
+        if wait && let Ok(file) = open.file() {
             file.withdraw(lock.owner);
         }
     }
