@@ -82,11 +82,21 @@ pub(crate) fn fault(error: ClientError) -> Errno {
 }
 
 impl Face {
+    /// How long the kernel may keep a name.
+    fn name_time(&self, parent: INodeNo, name: &[u8]) -> Duration {
+        let is_beside = self.locks.as_ref().is_some_and(|locks| locks.beside.has(parent.0, name));
+        if is_beside { Duration::ZERO } else { self.options.cache_time }
+    }
+
     fn reply_entry(&self, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
+        self.reply_entry_for(self.options.cache_time, reply, outcome);
+    }
+
+    fn reply_entry_for(&self, valid: Duration, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
         match outcome {
             Ok((entered, attr)) => {
                 let shown = file_attr(entered.number, &attr);
-                reply.entry(&self.options.cache_time, &shown, Generation(entered.generation));
+                reply.entry(&valid, &shown, Generation(entered.generation));
             }
             Err(errno) => reply.error(errno),
         }
@@ -135,7 +145,8 @@ impl Filesystem for Face {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.reply_entry(reply, self.look_up(parent.0, name.as_bytes()));
+        let valid = self.name_time(parent, name.as_bytes());
+        self.reply_entry_for(valid, reply, self.look_up(parent.0, name.as_bytes()));
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
@@ -253,7 +264,7 @@ impl Filesystem for Face {
         match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request)) {
             Ok((entered, attr, handle, flags)) => {
                 let (shown, generation) = (file_attr(entered.number, &attr), Generation(entered.generation));
-                reply.created(&self.options.cache_time, &shown, generation, FileHandle(handle), flags);
+                reply.created(&self.name_time(parent, name.as_bytes()), &shown, generation, FileHandle(handle), flags);
             }
             Err(errno) => reply.error(errno),
         }
@@ -340,7 +351,10 @@ impl Filesystem for Face {
             return reply_empty(reply, self.unlock(handle.0, &lock));
         }
         match (&self.locks, self.open_by(handle.0)) {
-            (Some(locks), Ok(open)) => locks.set(open, lock, wait, request.pid(), reply),
+            (Some(locks), Ok(open)) => {
+                locks.beside.note(open.number(), || self.inodes.entries(open.number()));
+                locks.set(open, lock, wait, request.pid(), reply);
+            }
             (None, _) => reply.error(Errno::ENOSYS),
             (_, Err(errno)) => reply.error(errno),
         }
@@ -382,10 +396,11 @@ impl Filesystem for Face {
     }
 
     fn readdirplus(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let cache_time = self.options.cache_time;
+        let parent = self.directories.get(handle.0).map_or(0, |directory| directory.number());
         let outcome = self.read_directory_plus(handle.0, offset, &mut |name, attr, generation| {
             let (number, shown) = (INodeNo(name.number), file_attr(name.number, attr));
-            reply.add(number, name.offset, OsStr::from_bytes(name.name), &cache_time, &shown, Generation(generation))
+            let valid = self.name_time(INodeNo(parent), name.name);
+            reply.add(number, name.offset, OsStr::from_bytes(name.name), &valid, &shown, Generation(generation))
         });
         match outcome {
             Ok(()) => reply.ok(),

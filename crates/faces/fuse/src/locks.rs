@@ -10,19 +10,20 @@
 //! process will act on one: the kernel then ends the process, or runs its handler, and repeats the call or not as the handler
 //! was installed. Never without a pending signal: the kernel would hand its inner number for "repeat" to the program.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, INodeNo, Notifier, ReplyEmpty};
-use impresario_base::lock::Mutex;
+use impresario_base::lock::{Mutex, RwLock};
 use impresario_client::{Client, Locked};
 use impresario_wire::{FileKey, FileLock};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::data::OpenFile;
 use crate::face::fault;
+use crate::inodes::EntryKey;
 
 /// Requests that wait at a time.
 const WAITING_MAX: usize = 1024;
@@ -38,6 +39,8 @@ const RESTORE_MAX: Duration = Duration::from_secs(30);
 const ASK_MAX: Duration = Duration::from_secs(1);
 /// Files of which it is remembered which number the kernel has for them.
 const NUMBERS_MAX: usize = 65_536;
+/// Files whose neighbours' names are not kept.
+const BESIDE_MAX: usize = 1024;
 
 /// The locks of a mount.
 #[derive(Debug)]
@@ -47,7 +50,53 @@ pub(crate) struct LockService {
     waiting: Arc<AtomicUsize>,
     /// Set when the mount is served.
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
+    pub(crate) beside: Beside,
     numbers: Arc<Mutex<FxHashMap<FileKey, u64>>>,
+}
+
+/// The names beside locked files that programs go by while they have a lock, as SQLite does by that of its journal: those
+/// that begin with a locked file's own. The kernel keeps none of them, so what another node did to them before it gave up a
+/// lock is seen.
+#[derive(Default, Debug)]
+pub(crate) struct Beside {
+    is_used: AtomicBool,
+    known: RwLock<Known>,
+}
+
+#[derive(Default, Debug)]
+struct Known {
+    numbers: FxHashSet<u64>,
+    /// Names of locked files by directory.
+    names: FxHashMap<u64, Vec<Arc<[u8]>>>,
+}
+
+impl Beside {
+    /// A file of these names is locked.
+    pub(crate) fn note(&self, number: u64, entries: impl FnOnce() -> Vec<EntryKey>) {
+        if self.known.read().numbers.contains(&number) {
+            return;
+        }
+        let entries = entries();
+        let mut known = self.known.write();
+        if known.numbers.len() >= BESIDE_MAX {
+            *known = Known::default();
+        }
+        known.numbers.insert(number);
+        for (parent, name) in entries {
+            let names = known.names.entry(parent).or_default();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        self.is_used.store(true, Ordering::Release);
+    }
+
+    /// Whether a name in a directory is beside a locked file.
+    pub(crate) fn has(&self, parent: u64, name: &[u8]) -> bool {
+        let is_beside = |file: &Arc<[u8]>| name.len() > file.len() && name.starts_with(file);
+        self.is_used.load(Ordering::Acquire)
+            && self.known.read().names.get(&parent).is_some_and(|names| names.iter().any(is_beside))
+    }
 }
 
 /// A request that waits for a lock.
@@ -99,7 +148,7 @@ impl LockService {
             };
             numbers.into_iter().for_each(|number| drop(lost.send(Settle::Lost { number })));
         });
-        Ok(LockService { waits, settles, waiting, notifier, numbers })
+        Ok(LockService { waits, settles, waiting, notifier, beside: Beside::default(), numbers })
     }
 
     /// Takes a lock for a thread of a program, and answers when that is decided.
@@ -346,6 +395,18 @@ mod tests {
         assert_eq!(judge(&status(0, 2, 0, 0), Some(&status(0, 2, 2, 0))), Pending::Shared);
         assert_eq!(judge(&status(4, 2, 0, 0), Some(&status(0, 2, 2, 0))), Pending::Own);
         assert_eq!(number(&status(0, 0, 0, 0), "Tgid:", 10), Some(7));
+    }
+
+    #[test]
+    fn names_beside_a_locked_file_begin_with_its_own() {
+        let beside = Beside::default();
+        assert!(!beside.has(1, b"data.db-journal"));
+        beside.note(9, || vec![(1, b"data.db"[..].into()), (2, b"link"[..].into())]);
+        beside.note(9, || panic!("it is known"));
+        assert!(beside.has(1, b"data.db-journal") && beside.has(2, b"link-journal"));
+        assert!(!beside.has(1, b"data.db") && !beside.has(2, b"data.db-journal") && !beside.has(1, b"data"));
+        (10..10_000).for_each(|number| beside.note(number, || vec![(number, b"f"[..].into())]));
+        assert!(beside.known.read().names.len() <= BESIDE_MAX);
     }
 
     #[test]

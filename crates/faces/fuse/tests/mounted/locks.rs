@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use impresario_fuse::MountOptions;
 
 use crate::cluster::{Cluster, Node, errno};
+use crate::files::pattern;
 
 const READ: i32 = libc::F_RDLCK;
 const WRITE: i32 = libc::F_WRLCK;
@@ -305,6 +306,24 @@ fn who_has_a_lock_sees_what_others_wrote_before() {
     let mut bytes = [0; 8];
     files[0].read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(u64::from_le_bytes(bytes), 2 * rounds);
+}
+
+#[test]
+fn names_beside_a_locked_file_are_seen_at_once() {
+    let Some((one, two)) = two_nodes() else { return };
+    let b = open(&two.at("f"));
+    lock(&b, READ, 0, 0).unwrap();
+    for round in 0..10 {
+        fs::write(one.at("f-journal"), pattern(round, 100)).unwrap();
+        assert_eq!(fs::read_dir(two.mount_point()).unwrap().count(), 2);
+        assert!(fs::metadata(two.at("f-journal")).is_ok());
+        assert!(fs::read(two.at("f-journal")).unwrap() == pattern(round, 100));
+        let by = if round % 2 == 0 { &one } else { &two };
+        fs::remove_file(by.at("f-journal")).unwrap();
+        for node in [&two, by] {
+            assert_eq!(errno(fs::metadata(node.at("f-journal"))), libc::ENOENT, "round {round}");
+        }
+    }
 }
 
 /// Transactions of two sqlite programs on two nodes at the same time, in its usual journal mode.
