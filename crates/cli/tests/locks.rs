@@ -59,7 +59,7 @@ fn get(file: &File) {
     let began = Instant::now();
     lock(file, libc::F_SETLKW, libc::F_WRLCK).unwrap();
     let waited = began.elapsed();
-    assert!(waited >= Duration::from_millis(LEASE_MS / 2) && waited < PATIENCE, "{waited:?}");
+    assert!(waited >= Duration::from_millis(LEASE_MS / 2) && waited < Duration::from_secs(9), "{waited:?}");
 }
 
 fn errno<T>(result: io::Result<T>) -> Option<i32> {

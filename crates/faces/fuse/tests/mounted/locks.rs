@@ -303,15 +303,19 @@ fn who_has_a_lock_sees_what_others_wrote_before() {
             });
         }
     });
-    let mut bytes = [0; 8];
-    files[0].read_exact_at(&mut bytes, 0).unwrap();
-    assert_eq!(u64::from_le_bytes(bytes), 2 * rounds);
+    for file in &files {
+        lock(file, READ, 0, 8).unwrap();
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), 2 * rounds);
+    }
 }
 
 #[test]
 fn names_beside_a_locked_file_are_seen_at_once() {
     let Some((one, two)) = two_nodes() else { return };
-    let b = open(&two.at("f"));
+    let (a, b) = (open(&one.at("f")), open(&two.at("f")));
+    lock(&a, READ, 0, 0).unwrap();
     lock(&b, READ, 0, 0).unwrap();
     for round in 0..10 {
         fs::write(one.at("f-journal"), pattern(round, 100)).unwrap();
