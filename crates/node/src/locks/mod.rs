@@ -126,6 +126,13 @@ struct Lease {
     state: State,
 }
 
+impl Lease {
+    /// It is not known what its client holds.
+    fn is_unknown(&self) -> bool {
+        matches!(self.state, State::Earlier | State::Fencing { unknown: true })
+    }
+}
+
 /// A lease that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
@@ -141,19 +148,23 @@ pub struct Ended {
 pub struct Locks {
     table: LockTable,
     leases: FxHashMap<u64, Lease>,
+    /// Leases of an earlier run of which it is not known what their clients hold.
+    unknown: usize,
     lease: Nanos,
 }
 
 impl Locks {
     /// No locks; leases last for `lease` without renewal. `first` differs with every run of the server.
     pub fn new(limits: Limits, lease: Nanos, first: u64) -> Locks {
-        Locks { table: LockTable::new(limits, first), leases: FxHashMap::default(), lease }
+        Locks { table: LockTable::new(limits, first), leases: FxHashMap::default(), unknown: 0, lease }
     }
 
     /// A lease that an earlier run noted, of a client whose epoch was at least `epoch`.
     pub fn restore_lease(&mut self, now: Nanos, client: u64, number: u64, epoch: u32) {
         let until = self.end_of_lease(now);
-        self.leases.insert(client, Lease { number, until, epoch, state: State::Earlier });
+        if self.leases.insert(client, Lease { number, until, epoch, state: State::Earlier }).is_none() {
+            self.unknown += 1;
+        }
     }
 
     /// How long a lease lasts after a renewal, as its client is told.
@@ -169,8 +180,7 @@ impl Locks {
 
     /// Whether locks of an earlier run are still to be restored.
     pub fn is_restoring(&self) -> bool {
-        let waits = |lease: &Lease| matches!(lease.state, State::Earlier | State::Fencing { unknown: true });
-        self.leases.values().any(waits)
+        self.unknown > 0
     }
 
     /// Longer than the client counts: clocks do not run alike.
@@ -209,6 +219,7 @@ impl Locks {
                         Request::Restore { .. } => {}
                         Request::Renew { whole: true } => {
                             lease.state = State::Active;
+                            self.unknown -= 1;
                             return Reply::Done;
                         }
                         Request::End => {}
@@ -255,7 +266,9 @@ impl Locks {
 
     /// The client itself has given up its lease, and everything under it.
     pub fn end(&mut self, client: u64) {
-        self.leases.remove(&client);
+        if self.leases.remove(&client).is_some_and(|lease| lease.is_unknown()) {
+            self.unknown -= 1;
+        }
         self.table.remove_client(client);
     }
 
@@ -265,7 +278,7 @@ impl Locks {
         let over: Vec<(u64, Lease)> = over.map(|(client, lease)| (*client, *lease)).collect();
         let mut ended = Vec::with_capacity(over.len());
         for (client, lease) in over {
-            let unknown = matches!(lease.state, State::Earlier | State::Fencing { unknown: true });
+            let unknown = lease.is_unknown();
             let fence = (unknown || self.table.has_any(client)).then(|| lease.epoch.saturating_add(EPOCHS_AHEAD));
             match (self.leases.get_mut(&client), fence) {
                 (Some(lease), Some(_)) => lease.state = State::Fencing { unknown },
