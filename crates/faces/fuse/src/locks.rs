@@ -212,6 +212,8 @@ struct Waiter {
 /// What became of a request that waits.
 enum Turn {
     Waits,
+    /// The same, and the server did not answer.
+    Unanswered,
     Granted(u64),
     Failed(Errno),
     /// Its process is to go on without it.
@@ -221,8 +223,10 @@ enum Turn {
 impl Waiter {
     fn run(self) {
         let mut waiting: Vec<Waiting> = Vec::new();
+        // Before that nothing is asked: the server does not answer, and processes are to be watched meanwhile.
+        let mut ask_from = Instant::now();
         loop {
-            let due = waiting.iter().map(|wait| wait.next_ask.min(wait.next_look)).min();
+            let due = waiting.iter().map(|wait| wait.next_ask.max(ask_from).min(wait.next_look)).min();
             let come = match due {
                 None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(due) => self.inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
@@ -238,15 +242,19 @@ impl Waiter {
             waiting.extend(self.inbox.try_iter());
             let mut at = 0;
             while let Some(wait) = waiting.get_mut(at) {
-                let turn = wait.turn(Instant::now(), self.patience);
-                if matches!(turn, Turn::Waits) {
+                let now = Instant::now();
+                let turn = wait.turn(now, now >= ask_from, self.patience);
+                if matches!(turn, Turn::Unanswered) {
+                    ask_from = Instant::now() + ASK_MAX;
+                }
+                if matches!(turn, Turn::Waits | Turn::Unanswered) {
                     at += 1;
                     continue;
                 }
                 let wait = waiting.swap_remove(at);
                 self.count.fetch_sub(1, Ordering::Relaxed);
                 match turn {
-                    Turn::Waits => {}
+                    Turn::Waits | Turn::Unanswered => {}
                     Turn::Granted(version) => {
                         let _ = self.settles.send(Settle::Granted { reply: wait.reply, open: wait.open, version });
                     }
@@ -259,14 +267,14 @@ impl Waiter {
 }
 
 impl Waiting {
-    fn turn(&mut self, now: Instant, patience: Duration) -> Turn {
+    fn turn(&mut self, now: Instant, may_ask: bool, patience: Duration) -> Turn {
         if now >= self.next_look {
             self.next_look = now + LOOK_EVERY;
             if self.thread.is_some_and(|thread| self.is_interrupted(thread)) {
                 return Turn::Interrupted;
             }
         }
-        if now < self.next_ask {
+        if now < self.next_ask || !may_ask {
             return Turn::Waits;
         }
         let Ok(file) = self.open.file() else { return Turn::Failed(Errno::EBADF) };
@@ -284,6 +292,7 @@ impl Waiting {
                 if now - since >= patience || file.is_lost() {
                     return Turn::Failed(fault(error));
                 }
+                return Turn::Unanswered;
             }
         }
         Turn::Waits

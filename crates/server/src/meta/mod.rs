@@ -42,7 +42,8 @@
 //! without a journal keeps no order and must not be used.
 //!
 //! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use); files
-//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB.
+//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB;
+//! locks 2^18, of one client 16,384, of one file 8,192; requests that wait for locks 1,024 of one client.
 
 mod append;
 mod attributes;
