@@ -19,6 +19,8 @@ use crate::striped::unexpected;
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// How long the server may restore locks before a question fails, beside the time of a call.
 const RESTORE_MAX: Duration = Duration::from_secs(20);
+/// How long the server is told that an owner does not wait any more, before that is left to the thread that renews.
+const WITHDRAW_MAX: Duration = Duration::from_secs(1);
 /// How often a client asks while the server restores locks.
 const RESTORE_STEP: Duration = Duration::from_millis(50);
 
@@ -156,11 +158,12 @@ impl File {
         self.client().identity().leases.is_lost(self.key(), self.losses())
     }
 
-    /// An owner does not wait for a lock of the file any more.
+    /// An owner does not wait for a lock of the file any more. Takes a second at most; a server that does not answer is told
+    /// later.
     pub fn withdraw(&self, owner: u64) {
         let (client, owned) = (self.client(), (self.key(), owner));
         let _order = client.lock_orders.of(owned.0.0);
-        if !client.restore(owned) {
+        if !client.restore(owned, Instant::now() + WITHDRAW_MAX) {
             client.identity().leases.doubt(owned);
         }
     }
@@ -218,12 +221,12 @@ impl Client {
     }
 
     /// Tells the server what an owner has; false when that did not succeed. Call with the file's order held.
-    fn restore(&self, owned: Owned) -> bool {
+    fn restore(&self, owned: Owned, deadline: Instant) -> bool {
         let leases = &self.identity().leases;
         leases.state.lock().doubts.remove(&owned);
         let locks: Vec<FileLock> = leases.of(owned).iter().map(file_lock).collect();
         let wish = LockWish::Restore { file: owned.0, owner: owned.1, locks };
-        match self.ask_locks(wish, false, self.deadline()) {
+        match self.ask_locks(wish, false, deadline) {
             Ok(LockAnswer { said: LockSaid::Done | LockSaid::Lost, .. }) => true,
             told => {
                 tracing::debug!(?told, "locks could not be restored");
@@ -282,7 +285,7 @@ impl Client {
         let mut is_whole = true;
         for owned in owners {
             let _order = self.lock_orders.of(owned.0.0);
-            if !self.restore(owned) {
+            if !self.restore(owned, self.deadline()) {
                 leases.doubt(owned);
                 is_whole = false;
                 break;
