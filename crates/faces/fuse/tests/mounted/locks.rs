@@ -222,6 +222,36 @@ fn a_waiter_can_be_killed_and_then_holds_up_nobody() {
     lock(&b, WRITE, 0, 0).unwrap();
 }
 
+#[test]
+fn many_waiters_hold_up_no_other_request_and_all_get_their_turn() {
+    let Some(cluster) = Cluster::start(Duration::from_secs(20)) else { return };
+    let few = || MountOptions { threads: Some(2), ..Default::default() };
+    let (one, two) = (cluster.mount(few()), cluster.mount(few()));
+    let a = open(&one.at("f"));
+    lock(&a, WRITE, 0, 0).unwrap();
+    let inside = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for waiter in 0..24 {
+            let (node, inside) = (if waiter % 2 == 0 { &one } else { &two }, &inside);
+            scope.spawn(move || {
+                // As if it were a process of its own.
+                let file = open(&node.at("f"));
+                call(file.as_raw_fd(), libc::F_OFD_SETLKW, &mut described(WRITE, 0, 0)).unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+                sleep_ms(2);
+                inside.store(false, Ordering::SeqCst);
+                call(file.as_raw_fd(), libc::F_OFD_SETLK, &mut described(UNLOCK, 0, 0)).unwrap();
+            });
+        }
+        sleep_ms(500);
+        for node in [&one, &two] {
+            fs::write(node.at("g"), pattern(1, 100_000)).unwrap();
+            assert!(fs::read(node.at("g")).unwrap() == pattern(1, 100_000));
+        }
+        lock(&a, UNLOCK, 0, 0).unwrap();
+    });
+}
+
 extern "C" fn on_alarm(_: i32) {}
 
 /// In a child: has the timer interrupt it in 200 ms.
