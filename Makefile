@@ -59,6 +59,7 @@ bench: lab ## Print the benchmarks that the documentation quotes
 soak: setup ## Kill servers under load for SOAK_S seconds and verify every byte; then as long random simulations
 	IMPRESARIO_SOAK_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-cli --test soak -- --ignored --nocapture
 	$(CARGO) test --release --locked -p impresario-cli --test assist -- --ignored --nocapture
+	$(CARGO) test --release --locked -p impresario-fuse --test mounted -- --ignored --nocapture sqlite
 	IMPRESARIO_SIM_FUZZ_S=$(SOAK_S) $(CARGO) test --release --locked -p impresario-sim --test fuzz -- --nocapture
 	$(CARGO) run --release --locked -p impresario-lab -- reproduce --sweep
 

@@ -49,6 +49,9 @@ pub struct MountArgs {
     /// Bypass the page cache: every read and write goes to the servers as it is
     #[arg(long)]
     direct_io: bool,
+    /// Keep fcntl locks in this machine's kernel: they exclude the programs of this mount only, and cost nothing
+    #[arg(long)]
+    local_locks: bool,
     /// How long names and attributes may be cached, such as 1s
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     cache_time: Option<Duration>,
@@ -106,6 +109,7 @@ pub fn mount(args: MountArgs) -> anyhow::Result<ExitCode> {
         allow_other: args.allow_other,
         read_only: args.read_only,
         direct_io: args.direct_io,
+        shared_locks: !args.local_locks,
         threads: args.threads,
         cache_time: args.cache_time.unwrap_or(defaults.cache_time),
         source: std::path::absolute(&args.config).unwrap_or(args.config.clone()).display().to_string(),

@@ -215,7 +215,28 @@ fn table(config: &Config, states: &[State]) -> String {
     states.iter().filter_map(earlier_runs).for_each(|line| out += &line);
     states.iter().filter_map(who_loads).for_each(|line| out += &line);
     states.iter().for_each(|state| out += &limits(state));
+    states.iter().filter_map(locks).for_each(|line| out += &line);
     out
+}
+
+/// The file locks that the metadata server keeps; `None` where there are none.
+fn locks(state: &State) -> Option<String> {
+    let locks = state.report.as_ref().ok()?.pointer("/meta/locks")?;
+    let figure = |key: &str| locks.get(key).and_then(Value::as_u64).unwrap_or_default();
+    let (held, waiting, clients) = (figure("held"), figure("waiting"), figure("clients"));
+    let s = |count: u64| if count == 1 { "" } else { "s" };
+    let restoring = match locks.get("restoring").and_then(Value::as_bool) {
+        Some(true) => "; none is given before the clients of an earlier run have restored theirs",
+        _ => "",
+    };
+    let line = format!(
+        "{}: {held} file lock{} held, {waiting} request{} waiting, {clients} client{}{restoring}\n",
+        state.name,
+        s(held),
+        s(waiting),
+        s(clients),
+    );
+    (held + waiting > 0 || !restoring.is_empty()).then_some(line)
 }
 
 /// What a scheduler knows of earlier runs, and how much of it came true; `None` if it was given none.
@@ -362,6 +383,14 @@ mod tests {
             device: None,
             report,
         };
+        let meta = |held, restoring| {
+            state(
+                "meta",
+                Ok(json!({"meta": {"locks": {"held": held, "waiting": 2, "clients": 1, "restoring": restoring}}})),
+            )
+        };
+        assert_eq!(locks(&meta(1, false)).as_deref(), Some("meta: 1 file lock held, 2 requests waiting, 1 client\n"));
+        assert!(locks(&meta(0, true)).is_some_and(|line| line.ends_with("have restored theirs\n")));
         let text = table(&config, &[state("io.0", Ok(engine)), state("io.1", Err("connection refused".into()))]);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("server  address         policy"), "{text}");

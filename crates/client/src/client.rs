@@ -1,8 +1,9 @@
 //! A program's connection to a cluster: which servers it speaks to, and through which of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use impresario_base::lock::Mutex;
 use impresario_config::{Config, META_NAME};
 use impresario_layout::Layout;
 use impresario_transport::Access;
@@ -11,6 +12,7 @@ use impresario_wire::{Answer, Call, FileKey, KeyRole, MetaCall, ObjectInfo, Role
 use crate::error::ClientError;
 use crate::identity::{Identity, TrafficCount};
 use crate::link::{Link, LinkOptions};
+use crate::locks::Orders;
 use crate::opens::Opens;
 use crate::pending::{Op, Reply, exchange};
 use crate::striped::{ROUND_BYTES, Striped, accepted, check_list, check_range, unexpected};
@@ -76,6 +78,11 @@ pub struct Client {
     /// Of what went through I/O nodes; the data servers' links have their own.
     unsynced: Unsynced,
     pub(crate) told: Told,
+    pub(crate) lock_orders: Orders,
+    /// Held while a lease begins or is given up.
+    pub(crate) beginning_lease: Mutex<()>,
+    /// Itself, for the thread that renews the lease.
+    pub(crate) own: Weak<Client>,
 }
 
 enum DataPath {
@@ -138,7 +145,7 @@ impl Client {
             }
         };
         meta.session(Instant::now() + timeout)?;
-        let client = Arc::new(Client {
+        let client = Arc::new_cyclic(|own| Client {
             identity,
             timeout,
             meta,
@@ -147,6 +154,9 @@ impl Client {
             hints: Hints::default(),
             unsynced: Unsynced::default(),
             told: Told::default(),
+            lock_orders: Orders::default(),
+            beginning_lease: Mutex::default(),
+            own: own.clone(),
         });
         Ok(client)
     }

@@ -109,6 +109,16 @@ pub enum ClientError {
         /// The file.
         file: FileKey,
     },
+    /// Locks of a file that was open went to others, or may have.
+    #[error(
+        "locks of the file {:016x} were lost, because the metadata server did not hear of this client in time; close the file \
+         and open it again",
+        .file.0
+    )]
+    LocksLost {
+        /// The file.
+        file: FileKey,
+    },
     /// What the caller asked for cannot be.
     #[error("{what}")]
     Invalid {

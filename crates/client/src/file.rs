@@ -34,6 +34,8 @@ pub(crate) struct OpenFile {
     registration: Mutex<Registration>,
     /// The last loss of data of the file that was told to who has it open.
     told: Mutex<u64>,
+    /// How often the client had lost its locks when it was opened.
+    losses: u64,
 }
 
 /// How the metadata server knows the file.
@@ -57,6 +59,7 @@ impl File {
             write,
             registration: Mutex::new(registration),
             told: Mutex::new(client.told.last(opened.file)),
+            losses: client.identity().leases.losses(),
         });
         client.opens.insert(client, inner.number, &inner);
         File { inner }
@@ -64,14 +67,16 @@ impl File {
 
     /// Reads from `offset` on. Short only at the end of the file; holes are zeros.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ClientError> {
-        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        let OpenFile { client, key, layout, made, losses, .. } = &*self.inner;
+        client.identity().leases.may_read(*key, *losses)?;
         self.inner.known(|| client.read_made(*key, layout, *made, offset, into))
     }
 
     /// Reads extents (offset, length) into `into`, back to back; `into` is as long as all of them together. They may
     /// overlap and come in any order. Returns the bytes of each that lie before the end of the file; holes are zeros.
     pub fn read_list(&self, extents: &[(u64, usize)], into: &mut [u8]) -> Result<Vec<usize>, ClientError> {
-        let OpenFile { client, key, layout, made, .. } = &*self.inner;
+        let OpenFile { client, key, layout, made, losses, .. } = &*self.inner;
+        client.identity().leases.may_read(*key, *losses)?;
         self.inner.known(|| client.read_list_made(*key, layout, *made, extents, into))
     }
 
@@ -102,7 +107,8 @@ impl File {
             });
         }
         let deadline = self.inner.client.deadline();
-        let OpenFile { client, key, layout, .. } = &*self.inner;
+        let OpenFile { client, key, layout, losses, .. } = &*self.inner;
+        let _entered = client.identity().leases.enter(*key, *losses, deadline)?;
         let written = self.inner.known(|| client.write(*key, layout, offset, bytes))?;
         self.inner.stay_registered(deadline)?;
         Ok(written)
@@ -164,6 +170,11 @@ impl File {
 
     /// Changes attributes.
     pub fn set_attr(&self, set: &SetAttr) -> Result<Attr, ClientError> {
+        let OpenFile { client, key, losses, .. } = &*self.inner;
+        let _entered = match set.size {
+            Some(_) => client.identity().leases.enter(*key, *losses, client.deadline())?,
+            None => None,
+        };
         self.inner.attr(|handle| MetaCall::SetAttr { target: Target::Handle(handle), set: set.clone() })
     }
 
@@ -201,6 +212,15 @@ impl File {
     /// The file's key.
     pub fn key(&self) -> FileKey {
         self.inner.key
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.inner.client
+    }
+
+    /// How often the client had lost its locks when it was opened.
+    pub(crate) fn losses(&self) -> u64 {
+        self.inner.losses
     }
 
     /// Where its data lie.
@@ -301,7 +321,11 @@ impl OpenFile {
         let mut has_been_stale = false;
         loop {
             let asked = self.register(deadline).and_then(|(session, handle)| {
-                self.client.meta_link().call_in(session, Call::Meta { who, call: call(handle) }, deadline)
+                let call = call(handle);
+                // A truncation is a write.
+                let writes = matches!(&call, MetaCall::SetAttr { set: SetAttr { size: Some(_), .. }, .. });
+                let under = writes.then_some(self.key);
+                self.client.meta_link().call_under(session, Call::Meta { who, call }, under, deadline)
             });
             match asked {
                 Err(ClientError::SessionEnded { .. }) if Instant::now() < deadline => {}

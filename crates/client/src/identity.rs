@@ -8,6 +8,7 @@ use impresario_transport::Membership;
 use impresario_wire::{ClientKey, Who};
 
 use crate::error::{ClientError, Errno};
+use crate::leases::Leases;
 
 /// A client as its servers know it; shared by all its links.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct Identity {
     user: u32,
     /// The cluster that its servers must be of.
     membership: Arc<Membership>,
+    /// The file locks of this client.
+    pub(crate) leases: Leases,
     /// What left this client.
     pub traffic: Traffic,
 }
@@ -44,6 +47,7 @@ impl Identity {
             job: who.job,
             user: who.user,
             membership: Arc::default(),
+            leases: Leases::default(),
             traffic: Traffic::default(),
         }
     }

@@ -16,7 +16,7 @@ use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Address;
 use impresario_node::session::{Next, Patience, Routes};
 use impresario_transport::Access;
-use impresario_wire::{Call, ClusterId, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
+use impresario_wire::{Call, ClusterId, FileKey, Hello, PROTOCOL_VERSION, Role, Welcome, Who};
 
 use crate::clock::{instant, nanos, span};
 use crate::connection::{Connection, Greeting};
@@ -154,7 +154,18 @@ impl Link {
     /// A call that makes sense only on the connection `session`: it is sent there once or not at all
     /// ([`ClientError::SessionEnded`]).
     pub fn call_in(&self, session: u64, call: Call, deadline: Instant) -> Result<Reply, ClientError> {
-        let mut pending = Pending::new(self, call, &[], Some(session));
+        self.call_under(session, call, None, deadline)
+    }
+
+    /// The same for a change of a file, which is not made when its locks are lost.
+    pub(crate) fn call_under(
+        &self,
+        session: u64,
+        call: Call,
+        under: Option<FileKey>,
+        deadline: Instant,
+    ) -> Result<Reply, ClientError> {
+        let mut pending = Pending::new(self, call, &[], Some(session)).under(under);
         pending.launch(deadline);
         pending.wait(None, deadline)
     }

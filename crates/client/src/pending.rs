@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use impresario_node::session::{self, Failure, Rights, Step, Verdict};
-use impresario_wire::{Answer, Call, Fault, MetaCall, Target};
+use impresario_wire::{Answer, Call, Fault, FileKey, MetaCall, Target};
 
 use crate::clock::{instant, nanos};
 use crate::connection::{Connection, NotStarted, Outcome};
@@ -41,6 +41,8 @@ pub struct Pending<'a> {
     payload: &'a [IoSlice<'a>],
     want_bytes: u32,
     session: Option<u64>,
+    /// The file that it writes.
+    under: Option<FileKey>,
     started: Instant,
     under_way: Option<(Arc<Connection>, u64)>,
     /// Where the payload of the answer goes.
@@ -58,18 +60,29 @@ impl<'a> Pending<'a> {
         if let Some(who) = call.who().filter(|who| who.since < who.epoch) {
             attempts.repeats(who.since);
         }
+        let under = match &call {
+            Call::Write { file, .. } | Call::FileWrite { file, .. } => Some(*file),
+            _ => None,
+        };
         Pending {
             link,
             call,
             payload,
             want_bytes,
             session,
+            under,
             started: Instant::now(),
             under_way: None,
             lender: None,
             failed: None,
             attempts,
         }
+    }
+
+    /// It changes this file, and is not sent when the locks of that are lost.
+    pub(crate) fn under(mut self, file: Option<FileKey>) -> Pending<'a> {
+        self.under = file.or(self.under);
+        self
     }
 
     /// Waits for the answer, at most until `deadline`; its payload goes into `into`, which must hold what was asked for.
@@ -145,6 +158,11 @@ impl<'a> Pending<'a> {
             && let Some(who) = self.call.who_mut()
         {
             (who.epoch, who.since) = (epoch, self.attempts.since());
+        }
+        if self.attempts.is_ours()
+            && let Some(file) = self.under
+        {
+            self.link.identity().leases.check(file, epoch, deadline)?;
         }
         if let Some(lender) = &self.lender {
             self.check_room(lender)?;
@@ -255,7 +273,8 @@ fn rights(call: &Call, link: &Link, bound: bool) -> Rights {
     let changes = match call {
         Call::Write { .. } | Call::WriteMerged { .. } | Call::FileWrite { .. } => true,
         Call::Truncate { .. } | Call::Unlink { .. } | Call::SetAside { .. } => true,
-        Call::Meta { call, .. } => call.is_change(),
+        // A copy that comes late would take or give up what its client has asked for anew.
+        Call::Meta { call, .. } => call.is_change() || matches!(call, MetaCall::Lock(_)),
         _ => false,
     };
     Rights { repeat: !bound && may_repeat(call, ours), ours, bound, again_when_busy, changes }
@@ -278,6 +297,7 @@ fn may_repeat(call: &Call, ours: bool) -> bool {
             MetaCall::Open { .. } | MetaCall::Reopen { .. } => true,
             MetaCall::Create { exclusive, .. } => !exclusive,
             MetaCall::Readlink { .. } | MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
+            MetaCall::Lock(_) => false,
             MetaCall::FsyncDir { .. } | MetaCall::SetLayout { .. } => true,
             MetaCall::Close { .. } | MetaCall::Fsync { .. } | MetaCall::Append { .. } => false,
             MetaCall::Mkdir { .. } | MetaCall::Rmdir { .. } | MetaCall::Unlink { .. } => false,

@@ -101,6 +101,9 @@ impl Config {
         if cluster.key_dir.as_os_str().is_empty() {
             found.add(&at, "key_dir", "key_dir is empty; name a folder for the files of keys, or remove the key");
         }
+        if let Some(lease_ms) = self.meta.lock_lease_ms {
+            found.range(&KeyPath::default().key("meta"), "lock_lease_ms", lease_ms, (500, 600_000), " ms");
+        }
         if let Some(count) = cluster.stripe_count.filter(|_| !self.data.is_empty()) {
             let most = self.data.len() as u64;
             found.range(&at, "stripe_count", count.into(), (1, most), ", the number of data servers");

@@ -200,6 +200,16 @@ pub struct Meta {
     /// Address of its metrics for Prometheus, `ip:port`: `http://ip:port/metrics`. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+    /// How long a client that does not answer keeps its file locks, milliseconds (500 to 600000). Absent: 10000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock_lease_ms: Option<u64>,
+}
+
+impl Meta {
+    /// How long a client that does not answer keeps its file locks, milliseconds.
+    pub fn lock_lease_ms(&self) -> u64 {
+        self.lock_lease_ms.unwrap_or(10_000)
+    }
 }
 
 /// A data server.

@@ -69,6 +69,9 @@ impl Config {
             None => {
                 writeln!(out, "\n# The metadata server. Directories are relative to this file.")?;
                 writeln!(out, "[meta]\naddress = {}\ndir = {}", text(&self.meta.address), path(&self.meta.dir))?;
+                if let Some(lease_ms) = self.meta.lock_lease_ms {
+                    writeln!(out, "lock_lease_ms = {lease_ms}")?;
+                }
                 write_metrics(out, self.meta.metrics)?;
                 writeln!(
                     out,
@@ -330,6 +333,7 @@ mod tests {
         config.io[0].policy = PolicySpec::named("twins").with("window_us", 1500).with("order", "permutation");
         config.io[1].split = true;
         config.meta.metrics = Some("127.0.0.1:9410".parse().unwrap());
+        config.meta.lock_lease_ms = Some(2500);
         config.data[1].metrics = Some("[::1]:9411".parse().unwrap());
         config.io[0].metrics = Some("0.0.0.0:9412".parse().unwrap());
         config.io[1].merge_requests = 2;

@@ -284,6 +284,9 @@ pub const FAMILIES: &[Family] = &[
     // The metadata server.
     gauge("meta_sessions", "Open sessions of clients.", &["meta/sessions"]),
     gauge("meta_open_files", "Files that clients have open.", &["meta/open_files"]),
+    gauge("meta_locks", "File locks that clients hold.", &["meta/locks/held"]),
+    gauge("meta_locks_waiting", "Requests that wait for file locks.", &["meta/locks/waiting"]),
+    gauge("meta_lock_clients", "Clients that have file locks, or had some lately.", &["meta/locks/clients"]),
     gauge(
         "meta_orphans",
         "Removed files whose objects are not yet removed; at most 10,000 are counted.",

@@ -4,6 +4,7 @@ pub mod allocation;
 pub mod append;
 mod dispatch;
 pub mod grants;
+pub mod locks;
 mod parent;
 pub mod pieces;
 mod readiness;

@@ -4,13 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use impresario_client::{ClientError, Identity, Link, LinkOptions, Striped, Vet};
+use impresario_client::{ClientError, Identity, Link, LinkOptions, Op, Striped, Vet, exchange};
 use impresario_config::Config;
 use impresario_layout::Layout;
 use impresario_transport::{Access, Membership};
 use impresario_wire::{Answer, Call, ClientKey, Fault, FileKey, KeyRole, ObjectInfo, Role, Statfs, Who};
 
-use crate::meta::Objects;
+use crate::meta::{NO_FILE, Objects};
 use crate::workers::waiting_elsewhere;
 
 /// Removals of objects that are under way at once, for one thread.
@@ -85,6 +85,21 @@ impl Objects for DataServers {
         let newer = if own { self.identity.who() } else { Who { epoch: who.epoch.saturating_add(1), ..*who } };
         // A sync waits for all that came before it.
         waiting_elsewhere(|| self.striped.sync(&newer, file, layout)).map_err(failed)
+    }
+
+    fn fence(&self, who: &Who) -> io::Result<()> {
+        let sync = |link| Op { link, call: Call::Sync { who: *who, file: NO_FILE }, payload: &[], into: None };
+        let deadline = Instant::now() + self.timeout;
+        let ops = || self.striped.servers().iter().map(|link| sync(link.as_ref())).collect();
+        for synced in waiting_elsewhere(|| exchange(ops(), deadline)) {
+            match synced {
+                Ok(_) => {}
+                // It knows a newer epoch already.
+                Err(ClientError::Fault { fault: Fault { errno: Fault::FENCED, .. }, .. }) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(())
     }
 
     fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>> {

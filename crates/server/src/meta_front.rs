@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use impresario_wire::{Answer, Call, Fault, MetaCall, Target};
+use impresario_wire::{Answer, Call, Fault, LockCall, MetaCall, Target};
 
 use crate::connection::{Connection, Reply};
 use crate::listener::{Incoming, Service, Vitals};
@@ -45,6 +45,8 @@ fn may_wait(call: &MetaCall) -> bool {
         | MetaCall::FsyncDir { .. }
         | MetaCall::Statfs
         | MetaCall::Examine(_) => true,
+        // A lease begins.
+        MetaCall::Lock(LockCall { lease: 0, .. }) => true,
         MetaCall::SetAttr { set, .. } => set.size.is_some(),
         _ => false,
     }

@@ -202,6 +202,7 @@ fn start_meta(config: &Config) -> Result<Started, StartError> {
     let options = MetaOptions {
         stripe_bytes: config.cluster.stripe_bytes,
         stripe_count: config.stripe_count(),
+        lock_lease: Duration::from_millis(meta.lock_lease_ms()),
         ..MetaOptions::new(&meta.dir, config.data.len() as u16)
     };
     let service = MetaFront::new(server.vitals(), MetaService::open(options, Arc::new(objects))?, stores);

@@ -4,10 +4,12 @@
 pub mod exercise;
 pub mod frame;
 pub mod list;
+pub mod locks;
 pub mod message;
 pub mod rights;
 
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind, Limits, decode_body, encode_frame};
 pub use list::{BadList, Extents, LIST_EXTENTS_MAX};
+pub use locks::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
 pub use message::*;
 pub use rights::{Right, may_send};

@@ -4,9 +4,10 @@ use impresario_layout::Layout;
 use serde::{Deserialize, Serialize};
 
 use crate::list::Extents;
+use crate::locks::{LockAnswer, LockCall};
 
 /// Version of the protocol; both sides must speak the same.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// A file's stable key: names its objects on the data servers for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -658,6 +659,8 @@ pub enum MetaCall {
     },
     /// Looks at what the metadata server knows, for a check of the cluster; changes nothing. Answer: [`Answer::Examined`].
     Examine(Examine),
+    /// Locks of byte ranges. EOPNOTSUPP: the server keeps none. Answer: [`Answer::Lock`].
+    Lock(LockCall),
 }
 
 /// Names of one node. File systems below take 65,000 at least, and a metadata server needs some for itself.
@@ -729,6 +732,8 @@ impl MetaCall {
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Append { .. } => false,
             MetaCall::GetAttr { .. } | MetaCall::Readlink { .. } => false,
             MetaCall::Readdir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => false,
+            // Done twice it is done once, see `locks`.
+            MetaCall::Lock(_) => false,
         }
     }
 }
@@ -1024,6 +1029,8 @@ pub enum Answer {
         /// These are all its limits that are in use.
         is_whole: bool,
     },
+    /// Of locks.
+    Lock(LockAnswer),
 }
 
 /// What a server granted of a limit over all servers.

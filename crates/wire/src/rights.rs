@@ -90,6 +90,7 @@ fn right_for_meta(call: &MetaCall) -> (Right, &'static str) {
         | MetaCall::Readlink { .. }
         | MetaCall::Readdir { .. }
         | MetaCall::Statfs
+        | MetaCall::Lock(_)
         | MetaCall::SetLayout { .. } => (Right::Anyone, "a call of the name space"),
         MetaCall::Examine(_) => (Right::NotClients, "examining the name space"),
     }
@@ -119,7 +120,7 @@ pub fn may_send(role: KeyRole, client: crate::ClientKey, call: &Call) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ClientKey, Examine, Extents, FileKey, Who};
+    use crate::{ClientKey, Examine, Extents, FileKey, LockCall, LockWish, Who};
     use impresario_layout::Layout;
 
     const OWN: ClientKey = ClientKey(7);
@@ -142,6 +143,7 @@ mod tests {
             ("cas", Call::FileSync { who, file, layout }),
             ("cas", Call::FileStat { file, layout }),
             ("cas", Call::Meta { who, call: MetaCall::Statfs }),
+            ("cas", Call::Meta { who, call: MetaCall::Lock(LockCall { lease: 0, wish: LockWish::End }) }),
             ("as", Call::ListObjects { from: FileKey(0), max: 1 }),
             ("as", Call::SetAside { who, file }),
             ("a", Call::Scrub { file, offset: 0, max_bytes: 1 }),

@@ -214,6 +214,7 @@ impl FakeNames {
                 }
                 Answer::Done
             }
+            MetaCall::Lock(_) => return Err(libc::EOPNOTSUPP),
             MetaCall::Examine(_) => return Err(libc::ENOSYS),
         })
     }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use fuser::{Errno, FopenFlags, WriteFlags};
+use impresario_base::lock::Mutex;
 use impresario_client::{ClientError, File};
-use impresario_wire::{Attr, SetAttr};
+use impresario_wire::{Attr, FileLock, SetAttr};
 
 use crate::face::{Face, Outcome, fault};
 use crate::freshness::{Freshness, Mark, Verdict};
@@ -17,6 +18,9 @@ use crate::names::Maker;
 
 /// Largest read served, bytes; the kernel asks for at most 1 MiB.
 const READ_MAX_BYTES: usize = 16 << 20;
+
+/// The last byte that a lock can cover.
+const LOCK_END: u64 = i64::MAX as u64;
 
 thread_local! {
     /// The buffer for a thread's reads; grows to the largest request that the kernel makes.
@@ -35,12 +39,27 @@ pub(crate) struct OpenFile {
     /// It was opened with `O_APPEND`: the kernel keeps no pages of what is written, so it may go elsewhere than the kernel
     /// believes.
     appends: AtomicBool,
+    /// Owners that locked through it and have not closed it.
+    lockers: Mutex<Vec<u64>>,
 }
 
 impl OpenFile {
     /// Whether this is another file than the inode number means.
     pub(crate) fn is_instead(&self) -> bool {
         self.instead
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// An owner locks through it.
+    pub(crate) fn note_locker(&self, owner: u64) {
+        let mut lockers = self.lockers.lock();
+        if !lockers.contains(&owner) {
+            lockers.push(owner);
+        }
     }
 
     /// The kernel's view of the file.
@@ -128,7 +147,8 @@ impl Face {
             }
             self.inodes.opened_instead(number, handle);
         }
-        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, appends: appends(flags) };
+        let (appends, lockers) = (appends(flags), Mutex::default());
+        let open = OpenFile { file: Some(file), number, fresh, instead: !is_meant, appends, lockers };
         let flags =
             self.begin(&open, flags, &attr, mark, spared, uid).inspect_err(|_| self.inodes.closed(number, handle))?;
         self.files.put(handle, open);
@@ -188,6 +208,7 @@ impl Face {
             fresh: entered.fresh.clone(),
             instead: false,
             appends: appends(flags),
+            lockers: Mutex::default(),
         };
         if !self.inodes.opened(entered.number, key, handle) {
             self.inodes.forget(entered.number, 1);
@@ -268,7 +289,32 @@ impl Face {
     pub(crate) fn close_file(&self, handle: u64) {
         if let Some(open) = self.files.take(handle) {
             self.inodes.closed(open.number, handle);
+            // Those of an open file description (F_OFD_SETLK) end with it. Those of processes ended when they closed it.
+            for owner in std::mem::take(&mut *open.lockers.lock()) {
+                if let Ok(file) = open.file()
+                    && let Err(error) = file.unlock(owner, 0, LOCK_END)
+                {
+                    tracing::warn!(%error, "unlocking a closed file");
+                }
+            }
         }
+    }
+
+    /// A process closes one of its descriptors of a file: its locks of the file end.
+    pub(crate) fn drop_locks(&self, handle: u64, owner: u64) -> Outcome<()> {
+        let open = self.open_by(handle)?;
+        open.lockers.lock().retain(|locker| *locker != owner);
+        open.file()?.unlock(owner, 0, LOCK_END).map_err(fault)
+    }
+
+    pub(crate) fn unlock(&self, handle: u64, lock: &FileLock) -> Outcome<()> {
+        self.open_by(handle)?.file()?.unlock(lock.owner, lock.start, lock.end).map_err(fault)
+    }
+
+    /// The lock that excludes this one. Processes of other nodes have no number here.
+    pub(crate) fn test_lock(&self, handle: u64, lock: FileLock) -> Outcome<Option<FileLock>> {
+        let held = self.open_by(handle)?.file()?.test_lock(lock).map_err(fault)?;
+        Ok(held.map(|held| FileLock { pid: if held.own { held.lock.pid } else { 0 }, ..held.lock }))
     }
 }
 

@@ -14,16 +14,17 @@ use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags,
     KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
     ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use impresario_base::lock::RwLock;
 use impresario_client::{Client, ClientError};
-use impresario_wire::{Attr, SetAttr, XattrMode};
+use impresario_wire::{Attr, FileLock, SetAttr, XattrMode};
 
 use crate::attr::{file_attr, set_time};
 use crate::data::OpenFile;
 use crate::handles::Handles;
 use crate::inodes::{Entered, Inodes};
+use crate::locks::LockService;
 use crate::names::{Maker, OpenDirectory};
 use crate::{MountOptions, kernel};
 
@@ -46,10 +47,12 @@ pub(crate) struct Face {
     /// Read-locked while a path is in use, write-locked while a directory moves: a path that was built before a move
     /// must not be looked up after it.
     pub(crate) tree: RwLock<()>,
+    /// `None`: the kernel keeps locks.
+    pub(crate) locks: Option<LockService>,
 }
 
 impl Face {
-    pub(crate) fn new(client: Arc<Client>, options: MountOptions) -> Face {
+    pub(crate) fn new(client: Arc<Client>, options: MountOptions, locks: Option<LockService>) -> Face {
         Face {
             client,
             options,
@@ -57,6 +60,7 @@ impl Face {
             files: Handles::new(),
             directories: Handles::new(),
             tree: RwLock::new(()),
+            locks,
         }
     }
 }
@@ -78,11 +82,21 @@ pub(crate) fn fault(error: ClientError) -> Errno {
 }
 
 impl Face {
+    /// How long the kernel may keep a name.
+    fn name_time(&self, parent: INodeNo, name: &[u8]) -> Duration {
+        let is_beside = self.locks.as_ref().is_some_and(|locks| locks.beside.has(parent.0, name));
+        if is_beside { Duration::ZERO } else { self.options.cache_time }
+    }
+
     fn reply_entry(&self, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
+        self.reply_entry_for(self.options.cache_time, reply, outcome);
+    }
+
+    fn reply_entry_for(&self, valid: Duration, reply: ReplyEntry, outcome: Outcome<(Entered, Attr)>) {
         match outcome {
             Ok((entered, attr)) => {
                 let shown = file_attr(entered.number, &attr);
-                reply.entry(&self.options.cache_time, &shown, Generation(entered.generation));
+                reply.entry(&valid, &shown, Generation(entered.generation));
             }
             Err(errno) => reply.error(errno),
         }
@@ -112,18 +126,27 @@ fn reply_xattr(reply: ReplyXattr, room_bytes: u32, outcome: Outcome<Vec<u8>>) {
     }
 }
 
+fn wanted(owner: LockOwner, start: u64, end: u64, kind: i32, pid: u32) -> FileLock {
+    FileLock { owner: owner.0, pid, start, end, exclusive: kind == lock_kind(true) }
+}
+
+fn lock_kind(exclusive: bool) -> i32 {
+    if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }
+}
+
 fn maker(request: &Request) -> Maker {
     Maker { uid: request.uid(), gid: request.gid() }
 }
 
 impl Filesystem for Face {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        kernel::agree(&self.options, config);
+        kernel::agree(&self.options, self.locks.is_some(), config);
         Ok(())
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.reply_entry(reply, self.look_up(parent.0, name.as_bytes()));
+        let valid = self.name_time(parent, name.as_bytes());
+        self.reply_entry_for(valid, reply, self.look_up(parent.0, name.as_bytes()));
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
@@ -241,7 +264,7 @@ impl Filesystem for Face {
         match self.create_file(parent.0, name.as_bytes(), mode, flags, maker(request)) {
             Ok((entered, attr, handle, flags)) => {
                 let (shown, generation) = (file_attr(entered.number, &attr), Generation(entered.generation));
-                reply.created(&self.options.cache_time, &shown, generation, FileHandle(handle), flags);
+                reply.created(&self.name_time(parent, name.as_bytes()), &shown, generation, FileHandle(handle), flags);
             }
             Err(errno) => reply.error(errno),
         }
@@ -282,9 +305,59 @@ impl Filesystem for Face {
         }
     }
 
-    /// Writes are never buffered here. After ENOSYS the kernel writes back mapped pages itself and stops sending flush.
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    /// A process closes a descriptor, which ends its locks of the file. Writes are never buffered here. After ENOSYS the kernel
+    /// writes back mapped pages itself and stops sending flush.
+    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        match self.locks {
+            Some(_) => reply_empty(reply, self.drop_locks(handle.0, owner.0)),
+            None => reply.error(Errno::ENOSYS),
+        }
+    }
+
+    fn getlk(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        match self.test_lock(handle.0, wanted(owner, start, end, kind, pid)) {
+            Ok(Some(held)) => reply.locked(held.start, held.end, lock_kind(held.exclusive), held.pid),
+            Ok(None) => reply.locked(start, end, libc::F_UNLCK, 0),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        wait: bool,
+        reply: ReplyEmpty,
+    ) {
+        let lock = wanted(owner, start, end, kind, pid);
+        if kind == libc::F_UNLCK {
+            return reply_empty(reply, self.unlock(handle.0, &lock));
+        }
+        match (&self.locks, self.open_by(handle.0)) {
+            (Some(locks), Ok(open)) => {
+                locks.beside.note(open.number(), || self.inodes.entries(open.number()));
+                locks.set(open, lock, wait, request.pid(), reply);
+            }
+            (None, _) => reply.error(Errno::ENOSYS),
+            (_, Err(errno)) => reply.error(errno),
+        }
     }
 
     fn release(
@@ -323,10 +396,11 @@ impl Filesystem for Face {
     }
 
     fn readdirplus(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let cache_time = self.options.cache_time;
+        let parent = self.directories.get(handle.0).map_or(0, |directory| directory.number());
         let outcome = self.read_directory_plus(handle.0, offset, &mut |name, attr, generation| {
             let (number, shown) = (INodeNo(name.number), file_attr(name.number, attr));
-            reply.add(number, name.offset, OsStr::from_bytes(name.name), &cache_time, &shown, Generation(generation))
+            let valid = self.name_time(INodeNo(parent), name.name);
+            reply.add(number, name.offset, OsStr::from_bytes(name.name), &valid, &shown, Generation(generation))
         });
         match outcome {
             Ok(()) => reply.ok(),

@@ -34,6 +34,8 @@ pub(crate) struct Freshness {
     writes: AtomicU64,
     /// The server's latest attributes and this mount's writes since.
     view: Mutex<Option<View>>,
+    /// The version of the file that came with its last lock: the kernel's pages hold what others had written before.
+    lock_version: Mutex<Option<u64>>,
     /// The version of the file that the kernel's cached pages hold.
     pages: Mutex<Option<Stamp>>,
 }
@@ -129,6 +131,13 @@ impl Freshness {
         if self.has_no_write_since(mark) {
             *view = Some(View { attr: *attr, at: now, end: 0 });
         }
+    }
+
+    /// A lock was granted with this version: attributes have to be asked for again. True when no other node has changed the
+    /// file under a lock since this one had the last.
+    pub(crate) fn locked(&self, version: u64) -> bool {
+        *self.view.lock() = None;
+        self.lock_version.lock().replace(version) == Some(version)
     }
 
     fn is_quiet_since(&self, mark: Mark) -> bool {
@@ -248,6 +257,15 @@ mod tests {
         for now in [100, 100, 99] {
             assert_eq!(judge(&fresh, FILE, &attr(10, 100), at(now)), Verdict::Open { keep_pages: false });
         }
+    }
+
+    #[test]
+    fn a_lock_makes_attributes_be_asked_for_and_pages_stay_with_the_same_version() {
+        let (fresh, now) = (Freshness::default(), Instant::now());
+        fresh.learnt(&attr(10, 100), fresh.mark(), now);
+        assert!(!fresh.locked(7), "the first");
+        assert!(fresh.recent(now, Duration::from_secs(1)).is_none());
+        assert!(fresh.locked(7) && !fresh.locked(8) && fresh.locked(8));
     }
 
     #[test]

@@ -23,7 +23,11 @@ const REQUESTED: [(InitFlags, &str); 8] = [
 
 /// Configures the connection. Never asks for the write-back cache: a reply to a write means that the data servers hold
 /// the bytes.
-pub(crate) fn agree(options: &MountOptions, config: &mut KernelConfig) {
+pub(crate) fn agree(options: &MountOptions, locks: bool, config: &mut KernelConfig) {
+    // Not those of `flock`: requests do not say which kind of lock is meant.
+    if locks && config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS).is_err() {
+        tracing::warn!("this kernel keeps file locks to itself: they hold among the programs of this mount only");
+    }
     for (flag, meaning) in REQUESTED {
         if config.add_capabilities(flag).is_err() {
             tracing::debug!(?flag, meaning, "not supported by this kernel");

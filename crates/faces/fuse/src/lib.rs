@@ -13,6 +13,7 @@ mod freshness;
 mod handles;
 mod inodes;
 mod kernel;
+mod locks;
 mod mount;
 mod mountpoint;
 mod names;

@@ -4,16 +4,17 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use fuser::{Config, Filesystem, Session, SessionACL};
+use fuser::{Config, Filesystem, Notifier, Session, SessionACL};
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_client::{Client, ClientError};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::face::Face;
+use crate::locks::LockService;
 use crate::{MountOptions, device, mountpoint};
 
 /// After the kernel ends a mount, its threads end at once; this only bounds the wait for them.
@@ -123,7 +124,16 @@ impl Ended {
 pub fn mount(client: Arc<Client>, mountpoint: &Path, options: MountOptions) -> Result<Mounted, MountError> {
     let path = mountable(mountpoint)?;
     client.stat(b"").map_err(|source| MountError::Cluster { path: path.clone(), source })?;
-    mount_at(Face::new(client, options.clone()), path, options)
+    let unserved = |source| MountError::Cluster { path: path.clone(), source };
+    let locks = match options.shared_locks && client.serves_locks().map_err(unserved)? {
+        true => {
+            let started = LockService::start(&client);
+            Some(started.map_err(|source| MountError::Refused { path: path.clone(), source })?)
+        }
+        false => None,
+    };
+    let notifier = locks.as_ref().map(|locks| locks.notifier.clone());
+    mount_at(Face::new(client, options.clone(), locks), path, options, notifier)
 }
 
 /// Mounts any file system and serves it like a cluster: with the same threads, permissions checked by the kernel, and
@@ -133,15 +143,20 @@ pub fn mount_file_system(
     mountpoint: &Path,
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
-    mount_at(file_system, mountable(mountpoint)?, options)
+    mount_at(file_system, mountable(mountpoint)?, options, None)
 }
 
-fn mount_at(file_system: impl Filesystem, path: PathBuf, options: MountOptions) -> Result<Mounted, MountError> {
+fn mount_at(
+    file_system: impl Filesystem,
+    path: PathBuf,
+    options: MountOptions,
+    notifier: Option<Arc<OnceLock<Notifier>>>,
+) -> Result<Mounted, MountError> {
     let refused = |source| MountError::Refused { path: path.clone(), source };
     let fuse = device::mount(&path, &options).map_err(refused)?;
     let device = mountpoint::mounted_at(&path).map(|line| line.device);
     let mounted = Mounted { path: path.clone(), device, ended: Arc::default() };
-    serve(file_system, options, fuse, &path, mounted.ended.clone()).map_err(|source| {
+    serve(file_system, options, fuse, &path, mounted.ended.clone(), notifier).map_err(|source| {
         mounted.ended.set(Err(source.to_string()));
         refused(source)
     })?;
@@ -155,6 +170,7 @@ fn serve(
     fuse: OwnedFd,
     path: &Path,
     ending: Arc<Ended>,
+    notifier: Option<Arc<OnceLock<Notifier>>>,
 ) -> io::Result<()> {
     let read_ahead_bytes = options.read_ahead_bytes;
     let mut config = Config::default();
@@ -162,6 +178,9 @@ fn serve(
     config.clone_fd = true;
     let acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     let session = Session::from_fd(file_system, fuse, acl, config)?;
+    if let Some(notifier) = notifier {
+        let _ = notifier.set(session.notifier());
+    }
     if let Err(error) = mountpoint::set_read_ahead(path, read_ahead_bytes) {
         tracing::info!(mount = %path.display(), %error, "read-ahead stays at the kernel's default; a larger value needs root");
     }

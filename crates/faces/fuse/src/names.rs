@@ -41,6 +41,11 @@ impl OpenDirectory {
     pub(crate) fn new(number: u64) -> OpenDirectory {
         OpenDirectory { number, cursor: Mutex::default() }
     }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 /// A directory entry for the kernel.

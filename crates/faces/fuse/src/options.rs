@@ -19,6 +19,9 @@ pub struct MountOptions {
     /// Bypass the page cache: every read and write of a program goes to the servers as it is, and several writers of
     /// one file run in parallel. For programs with large requests.
     pub direct_io: bool,
+    /// Keep `fcntl` locks at the metadata server, for all nodes, where there is one. Otherwise the kernel keeps them, for the
+    /// programs of this mount.
+    pub shared_locks: bool,
     /// Largest read or write that the kernel sends, bytes, 4 KiB to 1 MiB.
     pub request_max_bytes: u32,
     /// How far the kernel reads ahead of a sequential reader, bytes. More than 128 KiB needs root.
@@ -35,6 +38,7 @@ impl Default for MountOptions {
             threads: None,
             cache_time: Duration::from_secs(1),
             direct_io: false,
+            shared_locks: true,
             request_max_bytes: 1 << 20,
             read_ahead_bytes: 4 << 20,
             source: "impresario".to_owned(),

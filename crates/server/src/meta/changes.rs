@@ -182,6 +182,11 @@ impl Changes {
         directory.disk.sync_changes(&*fd)
     }
 
+    /// The latest epoch that is known of a client.
+    pub(super) fn epoch_of(&self, client: u64) -> u32 {
+        self.replies.lock().epoch_of(client)
+    }
+
     /// Makes the epochs noted so far durable.
     pub(super) fn sync(&self, directory: &MetaDirectory) -> rustix::io::Result<()> {
         self.epochs.sync(|| {
@@ -192,7 +197,7 @@ impl Changes {
     }
 
     /// Notes the epoch of a call, if it is news; whether its client is still in it.
-    fn note_epoch(&self, directory: &MetaDirectory, who: Who) -> rustix::io::Result<bool> {
+    pub(super) fn note_epoch(&self, directory: &MetaDirectory, who: Who) -> rustix::io::Result<bool> {
         let known = self.replies.lock().epoch_of(who.client.0);
         if known < who.epoch {
             self.note(directory, Note { kind: CLIENT, who: Who { sequence: 0, ..who }, key: FileKey(0) })?;

@@ -6,6 +6,7 @@
 //! keys      file keys below this count may be in use
 //! changes   changes of the name space that were done, for their clients that ask again
 //! lock      held while a server runs here
+//! lockers/  <client>-<lease>: a client that has locks of byte ranges
 //! names/    the name space
 //! writers/  <key>: another name of a file whose objects may be newer
 //! orphans/  <key>: another name of a file that lost its last name in the name space
@@ -29,13 +30,14 @@ const FORMAT: u32 = 2;
 const KEYS_PER_RESERVATION: u64 = 1 << 16;
 /// A key is the directory's identity, shifted left by this many bits, plus a count.
 pub const COUNT_BITS: u32 = 40;
-const MEMBERS: [&str; 12] = [
+const MEMBERS: [&str; 13] = [
     "changes",
     "changes.new",
     "format",
     "keys",
     "keys.new",
     "lock",
+    "lockers",
     "names",
     "writers",
     "orphans",

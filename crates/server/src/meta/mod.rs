@@ -18,6 +18,7 @@
 //! | `listing` | how directories are read |
 //! | `examine` | what a check of the cluster asks |
 //! | `opens` | which client has which file open |
+//! | `locks` | which client has which bytes locked |
 //! | `background` | tasks that run after the reply |
 //! | `objects` | calls to the data servers |
 //! | `stores` | which folders of data servers belong to the cluster |
@@ -27,9 +28,7 @@
 //! (`linkat`, `renameat2`, `unlinkat`, …). If the server stops between any two steps, the state on disk says what is
 //! left to do: a file's extra names in `writers/` and `orphans/`. Recovery needs nothing from memory.
 //!
-//! **Hooks for later features.** *Locks* belong beside the opens: a session and a handle identify their owner, and they
-//! end with it. They are not kept on disk; after a restart clients claim them again, as they do opens.
-//! *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
+//! **Hooks for later features.** *Failover*: all state is in one directory. A second server that opens it elsewhere does what a restart does, and
 //! clients come back with `Reopen`.
 //!
 //! **Without root** the server works on files that its user owns. Requested owners are not stored. Where permission
@@ -43,7 +42,8 @@
 //! without a journal keeps no order and must not be used.
 //!
 //! **Bounds.** Sessions 65,536; opens of one session 65,536 and of all 2^20 (and one descriptor per file in use); files
-//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB.
+//! waiting for settling 2^20; background jobs 65,536, the rest found again on disk; listings 32 MiB;
+//! locks 2^18, of one client 16,384, of one file 8,192; requests that wait for locks 1,024 of one client.
 
 mod append;
 mod attributes;
@@ -57,6 +57,7 @@ mod exchange;
 mod fault;
 mod links;
 mod listing;
+mod locks;
 mod objects;
 mod opens;
 mod record;
@@ -74,6 +75,7 @@ pub use directory::{COUNT_BITS, FolderState, StartError, adopt, examine, key_pre
 pub use disk::StepHook;
 pub use examine::IdleFolder;
 pub(crate) use fault::show;
+pub(crate) use locks::NO_FILE;
 pub use objects::{MemoryObjects, Objects};
 pub use opens::SessionId;
 pub use service::{MetaOptions, MetaService};

@@ -19,6 +19,8 @@ pub trait Objects: Send + Sync {
     /// When this returns, no change of the file that came under this epoch of the client, or an older one, is still to be
     /// done.
     fn revoke(&self, who: &Who, file: FileKey, layout: &Layout) -> io::Result<()>;
+    /// When this returns, no data server takes anything any more that a client sends under an older epoch than this.
+    fn fence(&self, who: &Who) -> io::Result<()>;
     /// Removes the objects of files for ever; a result for each, which is good if there are none.
     fn unlink(&self, files: &[(FileKey, Layout)]) -> Vec<io::Result<()>>;
     /// Totals over the data servers; `files` and `files_free` are ignored.
@@ -146,6 +148,10 @@ impl Objects for MemoryObjects {
     }
 
     fn revoke(&self, _who: &Who, _file: FileKey, _layout: &Layout) -> io::Result<()> {
+        self.enter()
+    }
+
+    fn fence(&self, _who: &Who) -> io::Result<()> {
         self.enter()
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::Mutex;
 use impresario_layout::Layout;
+use impresario_wire::LockCall;
 use impresario_wire::message::{Answer, Examine, MetaCall, Opened, Statfs, Target, Who};
 use rustix::io::Errno;
 
@@ -18,6 +19,7 @@ use super::disk::StepHook;
 use super::examine::Walks;
 use super::fault::{Explain, Outcome, data_fault};
 use super::listing::Listings;
+use super::locks::Locking;
 use super::objects::Objects;
 use super::opens::{Opens, Pin, Session, SessionId, Sessions};
 use super::removal::NameLocks;
@@ -38,12 +40,14 @@ pub struct MetaOptions {
     /// How long a file without names is kept for a client that lost its connection, or for all clients after a restart
     /// of the server.
     pub grace: Duration,
+    /// How long a client keeps its locks without renewing them.
+    pub lock_lease: Duration,
     /// For tests: called before each change of the local file system.
     pub before_step: Option<StepHook>,
 }
 
 impl MetaOptions {
-    /// 64 KiB strips over all data servers, 30 s of grace.
+    /// 64 KiB strips over all data servers, 30 s of grace, 10 s for locks.
     pub fn new(dir: impl Into<PathBuf>, data_servers: u16) -> MetaOptions {
         MetaOptions {
             dir: dir.into(),
@@ -51,6 +55,7 @@ impl MetaOptions {
             stripe_bytes: Layout::SSIZE_DEFAULT_BYTES,
             stripe_count: data_servers,
             grace: Duration::from_secs(30),
+            lock_lease: Duration::from_secs(10),
             before_step: None,
         }
     }
@@ -72,6 +77,7 @@ pub(super) struct Meta {
     pub(super) sessions: Sessions,
     pub(super) background: BackgroundTasks,
     pub(super) changes: Changes,
+    pub(super) locks: Locking,
     pub(super) names: NameLocks,
     pub(super) listings: Listings,
     pub(super) walks: Walks,
@@ -95,9 +101,15 @@ impl MetaService {
             what: "its file `changes` cannot be read and rewritten",
             source: errno.into(),
         })?;
+        let locks = Locking::open(&dir, &changes, options.lock_lease).map_err(|errno| StartError::Unusable {
+            dir: options.dir.clone(),
+            what: "its directory `lockers` cannot be made and read",
+            source: errno.into(),
+        })?;
         let meta = Arc::new(Meta {
             dir,
             changes,
+            locks,
             objects,
             opens: Opens::default(),
             sessions: Sessions::default(),
@@ -124,6 +136,10 @@ impl MetaService {
                 .map_err(|e| unusable("no thread can be started", e))?;
             service.threads.push(thread);
         }
+        let meta = service.meta.clone();
+        let thread = std::thread::Builder::new().name("meta-locks".into()).stack_size(256 << 10);
+        let thread = thread.spawn(move || meta.keep_leases()).map_err(|e| unusable("no thread can be started", e))?;
+        service.threads.push(thread);
         Ok(service)
     }
 
@@ -164,6 +180,8 @@ impl MetaService {
         match call {
             MetaCall::Open { write, .. } | MetaCall::Reopen { write, .. } if *write => true,
             MetaCall::Append { .. } => true,
+            // A lease begins.
+            MetaCall::Lock(LockCall { lease: 0, .. }) => true,
             MetaCall::Fsync { .. } | MetaCall::FsyncDir { .. } | MetaCall::Statfs | MetaCall::Examine(_) => true,
             // A file that already exists is opened for writing.
             MetaCall::Create { exclusive, .. } => !exclusive,
@@ -199,6 +217,7 @@ impl MetaService {
 impl Drop for MetaService {
     fn drop(&mut self) {
         self.meta.background.stop();
+        self.meta.locks.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a background thread of the metadata server panicked");
@@ -301,6 +320,7 @@ impl Meta {
             }
             MetaCall::Statfs => Answer::Statfs(self.statfs()?),
             MetaCall::Examine(what) => self.examine(session.id, what)?,
+            MetaCall::Lock(call) => self.lock(who, &call)?,
             MetaCall::SetLayout { path, layout } => {
                 self.set_layout(&path, layout)?;
                 Answer::Done
@@ -345,7 +365,7 @@ impl Meta {
 fn paths_of(call: &MetaCall) -> impl Iterator<Item = &[u8]> {
     let (one, other) = match call {
         MetaCall::Examine(Examine::Directory { path, .. } | Examine::File { path }) => (Some(path), None),
-        MetaCall::Examine(_) => (None, None),
+        MetaCall::Examine(_) | MetaCall::Lock(_) => (None, None),
         MetaCall::GetAttr { target: Target::Path(path) }
         | MetaCall::SetAttr { target: Target::Path(path), .. }
         | MetaCall::GetXattr { target: Target::Path(path), .. }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::service::Meta;
 
-const KINDS: [&str; 27] = [
+const KINDS: [&str; 28] = [
     "getattr",
     "setattr",
     "create",
@@ -37,6 +37,7 @@ const KINDS: [&str; 27] = [
     "link",
     "exchange",
     "append",
+    "lock",
 ];
 
 /// The kind of a call, as an index of [`Operations`].
@@ -67,6 +68,7 @@ pub(super) fn kind_of(call: &MetaCall) -> usize {
         MetaCall::Link { .. } => 24,
         MetaCall::Exchange { .. } => 25,
         MetaCall::Append { .. } => 26,
+        MetaCall::Lock(_) => 27,
     }
 }
 
@@ -125,6 +127,7 @@ impl Meta {
         const ORPHANS_COUNTED_MAX: usize = 10_000;
         let opens = self.opens.counts();
         let (queued, overflowed, paused) = self.background.state();
+        let ((locks, waiting, leases), is_restoring) = self.locks.counts();
         json!({
             "role": "meta",
             "dir": self.dir.dir,
@@ -138,6 +141,7 @@ impl Meta {
             "background_jobs": queued,
             "background_overflowed": overflowed,
             "data_servers_answer": !paused,
+            "locks": { "held": locks, "waiting": waiting, "clients": leases, "restoring": is_restoring },
             "operations": self.operations.as_json(),
         })
     }

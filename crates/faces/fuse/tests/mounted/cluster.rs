@@ -86,7 +86,12 @@ impl Cluster {
         let config = Config {
             cluster: Common { request_timeout_ms: timeout.as_millis() as u64, ..Common::default() },
             tree: None,
-            meta: Meta { address: socket("meta"), dir: directory("meta"), ..Meta::default() },
+            meta: Meta {
+                address: socket("meta"),
+                dir: directory("meta"),
+                lock_lease_ms: Some(4000),
+                ..Meta::default()
+            },
             data: data.collect(),
             io: io.collect(),
             device: Default::default(),

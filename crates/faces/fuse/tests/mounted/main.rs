@@ -5,6 +5,7 @@
 mod cluster;
 mod files;
 mod links;
+mod locks;
 mod mounting;
 mod names;
 mod nodes;

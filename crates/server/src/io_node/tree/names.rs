@@ -279,6 +279,10 @@ impl Tree {
                 let message = "extended attributes of a folder of a file system are not passed on";
                 return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
             }
+            MetaCall::Lock(_) => {
+                let message = "locks of a folder of a file system are kept by each mount for itself";
+                return Err(Fault { errno: libc::EOPNOTSUPP, message: message.into() });
+            }
             MetaCall::Examine(_) => {
                 let message =
                     "a folder of a file system has no names and objects of ours to compare; use its own check";

@@ -1,0 +1,120 @@
+//! File locks of mounts that hang or die.
+
+mod support;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Cluster, PATIENCE, Process, eventually};
+
+const LEASE_MS: u64 = 1500;
+
+/// A mount in a process of its own, without a terminal; gone when the test ends.
+struct Mount {
+    process: Process,
+    dir: PathBuf,
+}
+
+impl Mount {
+    fn start(cluster: &Cluster, name: &str) -> Mount {
+        let dir = cluster.dir.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        let words = ["mount".as_ref(), cluster.path.as_os_str(), dir.as_os_str()];
+        let process = Process::start(words, &cluster.dir.path().join(format!("{name}.log")));
+        eventually("the mount is usable", PATIENCE, || process.log().contains("mounted ").then_some(()));
+        Mount { process, dir }
+    }
+
+    fn open(&self) -> File {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.dir.join("f")).unwrap()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.process.kill();
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.dir).status();
+        let _ = std::process::Command::new("fusermount3").arg("-uzq").arg(&self.dir).status();
+    }
+}
+
+fn lock(file: &File, command: i32, kind: i32) -> io::Result<()> {
+    let (l_type, l_whence) = (kind as i16, libc::SEEK_SET as i16);
+    let wanted = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: an open descriptor, and a structure that lives over the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &wanted) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Waits for the lock as long as its holder's lease runs.
+#[track_caller]
+fn get(file: &File) {
+    let began = Instant::now();
+    lock(file, libc::F_SETLKW, libc::F_WRLCK).unwrap();
+    let waited = began.elapsed();
+    assert!(waited >= Duration::from_millis(LEASE_MS / 2) && waited < Duration::from_secs(9), "{waited:?}");
+}
+
+fn errno<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+#[test]
+fn a_mount_that_hung_writes_nothing_under_a_lock_that_it_has_lost() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    for io_nodes in [0, 1] {
+        let cluster = Cluster::start(2, io_nodes, |config| config.meta.lock_lease_ms = Some(LEASE_MS));
+        let (one, two) = (Mount::start(&cluster, "one"), Mount::start(&cluster, "two"));
+        let (a, b) = (one.open(), two.open());
+        lock(&a, libc::F_SETLK, libc::F_WRLCK).unwrap();
+        a.write_all_at(&[1; 100_000], 0).unwrap();
+        one.process.signal(Signal::STOP);
+        get(&b);
+        b.write_all_at(&[2; 100_000], 0).unwrap();
+        one.process.signal(Signal::CONT);
+        for _ in 0..20 {
+            assert_eq!(errno(a.write_at(&[3; 100], 50_000)), Some(libc::EIO));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(errno(a.set_len(0)), Some(libc::EIO));
+        assert_eq!(errno(lock(&a, libc::F_SETLK, libc::F_WRLCK)), Some(libc::EIO));
+        eventually("reads fail too", PATIENCE, || {
+            errno(a.read_at(&mut [0; 100], 0)).filter(|errno| *errno == libc::EIO)
+        });
+        drop(a);
+        let a = one.open();
+        let mut bytes = vec![0; 100_001];
+        assert_eq!(a.read_at(&mut bytes, 0).unwrap(), 100_000);
+        assert!(bytes[..100_000] == [2; 100_000]);
+        assert_eq!(errno(lock(&a, libc::F_SETLK, libc::F_WRLCK)), Some(libc::EAGAIN));
+        lock(&b, libc::F_SETLK, libc::F_UNLCK).unwrap();
+        lock(&a, libc::F_SETLK, libc::F_WRLCK).unwrap();
+        a.write_all_at(&[4; 100], 0).unwrap();
+        let locks = &cluster.state("meta")["meta"]["locks"];
+        assert_eq!((locks["held"].as_u64(), locks["waiting"].as_u64()), (Some(1), Some(0)), "{locks}");
+    }
+}
+
+#[test]
+fn locks_of_a_killed_mount_become_free() {
+    if !impresario_testing::require("fuse") {
+        return;
+    }
+    let cluster = Cluster::start(2, 0, |config| config.meta.lock_lease_ms = Some(LEASE_MS));
+    let (mut one, two) = (Mount::start(&cluster, "one"), Mount::start(&cluster, "two"));
+    let (a, b) = (one.open(), two.open());
+    lock(&a, libc::F_SETLK, libc::F_WRLCK).unwrap();
+    one.process.kill();
+    get(&b);
+    b.write_all_at(b"free", 0).unwrap();
+    drop(a);
+}

@@ -1,0 +1,426 @@
+//! Locks of byte ranges (`fcntl`), which the metadata server keeps for all mounts.
+//!
+//! A lock that is granted makes the node see what others wrote before: what the kernel has cached of the file is dropped,
+//! its pages only when another node may have changed them. The thread that does that serves no requests, because dropping
+//! pages waits for reads that are under way.
+//!
+//! **Waiting.** A thread of its own asks for all requests that wait, each in growing intervals. It also watches their
+//! processes: the library that reads the kernel's requests does not hand on that one is interrupted, and a process that waits
+//! cannot even be killed before it is answered. So the thread looks which signals are pending, and answers EINTR where the
+//! process will act on one: the kernel then ends the process, or runs its handler, and repeats the call or not as the handler
+//! was installed. Never without a pending signal: the kernel would hand its inner number for "repeat" to the program.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use fuser::{Errno, INodeNo, Notifier, ReplyEmpty};
+use impresario_base::lock::{Mutex, RwLock};
+use impresario_client::{Client, Locked};
+use impresario_wire::{FileKey, FileLock};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::data::OpenFile;
+use crate::face::fault;
+use crate::inodes::EntryKey;
+
+/// Requests that wait at a time.
+const WAITING_MAX: usize = 1024;
+/// How often the processes of requests that wait are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// First and longest interval in which a lock is asked for again.
+const ASK_EVERY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+/// A request that has waited for long is asked for again after this part of that time.
+const ASK_PART: u32 = 16;
+/// How long an attempt that does not wait may take while the metadata server learns the locks of all clients again.
+const RESTORE_MAX: Duration = Duration::from_secs(30);
+/// How long one such question may take.
+const ASK_MAX: Duration = Duration::from_secs(1);
+/// Files of which it is remembered which number the kernel has for them.
+const NUMBERS_MAX: usize = 65_536;
+/// Files whose neighbours' names are not kept.
+const BESIDE_MAX: usize = 1024;
+
+/// The locks of a mount.
+#[derive(Debug)]
+pub(crate) struct LockService {
+    waits: Sender<Waiting>,
+    settles: Sender<Settle>,
+    waiting: Arc<AtomicUsize>,
+    /// Set when the mount is served.
+    pub(crate) notifier: Arc<OnceLock<Notifier>>,
+    pub(crate) beside: Beside,
+    numbers: Arc<Mutex<FxHashMap<FileKey, u64>>>,
+}
+
+/// The names beside locked files that programs go by while they have a lock, as SQLite does by that of its journal: those
+/// that begin with a locked file's own. The kernel keeps none of them, so what another node did to them before it gave up a
+/// lock is seen.
+#[derive(Default, Debug)]
+pub(crate) struct Beside {
+    is_used: AtomicBool,
+    known: RwLock<Known>,
+}
+
+#[derive(Default, Debug)]
+struct Known {
+    numbers: FxHashSet<u64>,
+    /// Names of locked files by directory.
+    names: FxHashMap<u64, Vec<Arc<[u8]>>>,
+}
+
+impl Beside {
+    /// A file of these names is locked.
+    pub(crate) fn note(&self, number: u64, entries: impl FnOnce() -> Vec<EntryKey>) {
+        if self.known.read().numbers.contains(&number) {
+            return;
+        }
+        let entries = entries();
+        let mut known = self.known.write();
+        if known.numbers.len() >= BESIDE_MAX {
+            *known = Known::default();
+        }
+        known.numbers.insert(number);
+        for (parent, name) in entries {
+            let names = known.names.entry(parent).or_default();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        self.is_used.store(true, Ordering::Release);
+    }
+
+    /// Whether a name in a directory is beside a locked file.
+    pub(crate) fn has(&self, parent: u64, name: &[u8]) -> bool {
+        let is_beside = |file: &Arc<[u8]>| name.len() > file.len() && name.starts_with(file);
+        self.is_used.load(Ordering::Acquire)
+            && self.known.read().names.get(&parent).is_some_and(|names| names.iter().any(is_beside))
+    }
+}
+
+/// A request that waits for a lock.
+#[derive(Debug)]
+struct Waiting {
+    reply: ReplyEmpty,
+    open: Arc<OpenFile>,
+    lock: FileLock,
+    /// Its program waits for the lock. Else it waits only until the metadata server knows all locks after a restart.
+    wait: bool,
+    /// The thread that waits, if it can be watched.
+    thread: Option<u32>,
+    /// A signal for its whole process was pending when it was last looked at.
+    was_pending: bool,
+    since: Instant,
+    next_ask: Instant,
+    next_look: Instant,
+    failing_since: Option<Instant>,
+}
+
+/// What to do about the kernel's cache.
+#[derive(Debug)]
+enum Settle {
+    /// A lock was granted: bring it up to date, then answer.
+    Granted { reply: ReplyEmpty, open: Arc<OpenFile>, version: u64 },
+    /// Locks of a file were lost: reads have to come to us.
+    Lost { number: u64 },
+}
+
+impl LockService {
+    /// For a mount of this client. Its threads end when it is dropped.
+    pub(crate) fn start(client: &Arc<Client>) -> std::io::Result<LockService> {
+        let (waits, waits_inbox) = channel();
+        let (settles, settles_inbox) = channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let notifier: Arc<OnceLock<Notifier>> = Arc::default();
+        let numbers: Arc<Mutex<FxHashMap<FileKey, u64>>> = Arc::default();
+        let waiter =
+            Waiter { inbox: waits_inbox, settles: settles.clone(), count: waiting.clone(), patience: client.timeout() };
+        let spawn = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
+        spawn("lock-waits").spawn(move || waiter.run())?;
+        let to = notifier.clone();
+        spawn("lock-grants").spawn(move || settle_all(&settles_inbox, &to))?;
+        let (known, lost) = (numbers.clone(), settles.clone());
+        client.when_locks_are_lost(move |files| {
+            let numbers: Vec<u64> = {
+                let known = known.lock();
+                files.iter().filter_map(|file| known.get(file).copied()).collect()
+            };
+            numbers.into_iter().for_each(|number| drop(lost.send(Settle::Lost { number })));
+        });
+        Ok(LockService { waits, settles, waiting, notifier, beside: Beside::default(), numbers })
+    }
+
+    /// Takes a lock for a thread of a program, and answers when that is decided.
+    pub(crate) fn set(&self, open: Arc<OpenFile>, lock: FileLock, wait: bool, thread: u32, reply: ReplyEmpty) {
+        let file = match open.file() {
+            Ok(file) => file,
+            Err(errno) => return reply.error(errno),
+        };
+        let now = Instant::now();
+        open.note_locker(lock.owner);
+        {
+            let mut numbers = self.numbers.lock();
+            if numbers.len() >= NUMBERS_MAX {
+                numbers.clear();
+            }
+            numbers.insert(file.key(), open.number());
+        }
+        match file.lock(lock, wait, now + file.timeout()) {
+            Ok(Locked::Granted { version }) => {
+                // When the thread is gone, the reply is dropped, which is EIO.
+                let _ = self.settles.send(Settle::Granted { reply, open, version });
+            }
+            Ok(Locked::Held(_)) => reply.error(Errno::EAGAIN),
+            Ok(Locked::Waiting | Locked::Later) => {
+                if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+                    self.waiting.fetch_sub(1, Ordering::Relaxed);
+                    reply.error(Errno::ENOLCK);
+                    return if wait {
+                        file.withdraw(lock.owner)
+                    };
+                }
+                let thread = (thread != 0 && pending(thread) != Pending::Unknown).then_some(thread);
+                let (next_ask, next_look) = (now + ASK_EVERY.0, now);
+                let waiting = Waiting {
+                    reply,
+                    open,
+                    lock,
+                    wait,
+                    thread,
+                    was_pending: false,
+                    since: now,
+                    next_ask,
+                    next_look,
+                    failing_since: None,
+                };
+                let _ = self.waits.send(waiting);
+            }
+            Err(error) => reply.error(fault(error)),
+        }
+    }
+}
+
+/// The thread that asks for requests that wait.
+struct Waiter {
+    inbox: Receiver<Waiting>,
+    settles: Sender<Settle>,
+    count: Arc<AtomicUsize>,
+    patience: Duration,
+}
+
+/// What became of a request that waits.
+enum Turn {
+    Waits,
+    /// The same, and the server did not answer.
+    Unanswered,
+    Granted(u64),
+    Failed(Errno),
+    /// Its process is to go on without it.
+    Interrupted,
+}
+
+impl Waiter {
+    fn run(self) {
+        let mut waiting: Vec<Waiting> = Vec::new();
+        // Before that nothing is asked: the server does not answer, and processes are to be watched meanwhile.
+        let mut ask_from = Instant::now();
+        loop {
+            let due = waiting.iter().map(|wait| wait.next_ask.max(ask_from).min(wait.next_look)).min();
+            let come = match due {
+                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due) => self.inbox.recv_timeout(due.saturating_duration_since(Instant::now())),
+            };
+            match come {
+                Ok(come) => waiting.push(come),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The mount is gone, and with it all who wait.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return waiting.into_iter().for_each(|wait| wait.withdraw(Errno::ENODEV));
+                }
+            }
+            waiting.extend(self.inbox.try_iter());
+            let mut at = 0;
+            while let Some(wait) = waiting.get_mut(at) {
+                let now = Instant::now();
+                let turn = wait.turn(now, now >= ask_from, self.patience);
+                if matches!(turn, Turn::Unanswered) {
+                    ask_from = Instant::now() + ASK_MAX;
+                }
+                if matches!(turn, Turn::Waits | Turn::Unanswered) {
+                    at += 1;
+                    continue;
+                }
+                let wait = waiting.swap_remove(at);
+                self.count.fetch_sub(1, Ordering::Relaxed);
+                match turn {
+                    Turn::Waits | Turn::Unanswered => {}
+                    Turn::Granted(version) => {
+                        let _ = self.settles.send(Settle::Granted { reply: wait.reply, open: wait.open, version });
+                    }
+                    Turn::Failed(errno) => wait.withdraw(errno),
+                    Turn::Interrupted => wait.withdraw(Errno::EINTR),
+                }
+            }
+        }
+    }
+}
+
+impl Waiting {
+    fn turn(&mut self, now: Instant, may_ask: bool, patience: Duration) -> Turn {
+        if now >= self.next_look {
+            self.next_look = now + LOOK_EVERY;
+            if self.thread.is_some_and(|thread| self.is_interrupted(thread)) {
+                return Turn::Interrupted;
+            }
+        }
+        if now < self.next_ask || !may_ask {
+            return Turn::Waits;
+        }
+        let Ok(file) = self.open.file() else { return Turn::Failed(Errno::EBADF) };
+        let asked = file.lock(self.lock, self.wait, now + ASK_MAX);
+        let now = Instant::now();
+        self.next_ask = now + ((now - self.since) / ASK_PART).clamp(ASK_EVERY.0, ASK_EVERY.1);
+        match asked {
+            Ok(Locked::Granted { version }) => return Turn::Granted(version),
+            Ok(Locked::Held(_)) if !self.wait => return Turn::Failed(Errno::EAGAIN),
+            Ok(Locked::Later) if !self.wait && now - self.since >= RESTORE_MAX => return Turn::Failed(Errno::EIO),
+            Ok(Locked::Waiting | Locked::Held(_) | Locked::Later) => self.failing_since = None,
+            Err(error) if matches!(error.errno(), libc::EDEADLK | libc::ENOLCK) => return Turn::Failed(fault(error)),
+            Err(error) => {
+                let since = *self.failing_since.get_or_insert(now);
+                if now - since >= patience || file.is_lost() {
+                    return Turn::Failed(fault(error));
+                }
+                return Turn::Unanswered;
+            }
+        }
+        Turn::Waits
+    }
+
+    /// Whether the thread that waits has a signal to act on.
+    fn is_interrupted(&mut self, thread: u32) -> bool {
+        match pending(thread) {
+            Pending::Nothing => self.was_pending = false,
+            Pending::Own | Pending::Unknown => return true,
+            // Another thread of the process may be about to take it.
+            Pending::Shared => return std::mem::replace(&mut self.was_pending, true),
+        }
+        false
+    }
+
+    fn withdraw(self, errno: Errno) {
+        let Waiting { reply, open, lock, wait, .. } = self;
+        reply.error(errno);
+        if wait && let Ok(file) = open.file() {
+            file.withdraw(lock.owner);
+        }
+    }
+}
+
+/// The signals that a thread has to act on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pending {
+    Nothing,
+    /// One that no other thread takes.
+    Own,
+    /// One for its process.
+    Shared,
+    /// The thread is gone, or hidden from us.
+    Unknown,
+}
+
+fn pending(thread: u32) -> Pending {
+    let status = |thread: u32| std::fs::read_to_string(format!("/proc/{thread}/status"));
+    let Ok(of_thread) = status(thread) else { return Pending::Unknown };
+    let main = number(&of_thread, "Tgid:", 10).filter(|main| *main != u64::from(thread));
+    let of_main = main.and_then(|main| status(u32::try_from(main).ok()?).ok());
+    judge(&of_thread, of_main.as_deref())
+}
+
+/// What the status of a thread says, and that of the main thread of its process if that is another. A signal for a process
+/// goes to the main thread unless that blocks it.
+fn judge(of_thread: &str, of_main: Option<&str>) -> Pending {
+    let mask = |status: &str, key: &str| number(status, key, 16).unwrap_or(0);
+    let stopped = mask(of_thread, "SigBlk:") | mask(of_thread, "SigIgn:");
+    if mask(of_thread, "SigPnd:") & !stopped != 0 {
+        return Pending::Own;
+    }
+    let shared = mask(of_thread, "ShdPnd:") & !stopped;
+    match of_main {
+        None if shared != 0 => Pending::Own,
+        Some(of_main) if shared & mask(of_main, "SigBlk:") != 0 => Pending::Shared,
+        _ => Pending::Nothing,
+    }
+}
+
+fn number(status: &str, key: &str, radix: u32) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    u64::from_str_radix(line.trim(), radix).ok()
+}
+
+/// The body of the thread that brings the kernel's cache up to date.
+fn settle_all(inbox: &Receiver<Settle>, notifier: &OnceLock<Notifier>) {
+    let drop_cached = |number: u64, pages: bool| {
+        // A negative offset leaves the pages.
+        let (offset, len) = if pages { (0, 0) } else { (-1, 0) };
+        if let Some(Err(error)) = notifier.get().map(|to| to.inval_inode(INodeNo(number), offset, len)) {
+            tracing::debug!(%error, number, "the kernel did not drop what it has cached of a file");
+        }
+    };
+    while let Ok(settle) = inbox.recv() {
+        match settle {
+            Settle::Granted { reply, open, version } => {
+                let is_known = open.fresh().locked(version);
+                drop_cached(open.number(), !is_known);
+                reply.ok();
+            }
+            Settle::Lost { number } => drop_cached(number, true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(pending: u64, shared: u64, blocked: u64, ignored: u64) -> String {
+        format!(
+            "Name:\tx\nTgid:\t7\nPid:\t8\nSigQ:\t0/9\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n\
+             SigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t0000000000000000\n"
+        )
+    }
+
+    #[test]
+    fn only_signals_that_the_thread_acts_on_count() {
+        const KILL: u64 = 1 << 8;
+        let judge_alone = |status: String| judge(&status, None);
+        assert_eq!(judge_alone(status(0, 0, 0, 0)), Pending::Nothing);
+        assert_eq!(judge_alone(status(KILL, 0, 0, 0)), Pending::Own);
+        assert_eq!(judge_alone(status(2, 0, 2, 0)), Pending::Nothing, "blocked");
+        assert_eq!(judge_alone(status(2, 2, 0, 2)), Pending::Nothing, "ignored");
+        assert_eq!(judge_alone(status(0, 2, 0, 0)), Pending::Own, "the main thread takes it");
+        assert_eq!(judge(&status(0, 2, 0, 0), Some(&status(0, 2, 0, 0))), Pending::Nothing, "the main thread takes it");
+        assert_eq!(judge(&status(0, 2, 0, 0), Some(&status(0, 2, 2, 0))), Pending::Shared);
+        assert_eq!(judge(&status(4, 2, 0, 0), Some(&status(0, 2, 2, 0))), Pending::Own);
+        assert_eq!(number(&status(0, 0, 0, 0), "Tgid:", 10), Some(7));
+    }
+
+    #[test]
+    fn names_beside_a_locked_file_begin_with_its_own() {
+        let beside = Beside::default();
+        assert!(!beside.has(1, b"data.db-journal"));
+        beside.note(9, || vec![(1, b"data.db"[..].into()), (2, b"link"[..].into())]);
+        beside.note(9, || panic!("it is known"));
+        assert!(beside.has(1, b"data.db-journal") && beside.has(2, b"link-journal"));
+        assert!(!beside.has(1, b"data.db") && !beside.has(2, b"data.db-journal") && !beside.has(1, b"data"));
+        (10..10_000).for_each(|number| beside.note(number, || vec![(number, b"f"[..].into())]));
+        assert!(beside.known.read().names.len() <= BESIDE_MAX);
+    }
+
+    #[test]
+    fn the_state_of_a_thread_is_found() {
+        assert_eq!(pending(std::process::id()), Pending::Nothing);
+        assert_eq!(pending(u32::MAX), Pending::Unknown);
+    }
+}

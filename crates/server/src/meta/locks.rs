@@ -1,0 +1,300 @@
+//! Locks of byte ranges: the calls of clients, the records of leases, and the fencing of clients that are gone.
+//!
+//! The rules are in [`impresario_node::locks`]. Locks are in memory only; what is on disk is which clients have leases, one
+//! empty file `lockers/<client>-<lease>` each, made durable before the first lock is given under it. After a restart these
+//! clients restore their locks, and until they have, or are fenced, nobody gets a lock.
+//!
+//! A client whose lease has ended is fenced at all data servers, and here, before its record is removed; its record is
+//! removed durably before its locks go to others. So a server that is stopped in between fences it again, and one that comes
+//! after knows that the lease is over.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use impresario_base::Nanos;
+use impresario_base::lock::{Condvar, Mutex};
+use impresario_engine::now;
+use impresario_node::locks::{Ended, Holder, Limits, Lock, Locks, Range, Reply, Request};
+use impresario_wire::locks::RESTORED_MAX;
+use impresario_wire::message::{Answer, ClientKey, FileKey, Who};
+use impresario_wire::{FileLock, LockAnswer, LockCall, LockSaid, LockWish};
+use rustix::io::Errno;
+
+use super::changes::Changes;
+use super::directory::{MetaDirectory, names_in, open_dir_at};
+use super::fault::{Outcome, fault};
+use super::service::Meta;
+
+/// While no lease runs, the thread looks up this often.
+const LOOK_UP: Duration = Duration::from_secs(60);
+/// A client that could not be fenced is fenced again after this time.
+const FENCE_AGAIN: Duration = Duration::from_millis(500);
+
+/// The locks of all clients.
+pub(super) struct Locking {
+    state: Mutex<State>,
+    wake: Condvar,
+    records: OwnedFd,
+    /// Held while a client begins a lease.
+    beginning: Mutex<()>,
+}
+
+struct State {
+    locks: Locks,
+    is_stopped: bool,
+}
+
+impl Locking {
+    /// Takes up the leases of an earlier run.
+    pub(super) fn open(directory: &MetaDirectory, changes: &Changes, lease: Duration) -> rustix::io::Result<Locking> {
+        let records = match open_dir_at(&directory.top, "lockers") {
+            Err(Errno::NOENT) => {
+                directory.disk.make_dir(&directory.top, "lockers")?;
+                directory.disk.sync(&directory.top)?;
+                open_dir_at(&directory.top, "lockers")?
+            }
+            opened => opened?,
+        };
+        let lease = Nanos(u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX));
+        let mut locks = Locks::new(Limits::default(), lease, draw()? >> 1);
+        let mut earlier = BTreeMap::new();
+        for name in names_in(&records)? {
+            let name = name?;
+            match lease_of(&name) {
+                Some((client, number)) => drop(earlier.insert(client, number)),
+                None => tracing::warn!(name = super::show(&name), "ignored an entry of lockers/: its name is no lease"),
+            }
+        }
+        let began = now();
+        for (client, number) in earlier {
+            locks.restore_lease(began, client, number, changes.epoch_of(client));
+        }
+        let state = Mutex::new(State { locks, is_stopped: false });
+        Ok(Locking { state, wake: Condvar::default(), records, beginning: Mutex::default() })
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        self.state.lock().is_stopped = true;
+        self.wake.notify_all();
+    }
+
+    /// Locks, requests that wait, and leases; and whether locks are still to be restored.
+    pub(super) fn counts(&self) -> ((usize, usize, usize), bool) {
+        let state = self.state.lock();
+        (state.locks.counts(), state.locks.is_restoring())
+    }
+}
+
+fn draw() -> rustix::io::Result<u64> {
+    let mut drawn = [0; 8];
+    getrandom::fill(&mut drawn).map_err(|_| Errno::IO)?;
+    Ok(u64::from_le_bytes(drawn) | 1)
+}
+
+/// The name of a lease's record.
+fn record_of(client: u64, number: u64) -> String {
+    format!("{client:016x}-{number:016x}")
+}
+
+/// The client and the number of a lease that a name encodes.
+fn lease_of(name: &[u8]) -> Option<(u64, u64)> {
+    let (client, number) = std::str::from_utf8(name).ok()?.split_once('-')?;
+    let (client, number) = (u64::from_str_radix(client, 16).ok()?, u64::from_str_radix(number, 16).ok()?);
+    (record_of(client, number).as_bytes() == name).then_some((client, number))
+}
+
+fn lock_of(client: u64, lock: &FileLock) -> Outcome<Lock> {
+    if lock.start > lock.end {
+        return Err(fault(Errno::INVAL, format!("a lock from byte {} to byte {}", lock.start, lock.end)));
+    }
+    let holder = Holder { client, owner: lock.owner };
+    let range = Range { start: lock.start, end: lock.end };
+    Ok(Lock { holder, pid: lock.pid, range, exclusive: lock.exclusive })
+}
+
+fn request_of(client: u64, wish: &LockWish) -> Outcome<Request> {
+    Ok(match wish {
+        LockWish::Set { file, lock, wait } => Request::Set { file: file.0, lock: lock_of(client, lock)?, wait: *wait },
+        LockWish::Unlock { file, owner, start, end } => {
+            let range = Range { start: *start, end: (*end).max(*start) };
+            Request::Unlock { file: file.0, holder: Holder { client, owner: *owner }, range }
+        }
+        LockWish::Test { file, lock } => Request::Test { file: file.0, lock: lock_of(client, lock)? },
+        LockWish::Restore { file, owner, locks } => {
+            if locks.len() > RESTORED_MAX || locks.iter().any(|lock| lock.owner != *owner) {
+                return Err(fault(
+                    Errno::INVAL,
+                    format!("at most {RESTORED_MAX} locks of one owner are restored at once"),
+                ));
+            }
+            let locks = locks.iter().map(|lock| lock_of(client, lock)).collect::<Outcome<_>>()?;
+            Request::Restore { file: file.0, holder: Holder { client, owner: *owner }, locks }
+        }
+        LockWish::Renew { whole } => Request::Renew { whole: *whole },
+        LockWish::End => Request::End,
+    })
+}
+
+impl Meta {
+    /// Serves a call about locks.
+    pub(super) fn lock(&self, who: &Who, call: &LockCall) -> Outcome<Answer> {
+        let client = who.client.0;
+        if client == 0 {
+            return Err(fault(Errno::INVAL, "a client without a key has no locks"));
+        }
+        let request = request_of(client, &call.wish)?;
+        let ask = |number| {
+            let mut state = self.locks.state.lock();
+            let reply = state.locks.call(now(), client, who.epoch, number, &request);
+            (reply, state.locks.lease_of(client), state.locks.lease())
+        };
+        let mut asked = ask(call.lease);
+        if asked.0 == Reply::Begin {
+            asked = ask(self.begin_lease(who)?);
+        }
+        let (reply, lease, lease_time) = asked;
+        let said = match reply {
+            Reply::Granted(version) => LockSaid::Granted { version },
+            Reply::Held(Lock { holder, pid, range, exclusive }) => LockSaid::Held {
+                lock: FileLock { owner: holder.owner, pid, start: range.start, end: range.end, exclusive },
+                own: holder.client == client,
+            },
+            Reply::Free => LockSaid::Free,
+            Reply::Waiting => LockSaid::Waiting,
+            Reply::Done => LockSaid::Done,
+            Reply::Restore => LockSaid::Restore,
+            Reply::Lost => LockSaid::Lost,
+            Reply::Later | Reply::Begin => LockSaid::Later,
+            Reply::Deadlock => {
+                return Err(fault(Errno::DEADLK, "the lock would wait for a process that waits for its own"));
+            }
+            Reply::Full => {
+                return Err(fault(Errno::NOLCK, "there are too many locks of this file, this client or in all"));
+            }
+        };
+        let is_over = call.wish == LockWish::End && reply == Reply::Done && call.lease != 0;
+        if is_over {
+            self.locks.state.lock().locks.end(client);
+            self.forget_lease(client, call.lease);
+        }
+        let lease_ms = u32::try_from(lease_time.0 / 1_000_000).unwrap_or(u32::MAX);
+        Ok(Answer::Lock(LockAnswer { lease: if is_over { 0 } else { lease }, lease_ms, said }))
+    }
+
+    /// Gives a client a lease that outlasts this run; its number.
+    fn begin_lease(&self, who: &Who) -> Outcome<u64> {
+        let _one = self.locks.beginning.lock();
+        let client = who.client.0;
+        let older = {
+            let mut state = self.locks.state.lock();
+            let older = state.locks.lease_of(client);
+            state.locks.end(client);
+            older
+        };
+        if older != 0 {
+            self.forget_lease(client, older);
+        }
+        let noted = || {
+            let number = draw()?;
+            drop(self.dir.disk.make_file(&self.locks.records, &record_of(client, number))?);
+            self.dir.disk.sync(&self.locks.records)?;
+            Ok(number)
+        };
+        let number = noted().map_err(|errno: Errno| {
+            fault(Errno::NOLCK, format!("the lease of a client cannot be noted in the metadata directory: {errno}"))
+        })?;
+        if !self.locks.state.lock().locks.begin(now(), client, who.epoch, number) {
+            self.forget_lease(client, number);
+            return Err(fault(Errno::NOLCK, "too many clients have locks"));
+        }
+        self.locks.wake.notify_all();
+        Ok(number)
+    }
+
+    /// Removes the record of a lease under which nothing is locked.
+    fn forget_lease(&self, client: u64, number: u64) {
+        match self.dir.disk.unlink(&self.locks.records, record_of(client, number).as_bytes()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            // After a restart its client has to be waited for.
+            Err(error) => tracing::warn!(%error, "the record of a lease that is over cannot be removed"),
+        }
+    }
+
+    /// The body of the thread that ends leases.
+    pub(super) fn keep_leases(&self) {
+        loop {
+            let mut state = self.locks.state.lock();
+            if state.is_stopped {
+                return;
+            }
+            let ended = state.locks.take_ended(now());
+            let nap = state.locks.next_end().map(|end| Duration::from_nanos(end.0.saturating_sub(now().0)));
+            if ended.is_empty() {
+                drop(
+                    self.locks
+                        .wake
+                        .wait_timeout(state, nap.unwrap_or(LOOK_UP).clamp(Duration::from_millis(1), LOOK_UP)),
+                );
+                continue;
+            }
+            drop(state);
+            // Not short-circuited: one that cannot be fenced holds up no other.
+            let failed = ended.iter().filter(|ended| !self.end_lease(ended)).count();
+            let state = self.locks.state.lock();
+            if failed > 0 && !state.is_stopped {
+                drop(self.locks.wake.wait_timeout(state, FENCE_AGAIN));
+            }
+        }
+    }
+
+    /// Fences a client whose lease has ended, and gives its locks to others; false if that has to be tried again.
+    fn end_lease(&self, ended: &Ended) -> bool {
+        let Ended { client, number, fence } = *ended;
+        let Some(epoch) = fence else {
+            self.forget_lease(client, number);
+            return true;
+        };
+        tracing::warn!(client = format!("{client:016x}"), "a client did not renew its locks in time; fencing it");
+        let who = Who { client: ClientKey(client), epoch: epoch.saturating_add(1), ..Who::default() };
+        // What it asked the metadata server for, and what the data servers were to do for it.
+        let fenced = self
+            .changes
+            .note_epoch(&self.dir, who)
+            .and_then(|_| self.changes.sync(&self.dir))
+            .map_err(std::io::Error::from)
+            .and_then(|()| self.objects.fence(&who))
+            .and_then(|()| {
+                let unlinked = self.dir.disk.unlink(&self.locks.records, record_of(client, number).as_bytes());
+                unlinked.or_else(|errno| if errno == Errno::NOENT { Ok(()) } else { Err(errno) })?;
+                Ok(self.dir.disk.sync(&self.locks.records)?)
+            });
+        match fenced {
+            Ok(()) => self.locks.state.lock().locks.fenced(client),
+            Err(error) => {
+                let client = format!("{client:016x}");
+                tracing::warn!(client, %error, "its locks stay until all data servers refuse its writes");
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// No file: data servers order what concerns it, and have no object of it.
+pub(crate) const NO_FILE: FileKey = FileKey(0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_read_back_from_its_record_and_nothing_else_is() {
+        let name = record_of(7, u64::MAX);
+        assert_eq!(lease_of(name.as_bytes()), Some((7, u64::MAX)));
+        for bad in ["", "-", "7-8", "000000000000000G-0000000000000001", "+000000000000007-0000000000000001"] {
+            assert_eq!(lease_of(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}
