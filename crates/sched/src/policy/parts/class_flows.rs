@@ -1,5 +1,4 @@
-//! Flows of classes, by lane: the common part of `tbf` and `mclock`. The policy keeps an account per class and decides
-//! which flow sends.
+//! Flows of classes, by lane. The policy keeps an account per class and decides which flow sends.
 
 use super::classes::{Class, Classes};
 use super::flows::{Flows, hull_bytes};
@@ -70,6 +69,11 @@ impl<A: Default, D: Default> ClassFlows<A, D> {
         let flow = self.flows.remove(view, slot)?;
         self.classes.get_mut(self.flows.key(flow).1).held -= 1;
         Some(flow)
+    }
+
+    /// The class of a flow.
+    pub fn class_of_flow(&self, flow: u32) -> &Class<A> {
+        self.classes.get(self.flows.key(flow).1)
     }
 
     /// The class of a queued request.
