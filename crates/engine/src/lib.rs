@@ -5,7 +5,7 @@
 //! starts them outside the lock. A request that can start at once therefore costs no thread switch.
 //!
 //! File servers share two more parts: [`ReadAhead`] gives foresight a lock and the clock, [`CachedReads`] tells whether
-//! it pays to look for reads in the page cache before scheduling them.
+//! it pays to look for reads in the page cache before scheduling them; and [`workers`] are the threads for what may wait.
 
 mod cached;
 mod clock;
@@ -13,6 +13,7 @@ mod inbox;
 mod interface;
 mod intern;
 mod read_ahead;
+pub mod workers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

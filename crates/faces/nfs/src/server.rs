@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
+use impresario_engine::workers::Workers;
 use impresario_engine::{CachedReads, Engine, EngineConfig};
 use impresario_foresight::ALONE_MAX;
 use impresario_sched::{PolicySpec, policy};
@@ -21,7 +22,6 @@ use crate::connection::{Connection, Limits, Receiver};
 use crate::data::{Ahead, Data, Queued};
 use crate::exports::{ExportSettings, Exports};
 use crate::handles::HandleKey;
-use crate::pool::Pool;
 use crate::portmap::Registered;
 use crate::service::Service;
 use crate::statistics::Statistics;
@@ -141,8 +141,8 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         budget: Budget::new(settings.memory_bytes),
         transfer_bytes: TRANSFER_BYTES,
         // One connection leaves a quarter to the others.
-        names: Pool::new("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
-        data: Pool::new("nfs-data", in_flight as usize, in_flight as usize),
+        names: Workers::fair("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
+        data: Workers::new("nfs-data", in_flight as usize),
         engine: OnceLock::new(),
         ahead: (settings.read_ahead_bytes > 0).then(|| Ahead::new(settings.read_ahead_bytes)),
         foresees: AtomicBool::new(policy::speculates(&settings.policy)),
