@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use impresario_base::lock::{Condvar, Mutex};
 use impresario_config::Protect;
+use impresario_node::credits::{SLICE_BYTES, owes_too_long};
 use impresario_sched::ConnId;
 use impresario_transport::{
     BindError, FrameReader, HelloError, Host, Keyring, Listening, Membership, Pace, Stream, TransportError,
@@ -23,7 +24,7 @@ use crate::addresses::{Addresses, Tenancy};
 use crate::complaints::Complaints;
 use crate::connection::{self, Connection, Denied, Reply};
 use crate::outbox::{self, Bulk, OutFrame, Outbox, STACK_BYTES};
-use crate::payload::{Buffer, PayloadPool, SLICE_BYTES};
+use crate::payload::{Buffer, PayloadPool};
 
 /// The hand-shake must be over after this time.
 const GREETING_MAX: Duration = Duration::from_secs(5);
@@ -35,8 +36,6 @@ const PACE: Pace = Pace { stall: Duration::from_secs(10), frame: Duration::from_
 const KEY_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// A refused peer has this time to read why.
 const FAREWELL_MAX: Duration = Duration::from_millis(300);
-/// While others wait for memory: how long a slice of a write may take.
-const SLICE_MAX_WHEN_SHORT: Duration = Duration::from_secs(2);
 /// A connection that has been idle for less is not closed for another.
 const IDLE_MIN: Duration = Duration::from_millis(500);
 /// The same for one of the machine that the other is from, or of one that has no more.
@@ -440,7 +439,7 @@ impl Shared {
 
     /// Others wait for memory: closes the connections that announced bytes for a write and send them too slowly.
     fn close_those_that_owe(&self) {
-        let owing = |connection: &&Arc<Connection>| connection.owes_for() >= SLICE_MAX_WHEN_SHORT;
+        let owing = |connection: &&Arc<Connection>| owes_too_long(connection.owes_for());
         let slow: Vec<_> = self.connections.lock().values().filter(owing).cloned().collect();
         for connection in slow {
             self.complaints.about(connection.host(), || {
