@@ -39,6 +39,7 @@ pub struct Grant {
     pub completes: bool,
 }
 
+#[derive(Debug)]
 struct Waiter {
     ticket: Ticket,
     bytes: u64,
@@ -47,7 +48,7 @@ struct Waiter {
 }
 
 /// The credits of one server.
-#[derive(Default)]
+#[derive(Default, Debug)]
 pub struct Credits {
     limit_bytes: u64,
     /// Of the limit, kept for the one write that is to be completed.

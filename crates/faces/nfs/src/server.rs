@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
 
-use crate::budget::Budget;
+use crate::budget::budget;
 use crate::connection::{Connection, Limits, Receiver};
 use crate::data::{Ahead, Data, Queued};
 use crate::exports::{ExportSettings, Exports};
@@ -138,7 +138,7 @@ pub fn start(settings: Settings) -> Result<Running, String> {
         replay: Default::default(),
         mounts: Default::default(),
         statistics: Statistics::default(),
-        budget: Budget::new(settings.memory_bytes),
+        budget: budget(settings.memory_bytes),
         transfer_bytes: TRANSFER_BYTES,
         // One connection leaves a quarter to the others.
         names: Workers::fair("nfs-names", name_threads, name_threads - name_threads.div_ceil(4)),
@@ -348,7 +348,7 @@ impl Drop for Running {
 
 fn status(shared: &Shared) -> Value {
     let service = &shared.service;
-    let (used, peak, limit) = service.budget.usage_bytes();
+    let (used, peak, limit) = service.budget.lock().usage_bytes();
     let (answers, repeated) = service.replay.counts();
     let (open, calls, unsent): (usize, u64, u64) = {
         let connections = shared.connections.lock();

@@ -399,7 +399,7 @@ impl Receiver for Service {
         let at = record.bytes.len() - reader.rest().len();
         let answer_bytes = self.answer_bytes(&head, reader);
         let mut record = record;
-        let room = record.held.grow(connection.id, answer_bytes);
+        let room = record.held.grow(answer_bytes);
         if !room && patient {
             return Some(record);
         }
