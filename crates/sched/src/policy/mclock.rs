@@ -34,8 +34,9 @@ mod params;
 use smallvec::{SmallVec, smallvec};
 
 use super::parts::by_class::{ByClass, ClassRule, Queues};
-use super::parts::class_flows::{Flight, Taken};
+use super::parts::class_flows::Flight;
 use super::parts::classes::{Class, Classes};
+use super::parts::limits::Cost;
 use super::parts::rules;
 use super::parts::shares::{Share, shares, span};
 use super::parts::tags::{Filed, Phase, TagOrder, Tags};
@@ -78,8 +79,8 @@ impl Mclock {
         self.share(class).limited_until(&class.account)
     }
 
-    fn cost(&self, requests: u64, device: Nanos) -> f64 {
-        if self.in_device_time { device.as_secs_f64() } else { requests as f64 }
+    fn cost(&self, cost: Cost) -> f64 {
+        if self.in_device_time { cost.device.as_secs_f64() } else { cost.requests as f64 }
     }
 }
 
@@ -145,11 +146,11 @@ impl ClassRule for Mclock {
         due.ok_or_else(|| instants.map(|first| first.0).min().unwrap_or(Nanos::MAX))
     }
 
-    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, phase: Phase, taken: &Taken) -> bool {
+    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, phase: Phase, cost: Cost) -> bool {
         let (lane, class) = queues.flows.key(flow);
         let due = self.order.due(queues.flows.data(flow), view.now);
         let class = queues.classes.get_mut(class);
-        let (cost, share) = (self.cost(taken.requests, taken.estimate), self.share(class));
+        let (cost, share) = (self.cost(cost), self.share(class));
         let (tags, by_reservation) = (&mut class.account, phase == Phase::Constraint);
         tags.charge(&share, cost, view.now, by_reservation.then_some(due.reservation));
         tags.weight = self.order.sent(lane, flow, phase, &due, tags.weight) + share.weighed(cost);
@@ -173,8 +174,7 @@ impl ClassRule for Mclock {
         if limit == 0.0 {
             return WaitBound::of_batches(guarded);
         }
-        let longest = self.cost(queues.longest.0, queues.longest_device(view));
-        let paid = span(longest, limit).0.saturating_mul(queues.paying(view, slot));
+        let paid = span(self.cost(queues.longest(view)), limit).0.saturating_mul(queues.paying(view, slot));
         let idle = Nanos(paid) + self.limited_until(class).since(view.now);
         // The guards for classes with and without limits alternate.
         WaitBound { batches: guarded.saturating_mul(2), idle, by_rule: true }

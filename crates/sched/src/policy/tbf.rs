@@ -43,7 +43,7 @@ use smallvec::SmallVec;
 
 use super::parts::bucket_order::{BucketOrder, Filed, Turn};
 use super::parts::by_class::{ByClass, ClassRule, Queues};
-use super::parts::class_flows::{Flight, Taken};
+use super::parts::class_flows::Flight;
 use super::parts::classes::{Class, Classes};
 use super::parts::limits::{Account, Cost, Limits, is_hard};
 use super::parts::rules;
@@ -143,10 +143,9 @@ impl ClassRule for Tbf {
     }
 
     /// It pays, or borrows if it cannot.
-    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, (): (), taken: &Taken) -> bool {
+    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, (): (), cost: Cost) -> bool {
         let (lane, class) = queues.flows.key(flow);
         let pays = self.limits.pays_at(&queues.classes, class) <= view.now;
-        let cost = Cost { requests: taken.requests, bytes: taken.bytes, device: taken.estimate };
         if pays {
             self.limits.pay(&mut queues.classes, class, view.now, cost);
         } else if let Some(limit) = self.limits.of(queues.classes.get(class)) {
@@ -169,8 +168,7 @@ impl ClassRule for Tbf {
         }
         // Its bucket's older requests pay before it; meanwhile, those on other lanes may pay too.
         let paying = queues.paying(view, slot);
-        let ((requests, bytes), device) = (queues.longest, queues.longest_device(view));
-        let longest = Cost { requests, bytes, device };
+        let longest = queues.longest(view);
         let idle = self.limits.payers(class, &queues.classes).enumerate().map(|(above, (limit, payer))| {
             let account = &queues.classes.get(payer).account;
             let (debt, longest) = (account.ready_at(&limit).since(view.now), account.span(&limit, longest).0);

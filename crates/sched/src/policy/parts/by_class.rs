@@ -5,8 +5,9 @@ use std::any::Any;
 
 use smallvec::SmallVec;
 
-use super::class_flows::{ClassFlows, Flight, Taken};
+use super::class_flows::{ClassFlows, Flight};
 use super::classes::{Class, Classes};
+use super::limits::Cost;
 use super::turns::Turns;
 use crate::limited::{Limited, Portions};
 use crate::names::Who;
@@ -51,14 +52,8 @@ pub(in crate::policy) trait ClassRule: Sized + Send + 'static {
     fn next(&mut self, queues: &mut Queues<Self>, view: &View<'_>, lane: usize) -> Result<(u32, Self::Phase), Nanos>;
 
     /// Charges a flow's batch to its class; says whether to the account that completions correct.
-    fn charge(
-        &mut self,
-        queues: &mut Queues<Self>,
-        view: &View<'_>,
-        flow: u32,
-        phase: Self::Phase,
-        taken: &Taken,
-    ) -> bool;
+    fn charge(&mut self, queues: &mut Queues<Self>, view: &View<'_>, flow: u32, phase: Self::Phase, cost: Cost)
+    -> bool;
 
     /// A batch ended. Returns the classes whose requests may now go earlier.
     fn correct(&mut self, queues: &mut Queues<Self>, now: Nanos, flight: Flight, service: Nanos) -> SmallVec<[u32; 2]>;
@@ -147,10 +142,10 @@ impl<R: ClassRule> ByClass<R> {
         if !view.open(view.table.lane(first)) {
             return Some(Choice::until_event(WaitReason::LanesBusy));
         }
-        let taken = self.queues.take(view, first, batch);
-        let on_account = self.rule.charge(&mut self.queues, view, flow, phase, &taken);
+        let cost = self.queues.take(view, first, batch);
+        let on_account = self.rule.charge(&mut self.queues, view, flow, phase, cost);
         let class = self.queues.flows.key(flow).1;
-        self.queues.flows.depart(batch[0], Flight { class, on_account, estimate: taken.estimate });
+        self.queues.flows.depart(batch[0], Flight { class, on_account, estimate: cost.device });
         self.refile(view, flow);
         Some(Choice::Serve)
     }
