@@ -61,7 +61,7 @@ impl<T: Send + 'static> Engine<T> {
     }
 
     /// Tells how many of the batches in flight on each of these lanes wait for a device that hangs: see
-    /// [`Core::set_stuck`].
+    /// [`impresario_sched::Core::set_stuck`].
     pub fn set_stuck(&self, lanes: impl IntoIterator<Item = (LaneId, u32)>) {
         let mut state = self.shared.lock();
         lanes.into_iter().for_each(|(lane, batches)| state.core.set_stuck(lane, batches));

@@ -4,8 +4,9 @@
 //! runs on the threads that submit and complete: the thread that changes the core takes the next batches from it and
 //! starts them outside the lock. A request that can start at once therefore costs no thread switch.
 //!
-//! File servers share two more parts: [`ReadAhead`] gives foresight a lock and the clock, [`CachedReads`] tells whether
-//! it pays to look for reads in the page cache before scheduling them; and [`workers`] are the threads for what may wait.
+//! File servers share three more parts: [`ReadAhead`] gives foresight a lock and the clock, [`CachedReads`] tells whether
+//! it pays to look for reads in the page cache before scheduling them, and [`workers`] has the threads for work that may
+//! wait.
 
 mod cached;
 mod clock;

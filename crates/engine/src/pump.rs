@@ -21,7 +21,7 @@ pub(crate) struct Shared<T: Send + 'static> {
     pub(crate) executor: Arc<dyn Executor<T>>,
     pub(crate) clocks: Box<dyn Clocks>,
     pub(crate) stopped: AtomicBool,
-    /// The last value of [`Core::allows_bypass`]: under most policies it saves the lock.
+    /// The last value of [`impresario_sched::Core::allows_bypass`]: under most policies it saves the lock.
     pub(crate) allows_bypass: AtomicBool,
 }
 
